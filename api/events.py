@@ -1,0 +1,90 @@
+"""``/runs/{id}/events``: the log itself, page by page, as it stood when the first page was read."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from typing import Annotated, Any, Final, NamedTuple
+
+from fastapi import APIRouter
+from fastapi import Query as InQuery
+from pydantic import TypeAdapter
+
+from ..store.event_json import event_to_line
+from ..store.snapshot import Snapshot, retrying
+from ..store.tables import events_of
+from .access import RequestedRun
+from .log_order import after, of_rank, row_after, rows_at
+from .models import EventItem, EventPage
+from .pagination import from_cursor, to_cursor
+from .queries import Int32, Kind, PagedQuery, Seq
+
+router = APIRouter()
+
+#: What orders the events of one rank.
+_ORDER: Final = ("attempt", "seq")
+_Place = tuple[Int32, Seq]
+
+
+class Walk(NamedTuple):
+    """A walk through the log of one rank: the (attempt, seq) that it has passed, and the one that it ends with."""
+
+    passed: _Place
+    until: _Place
+
+
+_WALK: Final = TypeAdapter(Walk)
+
+
+class EventsQuery(PagedQuery):
+    """Which events."""
+
+    kind: Kind | None = None
+    """Events of this kind only."""
+    after: Seq | None = None
+    """Events after this `seq` of `attempt`; where none is given, of attempt 0, with all later attempts following."""
+    rank: Int32 = 0
+    """Rank that wrote the events."""
+    attempt: Int32 | None = None
+    """Events of this attempt only."""
+
+
+@router.get("/runs/{id}/events", summary="Events")
+def list_events(run: RequestedRun, query: Annotated[EventsQuery, InQuery()]) -> EventPage:
+    """The events of one rank in (attempt, seq) order.
+
+    All pages of a walk show the log as it stood at the first one: a run that goes on lengthens no walk. To follow it,
+    ask for what comes `after` the last event seen.
+    """
+    return retrying(lambda: _page(run.snapshot(), query))
+
+
+def _page(snapshot: Snapshot, query: EventsQuery) -> EventPage:
+    filters = ("events", snapshot.info.run_id, query.kind, query.after, query.rank, query.attempt)
+    walk = None if query.cursor is None else from_cursor(query.cursor, filters, _WALK)
+    passed = walk.passed if walk else (query.attempt or 0, -1 if query.after is None else query.after)
+    table = after(of_rank(snapshot, query.rank, query.attempt), passed).events_table()
+    end = row_after(table, _ORDER, walk.until) if walk else table.num_rows
+    rows = _rows(table, row_after(table, _ORDER, passed), end, query)
+    page = rows_at(table, rows[: query.limit])
+    following = Walk(_place(table, rows[query.limit - 1]), _place(table, end - 1)) if len(rows) > query.limit else None
+    return EventPage(
+        items=list(_items(page, snapshot.columns.by_column())),
+        next=to_cursor(filters, following) if following else None,
+    )
+
+
+def _rows(table: Any, start: int, end: int, query: EventsQuery) -> Sequence[int]:
+    """Rows that the query lets through, one more than a page holds where there are more."""
+    if query.kind is None:
+        return range(start, min(end, start + query.limit + 1))
+    kinds = table["kind"].slice(start, end - start).to_pylist()
+    return [row for row, kind in enumerate(kinds, start) if kind == query.kind][: query.limit + 1]
+
+
+def _place(table: Any, row: int) -> tuple[int, int]:
+    return table["attempt"][row].as_py(), table["seq"][row].as_py()
+
+
+def _items(page: Any, metric_of: dict[str, str]) -> Iterator[EventItem]:
+    return (EventItem.model_validate(json.loads(event_to_line(event))) for event in events_of(page, metric_of))

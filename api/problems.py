@@ -1,0 +1,146 @@
+"""Errors as problem details (RFC 9457): every way in which a request can fail in, ``application/problem+json`` out."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from http import HTTPStatus
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import Response
+from starlette.exceptions import HTTPException
+
+from ..store import DamagedLog, NotARun, RunNotFound, StoreNotFound, TelemetryError, UnsupportedVersion
+from ..store.errors import shortened
+from .errors import InvalidCursor, MetricNotFound
+from .models import ParameterError, Problem
+
+MEDIA_TYPE: Final = "application/problem+json"
+
+#: Statuses that any request about a run can end with; the OpenAPI document says so for each.
+STATUSES: Final = (404, 422, 500, 503)
+
+_LOGGER: Final = logging.getLogger("steptape.api")
+
+
+class Sort(NamedTuple):
+    """A sort of problem: how HTTP, programs and people call it."""
+
+    status: int
+    code: str
+    title: str
+
+
+_SORTS: Final[dict[type[TelemetryError], Sort]] = {
+    RunNotFound: Sort(404, "run-not-found", "No such run"),
+    NotARun: Sort(404, "not-a-run", "This is not a run"),
+    MetricNotFound: Sort(404, "metric-not-found", "No such metric"),
+    InvalidCursor: Sort(422, "invalid-cursor", "This cursor does not belong here"),
+    DamagedLog: Sort(500, "damaged-log", "The run's log is damaged"),
+    UnsupportedVersion: Sort(500, "unsupported-version", "The run was written by a newer steptape"),
+    StoreNotFound: Sort(503, "store-not-found", "The store cannot be reached"),
+    TelemetryError: Sort(500, "telemetry-error", "The run cannot be read"),
+}
+_INVALID: Final = Sort(422, "invalid-parameter", "A parameter was refused")
+_CHANGING: Final = Sort(503, "run-changing", "The run is changing too fast")
+_INTERNAL: Final = Sort(500, "internal-error", "Internal server error")
+
+
+def sort_of(error: TelemetryError) -> Sort:
+    """The sort of problem that an error is, by its nearest class."""
+    return next(_SORTS[kind] for kind in type(error).__mro__ if kind in _SORTS)
+
+
+def detail_of(error: TelemetryError, store: Path) -> str:
+    """What the error says, less the hint, and with files named from the store on."""
+    return without_path(str(TelemetryError(error.what, where=error.where, got=error.got)), store)
+
+
+def hint_of(error: TelemetryError, store: Path) -> str | None:
+    """What the error says can be done; None when it does not."""
+    return without_path(error.fix, store) or None
+
+
+def without_path(text: str, store: Path) -> str:
+    """The text without the store's absolute path, which is nobody's business but the server's.
+
+    >>> without_path("/data/runs/7f3a/run.json: cannot be read", Path("/data/runs"))
+    '7f3a/run.json: cannot be read'
+    """
+    if store == Path(store.anchor):
+        return text
+    return text.replace(f"{store}/", "").replace(str(store), "the store")
+
+
+def install_handlers(app: FastAPI) -> None:
+    """Make the application answer every error with problem details."""
+    app.add_exception_handler(TelemetryError, _on_telemetry_error)
+    app.add_exception_handler(RequestValidationError, _on_invalid_parameters)
+    app.add_exception_handler(HTTPException, _on_http_exception)
+    app.add_exception_handler(FileNotFoundError, _on_vanished_file)
+
+
+def internal_error() -> Response:
+    """The answer when something failed that nobody foresaw; it says nothing of what."""
+    return _response(_INTERNAL, "The server failed at this request; its log says how")
+
+
+async def _on_telemetry_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, TelemetryError)
+    store: Path = request.app.state.store_path
+    sort = sort_of(error)
+    if sort.status >= 500:
+        _LOGGER.error("%s %s: %s", request.method, request.url.path, error)
+    return _response(sort, detail_of(error, store), hint=hint_of(error, store))
+
+
+async def _on_invalid_parameters(_: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestValidationError)
+    errors = [_parameter_error(entry) for entry in error.errors()]
+    detail = ". ".join(f"{e.where}: {e.what}" + (f"; got {e.got}" if e.got else "") for e in errors)
+    return _response(_INVALID, detail, errors=errors)
+
+
+async def _on_http_exception(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    phrase = HTTPStatus(error.status_code).phrase
+    sort = Sort(error.status_code, phrase.lower().replace(" ", "-"), phrase)
+    return _response(sort, f"{request.method} {shortened(request.url.path)}: {error.detail}", headers=error.headers)
+
+
+async def _on_vanished_file(request: Request, error: Exception) -> Response:
+    # The store has looked five times, and each time a file was sealed or merged away before it was read.
+    _LOGGER.warning("%s %s: %s", request.method, request.url.path, error)
+    detail = "Files of the run were replaced while they were read"
+    return _response(_CHANGING, detail, hint="Ask again", headers={"Retry-After": "1"})
+
+
+def _parameter_error(entry: dict[str, Any]) -> ParameterError:
+    where = ".".join(str(part) for part in entry["loc"])
+    if entry["type"] == "missing":
+        return ParameterError(where=where, what="this parameter is required")
+    what = "there is no such parameter" if entry["type"] == "extra_forbidden" else entry["msg"]
+    return ParameterError(where=where, what=what, got=shortened(repr(entry["input"])))
+
+
+def _response(
+    sort: Sort,
+    detail: str,
+    *,
+    hint: str | None = None,
+    errors: Sequence[ParameterError] | None = None,
+    headers: Mapping[str, str] | None = None,
+) -> Response:
+    problem = Problem(
+        type=f"urn:steptape:problem:{sort.code}",
+        title=sort.title,
+        status=sort.status,
+        detail=detail,
+        code=sort.code,
+        hint=hint,
+        errors=None if errors is None else list(errors),
+    )
+    return Response(problem.model_dump_json(exclude_none=True), sort.status, headers, MEDIA_TYPE)

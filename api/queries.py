@@ -1,0 +1,44 @@
+"""What queries share: strict models of query parameters, and the parameters that several endpoints take."""
+
+from __future__ import annotations
+
+import difflib
+from typing import Annotated
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic_core import PydanticCustomError
+
+from ..store import KINDS
+
+#: Whole numbers that the log can hold; any other is refused before it meets Arrow or SQL.
+Int32 = Annotated[int, Field(ge=0, le=2**31 - 1)]
+Int64 = Annotated[int, Field(ge=0, le=2**63 - 1)]
+
+#: A place in the log of one (attempt, rank); -1 is before its first event.
+Seq = Annotated[int, Field(ge=-1, le=2**63 - 1)]
+
+
+def _known_kind(kind: str) -> str:
+    if kind not in KINDS:
+        near = difflib.get_close_matches(kind, KINDS, n=1)
+        advice = f"Did you mean {near[0]!r}?" if near else f"Known kinds: {', '.join(sorted(KINDS))}"
+        raise PydanticCustomError("unknown_kind", "unknown kind of event ({advice})", {"advice": advice})
+    return kind
+
+
+Kind = Annotated[str, AfterValidator(_known_kind), Field(json_schema_extra={"enum": sorted(KINDS)})]
+
+
+class Query(BaseModel):
+    """Parameters behind the question mark. Unknown ones are refused: a misspelt filter would let all through."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+
+class PagedQuery(Query):
+    """Parameters of a list that comes in pages."""
+
+    limit: int = Field(default=1000, ge=1, le=10_000)
+    """Most items of a page."""
+    cursor: str | None = Field(default=None, max_length=1000)
+    """`next` of the page before."""

@@ -1,0 +1,59 @@
+"""``/runs/{id}``: all that is known of one run, and what its log holds, counted."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from fastapi import APIRouter
+
+from ..store import RunInfo
+from ..store.event_json import encoded
+from ..store.snapshot import Snapshot, retrying
+from ..store.summary import summarize
+from .access import RequestedRun
+from .models import MetricItem, RunDetail
+from .runs import facts_of
+
+router = APIRouter()
+
+
+@router.get("/runs/{id}", summary="One run")
+def read_run(run: RequestedRun) -> RunDetail:
+    """The run's row, configuration and attempts (with the text of each one's policy), and counts of its events."""
+    return retrying(lambda: _detail(run.snapshot()))
+
+
+def _detail(snapshot: Snapshot) -> RunDetail:
+    table = snapshot.events_table()
+    columns = snapshot.columns.by_metric
+    counts = table.group_by("kind", use_threads=False).aggregate(
+        [([], "count_all"), *((column, "count") for column in columns.values())]
+    )
+    kinds: list[str] = counts["kind"].to_pylist()
+    return RunDetail.model_validate(
+        facts_of(summarize(snapshot))
+        | {
+            "config": encoded(snapshot.info.config),
+            "attempts": _attempts(snapshot.info, snapshot.status),
+            "metrics": [
+                _metric(metric, dict(zip(kinds, counts[f"{column}_count"].to_pylist(), strict=True)))
+                for metric, column in columns.items()
+            ],
+            "events": dict(zip(kinds, counts["count_all"].to_pylist(), strict=True)),
+            "ranks": sorted(table["rank"].unique().to_pylist()),
+        }
+    )
+
+
+def _metric(name: str, counts: dict[str, int]) -> MetricItem:
+    return MetricItem(name=name, kinds=[kind for kind, count in counts.items() if count], count=sum(counts.values()))
+
+
+def _attempts(info: RunInfo, status: str) -> list[dict[str, Any]]:
+    """The attempts of ``run.json``; one that still calls itself running although its writer is gone has crashed."""
+    attempts = [encoded(dataclasses.asdict(attempt)) for attempt in info.attempts]
+    for attempt in attempts[:-1]:
+        attempt["status"] = "crashed" if attempt["status"] == "running" else attempt["status"]
+    attempts[-1]["status"] = status
+    return attempts

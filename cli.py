@@ -1,0 +1,385 @@
+"""The command line: ``steptape COMMAND``. Exit status 0 fine, 1 findings, 2 usage or cannot open."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from .console import complain, print_json, print_rows, print_table, progress, say
+from .replay import (
+    TABLE_HEADINGS,
+    Replay,
+    Verification,
+    declared_objective,
+    report_json,
+    summary_lines,
+    table_rows,
+)
+from .replay import backtest as run_backtest
+from .replay import replay as run_replay
+from .replay import verify as verify_run
+from .rules import Decision, Policy, PolicyError, load_policy, shipped_policies
+from .showing import run_document, run_sheet
+from .store import Event, Run, TelemetryError, open_run, open_store
+from .store.event_json import event_to_line, events_from_lines
+from .store.sealing import seal as seal_run
+
+FINDINGS = 1
+CANNOT_OPEN = 2
+
+app = typer.Typer(
+    name="steptape",
+    help="Record training runs, replay rule files over them, and prove that live and replay agree.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+
+StoreOption = Annotated[
+    Path | None, typer.Option("--store", metavar="STORE", help="Folder of runs; RUN is then an id or a unique name.")
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
+RunArgument = Annotated[str, typer.Argument(metavar="RUN", help="A run's folder; with --store, its id or name.")]
+PolicyArgument = Annotated[
+    str, typer.Argument(metavar="POLICY", help="A rule file, or the name of one that comes with steptape.")
+]
+StoreArgument = Annotated[Path, typer.Argument(metavar="STORE", envvar="STEPTAPE_STORE", help="Folder of runs.")]
+SetOption = Annotated[
+    list[str] | None, typer.Option("--set", metavar="PARAM=VALUE", help="Replace a param of the policy.")
+]
+
+
+class ExportFormat(StrEnum):
+    """What ``export`` can write."""
+
+    JSONL = "jsonl"
+
+
+@app.command()
+def demo(
+    store: Annotated[Path, typer.Argument(metavar="STORE", help="Where to leave the demo's runs.")] = Path("runs"),
+) -> None:
+    """Train, backtest, train under rules, compare."""
+    try:
+        from .demo import run_demo
+    except ImportError as error:
+        raise TelemetryError(
+            f"the demo trains a model and needs {error.name}", fix="pip install 'steptape[demo]', or 'make demo'"
+        ) from None
+    if not run_demo(store):
+        raise typer.Exit(FINDINGS)
+
+
+@app.command()
+def runs(store: StoreArgument = Path("runs"), as_json: JsonOption = False) -> None:
+    """List the runs of a store, oldest first."""
+    entries, problems = open_store(store).entries()
+    rows = [entry.summary.to_row() for entry in entries]
+    if as_json:
+        for row in rows:
+            print_json(row)
+    elif rows:
+        headings = ("run_id", "name", "group", "status", "started", "duration_s", "steps", "planned_steps")
+        print_table(headings, [[row[name] for name in headings] for row in rows], numeric=headings[5:])
+    else:
+        say(f"no runs in {store}")
+    _complain_of(problems)
+
+
+@app.command()
+def show(run: RunArgument, store: StoreOption = None, as_json: JsonOption = False) -> None:
+    """Show one run: its metrics and decisions."""
+    opened = _run(run, store)
+    if as_json:
+        print_json(run_document(opened))
+    else:
+        run_sheet(opened)
+
+
+@app.command()
+def replay(
+    policy: PolicyArgument,
+    source: Annotated[
+        str, typer.Argument(metavar="SOURCE", help="A run, or a .jsonl file of events ('-' for standard input).")
+    ],
+    store: StoreOption = None,
+    settings: SetOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Say what a policy decides over one run."""
+    loaded = _policy(policy, settings)
+    replayed = run_replay(loaded, _source(source, store))
+    if as_json:
+        for judged in replayed.outcomes:
+            print_json(judged.to_json())
+    else:
+        _print_replay(replayed)
+
+
+@app.command()
+def backtest(
+    policy: PolicyArgument,
+    runs: Annotated[list[str] | None, typer.Argument(metavar="RUN...", help="Runs to judge it on.")] = None,
+    store: StoreOption = None,
+    objective: Annotated[
+        str | None, typer.Option(metavar="METRIC", help="The evaluation metric that runs are judged by.")
+    ] = None,
+    mode: Annotated[str | None, typer.Option(metavar="min|max", help="Which way that metric is better.")] = None,
+    settings: SetOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Say what a policy would have saved and cost."""
+    loaded = _policy(policy, settings)
+    chosen = _runs(runs, store)
+    declared = declared_objective(objective, mode) if objective else None
+    with progress() as bar:
+        task = bar.add_task("reading runs", total=len(chosen))
+        result = run_backtest(loaded, chosen, objective=declared, on_progress=lambda _: bar.advance(task))
+    if as_json:
+        print_json(report_json(result))
+        return
+    print_table(TABLE_HEADINGS, table_rows(result), numeric=TABLE_HEADINGS[1:10])
+    for line in ("", *summary_lines(result)):
+        say(line)
+
+
+@app.command()
+def verify(
+    runs: Annotated[list[str] | None, typer.Argument(metavar="RUN...", help="Runs to verify.")] = None,
+    store: StoreOption = None,
+    every: Annotated[bool, typer.Option("--all", help="Verify every run of the store.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Prove that recorded and replayed decisions agree.
+
+    Exit status 1 when they do not, 2 when a run cannot be opened.
+    """
+    if not runs and not every:
+        raise typer.BadParameter("name a RUN, or give --store STORE --all")
+    status = 0
+    for run in _runs(runs, store):
+        try:
+            verdict = verify_run(run)
+        except TelemetryError as error:
+            complain(f"error: {error}")
+            status = CANNOT_OPEN
+            continue
+        _print_verdict(verdict, as_json)
+        if not verdict.identical:
+            status = max(status, FINDINGS)
+    raise typer.Exit(status)
+
+
+@app.command()
+def check(
+    policies: Annotated[list[str], typer.Argument(metavar="POLICY...", help="Rule files, or names of shipped ones.")],
+    as_json: JsonOption = False,
+) -> None:
+    """Report the errors of rule files, all at once.
+
+    Each as path:line:column: message. Exit status 1 when there is one.
+    """
+    status = 0
+    for name in policies:
+        try:
+            loaded = load_policy(_policy_path(name))
+        except PolicyError as error:
+            status = max(status, FINDINGS)
+            _print_problems(error, as_json)
+            continue
+        if as_json:
+            print_json({"source": loaded.source, "ok": True, "digest": loaded.digest, "problems": []})
+        else:
+            say(f"{loaded.source}: fine, {len(loaded.controllers)} controllers, digest {loaded.digest[:12]}")
+    raise typer.Exit(status)
+
+
+@app.command()
+def query(
+    store: Annotated[Path, typer.Argument(metavar="STORE", help="Folder of runs, or the folder of one run.")],
+    sql: Annotated[str, typer.Argument(metavar="SQL", help="One read-only statement over the views.")],
+    as_json: JsonOption = False,
+) -> None:
+    """Run read-only SQL over a store.
+
+    Views: runs, events, steps, evals, saves, samples, decisions, windows. Table macros: series(name), rolling(n).
+    """
+    source = open_run(store) if (store / "run.json").exists() else open_store(store)
+    table = source.sql(sql)
+    rows = table.to_pylist()
+    if as_json:
+        for row in rows:
+            print_json(row)
+    else:
+        print_rows(rows, table.column_names)
+
+
+@app.command()
+def export(
+    run: RunArgument,
+    store: StoreOption = None,
+    form: Annotated[ExportFormat, typer.Option("--format", help="jsonl: one event a line.")] = ExportFormat.JSONL,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="A file instead of standard output.")] = None,
+) -> None:
+    """Write a run's events as text, in order."""
+    writers = {ExportFormat.JSONL: event_to_line}
+    lines = map(writers[form], _run(run, store).events(rank=None))
+    if output is None:
+        for line in lines:
+            print(line)
+        return
+    with open(output, "w", encoding="utf-8") as file:
+        file.writelines(line + "\n" for line in lines)
+
+
+@app.command()
+def seal(
+    runs: Annotated[list[str] | None, typer.Argument(metavar="RUN...", help="Runs to seal.")] = None,
+    store: StoreOption = None,
+) -> None:
+    """Turn the journals of dead runs into Parquet.
+
+    What a live process still writes stays as it is. Without RUN, every run of the store.
+    """
+    for run in _runs(runs, store):
+        say(f"{run.run_id}: {seal_run(run.folder)} events sealed")
+
+
+@app.command()
+def serve(
+    store: StoreArgument = Path("runs"),
+    host: Annotated[str, typer.Option(help="Address to listen on; loopback only.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one.")] = 8420,
+) -> None:
+    """Answer queries over HTTP.
+
+    /api/v1/runs and what lies below it, described in /api/v1/openapi.json. Loopback only; Ctrl-C ends it.
+    """
+    from .api import serve as serve_store
+
+    serve_store(open_store(store).path, host=host, port=port)
+
+
+def main() -> None:
+    """Entry point of the ``steptape`` command."""
+    try:
+        app()
+    except TelemetryError as error:
+        complain(f"error: {error}")
+        sys.exit(CANNOT_OPEN)
+
+
+def _policy_path(name: str) -> Path:
+    """The file a policy's name stands for: a path, or the name of a shipped policy."""
+    path = Path(name)
+    return path if path.exists() else shipped_policies().get(name, path)
+
+
+def _policy(name: str, settings: Iterable[str] | None) -> Policy:
+    params = dict(_setting(setting) for setting in settings or ())
+    return load_policy(_policy_path(name), params=params)
+
+
+def _setting(setting: str) -> tuple[str, float | int | bool | str]:
+    name, equals, text = setting.partition("=")
+    if not equals or not name:
+        raise typer.BadParameter(f"--set takes PARAM=VALUE; got {setting!r}")
+    if text in ("true", "false"):
+        return name, text == "true"
+    for number in (int, float):
+        try:
+            return name, number(text)
+        except ValueError:
+            continue
+    return name, text
+
+
+def _run(key: str, store: Path | None) -> Run:
+    return open_run(key) if store is None else open_store(store).run(key)
+
+
+def _runs(keys: list[str] | None, store: Path | None) -> list[Run]:
+    """The runs named, or all of the store."""
+    if keys:
+        return [_run(key, store) for key in keys]
+    if store is None:
+        raise typer.BadParameter("name a RUN, or give --store STORE")
+    entries, problems = open_store(store).entries()
+    _complain_of(problems)
+    return [Run(entry.snapshot.folder) for entry in entries]
+
+
+def _source(source: str, store: Path | None) -> Run | list[Event]:
+    if store is None and source == "-":
+        return list(events_from_lines(sys.stdin, source="<stdin>"))
+    if store is None and Path(source).is_file():
+        with _readable(source) as lines:
+            return list(events_from_lines(lines, source=source))
+    return _run(source, store)
+
+
+@contextmanager
+def _readable(path: str) -> Iterator[Iterable[str]]:
+    """The lines of a text file; bytes that are no UTF-8 are an error of ours."""
+    try:
+        with open(path, encoding="utf-8") as file:
+            yield file
+    except (OSError, UnicodeDecodeError) as error:
+        raise TelemetryError(f"cannot be read ({error})", where=path) from None
+
+
+def _complain_of(problems: Iterable[TelemetryError]) -> None:
+    for problem in problems:
+        complain(f"warning: {problem}")
+
+
+def _print_replay(replayed: Replay) -> None:
+    rows = [
+        (
+            judged.outcome.step,
+            judged.event,
+            judged.outcome.controller,
+            judged.outcome.operations
+            if isinstance(judged.outcome, Decision)
+            else judged.to_json().get("error", "warning"),
+            judged.validity,
+            judged.to_json().get("values", ""),
+        )
+        for judged in replayed.outcomes
+    ]
+    print_table(("step", "event", "controller", "operations", "validity", "values"), rows, numeric=("step",))
+    stop = replayed.stop
+    end = "no stop" if stop is None else f"stop at step {stop.outcome.step} ({stop.validity})"
+    say(f"{replayed.event_count} events, {len(replayed.decisions)} decisions, {end}")
+
+
+def _print_verdict(verdict: Verification, as_json: bool) -> None:
+    if as_json:
+        print_json(verdict.to_json())
+        return
+    note = f" ({verdict.note})" if verdict.note else ""
+    if verdict.difference is None:
+        say(f"{verdict.run_id}: identical, {verdict.outcomes} outcomes, digest {verdict.digest[:12]}{note}")
+        return
+    sides = verdict.difference.to_json()
+    say(f"{verdict.run_id}: DIFFERS at outcome {sides['position']} of attempt {sides['attempt']}{note}")
+    say(f"  recorded: {sides['recorded'] or 'nothing more'}")
+    say(f"  replayed: {sides['replayed'] or 'nothing more'}")
+
+
+def _print_problems(error: PolicyError, as_json: bool) -> None:
+    if as_json:
+        problems = [{"line": p.line, "column": p.column, "message": p.message} for p in error.problems]
+        print_json({"source": error.problems[0].source, "ok": False, "digest": None, "problems": problems})
+    else:
+        say(str(error))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Training loops with a recorder in them, to read and to run."""

@@ -1,0 +1,67 @@
+"""Where an attempt runs: host, versions, command line, git commit."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, Final
+
+from .redaction import redacted_arguments
+
+#: Packages whose version matters to a training run, looked up only when the loop has loaded them.
+PACKAGES: Final = ("torch", "transformers", "lightning", "accelerate", "numpy")
+
+_GIT_TIMEOUT_S: Final = 5.0
+
+
+def describe_process() -> dict[str, Any]:
+    """Host, boot and process: enough to tell a writer that lives from one that is gone."""
+    return {"host": socket.gethostname(), "boot_id": _boot_id(), "pid": os.getpid()}
+
+
+def describe_environment() -> dict[str, Any]:
+    """What else is kept with an attempt. None stands for what could not be found out."""
+    loaded = {name: _version(name) for name in PACKAGES if name in sys.modules}
+    return {
+        **describe_process(),
+        "platform": platform.platform(),
+        "python": platform.python_version(),
+        "versions": {"steptape": _version("steptape"), **loaded},
+        "argv": redacted_arguments(sys.argv),
+        "git": _git_commit(Path.cwd()),
+    }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _boot_id() -> str | None:
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return None
+
+
+def _git_commit(folder: Path) -> dict[str, Any] | None:
+    commit = _git(folder, "rev-parse", "HEAD")
+    if commit is None:
+        return None
+    return {"commit": commit, "dirty": bool(_git(folder, "status", "--porcelain", "--untracked-files=no"))}
+
+
+def _git(folder: Path, *arguments: str) -> str | None:
+    command = ["git", "-C", str(folder), *arguments]
+    try:
+        result = subprocess.run(command, capture_output=True, text=True, timeout=_GIT_TIMEOUT_S, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return result.stdout.strip()

@@ -1,0 +1,46 @@
+"""Keeping secrets out of what is recorded about a run."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Final
+
+REDACTED: Final = "[redacted]"
+
+_SECRET: Final = re.compile(
+    r"(^|[_\-./ ])(token|secret|password|passwd|passphrase|pwd|credentials?|authorization"
+    r"|(api|access|secret|private)[_-]?key)$",
+    re.IGNORECASE,
+)
+
+#: Tokens of a vocabulary, which configurations of language models are full of.
+_VOCABULARY: Final = re.compile(
+    r"(^|_)(pad|bos|eos|unk|sep|cls|mask|image|stop|begin|end|special)[_-]?token$", re.IGNORECASE
+)
+
+
+def redacted(value: Any, key: str = "") -> Any:
+    """The JSON value with the text under every key that names a secret replaced; numbers stay."""
+    if isinstance(value, dict):
+        return {name: redacted(entry, name) for name, entry in value.items()}
+    if isinstance(value, list):
+        return [redacted(entry, key) for entry in value]
+    return REDACTED if isinstance(value, str) and value and names_secret(key) else value
+
+
+def redacted_arguments(arguments: list[str]) -> list[str]:
+    """A command line with the values of options that name a secret replaced, as ``--api-key=X`` and ``--api-key X``."""
+    result: list[str] = []
+    hide_next = False
+    for argument in arguments:
+        option, equals, _ = argument.partition("=")
+        is_secret = option.startswith("-") and names_secret(option.lstrip("-"))
+        hidden = f"{option}={REDACTED}" if is_secret and equals else REDACTED if hide_next else argument
+        result.append(hidden)
+        hide_next = is_secret and not equals
+    return result
+
+
+def names_secret(key: str) -> bool:
+    """Whether a key looks like the name of a token or password."""
+    return _SECRET.search(key) is not None and _VOCABULARY.search(key) is None

@@ -1,0 +1,161 @@
+"""What a training loop hands over, as what an event can hold: floats, JSON values and packed sample losses.
+
+Tensors and arrays are told by what they can do; neither torch nor numpy is imported.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+import json
+import sys
+from array import array
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final
+
+from ..store.errors import InvalidEvent, shortened
+from ..store.event_json import encoded
+from ..store.journal_format import INTEGER_IDS, NO_IDS, TEXT_IDS, SampleLosses
+
+#: Integers above this are not exact as float64; they are kept in attrs instead.
+EXACT_INTEGER: Final = 2**53
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Payload:
+    """The values of one event.
+
+    Attributes:
+        names, values: The metrics, as float64.
+        attrs: What is not a number: text, integers beyond 2**53, whatever else was passed, as JSON values.
+        oddities: One sentence for each value that could not be recorded as what it was meant to be.
+    """
+
+    names: tuple[str, ...]
+    values: list[float]
+    attrs: dict[str, Any]
+    oddities: tuple[str, ...] = ()
+
+
+def payload_of(metrics: Mapping[str, Any], extra: Mapping[str, Any] | None = None) -> Payload:
+    """Sort named values into metrics and attributes.
+
+    Args:
+        metrics: Numbers, booleans and one-element tensors or arrays become metrics; None is left out; nested mappings
+            are flattened with ``/``; anything else is kept as an attribute.
+        extra: Attributes that stand beside.
+    """
+    attrs: dict[str, Any] = dict(extra or ())
+    if all(type(value) is float for value in metrics.values()):
+        return Payload(tuple(metrics), list(metrics.values()), attrs)
+    names: list[str] = []
+    values: list[float] = []
+    oddities: list[str] = []
+    for name, value in _flattened(metrics):
+        number = _number(value)
+        if isinstance(number, float):
+            names.append(name)
+            values.append(number)
+        elif number is not None:
+            attrs[name] = number
+            if not isinstance(value, (int, str)):
+                oddities.append(f"metric {name!r} is no number but {_described(value)}; kept as text in attrs")
+    return Payload(tuple(names), values, attrs, tuple(oddities))
+
+
+def sample_losses(losses: Any, ids: Any = None, tokens: Any = None) -> SampleLosses:
+    """Pack the per-sample losses of a step.
+
+    Args:
+        losses: Tensor, array or sequence of numbers. Shape (n,).
+        ids: Integers or text, as tensor, array or sequence. Shape (n,). None: samples are known by their position
+            alone.
+        tokens: Token counts. Shape (n,).
+
+    Raises:
+        InvalidEvent: Shapes or types do not fit.
+    """
+    packed = _packed(losses, "f", "samples")
+    count = len(packed) // 4
+    packed_ids, id_kind = (b"", NO_IDS) if ids is None else _packed_ids(ids, count)
+    packed_tokens = b"" if tokens is None else _packed(tokens, "i", "sample_tokens")
+    if tokens is not None and len(packed_tokens) != 4 * count:
+        raise InvalidEvent(f"{len(packed_tokens) // 4} sample_tokens for {count} samples")
+    return SampleLosses(packed, packed_ids, id_kind, packed_tokens)
+
+
+def json_value(value: Any) -> Any:
+    """The value as JSON can hold it: dataclasses and mappings as objects, what else is unknown as text."""
+    if value is None or isinstance(value, (bool, int, str)):
+        return value
+    if isinstance(value, float):
+        return encoded(value)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: json_value(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    if isinstance(value, Mapping):
+        return {str(key): json_value(entry) for key, entry in value.items()}
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return [json_value(entry) for entry in value]
+    return str(value)
+
+
+def _flattened(metrics: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, Any]]:
+    for key, value in metrics.items():
+        name = f"{prefix}{key}"
+        if isinstance(value, Mapping):
+            yield from _flattened(value, f"{name}/")
+        else:
+            yield name, value
+
+
+def _number(value: Any) -> float | int | str | None:
+    """The value as a metric (float), or as an attribute (int, str), or None for nothing."""
+    if value is None or isinstance(value, (float, str)):
+        return value if not isinstance(value, float) else float(value)
+    if isinstance(value, int):
+        return float(value) if -EXACT_INTEGER <= value <= EXACT_INTEGER else int(value)
+    item = getattr(value, "item", None)
+    try:
+        return _number(item()) if item is not None else float(value)
+    except (TypeError, ValueError, RuntimeError):
+        return shortened(str(value), 200)
+
+
+def _described(value: Any) -> str:
+    shape = getattr(value, "shape", None)
+    described = f"a {type(value).__name__}"
+    return described if shape is None else f"{described} of shape {tuple(shape)}"
+
+
+def _packed_ids(ids: Any, count: int) -> tuple[bytes, int]:
+    if isinstance(ids, Sequence) and any(isinstance(entry, str) for entry in ids):
+        if len(ids) != count:
+            raise InvalidEvent(f"{len(ids)} sample_ids for {count} samples")
+        return json.dumps([str(entry) for entry in ids], ensure_ascii=False).encode(), TEXT_IDS
+    packed = _packed(ids, "q", "sample_ids")
+    if len(packed) != 8 * count:
+        raise InvalidEvent(f"{len(packed) // 8} sample_ids for {count} samples")
+    return packed, INTEGER_IDS
+
+
+#: Names of the element type that an ``array`` type code stands for, in torch and in numpy.
+_TORCH_TYPE: Final = {"f": "float32", "q": "int64", "i": "int32"}
+_NUMPY_TYPE: Final = {"f": "<f4", "q": "<i8", "i": "<i4"}
+
+
+def _packed(values: Any, code: str, what: str) -> bytes:
+    """The values as little-endian bytes of one ``array`` type code (f, q or i)."""
+    try:
+        if hasattr(values, "data_ptr"):
+            return _tensor_bytes(values, _TORCH_TYPE[code])
+        if hasattr(values, "__array_interface__"):
+            return bytes(values.astype(_NUMPY_TYPE[code]).tobytes())
+        return array(code, values).tobytes()
+    except (TypeError, ValueError, OverflowError, RuntimeError) as error:
+        raise InvalidEvent(f"{what} must be numbers in one dimension ({error})", got=_described(values)) from None
+
+
+def _tensor_bytes(tensor: Any, dtype: str) -> bytes:
+    """The bytes of a torch tensor, through its own conversion and its memory; numpy may be absent."""
+    flat = tensor.detach().to(device="cpu", dtype=getattr(sys.modules["torch"], dtype)).reshape(-1).contiguous()
+    return ctypes.string_at(flat.data_ptr(), flat.numel() * flat.element_size())

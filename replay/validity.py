@@ -1,0 +1,98 @@
+"""How much a decision of a replay says about what would have happened: one label each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from enum import StrEnum
+from typing import Final
+
+from ..rules import Decision, Effect, Engine, Policy
+from ..store.events import Event
+
+
+class Validity(StrEnum):
+    """What the recorded run can vouch for, when a policy that it did not run under decides something.
+
+    Attributes:
+        OBSERVED: The recorded run decided this too.
+        EXACT: A message, log line, checkpoint or evaluation: the trajectory stays what it was.
+        PREFIX_EXACT: A stop: everything up to it is the truth, and what was recorded after it is what not stopping has
+            cost.
+        CENSORED: The run would have gone another way from here on, or before: nothing recorded tells how.
+    """
+
+    OBSERVED = "observed"
+    EXACT = "exact"
+    PREFIX_EXACT = "prefix-exact"
+    CENSORED = "censored"
+
+
+#: Recorded operations after which a run is no longer the one that another policy would have had.
+_DIVERTING: Final = ("should_epoch_stop",)
+
+
+class Judge:
+    """Labels the decisions of one replay, in stream order.
+
+    Args:
+        policy: The policy being replayed.
+        engine: Its engine, which knows what each rule reads.
+        events: The whole recorded stream.
+    """
+
+    def __init__(self, policy: Policy, engine: Engine, events: Iterable[Event]) -> None:
+        self._policy = policy
+        self._engine = engine
+        self._diverted_at: int | None = None
+        self._lacks_evaluation_from: int | None = None
+        self._evaluated_steps: set[int] = set()
+        self._recorded: dict[tuple[int, int, int], list[tuple[str, ...]]] = {}
+        for event in events:
+            if event.kind == "evaluate":
+                self._evaluated_steps.add(event.step)
+            elif event.kind == "decision":
+                where = (event.attempt, event.rank, event.attrs.get("event_seq", event.seq))
+                self._recorded.setdefault(where, []).append(tuple(event.attrs.get("operations", ())))
+
+    def label(self, decision: Decision, event_index: int) -> Validity:
+        """The decision's label. Call it once for each decision, in order, with the engine as of that decision."""
+        effects = {self._policy.effects(operation) for operation in decision.operations}
+        label = self._label(decision, effects)
+        if label is Validity.CENSORED and Effect.STOP_EPOCH in effects and self._diverted_at is None:
+            self._diverted_at = event_index
+        asks_in_vain = Effect.EVALUATE in effects and decision.step not in self._evaluated_steps
+        if asks_in_vain and self._lacks_evaluation_from is None:
+            self._lacks_evaluation_from = event_index
+        return label
+
+    def pass_event(self, event: Event, event_index: int, decisions: Iterable[Decision]) -> None:
+        """Note what the recorded run did at an event and the replayed policy did not."""
+        decided = {decision.operations for decision in decisions}
+        for operations in self._recorded.get((event.attempt, event.rank, event.seq), ()):
+            if operations not in decided and any(name.endswith(_DIVERTING) for name in operations):
+                self._diverted_at = event_index if self._diverted_at is None else self._diverted_at
+
+    def censored_from(self) -> int | None:
+        """Index of the event after which the record cannot vouch for this policy's run; None when it can throughout.
+
+        That is where the policy first changes the trajectory other than by ending it, or first asks for an evaluation
+        that the record lacks and that one of its rules would have read.
+        """
+        points = [self._diverted_at] if self._diverted_at is not None else []
+        if self._lacks_evaluation_from is not None and any(
+            self._reads_evaluations(controller.name) for controller in self._policy.controllers
+        ):
+            points.append(self._lacks_evaluation_from)
+        return min(points, default=None)
+
+    def _label(self, decision: Decision, effects: set[Effect]) -> Validity:
+        if decision.operations in self._recorded.get((decision.attempt, decision.rank, decision.seq), ()):
+            return Validity.OBSERVED
+        if self._diverted_at is not None or Effect.STOP_EPOCH in effects:
+            return Validity.CENSORED
+        if self._lacks_evaluation_from is not None and self._reads_evaluations(decision.controller):
+            return Validity.CENSORED
+        return Validity.PREFIX_EXACT if Effect.STOP in effects else Validity.EXACT
+
+    def _reads_evaluations(self, controller: str) -> bool:
+        return "evaluate" in self._engine.kinds_read(controller)

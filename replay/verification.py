@@ -1,0 +1,167 @@
+"""Proof that what rules decided live is what their replay decides: recorded and replayed outcomes, side by side."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+from typing import Any
+
+from ..rules import (
+    SEMANTICS_VERSION,
+    Engine,
+    Outcome,
+    canonical_line,
+    decision_digest,
+    outcome_from_event,
+    parse_policy,
+)
+from ..store import Run
+from ..store.errors import TelemetryError, UnsupportedVersion
+from ..store.events import RULE_KINDS, Event
+from ..store.run_info import Attempt
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """The first outcome in which record and replay part.
+
+    Attributes:
+        attempt: The attempt.
+        position: Index among the attempt's outcomes.
+        recorded, replayed: The outcome on each side; None where that side has no more.
+        seq: The recorded outcome's own place in the log.
+    """
+
+    attempt: int
+    position: int
+    recorded: Outcome | None
+    replayed: Outcome | None
+    seq: int | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """Both sides in canonical form."""
+        return {
+            "attempt": self.attempt,
+            "position": self.position,
+            "seq": self.seq,
+            "recorded": None if self.recorded is None else canonical_line(self.recorded),
+            "replayed": None if self.replayed is None else canonical_line(self.replayed),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Verification:
+    """The verdict on one run.
+
+    Attributes:
+        run_id: The run.
+        outcomes: Recorded decisions, rule errors and warnings that were compared.
+        digest: Decision digest of what was recorded.
+        difference: Where record and replay part; None when they are identical.
+        note: What a reader should know of it: that no rules were live, or that the run was cut short.
+    """
+
+    run_id: str
+    outcomes: int
+    digest: str
+    difference: Difference | None = None
+    note: str = ""
+
+    @property
+    def identical(self) -> bool:
+        """Whether record and replay agree in everything."""
+        return self.difference is None
+
+    def to_json(self) -> dict[str, Any]:
+        """The verdict as ``steptape verify --json`` prints it."""
+        return {
+            "run_id": self.run_id,
+            "identical": self.identical,
+            "outcomes": self.outcomes,
+            "decision_digest": self.digest,
+            "difference": None if self.difference is None else self.difference.to_json(),
+            "note": self.note,
+        }
+
+
+def verify(run: Run) -> Verification:
+    """Replay a run under the policy it was recorded with, and compare every outcome.
+
+    Raises:
+        TelemetryError: The run or its policy cannot be read.
+        UnsupportedVersion: It was recorded under other rule semantics.
+    """
+    info = run.info
+    events = list(run.events())
+    recorded_all: list[Outcome] = []
+    notes: list[str] = []
+    for attempt in info.attempts:
+        own = [event for event in events if event.attempt == attempt.attempt]
+        recorded = [(event.seq, _recorded(event)) for event in own if event.kind in RULE_KINDS]
+        recorded_all += [outcome for _, outcome in recorded]
+        if attempt.policy is None:
+            notes.append("no rules were live")
+        replayed = _replayed(attempt, own, run)
+        difference = _first_difference(attempt.attempt, recorded, replayed)
+        if difference is not None and _is_cut_short(run.status, own, recorded, replayed):
+            notes.append("the run was cut off between an event and the decisions at it")
+        elif difference is not None:
+            return Verification(info.run_id, len(recorded_all), decision_digest(recorded_all), difference)
+    return Verification(info.run_id, len(recorded_all), decision_digest(recorded_all), note="; ".join(notes))
+
+
+def _recorded(event: Event) -> Outcome:
+    try:
+        return outcome_from_event(event)
+    except TelemetryError as error:
+        raise TelemetryError(f"the {event.kind} with seq {event.seq} cannot be read ({error})") from error
+
+
+def _replayed(attempt: Attempt, events: list[Event], run: Run) -> list[Outcome]:
+    if attempt.policy is None:
+        return []
+    if attempt.policy.semantics_version != SEMANTICS_VERSION:
+        raise UnsupportedVersion(
+            f"recorded under rule semantics {attempt.policy.semantics_version}, this steptape has {SEMANTICS_VERSION}",
+            where=str(run.folder),
+            fix="Verify it with the steptape that recorded it",
+        )
+    policy = parse_policy(attempt.policy.text, source=attempt.policy.source, params=attempt.policy.params)
+    if policy.digest != attempt.policy.digest:
+        raise TelemetryError(
+            "the policy kept with the run does not have the digest that was recorded",
+            where=str(run.folder / "run.json"),
+            got=policy.digest,
+            fix=f"Recorded: {attempt.policy.digest}",
+        )
+    engine = Engine(policy, attempt.plan)
+    outcomes = list(engine.start())
+    for event in events:
+        if event.kind not in RULE_KINDS:
+            outcomes += engine.observe(event)
+    return outcomes
+
+
+def _first_difference(attempt: int, recorded: list[tuple[int, Outcome]], replayed: list[Outcome]) -> Difference | None:
+    for position, (kept, made) in enumerate(itertools.zip_longest(recorded, replayed)):
+        seq, outcome = kept or (None, None)
+        if outcome is None or made is None or _identity(outcome) != _identity(made):
+            return Difference(attempt, position, outcome, made, seq)
+    return None
+
+
+def _identity(outcome: Outcome) -> tuple[str, str, int]:
+    return canonical_line(outcome), outcome.trigger, outcome.step
+
+
+def _is_cut_short(
+    status: str, events: list[Event], recorded: list[tuple[int, Outcome]], replayed: list[Outcome]
+) -> bool:
+    """Whether the log of a run that was killed (or still writes) ends before the decisions at its last event."""
+    if status not in ("crashed", "running") or len(recorded) >= len(replayed):
+        return False
+    agreed = replayed[: len(recorded)]
+    if _first_difference(0, recorded, agreed) is not None:
+        return False
+    last = max((event.seq for event in events if event.kind not in RULE_KINDS), default=-1)
+    return all(outcome.seq == last for outcome in replayed[len(recorded) :])

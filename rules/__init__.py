@@ -1,0 +1,45 @@
+"""What to think of what happened: policies, and the engine that folds events into decisions.
+
+Pure and deterministic: nothing in this room reads a clock, a random number, the environment or the network.
+"""
+
+from .decisions import (
+    SEMANTICS_VERSION,
+    Decision,
+    Outcome,
+    RuleError,
+    RuleWarning,
+    Scalar,
+    canonical_line,
+    decision_digest,
+    outcome_from_event,
+    outcome_payload,
+)
+from .engine import Engine
+from .errors import PolicyError, Problem
+from .operations import Effect, LogMessage
+from .policy import Policy, load_policy, parse_policy, shipped_policies
+from .references import Param
+
+__all__ = [
+    "SEMANTICS_VERSION",
+    "Decision",
+    "Effect",
+    "Engine",
+    "LogMessage",
+    "Outcome",
+    "Param",
+    "Policy",
+    "PolicyError",
+    "Problem",
+    "RuleError",
+    "RuleWarning",
+    "Scalar",
+    "canonical_line",
+    "decision_digest",
+    "load_policy",
+    "outcome_from_event",
+    "outcome_payload",
+    "parse_policy",
+    "shipped_policies",
+]

@@ -1,0 +1,68 @@
+"""What a policy declares, once it is read and checked: frozen values that the engine builds its state from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from .arguments import ArgumentValue
+from .binding import BoundRule
+from .compilation import CompiledRule
+from .document import Place
+from .patience import Patience
+
+
+@dataclass(frozen=True, slots=True)
+class MetricDeclaration:
+    """An entry of ``controller_metrics``; arguments that the file leaves out have their defaults."""
+
+    name: str
+    class_name: str
+    arguments: Mapping[str, ArgumentValue]
+
+
+@dataclass(frozen=True, slots=True)
+class OperationDeclaration:
+    """An entry of ``operations``; arguments that the file leaves out have their defaults."""
+
+    name: str
+    class_name: str
+    arguments: Mapping[str, ArgumentValue]
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """A controller's condition.
+
+    Attributes:
+        text: As the file has it, escapes and folding resolved.
+        bound: Its tree, every name resolved.
+        compiled: Its code.
+        place_at: Line and column in the file of an offset in the text.
+    """
+
+    text: str
+    bound: BoundRule = field(repr=False, compare=False)
+    compiled: CompiledRule = field(repr=False, compare=False)
+    place_at: Callable[[int], Place] = field(repr=False, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Controller:
+    """An entry of ``controllers``.
+
+    Attributes:
+        name: Need not be unique.
+        triggers: ``on_<kind>``, in the order of the file; one that is listed twice counts twice.
+        rule: The condition.
+        operations: ``name.action``, in the order of the file.
+        patience: None to act at every true answer.
+        trigger_log_level: Level at which the live side logs a decision.
+    """
+
+    name: str
+    triggers: tuple[str, ...]
+    rule: Rule
+    operations: tuple[str, ...]
+    patience: Patience | None = None
+    trigger_log_level: str = "DEBUG"

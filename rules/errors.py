@@ -1,0 +1,105 @@
+"""What can be wrong with a policy file, said at the very place, and what "undefined" is inside a rule.
+
+Facts about the file flow in; problems that read ``source:line:column: message`` flow out, all of a file together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from difflib import get_close_matches
+
+from ..store.errors import TelemetryError, shortened
+
+#: Names listed when nothing similar is known.
+_LISTED_NAMES = 30
+
+
+class Undefined(LookupError):
+    """A rule read something that does not exist yet: it has no answer for this event.
+
+    A LookupError, because a missing key or index inside a rule means the same: one ``except`` clause serves all.
+    """
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """A problem inside a rule's text, before the place of that text in the file is known.
+
+    Attributes:
+        offset: Position in the rule's text, in characters from 0.
+        what: The fact, without a full stop.
+        got: What stands there, as text; None when there is nothing to show.
+        fix: How to go on, as a sentence; may be empty.
+    """
+
+    offset: int
+    what: str
+    got: str | None = None
+    fix: str = ""
+
+
+class ExpressionError(TelemetryError):
+    """A rule that is no acceptable expression, with all the faults found in it."""
+
+    def __init__(self, faults: Iterable[Fault]) -> None:
+        self.faults = tuple(faults)
+        super().__init__("; ".join(phrase(fault.what, fault.got, fault.fix) for fault in self.faults))
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Problem:
+    """One thing that is wrong with a policy file. Line and column count from 1."""
+
+    source: str
+    line: int
+    column: int
+    message: str
+
+    def __str__(self) -> str:
+        return f"{self.source}:{self.line}:{self.column}: {self.message}"
+
+
+class PolicyError(TelemetryError):
+    """A policy that does not load. ``str()`` has one ``source:line:column: message`` per line, for every problem.
+
+    Args:
+        problems: At least one, in any order; kept sorted by place, each once.
+    """
+
+    def __init__(self, problems: Iterable[Problem]) -> None:
+        self.problems = tuple(sorted(set(problems)))
+        super().__init__("the policy does not load")
+
+    def __reduce__(self) -> tuple[type[PolicyError], tuple[tuple[Problem, ...]]]:
+        return PolicyError, (self.problems,)
+
+    def _message(self) -> str:
+        return "\n".join(str(problem) for problem in self.problems)
+
+
+def phrase(what: str, got: str | None = None, fix: str = "", *, where: str = "") -> str:
+    """One line ``where: what; got VALUE. How to go on``, each part only when there is one."""
+    line = f"{where}: {what}" if where else what
+    if got is not None:
+        line += f"; got {shortened(' '.join(got.split()))}"
+    return f"{line}. {fix}" if fix else line
+
+
+def suggestion(got: str, known: Iterable[str]) -> str:
+    """The sentence that names the nearest known name, or else lists what is known.
+
+    >>> suggestion("men", ["mean", "sum"])
+    "Did you mean 'mean'?"
+    >>> suggestion("x", ["loss", "lr"])
+    'Known here: loss, lr'
+    """
+    names = sorted(set(known))
+    folded = {name.casefold(): name for name in names}
+    close = get_close_matches(got[:100].casefold(), folded, n=1)
+    if close:
+        return f"Did you mean '{folded[close[0]]}'?"
+    if not names:
+        return ""
+    more = f" and {len(names) - _LISTED_NAMES} more" if len(names) > _LISTED_NAMES else ""
+    return f"Known here: {', '.join(names[:_LISTED_NAMES])}{more}"

@@ -1,0 +1,170 @@
+"""Events as JSON lines: the form in which runs leave and enter steptape as text.
+
+One event a line: ``{"event": "step_end", "step": 12, "epoch": 0.5, ..., "metrics": {"loss": 1.2}, "attrs": {}}``.
+Numbers that are not finite stand as the strings ``NaN``, ``Infinity`` and ``-Infinity``, so that every line is strict
+JSON; bare tokens are read too.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Final
+
+from .errors import InvalidEvent
+from .events import KINDS, Event
+
+_TO_TEXT: Final = {math.inf: "Infinity", -math.inf: "-Infinity"}
+_FROM_TEXT: Final = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
+
+_INTEGERS: Final = ("step", "seq", "attempt", "rank", "micro_step", "time_ns", "elapsed_ns", "value_lag")
+_INT32: Final = ("attempt", "rank", "micro_step", "value_lag")
+_KEYS: Final = frozenset(("event", "epoch", "metrics", "attrs", "run_id", *_INTEGERS))
+
+
+def encoded_float(value: float) -> float | str:
+    """The number, or its name when JSON cannot hold it."""
+    return value if math.isfinite(value) else _TO_TEXT.get(value, "NaN")
+
+
+def encoded(value: Any) -> Any:
+    """The value with every non-finite number in it replaced by its name, mappings and sequences included."""
+    if isinstance(value, float):
+        return encoded_float(value)
+    if isinstance(value, Mapping):
+        return {str(key): encoded(entry) for key, entry in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [encoded(entry) for entry in value]
+    return value
+
+
+def encoded_attrs(attrs: Mapping[str, Any]) -> str:
+    """Attributes as strict JSON text.
+
+    Raises:
+        InvalidEvent: A value that JSON cannot hold.
+    """
+    try:
+        text = json.dumps(encoded(attrs), separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+        text.encode()  # Half a surrogate pair is text to Python alone.
+        return text
+    except (TypeError, ValueError) as error:
+        raise InvalidEvent(f"attributes must be JSON values ({error})") from None
+
+
+def decoded_attrs(text: str) -> dict[str, Any]:
+    """Attributes from their JSON text."""
+    attrs: dict[str, Any] = json.loads(text)
+    return attrs
+
+
+def event_to_line(event: Event) -> str:
+    """The event as one line of strict JSON, without the line's end."""
+    document = {
+        "event": event.kind,
+        "step": event.step,
+        "epoch": None if event.epoch is None else encoded_float(event.epoch),
+        "attempt": event.attempt,
+        "rank": event.rank,
+        "seq": event.seq,
+        "micro_step": event.micro_step,
+        "time_ns": event.time_ns,
+        "elapsed_ns": event.elapsed_ns,
+        "value_lag": event.value_lag,
+        "metrics": {name: encoded_float(value) for name, value in event.metrics.items()},
+        "attrs": encoded(event.attrs),
+    }
+    return json.dumps(document, ensure_ascii=False, allow_nan=False)
+
+
+def events_from_lines(lines: Iterable[str], *, source: str) -> Iterator[Event]:
+    """Events from JSON lines; blank lines are skipped.
+
+    Every key but ``event`` may be missing. A missing ``step`` follows from the events themselves (one more than before
+    at ``step_end``, else as before), a missing ``seq`` is the event's index; other numbers are 0, ``epoch`` is None.
+
+    Raises:
+        InvalidEvent: A line that is no event, named by ``source`` and line number.
+    """
+    step = 0
+    index = 0
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        where = f"{source}:{number}"
+        document = _document(line, where)
+        kind = document["event"]
+        defaults = {"step": step + 1 if kind == "step_end" else step, "seq": index}
+        event = Event(
+            kind=kind,
+            epoch=_epoch(document, where),
+            metrics=_metrics(document, where),
+            attrs=_mapping(document, "attrs", where),
+            **{name: _integer(document, name, defaults.get(name, 0), where) for name in _INTEGERS},
+        )
+        yield event
+        step = event.step
+        index += 1
+
+
+def _document(line: str, where: str) -> dict[str, Any]:
+    try:
+        document = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise InvalidEvent(f"not JSON ({error})", where=where, got=line.rstrip()) from None
+    if not isinstance(document, dict) or not isinstance(document.get("event"), str):
+        raise InvalidEvent('a line is an object with the key "event"', where=where, got=line.rstrip())
+    if document["event"] not in KINDS:
+        near = difflib.get_close_matches(document["event"], KINDS, n=1)
+        fix = f"Did you mean {near[0]!r}?" if near else f"Known kinds: {', '.join(sorted(KINDS))}"
+        raise InvalidEvent("unknown kind of event", where=where, got=document["event"], fix=fix)
+    unknown = sorted(document.keys() - _KEYS)
+    if unknown:
+        raise InvalidEvent("unknown key", where=where, got=unknown[0], fix='Metrics belong under "metrics"')
+    return document
+
+
+def _integer(document: dict[str, Any], name: str, default: int, where: str) -> int:
+    value = document.get(name)
+    if value is None:
+        return default
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise InvalidEvent(f"{name!r} must be a whole number", where=where, got=value)
+    limit = 2 ** (31 if name in _INT32 else 63)
+    if not -limit <= value < limit:
+        raise InvalidEvent(f"{name!r} is out of range", where=where, got=value)
+    return value
+
+
+def _epoch(document: dict[str, Any], where: str) -> float | None:
+    value = document.get("epoch")
+    return None if value is None else _number(value, "'epoch'", where)
+
+
+def _metrics(document: dict[str, Any], where: str) -> dict[str, float]:
+    metrics = _mapping(document, "metrics", where)
+    return {name: _number(value, f"metric {name!r}", where) for name, value in metrics.items() if value is not None}
+
+
+def _number(value: Any, what: str, where: str) -> float:
+    if isinstance(value, str) and value in _FROM_TEXT:
+        return _FROM_TEXT[value]
+    if isinstance(value, (int, float)):
+        try:
+            return float(value)
+        except OverflowError:
+            pass
+    raise InvalidEvent(f"{what} must be a number", where=where, got=value)
+
+
+def _mapping(document: dict[str, Any], name: str, where: str) -> dict[str, Any]:
+    value = document.get(name)
+    if value is None:
+        return {}
+    if not isinstance(value, dict):
+        raise InvalidEvent(f"{name!r} must be an object", where=where, got=value)
+    return value

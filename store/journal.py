@@ -1,0 +1,207 @@
+"""Appending events to a journal: events in, checksummed records on disk before the call returns."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import struct
+import weakref
+import zlib
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from .journal_format import (
+    EVENT_HEAD,
+    FRAME,
+    HAS_ATTRS,
+    HAS_SAMPLES,
+    LENGTH,
+    MAGIC,
+    PREAMBLE,
+    TAG_EVENT,
+    VERSION,
+    SampleLosses,
+    header_record,
+    layout_record,
+)
+from .run_folder import journal_name
+
+#: A segment is closed at this size, so that it can be sealed while the run goes on.
+SEGMENT_BYTES: Final = 64 * 1024 * 1024
+
+
+class JournalWriter:
+    """The journal of one (run, attempt, rank). Not thread-safe; a forked child cannot write through it.
+
+    Every ``append`` is one ``write``: when it returns, a ``SIGKILL`` loses nothing of it. The open segment is locked
+    for as long as the writer lives, which is how others tell a live run from a dead one.
+
+    Args:
+        folder: The run's folder, which exists.
+        run_id, attempt, rank: Whose events these are.
+        writer: What identifies the process (host, boot id, pid); kept in each segment's header.
+        segment_bytes: Size from which a segment is closed and the next one begun.
+        on_segment_closed: Called with the path of each segment that is closed before the end. Must not raise.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        run_id: str,
+        attempt: int = 0,
+        rank: int = 0,
+        writer: dict[str, Any] | None = None,
+        segment_bytes: int = SEGMENT_BYTES,
+        on_segment_closed: Callable[[Path], None] | None = None,
+    ) -> None:
+        self._folder = folder
+        self._identity: dict[str, Any] = {"run_id": run_id, "attempt": attempt, "rank": rank}
+        self._writer = writer or {}
+        self._segment_bytes = segment_bytes
+        self._on_segment_closed = on_segment_closed
+        self._fd = -1
+        self._size = 0
+        self._is_torn = False
+        self._layouts: dict[tuple[str, tuple[str, ...]], tuple[int, struct.Struct]] = {}
+        self.seq = 0
+        self._open_segment()
+        _open_writers.add(self)
+
+    @property
+    def path(self) -> Path:
+        """The segment being written."""
+        return self._path
+
+    def append(
+        self,
+        kind: str,
+        names: tuple[str, ...],
+        values: Sequence[float],
+        *,
+        step: int,
+        micro_step: int = 0,
+        epoch: float = float("nan"),
+        time_ns: int,
+        elapsed_ns: int,
+        value_lag: int = 0,
+        attrs: bytes = b"",
+        samples: SampleLosses | None = None,
+    ) -> int:
+        """Write one event and return its ``seq``.
+
+        Args:
+            names: The metrics of this event, in a stable order: a set that repeats is encoded once per segment.
+            values: One float for each name.
+            epoch: NaN when unknown.
+            attrs: A JSON object, or empty.
+
+        Raises:
+            OSError: Nothing of the event is in the journal, and ``seq`` has not moved.
+        """
+        layout_id, packer, prefix = self._layout(kind, names)
+        flags = (HAS_ATTRS if attrs else 0) | (HAS_SAMPLES if samples else 0)
+        seq = self.seq
+        payload = packer.pack(
+            TAG_EVENT, flags, layout_id, seq, step, micro_step, value_lag, time_ns, elapsed_ns, epoch, *values
+        )
+        if attrs:
+            payload += LENGTH.pack(len(attrs)) + attrs
+        if samples:
+            payload += samples.to_bytes()
+        self._write(b"".join((prefix, FRAME.pack(len(payload), zlib.crc32(payload)), payload)))
+        if prefix:
+            self._layouts[kind, names] = (layout_id, packer)
+        self.seq = seq + 1
+        if self._size >= self._segment_bytes:
+            self._rotate()
+        return seq
+
+    def close(self) -> None:
+        """Release the journal. Its events stay; whoever seals the run next turns them into Parquet."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+        _open_writers.discard(self)
+
+    def _layout(self, kind: str, names: tuple[str, ...]) -> tuple[int, struct.Struct, bytes]:
+        """Number and packer of a layout, and the record that must precede its first event in this segment."""
+        known = self._layouts.get((kind, names))
+        if known is not None:
+            return *known, b""
+        layout_id = len(self._layouts)
+        return layout_id, struct.Struct(f"{EVENT_HEAD}{len(names)}d"), layout_record(layout_id, kind, names)
+
+    def _write(self, record: bytes) -> None:
+        if self._fd < 0:
+            raise OSError("the journal is closed")
+        if self._is_torn:
+            self._cut_back()
+        size = len(record)
+        # BaseException, because the handler of a signal (Ctrl-C) may raise as soon as the write is done. Nothing is
+        # called between here and the end of append, so no handler can run in between.
+        try:
+            _write_all(self._fd, record)
+        except BaseException:
+            self._is_torn = True
+            self._cut_back()
+            raise
+        self._size += size
+
+    def _cut_back(self) -> None:
+        """Cut the file after its last whole record. Until that worked, nothing may be written behind the torn one."""
+        os.ftruncate(self._fd, self._size)
+        self._is_torn = False
+
+    def _open_segment(self) -> None:
+        path = self._folder / journal_name(self._identity["attempt"], self._identity["rank"], self.seq)
+        header = {**self._identity, "first_seq": self.seq, "writer": self._writer}
+        beginning = PREAMBLE.pack(MAGIC, VERSION) + header_record(header)
+        fd = _create_locked(path)
+        try:
+            _write_all(fd, beginning)
+        except BaseException:
+            path.unlink(missing_ok=True)
+            os.close(fd)
+            raise
+        self._fd, self._path, self._size, self._layouts = fd, path, len(beginning), {}
+
+    def _rotate(self) -> None:
+        finished_fd, finished_path = self._fd, self._path
+        try:
+            self._open_segment()
+        except OSError:
+            # As on a full disk: this segment goes on, and the next append tries again. What was written stays written.
+            return
+        os.close(finished_fd)
+        if self._on_segment_closed is not None:
+            self._on_segment_closed(finished_path)
+
+
+def _create_locked(path: Path) -> int:
+    """A new file under the lock of this process."""
+    while True:
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        if os.fstat(fd).st_nlink:
+            return fd
+        os.close(fd)  # A sealer came in between and took the empty file for a dead writer's.
+
+
+def _write_all(fd: int, data: bytes) -> None:
+    written = os.write(fd, data)
+    if written < len(data):
+        raise OSError(f"wrote {written} of {len(data)} bytes")
+
+
+_open_writers: weakref.WeakSet[JournalWriter] = weakref.WeakSet()
+
+
+def _close_inherited_journals() -> None:
+    """In a forked child: drop the parent's descriptors, so that neither its journal nor its lock outlives it here."""
+    for writer in list(_open_writers):
+        writer.close()
+
+
+os.register_at_fork(after_in_child=_close_inherited_journals)

@@ -1,0 +1,101 @@
+"""The bytes of a journal, version 1: constants and records, for its writer and its reader. FORMAT.md is the promise.
+
+A journal segment is an 8-byte preamble (magic and version) and then frames: u32 length, u32 CRC-32 of the payload,
+payload. The first byte of a payload is its tag: a header (JSON), a layout (a kind and its metric names, once per
+segment) or an event. All numbers are little-endian.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+MAGIC: Final = b"STPJ"
+VERSION: Final = 1
+PREAMBLE: Final = struct.Struct("<4sI")
+FRAME: Final = struct.Struct("<II")
+
+TAG_HEADER: Final = 0
+TAG_LAYOUT: Final = 1
+TAG_EVENT: Final = 2
+
+HAS_ATTRS: Final = 1
+HAS_SAMPLES: Final = 2
+
+#: tag, flags, layout id, seq, step, micro_step, value_lag, time_ns, elapsed_ns, epoch (NaN when unknown)
+EVENT_HEAD: Final = "<BBIqqiiqqd"
+EVENT: Final = struct.Struct(EVENT_HEAD)
+LAYOUT: Final = struct.Struct("<BI")
+LENGTH: Final = struct.Struct("<I")
+#: number of samples, kind of ids, whether token counts follow
+SAMPLES: Final = struct.Struct("<IBB")
+
+NO_IDS: Final = 0
+INTEGER_IDS: Final = 1
+TEXT_IDS: Final = 2
+
+
+@dataclass(frozen=True, slots=True)
+class SampleLosses:
+    """The per-sample losses of one step, packed as they lie in the journal.
+
+    Attributes:
+        losses: float32, little-endian. Shape (n,).
+        ids: int64 (``INTEGER_IDS``), or a JSON array of text (``TEXT_IDS``), or empty (``NO_IDS``). Shape (n,).
+        id_kind: Which of the three.
+        tokens: int32 token counts, or empty. Shape (n,).
+    """
+
+    losses: bytes
+    ids: bytes = b""
+    id_kind: int = NO_IDS
+    tokens: bytes = b""
+
+    def __len__(self) -> int:
+        return len(self.losses) // 4
+
+    def to_bytes(self) -> bytes:
+        """The block as it stands in an event record."""
+        head = SAMPLES.pack(len(self), self.id_kind, bool(self.tokens))
+        ids = LENGTH.pack(len(self.ids)) + self.ids if self.id_kind == TEXT_IDS else self.ids
+        return b"".join((head, self.losses, ids, self.tokens))
+
+    @classmethod
+    def from_bytes(cls, block: bytes) -> SampleLosses:
+        """The block of an event record, read back."""
+        count, id_kind, has_tokens = SAMPLES.unpack_from(block)
+        position = SAMPLES.size
+        losses = block[position : position + 4 * count]
+        position += 4 * count
+        if id_kind == TEXT_IDS:
+            (size,) = LENGTH.unpack_from(block, position)
+            position += LENGTH.size
+        else:
+            size = 8 * count if id_kind == INTEGER_IDS else 0
+        ids = block[position : position + size]
+        tokens = block[position + size :] if has_tokens else b""
+        return cls(losses, ids, id_kind, tokens)
+
+
+def framed(payload: bytes) -> bytes:
+    """The payload behind its length and checksum."""
+    return FRAME.pack(len(payload), zlib.crc32(payload)) + payload
+
+
+def header_record(header: dict[str, Any]) -> bytes:
+    """The first record of a segment: whose events it holds, and who writes it."""
+    return framed(bytes((TAG_HEADER,)) + compact_json(header))
+
+
+def layout_record(layout_id: int, kind: str, names: Sequence[str]) -> bytes:
+    """The kind and the metric names that events refer to by ``layout_id``."""
+    return framed(LAYOUT.pack(TAG_LAYOUT, layout_id) + compact_json([kind, *names]))
+
+
+def compact_json(value: Any) -> bytes:
+    """Strict JSON without blanks, UTF-8."""
+    return json.dumps(value, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()

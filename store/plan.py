@@ -1,0 +1,28 @@
+"""What a run intends to do, as far as its loop declared it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The declared length of a run; None where the loop did not say.
+
+    Attributes:
+        total_steps: Optimizer updates the run is meant to make.
+        total_epochs: Passes over the data the run is meant to make.
+        steps_per_epoch: Optimizer updates in one pass.
+    """
+
+    total_steps: int | None = None
+    total_epochs: int | None = None
+    steps_per_epoch: int | None = None
+
+    def max_steps(self) -> int | None:
+        """Updates the run is meant to make, from ``total_steps`` or else epochs times their length."""
+        if self.total_steps is not None:
+            return self.total_steps
+        if self.total_epochs is not None and self.steps_per_epoch is not None:
+            return self.total_epochs * self.steps_per_epoch
+        return None

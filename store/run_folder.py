@@ -1,0 +1,154 @@
+"""The files of a run's folder: their names, which of them count, and how they are replaced."""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from .errors import NotARun
+
+RUN_JSON: Final = "run.json"
+COLUMNS_JSON: Final = "columns.json"
+
+#: What a run id may look like: one path component, no leading dot, at most 128 characters.
+RUN_ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+
+_JOURNAL: Final = re.compile(r"journal-(\d+)-(\d+)-(\d+)")
+_SEALED: Final = re.compile(r"(events|samples)-(\d+)-(\d+)-(\d+)-(\d+)\.parquet")
+
+
+class JournalFile(NamedTuple):
+    """A journal segment: the events of one (attempt, rank) from ``first`` on."""
+
+    path: Path
+    attempt: int
+    rank: int
+    first: int
+
+
+class SealedFile(NamedTuple):
+    """A Parquet file: the rows of one table for the events ``first`` to ``last`` of one (attempt, rank)."""
+
+    path: Path
+    table: str
+    attempt: int
+    rank: int
+    first: int
+    last: int
+
+    def holds(self, other: SealedFile) -> bool:
+        """Whether this file makes the other one redundant, as after a compaction that was cut short."""
+        same_stream = self[1:4] == other[1:4]
+        return same_stream and self.path != other.path and self.first <= other.first and other.last <= self.last
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """The files of a run's folder at one moment, in (attempt, rank, first) order.
+
+    Attributes:
+        sealed: The Parquet files that count.
+        journals: The journal segments.
+        superseded: Parquet files whose range another one holds; they do not count.
+    """
+
+    sealed: tuple[SealedFile, ...]
+    journals: tuple[JournalFile, ...]
+    superseded: tuple[SealedFile, ...] = ()
+
+    def table(self, name: str) -> tuple[SealedFile, ...]:
+        """The sealed files of one table: ``events`` or ``samples``."""
+        return tuple(file for file in self.sealed if file.table == name)
+
+    def sealed_until(self, table: str, attempt: int, rank: int) -> int:
+        """Events of (attempt, rank) whose rows of the table are in Parquet: all with a ``seq`` below this.
+
+        A table's own files decide beside those of the events: samples are sealed first, and may be absent.
+        """
+        ends = (f.last + 1 for f in self.sealed if f.table in ("events", table) and f[2:4] == (attempt, rank))
+        return max(ends, default=0)
+
+
+def list_files(folder: Path) -> Listing:
+    """What a run's folder holds.
+
+    Raises:
+        NotARun: There is no such folder.
+    """
+    try:
+        names = sorted(os.listdir(folder))
+    except (FileNotFoundError, NotADirectoryError, ValueError):  # ValueError: a path with a NUL in it.
+        raise NotARun(
+            "no such run folder", where=str(folder), fix="'steptape runs STORE' lists what is there"
+        ) from None
+    sealed = [
+        SealedFile(folder / name, match[1], *(int(match[i]) for i in range(2, 6)))
+        for name in names
+        if (match := _SEALED.fullmatch(name))
+    ]
+    journals = [
+        JournalFile(folder / name, *(int(match[i]) for i in range(1, 4)))
+        for name in names
+        if (match := _JOURNAL.fullmatch(name))
+    ]
+    superseded = [file for file in sealed if any(other.holds(file) for other in sealed)]
+    current = [file for file in sealed if file not in superseded]
+    return Listing(
+        tuple(sorted(current, key=lambda f: f[1:])), tuple(sorted(journals, key=lambda f: f[1:])), tuple(superseded)
+    )
+
+
+def journal_name(attempt: int, rank: int, first: int) -> str:
+    """File name of a journal segment."""
+    return f"journal-{attempt}-{rank}-{first:012d}"
+
+
+def sealed_name(table: str, attempt: int, rank: int, first: int, last: int) -> str:
+    """File name of a sealed table."""
+    return f"{table}-{attempt}-{rank}-{first:012d}-{last:012d}.parquet"
+
+
+def new_run_id() -> str:
+    """A fresh run id: UTC to the second and six random hex digits, so that ids sort by time."""
+    return f"{time.strftime('%Y%m%dT%H%M%S', time.gmtime())}-{secrets.token_hex(3)}"
+
+
+def replace_file(path: Path, content: bytes) -> None:
+    """Put the content under the name at once: written beside it, made durable, renamed."""
+    aside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with open(aside, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        publish(aside, path)
+    except OSError:
+        aside.unlink(missing_ok=True)
+        raise
+
+
+def publish(aside: Path, path: Path) -> None:
+    """Rename a finished file to its name, and make the rename durable."""
+    os.replace(aside, path)
+    sync_folder(path.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Make the folder's list of files durable."""
+    fd = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def remove_files(paths: Iterable[Path]) -> None:
+    """Delete files that may already be gone."""
+    for path in paths:
+        path.unlink(missing_ok=True)

@@ -1,0 +1,158 @@
+"""What is known of a run beside its events: ``run.json`` in and out."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+from .errors import NotARun, UnsupportedVersion
+from .plan import Plan
+from .run_folder import RUN_JSON, replace_file
+
+FORMAT: Final = 1
+
+_Value = TypeVar("_Value")
+
+#: How an attempt can stand. ``running`` is what its writer wrote; when that writer is gone, readers say ``crashed``.
+STATUSES: Final = ("running", "completed", "stopped", "failed", "interrupted", "crashed")
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyRecord:
+    """The rule file that an attempt ran under, as it was.
+
+    Attributes:
+        digest: Of its canonical form, params included.
+        source: Where it was read from.
+        text: The file, unchanged.
+        params: The params in force.
+        semantics_version: Version of the rule engine's semantics; another version may decide differently.
+    """
+
+    digest: str
+    source: str
+    text: str
+    params: dict[str, Any] = field(default_factory=dict)
+    semantics_version: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """One process life of a run.
+
+    Attributes:
+        attempt: Its number, from 0.
+        status: One of ``STATUSES``, as far as its writer could say.
+        started_ns, ended_ns: Wall clock, nanoseconds since 1970 (UTC); ``ended_ns`` None while open or after a crash.
+        plan: What the loop declared.
+        policy: The rule file in force, if any.
+        environment: Host, versions, git commit, command line.
+        steps: Optimizer updates finished at its end; None while open or after a crash.
+        failure: Type and message of the exception that ended it, if one did.
+    """
+
+    attempt: int
+    status: str
+    started_ns: int
+    ended_ns: int | None = None
+    plan: Plan = field(default_factory=Plan)
+    policy: PolicyRecord | None = None
+    environment: dict[str, Any] = field(default_factory=dict)
+    steps: int | None = None
+    failure: dict[str, str] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RunInfo:
+    """A run's identity, configuration and attempts.
+
+    Attributes:
+        run_id: Unique and path-safe; the name of the run's folder.
+        name: Chosen by the user; may repeat.
+        group, tags: The user's own sorting.
+        config: Hyper-parameters and the like, secrets redacted.
+        attempts: In order; at least one.
+    """
+
+    run_id: str
+    name: str
+    attempts: tuple[Attempt, ...]
+    group: str | None = None
+    tags: tuple[str, ...] = ()
+    config: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def last(self) -> Attempt:
+        """The newest attempt."""
+        return self.attempts[-1]
+
+    def to_json(self) -> bytes:
+        """The content of ``run.json``."""
+        document = {"format": FORMAT, **dataclasses.asdict(self)}
+        return (json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False) + "\n").encode()
+
+
+def write_run_info(folder: Path, info: RunInfo) -> None:
+    """Put ``run.json`` into a run's folder, replacing an earlier one at once."""
+    replace_file(folder / RUN_JSON, info.to_json())
+
+
+def read_run_info(folder: Path) -> RunInfo:
+    """The content of a folder's ``run.json``.
+
+    Raises:
+        NotARun: There is none, or it does not say what a run needs.
+        UnsupportedVersion: A newer steptape wrote it.
+    """
+    path = folder / RUN_JSON
+    try:
+        document = json.loads(path.read_bytes())
+        version = document.get("format")
+        if isinstance(version, int) and version > FORMAT:
+            raise UnsupportedVersion(
+                f"run format {version}, and this steptape reads up to {FORMAT}", where=str(path), fix="Upgrade steptape"
+            )
+        return _info_from(document)
+    except (FileNotFoundError, NotADirectoryError):
+        raise NotARun("this is not a run: it holds no run.json", where=str(folder)) from None
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, IndexError, RecursionError) as error:
+        raise NotARun(f"run.json cannot be read ({type(error).__name__}: {error})", where=str(path)) from None
+
+
+def _info_from(document: dict[str, Any]) -> RunInfo:
+    attempts = tuple(_attempt_from(entry) for entry in document["attempts"])
+    if not attempts:
+        raise ValueError("it lists no attempt")
+    return RunInfo(
+        run_id=str(document["run_id"]),
+        name=str(document["name"]),
+        attempts=attempts,
+        group=_typed(document, "group", str),
+        tags=tuple(str(tag) for tag in _typed(document, "tags", list) or ()),
+        config=_typed(document, "config", dict) or {},
+    )
+
+
+def _attempt_from(entry: dict[str, Any]) -> Attempt:
+    for key in ("attempt", "started_ns", "ended_ns", "steps"):
+        _typed(entry, key, int)
+    values = _known(Attempt, entry)
+    values["plan"] = Plan(**_known(Plan, entry.get("plan") or {}))
+    values["policy"] = PolicyRecord(**_known(PolicyRecord, entry["policy"])) if entry.get("policy") else None
+    return Attempt(**values)
+
+
+def _known(type_: type[Attempt | Plan | PolicyRecord], entry: dict[str, Any]) -> dict[str, Any]:
+    """What of the entry this steptape knows; a newer one may add keys."""
+    names = {field.name for field in dataclasses.fields(type_)}
+    return {key: value for key, value in entry.items() if key in names}
+
+
+def _typed(entry: dict[str, Any], key: str, type_: type[_Value]) -> _Value | None:
+    value = entry.get(key)
+    if value is not None and not isinstance(value, type_):
+        raise TypeError(f"{key!r} must be {type_.__name__}, and is {value!r}")
+    return value

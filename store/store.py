@@ -1,0 +1,111 @@
+"""A store: a folder of runs, found by id, name or path."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from .catalog import Entry, catalog_of
+from .errors import NotARun, RunNotFound, StoreNotFound, TelemetryError
+from .run import Run
+from .run_folder import RUN_ID, RUN_JSON
+from .snapshot import retrying
+from .summary import RUNS_SCHEMA
+from .views import connect, rows_of, run_query
+
+
+def open_store(path: str | Path) -> Store:
+    """The store at a path.
+
+    Raises:
+        StoreNotFound: There is no such folder.
+    """
+    return Store(Path(path))
+
+
+def open_run(path: str | Path) -> Run:
+    """The run whose folder this is.
+
+    Raises:
+        NotARun: It is none.
+    """
+    return Run(Path(path))
+
+
+class Store:
+    """A folder of runs. Reading never writes into it.
+
+    Raises:
+        StoreNotFound: There is no such folder.
+    """
+
+    def __init__(self, path: Path) -> None:
+        if not path.is_dir():
+            raise StoreNotFound("no such store", where=str(path), fix="A store is a folder; 'steptape demo' makes one")
+        self.path = path
+        self.catalog = catalog_of(path.absolute())
+
+    def __repr__(self) -> str:
+        return f"Store({str(self.path)!r})"
+
+    def __iter__(self) -> Iterator[Run]:
+        """The runs that can be read, oldest first."""
+        return (Run(entry.snapshot.folder) for entry in self.entries()[0])
+
+    def entries(self) -> tuple[list[Entry], list[TelemetryError]]:
+        """Every run as of now, oldest first, and what was wrong with those that cannot be read."""
+        entries: dict[str, Entry] = {}
+        problems: list[TelemetryError] = []
+        for folder in self.catalog.folders():
+            try:
+                entry = self.catalog.entry(folder)
+            except TelemetryError as error:
+                problems.append(error)
+                continue
+            twin = entries.setdefault(entry.snapshot.info.run_id, entry)
+            if twin is not entry:
+                what = "another run here has the same id, and is read instead"
+                problems.append(NotARun(what, where=str(folder), got=twin.snapshot.folder.name))
+        return list(entries.values()), problems
+
+    def runs(self, *, status: str | None = None, group: str | None = None, tag: str | None = None) -> pa.Table:
+        """The runs as rows, oldest first, all or those with this status, group, tag."""
+        rows = [
+            summary.to_row()
+            for summary in (entry.summary for entry in self.entries()[0])
+            if (status is None or summary.status == status)
+            and (group is None or summary.group == group)
+            and (tag is None or tag in summary.tags)
+        ]
+        return pa.Table.from_pylist(rows, schema=RUNS_SCHEMA)
+
+    def run(self, key: str) -> Run:
+        """The run of that id, or of that name when one run alone has it.
+
+        Raises:
+            RunNotFound: None, or several of that name.
+        """
+        if RUN_ID.fullmatch(key) and (self.path / key / RUN_JSON).exists():
+            return Run(self.path / key)
+        named = [entry for entry in self.entries()[0] if key in (entry.summary.name, entry.summary.run_id)]
+        if len(named) == 1:
+            return Run(named[0].snapshot.folder)
+        if named:
+            ids = ", ".join(entry.summary.run_id for entry in named[:10])
+            raise RunNotFound("several runs have this name", where=str(self.path), got=key, fix=f"Say which: {ids}")
+        raise RunNotFound("no run has this id or name", where=str(self.path), got=key, fix="'steptape runs' lists them")
+
+    def sql(self, statement: str) -> pa.Table:
+        """The result of one read-only SQL statement over the views of all runs.
+
+        Raises:
+            QueryRefused: It is not one, or fails.
+        """
+        return retrying(lambda: run_query(connect([entry.snapshot for entry in self.entries()[0]]), statement))
+
+    def rows(self, statement: str) -> list[dict[str, Any]]:
+        """The same as dictionaries, a row each."""
+        return rows_of(self.sql(statement))

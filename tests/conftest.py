@@ -1,0 +1,167 @@
+"""Fixtures that several test files share. Those of the store, named ``store_*``, write real runs into ``tmp_path``."""
+
+from __future__ import annotations
+
+import itertools
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from steptape.store import Attempt, Event, Plan, RunInfo
+from steptape.store.event_json import encoded_attrs
+from steptape.store.journal import SEGMENT_BYTES, JournalWriter
+from steptape.store.journal_format import SampleLosses
+from steptape.store.run_info import write_run_info
+from steptape.store.sealing import seal
+
+#: 2026-01-02 03:04:05 UTC.
+STARTED_NS = 1_767_323_045_000_000_000
+
+
+@pytest.fixture
+def store_path(tmp_path: Path) -> Path:
+    """An empty store."""
+    path = tmp_path / "runs"
+    path.mkdir()
+    return path
+
+
+@pytest.fixture
+def store_folder(store_path: Path) -> Callable[..., Path]:
+    """Maker of run folders that hold a ``run.json`` and no event: ``store_folder(run_id, status=...)``."""
+
+    def make(
+        run_id: str = "run-1",
+        *,
+        root: Path | None = None,
+        name: str | None = None,
+        status: str = "completed",
+        plan: Plan | None = None,
+        ended_ns: int | None = STARTED_NS + 5_000_000_000,
+        steps: int | None = None,
+        **info: Any,
+    ) -> Path:
+        folder = (root or store_path) / run_id
+        folder.mkdir(parents=True)
+        is_open = status == "running"
+        attempt = Attempt(
+            0, status, STARTED_NS, None if is_open else ended_ns, plan or Plan(), steps=None if is_open else steps
+        )
+        write_run_info(folder, RunInfo(run_id, name or run_id, (attempt,), **info))
+        return folder
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def store_append() -> Callable[..., int]:
+    """Writer of one event, as it is, to a journal: ``store_append(writer, event, samples)``."""
+
+    def append(writer: JournalWriter, event: Event, samples: SampleLosses | None = None) -> int:
+        return writer.append(
+            event.kind,
+            tuple(event.metrics),
+            tuple(event.metrics.values()),
+            step=event.step,
+            micro_step=event.micro_step,
+            epoch=float("nan") if event.epoch is None else event.epoch,
+            time_ns=event.time_ns,
+            elapsed_ns=event.elapsed_ns,
+            value_lag=event.value_lag,
+            attrs=encoded_attrs(event.attrs).encode() if event.attrs else b"",
+            samples=samples,
+        )
+
+    return append
+
+
+@pytest.fixture
+def store_record(store_folder: Callable[..., Path], store_append: Callable[..., int]) -> Callable[..., Path]:
+    """Maker of whole runs: ``store_record(events, run_id=..., samples={index: losses}, sealed=True)``.
+
+    The ``seq`` of each event is the journal's to give; events of one (attempt, rank) stand together.
+    """
+
+    def record(
+        events: Iterable[Event],
+        *,
+        run_id: str = "run-1",
+        samples: Mapping[int, SampleLosses] | None = None,
+        sealed: bool = False,
+        segment_bytes: int = SEGMENT_BYTES,
+        **info: Any,
+    ) -> Path:
+        folder = store_folder(run_id, **info)
+        numbered = enumerate(events)
+        for (attempt, rank), stream in itertools.groupby(numbered, key=lambda entry: (entry[1].attempt, entry[1].rank)):
+            writer = JournalWriter(folder, run_id=run_id, attempt=attempt, rank=rank, segment_bytes=segment_bytes)
+            for index, event in stream:
+                store_append(writer, event, (samples or {}).get(index))
+            writer.close()
+        if sealed:
+            seal(folder)
+        return folder
+
+    return record
+
+
+@pytest.fixture(scope="session")
+def store_facts() -> Callable[[Iterable[Event]], list[Any]]:
+    """What is compared of events: everything, floats by their bits (NaN equals NaN, 0.0 is not -0.0)."""
+
+    def exact(value: Any) -> Any:
+        return value.hex() if isinstance(value, float) else value
+
+    def facts(events: Iterable[Event]) -> list[Any]:
+        return [
+            (
+                *(exact(value) for value in event[:10]),
+                {name: float(value).hex() for name, value in event.metrics.items()},
+                dict(event.attrs),
+            )
+            for event in events
+        ]
+
+    return facts
+
+
+@pytest.fixture(scope="session")
+def store_steps() -> Callable[..., list[Event]]:
+    """Maker of ``step_end`` events: ``store_steps([1.0, 0.5], name="loss")``, numbered from step 1 and ``seq`` 0."""
+
+    def steps(values: Sequence[float], *, name: str = "loss", attempt: int = 0, rank: int = 0) -> list[Event]:
+        return [
+            Event(
+                "step_end",
+                step=index + 1,
+                seq=index,
+                attempt=attempt,
+                rank=rank,
+                time_ns=STARTED_NS + index,
+                elapsed_ns=index,
+                metrics={name: value},
+            )
+            for index, value in enumerate(values)
+        ]
+
+    return steps
+
+
+@pytest.fixture(scope="session")
+def demo_output(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """The store that ``steptape demo`` leaves, and what it printed. Made once; tests must not write into it."""
+    store = tmp_path_factory.mktemp("demo") / "runs"
+    command = [sys.executable, "-m", "steptape.cli", "demo", str(store)]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stdout + result.stderr
+    return store, result.stdout
+
+
+@pytest.fixture(scope="session")
+def demo_store(demo_output: tuple[Path, str]) -> Path:
+    """The store that ``steptape demo`` leaves."""
+    return demo_output[0]

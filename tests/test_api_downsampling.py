@@ -1,0 +1,110 @@
+"""Downsampling: short enough to draw, and with every extreme in it."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from steptape.api.downsampling import KEPT_PER_BUCKET, kept_indices
+
+FLOATS = st.lists(st.floats(width=64), min_size=1, max_size=400)
+MOSTLY_FINITE = st.lists(
+    st.one_of(*[st.floats(-1e6, 1e6)] * 8, st.sampled_from([math.nan, math.inf, -math.inf])), min_size=1, max_size=400
+)
+POINTS = st.integers(min_value=4, max_value=200)
+
+
+@given(values=FLOATS, points=POINTS)
+def test_a_short_series_is_kept_whole(values: list[float], points: int) -> None:
+    """Nothing is left out where everything fits."""
+    kept = kept_indices(values, max(points, len(values)))
+
+    assert list(kept) == list(range(len(values)))
+
+
+@given(values=st.one_of(FLOATS, MOSTLY_FINITE), points=POINTS)
+def test_no_more_is_kept_than_asked_for(values: list[float], points: int) -> None:
+    """One bucket may need seven places; beyond those, ``points`` is the limit."""
+    kept = kept_indices(values, points)
+
+    assert len(kept) <= max(points, KEPT_PER_BUCKET)
+
+
+@given(values=st.one_of(FLOATS, MOSTLY_FINITE), points=POINTS)
+def test_what_is_kept_stays_in_order_and_comes_once(values: list[float], points: int) -> None:
+    """Indices ascend strictly, and lie within the series."""
+    kept = list(kept_indices(values, points))
+
+    assert kept == sorted(set(kept) & set(range(len(values))))
+
+
+@given(values=st.one_of(FLOATS, MOSTLY_FINITE), points=POINTS)
+def test_the_ends_and_the_finite_extremes_are_kept(values: list[float], points: int) -> None:
+    """The first and the last value, the smallest and the largest finite one."""
+    kept = [values[index] for index in kept_indices(values, points)]
+
+    finite = [value for value in values if math.isfinite(value)]
+    same = [(kept[0], values[0]), (kept[-1], values[-1])]
+    if finite:
+        drawn = [value for value in kept if math.isfinite(value)]
+        same += [(min(drawn), min(finite)), (max(drawn), max(finite))]
+    assert all(a == b or (math.isnan(a) and math.isnan(b)) for a, b in same)
+
+
+@given(values=MOSTLY_FINITE, points=POINTS)
+def test_every_sort_of_non_finite_value_is_kept(values: list[float], points: int) -> None:
+    """A series that holds NaN, infinity or negative infinity shows it."""
+    kept = [values[index] for index in kept_indices(values, points)]
+
+    assert {str(v) for v in kept if not math.isfinite(v)} == {str(v) for v in values if not math.isfinite(v)}
+
+
+@given(values=st.lists(st.floats(-1e6, 1e6), min_size=201, max_size=2000), at=st.data())
+def test_a_single_spike_is_kept_wherever_it_is(values: list[float], at: st.DataObject) -> None:
+    """One value out of many that stands out is in the picture."""
+    spike = at.draw(st.integers(0, len(values) - 1))
+    values[spike] = 1e9
+
+    assert spike in kept_indices(values, 200)
+
+
+def test_every_stretch_keeps_its_own_extremes() -> None:
+    """Not only those of the whole: a sawtooth stays one."""
+    values = [float(i % 100) for i in range(10_000)]
+
+    kept = [values[index] for index in kept_indices(values, 400)]
+
+    assert kept.count(0.0) == kept.count(99.0) == 100
+
+
+def test_a_run_that_diverged_shows_where() -> None:
+    """Half a series of NaN takes its places evenly, and starts where it started."""
+    values = [1.0] * 5_000 + [math.nan] * 5_000
+
+    kept = kept_indices(values, 100)
+
+    first_nan = next(index for index in kept if math.isnan(values[index]))
+    assert len(kept) <= 100
+    assert 5_000 <= first_nan <= 5_000 + 10_000 // 25
+
+
+def test_a_sum_beyond_the_largest_float_does_no_harm() -> None:
+    """Finite values whose sum overflows are still told from infinite ones."""
+    values = [1e308, 1.7e308, -1.7e308, 1e308] * 50
+
+    kept = {values[index] for index in kept_indices(values, 8)}
+
+    assert {1.7e308, -1.7e308} <= kept
+
+
+@pytest.mark.parametrize("points", [4, 5, 6, 7, 8])
+def test_the_fewest_points_still_say_the_most(points: int) -> None:
+    """First, last, both finite extremes and one of each non-finite value, even where that is more than was asked."""
+    values = [0.0, 5.0, math.nan, -5.0, math.inf, 1.0, -math.inf, 2.0, 3.0]
+
+    kept = [values[index] for index in kept_indices(values, points)]
+
+    assert {"0.0", "5.0", "nan", "-5.0", "inf", "-inf", "3.0"} <= {str(value) for value in kept}

@@ -1,0 +1,458 @@
+"""Every endpoint over real HTTP: what a store holds, as JSON."""
+
+from __future__ import annotations
+
+import json
+import math
+import socket
+import struct
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, get_args
+
+import httpx
+import pytest
+import uvicorn
+
+from steptape.api import create_app
+from steptape.api.runs import RunsQuery
+from steptape.store import Plan, open_run
+from steptape.store.event_json import event_to_line
+from steptape.store.journal import JournalWriter
+from steptape.store.journal_format import SampleLosses
+from steptape.store.run_info import STATUSES, Attempt, PolicyRecord, RunInfo, write_run_info
+from steptape.store.sealing import seal
+
+DIGITS = "20260101T000000-aaaaaa"
+LIVE = "20260102T000000-bbbbbb"
+EMPTY = "20260103T000000-cccccc"
+
+START_NS = 1_750_000_000_000_000_000
+POLICY = PolicyRecord("sha256:1234", "policy.yaml", "controllers: []\n", {"spike": 2.0})
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A sealed run of two attempts and two ranks, a live run, an empty one, and things that are no runs."""
+    store = tmp_path_factory.mktemp("runs")
+    (store / "no-run").mkdir()
+    (store / "notes.txt").write_text("not a run either")
+    _begin(
+        store,
+        RunInfo(
+            DIGITS,
+            "Digits MLP",
+            (
+                Attempt(0, "running", START_NS, plan=Plan(total_steps=12)),
+                Attempt(
+                    1,
+                    "stopped",
+                    START_NS + 10**10,
+                    START_NS + 2 * 10**10,
+                    Plan(total_steps=12),
+                    POLICY,
+                    {"host": "h"},
+                    10,
+                ),
+            ),
+            group="paper",
+            tags=("baseline", "small"),
+            config={"lr": 0.1, "layers": [64, 10]},
+        ),
+    )
+    _record_digits(store / DIGITS)
+    seal(store / DIGITS)
+    _begin(store, RunInfo(LIVE, "live one", (Attempt(0, "running", START_NS + 10**11),)))
+    live = JournalWriter(store / LIVE, run_id=LIVE)
+    _append(live, "train_begin", 0)
+    _begin(store, RunInfo(EMPTY, "empty", (Attempt(0, "running", START_NS + 2 * 10**11),)))
+    yield store
+    live.close()
+
+
+@pytest.fixture(scope="module")
+def client(store: Path) -> Iterator[httpx.Client]:
+    """A client of a real server on loopback."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    server = uvicorn.Server(uvicorn.Config(create_app(store), log_level="critical", access_log=False, ws="none"))
+    thread = threading.Thread(target=server.run, args=([listener],))
+    thread.start()
+    with httpx.Client(base_url=f"http://127.0.0.1:{listener.getsockname()[1]}") as client:
+        yield client
+    server.should_exit = True
+    thread.join()
+
+
+def get(client: httpx.Client, path: str, **params: Any) -> dict[str, Any]:
+    """The JSON of a request that succeeds."""
+    answer = client.get(f"/api/v1{path}", params=params).raise_for_status()
+    document: dict[str, Any] = json.loads(answer.content, parse_constant=pytest.fail)
+    return document
+
+
+def _begin(store: Path, info: RunInfo) -> None:
+    (store / info.run_id).mkdir()
+    write_run_info(store / info.run_id, info)
+
+
+def _append(writer: JournalWriter, kind: str, step: int, attrs: dict[str, Any] | None = None, **metrics: float) -> int:
+    return writer.append(
+        kind,
+        tuple(metrics),
+        tuple(metrics.values()),
+        step=step,
+        epoch=step / 5,
+        time_ns=START_NS + step,
+        elapsed_ns=step * 1000,
+        attrs=json.dumps(attrs).encode() if attrs else b"",
+        samples=SampleLosses(
+            struct.pack("<3f", step, math.nan if step == 7 else 0.5, 0.25), struct.pack("<3q", 7, 8, step), 1
+        )
+        if kind == "step_end"
+        else None,
+    )
+
+
+def _record_digits(folder: Path) -> None:
+    first = JournalWriter(folder, run_id=DIGITS)
+    _append(first, "train_begin", 0, {"big": 2**70})
+    for step in range(1, 5):
+        _append(first, "step_end", step, loss=math.nan if step == 3 else 1.0 / step, Loss=float(step))
+    first.close()
+    second = JournalWriter(folder, run_id=DIGITS, attempt=1)
+    for step in range(3, 11):
+        fired_by = _append(second, "step_end", step, loss=math.inf if step == 8 else 1.0 / step, Loss=float(step))
+        if step % 2 == 0:
+            _append(second, "log", step, loss=1.0 / step, epoch=step / 5)
+        if step == 5:
+            about = {"controller": "sick", "trigger": "on_step_end", "event_seq": fired_by}
+            _append(second, "rule_error", step, about | {"error": "policy.yaml:3:5: division by zero"})
+    _append(second, "evaluate", 10, eval_loss=0.5)
+    _append(second, "save", 10, {"path": "step-10.pt", "size_bytes": 10})
+    _append(
+        second,
+        "decision",
+        10,
+        {
+            "controller": "diverged",
+            "trigger": "on_step_end",
+            "event_seq": fired_by,
+            "operations": ["hfcontrols.should_training_stop"],
+            "values": {"loss": "Infinity", "mean(loss, 5)": 0.25},
+        },
+    )
+    second.close()
+    other_rank = JournalWriter(folder, run_id=DIGITS, rank=1)
+    _append(other_rank, "step_end", 1, loss=9.0)
+    other_rank.close()
+
+
+def test_health_says_that_the_store_is_there(client: httpx.Client) -> None:
+    """Outside the versioned prefix, where probes look for it."""
+    answer = client.get("/healthz")
+
+    assert (answer.status_code, answer.json()) == (200, {"status": "ok"})
+
+
+def test_runs_come_newest_first(client: httpx.Client) -> None:
+    """Live, empty and finished ones; folders that are no runs do not count."""
+    page = get(client, "/runs")
+
+    assert [(row["run_id"], row["status"]) for row in page["items"]] == [
+        (EMPTY, "crashed"),
+        (LIVE, "running"),
+        (DIGITS, "stopped"),
+    ]
+    assert (page["next"], page["problems"]) == (None, [])
+
+
+def test_a_run_is_one_row(client: httpx.Client) -> None:
+    """The columns of the ``runs`` view, times with their zone."""
+    row = get(client, "/runs", name="digits")["items"][0]
+
+    assert row == {
+        "run_id": DIGITS,
+        "name": "Digits MLP",
+        "group": "paper",
+        "tags": ["baseline", "small"],
+        "status": "stopped",
+        "started": "2025-06-15T15:06:40Z",
+        "ended": "2025-06-15T15:07:00Z",
+        "duration_s": 20.0,
+        "steps": 10,
+        "planned_steps": 12,
+        "attempts": 2,
+        "policy_digest": "sha256:1234",
+    }
+
+
+@pytest.mark.parametrize(
+    ("filters", "found"),
+    [
+        ({"status": "running"}, [LIVE]),
+        ({"group": "paper"}, [DIGITS]),
+        ({"tag": "small"}, [DIGITS]),
+        ({"tag": "smal"}, []),
+        ({"name": "E"}, [EMPTY, LIVE]),
+        ({"name": "e", "status": "crashed"}, [EMPTY]),
+    ],
+)
+def test_runs_are_filtered(client: httpx.Client, filters: dict[str, str], found: list[str]) -> None:
+    """By status, group, tag, or a part of the name in any case; all of them together."""
+    page = get(client, "/runs", **filters)
+
+    assert [row["run_id"] for row in page["items"]] == found
+
+
+def test_the_filter_knows_every_status() -> None:
+    """The store's own list."""
+    literal = get_args(RunsQuery.model_fields["status"].annotation)[0]
+
+    assert get_args(literal) == STATUSES
+
+
+def test_a_run_says_all_that_is_known_of_it(client: httpx.Client) -> None:
+    """Configuration, attempts with their policies, and what the log holds."""
+    run = get(client, f"/runs/{DIGITS}")
+
+    assert run["config"] == {"lr": 0.1, "layers": [64, 10]}
+    assert [attempt["status"] for attempt in run["attempts"]] == ["crashed", "stopped"]
+    assert run["attempts"][0]["policy"] is None
+    assert run["attempts"][1]["policy"] == {
+        "digest": "sha256:1234",
+        "source": "policy.yaml",
+        "text": "controllers: []\n",
+        "params": {"spike": 2.0},
+        "semantics_version": 1,
+    }
+    assert run["metrics"] == [
+        {"name": "loss", "kinds": ["step_end", "log"], "count": 17},
+        {"name": "Loss", "kinds": ["step_end"], "count": 12},
+        {"name": "epoch", "kinds": ["log"], "count": 4},
+        {"name": "eval_loss", "kinds": ["evaluate"], "count": 1},
+    ]
+    assert run["events"] == {
+        "train_begin": 1,
+        "step_end": 13,
+        "log": 4,
+        "rule_error": 1,
+        "evaluate": 1,
+        "save": 1,
+        "decision": 1,
+    }
+    assert (run["ranks"], run["started"]) == ([0, 1], "2025-06-15T15:06:40Z")
+
+
+def test_a_run_is_found_by_a_name_that_it_alone_has(client: httpx.Client) -> None:
+    """As on the command line."""
+    run = get(client, "/runs/Digits%20MLP")
+
+    assert run["run_id"] == DIGITS
+
+
+def test_an_empty_run_answers_everywhere(client: httpx.Client) -> None:
+    """A run that died before its first event has lists, and they are empty."""
+    run = get(client, f"/runs/{EMPTY}")
+
+    assert (run["metrics"], run["events"], run["ranks"], run["steps"]) == ([], {}, [], 0)
+    for path in ("events", "samples", "samples?top=5", "decisions"):
+        page = get(client, f"/runs/{EMPTY}/{path}")
+        assert (page["items"], page["next"]) == ([], None)
+
+
+def test_one_item_comes_for_each_metric_and_kind(client: httpx.Client) -> None:
+    """A name that several kinds carry is several series."""
+    items = get(client, f"/runs/{DIGITS}/series", metric=["eval_loss", "loss"])["items"]
+
+    assert [(item["metric"], item["kind"], item["n_raw"], item["sampled"]) for item in items] == [
+        ("eval_loss", "evaluate", 1, False),
+        ("loss", "step_end", 12, False),
+        ("loss", "log", 4, False),
+    ]
+
+
+def test_a_series_stands_on_its_clocks(client: httpx.Client) -> None:
+    """Of one rank, all attempts in order, between two steps; what is not finite has its name."""
+    item = get(client, f"/runs/{DIGITS}/series", metric="loss", kind="step_end", **{"from": 3, "to": 8})["items"][0]
+
+    assert item == {
+        "metric": "loss",
+        "kind": "step_end",
+        "n_raw": 8,
+        "sampled": False,
+        "attempt": [0, 0, 1, 1, 1, 1, 1, 1],
+        "step": [3, 4, 3, 4, 5, 6, 7, 8],
+        "epoch": [0.6, 0.8, 0.6, 0.8, 1.0, 1.2, 1.4, 1.6],
+        "elapsed_ns": [3000, 4000, 3000, 4000, 5000, 6000, 7000, 8000],
+        "value": ["NaN", 0.25, 1 / 3, 0.25, 0.2, 1 / 6, 1 / 7, "Infinity"],
+    }
+
+
+@pytest.mark.parametrize(("metric", "first"), [("loss", 1.0), ("Loss", 1.0), ("epoch", 0.8)])
+def test_a_metric_is_named_as_it_was_logged(client: httpx.Client, metric: str, first: float) -> None:
+    """Whatever its column is called: names that differ by case, and names of envelope columns."""
+    item = get(client, f"/runs/{DIGITS}/series", metric=metric)["items"][0]
+
+    assert item["value"][0] == first
+
+
+def test_a_long_series_is_downsampled_and_says_so(client: httpx.Client) -> None:
+    """The extremes and the NaN stay."""
+    item = get(client, f"/runs/{DIGITS}/series", metric="loss", kind="step_end", points=7)["items"][0]
+
+    assert (item["n_raw"], item["sampled"]) == (12, True)
+    assert {1.0, 0.1, "NaN", "Infinity"} <= set(item["value"])
+    assert len(item["value"]) == len(item["step"]) <= 7
+
+
+def test_a_series_of_another_rank_is_asked_for(client: httpx.Client) -> None:
+    """Ranks never mix; a metric that the rank does not carry is an empty series."""
+    items = get(client, f"/runs/{DIGITS}/series", metric=["loss", "Loss"], rank=1)["items"]
+
+    assert [(item["kind"], item["value"]) for item in items] == [("step_end", [9.0]), (None, [])]
+
+
+def test_events_are_those_of_the_json_lines(client: httpx.Client, store: Path) -> None:
+    """Word for word as they are exported, integers beyond 2**53 included."""
+    items = get(client, f"/runs/{DIGITS}/events")["items"]
+
+    assert items == [json.loads(event_to_line(event)) for event in open_run(store / DIGITS).events()]
+    assert items[0]["attrs"] == {"big": 2**70}
+
+
+def test_events_of_one_kind_are_asked_for(client: httpx.Client) -> None:
+    """In one attempt, after a place in it."""
+    items = get(client, f"/runs/{DIGITS}/events", kind="log", attempt=1, after=5)["items"]
+
+    assert [item["step"] for item in items] == [6, 8, 10]
+
+
+def test_events_of_another_rank_are_asked_for(client: httpx.Client) -> None:
+    """The deciding rank's come unless told."""
+    items = get(client, f"/runs/{DIGITS}/events", rank=1)["items"]
+
+    assert [(item["rank"], item["metrics"]) for item in items] == [(1, {"loss": 9.0})]
+
+
+def test_the_highest_sample_losses_come_first(client: httpx.Client) -> None:
+    """NaN above all numbers."""
+    items = get(client, f"/runs/{DIGITS}/samples", top=3)["items"]
+
+    assert [(item["step"], item["sample_id"], item["loss"]) for item in items] == [
+        (7, "8", "NaN"),
+        (10, "7", 10.0),
+        (9, "7", 9.0),
+    ]
+
+
+def test_samples_of_a_step_come_in_the_order_of_the_batch(client: httpx.Client) -> None:
+    """Attempt by attempt, rank by rank."""
+    items = get(client, f"/runs/{DIGITS}/samples", step=1)["items"]
+
+    assert [(item["rank"], item["position"], item["sample_id"], item["loss"]) for item in items] == [
+        (rank, position, sample_id, loss)
+        for rank in (0, 1)
+        for position, (sample_id, loss) in enumerate([("7", 1.0), ("8", 0.5), ("1", 0.25)])
+    ]
+
+
+def test_the_smaller_of_top_and_limit_counts(client: httpx.Client) -> None:
+    """Neither is exceeded."""
+    pages = [get(client, f"/runs/{DIGITS}/samples", top=top, limit=limit) for top, limit in ((2, 5), (5, 2))]
+
+    assert [(len(page["items"]), page["next"]) for page in pages] == [(2, None), (2, None)]
+
+
+def test_decisions_say_what_made_them_fire(client: httpx.Client) -> None:
+    """Operations as a list, values as an object; the rules' errors stand beside them."""
+    page = get(client, f"/runs/{DIGITS}/decisions")
+
+    place = {"attempt": 1, "rank": 0, "time_ns": START_NS + 10, "elapsed_ns": 10_000}
+    assert page["items"] == [
+        place
+        | {
+            "kind": "decision",
+            "seq": 15,
+            "event_seq": 11,
+            "step": 10,
+            "epoch": 2.0,
+            "controller": "diverged",
+            "trigger": "on_step_end",
+            "operations": ["hfcontrols.should_training_stop"],
+            "values": {"loss": "Infinity", "mean(loss, 5)": 0.25},
+        }
+    ]
+    assert [(error["controller"], error["step"], error["error"]) for error in page["rule_errors"]] == [
+        ("sick", 5, "policy.yaml:3:5: division by zero")
+    ]
+
+
+def test_decisions_are_the_rows_of_the_decisions_view(client: httpx.Client, store: Path) -> None:
+    """HTTP and SQL say the same."""
+    items = get(client, f"/runs/{DIGITS}/decisions")["items"]
+
+    rows = open_run(store / DIGITS).decisions().to_pylist()
+    assert items == [
+        {key: value for key, value in row.items() if key != "run_id"}
+        | {"kind": "decision", "values": json.loads(row["values"])}
+        for row in rows
+    ]
+
+
+def test_the_newest_event_of_a_live_run_is_seen_at_once(tmp_path: Path) -> None:
+    """Each request looks anew: events, series, samples, steps."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    server = uvicorn.Server(uvicorn.Config(create_app(tmp_path), log_level="critical", access_log=False, ws="none"))
+    thread = threading.Thread(target=server.run, args=([listener],))
+    _begin(tmp_path, RunInfo(LIVE, "live", (Attempt(0, "running", START_NS),)))
+    writer = JournalWriter(tmp_path / LIVE, run_id=LIVE)
+    seen: list[tuple[int, ...]] = []
+
+    thread.start()
+    with httpx.Client(base_url=f"http://127.0.0.1:{listener.getsockname()[1]}") as live:
+        for step in (1, 2, 3):
+            _append(writer, "step_end", step, loss=1.0)
+            events = get(live, f"/runs/{LIVE}/events")["items"]
+            series = get(live, f"/runs/{LIVE}/series", metric="loss")["items"][0]
+            samples = get(live, f"/runs/{LIVE}/samples")["items"]
+            seen.append((len(events), len(series["value"]), len(samples), get(live, f"/runs/{LIVE}")["steps"]))
+    server.should_exit = True
+    thread.join()
+
+    assert seen == [(1, 1, 3, 1), (2, 2, 6, 2), (3, 3, 9, 3)]
+
+
+def test_the_document_describes_every_endpoint(client: httpx.Client) -> None:
+    """Each with its answer, and with its problems as problem details."""
+    document = client.get("/api/v1/openapi.json").json()
+
+    assert set(document["paths"]) == {
+        "/healthz",
+        "/api/v1/runs",
+        *(f"/api/v1/runs/{{id}}{part}" for part in ("", "/series", "/events", "/samples", "/decisions")),
+    }
+    for path in document["paths"].values():
+        responses = path["get"]["responses"]
+        assert "$ref" in responses.pop("200")["content"]["application/json"]["schema"]
+        assert all(
+            response["content"] == {"application/problem+json": {"schema": {"$ref": "#/components/schemas/Problem"}}}
+            for response in responses.values()
+        )
+
+
+def test_every_parameter_is_described(client: httpx.Client) -> None:
+    """A client can be written from the document alone."""
+    document = client.get("/api/v1/openapi.json").json()
+
+    parameters = [p for path in document["paths"].values() for p in path["get"].get("parameters", [])]
+    plain = {"status", "group"}
+    assert [p["name"] for p in parameters if not p.get("description") and p["name"] not in plain] == []
+
+
+def test_no_page_loads_anything_from_another_host(client: httpx.Client) -> None:
+    """The documentation pages that FastAPI would add do."""
+    answers = [client.get(path).status_code for path in ("/docs", "/redoc", "/docs/oauth2-redirect", "/openapi.json")]
+
+    assert answers == [404, 404, 404, 404]

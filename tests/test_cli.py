@@ -1,0 +1,303 @@
+"""The command line as people and programs call it: what it prints, what it exits with, and how it refuses."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from steptape.store import Run, open_store
+
+
+def steptape(*arguments: object, status: int = 0, given: str | None = None) -> str:
+    """What the command prints on stdout; its exit status is checked."""
+    result = call(*arguments, given=given)
+    assert result.returncode == status, result.stdout + result.stderr
+    return result.stdout
+
+
+def call(*arguments: object, given: str | None = None) -> subprocess.CompletedProcess[str]:
+    """The command, run in a process of its own."""
+    command = [sys.executable, "-m", "steptape.cli", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, check=False, input=given)
+
+
+def lines(text: str) -> list[Any]:
+    """JSON lines, parsed strictly."""
+
+    def refuse(token: str) -> None:
+        raise AssertionError(f"bare token {token}")
+
+    return [json.loads(line, parse_constant=refuse) for line in text.splitlines()]
+
+
+@pytest.fixture(scope="module")
+def live(demo_store: Path) -> Run:
+    """The demo's run under the Fig. 4 policy."""
+    return open_store(demo_store).run("digits under trac_fig4")
+
+
+def test_the_demo_shows_that_live_runs_went_as_the_backtest_said(demo_output: tuple[Path, str]) -> None:
+    """Stop steps, checkpoints and decisions agree, from what the store holds; all planted samples are found."""
+    store, printed = demo_output
+    rows = {row["name"]: row for row in lines(steptape("runs", store, "--json"))}
+
+    for policy in ("trac_fig4", "overfitting"):
+        (report,) = lines(steptape("backtest", policy, "digits uncontrolled", "--store", store, "--json"))
+        predicted = report["runs"][0]["predicted"]["steps"]
+        assert rows[f"digits under {policy}"]["steps"] == predicted
+        assert rows[f"digits under {policy}"]["status"] == "stopped"
+        assert f"{policy} " in printed
+    assert "12 of the 12 mislabelled samples" in printed
+
+
+def test_show_prints_one_run_on_a_page(demo_store: Path, live: Run) -> None:
+    """By path, by id and by name alike; as JSON too."""
+    by_path = steptape("show", live.folder)
+
+    assert by_path == steptape("show", live.run_id, "--store", demo_store)
+    assert by_path == steptape("show", "digits under trac_fig4", "--store", demo_store)
+    assert "save_when_eval_drop_15" in by_path
+    (document,) = lines(steptape("show", live.folder, "--json"))
+    assert document["status"] == "stopped"
+    assert {metric["metric"] for metric in document["metrics"]} == {"loss", "grad_norm", "eval_loss", "eval_accuracy"}
+
+
+def test_query_joins_steps_with_decisions(demo_store: Path) -> None:
+    """A row an object, a line each."""
+    sql = """
+        SELECT s.step, s.loss, d.controller FROM steps s
+        JOIN decisions d ON (s.run_id, s.attempt, s.seq) = (d.run_id, d.attempt, d.event_seq) ORDER BY s.step
+    """
+    rows = lines(steptape("query", demo_store, sql, "--json"))
+
+    assert rows
+    assert {"step", "loss", "controller"} == set(rows[0])
+
+
+def test_query_prints_a_table_that_is_never_cut(demo_store: Path) -> None:
+    """Names in full, in a pipe too."""
+    printed = steptape("query", demo_store, "SELECT 'x' AS a, repeat('y', 300) AS b")
+
+    assert "y" * 300 in printed
+
+
+@pytest.mark.parametrize(
+    "sql", ["DROP VIEW runs", "SELECT 1; SELECT 2", "SELECT nothing FROM runs", "COPY runs TO 'x'"]
+)
+def test_sql_that_is_not_one_readable_statement_is_refused(demo_store: Path, sql: str) -> None:
+    """Exit status 2 and the reason on stderr."""
+    result = call("query", demo_store, sql)
+
+    assert (result.returncode, result.stdout) == (2, "")
+    assert result.stderr.startswith("error: ")
+
+
+def test_verify_passes_every_run_of_the_demo(demo_store: Path) -> None:
+    """Exit status 0."""
+    verdicts = lines(steptape("verify", "--store", demo_store, "--all", "--json"))
+
+    assert [verdict["identical"] for verdict in verdicts] == [True] * 3
+
+
+def test_verify_shows_the_first_difference_of_a_tampered_copy(live: Run, tmp_path: Path) -> None:
+    """One recorded decision names another controller: exit status 1, both sides shown."""
+    copy = tmp_path / "copy"
+    shutil.copytree(live.folder, copy)
+    (path,) = copy.glob("events-*.parquet")
+    table = pq.read_table(path)
+    attrs = table["attrs"].to_pylist()
+    row = table["kind"].to_pylist().index("decision")
+    attrs[row] = attrs[row].replace("save_when_eval_drop_15", "somebody_else")
+    pq.write_table(table.set_column(table.column_names.index("attrs"), "attrs", pa.array(attrs)), path)
+
+    printed = steptape("verify", copy, status=1)
+
+    assert "DIFFERS" in printed
+    assert "somebody_else" in printed
+    assert "save_when_eval_drop_15" in printed
+
+
+def test_verify_cannot_open_what_is_no_run(tmp_path: Path) -> None:
+    """Exit status 2."""
+    result = call("verify", tmp_path)
+
+    assert result.returncode == 2
+    assert "not a run" in result.stderr
+
+
+def test_backtest_prints_the_table_and_what_it_assumes_of_the_objective(demo_store: Path) -> None:
+    """Run by run, then the sum in sentences."""
+    printed = steptape("backtest", "trac_fig4", "--store", demo_store)
+
+    assert "digits uncontrolled" in printed
+    assert "Metric of merit: eval_loss, min is better (guessed)." in printed
+    assert "prefix-exact" in printed
+
+
+def test_seal_turns_the_journal_of_a_dead_run_into_parquet(tmp_path: Path) -> None:
+    """The events read the same before and after; a second time there is nothing left to do."""
+    loop = f"""
+import os
+from steptape.recorder import Recorder
+rec = Recorder({str(tmp_path)!r})
+rec.step(loss=1.0)
+os.kill(os.getpid(), 9)
+"""
+    subprocess.run([sys.executable, "-c", loop], check=False)
+    (run,) = list(open_store(tmp_path))
+    before = steptape("export", run.folder)
+
+    first = steptape("seal", run.folder)
+    second = steptape("seal", "--store", tmp_path)
+
+    assert (first, second) == (f"{run.run_id}: 2 events sealed\n", f"{run.run_id}: 0 events sealed\n")
+    assert steptape("export", run.folder) == before
+    assert not list(run.folder.glob("journal-*"))
+
+
+def test_params_of_a_policy_can_be_set(demo_store: Path) -> None:
+    """A tighter tolerance stops earlier; an unknown param is an error."""
+    run = "digits uncontrolled"
+    (loose,) = lines(steptape("backtest", "overfitting", run, "--store", demo_store, "--json"))
+    (tight,) = lines(
+        steptape("backtest", "overfitting", run, "--store", demo_store, "--set", "tolerance=1.0001", "--json")
+    )
+
+    assert tight["runs"][0]["stop"]["step"] < loose["runs"][0]["stop"]["step"]
+    assert tight["policy"]["digest"] != loose["policy"]["digest"]
+    assert call("backtest", "overfitting", run, "--store", demo_store, "--set", "tolerence=2").returncode == 2
+
+
+def test_exported_events_replay_to_the_same_decisions(live: Run, tmp_path: Path) -> None:
+    """From the run, from a file and from a pipe."""
+    exported = steptape("export", live.folder, "--format", "jsonl")
+    path = tmp_path / "events.jsonl"
+    steptape("export", live.folder, "--output", path)
+    policy = live.info.last.policy
+    assert policy is not None
+
+    assert path.read_text() == exported
+    assert len(lines(exported)) == len(list(live.events()))
+    from_run = steptape("replay", policy.source, live.folder, "--json")
+    assert lines(from_run)
+    assert from_run == steptape("replay", policy.source, path, "--json")
+    assert from_run == steptape("replay", policy.source, "-", "--json", given=exported)
+
+
+def test_replay_reads_a_bare_stream_of_events(tmp_path: Path) -> None:
+    """Every key but ``event`` may be missing; bare NaN is read; values that are not finite are printed as text."""
+    policy = tmp_path / "policy.yaml"
+    policy.write_text("""
+controllers:
+  - {name: bad, triggers: [on_log], rule: isnan(loss), operations: [hfcontrols.should_training_stop]}
+  - {name: broken, triggers: [on_log], rule: 1 / (loss - 1) > 0, operations: [hfcontrols.should_save]}
+""")
+    stream = '{"event": "log", "metrics": {"loss": 1}}\n{"event": "log", "step": 3, "metrics": {"loss": NaN}}\n'
+
+    error, decision = lines(steptape("replay", policy, "-", "--json", given=stream))
+
+    assert (error["event_index"], error["controller"]) == (0, "broken")
+    assert "ZeroDivisionError" in error["error"]
+    assert decision == {
+        "event_index": 1,
+        "event": "log",
+        "step": 3,
+        "controller": "bad",
+        "operations": ["hfcontrols.should_training_stop"],
+        "values": {"isnan(loss)": True, "loss": "NaN"},
+        "validity": "prefix-exact",
+    }
+    assert math.isnan(float(decision["values"]["loss"]))
+
+
+def test_a_broken_line_of_a_stream_is_named(tmp_path: Path) -> None:
+    """File, line and what was wrong."""
+    path = tmp_path / "events.jsonl"
+    path.write_text('{"event": "log"}\n{"event": "lgo"}\n')
+
+    result = call("replay", "trac_fig4", path)
+
+    assert result.returncode == 2
+    assert f"{path}:2: unknown kind of event; got 'lgo'. Did you mean 'log'?" in result.stderr
+
+
+def test_check_reports_all_errors_of_a_file_with_their_places(tmp_path: Path) -> None:
+    """Exit status 1, one ``path:line:column: message`` a line; a shipped policy is fine."""
+    path = tmp_path / "policy.yaml"
+    path.write_text("""controllers:
+  - name: a
+    triggers: [on_step_ned]
+    rule: men(loss, 3) > 1
+    operations: [hfcontrols.should_stop]
+""")
+
+    printed = steptape("check", path, "overfitting", status=1)
+
+    assert f"{path}:3:16: " in printed
+    assert f"{path}:4:11: " in printed
+    assert f"{path}:5:18: " in printed
+    assert "overfitting.yaml: fine" in printed
+
+
+@pytest.mark.parametrize("command", ["replay", "backtest"])
+def test_a_policy_that_does_not_load_is_exit_status_2(command: str, live: Run, tmp_path: Path) -> None:
+    """With the error on stderr and nothing on stdout."""
+    path = tmp_path / "policy.yaml"
+    path.write_text("controllers: [\n")
+
+    result = call(command, path, live.folder, "--json")
+
+    assert (result.returncode, result.stdout) == (2, "")
+    assert f"{path}:" in result.stderr
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("runs", "/nowhere/at/all"),
+        ("show", "/nowhere/at/all"),
+        ("query", "/nowhere/at/all", "SELECT 1"),
+        ("serve", "/nowhere/at/all"),
+        ("show", "../../etc", "--store", "."),
+        ("replay", "no-such-policy.yaml", "x"),
+    ],
+)
+def test_what_cannot_be_opened_is_exit_status_2_without_a_trace(arguments: tuple[str, ...]) -> None:
+    """A sentence on stderr, nothing on stdout."""
+    result = call(*arguments)
+
+    assert (result.returncode, result.stdout) == (2, "")
+    assert result.stderr.startswith("error: ")
+    assert "Traceback" not in result.stderr
+
+
+def test_a_folder_that_is_no_run_does_not_hide_the_others(demo_store: Path, tmp_path: Path) -> None:
+    """A broken run is named on stderr; the rest is listed."""
+    store = tmp_path / "runs"
+    shutil.copytree(demo_store, store)
+    (store / "notes").mkdir()
+    (store / "broken").mkdir()
+    (store / "broken" / "run.json").write_text("{")
+
+    result = call("runs", store, "--json")
+
+    assert len(lines(result.stdout)) == 3
+    assert "broken" in result.stderr
+
+
+def test_every_command_explains_itself() -> None:
+    """``--help`` works everywhere, and the overview lists what there is."""
+    overview = steptape("--help")
+    commands = ("demo", "runs", "show", "replay", "backtest", "verify", "check", "query", "export", "seal", "serve")
+
+    assert all(command in overview for command in commands)
+    assert all(steptape(command, "--help") for command in commands[:3])

@@ -1,0 +1,259 @@
+"""Backtest: its numbers against hand-made runs and against a plain recomputation; what it leaves out, and says so."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from steptape.replay import Backtest, aggregate, backtest, declared_objective, report_json, summary_lines, table_rows
+from steptape.rules import Policy, parse_policy
+from steptape.store import Event, Plan, Run, TelemetryError, open_run, open_store
+
+STOP_ABOVE_2 = """
+controllers:
+  - {name: stop, triggers: [on_step_end], rule: loss > 2, operations: [hfcontrols.should_training_stop]}
+"""
+SECOND_NS = 1_000_000_000
+
+
+@pytest.fixture
+def policy() -> Policy:
+    """Stops at the first loss above 2."""
+    return parse_policy(STOP_ABOVE_2)
+
+
+@pytest.fixture
+def record(store_record: Callable[..., Path]) -> Callable[..., Run]:
+    """Maker of sealed runs: a step each second, evaluations and checkpoints after the steps named."""
+
+    def make(
+        losses: list[float],
+        *,
+        evals: dict[int, float] | None = None,
+        saves: dict[int, int | None] | None = None,
+        run_id: str = "run-1",
+        **info: Any,
+    ) -> Run:
+        events = []
+        for step, loss in enumerate(losses, start=1):
+            at = {"step": step, "elapsed_ns": step * SECOND_NS, "time_ns": step * SECOND_NS}
+            events.append(Event("step_end", metrics={"loss": loss}, **at))
+            if step in (evals or {}):
+                events.append(Event("evaluate", metrics={"eval_loss": (evals or {})[step]}, **at))
+            if step in (saves or {}):
+                events.append(Event("save", attrs={"path": f"{step}.pt", "size_bytes": (saves or {})[step]}, **at))
+        return open_run(store_record(events, run_id=run_id, sealed=True, **info))
+
+    return make
+
+
+def one(report: Backtest) -> Any:
+    """The JSON of a report's only run."""
+    (run,) = report_json(report)["runs"]
+    return run
+
+
+def test_a_stop_saves_what_came_after_it(policy: Policy, record: Callable[..., Run]) -> None:
+    """Steps, seconds, checkpoints and bytes of the recorded continuation; best and final against those at the stop."""
+    run = record(
+        [1, 1, 3, 1, 1, 1],
+        evals={1: 0.9, 2: 0.5, 4: 0.4, 6: 0.7},
+        saves={2: 100, 4: 100, 6: 50},
+        plan=Plan(total_steps=6),
+    )
+
+    result = one(backtest(policy, [run]))
+
+    assert result["stop"]["step"] == 3
+    assert result["saved"] == {"steps": 3, "seconds": 3.0, "checkpoints": 2, "checkpoint_bytes": 150}
+    assert (result["recorded"]["best"], result["recorded"]["best_step"], result["recorded"]["final"]) == (0.4, 4, 0.7)
+    assert (result["predicted"]["best"], result["predicted"]["best_step"], result["predicted"]["final"]) == (
+        0.5,
+        2,
+        0.5,
+    )
+    assert result["regret"]["absolute"] == pytest.approx(0.1)
+    assert result["regret"]["relative"] == pytest.approx(0.25)
+    assert [decision["validity"] for decision in result["decisions"]] == ["prefix-exact"]
+    assert result["notes"] == []
+
+
+def test_a_policy_that_never_fires_saves_nothing(policy: Policy, record: Callable[..., Run]) -> None:
+    """The run as it was is the run as it would have been."""
+    result = one(backtest(policy, [record([1, 1], evals={2: 0.5}, saves={1: 10})]))
+
+    assert (result["fired"], result["stop"]) == (False, None)
+    assert result["predicted"] == result["recorded"]
+
+
+def test_checkpoints_that_rules_ask_for_replace_the_run_s_own(record: Callable[..., Run]) -> None:
+    """Each is taken to be as large as the run's checkpoints are on average."""
+    policy = parse_policy("""
+controllers:
+  - {name: keep, triggers: [on_evaluate], rule: eval_loss < 0.6, operations: [hfcontrols.should_save]}
+""")
+    run = record([1] * 4, evals={1: 0.9, 2: 0.5, 3: 0.55, 4: 0.9}, saves={1: 100, 2: 100, 3: 100, 4: 140})
+
+    result = one(backtest(policy, [run]))
+
+    assert (result["recorded"]["checkpoints"], result["predicted"]["checkpoints"]) == (4, 2)
+    assert result["saved"]["checkpoint_bytes"] == 440 - 2 * 110
+
+
+def test_after_a_diverting_decision_no_number_is_given(record: Callable[..., Run]) -> None:
+    """Unknown is None and a sentence, never a point value."""
+    policy = parse_policy("""
+controllers:
+  - {name: skip, triggers: [on_step_end], rule: loss > 2, operations: [hfcontrols.should_epoch_stop]}
+""")
+
+    report = backtest(policy, [record([1, 3, 1], evals={1: 0.5})])
+    result = one(report)
+
+    assert result["predicted"] is None
+    assert set(result["saved"].values()) == {None}
+    assert "not known" in result["notes"][0]
+    assert report_json(report)["aggregate"]["not_known"] == 1
+    assert table_rows(report)[0][1] == "not known"
+
+
+def test_regret_is_absolute_only_where_the_best_is_near_zero(policy: Policy, record: Callable[..., Run]) -> None:
+    """Nothing is divided by zero."""
+    result = one(backtest(policy, [record([1, 3, 1], evals={1: 0.5, 3: 0.0})]))
+
+    assert result["regret"] == {"absolute": 0.5, "relative": None}
+
+
+def test_nan_evaluations_are_never_the_best(policy: Policy, record: Callable[..., Run]) -> None:
+    """A diverged evaluation does not count as progress."""
+    result = one(backtest(policy, [record([1, 1], evals={1: math.nan, 2: 0.5})]))
+
+    assert (result["recorded"]["best"], result["recorded"]["best_step"]) == (0.5, 2)
+
+
+def test_a_run_that_ended_before_its_plan_is_said_to_bound_the_savings(
+    policy: Policy, record: Callable[..., Run]
+) -> None:
+    """What it would have gone on to do is not known."""
+    result = one(backtest(policy, [record([1, 3, 1], plan=Plan(total_steps=100), status="failed")]))
+
+    assert "failed at step 3 of 100" in result["notes"][0]
+
+
+def test_runs_that_cannot_be_judged_are_excluded_with_the_reason(
+    policy: Policy, record: Callable[..., Run], store_record: Callable[..., Path]
+) -> None:
+    """Nothing is left out silently."""
+    good = record([1, 3])
+    empty = open_run(store_record([Event("train_begin")], run_id="empty", sealed=True))
+
+    report = backtest(policy, [good, empty])
+
+    assert [run.run_id for run in report.excluded] == ["empty"]
+    assert any("Excluded empty: it recorded no step" in line for line in summary_lines(report))
+
+
+def test_the_objective_is_declared_or_guessed_only_when_one_can_be_meant(record: Callable[..., Run]) -> None:
+    """And the report says which."""
+    policy = parse_policy(STOP_ABOVE_2)
+    run = record([1], evals={1: 0.5})
+
+    guessed = report_json(backtest(policy, [run]))["objective"]
+    declared = report_json(backtest(policy, [run], objective=declared_objective("eval_acc", None)))["objective"]
+
+    assert guessed == {"metric": "eval_loss", "mode": "min", "guessed": True}
+    assert declared == {"metric": "eval_acc", "mode": "max", "guessed": False}
+
+
+@pytest.mark.parametrize(("metric", "mode"), [("reward", None), ("eval_loss", "least")])
+def test_an_objective_whose_direction_is_not_clear_is_refused(metric: str, mode: str | None) -> None:
+    """Guessing the wrong way would turn the report upside down."""
+    with pytest.raises(TelemetryError):
+        declared_objective(metric, mode)
+
+
+def test_without_an_objective_regret_is_not_invented(policy: Policy, store_record: Callable[..., Path]) -> None:
+    """Two losses that could both be meant: the report asks."""
+    events = [
+        Event("step_end", step=1, metrics={"loss": 3.0}),
+        Event("evaluate", step=1, metrics={"a_loss": 1.0, "b_loss": 2.0}),
+    ]
+
+    report = backtest(policy, [open_run(store_record(events))])
+
+    assert report.objective is None
+    assert one(report)["regret"] == {"absolute": None, "relative": None}
+    assert any("--objective" in line for line in summary_lines(report))
+
+
+def test_the_aggregate_is_the_sum_of_the_runs(policy: Policy, record: Callable[..., Run]) -> None:
+    """Over all runs that were judged."""
+    runs = [
+        record([1, 3, 1, 1], evals={1: 0.5, 4: 0.4}, run_id="a"),
+        record([1, 1], evals={2: 0.5}, run_id="b"),
+        record([3, 1], evals={2: 0.5}, run_id="c"),
+    ]
+
+    total = aggregate(backtest(policy, runs))
+
+    assert (total["runs"], total["fired"], total["stopped"]) == (3, 2, 2)
+    assert (total["steps"], total["steps_saved"], total["seconds_saved"]) == (8, 3, 3.0)
+    assert total["relative_regret"]["runs"] == 2
+    assert total["relative_regret"]["max"] == pytest.approx(0.25)
+    assert total["validity"] == {"prefix-exact": 2}
+
+
+def test_a_frame_has_one_row_a_run(policy: Policy, record: Callable[..., Run]) -> None:
+    """As a polars frame, for notebooks."""
+    frame = backtest(policy, [record([1, 3, 1], evals={1: 0.5})]).frame()
+
+    assert frame.select("run_id", "stop_step", "steps_saved").rows() == [("run-1", 2, 1)]
+
+
+def test_the_demo_s_numbers_agree_with_a_plain_recomputation(demo_store: Path) -> None:
+    """A loop over the exported events, written without a line of the engine, finds the same stop and savings."""
+    from steptape.rules import load_policy, shipped_policies
+
+    run = next(run for run in open_store(demo_store) if run.info.last.policy is None)
+    events = list(run.events())
+    result = one(backtest(load_policy(shipped_policies()["trac_fig4"]), [run]))
+
+    window: list[float] = []
+    saves: set[int] = set()
+    counts = {"drop": 0, "near": 0, "stop": 0}
+    stop = None
+    for index, event in enumerate(events):
+        if event.kind == "evaluate":
+            window = [*window, event.metrics["eval_loss"]][-10:]
+        if event.kind != "step_end" or stop is not None:
+            continue
+        drop = len(window) > 1 and window[-1] <= 0.85 * window[-2]
+        total = 0.0
+        for value in window:
+            total += value
+        near = len(window) > 9 and 0.9 * window[-1] <= total / len(window) <= 1.1 * window[-1]
+        if window:
+            for name, truth, patience in (("drop", drop, 1), ("near", near, 10), ("stop", near, 20)):
+                counts[name] = counts[name] + 1 if truth else 0
+                if counts[name] > patience:
+                    counts[name] = 0
+                    if name == "stop":
+                        stop = (index, event)
+                    else:
+                        saves.add(index)
+    assert stop is not None
+    stop_index, stop_event = stop
+    evals = [(i, e.metrics["eval_loss"]) for i, e in enumerate(events) if e.kind == "evaluate"]
+    before = [value for i, value in evals if i <= stop_index]
+
+    assert result["stop"]["step"] == stop_event.step
+    assert result["stop"]["event_index"] == stop_index
+    assert result["saved"]["steps"] == 2000 - stop_event.step
+    assert result["saved"]["seconds"] == pytest.approx((events[-1].elapsed_ns - stop_event.elapsed_ns) / 1e9)
+    assert result["predicted"]["checkpoints"] == len(saves)
+    assert result["recorded"]["best"] == min(value for _, value in evals)
+    assert (result["predicted"]["best"], result["predicted"]["final"]) == (min(before), before[-1])

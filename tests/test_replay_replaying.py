@@ -1,0 +1,218 @@
+"""Replay: what a policy decides over a recorded stream, with what validity, and that nothing later matters."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from steptape.recorder import Recorder
+from steptape.replay import Judged, Validity, replay, verify
+from steptape.rules import Policy, load_policy, parse_policy, shipped_policies
+from steptape.store import Event, open_run
+
+
+def policy_of(rule: str, *, trigger: str = "on_step_end", operation: str = "should_training_stop") -> Policy:
+    """A policy with one controller."""
+    return parse_policy(
+        f"controllers:\n  - name: it\n    triggers: [{trigger}]\n    rule: {rule}\n"
+        f"    operations: [hfcontrols.{operation}]\n"
+    )
+
+
+def losses(*values: float) -> list[Event]:
+    """A stream of ``step_end`` events."""
+    return [Event("step_end", step=i + 1, seq=i, metrics={"loss": value}) for i, value in enumerate(values)]
+
+
+def places(judged: Sequence[Judged]) -> list[tuple[int, str]]:
+    """Index and label of each decision."""
+    return [(entry.event_index, str(entry.validity)) for entry in judged]
+
+
+def test_a_stop_is_prefix_exact_and_the_fold_goes_on_after_it() -> None:
+    """The recorded continuation is what not stopping has cost, so later decisions are shown as well."""
+    replayed = replay(policy_of("loss > 2"), losses(1, 3, 1, 4))
+
+    assert places(replayed.decisions) == [(1, "prefix-exact"), (3, "prefix-exact")]
+    assert replayed.stop is replayed.decisions[0]
+    assert replayed.reached == replayed.decisions[:1]
+
+
+@pytest.mark.parametrize("operation", ["should_save", "should_log"])
+def test_what_does_not_touch_the_trajectory_is_exact(operation: str) -> None:
+    """A checkpoint or a log line changes nothing."""
+    assert places(replay(policy_of("loss > 2", operation=operation), losses(1, 3)).decisions) == [(1, "exact")]
+
+
+def test_an_epoch_stop_censors_itself_and_everything_after_it() -> None:
+    """Nothing recorded tells how the run would have gone on."""
+    policy = parse_policy("""
+controllers:
+  - {name: skip, triggers: [on_step_end], rule: loss > 8, operations: [hfcontrols.should_epoch_stop]}
+  - {name: stop, triggers: [on_step_end], rule: loss < 2, operations: [hfcontrols.should_training_stop]}
+""")
+
+    replayed = replay(policy, losses(5, 9, 5, 1))
+
+    assert places(replayed.decisions) == [(1, "censored"), (3, "censored")]
+    assert replayed.censored_from == 1
+    assert not replayed.is_point
+
+
+def test_a_stop_before_anything_is_censored_is_still_a_point() -> None:
+    """What the policy would have changed later does not matter to a run that it would have ended."""
+    policy = parse_policy("""
+controllers:
+  - {name: stop, triggers: [on_step_end], rule: loss < 2, operations: [hfcontrols.should_training_stop]}
+  - {name: skip, triggers: [on_step_end], rule: loss > 8, operations: [hfcontrols.should_epoch_stop]}
+""")
+
+    assert replay(policy, losses(5, 1, 9)).is_point
+
+
+def test_a_decision_that_reads_an_evaluation_which_the_log_lacks_is_censored() -> None:
+    """The policy asks for an evaluation that was never made; a rule that would have read it cannot be judged."""
+    policy = parse_policy("""
+controllers:
+  - {name: look, triggers: [on_step_end], rule: loss < 2, operations: [hfcontrols.should_evaluate]}
+  - {name: stop, triggers: [on_step_end], rule: eval_loss > 3, operations: [hfcontrols.should_training_stop]}
+  - {name: save, triggers: [on_step_end], rule: loss > 5, operations: [hfcontrols.should_save]}
+""")
+    stream = [
+        Event("evaluate", step=0, metrics={"eval_loss": 1.0}),
+        *losses(4, 1),
+        Event("evaluate", step=4, metrics={"eval_loss": 4.0}),
+        Event("step_end", step=5, metrics={"loss": 6.0}),
+    ]
+
+    replayed = replay(policy, stream)
+
+    assert places(replayed.decisions) == [(2, "exact"), (4, "censored"), (4, "exact")]
+    assert replayed.censored_from == 2
+
+
+def test_an_evaluation_that_the_log_has_censors_nothing() -> None:
+    """Asked for and made: the recorded value is the one that the rule would have seen."""
+    policy = parse_policy("""
+controllers:
+  - {name: look, triggers: [on_step_end], rule: loss < 2, operations: [hfcontrols.should_evaluate]}
+  - {name: stop, triggers: [on_evaluate], rule: eval_loss > 3, operations: [hfcontrols.should_training_stop]}
+""")
+    stream = [*losses(4, 1), Event("evaluate", step=2, seq=2, metrics={"eval_loss": 4.0})]
+
+    assert places(replay(policy, stream).decisions) == [(1, "exact"), (2, "prefix-exact")]
+
+
+def test_what_the_recorded_run_decided_itself_is_observed(tmp_path: Path) -> None:
+    """Replaying a run under its own rules finds decisions that really happened; recorded decisions take no index."""
+    policy = policy_of("loss > 2", operation="should_save")
+    with Recorder(tmp_path, rules=policy) as rec:
+        for loss in (1.0, 3.0, 1.0, 4.0):
+            rec.step(loss=loss)
+
+    replayed = replay(policy, open_run(rec.folder))
+
+    assert places(replayed.decisions) == [(2, "observed"), (4, "observed")]
+
+
+def test_what_fires_before_the_stream_has_index_minus_one() -> None:
+    """``init_end`` precedes every event."""
+    (decision,) = replay(policy_of('"True"', trigger="on_init_end", operation="should_log"), losses(1)).decisions
+
+    assert (decision.event_index, decision.event) == (-1, "init_end")
+
+
+def test_only_the_deciding_rank_is_folded() -> None:
+    """Other ranks' events are data, not input of the rules."""
+    stream = [*losses(1), Event("step_end", rank=1, metrics={"loss": 9.0})]
+
+    assert replay(policy_of("loss > 2"), stream).decisions == ()
+
+
+def test_rule_errors_come_once_with_their_count() -> None:
+    """A failing rule is not silent and not a flood."""
+    replayed = replay(policy_of("1 / loss > 2"), losses(0, 0, 0.1))
+
+    assert [entry.to_json()["error"] for entry in replayed.outcomes if entry.validity is None] != []
+    assert replayed.error_counts == {"it": 2}
+    assert [entry.event_index for entry in replayed.decisions] == [2]
+
+
+def test_values_of_a_decision_that_are_not_finite_are_spelt_out() -> None:
+    """Every line of JSON is strict."""
+    (decision,) = replay(policy_of("isnan(loss)"), losses(1, math.nan)).decisions
+
+    assert decision.to_json() == {
+        "event_index": 1,
+        "event": "step_end",
+        "step": 2,
+        "controller": "it",
+        "operations": ["hfcontrols.should_training_stop"],
+        "values": {"isnan(loss)": True, "loss": "NaN"},
+        "validity": "prefix-exact",
+    }
+
+
+numbers = st.one_of(
+    st.floats(min_value=0, max_value=10), st.sampled_from([math.nan, math.inf, -math.inf, 0.0, 1.0, 1e17])
+)
+streams = st.lists(st.tuples(st.sampled_from(["step_end", "step_end", "log", "evaluate"]), numbers), max_size=60)
+
+
+def stream_of(drawn: Sequence[tuple[str, float]]) -> list[Event]:
+    """Drawn kinds and values as a run that every shipped policy finds something in."""
+    events = []
+    step = 0
+    for seq, (kind, value) in enumerate(drawn):
+        step += kind == "step_end"
+        name = "eval_loss" if kind == "evaluate" else "loss"
+        events.append(Event(kind, step=step, seq=seq, epoch=step / 7, metrics={name: value, "grad_norm": value * 2}))
+    return events
+
+
+@pytest.mark.parametrize("name", sorted(shipped_policies()))
+@given(drawn=streams, cut=st.integers(0, 60))
+@settings(max_examples=60, deadline=None)
+def test_nothing_after_an_event_changes_a_decision_up_to_it(
+    name: str, drawn: list[tuple[str, float]], cut: int
+) -> None:
+    """Cutting the stream, or poisoning what follows, leaves every earlier decision as it was."""
+    policy = load_policy(shipped_policies()[name])
+    stream = stream_of(drawn)
+    poisoned = [event._replace(metrics=dict.fromkeys(event.metrics, math.nan)) for event in stream[cut:]]
+
+    whole = [entry.outcome for entry in replay(policy, stream).outcomes if entry.event_index < cut]
+    truncated = [entry.outcome for entry in replay(policy, stream[:cut]).outcomes]
+    after_poison = [e.outcome for e in replay(policy, [*stream[:cut], *poisoned]).outcomes if e.event_index < cut]
+
+    assert str(whole) == str(truncated) == str(after_poison)
+
+
+@pytest.mark.parametrize("name", sorted(shipped_policies()))
+def test_live_equals_replay(name: str, tmp_path: Path) -> None:
+    """The decisions that a run recorded are the decisions that its replay yields, value for value."""
+    policy = load_policy(shipped_policies()[name])
+    values = [2 / (1 + i / 10) + (5 if i % 37 == 36 else 0) for i in range(150)] + [math.nan, 1.0, math.inf, 1.0]
+    with Recorder(tmp_path, rules=policy, log_every=1) as rec:
+        rec.epoch_begin()
+        for i, value in enumerate(values):
+            control = rec.step(loss=value, grad_norm=value * 2)
+            if i % 5 == 4:
+                rec.evaluate(eval_loss=0.1 + abs(i - 90) / 100)
+            if control.should_save:
+                rec.save("model.pt", size_bytes=10)
+
+    verdict = verify(open_run(rec.folder))
+
+    assert verdict.outcomes > 0
+    assert verdict.identical
+
+
+def test_labels_are_the_words_of_the_documentation() -> None:
+    """They appear in files, so they are promises."""
+    assert [str(label) for label in Validity] == ["observed", "exact", "prefix-exact", "censored"]

@@ -1,0 +1,148 @@
+"""Verify: record and replay side by side; any tampering is found and shown."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+import pytest
+
+from steptape.recorder import Recorder
+from steptape.replay import verify
+from steptape.store import Run, TelemetryError, UnsupportedVersion, open_run
+
+POLICY = """
+controllers:
+  - name: high
+    triggers: [on_step_end]
+    rule: loss > mean(loss, 3)
+    operations: [hfcontrols.should_save]
+  - name: fails
+    triggers: [on_step_end]
+    rule: 1 / (loss - 2) > 5
+    operations: [hfcontrols.should_log]
+"""
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    """A sealed run with decisions and a rule error."""
+    policy = tmp_path / "policy.yaml"
+    policy.write_text(POLICY)
+    with Recorder(tmp_path / "runs", rules=policy) as rec:
+        for loss in (1.0, 3.0, 2.0, 5.0, math.nan, 1.0, 4.0):
+            rec.step(loss=loss)
+    return open_run(rec.folder)
+
+
+def tampered(run: Run, change: Callable[[pa.Table], pa.Table]) -> Run:
+    """A copy of the run whose events were changed and written back by somebody who knows Parquet."""
+    copy = run.folder.parent / "copy"
+    shutil.copytree(run.folder, copy)
+    (path,) = copy.glob("events-*.parquet")
+    pq.write_table(change(pq.read_table(path)), path)
+    return open_run(copy)
+
+
+def with_attrs(table: pa.Table, change: Callable[[dict[str, object]], None]) -> pa.Table:
+    """The table with the attributes of its second decision changed."""
+    rows = [i for i, kind in enumerate(table["kind"].to_pylist()) if kind == "decision"]
+    attrs = table["attrs"].to_pylist()
+    document = json.loads(attrs[rows[1]])
+    change(document)
+    attrs[rows[1]] = json.dumps(document)
+    return table.set_column(table.column_names.index("attrs"), "attrs", pa.array(attrs, pa.string()))
+
+
+def test_an_untouched_run_verifies(run: Run) -> None:
+    """Decisions, rule errors and their values agree."""
+    verdict = verify(run)
+
+    assert verdict.identical
+    assert verdict.outcomes == 3
+    assert len(verdict.digest) == 64
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("controller", "low"),
+        ("operations", ["hfcontrols.should_training_stop"]),
+        ("values", {"loss": 5.0, "mean(loss, 3)": 3.3333333333333331}),
+        ("event_seq", 3),
+        ("trigger", "on_log"),
+    ],
+)
+def test_a_decision_that_was_changed_is_the_first_difference(run: Run, key: str, value: object) -> None:
+    """Whatever part of it was touched."""
+    copy = tampered(run, lambda table: with_attrs(table, lambda attrs: attrs.update({key: value})))
+
+    difference = verify(copy).difference
+
+    assert difference is not None
+    assert difference.recorded != difference.replayed
+
+
+def test_a_decision_that_was_removed_is_missed(run: Run) -> None:
+    """The replay has one more."""
+
+    def drop_last(table: pa.Table) -> pa.Table:
+        last = [i for i, kind in enumerate(table["kind"].to_pylist()) if kind == "decision"][-1]
+        return pa.concat_tables([table.slice(0, last), table.slice(last + 1)])
+
+    difference = verify(tampered(run, drop_last)).difference
+
+    assert difference is not None
+    assert difference.recorded is None
+
+
+def test_a_loss_that_was_changed_changes_the_replay(run: Run) -> None:
+    """The facts and the decisions no longer fit."""
+
+    def lower(table: pa.Table) -> pa.Table:
+        loss = pc.if_else(pc.equal(table["loss"], 5.0), 0.5, table["loss"])
+        return table.set_column(table.column_names.index("loss"), "loss", loss)
+
+    assert not verify(tampered(run, lower)).identical
+
+
+def test_a_policy_that_was_changed_cannot_be_verified_by(run: Run) -> None:
+    """The text kept with the run must have the digest that was recorded."""
+    path = run.folder / "run.json"
+    path.write_text(path.read_text().replace("loss > mean", "loss >= mean"))
+
+    with pytest.raises(TelemetryError, match="digest"):
+        verify(run)
+
+
+def test_other_semantics_are_refused_rather_than_compared(run: Run) -> None:
+    """Another version of the engine may rightly decide otherwise."""
+    path = run.folder / "run.json"
+    document = json.loads(path.read_text())
+    document["attempts"][0]["policy"]["semantics_version"] = 999
+    path.write_text(json.dumps(document))
+
+    with pytest.raises(UnsupportedVersion):
+        verify(run)
+
+
+def test_a_run_without_rules_has_nothing_to_differ_in(tmp_path: Path) -> None:
+    """And says so."""
+    with Recorder(tmp_path) as rec:
+        rec.step(loss=1.0)
+
+    verdict = verify(open_run(rec.folder))
+
+    assert (verdict.identical, verdict.outcomes, verdict.note) == (True, 0, "no rules were live")
+
+
+def test_the_digest_is_the_same_before_and_after_sealing(run: Run) -> None:
+    """It covers what was decided, not how it is stored."""
+    assert dataclasses.asdict(verify(run)) == dataclasses.asdict(verify(open_run(run.folder)))

@@ -1,0 +1,53 @@
+"""YAML with positions: the place of a character, however the scalar around it is written."""
+
+from __future__ import annotations
+
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from steptape.rules.document import Document, Place
+
+words = st.lists(st.text(alphabet="abcäß'\"\\#:-é0", min_size=1, max_size=6), min_size=1, max_size=40)
+
+
+@settings(deadline=None)
+@given(words, st.sampled_from([None, "'", '"', ">", "|"]), st.integers(10, 40), st.booleans(), st.data())
+def test_the_place_of_a_character_is_where_it_stands_in_the_file(
+    drawn: list[str], style: str | None, width: int, allow_unicode: bool, data: st.DataObject
+) -> None:
+    """PyYAML writes a text in some style and folds it; the place leads to the same character."""
+    value = " ".join(drawn)
+    text = "# head\n" + yaml.safe_dump(
+        {"k": [{"rule": value}]}, default_style=style, width=width, allow_unicode=allow_unicode
+    )
+    document = Document(text, "p.yaml")
+    node = document.root.value[0][1].value[0].value[0][1]  # type: ignore[union-attr]
+    assert node.value.rstrip("\n") == value
+    offset = data.draw(st.sampled_from([at for at, character in enumerate(value) if not character.isspace()]))
+
+    place = document.place_in(node, offset)
+
+    found = text.split("\n")[place.line - 1][place.column - 1 :]
+    expected = value[offset]
+    if node.style == '"' and found.startswith("\\"):
+        assert yaml.safe_load(f'"{found[: {"x": 4, "u": 6}.get(found[1], 2)]}"') == expected
+    else:
+        assert found.startswith(expected)
+
+
+def test_places_count_lines_of_every_kind_of_line_end() -> None:
+    """Carriage returns, alone or with a newline."""
+    document = Document("a: 1\r\nb: 2\rrule: 'x\r\n  y'\n", "p.yaml")
+    node = document.root.value[2][1]  # type: ignore[union-attr]
+
+    assert document.place_in(node, 0) == Place(3, 8)
+    assert document.place_in(node, 2) == Place(4, 3)
+
+
+def test_an_offset_beyond_the_end_leads_to_the_last_character() -> None:
+    """Errors at the end of a rule have a place too."""
+    document = Document("rule: ab\n", "p.yaml")
+    node = document.root.value[0][1]  # type: ignore[union-attr]
+
+    assert document.place_in(node, 99) == Place(1, 8)

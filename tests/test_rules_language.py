@@ -1,0 +1,130 @@
+"""LANGUAGE.md is a promise: what it says is what the code does."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+import steptape.rules
+from steptape.rules import Engine, binding, document, expressions, operations, operators, parse_policy, schema, text
+from steptape.rules.functions import FUNCTIONS, METHODS
+from steptape.rules.metrics import METRICS, TrainingState
+from steptape.rules.operations import OPERATIONS
+from steptape.store.events import INIT_END, LOOP_KINDS, Event
+from steptape.store.plan import Plan
+
+PAGE = (Path(steptape.rules.__file__).parents[1] / "LANGUAGE.md").read_text(encoding="utf-8")
+
+
+def section(title: str) -> str:
+    """A section's text, up to the next heading of any level."""
+    return re.split(r"^#+ ", PAGE.split(f"# {title}\n", 1)[1], maxsplit=1, flags=re.MULTILINE)[0]
+
+
+def rows(title: str) -> list[list[str]]:
+    """The cells of the first table of a section, without its head."""
+    lines = [line for line in section(title).splitlines() if line.startswith("|")]
+    return [[cell.strip() for cell in line[1:-1].split("|")] for line in lines[2:]]
+
+
+def test_the_function_table_is_the_table_of_the_code() -> None:
+    """Every function, every form of it, and the sentence that says what it does."""
+    documented = [(cells[0].replace("`", ""), cells[1]) for cells in rows("Functions")]
+
+    assert documented == [(function.signature, function.meaning) for function in FUNCTIONS.values()]
+
+
+def test_every_documented_method_is_there_and_no_other() -> None:
+    """All of them read only."""
+    listed = re.findall(r"`([a-z]+)`", section("Rules").split("these methods")[1].split("`a.b`")[0])
+
+    assert sorted(listed) == sorted(METHODS)
+
+
+def test_the_tables_name_all_keys_triggers_metrics_and_operations() -> None:
+    """Nothing is undocumented."""
+    keys = section("The file")
+
+    assert re.findall(r"^ *(on_\w+)", section("Triggers and the order of events"), re.MULTILINE) == [
+        f"on_{kind}" for kind in (INIT_END, *LOOP_KINDS)
+    ]
+    assert all(f"`{key}`" in keys for key in schema._ROOT_KEYS)
+    assert sorted(cells[0].strip("` ") for cells in rows("Controller metrics")) == sorted(METRICS)
+    for cells in rows("Operations"):
+        actions = re.findall(r"should_\w+", cells[2])
+        assert actions == list(OPERATIONS[cells[0].strip("` ")].actions)
+
+
+def test_the_limits_are_those_of_the_code() -> None:
+    """In the words of the table."""
+    limits = {cells[0]: cells[1] for cells in rows("Limits")}
+
+    assert limits["policy file"] == (
+        f"{document.MAX_BYTES >> 20} MiB, {document.MAX_NODES:,} values with aliases expanded, "
+        f"{document.MAX_DEPTH} levels"
+    )
+    assert limits["rule"] == (f"{expressions.MAX_RULE_LENGTH:,} characters, {expressions.MAX_EXPRESSION_DEPTH} levels")
+    assert limits["window"] == f"{binding.MAX_WINDOW:,} values"
+    assert f"{operators.MAX_BITS:,} bits" in limits["base and exponent of `**`"]
+    assert limits["containers as text"] == f"{text.MAX_RENDERED_VALUES:,} values"
+    assert limits["format width and precision"] == f"{text.MAX_WIDTH:,}"
+    assert limits["log message"] == f"{operations.MAX_MESSAGE_LENGTH:,} characters"
+
+
+def test_the_version_of_the_page_is_that_of_the_semantics() -> None:
+    """It grows with every change of meaning."""
+    assert f"language, version {steptape.rules.SEMANTICS_VERSION}." in PAGE.replace("\n", " ")
+
+
+@pytest.mark.parametrize("block", re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL))
+def test_every_policy_on_the_page_loads(block: str) -> None:
+    """Whole files as they are; a patience within a controller."""
+    if block.startswith(" "):
+        block = f"controllers:\n  - name: c\n    triggers: []\n    rule: 'True'\n    operations: []\n{block}"
+
+    assert parse_policy(block).digest
+
+
+def test_the_first_policy_does_what_the_page_says() -> None:
+    """A fifth high loss in a row saves and stops, and so does NaN at once, without saving."""
+    engine = Engine(parse_policy(re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)[0]))
+    losses = [1.0] * 50 + [20.0] * 5 + [float("nan")]
+
+    fired = {
+        step: outcome.operations  # type: ignore[union-attr]
+        for step, loss in enumerate(losses)
+        for outcome in engine.observe(Event("step_end", step=step, metrics={"loss": loss}))
+    }
+
+    assert fired == {
+        54: ("hfcontrols.should_save", "hfcontrols.should_training_stop"),
+        55: ("hfcontrols.should_training_stop",),
+    }
+
+
+def test_the_patience_table_is_what_happens() -> None:
+    """Each of its rows, over the answers of the page."""
+    answers = re.search(r"answers ((?:[TF] )+[TF]),", section("Patience"))
+    assert answers is not None
+    patiences = ["", "{}", "{patience_threshold: 2}", "{patience_threshold: 2, mode: no_reset_on_failure}"]
+    happened = []
+    for patience in patiences:
+        more = f"    patience: {patience}\n" if patience else ""
+        controller = f"  - name: c\n    triggers: [on_log]\n    rule: a == 1\n    operations: []\n{more}"
+        engine = Engine(parse_policy(f"controllers:\n{controller}"))
+        events = [
+            Event("log", seq=seq, metrics={"a": float(letter == "T")}) for seq, letter in enumerate(answers[1].split())
+        ]
+        happened.append(" ".join(str(outcome.seq) for event in events for outcome in engine.observe(event)))
+
+    assert happened == [cells[1] for cells in rows("Patience")]
+
+
+def test_the_state_keys_of_the_page_are_keys_of_the_metric() -> None:
+    """Those that a loop fills in."""
+    row = next(cells for cells in rows("Controller metrics") if "TrainingState" in cells[0])
+    state = TrainingState({}, Plan()).compute(Event("step_end"))
+
+    assert set(re.findall(r"`(\w+)`", row[3])) <= set(state)

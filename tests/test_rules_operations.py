@@ -1,0 +1,179 @@
+"""Operations: what they ask for, and what a log message can and cannot show."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from steptape.rules import Decision, Effect, Engine, LogMessage, PolicyError, parse_policy
+from steptape.rules.operations import LogControl
+from steptape.rules.unavailable import UNAVAILABLE
+from steptape.store.errors import TelemetryError
+from steptape.store.events import Event
+
+NAMES = {
+    "step": 7,
+    "epoch": None,
+    "w": {"training_loss": {"loss": [3.0, 2.5]}, "a b": 1, "0": "zero"},
+    "m": UNAVAILABLE,
+    "big": "x" * 50_000,
+    "flag": True,
+}
+
+
+def rendered(template: str) -> str:
+    """A message over the names above."""
+    return LogControl({"log_format": template, "log_level": "INFO"}).message("n.should_log", NAMES).text
+
+
+@pytest.mark.parametrize(
+    ("template", "expected"),
+    [
+        ("plain", "plain"),
+        ("{step} {epoch} {flag}", "7 None True"),
+        ("{{{step:>4}}}", "{   7}"),
+        ("{w[training_loss][loss][-1]:.2f}", "2.50"),
+        ("{w.training_loss.loss[0]}", "3.0"),
+        ("{w[a b]} {w[0]}", "1 zero"),
+        ("{w}", "{'training_loss': {'loss': [3.0, 2.5]}, 'a b': 1, '0': 'zero'}"),
+        ("{step!s}", "7"),
+        ("{nothing}", "<missing nothing>"),
+        (
+            "{w[none]} {w.training_loss.loss[9]} {step[0]}",
+            "<missing w[none]> <missing w.training_loss.loss[9]> <missing step[0]>",
+        ),
+        ("{m} {m.loss}", "<missing m> <missing m.loss>"),
+        ("{epoch:.2f}", "<not .2f: None>"),
+        ("{w:>10}", "<not >10: a dict>"),
+        ("{step.real} {w.keys} {w.__class__}", "<missing step.real> <missing w.keys> <missing w.__class__>"),
+    ],
+)
+def test_a_message_looks_keys_up_and_says_what_is_missing(template: str, expected: str) -> None:
+    """And never fails."""
+    assert rendered(template) == expected
+
+
+def test_a_message_is_bounded() -> None:
+    """A huge text keeps its ends."""
+    assert len(rendered("{big}{big}")) <= 10_000
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{",
+        "}",
+        "{}",
+        "{0}",
+        "{step!r}",
+        "{step!x}",
+        "{step:{step}}",
+        "{step:9999}",
+        "{step:.9999f}",
+        "{w[}",
+        "{ step }",
+        "{w..a}",
+    ],
+)
+def test_a_malformed_message_is_refused_at_load(template: str) -> None:
+    """Positions, nested and oversized formats included."""
+    with pytest.raises(PolicyError, match="operation 'n', log_format: "):
+        parse_policy(
+            f"operations: [{{name: n, class: LogControl, arguments: {{log_format: '{template}', log_level: INFO}}}}]"
+        )
+
+
+@pytest.mark.parametrize(
+    "escape",
+    [
+        "{step.__class__.__init__.__globals__[os].environ[STEPTAPE_SECRET]}",
+        "{w.__class__.__mro__[1].__subclasses__}",
+        "{w[__class__]}",
+        "{args.__class__.__init__.__globals__[os].environ[STEPTAPE_SECRET]}",
+        "{m.__class__}",
+    ],
+)
+def test_a_message_cannot_reach_attributes(escape: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The way in which TrAC's messages print an environment secret."""
+    monkeypatch.setenv("STEPTAPE_SECRET", "hidden")
+    assert os.environ["STEPTAPE_SECRET"] == "hidden"
+
+    assert rendered(escape) == f"<missing {escape[1:-1]}>"
+
+
+@given(st.text(alphabet="{}[].!:w0s<>=-_f x", max_size=30))
+def test_a_template_is_refused_or_renders(template: str) -> None:
+    """No template and no value makes a message fail."""
+    try:
+        operation = LogControl({"log_format": template, "log_level": "INFO"})
+    except ValueError:
+        return
+
+    assert isinstance(operation.message("n.should_log", NAMES).text, str)
+
+
+POLICY = """
+params: {spike: 2.0}
+controller_metrics: [{name: l, class: Loss}]
+operations:
+  - name: note
+    class: LogControl
+    arguments:
+      log_format: "{event_name} {control_name} {step} {epoch} {l[loss]} {spike} {logs[lr]} {path}"
+      log_level: warning
+controllers:
+  - name: c
+    triggers: [on_log, on_save]
+    rule: "True"
+    operations: [hfcontrols.should_save, note.should_log]
+"""
+
+
+def test_a_decision_carries_its_rendered_messages_in_order() -> None:
+    """With the level in capitals, and what the event itself carried."""
+    engine = Engine(parse_policy(POLICY))
+
+    (logged,) = engine.observe(Event("log", step=3, epoch=0.5, metrics={"loss": 1.5, "lr": 0.1}))
+    (saved,) = engine.observe(Event("save", step=4, attrs={"path": "ckpt-4"}))
+
+    assert isinstance(logged, Decision)
+    assert isinstance(saved, Decision)
+    assert logged.messages == (LogMessage("note.should_log", "WARNING", "on_log c 3 0.5 1.5 2.0 0.1 <missing path>"),)
+    assert saved.messages[0].text == "on_save c 4 None 1.5 2.0 <missing logs[lr]> ckpt-4"
+
+
+@pytest.mark.parametrize(
+    ("operation", "effect"),
+    [
+        ("hfcontrols.should_training_stop", Effect.STOP),
+        ("hfcontrols.should_epoch_stop", Effect.STOP_EPOCH),
+        ("hfcontrols.should_save", Effect.SAVE),
+        ("hfcontrols.should_evaluate", Effect.EVALUATE),
+        ("hfcontrols.should_log", Effect.LOG),
+        ("note.should_log", Effect.MESSAGE),
+    ],
+)
+def test_each_action_has_its_effect(operation: str, effect: Effect) -> None:
+    """What the live side has to do."""
+    assert parse_policy(POLICY).effects(operation) is effect
+
+
+@pytest.mark.parametrize("operation", ["hfcontrols.should_stop", "other.should_log", "note", ""])
+def test_an_action_that_is_not_there_has_no_effect(operation: str) -> None:
+    """It is an error to ask."""
+    with pytest.raises(TelemetryError, match="no such operation"):
+        parse_policy(POLICY).effects(operation)
+
+
+def test_a_policy_can_give_the_default_operations_name_to_its_own() -> None:
+    """Then there is no other hfcontrols."""
+    text = "operations: [{name: hfcontrols, class: LogControl, arguments: {log_format: x, log_level: INFO}}]\n"
+
+    assert parse_policy(text).effects("hfcontrols.should_log") is Effect.MESSAGE
+    with pytest.raises(PolicyError, match=r"unknown action; got 'hfcontrols\.should_save'"):
+        parse_policy(
+            f"{text}controllers: [{{name: c, triggers: [], rule: 'True', operations: [hfcontrols.should_save]}}]"
+        )

@@ -1,0 +1,168 @@
+"""One number from a window: exact, in one order, and NaN wherever a NaN is."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from fractions import Fraction
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from steptape.rules import reductions
+from steptape.rules.errors import Undefined
+
+REDUCTIONS = [
+    reductions.total,
+    reductions.mean,
+    reductions.std,
+    reductions.slope,
+    reductions.least,
+    reductions.greatest,
+]
+
+windows = st.lists(st.floats(-1e6, 1e6), min_size=2, max_size=60)
+
+
+def loop_sum(values: Sequence[float]) -> float:
+    """Plain additions in C, left to right: another implementation of the same order."""
+    return list(itertools.accumulate(values, initial=0.0))[-1]
+
+
+@given(windows)
+def test_the_sum_adds_left_to_right_and_nothing_else(values: list[float]) -> None:
+    """Bit for bit what repeated addition gives, on every version of Python."""
+    result = reductions.total(values)
+
+    assert result.hex() == loop_sum(values).hex()
+
+
+def test_the_sum_is_not_pythons_own_which_changed() -> None:
+    """Python 3.12 compensates and gives 1.0 here; numpy's pairwise order gives other bits again."""
+    values = [0.1] * 10
+
+    assert reductions.total(values) == 0.9999999999999999
+
+
+@given(windows)
+def test_the_mean_is_the_sum_divided_by_the_length(values: list[float]) -> None:
+    """No other formula, bit for bit."""
+    assert reductions.mean(values).hex() == (loop_sum(values) / len(values)).hex()
+
+
+@given(windows)
+def test_reductions_are_near_the_exact_values(values: list[float]) -> None:
+    """Against fractions, within what left-to-right additions of floats can lose."""
+    exact = [Fraction(value) for value in values]
+    mean = sum(exact) / len(exact)
+    variance = sum((value - mean) ** 2 for value in exact) / len(exact)
+    positions = [Fraction(2 * index - len(exact) + 1, 2) for index in range(len(exact))]
+    slope = sum(x * y for x, y in zip(positions, exact, strict=True)) / sum(x * x for x in positions)
+    scale = max(map(abs, values)) + 1e-300
+
+    assert math.isclose(reductions.mean(values), float(mean), rel_tol=0, abs_tol=1e-13 * scale)
+    assert math.isclose(reductions.std(values) ** 2, float(variance), rel_tol=1e-9, abs_tol=1e-12 * scale**2)
+    assert math.isclose(reductions.slope(values), float(slope), rel_tol=1e-9, abs_tol=1e-12 * scale)
+
+
+@given(windows)
+def test_least_and_greatest_are_members(values: list[float]) -> None:
+    """The same as Python's own while no NaN is there."""
+    assert (reductions.least(values), reductions.greatest(values)) == (min(values), max(values))
+
+
+@pytest.mark.parametrize("reduce", REDUCTIONS)
+@given(values=windows, data=st.data())
+def test_a_nan_anywhere_in_a_window_gives_nan(
+    reduce: Callable[[Sequence[float]], float], values: list[float], data: st.DataObject
+) -> None:
+    """The place of the NaN does not matter, nor do infinities beside it."""
+    place = data.draw(st.integers(0, len(values)))
+    window = [*values[:place], math.nan, *values[place:], math.inf]
+
+    assert math.isnan(reduce(window))
+
+
+@pytest.mark.parametrize(
+    ("reduce", "expected"),
+    [
+        (reductions.total, math.inf),
+        (reductions.mean, math.inf),
+        (reductions.std, math.nan),
+        (reductions.slope, math.nan),
+        (reductions.least, 1.0),
+        (reductions.greatest, math.inf),
+    ],
+)
+def test_an_infinity_in_a_window_follows_float_arithmetic(
+    reduce: Callable[[Sequence[float]], float], expected: float
+) -> None:
+    """Nothing is filtered out."""
+    assert repr(reduce([1.0, math.inf, 2.0])) == repr(expected)
+
+
+@pytest.mark.parametrize("reduce", REDUCTIONS)
+def test_an_empty_window_is_undefined(reduce: Callable[[Sequence[float]], float]) -> None:
+    """There is no number to give."""
+    with pytest.raises(Undefined):
+        reduce([])
+
+
+def test_the_slope_of_one_value_is_undefined() -> None:
+    """A line needs two points."""
+    with pytest.raises(Undefined):
+        reductions.slope([1.0])
+
+
+SCRIPT = """
+from steptape.rules import Engine, decision_digest, parse_policy
+from steptape.store.events import Event
+
+policy = parse_policy('''
+controllers:
+  - name: c
+    triggers: [on_step_end]
+    rule: >-
+      mean(loss, 10) + std(loss, 7) + slope(loss, 5) + sum([loss, 0.1, 0.2]) > 0.5
+      and str({"b", "a"}) != f"{loss:.3f}"
+    operations: [hfcontrols.should_save]
+''')
+engine = Engine(policy)
+value, outcomes = 0.1, []
+for step in range(500):
+    value = value * 3.9 * (1 - value)
+    outcomes += engine.observe(Event("step_end", step=step, seq=step, metrics={"loss": value}))
+print(len(outcomes), policy.digest, decision_digest(outcomes))
+"""
+
+
+def interpreters() -> list[str]:
+    """Other versions of Python on this machine, as far as they start."""
+    names = ("python3.11", "python3.12", "python3.13", "python3.14")
+    roots = [*os.environ.get("PATH", "").split(os.pathsep), *map(str, Path.home().glob(".pyenv/versions/*/bin"))]
+    found = {name: str(path) for name in names for root in roots if (path := Path(root, name)).is_file()}
+    return [path for path in found.values() if not subprocess.run([path, "-c", ""], capture_output=True).returncode]
+
+
+def test_decisions_and_digests_are_the_same_on_every_python_at_hand(tmp_path: Path) -> None:
+    """Hash seeds differ too, so that the order of texts in a set cannot matter."""
+    import simpleeval  # type: ignore[import-untyped]
+    import yaml
+
+    root = Path(reductions.__file__).parents[1]
+    (tmp_path / "steptape").symlink_to(root)
+    for module in (simpleeval.__file__, Path(yaml.__file__).parent):
+        (tmp_path / Path(module).name).symlink_to(module)
+    answers = set()
+    for seed, interpreter in enumerate([sys.executable, sys.executable, *interpreters()]):
+        environment = {"PYTHONPATH": str(tmp_path), "PYTHONHASHSEED": str(seed), "PYTHONDONTWRITEBYTECODE": "1"}
+        done = subprocess.run([interpreter, "-c", SCRIPT], capture_output=True, text=True, env=environment, check=True)
+        answers.add(done.stdout)
+
+    assert len(answers) == 1, answers

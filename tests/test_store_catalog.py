@@ -1,0 +1,68 @@
+"""The catalog: settled runs are read once, and whatever changes is seen."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from steptape.store import open_store
+from steptape.store.catalog import SETTLED_NS, Catalog
+
+
+@pytest.fixture
+def settled(store_record: Callable[..., Path], store_steps: Any) -> Path:
+    """A sealed run whose folder has not changed for a while."""
+    folder = store_record(store_steps([1.0, 2.0]), sealed=True, steps=2)
+    back_date(folder)
+    return folder
+
+
+def back_date(folder: Path) -> None:
+    """Make the folder look as if nothing had touched it lately."""
+    past = time.time_ns() - 2 * SETTLED_NS
+    for path in (folder / "run.json", folder):
+        os.utime(path, ns=(past, past))
+
+
+def test_a_settled_run_is_read_once(settled: Path) -> None:
+    """The second look gives the very same entry."""
+    catalog = Catalog(settled.parent)
+
+    assert catalog.entry(settled) is catalog.entry(settled)
+
+
+def test_a_run_that_changed_is_read_again(settled: Path) -> None:
+    """A file more, or another ``run.json``, is seen at once."""
+    catalog = Catalog(settled.parent)
+    before = catalog.entry(settled)
+    path = settled / "run.json"
+    path.write_text(path.read_text().replace('"name": "run-1"', '"name": "renamed"'))
+
+    after = catalog.entry(settled)
+
+    assert (before.summary.name, after.summary.name) == ("run-1", "renamed")
+
+
+def test_a_run_with_a_journal_is_looked_at_every_time(store_record: Callable[..., Path], store_steps: Any) -> None:
+    """Its end moves without its folder showing it."""
+    folder = store_record(store_steps([1.0]), status="running")
+    back_date(folder)
+    catalog = Catalog(folder.parent)
+
+    assert catalog.entry(folder) is not catalog.entry(folder)
+
+
+def test_a_run_that_is_deleted_is_gone_from_the_store(settled: Path) -> None:
+    """Nothing of it is remembered."""
+    store = open_store(settled.parent)
+    listed = store.runs().num_rows
+    for path in settled.iterdir():
+        path.unlink()
+    settled.rmdir()
+
+    assert (listed, store.runs().num_rows) == (1, 0)

@@ -1,0 +1,220 @@
+"""The promise of FORMAT.md: old runs open forever, and anything that reads Parquet reads a run folder."""
+
+from __future__ import annotations
+
+import json
+import math
+import struct
+import subprocess
+import sys
+import zlib
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from steptape.store import Attempt, Event, Plan, PolicyRecord, RunInfo, open_run, open_store
+
+SAMPLE = Path(__file__).parent / "data" / "format-1"
+SEALED, JOURNAL = "20260102T030405-5ea1ed", "20260102T030405-0a11ed"
+STARTED_NS = 1_767_323_045_000_000_000
+WRITER = {"host": "node-1", "boot_id": "11111111-2222-3333-4444-555555555555", "pid": 4321}
+CONFIG = {"lr": 0.1, "seed": 2**60, "nested": {"a": [1, None]}}
+
+#: What both runs of the sample hold.
+EVENTS = [
+    Event("train_begin", seq=0, time_ns=STARTED_NS),
+    Event(
+        "step_end", step=1, seq=1, micro_step=1, epoch=0.5, time_ns=STARTED_NS,
+        metrics={"loss": 0.1, "Loss": -0.0, "epoch": 5e-324},
+    ),
+    Event(
+        "step_end", step=2, seq=2, time_ns=STARTED_NS + 1_000, elapsed_ns=1_000, value_lag=2,
+        metrics={"loss": math.nan, "Loss": math.inf, "epoch": -math.inf},
+    ),
+    Event(
+        "evaluate", step=2, seq=3, epoch=1.0, time_ns=STARTED_NS + 1_000, elapsed_ns=1_000,
+        metrics={"eval/größe": 1e300}, attrs={"n": 2**60 + 1},
+    ),
+    Event(
+        "decision", step=2, seq=4, epoch=1.0, time_ns=STARTED_NS + 1_000, elapsed_ns=1_000,
+        attrs={
+            "controller": "stop", "trigger": "on_evaluate", "event_seq": 3,
+            "operations": ["hfcontrols.should_training_stop"], "values": {"loss": "NaN"},
+        },
+    ),
+    Event(
+        "save", step=2, seq=5, time_ns=STARTED_NS + 1_000, elapsed_ns=1_000,
+        attrs={"path": "checkpoint-2", "size_bytes": 2**40},
+    ),
+    Event("train_end", step=2, seq=6, time_ns=STARTED_NS + 1_000, elapsed_ns=1_000),
+]  # fmt: skip
+SAMPLES = [
+    {"seq": 1, "step": 1, "micro_step": 1, "position": 0, "sample_id": "-1", "loss": 1.5, "tokens": None},
+    {"seq": 1, "step": 1, "micro_step": 1, "position": 1, "sample_id": str(2**60), "loss": math.nan, "tokens": None},
+    {"seq": 2, "step": 2, "micro_step": 0, "position": 0, "sample_id": "ü", "loss": math.inf, "tokens": 7},
+    {"seq": 2, "step": 2, "micro_step": 0, "position": 1, "sample_id": "b", "loss": 0.25, "tokens": 8},
+]
+
+
+@pytest.mark.parametrize("run_id", [SEALED, JOURNAL])
+def test_events_of_format_1_are_read_forever(run_id: str, store_facts: Callable[[Iterable[Event]], Any]) -> None:
+    """Exactly these values, from a sealed run and from a journal."""
+    run = open_run(SAMPLE / run_id)
+    samples = run.samples().drop_columns(["run_id", "attempt", "rank"]).to_pylist()
+
+    assert store_facts(run.events()) == store_facts(EVENTS)
+    assert str(samples) == str(SAMPLES)
+
+
+def test_run_json_of_format_1_is_read_forever() -> None:
+    """Every key, and what is absent."""
+    policy = PolicyRecord("sha256:0f", "policy.yaml", "controllers: []\n", {"patience": 3})
+    sealed = Attempt(0, "stopped", STARTED_NS, STARTED_NS + 2_500_000_000, Plan(10, 5, 2), policy, WRITER, 2)
+    journal = Attempt(0, "running", STARTED_NS, failure={"type": "ValueError", "message": "loss is nan"})
+
+    for run_id, attempt in ((SEALED, sealed), (JOURNAL, journal)):
+        info = RunInfo(run_id, "sample", (attempt,), group="g", tags=("a", "ü"), config=CONFIG)
+        assert open_run(SAMPLE / run_id).info == info
+
+
+def test_a_store_of_format_1_answers_sql_forever() -> None:
+    """Both runs at once; the one that its writer left in a journal crashed."""
+    store = open_store(SAMPLE)
+    runs = store.rows("SELECT run_id, status, steps, planned_steps, duration_s FROM runs ORDER BY run_id")
+    decisions = store.rows("SELECT controller, event_seq, operations, values->>'loss' AS loss FROM decisions")
+
+    assert [tuple(row.values()) for row in runs] == [
+        (JOURNAL, "crashed", 2, None, 1e-6),
+        (SEALED, "stopped", 2, 10, 2.5),
+    ]
+    assert decisions == 2 * [
+        {"controller": "stop", "event_seq": 3, "operations": ["hfcontrols.should_training_stop"], "loss": "NaN"}
+    ]
+    assert store.rows("SELECT sum(value) AS n FROM series('eval/größe')") == [{"n": 2e300}]
+
+
+def test_what_a_newer_writer_adds_to_run_json_is_passed_over(store_folder: Callable[..., Path]) -> None:
+    """Keys may come within a format version; they are ignored by older readers at every level."""
+    folder = store_folder()
+    document = json.loads((folder / "run.json").read_bytes())
+    for entry in (document, document["attempts"][0], document["attempts"][0]["plan"]):
+        entry["of_the_future"] = {"a": 1}
+    (folder / "run.json").write_text(json.dumps(document))
+
+    assert open_run(folder).info.run_id == "run-1"
+
+
+def test_what_may_be_missing_from_run_json_has_defaults(store_folder: Callable[..., Path]) -> None:
+    """An importer in another language writes this much."""
+    folder = store_folder("run-1")
+    attempt = {"attempt": 0, "status": "completed", "started_ns": 5}
+    (folder / "run.json").write_text(json.dumps({"format": 1, "run_id": "run-1", "name": "n", "attempts": [attempt]}))
+
+    assert open_run(folder).info == RunInfo("run-1", "n", (Attempt(0, "completed", 5),))
+
+
+PLAIN = """
+import json, sys
+
+sys.modules["steptape"] = None  # an import of it fails
+import duckdb
+import pyarrow.parquet as pq
+
+folder = sys.argv[1]
+by_arrow = pq.read_table(next(__import__("pathlib").Path(folder).glob("events-*.parquet")))
+mapping = json.loads(by_arrow.schema.metadata[b"steptape.columns"])
+query = f\"\"\"
+SELECT seq, kind, step, loss, "Loss~7e13be37" AS upper, attrs->>'$.path' AS path
+FROM read_parquet('{folder}/events-*.parquet') ORDER BY attempt, rank, seq
+\"\"\"
+samples = f"SELECT sample_id, loss FROM read_parquet('{folder}/samples-*.parquet') ORDER BY seq, position"
+print(str({
+    "mapping": mapping,
+    "columns": json.load(open(f"{folder}/columns.json")),
+    "events": duckdb.sql(query).fetchall(),
+    "samples": duckdb.sql(samples).fetchall(),
+    "arrow": by_arrow.select(["seq", "loss", mapping["Loss"]]).slice(1, 2).to_pylist(),
+}))
+"""
+
+
+def test_plain_duckdb_and_plain_pyarrow_read_a_sealed_run() -> None:
+    """In a process where steptape cannot be imported."""
+    command = [sys.executable, "-W", "error", "-c", PLAIN, str(SAMPLE / SEALED)]
+    printed = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
+    mapping = {"loss": "loss", "Loss": "Loss~7e13be37", "epoch": "epoch~b2fdf2af", "eval/größe": "eval/größe"}
+
+    assert printed.strip() == str(
+        {
+            "mapping": mapping,
+            "columns": mapping,
+            "events": [
+                (0, "train_begin", 0, None, None, None),
+                (1, "step_end", 1, 0.1, -0.0, None),
+                (2, "step_end", 2, math.nan, math.inf, None),
+                (3, "evaluate", 2, None, None, None),
+                (4, "decision", 2, None, None, None),
+                (5, "save", 2, None, None, "checkpoint-2"),
+                (6, "train_end", 2, None, None, None),
+            ],
+            "samples": [("-1", 1.5), (str(2**60), math.nan), ("ü", math.inf), ("b", 0.25)],
+            "arrow": [
+                {"seq": 1, "loss": 0.1, "Loss~7e13be37": -0.0},
+                {"seq": 2, "loss": math.nan, "Loss~7e13be37": math.inf},
+            ],
+        }
+    )
+
+
+def test_a_journal_can_be_read_from_its_description_alone() -> None:
+    """Only FORMAT.md's numbers, and no code of ours: the reader that somebody writes in another language."""
+    data = (SAMPLE / JOURNAL / "journal-0-0-000000000000").read_bytes()
+    magic, version = struct.unpack_from("<4sI", data)
+    position, layouts, header, events = 8, {}, {}, []
+    while position < len(data):
+        length, checksum = struct.unpack_from("<II", data, position)
+        payload = data[position + 8 : position + 8 + length]
+        assert zlib.crc32(payload) == checksum
+        position += 8 + length
+        if payload[0] == 0:
+            header = json.loads(payload[1:])
+        elif payload[0] == 1:
+            layouts[struct.unpack_from("<I", payload, 1)[0]] = json.loads(payload[5:])
+        elif payload[0] == 2:
+            flags = payload[1]
+            (layout,) = struct.unpack_from("<I", payload, 2)
+            seq, step = struct.unpack_from("<qq", payload, 6)
+            micro_step, value_lag = struct.unpack_from("<ii", payload, 22)
+            time_ns, elapsed_ns, epoch = struct.unpack_from("<qqd", payload, 30)
+            kind, *names = layouts[layout]
+            values = struct.unpack_from(f"<{len(names)}d", payload, 54)
+            rest = payload[54 + 8 * len(names) :]
+            attrs = {}
+            if flags & 1:
+                (size,) = struct.unpack_from("<I", rest)
+                attrs, rest = json.loads(rest[4 : 4 + size]), rest[4 + size :]
+            metrics = dict(zip(names, values, strict=True))
+            known_epoch = None if math.isnan(epoch) else epoch
+            events.append(
+                (kind, step, seq, micro_step, known_epoch, time_ns, elapsed_ns, value_lag, metrics, attrs, rest.hex())
+            )
+
+    assert (magic, version) == (b"STPJ", 1)
+    assert header == {"run_id": JOURNAL, "attempt": 0, "rank": 0, "first_seq": 0, "writer": WRITER}
+    assert str([event[:-1] for event in events]) == str(
+        [
+            (e.kind, e.step, e.seq, e.micro_step, e.epoch, e.time_ns, e.elapsed_ns, e.value_lag, e.metrics, e.attrs)
+            for e in EVENTS
+        ]
+    )
+    assert [event[-1] for event in events if event[-1]] == [
+        struct.pack("<IBB2f2q", 2, 1, 0, 1.5, math.nan, -1, 2**60).hex(),
+        (struct.pack("<IBB2fI", 2, 2, 1, math.inf, 0.25, 10) + '["ü","b"]'.encode() + struct.pack("<2i", 7, 8)).hex(),
+    ]
+
+
+def test_the_sample_is_small() -> None:
+    """It is kept for good."""
+    assert sum(path.stat().st_size for path in SAMPLE.rglob("*") if path.is_file()) < 50_000

@@ -1,0 +1,194 @@
+"""The journal's writer: what it leaves behind when writing fails, when it is interrupted, when its process forks."""
+
+from __future__ import annotations
+
+import json
+import struct
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from steptape.store.events import Event
+from steptape.store.journal import JournalWriter
+from steptape.store.journal_reading import read_segment
+
+
+def run_script(script: str, *arguments: object) -> str:
+    """What the script prints, run in a process of its own in which warnings are errors."""
+    command = [sys.executable, "-W", "error", "-c", script, *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def seqs(folder: Path) -> list[int]:
+    """The ``seq`` of every event in a folder's journals, which must not hold a torn byte."""
+    segments = [read_segment(path) for path in sorted(folder.glob("journal-*"))]
+    assert not any(segment.torn_bytes for segment in segments)
+    return [record.event.seq for segment in segments for record in segment.records]
+
+
+APPEND = "writer.append('step_end', ('loss',), (1.0,), step=writer.seq, time_ns=0, elapsed_ns=0)"
+
+FULL_DISK = f"""
+import json, resource, sys
+from pathlib import Path
+from steptape.store.journal import JournalWriter
+
+writer = JournalWriter(Path(sys.argv[1]), run_id="run-1", segment_bytes=int(sys.argv[2]))
+unlimited = resource.getrlimit(resource.RLIMIT_FSIZE)
+refused = []
+resource.setrlimit(resource.RLIMIT_FSIZE, (1000, unlimited[1]))
+for _ in range(40):
+    try:
+        {APPEND}
+    except OSError:
+        refused.append(writer.seq)
+resource.setrlimit(resource.RLIMIT_FSIZE, unlimited)
+for _ in range(5):
+    {APPEND}
+print(json.dumps([refused, writer.seq]))
+"""
+
+
+def test_a_full_disk_leaves_whole_records_and_no_gap(tmp_path: Path) -> None:
+    """RLIMIT_FSIZE makes the kernel write short and then refuse, as a full disk does; SIGXFSZ is ignored by Python."""
+    refused, written = json.loads(run_script(FULL_DISK, tmp_path, 1 << 26))
+
+    assert (len(refused), seqs(tmp_path)) == (40 + 5 - written, list(range(written)))
+
+
+def test_a_segment_that_cannot_be_followed_by_another_goes_on(tmp_path: Path) -> None:
+    """The next segment's name is taken; the event that filled the segment is written all the same, once."""
+    writer = JournalWriter(tmp_path, run_id="run-1", segment_bytes=1)
+    (tmp_path / "journal-0-0-000000000001").mkdir()
+    for step in range(3):
+        writer.append("step_end", (), (), step=step, time_ns=0, elapsed_ns=0)
+    writer.close()
+
+    (tmp_path / "journal-0-0-000000000001").rmdir()
+    assert seqs(tmp_path) == [0, 1, 2]
+
+
+def test_a_journal_that_cannot_be_begun_leaves_nothing_behind(tmp_path: Path) -> None:
+    """Not even the first bytes fit: the constructor raises and no file stays."""
+    script = """
+import resource, sys
+from pathlib import Path
+from steptape.store.journal import JournalWriter
+
+resource.setrlimit(resource.RLIMIT_FSIZE, (10, 10))
+try:
+    JournalWriter(Path(sys.argv[1]), run_id="run-1")
+except OSError:
+    print(list(Path(sys.argv[1]).iterdir()))
+"""
+
+    assert run_script(script, tmp_path) == "[]\n"
+
+
+INTERRUPTED = f"""
+import random, signal, sys
+from pathlib import Path
+from steptape.store.journal import JournalWriter
+
+class Interrupted(Exception):
+    pass
+
+def interrupt(*_):
+    raise Interrupted
+
+writer = JournalWriter(Path(sys.argv[1]), run_id="run-1")
+interrupts = 0
+signal.signal(signal.SIGALRM, interrupt)
+while interrupts < 300:
+    try:
+        signal.setitimer(signal.ITIMER_REAL, random.uniform(1e-6, 3e-4))
+        while True:
+            {APPEND}
+    except Interrupted:
+        interrupts += 1
+print(writer.seq)
+"""
+
+
+def test_an_interrupt_in_the_middle_of_an_append_loses_or_doubles_no_event(tmp_path: Path) -> None:
+    """Signal handlers that raise, as Ctrl-C does, 300 times at random moments."""
+    written = int(run_script(INTERRUPTED, tmp_path))
+
+    assert seqs(tmp_path) == list(range(written))
+
+
+FORKED = f"""
+import os, sys
+from pathlib import Path
+from steptape.store.journal import JournalWriter
+
+writer = JournalWriter(Path(sys.argv[1]), run_id="run-1")
+{APPEND}
+if os.fork() == 0:
+    try:
+        {APPEND}
+    except OSError as error:
+        os._exit(42)
+    os._exit(0)
+status = os.waitstatus_to_exitcode(os.wait()[1])
+{APPEND}
+print(status)
+"""
+
+
+def test_a_forked_child_cannot_write_into_its_parents_journal(tmp_path: Path) -> None:
+    """As a DataLoader's workers might; the parent's journal goes on undisturbed."""
+    exit_code = int(run_script(FORKED, tmp_path))
+
+    assert (exit_code, seqs(tmp_path)) == (42, [0, 1])
+
+
+def test_a_segment_that_is_full_is_closed_and_announced(tmp_path: Path) -> None:
+    """Each segment's name carries its first seq, and its layouts stand in itself."""
+    closed: list[Path] = []
+    writer = JournalWriter(tmp_path, run_id="run-1", segment_bytes=400, on_segment_closed=closed.append)
+    for step in range(20):
+        writer.append("log", ("loss",), (float(step),), step=step, time_ns=0, elapsed_ns=0)
+    writer.close()
+
+    firsts = [read_segment(path).records[0].event.seq for path in closed]
+    assert len(firsts) >= 3
+    assert firsts == [int(path.name[-12:]) for path in closed]
+    assert seqs(tmp_path) == list(range(20))
+
+
+def test_a_stream_has_one_writer(tmp_path: Path) -> None:
+    """A second journal of the same (attempt, rank) is refused, whether the first still lives or not."""
+    JournalWriter(tmp_path, run_id="run-1").close()
+
+    with pytest.raises(FileExistsError):
+        JournalWriter(tmp_path, run_id="run-1")
+
+
+def test_a_closed_journal_refuses_events(tmp_path: Path) -> None:
+    """Closing twice is allowed; writing afterwards is an OSError, not silence."""
+    writer = JournalWriter(tmp_path, run_id="run-1")
+    writer.close()
+    writer.close()
+
+    with pytest.raises(OSError, match="closed"):
+        writer.append("log", (), (), step=0, time_ns=0, elapsed_ns=0)
+
+
+def test_a_number_that_does_not_fit_is_refused_before_anything_is_written(
+    tmp_path: Path, store_append: Callable[..., int]
+) -> None:
+    """The journal goes on with the same seq."""
+    writer = JournalWriter(tmp_path, run_id="run-1")
+    store_append(writer, Event("step_end", step=1, metrics={"a": 1.0}))
+    with pytest.raises(struct.error):
+        store_append(writer, Event("step_end", step=2**63, metrics={"b": 1.0}))
+    store_append(writer, Event("step_end", step=2, metrics={"c": 1.0}))
+    writer.close()
+
+    assert [record.event.step for record in read_segment(writer.path).records] == [1, 2]

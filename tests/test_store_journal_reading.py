@@ -1,0 +1,304 @@
+"""The journal's reader: whatever happens to a journal's bytes, it reads a prefix of what was written, or refuses."""
+
+from __future__ import annotations
+
+import signal
+import struct
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from steptape.store import DamagedLog, Event, TelemetryError, UnsupportedVersion, open_run, open_store
+from steptape.store.journal import JournalWriter
+from steptape.store.journal_format import (
+    INTEGER_IDS,
+    LAYOUT,
+    MAGIC,
+    PREAMBLE,
+    TAG_EVENT,
+    TEXT_IDS,
+    VERSION,
+    SampleLosses,
+    framed,
+    header_record,
+)
+from steptape.store.journal_reading import is_being_written, read_segment
+
+EVENTS = [
+    Event("train_begin", attrs={"note": "größer als 2**53", "n": 2**60}),
+    Event("step_end", step=1, epoch=0.25, time_ns=7, elapsed_ns=3, metrics={"loss": 2.5, "lr": 1e-3}),
+    Event("step_end", step=2, epoch=0.5, micro_step=3, value_lag=2, metrics={"loss": float("nan"), "lr": 1e-3}),
+    Event("log", step=2, metrics={"train/Loss": -0.0}),
+    Event("evaluate", step=2, metrics={"eval_loss": float("inf")}, attrs={"split": "test"}),
+    Event("step_end", step=3, metrics={"loss": 1.0, "lr": 5e-324}),
+    Event("train_end", step=3),
+]
+SAMPLES = {
+    1: SampleLosses(struct.pack("<3f", 1, 2, 3), struct.pack("<3q", 7, -8, 2**60), INTEGER_IDS),
+    2: SampleLosses(struct.pack("<2f", 1, 2), '["a","ü"]'.encode(), TEXT_IDS, struct.pack("<2i", 5, 6)),
+    5: SampleLosses(struct.pack("<1f", 9)),
+}
+
+
+@pytest.fixture
+def small_run(store_record: Callable[..., Path]) -> Path:
+    """A run folder whose one journal has attrs, samples of every sort and several layouts."""
+    return store_record(EVENTS, samples=SAMPLES, status="running")
+
+
+def journal_of(folder: Path) -> Path:
+    """The one journal of a run."""
+    (journal,) = folder.glob("journal-*")
+    return journal
+
+
+def contents(path: Path) -> list[Any]:
+    """What a segment says, samples included, in a form in which NaN equals NaN."""
+    return [(repr(record.event), record.samples) for record in read_segment(path).records]
+
+
+def test_what_was_appended_is_read_back(small_run: Path, store_facts: Callable[..., Any]) -> None:
+    """Envelope, metrics, attrs and samples."""
+    records = read_segment(journal_of(small_run)).records
+
+    assert store_facts(record.event for record in records) == store_facts(
+        event._replace(seq=seq) for seq, event in enumerate(EVENTS)
+    )
+    assert {seq: record.samples for seq, record in enumerate(records) if record.samples} == SAMPLES
+
+
+def test_a_journal_cut_at_any_byte_reads_back_a_prefix_of_what_was_written(small_run: Path) -> None:
+    """At every byte, through the segment's reader and through the store; and no whole record is lost."""
+    journal = journal_of(small_run)
+    whole, written = journal.read_bytes(), contents(journal)
+    run = open_run(small_run)
+    survivors = []
+    for size in range(len(whole) + 1):
+        journal.write_bytes(whole[:size])
+        read = contents(journal)
+        stored = [repr(event) for event in run.events()]
+        samples = run.snapshot().samples_table()["seq"].to_pylist()
+        assert read == written[: len(read)]
+        assert stored == [event for event, _ in read]
+        assert samples == [seq for seq in SAMPLES if seq < len(read) for _ in range(len(SAMPLES[seq]))]
+        survivors.append(len(read))
+
+    assert survivors == sorted(survivors)
+    assert set(survivors) == set(range(len(EVENTS) + 1))
+
+
+def test_bytes_that_are_no_whole_record_are_counted(small_run: Path) -> None:
+    """What a killed writer left unfinished is told from the end of the journal."""
+    journal = journal_of(small_run)
+    journal.write_bytes(journal.read_bytes()[:-1])
+
+    assert read_segment(journal).torn_bytes > 0
+
+
+def test_a_flipped_bit_never_yields_a_wrong_event(small_run: Path) -> None:
+    """Every bit of the file: a shorter prefix, or an error of ours."""
+    journal = journal_of(small_run)
+    whole, written = journal.read_bytes(), contents(journal)
+    refused = 0
+    for position in range(len(whole)):
+        for bit in range(8):
+            damaged = bytearray(whole)
+            damaged[position] ^= 1 << bit
+            journal.write_bytes(damaged)
+            try:
+                read = contents(journal)
+            except TelemetryError:
+                refused += 1
+                continue
+            assert len(read) < len(written)
+            assert read == written[: len(read)]
+
+    assert refused == 8 * PREAMBLE.size
+
+
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_damage_anywhere_never_yields_a_wrong_event(small_run: Path, data: st.DataObject) -> None:
+    """Some bytes overwritten by others, some cut out, some put in between."""
+    pristine = small_run / "pristine"
+    if not pristine.exists():
+        pristine.write_bytes(journal_of(small_run).read_bytes())
+    whole, written = pristine.read_bytes(), contents(pristine)
+    start = data.draw(st.integers(PREAMBLE.size, len(whole)))
+    end = data.draw(st.integers(start, min(len(whole), start + 40)))
+    journal_of(small_run).write_bytes(whole[:start] + data.draw(st.binary(max_size=40)) + whole[end:])
+
+    read = contents(journal_of(small_run))
+    assert read == written[: len(read)]
+
+
+@pytest.mark.parametrize("zeros", [1, 7, 8, 9, 4096])
+def test_zeros_at_the_end_are_no_events(small_run: Path, zeros: int) -> None:
+    """A power loss may leave a file longer than what reached the disk."""
+    journal = journal_of(small_run)
+    written = contents(journal)
+    with open(journal, "ab") as file:
+        file.write(bytes(zeros))
+
+    assert (contents(journal), read_segment(journal).torn_bytes) == (written, zeros)
+
+
+@pytest.mark.parametrize("size", [0, 1, 7, 8, 4096])
+def test_a_journal_of_nothing_but_zeros_holds_no_event(small_run: Path, size: int) -> None:
+    """The empty file included; the run around it stays readable."""
+    journal_of(small_run).write_bytes(bytes(size))
+
+    assert list(open_run(small_run).events()) == []
+    assert read_segment(journal_of(small_run)).torn_bytes == size
+
+
+def test_a_file_that_is_no_journal_is_refused(small_run: Path) -> None:
+    """By its magic, naming the file."""
+    journal_of(small_run).write_bytes(b"PAR1 and so on")
+
+    with pytest.raises(DamagedLog, match=r"journal-0-0-000000000000: this is no journal; got b'PAR1'"):
+        read_segment(journal_of(small_run))
+
+
+def test_a_journal_of_a_newer_version_is_refused(small_run: Path) -> None:
+    """And says what to do."""
+    journal_of(small_run).write_bytes(PREAMBLE.pack(MAGIC, VERSION + 1))
+
+    with pytest.raises(UnsupportedVersion, match=r"journal version 2, .* Upgrade steptape"):
+        open_run(small_run)
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [
+        bytes([TAG_EVENT]),
+        bytes([TAG_EVENT]) + bytes(55),
+        bytes([1, 0, 0, 0, 0]) + b"not JSON",
+        LAYOUT.pack(1, 0) + b"[]",
+        LAYOUT.pack(1, 0) + b"3",
+    ],
+)
+def test_a_record_with_a_right_checksum_and_wrong_content_is_an_error_of_ours(tmp_path: Path, payload: bytes) -> None:
+    """Something else wrote it; it is neither read nor passed over."""
+    path = tmp_path / "journal-0-0-000000000000"
+    path.write_bytes(PREAMBLE.pack(MAGIC, VERSION) + header_record({"attempt": 0, "rank": 0}) + framed(payload))
+
+    with pytest.raises(DamagedLog, match="checksum is right"):
+        read_segment(path)
+
+
+def test_a_record_of_an_unknown_tag_is_passed_over(small_run: Path) -> None:
+    """So that a later version can add what old readers need not know."""
+    journal = journal_of(small_run)
+    written = contents(journal)
+    whole = journal.read_bytes()
+    journal.write_bytes(whole + framed(b"\x63 something new"))
+
+    assert (contents(journal), read_segment(journal).torn_bytes) == (written, 0)
+
+
+LIVE = """
+import sys
+from pathlib import Path
+from steptape.store.journal import JournalWriter
+
+writer = JournalWriter(Path(sys.argv[1]), run_id="run-1")
+writer.append("step_end", ("loss",), (1.0,), step=1, time_ns=0, elapsed_ns=0)
+print("ready", flush=True)
+sys.stdin.read()
+"""
+
+LOOKS = """
+import fcntl, sys
+
+journal = open(sys.argv[1])
+fcntl.flock(journal, fcntl.LOCK_SH)
+print("ready", flush=True)
+sys.stdin.read()
+"""
+
+FORKS = LIVE.replace('print("ready"', "import os\nis_child = os.fork() == 0\nif is_child: print('ready'")
+
+
+@contextmanager
+def process(script: str, *arguments: object) -> Iterator[subprocess.Popen[str]]:
+    """A process that has said it is ready, and lives until its stdin is closed."""
+    command = [sys.executable, "-W", "error", "-c", script, *map(str, arguments)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as running:
+        assert running.stdout
+        assert running.stdout.readline() == "ready\n"
+        try:
+            yield running
+        finally:
+            running.kill()
+
+
+def test_a_writer_is_running_while_it_lives_and_crashed_after_sigkill(store_folder: Callable[..., Path]) -> None:
+    """Told by the lock on its journal, whatever run.json says; its event is there before and after."""
+    folder = store_folder(status="running")
+    run = open_run(folder)
+    with process(LIVE, folder) as writer:
+        alive = run.status
+        writer.send_signal(signal.SIGKILL)
+        writer.wait()
+
+        assert (alive, run.status, len(list(run.events()))) == ("running", "crashed", 1)
+
+
+def test_a_forked_child_does_not_keep_a_dead_run_alive(store_folder: Callable[..., Path]) -> None:
+    """A worker that outlives its parent holds no lock."""
+    folder = store_folder(status="running")
+    with process(FORKS, folder) as parent:
+        alive = open_run(folder).status
+        parent.send_signal(signal.SIGKILL)
+        parent.wait()
+
+        assert (alive, open_run(folder).status) == ("running", "crashed")
+
+
+ROTATES = LIVE.replace("sys.argv[1]), ", "sys.argv[1]), segment_bytes=1, ").replace(
+    "sys.stdin.read()",
+    "import time\nfor step in range(1000):\n    time.sleep(0.01)\n"
+    "    writer.append('log', (), (), step=step, time_ns=0, elapsed_ns=0)",
+)
+
+
+def test_a_writer_that_goes_from_segment_to_segment_is_running_all_the_time(store_folder: Callable[..., Path]) -> None:
+    """Also for a reader that has listed the files just before one was closed and the next begun."""
+    run = open_run(store_folder(status="running"))
+    with process(ROTATES, run.folder):
+        statuses = {run.status for _ in range(500)}
+
+    assert statuses == {"running"}
+    assert len(list(run.folder.glob("journal-*"))) > 10
+
+
+def test_those_who_look_whether_a_run_lives_do_not_take_each_other_for_its_writer(
+    store_record: Callable[..., Path],
+) -> None:
+    """The look takes a shared lock; one that asks beside another says no."""
+    journal = journal_of(store_record(EVENTS, status="running"))
+    with process(LOOKS, journal):
+        assert not is_being_written(journal)
+
+
+def test_a_journal_that_is_gone_is_not_being_written(tmp_path: Path) -> None:
+    """A sealer was faster."""
+    assert not is_being_written(tmp_path / "journal-0-0-000000000000")
+
+
+def test_a_live_writer_is_seen_in_its_own_process_too(store_folder: Callable[..., Path]) -> None:
+    """As a notebook that records and looks at what it records."""
+    folder = store_folder(status="running")
+    writer = JournalWriter(folder, run_id="run-1")
+    alive = open_store(folder.parent).run("run-1").status
+    writer.close()
+
+    assert (alive, open_run(folder).status) == ("running", "crashed")

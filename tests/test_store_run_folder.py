@@ -1,0 +1,95 @@
+"""The files of a run's folder: which count, and how one is put in another's place."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from steptape.store import NotARun
+from steptape.store.run_folder import RUN_ID, list_files, new_run_id, replace_file, sealed_name
+
+
+def listing_of(folder: Path, *names: str) -> tuple[list[str], list[str], list[str]]:
+    """What counts, what does not any more, and the journals, of a folder with these files."""
+    for name in names:
+        (folder / name).touch()
+    listing = list_files(folder)
+    return (
+        [file.path.name for file in listing.sealed],
+        [file.path.name for file in listing.superseded],
+        [journal.path.name for journal in listing.journals],
+    )
+
+
+def test_a_file_whose_range_another_one_holds_does_not_count(tmp_path: Path) -> None:
+    """As after a merge that was killed before it removed what it merged; each table for itself."""
+    merged, first, second = (sealed_name("events", 0, 0, *ends) for ends in ((0, 19), (0, 9), (10, 19)))
+    samples, after = sealed_name("samples", 0, 0, 0, 9), sealed_name("events", 0, 0, 20, 29)
+
+    assert listing_of(tmp_path, merged, first, second, samples, after) == (
+        [merged, after, samples],
+        [first, second],
+        [],
+    )
+
+
+def test_other_streams_do_not_supersede_each_other(tmp_path: Path) -> None:
+    """The same range of another attempt or rank is another range."""
+    names = [sealed_name("events", *stream, 0, last) for *stream, last in ((0, 0, 9), (0, 1, 99), (1, 0, 999))]
+
+    assert listing_of(tmp_path, *names) == (names, [], [])
+
+
+def test_files_are_in_the_order_of_their_numbers(tmp_path: Path) -> None:
+    """Rank 10 comes after rank 2, whatever their names sort like."""
+    journals = [f"journal-0-{rank}-000000000000" for rank in (0, 2, 10)]
+
+    assert listing_of(tmp_path, *reversed(journals))[2] == journals
+
+
+def test_files_of_other_names_do_not_count(tmp_path: Path) -> None:
+    """What is half-written, torn, or not ours."""
+    names = (".events-0-0-0-1.parquet.tmp", "torn-journal-0-0-0", "journal-0-0", "events.parquet", "journal-0-0-0.bak")
+
+    assert listing_of(tmp_path, *names) == ([], [], [])
+
+
+@pytest.mark.parametrize(("table", "sealed_until"), [("events", 10), ("samples", 20)])
+def test_samples_that_were_sealed_before_their_events_are_not_read_twice(
+    tmp_path: Path, table: str, sealed_until: int
+) -> None:
+    """A sealer was killed between the two tables of a segment."""
+    for name in (sealed_name("events", 0, 0, 0, 9), sealed_name("samples", 0, 0, 10, 19)):
+        (tmp_path / name).touch()
+
+    assert list_files(tmp_path).sealed_until(table, 0, 0) == sealed_until
+
+
+def test_a_fresh_run_id_is_a_run_id_that_sorts_by_time() -> None:
+    """UTC and six random digits."""
+    first, second = new_run_id(), new_run_id()
+
+    assert re.fullmatch(r"\d{8}T\d{6}-[0-9a-f]{6}", first)
+    assert RUN_ID.fullmatch(first)
+    assert first != second
+
+
+def test_a_file_is_replaced_at_once_and_nothing_stays_beside_it(tmp_path: Path) -> None:
+    """Also when the new content could not be put in place."""
+    path = tmp_path / "run.json"
+    replace_file(path, b"old")
+    replace_file(path, b"new")
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(OSError, match="folder"):
+        replace_file(tmp_path / "folder", b"no file can have this name")
+
+    assert path.read_bytes() == b"new"
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["folder", "run.json"]
+
+
+def test_a_folder_that_is_not_there_is_no_run(tmp_path: Path) -> None:
+    """And says how to find those that are."""
+    with pytest.raises(NotARun, match="no such run folder"):
+        list_files(tmp_path / "missing")

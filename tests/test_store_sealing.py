@@ -1,0 +1,313 @@
+"""Sealing: journals become Parquet, and at no moment is an event lost or doubled."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import struct
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+
+from steptape.store import DamagedLog, Event, NotARun, open_run
+from steptape.store.journal import JournalWriter
+from steptape.store.journal_format import INTEGER_IDS, SampleLosses
+from steptape.store.run_folder import list_files
+from steptape.store.sealing import main, seal
+
+EVENTS = [
+    Event("step_end" if step % 3 else "evaluate", step=step, metrics={f"m{step // 8}": step / 7, "loss": float(step)})
+    for step in range(24)
+]
+SAMPLES = {
+    index: SampleLosses(struct.pack("<2f", index, -index), struct.pack("<2q", index, 2**40), INTEGER_IDS)
+    for index in range(3, 24, 2)
+}
+
+
+def names(folder: Path) -> list[str]:
+    """What a run's folder holds beside run.json and columns.json."""
+    return sorted(path.name for path in folder.iterdir() if path.suffix != ".json")
+
+
+def content(folder: Path) -> tuple[list[str], list[dict[str, Any]]]:
+    """Every event, and every row of samples, as readers see them."""
+    run = open_run(folder)
+    events = run.events(rank=None)
+    # The order of the metrics within an event is no part of it.
+    return [repr(event._replace(metrics=sorted(event.metrics.items()))) for event in events], run.samples().to_pylist()
+
+
+def test_a_sealed_run_reads_as_its_journal_did(store_record: Callable[..., Path]) -> None:
+    """And of the journal nothing is left: one file a table."""
+    folder = store_record(EVENTS, samples=SAMPLES)
+    before = content(folder)
+    sealed = seal(folder)
+
+    assert (sealed, content(folder)) == (24, before)
+    assert names(folder) == [
+        "events-0-0-000000000000-000000000023.parquet",
+        "samples-0-0-000000000000-000000000023.parquet",
+    ]
+
+
+def test_sealing_is_idempotent(store_record: Callable[..., Path]) -> None:
+    """A second time does nothing, and touches no file."""
+    folder = store_record(EVENTS, samples=SAMPLES, sealed=True)
+    before = {path: path.stat().st_mtime_ns for path in folder.iterdir()}
+    again = seal(folder)
+
+    assert (again, {path: path.stat().st_mtime_ns for path in folder.iterdir()}) == (0, before)
+
+
+def test_a_finished_run_of_many_segments_becomes_one_file_a_table(store_record: Callable[..., Path]) -> None:
+    """Even if metrics came and went from segment to segment; the order of the columns is that of first appearance."""
+    folder = store_record(EVENTS, samples=SAMPLES, segment_bytes=300)
+    segments, before = len(list_files(folder).journals), content(folder)
+    seal(folder)
+
+    assert segments > 5
+    assert (content(folder), len(names(folder))) == (before, 2)
+    (events,) = folder.glob("events-*")
+    assert pq.read_schema(events).names[11:-1] == ["m0", "loss", "m1", "m2"]
+
+
+def test_every_attempt_and_rank_keeps_its_own_files(store_record: Callable[..., Path]) -> None:
+    """Streams are merged in themselves, never with each other."""
+    events = [
+        event._replace(attempt=attempt, rank=rank) for attempt in (0, 1) for rank in (0, 1, 10) for event in EVENTS
+    ]
+    folder = store_record(events, segment_bytes=400)
+    before = content(folder)
+    seal(folder)
+
+    assert content(folder) == before
+    assert [name[:11] for name in names(folder) if "-10-" not in name] == [
+        "events-0-0-",
+        "events-0-1-",
+        "events-1-0-",
+        "events-1-1-",
+    ]
+
+
+def test_a_live_run_is_sealed_up_to_its_open_segment(
+    store_folder: Callable[..., Path], store_append: Callable[..., int]
+) -> None:
+    """The writer goes on in it, and readers see one run."""
+    folder = store_folder(status="running")
+    writer = JournalWriter(folder, run_id="run-1", segment_bytes=500)
+    seen = []
+    for event in EVENTS:
+        store_append(writer, event)
+        seal(folder)
+        seen.append([read.step for read in open_run(folder).events()])
+    open_segment = writer.path.exists()
+    live = names(folder)
+    writer.close()
+    seal(folder)
+
+    assert open_segment
+    assert len(live) > 3
+    assert seen == [[event.step for event in EVENTS[: n + 1]] for n in range(len(EVENTS))]
+    assert names(folder) == ["events-0-0-000000000000-000000000023.parquet"]
+
+
+def test_a_segment_that_is_just_being_created_is_not_taken_for_a_dead_writers(
+    store_folder: Callable[..., Path],
+    store_append: Callable[..., int],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A sealer comes between the creation of the file and its lock, and deletes it: the writer makes it again."""
+    folder = store_folder(status="running")
+    lock = fcntl.flock
+
+    def late(fd: int, operation: int) -> None:
+        monkeypatch.undo()
+        seal(folder)
+        lock(fd, operation)
+
+    monkeypatch.setattr(fcntl, "flock", late)
+    writer = JournalWriter(folder, run_id="run-1")
+    store_append(writer, EVENTS[0])
+
+    assert len(content(folder)[0]) == 1
+    writer.close()
+
+
+def test_segments_behind_one_that_is_still_held_wait_for_it(
+    store_folder: Callable[..., Path], store_append: Callable[..., int]
+) -> None:
+    """Readers pass over what lies below the last sealed seq, so nothing may be sealed out of order."""
+    folder = store_folder(status="running")
+    writer = JournalWriter(folder, run_id="run-1", segment_bytes=1)
+    held = open(writer.path)  # noqa: SIM115 - it has to outlive the writer's own descriptor
+    for event in EVENTS[:3]:
+        store_append(writer, event)
+    writer.close()
+    fcntl.flock(held, fcntl.LOCK_EX)
+    while_held, seen = seal(folder), len(content(folder)[0])
+    held.close()
+
+    assert (while_held, seen, seal(folder), len(content(folder)[0])) == (0, 3, 3, 3)
+
+
+def test_two_sealers_at_once_take_turns(store_record: Callable[..., Path]) -> None:
+    """Three real processes on one run of many segments."""
+    events = [event._replace(step=step) for step in range(20) for event in EVENTS]
+    folder = store_record(events, samples=SAMPLES, segment_bytes=2000)
+    before = content(folder)
+    command = [sys.executable, "-W", "error", "-m", "steptape.store.sealing", str(folder)]
+    sealers = [subprocess.Popen(command, stderr=subprocess.PIPE, text=True) for _ in range(3)]
+    errors = [sealer.communicate(timeout=60)[1] for sealer in sealers]
+
+    assert (errors, [sealer.returncode for sealer in sealers]) == (["", "", ""], [0, 0, 0])
+    assert (content(folder), len(names(folder))) == (before, 2)
+
+
+def test_a_reader_beside_a_sealer_sees_every_event_once(store_record: Callable[..., Path]) -> None:
+    """Read over and over, in events and in SQL, while another process seals and merges."""
+    events = [event._replace(step=step) for step in range(40) for event in EVENTS]
+    folder = store_record(events, segment_bytes=3000)
+    run = open_run(folder)
+    sealer = subprocess.Popen([sys.executable, "-m", "steptape.store.sealing", str(folder)])
+    counts: Counter[Any] = Counter()
+    while sealer.poll() is None:
+        counts[len(list(run.events()))] += 1
+        counts[run.rows("SELECT count(*) AS n, count(DISTINCT seq) AS m FROM events")[0]["n"]] += 1
+
+    assert counts.total() > 2
+    assert set(counts) == {len(events)}
+
+
+KILLED = """
+import functools, json, os, shutil, sys
+from pathlib import Path
+from steptape.store import sealing
+
+template, target = Path(sys.argv[1]), Path(sys.argv[2])
+
+def counted(function, calls, fatal):
+    @functools.wraps(function)
+    def step(*arguments, **options):
+        calls.append(function.__name__)
+        if len(calls) == fatal:
+            if function.__name__ == "write_table":
+                function(*arguments, **options)
+                os.truncate(arguments[1], os.path.getsize(arguments[1]) // 2)
+            os._exit(9)
+        return function(*arguments, **options)
+    return step
+
+fatal, deaths = 0, []
+while True:
+    fatal += 1
+    folder = target / f"run-{fatal}"
+    shutil.copytree(template, folder)
+    if os.fork() == 0:
+        calls = []
+        for name in ("fsync", "replace", "rename", "unlink"):
+            setattr(os, name, counted(getattr(os, name), calls, fatal))
+        sealing.write_table = counted(sealing.write_table, calls, fatal)
+        sealing.seal(folder)
+        os._exit(0)
+    if os.waitstatus_to_exitcode(os.wait()[1]) == 0:
+        break
+    deaths.append(folder.name)
+print(json.dumps(deaths))
+"""
+
+
+def test_a_sealer_killed_at_any_of_its_steps_loses_and_doubles_nothing(
+    store_record: Callable[..., Path], tmp_path: Path
+) -> None:
+    """Before each fsync, rename and deletion, and in the middle of each write; read then, and after the next seal."""
+    template = store_record(EVENTS, samples=SAMPLES, segment_bytes=1500)
+    segments, before = len(list_files(template).journals), content(template)
+    target = tmp_path / "killed"
+    target.mkdir()
+    done = subprocess.run(
+        [sys.executable, "-c", KILLED, template, target], capture_output=True, text=True, timeout=60, check=True
+    )
+    deaths = json.loads(done.stdout)
+    afterwards = {death: content(target / death) for death in deaths}
+    for death in deaths:
+        seal(target / death)
+
+    assert (segments >= 2, len(deaths) >= 25) == (True, True)
+    assert [death for death in deaths if afterwards[death] != before] == []
+    assert [death for death in deaths if content(target / death) != before] == []
+    assert {tuple(names(target / death)) for death in deaths} == {
+        ("events-0-0-000000000000-000000000023.parquet", "samples-0-0-000000000000-000000000023.parquet")
+    }
+
+
+def test_what_is_torn_is_kept_aside_when_the_rest_is_sealed(store_record: Callable[..., Path]) -> None:
+    """Nobody's bytes are thrown away; the file does not count any more."""
+    folder = store_record(EVENTS)
+    (journal,) = folder.glob("journal-*")
+    journal.write_bytes(journal.read_bytes()[:-5])
+    sealed = seal(folder)
+
+    assert (sealed, len(content(folder)[0])) == (23, 23)
+    assert names(folder) == ["events-0-0-000000000000-000000000022.parquet", f"torn-{journal.name}"]
+
+
+def test_a_journal_that_is_none_stays_as_it_is(store_record: Callable[..., Path]) -> None:
+    """Sealing says so, here and on the command line."""
+    folder = store_record(EVENTS)
+    (journal,) = folder.glob("journal-*")
+    journal.write_bytes(b"something else")
+
+    with pytest.raises(DamagedLog):
+        seal(folder)
+    assert (main([str(folder)]), journal.read_bytes()) == (1, b"something else")
+
+
+def test_an_empty_journal_leaves_no_file(store_record: Callable[..., Path]) -> None:
+    """A run that ended before its first event."""
+    folder = store_record([])
+    JournalWriter(folder, run_id="run-1").close()
+    sealed = seal(folder)
+
+    assert (sealed, names(folder), content(folder)) == (0, [], ([], []))
+
+
+def test_sealing_what_is_no_run_is_refused(tmp_path: Path) -> None:
+    """Without writing into it."""
+    with pytest.raises(NotARun):
+        seal(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_leftovers_of_dead_sealers_are_removed(store_record: Callable[..., Path]) -> None:
+    """Half-written files have names that begin with a dot and end in tmp."""
+    folder = store_record(EVENTS)
+    (folder / ".events-0-0-000000000000-000000000023.parquet.tmp").write_bytes(b"PAR1")
+    (folder / ".columns.json.123.tmp").write_bytes(b"{")
+    before = content(folder)
+    seal(folder)
+
+    assert (before, names(folder)) == (content(folder), ["events-0-0-000000000000-000000000023.parquet"])
+
+
+def test_files_of_other_names_are_left_alone(store_record: Callable[..., Path]) -> None:
+    """A run folder may hold checkpoints and notes."""
+    folder = store_record(EVENTS)
+    strangers = [
+        "checkpoint.pt",
+        "events-old.parquet",
+        "journal-0-0",
+        "events-0-0-1.parquet",
+        "metrics-0-0-1-2.parquet",
+    ]
+    for stranger in strangers:
+        (folder / stranger).write_bytes(b"mine")
+    seal(folder)
+
+    assert [name for name in strangers if not (folder / name).exists()] == []

@@ -1,0 +1,272 @@
+"""Finding runs in a store, and what happens when store, run or run.json is not what it should be."""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from steptape.store import (
+    Event,
+    NotARun,
+    RunNotFound,
+    StoreNotFound,
+    TelemetryError,
+    UnsupportedVersion,
+    open_run,
+    open_store,
+)
+from steptape.store.journal_format import SampleLosses
+
+
+def test_a_store_that_does_not_exist_is_named(tmp_path: Path) -> None:
+    """And a file is no store."""
+    (tmp_path / "file").write_text("")
+
+    with pytest.raises(StoreNotFound, match=r"missing: no such store\."):
+        open_store(tmp_path / "missing")
+    with pytest.raises(StoreNotFound):
+        open_store(str(tmp_path / "file"))
+    with pytest.raises(StoreNotFound):
+        open_store("nul\0nul")
+
+
+@pytest.mark.parametrize("path", ["missing", ".", "file", "nul\0nul"])
+def test_a_path_that_is_no_run_is_an_error_of_ours(tmp_path: Path, path: str) -> None:
+    """Missing, a folder without run.json, a file, no path at all."""
+    (tmp_path / "file").write_text("")
+
+    with pytest.raises(NotARun):
+        open_run(tmp_path / path)
+
+
+def test_runs_come_oldest_first_and_other_folders_do_not_count(
+    store_path: Path, store_folder: Callable[..., Path]
+) -> None:
+    """Run ids sort by time; a store may hold notes and checkpoints beside runs."""
+    for run_id in ("20260102T000000-aaaaaa", "20250102T000000-bbbbbb"):
+        store_folder(run_id)
+    store_folder(".hidden")
+    (store_path / "checkpoints").mkdir()
+    (store_path / "notes.txt").write_text("")
+    store = open_store(store_path)
+
+    assert [run.run_id for run in store] == ["20250102T000000-bbbbbb", "20260102T000000-aaaaaa"]
+    assert store.runs()["run_id"].to_pylist() == ["20250102T000000-bbbbbb", "20260102T000000-aaaaaa"]
+
+
+def test_runs_are_chosen_by_status_group_and_tag(store_path: Path, store_folder: Callable[..., Path]) -> None:
+    """Each alone and together."""
+    store_folder("a", status="failed", group="g", tags=("x",))
+    store_folder("b", group="g")
+    store_folder("c", tags=("x", "y"))
+    store = open_store(store_path)
+
+    assert store.runs(status="failed")["run_id"].to_pylist() == ["a"]
+    assert store.runs(group="g")["run_id"].to_pylist() == ["a", "b"]
+    assert store.runs(tag="x", status="completed")["run_id"].to_pylist() == ["c"]
+    assert store.runs(tag="z").num_rows == 0
+
+
+def test_a_run_is_found_by_id_and_by_a_name_that_is_its_own(
+    store_path: Path, store_folder: Callable[..., Path]
+) -> None:
+    """An id comes before a name."""
+    store_folder("run-1", name="digits")
+    store_folder("run-2", name="run-1")
+    store = open_store(store_path)
+
+    assert [store.run(key).run_id for key in ("run-1", "digits", "run-2")] == ["run-1", "run-1", "run-2"]
+
+
+def test_a_name_that_two_runs_share_is_refused_with_their_ids(
+    store_path: Path, store_folder: Callable[..., Path]
+) -> None:
+    """So that one can be picked."""
+    store_folder("run-1", name="digits")
+    store_folder("run-2", name="digits")
+
+    with pytest.raises(RunNotFound, match=r"several runs have this name; got 'digits'. Say which: run-1, run-2"):
+        open_store(store_path).run("digits")
+
+
+@pytest.mark.parametrize(
+    "key", ["../outside", "..", ".", "", "/", "a/b", "run-1/", "nul\0nul", "run-1\n", "x" * 300, "\ud800", "*"]
+)
+def test_a_run_id_never_leads_out_of_the_store(tmp_path: Path, store_folder: Callable[..., Path], key: str) -> None:
+    """It is one path component, or it is nothing."""
+    store_folder("run-1")
+    store_folder("outside", root=tmp_path)
+
+    with pytest.raises(RunNotFound):
+        open_store(tmp_path / "runs").run(key)
+    with pytest.raises(RunNotFound):
+        open_store(tmp_path / "runs").run(str(tmp_path / "outside"))
+
+
+GOOD = {
+    "format": 1,
+    "run_id": "broken",
+    "name": "n",
+    "attempts": [{"attempt": 0, "status": "completed", "started_ns": 1}],
+}
+BROKEN: dict[str, Any] = {
+    "empty": b"",
+    "not JSON": b"{",
+    "not UTF-8": b"\xff\xfe\xfd",
+    "too deep": b"[" * 100_000,
+    "a list": b"[]",
+    "a number": b"3",
+    "null": b"null",
+    "no id": {key: value for key, value in GOOD.items() if key != "run_id"},
+    "no attempts": {**GOOD, "attempts": []},
+    "no list of attempts": {**GOOD, "attempts": {"0": {}}},
+    "an attempt that is none": {**GOOD, "attempts": [3]},
+    "an attempt without a beginning": {**GOOD, "attempts": [{"attempt": 0, "status": "completed"}]},
+    "a beginning in words": {**GOOD, "attempts": [{"attempt": 0, "status": "completed", "started_ns": "now"}]},
+    "a plan in words": {**GOOD, "attempts": [{"attempt": 0, "status": "completed", "started_ns": 1, "plan": "long"}]},
+    "tags in one word": {**GOOD, "tags": "abc"},
+    "a config in words": {**GOOD, "config": "lr=1"},
+    "a group of groups": {**GOOD, "group": ["a"]},
+}
+
+
+@pytest.mark.parametrize("content", BROKEN.values(), ids=BROKEN.keys())
+def test_a_broken_run_json_is_told_and_hides_no_other_run(
+    store_path: Path, store_folder: Callable[..., Path], content: Any
+) -> None:
+    """The run itself is refused; lists and SQL show the others, and the snapshots say why one is missing."""
+    store_folder("good")
+    broken = store_folder("broken")
+    (broken / "run.json").write_bytes(content if isinstance(content, bytes) else json.dumps(content).encode())
+    store = open_store(store_path)
+
+    with pytest.raises(NotARun, match=r"run\.json cannot be read"):
+        store.run("broken")
+    assert store.rows("SELECT run_id FROM runs") == [{"run_id": "good"}]
+    assert [str(problem)[: len(str(broken))] for problem in store.entries()[1]] == [str(broken)]
+
+
+def test_a_run_json_that_is_a_folder_is_told_too(store_path: Path, store_folder: Callable[..., Path]) -> None:
+    """Not every OSError is a missing file."""
+    folder = store_folder("odd")
+    (folder / "run.json").unlink()
+    (folder / "run.json").mkdir()
+
+    assert (
+        [type(problem) for problem in open_store(store_path).entries()[1]],
+        open_store(store_path).runs().num_rows,
+    ) == (
+        [NotARun],
+        0,
+    )
+
+
+def test_a_run_of_a_newer_format_is_refused(store_folder: Callable[..., Path]) -> None:
+    """Before anything else of it is looked at."""
+    folder = store_folder()
+    (folder / "run.json").write_text(json.dumps({"format": 2, "runs": "are different now"}))
+
+    with pytest.raises(UnsupportedVersion, match=r"run format 2, and this steptape reads up to 1. Upgrade steptape"):
+        open_run(folder)
+
+
+def test_two_folders_of_one_run_are_read_once(
+    store_path: Path, store_record: Callable[..., Path], store_steps: Any
+) -> None:
+    """A copy within the store would double every event; it is told instead."""
+    folder = store_record(store_steps([1.0]))
+    copy = store_path / "run-1-copy"
+    copy.mkdir()
+    for path in folder.iterdir():
+        (copy / path.name).write_bytes(path.read_bytes())
+    store = open_store(store_path)
+
+    assert store.rows("SELECT count(*) AS n FROM events") == [{"n": 1}]
+    assert "another run here has the same id" in str(store.entries()[1][0])
+
+
+def test_an_empty_run_answers_everything(store_folder: Callable[..., Path]) -> None:
+    """It ended before its first event."""
+    run = open_run(store_folder())
+
+    assert (list(run.events()), run.metrics(), run.table().num_rows, run.samples().num_rows) == ([], [], 0, 0)
+    assert (run.decisions().num_rows, run.samples(step=1, top=3).num_rows) == (0, 0)
+    with pytest.raises(TelemetryError, match="Recorded here: none"):
+        run.series("loss")
+
+
+def test_a_metric_that_no_event_carries_is_named_with_those_that_are(
+    store_record: Callable[..., Path], store_steps: Any
+) -> None:
+    """A typo is seen at once."""
+    with pytest.raises(TelemetryError, match=r"run-1: no event carries this metric; got 'los'. Recorded here: loss"):
+        open_run(store_record(store_steps([1.0]))).series("los")
+
+
+def test_a_series_stands_on_its_own_clock(store_record: Callable[..., Path]) -> None:
+    """Absent where it was not logged, NaN where it was NaN; of one kind when asked."""
+    events = [
+        Event("step_end", step=1, metrics={"loss": 1.0}),
+        Event("log", step=1, metrics={"loss": 1.5}),
+        Event("step_end", step=2, metrics={"other": 1.0}),
+        Event("step_end", step=3, metrics={"loss": float("nan")}),
+    ]
+    run = open_run(store_record(events))
+
+    assert run.series("loss").column_names == [
+        "attempt", "rank", "seq", "kind", "step", "epoch", "time_ns", "elapsed_ns", "value",
+    ]  # fmt: skip
+    assert str(run.series("loss").select(["step", "value"]).to_pylist()) == (
+        "[{'step': 1, 'value': 1.0}, {'step': 1, 'value': 1.5}, {'step': 3, 'value': nan}]"
+    )
+    assert run.series("loss", kind="log")["value"].to_pylist() == [1.5]
+    assert run.series("loss", kind="save").num_rows == 0
+
+
+def test_samples_are_found_by_step_and_by_their_losses(store_record: Callable[..., Path]) -> None:
+    """NaN counts as the highest loss, infinity as the next; equal losses in order of recording."""
+    losses = [[1.0, float("nan")], [float("inf"), 3.0], [3.0, -1.0]]
+    run = open_run(
+        store_record(
+            [Event("step_end", step=step) for step in (1, 2, 3)],
+            samples={index: SampleLosses(struct.pack("<2f", *pair)) for index, pair in enumerate(losses)},
+        )
+    )
+    top = run.samples(top=4)
+
+    assert str(top["loss"].to_pylist()) == "[nan, inf, 3.0, 3.0]"
+    assert top["step"].to_pylist() == [1, 2, 2, 3]
+    assert run.samples(step=3)["loss"].to_pylist() == [3.0, -1.0]
+    assert run.samples(step=2, top=1)["loss"].to_pylist() == [float("inf")]
+
+
+def test_events_are_those_of_the_deciding_rank_unless_told(store_record: Callable[..., Path], store_steps: Any) -> None:
+    """Attempts in order, sealed and not, each rank by itself."""
+    events = [
+        *store_steps([1.0]),
+        *store_steps([10.0], rank=1),
+        *store_steps([2.0], attempt=1),
+        *store_steps([20.0], attempt=1, rank=1),
+    ]
+    run = open_run(store_record(events))
+
+    assert [event.metrics["loss"] for event in run.events()] == [1.0, 2.0]
+    assert [event.metrics["loss"] for event in run.events(rank=1)] == [10.0, 20.0]
+    assert [(event.attempt, event.rank) for event in run.events(rank=None)] == [(0, 0), (0, 1), (1, 0), (1, 1)]
+
+
+def test_reading_writes_nothing(store_path: Path, store_record: Callable[..., Path], store_steps: Any) -> None:
+    """Not even where a dead run waits to be sealed."""
+    store_record(store_steps([1.0]), status="running")
+    before = {path: path.stat().st_mtime_ns for path in store_path.rglob("*")}
+    store = open_store(store_path)
+    store.runs()
+    store.sql("FROM windows")
+    list(store.run("run-1").events())
+
+    assert {path: path.stat().st_mtime_ns for path in store_path.rglob("*")} == before

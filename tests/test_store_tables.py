@@ -1,0 +1,227 @@
+"""Events as rows and rows as events: the round trip through journal, tail, Parquet and back."""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from steptape.store import DamagedLog, Event, open_run
+from steptape.store.columns import Columns
+from steptape.store.events import ENVELOPE, KINDS
+from steptape.store.journal_format import INTEGER_IDS, TEXT_IDS, SampleLosses
+from steptape.store.sealing import seal
+from steptape.store.tables import events_table
+
+INT32 = st.integers(-(2**31), 2**31 - 1)
+INT64 = st.integers(-(2**63), 2**63 - 1)
+FLOATS = st.floats() | st.sampled_from([math.nan, math.inf, -math.inf, -0.0, 5e-324, 1.7976931348623157e308])
+NAMES = st.text(st.characters(exclude_categories=["Cs"]), max_size=8) | st.sampled_from(
+    [
+        *ENVELOPE,
+        "run_id",
+        "attrs",
+        "loss",
+        "Loss",
+        "LOSS",
+        "train/loss",
+        "train.loss",
+        'a "quoted" name',
+        "it's",
+        "größe",
+        "GRÖSSE",
+    ]
+)
+JSON = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**80), 2**80)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(st.characters(exclude_categories=["Cs"]), max_size=5),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.text(st.characters(exclude_categories=["Cs"])), inner, max_size=3)
+    ),
+    max_leaves=5,
+)
+EVENTS = st.builds(
+    Event,
+    kind=st.sampled_from(sorted(KINDS)),
+    seq=st.just(0),
+    attempt=st.just(0),
+    rank=st.just(0),
+    step=INT64,
+    micro_step=INT32,
+    epoch=st.none() | st.floats(allow_nan=False),
+    time_ns=INT64,
+    elapsed_ns=INT64,
+    value_lag=INT32,
+    metrics=st.dictionaries(NAMES, FLOATS, max_size=5),
+    attrs=st.dictionaries(st.text(st.characters(exclude_categories=["Cs"]), max_size=5), JSON, max_size=3),
+)  # fmt: skip
+
+
+@settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck))
+@given(events=st.lists(EVENTS, max_size=6), rotate=st.booleans())
+def test_events_are_equal_through_journal_and_parquet(
+    store_record: Callable[..., Path],
+    store_facts: Callable[..., Any],
+    tmp_path_factory: Any,
+    events: list[Event],
+    rotate: bool,
+) -> None:
+    """Every field to the bit: from the tail before sealing, from Parquet after it, and by SQL in both."""
+    root = tmp_path_factory.mktemp("round-trip")
+    folder = store_record(events, root=root, segment_bytes=200 if rotate else 1 << 26)
+    run = open_run(folder)
+    expected = store_facts(event._replace(seq=seq) for seq, event in enumerate(events))
+    query = "SELECT seq, metric, value FROM series_values ORDER BY seq, metric"
+    from_tail, tail_rows = store_facts(run.events()), repr(run.rows(query))
+    seal(folder)
+    from_parquet, parquet_rows = store_facts(run.events()), repr(run.rows(query))
+
+    assert from_tail == expected
+    assert from_parquet == expected
+    assert parquet_rows == tail_rows
+
+
+@settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck))
+@given(
+    blocks=st.lists(
+        st.lists(
+            st.tuples(st.floats(width=32), st.integers(-(2**63), 2**63 - 1), st.integers(0, 2**31 - 1)), max_size=4
+        ),
+        max_size=4,
+    ),
+    ids=st.sampled_from(["none", "integer", "text"]),
+    has_tokens=st.booleans(),
+)
+def test_samples_are_equal_through_journal_and_parquet(
+    store_record: Callable[..., Path], tmp_path_factory: Any, blocks: list[Any], ids: str, has_tokens: bool
+) -> None:
+    """Losses to the bit of their float32; ids as text, whatever they were; positions in the order of the batch."""
+    folder = store_record(
+        [Event("step_end", step=index) for index in range(len(blocks))],
+        samples={index: packed(block, ids, has_tokens) for index, block in enumerate(blocks)},
+        root=tmp_path_factory.mktemp("round-trip"),
+    )
+    expected = [
+        (seq, position, None if ids == "none" else str(sample_id), loss.hex(), tokens if has_tokens else None)
+        for seq, block in enumerate(blocks)
+        for position, (loss, sample_id, tokens) in enumerate(block)
+    ]
+    from_tail = sample_rows(folder)
+    seal(folder)
+
+    assert (from_tail, sample_rows(folder)) == (expected, expected)
+
+
+def packed(block: list[tuple[float, int, int]], ids: str, has_tokens: bool) -> SampleLosses:
+    """Sample losses as a journal holds them."""
+    count = len(block)
+    losses = struct.pack(f"<{count}f", *(loss for loss, _, _ in block))
+    tokens = struct.pack(f"<{count}i", *(tokens for _, _, tokens in block)) if has_tokens else b""
+    if ids == "text":
+        texts = ",".join(f'"{sample_id}"' for _, sample_id, _ in block)
+        return SampleLosses(losses, f"[{texts}]".encode(), TEXT_IDS, tokens)
+    if ids == "integer":
+        return SampleLosses(losses, struct.pack(f"<{count}q", *(i for _, i, _ in block)), INTEGER_IDS, tokens)
+    return SampleLosses(losses, tokens=tokens)
+
+
+def sample_rows(folder: Path) -> list[tuple[Any, ...]]:
+    """The samples of a run by SQL, which sees tail and Parquet."""
+    rows = open_run(folder).rows("SELECT * FROM samples ORDER BY seq, position")
+    return [(row["seq"], row["position"], row["sample_id"], row["loss"].hex(), row["tokens"]) for row in rows]
+
+
+def test_absent_is_null_and_nan_is_nan() -> None:
+    """Arrow keeps the two apart."""
+    columns = Columns({"loss": "loss"})
+    table = events_table("run-1", [Event("log"), Event("log", metrics={"loss": math.nan})], columns)
+
+    assert (table["loss"].null_count, str(table["loss"].to_pylist())) == (1, "[None, nan]")
+
+
+def test_parquet_has_the_columns_and_encodings_that_the_format_promises(store_record: Callable[..., Path]) -> None:
+    """Zstd everywhere, byte-stream-split floats, delta integers; the mapping of names in the metadata."""
+    folder = store_record([Event("log", metrics={"loss": 1.0, "epoch": 2.0}, attrs={"a": 1})] * 3, sealed=True)
+    (path,) = folder.glob("events-*")
+    metadata = pq.read_metadata(path)
+    columns = [metadata.row_group(0).column(index) for index in range(metadata.num_columns)]
+    encodings = {column.path_in_schema: set(column.encodings) - {"RLE", "PLAIN"} for column in columns}
+    schema = pq.read_schema(path)
+
+    assert {column.compression for column in columns} == {"ZSTD"}
+    assert [(field.name, str(field.type)) for field in schema] == [
+        ("run_id", "string"), ("attempt", "int32"), ("rank", "int32"), ("seq", "int64"), ("kind", "string"),
+        ("step", "int64"), ("micro_step", "int32"), ("epoch", "double"), ("time_ns", "int64"), ("elapsed_ns", "int64"),
+        ("value_lag", "int32"), ("loss", "double"), ("epoch~b2fdf2af", "double"), ("attrs", "string"),
+    ]  # fmt: skip
+    assert encodings["loss"] == {"BYTE_STREAM_SPLIT"}
+    assert encodings["step"] == {"DELTA_BINARY_PACKED"}
+    assert schema.metadata[b"steptape.columns"] == b'{"loss": "loss", "epoch": "epoch~b2fdf2af"}'
+
+
+def test_floats_have_no_statistics_that_would_hide_nan_rows(store_record: Callable[..., Path]) -> None:
+    """Parquet's statistics pass over NaN; with them ``loss > 5`` finds the NaN row in a tail and not in Parquet."""
+    folder = store_record([Event("step_end", metrics={"loss": value}) for value in (1.0, math.nan)])
+    run = open_run(folder)
+    query = "SELECT count(*) AS n FROM steps WHERE loss > 5"
+    in_tail = run.rows(query)
+    seal(folder)
+
+    assert (in_tail, run.rows(query)) == ([{"n": 1}], [{"n": 1}])
+
+
+@pytest.mark.parametrize("read", ["events", "table", "sql", "samples"])
+def test_a_damaged_parquet_file_is_an_error_of_ours(store_record: Callable[..., Path], read: str) -> None:
+    """Cut in the middle; the message names the file."""
+    samples = {0: SampleLosses(struct.pack("<f", 1))}
+    folder = store_record([Event("step_end", metrics={"loss": 1.0})], samples=samples, sealed=True)
+    for path in folder.glob("*.parquet"):
+        path.write_bytes(path.read_bytes()[:-20])
+    run = open_run(folder)
+    call = {"events": run.events, "table": run.table, "sql": lambda: run.sql("FROM events"), "samples": run.samples}[
+        read
+    ]
+
+    with pytest.raises(DamagedLog, match=r"\.parquet"):
+        call()
+
+
+def test_a_flipped_bit_in_a_parquet_page_is_noticed(store_record: Callable[..., Path]) -> None:
+    """Pages carry checksums, and reading checks them."""
+    folder = store_record([Event("step_end", metrics={"loss": float(i)}) for i in range(1000)], sealed=True)
+    (path,) = folder.glob("events-*")
+    row_group = pq.read_metadata(path).row_group(0)
+    column = row_group.column(row_group.num_columns - 2)
+    damaged = bytearray(path.read_bytes())
+    damaged[column.data_page_offset + column.total_compressed_size - 3] ^= 1
+    path.write_bytes(damaged)
+
+    with pytest.raises(DamagedLog, match="events-0-0"):
+        open_run(folder).table()
+
+
+def test_a_wide_table_has_row_groups_of_about_a_million_cells(store_record: Callable[..., Path]) -> None:
+    """So that a reader of one metric skips most of the file."""
+    names = [f"m{index}" for index in range(990)]
+    folder = store_record([Event("log", metrics=dict.fromkeys(names, 1.0))] * 2500, sealed=True)
+    (path,) = folder.glob("events-*")
+
+    assert [pq.read_metadata(path).row_group(i).num_rows for i in range(3)] == [998, 998, 504]
+
+
+def test_the_schema_of_no_event_is_the_envelope() -> None:
+    """A run without metrics is a table without metric columns."""
+    table = events_table("run-1", [], Columns())
+
+    assert (table.num_rows, set(table.schema.names)) == (0, {"run_id", *ENVELOPE, "attrs"})
