@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 ROOMS := store rules recorder replay api
-CODE := $(ROOMS) cli.py console.py demo.py showing.py examples tests $(wildcard benchmarks)
+CODE := $(ROOMS) addressing.py cli.py console.py demo.py showing.py examples tests $(wildcard benchmarks)
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test lint format clean

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from datetime import UTC, datetime
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from .addressing import age, complain_of, events_named, policy_named, policy_path, run_named, runs_named
 from .console import complain, print_json, print_rows, print_table, progress, say
 from .replay import (
     TABLE_HEADINGS,
@@ -24,10 +24,11 @@ from .replay import (
 from .replay import backtest as run_backtest
 from .replay import replay as run_replay
 from .replay import verify as verify_run
-from .rules import Decision, Policy, PolicyError, load_policy, shipped_policies
+from .rules import Decision, PolicyError, load_policy
 from .showing import run_document, run_sheet
-from .store import Event, Run, TelemetryError, open_run, open_store
-from .store.event_json import event_to_line, events_from_lines
+from .store import TelemetryError, open_run, open_store
+from .store.deletion import delete_run, expendable
+from .store.event_json import event_to_line
 from .store.sealing import seal as seal_run
 
 FINDINGS = 1
@@ -89,13 +90,13 @@ def runs(store: StoreArgument = Path("runs"), as_json: JsonOption = False) -> No
         print_table(headings, [[row[name] for name in headings] for row in rows], numeric=headings[5:])
     else:
         say(f"no runs in {store}")
-    _complain_of(problems)
+    complain_of(problems)
 
 
 @app.command()
 def show(run: RunArgument, store: StoreOption = None, as_json: JsonOption = False) -> None:
     """Show one run: its metrics and decisions."""
-    opened = _run(run, store)
+    opened = run_named(run, store)
     if as_json:
         print_json(run_document(opened))
     else:
@@ -113,8 +114,8 @@ def replay(
     as_json: JsonOption = False,
 ) -> None:
     """Say what a policy decides over one run."""
-    loaded = _policy(policy, settings)
-    replayed = run_replay(loaded, _source(source, store))
+    loaded = policy_named(policy, settings)
+    replayed = run_replay(loaded, events_named(source, store))
     if as_json:
         for judged in replayed.outcomes:
             print_json(judged.to_json())
@@ -135,8 +136,8 @@ def backtest(
     as_json: JsonOption = False,
 ) -> None:
     """Say what a policy would have saved and cost."""
-    loaded = _policy(policy, settings)
-    chosen = _runs(runs, store)
+    loaded = policy_named(policy, settings)
+    chosen = runs_named(runs, store)
     declared = declared_objective(objective, mode) if objective else None
     with progress() as bar:
         task = bar.add_task("reading runs", total=len(chosen))
@@ -163,7 +164,7 @@ def verify(
     if not runs and not every:
         raise typer.BadParameter("name a RUN, or give --store STORE --all")
     status = 0
-    for run in _runs(runs, store):
+    for run in runs_named(runs, store):
         try:
             verdict = verify_run(run)
         except TelemetryError as error:
@@ -188,7 +189,7 @@ def check(
     status = 0
     for name in policies:
         try:
-            loaded = load_policy(_policy_path(name))
+            loaded = load_policy(policy_path(name))
         except PolicyError as error:
             status = max(status, FINDINGS)
             _print_problems(error, as_json)
@@ -229,7 +230,7 @@ def export(
 ) -> None:
     """Write a run's events as text, in order."""
     writers = {ExportFormat.JSONL: event_to_line}
-    lines = map(writers[form], _run(run, store).events(rank=None))
+    lines = map(writers[form], run_named(run, store).events(rank=None))
     if output is None:
         for line in lines:
             print(line)
@@ -247,8 +248,43 @@ def seal(
 
     What a live process still writes stays as it is. Without RUN, every run of the store.
     """
-    for run in _runs(runs, store):
+    for run in runs_named(runs, store):
         say(f"{run.run_id}: {seal_run(run.folder)} events sealed")
+
+
+@app.command()
+def delete(
+    runs: Annotated[list[str] | None, typer.Argument(metavar="RUN...", help="Runs to delete.")] = None,
+    store: StoreOption = None,
+    older_than: Annotated[
+        str | None, typer.Option(metavar="AGE", help="With --store: runs that ended longer ago, as 90d or 12h.")
+    ] = None,
+    keep_last: Annotated[
+        int | None, typer.Option(metavar="N", min=0, help="With --store: all but the newest N.")
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say which runs would go.")] = False,
+) -> None:
+    """Delete runs, by name or by age and number.
+
+    The whole folder goes, with any checkpoints in it. A run that is being written is never deleted.
+    """
+    if runs and (older_than or keep_last is not None):
+        raise typer.BadParameter("name a RUN, or let --older-than and --keep-last choose; not both")
+    if runs:
+        folders = [run_named(key, store).folder for key in runs]
+    elif store is not None and (older_than or keep_last is not None):
+        entries, problems = open_store(store).entries()
+        complain_of(problems)
+        limit = None if older_than is None else age(older_than)
+        now = datetime.now(UTC).replace(tzinfo=None)
+        chosen = expendable(entries, now=now, older_than=limit, keep_last=keep_last)
+        folders = [entry.snapshot.folder for entry in chosen]
+    else:
+        raise typer.BadParameter("name a RUN, or give --store STORE with --older-than AGE or --keep-last N")
+    for folder in folders:
+        if not dry_run:
+            delete_run(folder)
+        say(f"{'would delete' if dry_run else 'deleted'} {folder}")
 
 
 @app.command()
@@ -273,70 +309,6 @@ def main() -> None:
     except TelemetryError as error:
         complain(f"error: {error}")
         sys.exit(CANNOT_OPEN)
-
-
-def _policy_path(name: str) -> Path:
-    """The file a policy's name stands for: a path, or the name of a shipped policy."""
-    path = Path(name)
-    return path if path.exists() else shipped_policies().get(name, path)
-
-
-def _policy(name: str, settings: Iterable[str] | None) -> Policy:
-    params = dict(_setting(setting) for setting in settings or ())
-    return load_policy(_policy_path(name), params=params)
-
-
-def _setting(setting: str) -> tuple[str, float | int | bool | str]:
-    name, equals, text = setting.partition("=")
-    if not equals or not name:
-        raise typer.BadParameter(f"--set takes PARAM=VALUE; got {setting!r}")
-    if text in ("true", "false"):
-        return name, text == "true"
-    for number in (int, float):
-        try:
-            return name, number(text)
-        except ValueError:
-            continue
-    return name, text
-
-
-def _run(key: str, store: Path | None) -> Run:
-    return open_run(key) if store is None else open_store(store).run(key)
-
-
-def _runs(keys: list[str] | None, store: Path | None) -> list[Run]:
-    """The runs named, or all of the store."""
-    if keys:
-        return [_run(key, store) for key in keys]
-    if store is None:
-        raise typer.BadParameter("name a RUN, or give --store STORE")
-    entries, problems = open_store(store).entries()
-    _complain_of(problems)
-    return [Run(entry.snapshot.folder) for entry in entries]
-
-
-def _source(source: str, store: Path | None) -> Run | list[Event]:
-    if store is None and source == "-":
-        return list(events_from_lines(sys.stdin, source="<stdin>"))
-    if store is None and Path(source).is_file():
-        with _readable(source) as lines:
-            return list(events_from_lines(lines, source=source))
-    return _run(source, store)
-
-
-@contextmanager
-def _readable(path: str) -> Iterator[Iterable[str]]:
-    """The lines of a text file; bytes that are no UTF-8 are an error of ours."""
-    try:
-        with open(path, encoding="utf-8") as file:
-            yield file
-    except (OSError, UnicodeDecodeError) as error:
-        raise TelemetryError(f"cannot be read ({error})", where=path) from None
-
-
-def _complain_of(problems: Iterable[TelemetryError]) -> None:
-    for problem in problems:
-        complain(f"warning: {problem}")
 
 
 def _print_replay(replayed: Replay) -> None:

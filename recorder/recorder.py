@@ -24,6 +24,7 @@ from .environment import describe_environment
 from .redaction import redacted
 from .steering import Steering
 from .tape import Tape
+from .termination import Terminated, raise_on_sigterm, restore_sigterm
 from .values import json_value
 
 _NOTHING: Final[Mapping[str, Any]] = {}
@@ -36,7 +37,8 @@ class Recorder:
     """Records a training run, and steers it when rules are given.
 
     Use it as a context manager: the run then ends as ``completed``, ``stopped`` (a rule asked for it), ``interrupted``
-    (Ctrl-C) or ``failed`` (any other exception, recorded and passed on).
+    (Ctrl-C or SIGTERM) or ``failed`` (any other exception, recorded and passed on). A recorder that nobody closed ends
+    with the program. Threads may share one; a forked child records nothing through its parent's.
 
     Args:
         store: Folder of runs; made when it is missing.
@@ -100,6 +102,7 @@ class Recorder:
         self._apply(self._tape.start())
         self._emit("train_begin")
         atexit.register(self._close_at_exit)
+        self._handles_sigterm = raise_on_sigterm()
 
     def step(
         self,
@@ -214,7 +217,7 @@ class Recorder:
 
     def _close_at_exit(self) -> None:
         """End the run of a recorder that nobody closed, in the way in which the program ended."""
-        error: BaseException | None = getattr(sys, "last_value", None)
+        error: BaseException | None = Terminated.latest or getattr(sys, "last_value", None)
         self.__exit__(None if error is None else type(error), error, None)
 
     def _open_tape(self, strict: bool) -> Tape:
@@ -259,6 +262,8 @@ class Recorder:
         if self._closed or os.getpid() != self._pid:
             return
         atexit.unregister(self._close_at_exit)
+        if self._handles_sigterm:
+            restore_sigterm()
         if error is None:
             counts = dict(self._tape.error_counts)
             self._emit("train_end", attrs={"status": status, **({"rule_errors": counts} if counts else {})})
@@ -307,6 +312,6 @@ def _traceback(error: BaseException) -> list[str]:
 
 
 def _status_of(error: BaseException) -> str:
-    if isinstance(error, KeyboardInterrupt):
+    if isinstance(error, (KeyboardInterrupt, Terminated)):
         return "interrupted"
     return "completed" if isinstance(error, SystemExit) and not error.code else "failed"

@@ -38,7 +38,7 @@ OWNERS = {
     "pydantic": {"api"},
     "pydantic_core": {"api"},
     "uvicorn": {"api"},
-    "typer": {"cli"},
+    "typer": {"addressing", "cli"},
     "rich": {"console"},
     "sklearn": {"examples"},
 }

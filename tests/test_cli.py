@@ -297,7 +297,36 @@ def test_a_folder_that_is_no_run_does_not_hide_the_others(demo_store: Path, tmp_
 def test_every_command_explains_itself() -> None:
     """``--help`` works everywhere, and the overview lists what there is."""
     overview = steptape("--help")
-    commands = ("demo", "runs", "show", "replay", "backtest", "verify", "check", "query", "export", "seal", "serve")
+    commands = [
+        "demo",
+        "runs",
+        "show",
+        "replay",
+        "backtest",
+        "verify",
+        "check",
+        "query",
+        "export",
+        "seal",
+        "delete",
+        "serve",
+    ]
 
     assert all(command in overview for command in commands)
     assert all(steptape(command, "--help") for command in commands[:3])
+
+
+def test_delete_says_what_would_go_before_anything_does(demo_store: Path, tmp_path: Path) -> None:
+    """By number with a dry run, then for good; by name; never without being told which."""
+    store = tmp_path / "runs"
+    shutil.copytree(demo_store, store)
+
+    dry = steptape("delete", "--store", store, "--keep-last", "1", "--dry-run")
+    before = len(list(open_store(store)))
+    real = steptape("delete", "--store", store, "--keep-last", "1")
+
+    assert dry.replace("would delete", "deleted") == real
+    assert (before, len(list(open_store(store)))) == (3, 1)
+    assert call("delete", "--store", store).returncode == 2
+    assert call("delete", "--store", store, "--older-than", "soon").returncode == 2
+    assert "deleted" in steptape("delete", "digits under overfitting", "--store", store)

@@ -1,0 +1,96 @@
+"""What the words of a command line stand for: policies, runs, streams of events, ages."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+
+import typer
+
+from .console import complain
+from .rules import Policy, load_policy, shipped_policies
+from .store import Event, Run, TelemetryError, open_run, open_store
+from .store.event_json import events_from_lines
+
+
+def policy_path(name: str) -> Path:
+    """The file a policy's name stands for: a path, or the name of a shipped policy."""
+    path = Path(name)
+    return path if path.exists() else shipped_policies().get(name, path)
+
+
+def policy_named(name: str, settings: Iterable[str] | None) -> Policy:
+    """The policy of that name, some params replaced by ``PARAM=VALUE`` settings."""
+    params = dict(_setting(setting) for setting in settings or ())
+    return load_policy(policy_path(name), params=params)
+
+
+def _setting(setting: str) -> tuple[str, float | int | bool | str]:
+    name, equals, text = setting.partition("=")
+    if not equals or not name:
+        raise typer.BadParameter(f"--set takes PARAM=VALUE; got {setting!r}")
+    if text in ("true", "false"):
+        return name, text == "true"
+    for number in (int, float):
+        try:
+            return name, number(text)
+        except ValueError:
+            continue
+    return name, text
+
+
+def age(text: str) -> timedelta:
+    """A span of time written as a number and its unit: ``90d``, ``12h``, ``30m``."""
+    units = {"d": "days", "h": "hours", "m": "minutes"}
+    number, unit = text[:-1], units.get(text[-1:])
+    try:
+        if unit is not None and float(number) >= 0:
+            return timedelta(**{unit: float(number)})
+    except (ValueError, OverflowError):
+        pass
+    raise typer.BadParameter(f"an age is a number and d, h or m, as 90d; got {text!r}")
+
+
+def run_named(key: str, store: Path | None) -> Run:
+    """The run whose folder this is or, with a store, the one of that id or name."""
+    return open_run(key) if store is None else open_store(store).run(key)
+
+
+def runs_named(keys: list[str] | None, store: Path | None) -> list[Run]:
+    """The runs named, or all of the store."""
+    if keys:
+        return [run_named(key, store) for key in keys]
+    if store is None:
+        raise typer.BadParameter("name a RUN, or give --store STORE")
+    entries, problems = open_store(store).entries()
+    complain_of(problems)
+    return [Run(entry.snapshot.folder) for entry in entries]
+
+
+def events_named(source: str, store: Path | None) -> Run | list[Event]:
+    """What to replay: standard input (``-``), a file of JSON lines, or a run."""
+    if store is None and source == "-":
+        return list(events_from_lines(sys.stdin, source="<stdin>"))
+    if store is None and Path(source).is_file():
+        with _readable(source) as lines:
+            return list(events_from_lines(lines, source=source))
+    return run_named(source, store)
+
+
+@contextmanager
+def _readable(path: str) -> Iterator[Iterable[str]]:
+    """The lines of a text file; bytes that are no UTF-8 are an error of ours."""
+    try:
+        with open(path, encoding="utf-8") as file:
+            yield file
+    except (OSError, UnicodeDecodeError) as error:
+        raise TelemetryError(f"cannot be read ({error})", where=path) from None
+
+
+def complain_of(problems: Iterable[TelemetryError]) -> None:
+    """Name on stderr what could not be read."""
+    for problem in problems:
+        complain(f"warning: {problem}")

@@ -1,0 +1,167 @@
+"""How runs end when nobody closes them: signals, forgotten recorders, forks, threads."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from steptape.recorder import Recorder
+from steptape.store import Run, open_run, open_store
+
+HEAD = "import os, signal, sys, time\nfrom steptape.recorder import Recorder\n"
+
+
+def run_script(store: Path, body: str) -> subprocess.Popen[bytes]:
+    """A program that records into the store; it is running when this returns."""
+    script = HEAD + textwrap.dedent(body)
+    return subprocess.Popen([sys.executable, "-c", script, str(store)], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+
+
+def only_run(store: Path) -> Run:
+    """The store's one run."""
+    (run,) = list(open_store(store))
+    return run
+
+
+@pytest.mark.parametrize(
+    ("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, -signal.SIGINT)], ids=["SIGTERM", "SIGINT"]
+)
+@pytest.mark.parametrize("opening", ["rec = Recorder(sys.argv[1])", "rec = Recorder(sys.argv[1]).__enter__()"])
+def test_a_signal_ends_the_run_as_interrupted(tmp_path: Path, number: int, status: int, opening: str) -> None:
+    """With ``with`` or without, in the middle of recording: the run says so, and every step is there."""
+    process = run_script(
+        tmp_path,
+        f"""
+        {opening}
+        step = 0
+        while True:
+            rec.step(loss=1.0)
+            step += 1
+            if step == 200:
+                os.write(1, b".")
+        """,
+    )
+    assert process.stdout is not None
+    os.read(process.stdout.fileno(), 1)
+
+    process.send_signal(number)
+    _, errors = process.communicate(timeout=60)
+    run = only_run(tmp_path)
+    steps = [event.step for event in run.events() if event.kind == "step_end"]
+
+    assert process.returncode == status, errors
+    assert run.status == "interrupted"
+    assert steps == list(range(1, len(steps) + 1))
+    assert len(steps) >= 200
+    assert not list(run.folder.glob("journal-*"))
+
+
+def test_a_program_s_own_handler_of_sigterm_is_left_alone(tmp_path: Path) -> None:
+    """Schedulers and launchers have theirs."""
+    process = run_script(
+        tmp_path,
+        """
+        signal.signal(signal.SIGTERM, lambda *_: print("mine", flush=True))
+        with Recorder(sys.argv[1]) as rec:
+            os.kill(os.getpid(), signal.SIGTERM)
+            rec.step(loss=1.0)
+        """,
+    )
+
+    printed, _ = process.communicate(timeout=60)
+
+    assert (printed, process.returncode, only_run(tmp_path).status) == (b"mine\n", 0, "completed")
+
+
+def test_sigterm_has_its_default_back_once_the_run_is_over(tmp_path: Path) -> None:
+    """A recorder leaves the process as it found it."""
+    with Recorder(tmp_path):
+        during = signal.getsignal(signal.SIGTERM)
+
+    assert during != signal.SIG_DFL
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+
+
+@pytest.mark.parametrize(("ending", "status"), [("", "completed"), ("1 / 0", "failed"), ("sys.exit(0)", "completed")])
+def test_a_recorder_that_nobody_closed_ends_with_the_program(tmp_path: Path, ending: str, status: str) -> None:
+    """As the program ended."""
+    process = run_script(tmp_path, f"rec = Recorder(sys.argv[1])\nrec.step(loss=1.0)\n{ending}\n")
+    process.communicate(timeout=60)
+
+    assert only_run(tmp_path).status == status
+
+
+def test_a_forked_child_records_nothing_and_ends_nothing(tmp_path: Path) -> None:
+    """What it tries is lost there, told there, and the parent's run goes on."""
+    process = run_script(
+        tmp_path,
+        """
+        with Recorder(sys.argv[1]) as rec:
+            rec.step(loss=1.0)
+            if os.fork() == 0:
+                rec.step(loss=666.0)
+                rec.close()
+                sys.exit(0)
+            os.wait()
+            rec.step(loss=2.0)
+        """,
+    )
+    _, errors = process.communicate(timeout=60)
+    run = only_run(tmp_path)
+
+    assert [e.metrics["loss"] for e in run.events() if e.kind == "step_end"] == [1.0, 2.0]
+    assert run.status == "completed"
+    assert b"could not record" in errors
+
+
+class Squares(Dataset[torch.Tensor]):
+    """Numbers, for real loader workers."""
+
+    def __len__(self) -> int:
+        return 64
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.tensor(float(index)) ** 2
+
+
+@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
+def test_loader_workers_do_not_disturb_the_run(tmp_path: Path) -> None:
+    """Forked workers hold no descriptor of the journal, and the run ends as it should."""
+    with Recorder(tmp_path) as rec:
+        for batch in DataLoader(Squares(), batch_size=8, num_workers=2, multiprocessing_context="fork"):
+            rec.step(loss=batch.mean())
+
+    run = open_run(rec.folder)
+
+    assert len([event for event in run.events() if event.kind == "step_end"]) == 8
+    assert run.status == "completed"
+
+
+def test_threads_of_one_process_may_share_a_recorder(tmp_path: Path) -> None:
+    """Every event is whole, once, and has a place of its own."""
+    with Recorder(tmp_path) as rec:
+
+        def work(name: str) -> None:
+            for value in range(300):
+                rec.log({name: float(value)})
+
+        threads = [threading.Thread(target=work, args=(f"m{number}",)) for number in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+    run = open_run(rec.folder)
+    events = list(run.events())
+
+    assert [event.seq for event in events] == list(range(len(events)))
+    assert all(run.series(f"m{number}")["value"].to_pylist() == [float(v) for v in range(300)] for number in range(4))
