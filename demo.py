@@ -5,6 +5,8 @@ Every number that it prints is read back from the store.
 
 from __future__ import annotations
 
+import shutil
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
@@ -39,9 +41,10 @@ def run_demo(store: Path) -> bool:
     steps = baseline.info.last.steps
     say(f"   {steps} steps, {len(list((baseline.folder / 'checkpoints').iterdir()))} checkpoints in {baseline.folder}")
 
+    say("\n2. What two policies would have done to that run.")
     results: dict[str, RunResult] = {}
     for name in POLICIES:
-        say(f"\n2. Backtest of the policy {name!r} on that run:\n")
+        say(f"\n   {name}:\n")
         results[name] = _backtest(load_policy(shipped_policies()[name]), baseline)
 
     say("\n3. Training again, same seed, the rules live; checkpoints are now theirs to ask for.")
@@ -58,16 +61,24 @@ def run_demo(store: Path) -> bool:
 
     run = live[POLICIES[0]]
     say("\n6. Look further:\n")
-    for command in (
-        f"steptape runs {store}",
-        f"steptape show {run.folder}",
-        f'steptape query {store} "SELECT step, controller, loss FROM decisions JOIN steps USING (run_id, step)"',
-        f"steptape backtest {POLICIES[1]} --store {store}",
-        f"steptape verify --store {store} --all",
-        f"steptape serve {store}",
+    for arguments in (
+        f"runs {store}",
+        f"show {run.folder}",
+        f'query {store} "SELECT step, controller, loss FROM decisions JOIN steps USING (run_id, step)"',
+        f"backtest {POLICIES[1]} --store {store}",
+        f"verify --store {store} --all",
+        f"serve {store}",
     ):
-        say(f"   {command}")
+        say(f"   {_command()} {arguments}")
     return agreed
+
+
+def _command() -> str:
+    """How to call steptape from where the reader is."""
+    beside = Path(sys.executable).with_name("steptape")
+    if shutil.which("steptape") or not beside.exists():
+        return "steptape"
+    return str(beside.relative_to(Path.cwd()) if beside.is_relative_to(Path.cwd()) else beside)
 
 
 def _train(store: Path, settings: Settings, name: str, rules: Path | None = None) -> Path:
