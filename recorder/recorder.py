@@ -12,10 +12,10 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Final, Self, TypeVar
 
 from ..rules import SEMANTICS_VERSION, Effect, Outcome, Policy, load_policy
-from ..store.errors import TelemetryError, shortened
+from ..store.errors import InvalidEvent, TelemetryError, shortened
 from ..store.plan import Plan
 from ..store.run_folder import new_run_id
 from ..store.run_info import Attempt, PolicyRecord, RunInfo, write_run_info
@@ -25,9 +25,11 @@ from .redaction import redacted
 from .steering import Steering
 from .tape import Tape
 from .termination import Terminated, raise_on_sigterm, restore_sigterm
-from .values import json_value
+from .values import as_text, as_whole, json_value
 
 _NOTHING: Final[Mapping[str, Any]] = {}
+
+_Taken = TypeVar("_Taken")
 
 #: Frames of a traceback that are kept with a failure.
 _TRACEBACK_FRAMES: Final = 12
@@ -52,8 +54,8 @@ class Recorder:
         strict: Raise when recording fails, instead of counting it and training on.
 
     Raises:
-        PolicyError: The rules do not load. Nothing was written then.
-        TelemetryError: The store cannot be written at the start.
+        PolicyError: The rules do not load.
+        TelemetryError: An argument is wrong, or the store cannot be written at the start. Nothing was written then.
     """
 
     def __init__(
@@ -75,30 +77,35 @@ class Recorder:
         strict: bool = False,
     ) -> None:
         policy = rules if isinstance(rules, Policy) or rules is None else load_policy(rules)
-        plan = Plan(total_steps, total_epochs, steps_per_epoch)
+        plan = Plan(
+            _declared(total_steps, "total_steps"),
+            _declared(total_epochs, "total_epochs"),
+            _declared(steps_per_epoch, "steps_per_epoch"),
+        )
         self.control = Control()
         self.run_id = new_run_id()
         self._plan = plan
-        self._log_every = log_every
+        self._log_every = _declared(log_every, "log_every")
         self._step = 0
         self._epoch: float | None = None
         self._epoch_began_at = 0
         self._epochs_begun = 0
         self._pid = os.getpid()
         self._closed = False
+        self._strict = strict
         self._info = RunInfo(
             run_id=self.run_id,
-            name=name or Path(sys.argv[0] or "run").stem,
+            name=as_text(name or Path(sys.argv[0] or "run").stem),
             attempts=(_first_attempt(plan, policy),),
-            group=group,
-            tags=tuple(tags),
+            group=None if group is None else as_text(group),
+            tags=(as_text(tags),) if isinstance(tags, str) else tuple(as_text(tag) for tag in tags),
             config=redacted(_as_config(config)),
         )
         callbacks = {Effect.SAVE: on_save, Effect.EVALUATE: on_evaluate, Effect.STOP: on_stop}
         given = {effect: callback for effect, callback in callbacks.items() if callback is not None}
         self._steering = None if policy is None else Steering(policy, plan, self.control, given)
         self.folder = Path(store) / self.run_id
-        self._tape = self._open_tape(strict)
+        self._tape = self._open_tape()
         self._apply(self._tape.start())
         self._emit("train_begin")
         atexit.register(self._close_at_exit)
@@ -132,16 +139,17 @@ class Recorder:
         Returns:
             The control flags, which are also ``recorder.control``.
         """
-        self._step = self._step + 1 if step is None else step
+        following = self._step + 1
+        self._step = following if step is None else self._taken(as_whole, step, "step", default=following)
         if epoch is not None:
-            self._set_epoch(epoch)
+            self._set_epoch(self._taken(_as_epoch, epoch, default=self._epoch))
         outcomes = self._tape.record(
             "step_end",
             metrics,
             scalars,
             step=self._step,
             epoch=self._epoch_now(),
-            micro_step=micro_step,
+            micro_step=micro_step if micro_step == 0 else self._taken(as_whole, micro_step, "micro_step", default=0),
             samples=samples,
             sample_ids=sample_ids,
             sample_tokens=sample_tokens,
@@ -174,16 +182,21 @@ class Recorder:
             is_final: Whether it is the run's last.
         """
         self.control.should_save = False
-        if size_bytes is None:
-            with contextlib.suppress(OSError):
-                size_bytes = Path(path).stat().st_size if Path(path).is_file() else None
-        self._emit("save", None, scalars, {"path": os.fspath(path), "size_bytes": size_bytes, "is_final": is_final})
+        name = _path_text(path)
+        if size_bytes is not None:
+            size_bytes = self._taken(as_whole, size_bytes, "size_bytes", default=None)
+        else:
+            with contextlib.suppress(OSError, ValueError):
+                size_bytes = Path(name).stat().st_size if Path(name).is_file() else None
+        self._emit("save", None, scalars, {"path": name, "size_bytes": size_bytes, "is_final": bool(is_final)})
         return self.control
 
     def epoch_begin(self, epoch: int | None = None) -> Control:
         """Record the begin of an epoch, counted from 0; the next one when not given."""
         self.control.should_stop_epoch = False
-        begun = self._epochs_begun if epoch is None else epoch
+        begun = self._epochs_begun
+        if epoch is not None:
+            begun = self._taken(as_whole, epoch, "epoch", default=begun)
         self._set_epoch(float(begun))
         self._epochs_begun = begun + 1
         self._emit("epoch_begin")
@@ -197,7 +210,7 @@ class Recorder:
 
     def annotate(self, text: str, **attrs: Any) -> None:
         """Write a note into the log at the current step, with whatever details as JSON values. Rules do not see it."""
-        self._emit("annotation", attrs={"text": text, **json_value(attrs)})
+        self._emit("annotation", attrs={"text": text, **attrs})
 
     def close(self) -> None:
         """End the run: as ``stopped`` when a rule asked for it, else as ``completed``. Idempotent."""
@@ -216,18 +229,32 @@ class Recorder:
         self._close(status, None if status == "completed" else error)
 
     def _close_at_exit(self) -> None:
-        """End the run of a recorder that nobody closed, in the way in which the program ended."""
+        """End the run of a recorder that nobody closed, as far as can be told in the way in which the program ended.
+
+        What the interpreter leaves is the exception that ended it; an exit status of ``sys.exit`` it does not leave.
+        """
         error: BaseException | None = Terminated.latest or getattr(sys, "last_value", None)
         self.__exit__(None if error is None else type(error), error, None)
 
-    def _open_tape(self, strict: bool) -> Tape:
+    def _taken(self, convert: Callable[..., _Taken], *arguments: Any, default: _Taken) -> _Taken:
+        """An argument of the loop's, converted; where it is not what it must be, the default and a word to the user."""
         try:
+            return convert(*arguments)
+        except InvalidEvent as error:
+            if self._strict:
+                raise
+            self._tape.warn_once(f"{error}; taken as {default!r}")
+            return default
+
+    def _open_tape(self) -> Tape:
+        try:
+            self._info.to_json()
             self.folder.mkdir(parents=True)
             tape = Tape(
-                self.folder, self.run_id, started_ns=time.monotonic_ns(), steering=self._steering, strict=strict
+                self.folder, self.run_id, started_ns=time.monotonic_ns(), steering=self._steering, strict=self._strict
             )
             write_run_info(self.folder, self._info)
-        except OSError as error:
+        except (OSError, ValueError, TypeError) as error:
             raise TelemetryError(
                 f"the run cannot be written ({error})",
                 where=str(self.folder),
@@ -248,7 +275,7 @@ class Recorder:
         if outcomes and self._steering is not None:
             self._steering.apply(outcomes)
 
-    def _set_epoch(self, epoch: float) -> None:
+    def _set_epoch(self, epoch: float | None) -> None:
         self._epoch, self._epoch_began_at = epoch, self._step
 
     def _epoch_now(self) -> float | None:
@@ -270,18 +297,16 @@ class Recorder:
         else:
             self._emit("failure", attrs={**_failure(error), "traceback": _traceback(error)})
         self._closed = True
+        failure = None if error is None else _failure(error)
         last = dataclasses.replace(
-            self._info.last,
-            status=status,
-            ended_ns=time.time_ns(),
-            steps=self._step,
-            failure=None if error is None else _failure(error),
+            self._info.last, status=status, ended_ns=time.time_ns(), steps=self._step, failure=failure
         )
+        # Whatever goes wrong here must not take the place of the exception that is on its way out of the loop.
         try:
             write_run_info(self.folder, dataclasses.replace(self._info, attempts=(last,)))
-        except OSError as failed:
-            self._tape.warn_once(f"how the run ended could not be written to {self.folder}: {failed}")
-        self._tape.close()
+            self._tape.close()
+        except Exception as failed:
+            self._tape.warn_once(f"the run in {self.folder} could not be ended properly: {failed!r}")
 
 
 def _first_attempt(plan: Plan, policy: Policy | None) -> Attempt:
@@ -301,8 +326,30 @@ def _as_config(config: Any) -> dict[str, Any]:
     return value if isinstance(value, dict) else {"config": value}
 
 
+def _declared(value: Any, what: str) -> int | None:
+    return None if value is None else as_whole(value, what, least=1)
+
+
+def _as_epoch(value: Any) -> float | None:
+    try:
+        return float(value)
+    except (TypeError, ValueError, RuntimeError):
+        raise InvalidEvent("epoch must be a number", got=value) from None
+
+
+def _path_text(path: Any) -> str:
+    try:
+        return as_text(os.fsdecode(path))
+    except TypeError:
+        return as_text(path)
+
+
 def _failure(error: BaseException) -> dict[str, str]:
-    return {"type": type(error).__name__, "message": shortened(str(error), 2000)}
+    try:
+        message = shortened(as_text(error), 2000)
+    except Exception:  # An exception of the loop's may have a __str__ that fails.
+        message = "(its message cannot be read)"
+    return {"type": type(error).__name__, "message": message}
 
 
 def _traceback(error: BaseException) -> list[str]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import dataclasses
 import json
+import operator
 import sys
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
@@ -19,6 +20,9 @@ from ..store.journal_format import INTEGER_IDS, NO_IDS, TEXT_IDS, SampleLosses
 
 #: Integers above this are not exact as float64; they are kept in attrs instead.
 EXACT_INTEGER: Final = 2**53
+
+#: Steps and the like stay below this, so that they are exact in every reader.
+GREATEST_WHOLE: Final = 2**53
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -45,8 +49,8 @@ def payload_of(metrics: Mapping[str, Any], extra: Mapping[str, Any] | None = Non
             are flattened with ``/``; anything else is kept as an attribute.
         extra: Attributes that stand beside.
     """
-    attrs: dict[str, Any] = dict(extra or ())
-    if all(type(value) is float for value in metrics.values()):
+    attrs: dict[str, Any] = json_value(dict(extra)) if extra else {}
+    if all(type(value) is float for value in metrics.values()) and all(_is_text(name) for name in metrics):
         return Payload(tuple(metrics), list(metrics.values()), attrs)
     names: list[str] = []
     values: list[float] = []
@@ -86,22 +90,48 @@ def sample_losses(losses: Any, ids: Any = None, tokens: Any = None) -> SampleLos
 
 def json_value(value: Any) -> Any:
     """The value as JSON can hold it: dataclasses and mappings as objects, what else is unknown as text."""
-    if value is None or isinstance(value, (bool, int, str)):
+    if value is None or isinstance(value, (bool, int)):
         return value
+    if isinstance(value, str):
+        return as_text(value)
     if isinstance(value, float):
         return encoded(value)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {field.name: json_value(getattr(value, field.name)) for field in dataclasses.fields(value)}
     if isinstance(value, Mapping):
-        return {str(key): json_value(entry) for key, entry in value.items()}
+        return {as_text(key): json_value(entry) for key, entry in value.items()}
     if isinstance(value, (list, tuple, set, frozenset)):
         return [json_value(entry) for entry in value]
-    return str(value)
+    return as_text(value)
+
+
+def as_text(value: Any) -> str:
+    """The value as text that UTF-8 can hold: half a surrogate pair, which only Python takes for text, is spelt out."""
+    return str(value).encode("utf-8", "backslashreplace").decode()
+
+
+def as_whole(value: Any, what: str, least: int = 0) -> int:
+    """A whole number, from whatever is one: an int, a numpy integer, a one-element integer tensor, 2.0.
+
+    Raises:
+        InvalidEvent: It is none, or out of range.
+    """
+    try:
+        number = int(value) if isinstance(value, float) and value.is_integer() else operator.index(value)
+    except (TypeError, ValueError, RuntimeError):
+        raise InvalidEvent(f"{what} must be a whole number", got=value) from None
+    if not least <= number < GREATEST_WHOLE or isinstance(value, bool):
+        raise InvalidEvent(f"{what} must be a whole number from {least} to 2**53", got=value)
+    return number
+
+
+def _is_text(name: Any) -> bool:
+    return type(name) is str and (name.isascii() or name == as_text(name))
 
 
 def _flattened(metrics: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, Any]]:
     for key, value in metrics.items():
-        name = f"{prefix}{key}"
+        name = f"{prefix}{as_text(key)}"
         if isinstance(value, Mapping):
             yield from _flattened(value, f"{name}/")
         else:
@@ -110,15 +140,19 @@ def _flattened(metrics: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[s
 
 def _number(value: Any) -> float | int | str | None:
     """The value as a metric (float), or as an attribute (int, str), or None for nothing."""
-    if value is None or isinstance(value, (float, str)):
-        return value if not isinstance(value, float) else float(value)
+    if value is None:
+        return None
+    if isinstance(value, float):
+        return float(value)
+    if isinstance(value, (str, bytes, bytearray)):
+        return as_text(value)
     if isinstance(value, int):
         return float(value) if -EXACT_INTEGER <= value <= EXACT_INTEGER else int(value)
     item = getattr(value, "item", None)
     try:
         return _number(item()) if item is not None else float(value)
     except (TypeError, ValueError, RuntimeError):
-        return shortened(str(value), 200)
+        return shortened(as_text(value), 200)
 
 
 def _described(value: Any) -> str:
@@ -128,15 +162,19 @@ def _described(value: Any) -> str:
 
 
 def _packed_ids(ids: Any, count: int) -> tuple[bytes, int]:
-    if isinstance(ids, Sequence) and any(isinstance(entry, str) for entry in ids):
-        if len(ids) != count:
-            raise InvalidEvent(f"{len(ids)} sample_ids for {count} samples")
-        return json.dumps([str(entry) for entry in ids], ensure_ascii=False).encode(), TEXT_IDS
+    listed = ids.tolist() if getattr(getattr(ids, "dtype", None), "kind", "") in _TEXT_KINDS else ids
+    if isinstance(listed, Sequence) and any(isinstance(entry, str) for entry in listed):
+        if len(listed) != count:
+            raise InvalidEvent(f"{len(listed)} sample_ids for {count} samples")
+        return json.dumps([as_text(entry) for entry in listed], ensure_ascii=False).encode(), TEXT_IDS
     packed = _packed(ids, "q", "sample_ids")
     if len(packed) != 8 * count:
         raise InvalidEvent(f"{len(packed) // 8} sample_ids for {count} samples")
     return packed, INTEGER_IDS
 
+
+#: Kinds of numpy arrays that hold text or any objects.
+_TEXT_KINDS: Final = ("U", "S", "O", "T")
 
 #: Names of the element type that an ``array`` type code stands for, in torch and in numpy.
 _TORCH_TYPE: Final = {"f": "float32", "q": "int64", "i": "int32"}

@@ -1,0 +1,154 @@
+"""What loops hand over by mistake: nothing of it ends a training run, nothing spoils the log, nothing is silent."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from steptape.recorder import Recorder
+from steptape.store import Event, InvalidEvent, TelemetryError, open_run, open_store
+
+
+def recorded(store: Path, *calls: Callable[[Recorder], object]) -> list[Event]:
+    """The events of a run that made these calls and then one ordinary step; the whole store reads."""
+    with Recorder(store) as rec:
+        for call in calls:
+            call(rec)
+        rec.step(loss=1.0)
+    assert open_store(store).rows("SELECT count(*) AS runs FROM runs") == [{"runs": 1}]
+    return list(open_run(rec.folder).events())[1:-1]
+
+
+@pytest.mark.parametrize("key", [1, None, ("a", "b"), "\ud800", "name with\nnewline"])
+def test_metric_names_that_are_no_plain_text_become_text(tmp_path: Path, key: Any) -> None:
+    """A number as a key must not make a store unreadable."""
+    first, _ = recorded(tmp_path, lambda rec: rec.step({key: 2.0}))
+
+    assert list(first.metrics.values()) == [2.0]
+    assert list(first.metrics) == [str(key).encode("utf-8", "backslashreplace").decode()]
+
+
+@pytest.mark.parametrize("step", [np.int64(5), torch.tensor(5), 5.0, np.int32(5), True + 4])
+def test_a_step_may_be_any_whole_number(tmp_path: Path, step: Any) -> None:
+    """Numpy integers, integer tensors, and floats that are whole."""
+    first, second = recorded(tmp_path, lambda rec: rec.step(step=step, loss=2.0))
+
+    assert (first.step, second.step) == (5, 6)
+
+
+@pytest.mark.parametrize("step", ["7", 2.5, 2**70, -1, math.nan, object(), torch.ones(3)])
+def test_a_step_that_is_no_whole_number_is_counted_on_instead(
+    tmp_path: Path, step: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The event is kept, with the step that would have come next, and the user is told."""
+    first, second = recorded(tmp_path, lambda rec: rec.step(step=step, loss=2.0))
+
+    assert (first.step, first.metrics["loss"], second.step) == (1, 2.0, 2)
+    assert "step must be a whole number" in caplog.text
+
+
+def test_an_epoch_or_micro_step_that_is_none_costs_nothing_but_itself(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The steps before and after are as they should be."""
+    first, begin, second = recorded(
+        tmp_path,
+        lambda rec: rec.step(loss=2.0, epoch="x", micro_step="y"),  # type: ignore[arg-type]
+        lambda rec: rec.epoch_begin("z"),  # type: ignore[arg-type]
+    )
+
+    assert (first.epoch, first.micro_step, begin.epoch, second.epoch) == (None, 0, 0.0, 0.0)
+    assert "epoch must be a number" in caplog.text
+
+
+@pytest.mark.parametrize("path", [b"/p", None, 5, Path("/p"), "/p"])
+def test_a_checkpoint_is_recorded_whatever_its_path_came_as(tmp_path: Path, path: Any) -> None:
+    """Bytes are decoded, the rest is kept as text."""
+    save, _ = recorded(tmp_path, lambda rec: rec.save(path, size_bytes=np.int64(3)))  # type: ignore[arg-type]
+
+    assert save.attrs["path"] == {b"/p": "/p", None: "None", 5: "5"}.get(path, "/p")
+    assert save.attrs["size_bytes"] == 3
+
+
+def test_a_note_that_json_cannot_hold_is_lost_and_counted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A structure that holds itself has no end; the loop goes on."""
+    cyclic: dict[str, Any] = {}
+    cyclic["self"] = cyclic
+
+    gap, step = recorded(tmp_path, lambda rec: rec.annotate("x", data=cyclic))
+
+    assert (gap.kind, gap.attrs["lost_events"], step.kind) == ("gap", 1, "step_end")
+    assert "RecursionError" in caplog.text
+
+
+@pytest.mark.parametrize("ids", [np.array(["a", "b"]), np.array(["a", "b"], dtype=object)])
+def test_sample_ids_may_be_a_numpy_array_of_text(tmp_path: Path, ids: Any) -> None:
+    """As data sets often have them."""
+    with Recorder(tmp_path) as rec:
+        rec.step(loss=1.0, samples=[1.0, 2.0], sample_ids=ids)
+
+    assert open_run(rec.folder).samples()["sample_id"].to_pylist() == ["a", "b"]
+
+
+def test_bytes_are_no_number(tmp_path: Path) -> None:
+    """``b"12"`` is not twelve."""
+    first, _ = recorded(tmp_path, lambda rec: rec.step(loss=b"12"))
+
+    assert (first.metrics, first.attrs) == ({}, {"loss": "b'12'"})
+
+
+class Silent(Exception):
+    """An exception that cannot say what it is."""
+
+    def __str__(self) -> str:
+        raise RuntimeError
+
+
+@pytest.mark.parametrize("error", [ValueError("x\ud800"), Silent()], ids=["surrogate", "no message"])
+def test_the_loop_s_own_exception_is_the_one_that_comes_out(tmp_path: Path, error: Exception) -> None:
+    """Whatever is odd about it; and the run is recorded as failed."""
+    rec = Recorder(tmp_path)
+    with pytest.raises(type(error)) as caught, rec:
+        raise error
+
+    assert caught.value is error
+    assert open_run(rec.folder).status == "failed"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [{"total_steps": -1}, {"total_steps": "5"}, {"steps_per_epoch": 2.5}, {"log_every": 0}],
+    ids=lambda arguments: str(arguments),
+)
+def test_a_plan_that_is_none_is_refused_before_anything_is_written(tmp_path: Path, arguments: dict[str, Any]) -> None:
+    """At the start there is somebody to read the error."""
+    with pytest.raises(TelemetryError, match="must be a whole number"):
+        Recorder(tmp_path / "runs", **arguments)
+
+    assert not (tmp_path / "runs").exists()
+
+
+def test_names_and_configs_may_hold_what_utf_8_cannot(tmp_path: Path) -> None:
+    """Half a surrogate pair is spelt out; numpy integers in a plan are whole numbers; one tag is one tag."""
+    with Recorder(
+        tmp_path, name="\ud800", group="g\ud800", tags="abc", config={"\ud800": "\ud800"}, total_steps=np.int64(7)
+    ) as rec:  # type: ignore[arg-type]
+        pass
+
+    info = open_run(rec.folder).info
+
+    assert (info.name, info.group, info.tags) == ("\\ud800", "g\\ud800", ("abc",))
+    assert info.config == {"\\ud800": "\\ud800"}
+    assert info.last.plan.max_steps() == 7
+
+
+def test_strict_raises_for_a_wrong_argument(tmp_path: Path) -> None:
+    """Who asks for strictness gets it."""
+    with Recorder(tmp_path, strict=True) as rec, pytest.raises(InvalidEvent, match="step must be a whole number"):
+        rec.step(step="7", loss=1.0)  # type: ignore[arg-type]
