@@ -59,15 +59,14 @@ def run_named(key: str, store: Path | None) -> Run:
     return open_run(key) if store is None else open_store(store).run(key)
 
 
-def runs_named(keys: list[str] | None, store: Path | None) -> list[Run]:
-    """The runs named, or all of the store."""
+def runs_chosen(keys: list[str] | None, store: Path | None) -> tuple[list[Run], list[TelemetryError]]:
+    """The runs named, or all of the store; and what was wrong with those of the store that cannot be read."""
     if keys:
-        return [run_named(key, store) for key in keys]
+        return [run_named(key, store) for key in keys], []
     if store is None:
         raise typer.BadParameter("name a RUN, or give --store STORE")
     entries, problems = open_store(store).entries()
-    complain_of(problems)
-    return [Run(entry.snapshot.folder) for entry in entries]
+    return [Run(entry.snapshot.folder) for entry in entries], problems
 
 
 def events_named(source: str, store: Path | None) -> Run | list[Event]:
@@ -84,7 +83,7 @@ def events_named(source: str, store: Path | None) -> Run | list[Event]:
 def _readable(path: str) -> Iterator[Iterable[str]]:
     """The lines of a text file; bytes that are no UTF-8 are an error of ours."""
     try:
-        with open(path, encoding="utf-8") as file:
+        with open(path, encoding="utf-8-sig") as file:
             yield file
     except (OSError, UnicodeDecodeError) as error:
         raise TelemetryError(f"cannot be read ({error})", where=path) from None

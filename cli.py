@@ -5,12 +5,13 @@ from __future__ import annotations
 import sys
 from datetime import UTC, datetime
 from enum import StrEnum
+from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from .addressing import age, complain_of, events_named, policy_named, policy_path, run_named, runs_named
+from .addressing import age, complain_of, events_named, policy_named, policy_path, run_named, runs_chosen
 from .console import complain, print_json, print_rows, print_table, progress, say
 from .replay import (
     TABLE_HEADINGS,
@@ -36,7 +37,6 @@ CANNOT_OPEN = 2
 
 app = typer.Typer(
     name="steptape",
-    help="Record training runs, replay rule files over them, and prove that live and replay agree.",
     no_args_is_help=True,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
@@ -60,6 +60,21 @@ class ExportFormat(StrEnum):
     """What ``export`` can write."""
 
     JSONL = "jsonl"
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        say(f"steptape {version('steptape')}")
+        raise typer.Exit
+
+
+@app.callback()
+def steptape(
+    show_version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """Record training runs, replay rule files over them, and prove that live and replay agree."""
 
 
 @app.command()
@@ -86,8 +101,9 @@ def runs(store: StoreArgument = Path("runs"), as_json: JsonOption = False) -> No
         for row in rows:
             print_json(row)
     elif rows:
-        headings = ("run_id", "name", "group", "status", "started", "duration_s", "steps", "planned_steps")
-        print_table(headings, [[row[name] for name in headings] for row in rows], numeric=headings[5:])
+        columns = ("run_id", "name", "group", "status", "started", "duration_s", "steps", "planned_steps")
+        headings = [f"{name} (UTC)" if name == "started" else name for name in columns]
+        print_table(headings, [[row[name] for name in columns] for row in rows], numeric=columns[5:])
     else:
         say(f"no runs in {store}")
     complain_of(problems)
@@ -136,8 +152,11 @@ def backtest(
     as_json: JsonOption = False,
 ) -> None:
     """Say what a policy would have saved and cost."""
+    if mode and not objective:
+        raise typer.BadParameter("--mode says which way a metric is better: name it with --objective")
     loaded = policy_named(policy, settings)
-    chosen = runs_named(runs, store)
+    chosen, problems = runs_chosen(runs, store)
+    complain_of(problems)
     declared = declared_objective(objective, mode) if objective else None
     with progress() as bar:
         task = bar.add_task("reading runs", total=len(chosen))
@@ -163,8 +182,10 @@ def verify(
     """
     if not runs and not every:
         raise typer.BadParameter("name a RUN, or give --store STORE --all")
-    status = 0
-    for run in runs_named(runs, store):
+    chosen, problems = runs_chosen(runs, store)
+    complain_of(problems)
+    status = CANNOT_OPEN if problems else 0
+    for run in chosen:
         try:
             verdict = verify_run(run)
         except TelemetryError as error:
@@ -248,7 +269,9 @@ def seal(
 
     What a live process still writes stays as it is. Without RUN, every run of the store.
     """
-    for run in runs_named(runs, store):
+    chosen, problems = runs_chosen(runs, store)
+    complain_of(problems)
+    for run in chosen:
         say(f"{run.run_id}: {seal_run(run.folder)} events sealed")
 
 
@@ -306,7 +329,7 @@ def main() -> None:
     """Entry point of the ``steptape`` command."""
     try:
         app()
-    except TelemetryError as error:
+    except (TelemetryError, OSError) as error:
         complain(f"error: {error}")
         sys.exit(CANNOT_OPEN)
 
@@ -321,7 +344,7 @@ def _print_replay(replayed: Replay) -> None:
             if isinstance(judged.outcome, Decision)
             else judged.to_json().get("error", "warning"),
             judged.validity,
-            judged.to_json().get("values", ""),
+            judged.to_json().get("values"),
         )
         for judged in replayed.outcomes
     ]

@@ -69,9 +69,12 @@ def shown(value: object) -> str:
         return f"{value:.6g}"
     if isinstance(value, datetime):
         return value.strftime("%Y-%m-%d %H:%M:%S")
+    if isinstance(value, dict):
+        return ", ".join(f"{shown(key)} = {shown(entry)}" for key, entry in value.items())
     if isinstance(value, (list, tuple)):
         return ", ".join(shown(entry) for entry in value)
-    return str(value)
+    text = str(value)
+    return text if text.isprintable() else "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
 def progress() -> Progress:

@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from steptape.recorder import Recorder
 from steptape.store import Run, open_store
 
 
@@ -292,6 +293,55 @@ def test_a_folder_that_is_no_run_does_not_hide_the_others(demo_store: Path, tmp_
 
     assert len(lines(result.stdout)) == 3
     assert "broken" in result.stderr
+
+
+def test_verify_of_a_whole_store_says_when_a_run_cannot_be_opened(demo_store: Path, tmp_path: Path) -> None:
+    """Exit status 2, whatever the others are."""
+    store = tmp_path / "runs"
+    shutil.copytree(demo_store, store)
+    (store / "broken").mkdir()
+    (store / "broken" / "run.json").write_text("{")
+
+    result = call("verify", "--store", store, "--all")
+
+    assert (result.returncode, result.stdout.count("identical")) == (2, 3)
+    assert "broken" in result.stderr
+
+
+def test_files_that_cannot_be_written_are_exit_status_2(live: Run, tmp_path: Path) -> None:
+    """Without a trace."""
+    result = call("export", live.folder, "--output", tmp_path / "nowhere" / "x.jsonl")
+
+    assert result.returncode == 2
+    assert result.stderr.startswith("error: ")
+    assert "Traceback" not in result.stderr
+
+
+def test_a_mode_without_its_objective_is_refused(demo_store: Path) -> None:
+    """It would be silently ignored otherwise."""
+    assert call("backtest", "overfitting", "--store", demo_store, "--mode", "max").returncode == 2
+
+
+def test_a_stream_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
+    """As editors of some systems write it."""
+    path = tmp_path / "events.jsonl"
+    path.write_bytes(b'\xef\xbb\xbf{"event": "step_end", "metrics": {"loss": NaN}}\n')
+
+    assert len(lines(steptape("replay", "overfitting", path, "--json"))) == 1
+
+
+def test_names_that_hold_control_characters_do_not_break_a_table(tmp_path: Path) -> None:
+    """They are spelt out."""
+    with Recorder(tmp_path, name="two\nlines") as rec:
+        rec.step({"a\nb": 1.0})
+
+    assert "two\\nlines" in steptape("runs", tmp_path)
+    assert "a\\nb" in steptape("show", rec.folder)
+
+
+def test_the_version_is_printed() -> None:
+    """As bug reports want it."""
+    assert steptape("--version").startswith("steptape ")
 
 
 def test_every_command_explains_itself() -> None:
