@@ -248,10 +248,11 @@ def export(
     store: StoreOption = None,
     form: Annotated[ExportFormat, typer.Option("--format", help="jsonl: one event a line.")] = ExportFormat.JSONL,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="A file instead of standard output.")] = None,
+    every: Annotated[bool, typer.Option("--all", help="Also the events that a resume rolled back.")] = False,
 ) -> None:
     """Write a run's events as text, in order."""
     writers = {ExportFormat.JSONL: event_to_line}
-    lines = map(writers[form], run_named(run, store).events(rank=None))
+    lines = map(writers[form], run_named(run, store).events(rank=None, attempts="all" if every else "effective"))
     if output is None:
         for line in lines:
             print(line)
@@ -359,6 +360,9 @@ def _print_verdict(verdict: Verification, as_json: bool) -> None:
         print_json(verdict.to_json())
         return
     note = f" ({verdict.note})" if verdict.note else ""
+    if verdict.fault:
+        say(f"{verdict.run_id}: DAMAGED: {verdict.fault}{note}")
+        return
     if verdict.difference is None:
         say(f"{verdict.run_id}: identical, {verdict.outcomes} outcomes, digest {verdict.digest[:12]}{note}")
         return

@@ -10,6 +10,7 @@ from pydantic import TypeAdapter
 
 from ..store.event_json import decoded_attrs, encoded
 from ..store.snapshot import Snapshot, retrying
+from ..store.timeline import effective_lineage, effective_rows
 from .access import RequestedRun
 from .log_order import row_after, rows_where
 from .models import DecisionItem, DecisionPage, RuleErrorItem
@@ -35,14 +36,17 @@ _NOT_SAID: Final[dict[str, Any]] = {
 
 @router.get("/runs/{id}/decisions", summary="Decisions of rules")
 def list_decisions(run: RequestedRun, query: Annotated[PagedQuery, InQuery()]) -> DecisionPage:
-    """What the run's rules decided live, in (attempt, rank, seq) order, and beside it what errors they met."""
+    """What the run's rules decided live, in (attempt, rank, seq) order, and beside it what errors they met.
+
+    What a resume rolled back is left out; `events` has it.
+    """
     return retrying(lambda: _page(run.snapshot(), query))
 
 
 def _page(snapshot: Snapshot, query: PagedQuery) -> DecisionPage:
     filters = ("decisions", snapshot.info.run_id)
     # The columns of the decisions view, read from the events: a connection with all views costs 60 ms, this 3.
-    events = snapshot.events_table(_COLUMNS)
+    events = effective_rows(snapshot.events_table(_COLUMNS), effective_lineage(snapshot).cuts)
     decisions = rows_where(events, "kind", "decision")
     start = 0
     if query.cursor is not None:

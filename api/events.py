@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import itertools
 import json
-from collections.abc import Iterator, Sequence
-from typing import Annotated, Any, Final, NamedTuple
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Annotated, Any, Final, Literal, NamedTuple
 
 from fastapi import APIRouter
 from fastapi import Query as InQuery
 from pydantic import TypeAdapter
 
 from ..store.event_json import event_to_line
+from ..store.lineage import Cut
 from ..store.snapshot import Snapshot, retrying
 from ..store.tables import events_of
+from ..store.timeline import effective_lineage, rolled_back
 from .access import RequestedRun
 from .log_order import after, of_rank, row_after, rows_at
 from .models import EventItem, EventPage
@@ -47,6 +50,8 @@ class EventsQuery(PagedQuery):
     """Rank that wrote the events."""
     attempt: Int32 | None = None
     """Events of this attempt only."""
+    attempts: Literal["effective", "all"] = "effective"
+    """`effective`: what led to the newest attempt, as rules and curves see it. `all`: what resumes rolled back too."""
 
 
 @router.get("/runs/{id}/events", summary="Events")
@@ -54,37 +59,51 @@ def list_events(run: RequestedRun, query: Annotated[EventsQuery, InQuery()]) -> 
     """The events of one rank in (attempt, seq) order.
 
     All pages of a walk show the log as it stood at the first one: a run that goes on lengthens no walk. To follow it,
-    ask for what comes `after` the last event seen.
+    ask for what comes `after` the last event seen. A resume in the middle of a walk, though, takes what it rolls back
+    out of the pages to come, unless the walk is through `all` attempts.
     """
     return retrying(lambda: _page(run.snapshot(), query))
 
 
 def _page(snapshot: Snapshot, query: EventsQuery) -> EventPage:
-    filters = ("events", snapshot.info.run_id, query.kind, query.after, query.rank, query.attempt)
+    filters = ("events", snapshot.info.run_id, query.kind, query.after, query.rank, query.attempt, query.attempts)
     walk = None if query.cursor is None else from_cursor(query.cursor, filters, _WALK)
     passed = walk.passed if walk else (query.attempt or 0, -1 if query.after is None else query.after)
     table = after(of_rank(snapshot, query.rank, query.attempt), passed).events_table()
     end = row_after(table, _ORDER, walk.until) if walk else table.num_rows
-    rows = _rows(table, row_after(table, _ORDER, passed), end, query)
+    cuts = effective_lineage(snapshot).cuts
+    rows = _rows(table, row_after(table, _ORDER, passed), end, query, cuts)
     page = rows_at(table, rows[: query.limit])
     following = Walk(_place(table, rows[query.limit - 1]), _place(table, end - 1)) if len(rows) > query.limit else None
     return EventPage(
-        items=list(_items(page, snapshot.columns.by_column())),
+        items=list(_items(page, snapshot.columns.by_column(), cuts)),
         next=to_cursor(filters, following) if following else None,
     )
 
 
-def _rows(table: Any, start: int, end: int, query: EventsQuery) -> Sequence[int]:
+def _rows(table: Any, start: int, end: int, query: EventsQuery, cuts: Mapping[int, Cut]) -> Sequence[int]:
     """Rows that the query lets through, one more than a page holds where there are more."""
-    if query.kind is None:
+    leaves_out = bool(cuts) and query.attempts == "effective"
+    if query.kind is None and not leaves_out:
         return range(start, min(end, start + query.limit + 1))
-    kinds = table["kind"].slice(start, end - start).to_pylist()
-    return [row for row, kind in enumerate(kinds, start) if kind == query.kind][: query.limit + 1]
+    within = table.slice(start, end - start)
+    marks = _marks(within, cuts if leaves_out else {})
+    kinds = within["kind"].to_pylist()
+    found = (row for row, kind in enumerate(kinds, start) if query.kind in (None, kind) and not marks[row - start])
+    return list(itertools.islice(found, query.limit + 1))
+
+
+def _marks(table: Any, cuts: Mapping[int, Cut]) -> list[bool]:
+    """For each row, whether a resume rolled it back."""
+    return rolled_back(table, cuts).to_pylist() if cuts else [False] * table.num_rows
 
 
 def _place(table: Any, row: int) -> tuple[int, int]:
     return table["attempt"][row].as_py(), table["seq"][row].as_py()
 
 
-def _items(page: Any, metric_of: dict[str, str]) -> Iterator[EventItem]:
-    return (EventItem.model_validate(json.loads(event_to_line(event))) for event in events_of(page, metric_of))
+def _items(page: Any, metric_of: dict[str, str], cuts: Mapping[int, Cut]) -> Iterator[EventItem]:
+    return (
+        EventItem.model_validate(json.loads(event_to_line(event)) | {"rolled_back": is_rolled_back})
+        for event, is_rolled_back in zip(events_of(page, metric_of), _marks(page, cuts), strict=True)
+    )

@@ -51,5 +51,5 @@ def rows_where(table: Any, column: str, value: object) -> Any:
 def _only(snapshot: Snapshot, keeps: Callable[[int, int, int], bool]) -> Snapshot:
     """The snapshot without the events whose (attempt, rank, seq) is not to be kept; a file goes by its last event."""
     sealed = tuple(file for file in snapshot.listing.sealed if keeps(file.attempt, file.rank, file.last))
-    tail = tuple(record for record in snapshot.tail if keeps(record.event.attempt, record.event.rank, record.event.seq))
-    return dataclasses.replace(snapshot, listing=dataclasses.replace(snapshot.listing, sealed=sealed), tail=tail)
+    listing = dataclasses.replace(snapshot.listing, sealed=sealed)
+    return dataclasses.replace(snapshot, listing=listing, tail=snapshot.tail.only(keeps))

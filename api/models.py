@@ -78,7 +78,7 @@ class RunFacts(Model):
     """UTC, ISO 8601; null while the run goes on, or when it crashed."""
     duration_s: Number
     steps: int
-    """Optimizer updates finished."""
+    """Optimizer updates finished; those that a resume rolled back do not count."""
     planned_steps: int | None
     """Updates that the loop declared; null when it did not."""
     policy_digest: str | None
@@ -145,6 +145,13 @@ class AttemptItem(Model):
     environment: dict[str, Any]
     failure: dict[str, str] | None
     """Type and message of the exception that ended it, if one did."""
+    parent: int | None
+    """The attempt that it goes on from; null when it began from nothing."""
+    parent_seq: int | None
+    """`seq` in the parent of the checkpoint that it was resumed from, that event included; null when only a step is
+    known. What the parent recorded after it was rolled back."""
+    from_step: int | None
+    """The step that it went on from."""
 
 
 class MetricItem(Model):
@@ -154,7 +161,7 @@ class MetricItem(Model):
     kinds: list[str]
     """Kinds of the events that carry it."""
     count: int
-    """Its values in the log, all kinds and ranks together."""
+    """Its values in the log, all kinds, ranks and attempts together."""
 
 
 class RunDetail(RunFacts):
@@ -165,7 +172,7 @@ class RunDetail(RunFacts):
     metrics: list[MetricItem]
     """In order of first appearance."""
     events: dict[str, int]
-    """Events of each kind, all ranks together."""
+    """Events of each kind, all ranks and attempts together, what resumes rolled back included."""
     ranks: list[int]
 
 
@@ -195,7 +202,7 @@ class SeriesPage(Model):
 
 
 class EventItem(Model):
-    """One event, as in the JSON lines that `steptape export` writes."""
+    """One event, as in the JSON lines that `steptape export` writes, and whether it still counts."""
 
     event: str
     """Its kind."""
@@ -211,6 +218,8 @@ class EventItem(Model):
     value_lag: int
     metrics: dict[str, Number]
     attrs: dict[str, Any]
+    rolled_back: bool
+    """Whether a resume left it behind: it was recorded after the checkpoint that the run went on from."""
 
 
 class EventPage(Model):

@@ -46,7 +46,10 @@ class SamplesQuery(Query):
 
 @router.get("/runs/{id}/samples", summary="Sample losses")
 def list_samples(run: RequestedRun, query: Annotated[SamplesQuery, InQuery()]) -> SamplePage:
-    """Per-sample losses of all ranks, in (attempt, rank, seq, position) order, or the highest first."""
+    """Per-sample losses of all ranks, in (attempt, rank, seq, position) order, or the highest first.
+
+    What a resume rolled back is left out.
+    """
     if query.top is not None:
         count = min(query.top, query.limit or query.top)
         return SamplePage(items=_items(run.samples(step=query.step, top=count)), next=None)

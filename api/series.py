@@ -10,6 +10,7 @@ from fastapi import Query as InQuery
 from pydantic import Field
 
 from ..store.snapshot import Snapshot, retrying
+from ..store.timeline import PLACE, effective_lineage, effective_rows
 from .access import RequestedRun
 from .downsampling import kept_indices
 from .errors import MetricNotFound
@@ -46,13 +47,18 @@ class SeriesQuery(Query):
 
 @router.get("/runs/{id}/series", summary="Values of metrics")
 def read_series(run: RequestedRun, query: Annotated[SeriesQuery, InQuery()]) -> SeriesPage:
-    """One item a metric, and a kind of event; all in one look at the run, its newest events included."""
+    """One item a metric, and a kind of event; all in one look at the run, its newest events included.
+
+    What a resume rolled back is left out.
+    """
     return SeriesPage(items=retrying(lambda: list(_items(run.snapshot(), query))), next=None)
 
 
 def _items(snapshot: Snapshot, query: SeriesQuery) -> Iterator[SeriesItem]:
     columns = {metric: _column(snapshot, metric) for metric in query.metric}
-    table = of_rank(snapshot, query.rank).events_table(("kind", *_CLOCKS, *columns.values()))
+    cuts = effective_lineage(snapshot).cuts
+    wanted = ("kind", *_CLOCKS, *(PLACE if cuts else ()), *columns.values())
+    table = effective_rows(of_rank(snapshot, query.rank).events_table(wanted), cuts)
     for metric, column in columns.items():
         values = table.filter(table[column].is_valid()).select(["kind", *_CLOCKS, column])
         for kind in [query.kind] if query.kind is not None else values["kind"].unique().to_pylist() or [None]:

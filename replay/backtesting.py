@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -13,18 +14,20 @@ from ..store import Run
 from ..store.errors import TelemetryError
 from ..store.events import Event
 from ..store.plan import Plan
-from .history import Checkpoint, History, history_of
+from .history import Checkpoint, History, RolledBack, history_of, read_lineage
 from .objective import Evaluation, Objective, best, guessed_objective
 from .replaying import Judged, Replay, replay_events
+from .validity import Validity
 
 if TYPE_CHECKING:
     import polars as pl
 
 #: Said with every backtest, because the numbers mean nothing without it.
 ASSUMPTIONS = (
-    "A stop takes effect at the event that fired it; later events of the run count as saved.",
-    "Where rules ask for checkpoints, theirs replace the run's own; each is taken to have the run's average size.",
-    "Each run is judged on what it recorded up to the stop; decisions after it would not have been reached.",
+    "A stop takes effect at the end of its step: an evaluation or checkpoint due then is still made.",
+    "Where rules ask for checkpoints, theirs replace the run's own, one a step, each of the run's average size.",
+    "Each run is judged on what it recorded up to its stop; decisions after it would not have been reached.",
+    "Of a run that was resumed, the lineage of its newest attempt is judged; what was rolled back counts in no number.",
 )
 
 
@@ -166,25 +169,26 @@ def backtest(
         objective: The metric of merit; guessed when not given and unambiguous.
         on_progress: Called with each run once it is read.
     """
-    streams: list[tuple[Run, list[Event]]] = []
+    streams: list[tuple[Run, list[Event], RolledBack]] = []
     excluded: list[Excluded] = []
     for run in runs:
         try:
-            events = list(run.events())
+            events, rolled_back = read_lineage(run)
         except TelemetryError as error:
             excluded.append(Excluded(run.folder.name, "", str(error)))
             continue
-        streams.append((run, events))
+        streams.append((run, events, rolled_back))
         if on_progress is not None:
             on_progress(run)
-    objective = objective or guessed_objective(events for _, events in streams)
+    objective = objective or guessed_objective(events for _, events, _ in streams)
     results: list[RunResult] = []
-    for run, events in streams:
+    for run, events, rolled_back in streams:
         info = run.info
         if not any(event.kind == "step_end" or event.metrics for event in events):
             excluded.append(Excluded(info.run_id, info.name, "it recorded no step and no metric"))
         else:
-            results.append(judge_run(policy, info.run_id, info.name, run.status, events, info.last.plan, objective))
+            judged = judge_run(policy, info.run_id, info.name, run.status, events, info.last.plan, objective)
+            results.append(dataclasses.replace(judged, notes=(*judged.notes, *_notes_of_resumes(rolled_back))))
     return Backtest(policy, objective, tuple(results), tuple(excluded))
 
 
@@ -218,10 +222,12 @@ def _recorded(history: History, objective: Objective | None) -> Outlay:
 
 
 def _predicted(replayed: Replay, history: History, objective: Objective | None) -> Outlay:
-    stop = replayed.stop
-    until = math.inf if stop is None else stop.event_index
-    steps = history.steps if stop is None else min(stop.outcome.step, history.steps)
-    elapsed_ns = history.elapsed_ns if stop is None or history.elapsed_ns is None else stop.elapsed_ns
+    stop, ending = replayed.stop, replayed.ending
+    if stop is not None and stop.validity is Validity.OBSERVED:
+        return _recorded(history, objective)
+    until = math.inf if ending is None else ending.event_index
+    steps = history.steps if ending is None else min(ending.step, history.steps)
+    elapsed_ns = history.elapsed_ns if ending is None or history.elapsed_ns is None else ending.elapsed_ns
     evaluations = [evaluation for evaluation in history.evaluations if evaluation.event_index <= until]
     kept = [checkpoint for checkpoint in history.checkpoints if checkpoint.event_index <= until]
     if any(Effect.SAVE in effects for effects in _declared_effects(replayed.policy)):
@@ -234,11 +240,11 @@ def _declared_effects(policy: Policy) -> Iterable[set[Effect]]:
 
 
 def _asked_checkpoints(replayed: Replay, history: History) -> list[Checkpoint]:
-    """One checkpoint for each event at which rules asked for one, as large as the run's own on average."""
+    """One checkpoint for each step at which rules asked for one, as large as the run's own on average."""
     sizes = [checkpoint.size_bytes for checkpoint in history.checkpoints if checkpoint.size_bytes is not None]
     size = round(sum(sizes) / len(sizes)) if sizes else None
-    asked = {j.event_index: j.outcome.step for j in replayed.reached if Effect.SAVE in replayed.effects(j)}
-    return [Checkpoint(index, step, size) for index, step in asked.items()]
+    asked = {j.outcome.step: j.event_index for j in replayed.reached if Effect.SAVE in replayed.effects(j)}
+    return [Checkpoint(index, step, size) for step, index in asked.items()]
 
 
 def _outlay(
@@ -276,6 +282,16 @@ def _notes(replayed: Replay, history: History, status: str, plan: Plan, objectiv
         )
     notes += [f"controller {name!r} failed at {count} events" for name, count in replayed.error_counts.items()]
     return tuple(notes)
+
+
+def _notes_of_resumes(rolled_back: RolledBack) -> tuple[str, ...]:
+    """What the run did in vain, so that it does not vanish from the report."""
+    if not rolled_back.steps:
+        return ()
+    spent = "" if not rolled_back.elapsed_ns else f" ({rolled_back.elapsed_ns / 1e9:.3g} s)"
+    of = ", ".join(f"{count} of attempt {attempt}" for attempt, count in rolled_back.steps.items())
+    steps = sum(rolled_back.steps.values())
+    return (f"{steps} steps{spent} were rolled back by resumes and count in no number: {of}",)
 
 
 def _difference(recorded: float | None, predicted: float | None) -> float | None:

@@ -1,11 +1,18 @@
-"""What a recorded run came to: its length, checkpoints and evaluations, whole and up to an event."""
+"""What a recorded run came to: its length, checkpoints and evaluations, whole and up to an event.
+
+Streams follow one lineage: the events of each attempt stand together, and those that a resume rolled back are absent.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from ..store import Run
 from ..store.events import RULE_KINDS, Event
+from ..store.lineage import DECIDING_RANK, lineage_of
 from .objective import Evaluation, Objective
 
 
@@ -30,7 +37,8 @@ class History:
 
     Attributes:
         steps: Optimizer updates finished at the end.
-        elapsed_ns: Monotonic time from the first event to the last; None when the log has no times.
+        elapsed_ns: Monotonic time from the first event to the last, summed over the attempts that led to it; None when
+            the log has no times.
         checkpoints: In order.
         evaluations: Values of the metric of merit, in order; empty without one.
     """
@@ -42,8 +50,8 @@ class History:
 
 
 def history_of(events: Sequence[Event], objective: Objective | None) -> History:
-    """The facts of a stream. Recorded decisions take no index, as in a replay."""
-    facts = [event for event in events if event.kind != "decision"]
+    """The facts of a stream. What recorded rules did takes no index, as in a replay."""
+    facts = [event for event in events if event.kind not in RULE_KINDS]
     checkpoints = [
         Checkpoint(index, event.step, _size(event)) for index, event in enumerate(facts) if event.kind == "save"
     ]
@@ -53,14 +61,64 @@ def history_of(events: Sequence[Event], objective: Objective | None) -> History:
         for index, event in enumerate(facts)
         if metric is not None and event.kind == "evaluate" and metric in event.metrics
     ]
-    loop = [event for event in facts if event.kind not in RULE_KINDS]
-    elapsed = [event.elapsed_ns for event in loop]
+    elapsed_ns = sum(_spans(facts).values())
     return History(
-        steps=max((event.step for event in loop), default=0),
-        elapsed_ns=max(elapsed) if any(elapsed) else None,
+        steps=max((event.step for event in facts), default=0),
+        elapsed_ns=elapsed_ns or None,
         checkpoints=tuple(checkpoints),
         evaluations=tuple(evaluations),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class RolledBack:
+    """What a run did in vain: it was resumed from a checkpoint before.
+
+    Attributes:
+        steps: Optimizer updates, by attempt; attempts without any are left out.
+        elapsed_ns: The time it took; 0 when the log has no times.
+    """
+
+    steps: Mapping[int, int]
+    elapsed_ns: int
+
+
+NOTHING_ROLLED_BACK = RolledBack({}, 0)
+
+
+def read_lineage(run: Run) -> tuple[list[Event], RolledBack]:
+    """The deciding rank's events along the lineage of a run's newest attempt, and what was rolled back beside them."""
+    lineage = lineage_of(run.info.attempts)
+    if not lineage.cuts:
+        return list(run.events()), NOTHING_ROLLED_BACK
+    recorded = list(run.events(rank=DECIDING_RANK, attempts="all"))
+    held = list(lineage.events(recorded))
+    steps = _steps(recorded)
+    for attempt, count in _steps(held).items():
+        steps[attempt] -= count
+    elapsed_ns = sum(_spans(recorded).values()) - sum(_spans(held).values())
+    return held, RolledBack({attempt: count for attempt, count in steps.items() if count}, elapsed_ns)
+
+
+def time_before(events: Sequence[Event]) -> Mapping[int, int]:
+    """For each attempt of a stream, the training time that was over when it began, in ns; empty for one attempt."""
+    if not events or events[0].attempt == events[-1].attempt:
+        return {}
+    spans = _spans(event for event in events if event.kind not in RULE_KINDS)
+    return dict(zip(spans, itertools.accumulate(spans.values(), initial=0), strict=False))
+
+
+def _steps(events: Iterable[Event]) -> Counter[int]:
+    return Counter(event.attempt for event in events if event.kind == "step_end")
+
+
+def _spans(events: Iterable[Event]) -> dict[int, int]:
+    """Of each attempt, in order, the time from its begin to its last event, in ns."""
+    spans: dict[int, int] = {}
+    for event in events:
+        if event.elapsed_ns > spans.setdefault(event.attempt, 0):
+            spans[event.attempt] = event.elapsed_ns
+    return spans
 
 
 def _size(event: Event) -> int | None:

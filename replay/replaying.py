@@ -4,14 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 from ..rules import Decision, Effect, Engine, Outcome, Policy, RuleError
 from ..store import Run
 from ..store.event_json import encoded
-from ..store.events import BEFORE_STREAM, INIT_END, Event
+from ..store.events import BEFORE_STREAM, INIT_END, RULE_KINDS, Event
 from ..store.plan import Plan
+from .history import time_before
 from .validity import Judge, Validity
+
+#: Kinds of events that precede the update of an iteration, and kinds that follow it within the iteration.
+_BEFORE_A_STEP: Final = frozenset(
+    (INIT_END, "train_begin", "epoch_begin", "step_begin", "substep_end", "pre_optimizer_step", "optimizer_step")
+)
+_WITHIN_A_STEP: Final = frozenset(("log", "prediction_step", "evaluate", "predict", "save", "annotation", "gap"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,11 +26,12 @@ class Judged:
     """One thing that rules did in a replay, and where.
 
     Attributes:
-        event_index: Index of the event among the stream's events, recorded decisions not counted; -1 for ``init_end``.
+        event_index: Index of the event among the stream's events; what recorded rules did is not counted. -1 for
+            ``init_end``.
         event: That event's kind.
         outcome: The decision, rule error or warning.
         validity: The decision's label; None for errors and warnings.
-        elapsed_ns: Monotonic time of the event in its attempt; None when the log has none.
+        elapsed_ns: Training time up to the event, summed over the attempts that led to it; None when the log has none.
     """
 
     event_index: int
@@ -50,6 +58,21 @@ class Judged:
 
 
 @dataclass(frozen=True, slots=True)
+class Ending:
+    """Where a stop takes effect: loops look at their flags at the end of an iteration.
+
+    Attributes:
+        event_index: Index of the last event that the run would still have had.
+        step: Optimizer updates finished then.
+        elapsed_ns: Training time up to that event; None when the log has none.
+    """
+
+    event_index: int
+    step: int
+    elapsed_ns: int | None
+
+
+@dataclass(frozen=True, slots=True)
 class Replay:
     """A policy over one recorded stream.
 
@@ -59,6 +82,7 @@ class Replay:
         error_counts: Rule errors by controller; ``outcomes`` has the first of each.
         event_count: Events folded.
         censored_from: Index of the event after which the record cannot vouch for this policy's run; None when it can.
+        ending: Where the first stop would have taken effect; None without one.
     """
 
     policy: Policy
@@ -66,6 +90,7 @@ class Replay:
     error_counts: dict[str, int] = field(default_factory=dict)
     event_count: int = 0
     censored_from: int | None = None
+    ending: Ending | None = None
 
     @property
     def decisions(self) -> tuple[Judged, ...]:
@@ -75,15 +100,14 @@ class Replay:
     @property
     def stop(self) -> Judged | None:
         """The first decision that would have ended the run."""
-        return next((judged for judged in self.decisions if self.effects(judged) & {Effect.STOP}), None)
+        return next((judged for judged in self.decisions if Effect.STOP in self.effects(judged)), None)
 
     @property
     def reached(self) -> tuple[Judged, ...]:
-        """The decisions that a run under this policy would have come to: those up to and at its stop."""
-        stop = self.stop
-        if stop is None:
+        """The decisions that a run under this policy would have come to: those up to its end."""
+        if self.ending is None:
             return self.decisions
-        return tuple(judged for judged in self.decisions if judged.event_index <= stop.event_index)
+        return tuple(judged for judged in self.decisions if judged.event_index <= self.ending.event_index)
 
     @property
     def is_point(self) -> bool:
@@ -94,8 +118,7 @@ class Replay:
 
     def effects(self, judged: Judged) -> set[Effect]:
         """What a decision would have done to the loop."""
-        outcome = judged.outcome
-        return {self.policy.effects(name) for name in outcome.operations} if isinstance(outcome, Decision) else set()
+        return effects_of(self.policy, judged.outcome)
 
 
 def replay(policy: Policy, source: Run | Sequence[Event], *, plan: Plan | None = None) -> Replay:
@@ -103,7 +126,8 @@ def replay(policy: Policy, source: Run | Sequence[Event], *, plan: Plan | None =
 
     Args:
         policy: The rules.
-        source: A run, or its events in order. Only the deciding rank's (0) are folded.
+        source: A run, of which the lineage of its newest attempt is folded, or its events in order. Only the deciding
+            rank's (0) are.
         plan: What the run declared; a run's own when not given.
     """
     if isinstance(source, Run):
@@ -118,16 +142,51 @@ def replay_events(policy: Policy, events: Sequence[Event], plan: Plan) -> Replay
     judge = Judge(policy, engine, events)
     outcomes = [_judged(judge, BEFORE_STREAM, INIT_END, outcome, None) for outcome in engine.start()]
     index = BEFORE_STREAM
+    before_ns = time_before(events)
     for event in events:
-        if event.kind == "decision":
+        if event.kind in RULE_KINDS:
             continue
         index += 1
         observed = engine.observe(event)
         if observed:
-            elapsed = event.elapsed_ns or None
+            elapsed = before_ns.get(event.attempt, 0) + event.elapsed_ns or None
             outcomes += [_judged(judge, index, event.kind, outcome, elapsed) for outcome in observed]
         judge.pass_event(event, index, _decisions(observed))
-    return Replay(policy, tuple(outcomes), dict(engine.error_counts), index + 1, judge.censored_from())
+    return Replay(
+        policy,
+        tuple(outcomes),
+        dict(engine.error_counts),
+        index + 1,
+        judge.censored_from(),
+        _ending(policy, outcomes, events),
+    )
+
+
+def effects_of(policy: Policy, outcome: Outcome) -> set[Effect]:
+    """What an outcome would have done to the loop."""
+    return {policy.effects(name) for name in outcome.operations} if isinstance(outcome, Decision) else set()
+
+
+def _ending(policy: Policy, outcomes: Iterable[Judged], events: Sequence[Event]) -> Ending | None:
+    """Where the first stop takes effect.
+
+    A stop at a step, or at what follows it, lets the evaluation and the checkpoint that are due at that step be made; a
+    stop before a step lets that step be made first.
+    """
+    stop = next((judged for judged in outcomes if Effect.STOP in effects_of(policy, judged.outcome)), None)
+    if stop is None:
+        return None
+    facts = [event for event in events if event.kind not in RULE_KINDS]
+    last = stop.event_index
+    if stop.event in _BEFORE_A_STEP:
+        following = (index for index in range(last + 1, len(facts)) if facts[index].kind == "step_end")
+        last = next(following, len(facts) - 1)
+    while last + 1 < len(facts) and facts[last + 1].kind in _WITHIN_A_STEP:
+        last += 1
+    if last < 0:
+        return Ending(last, 0, None)
+    elapsed_ns = time_before(events).get(facts[last].attempt, 0) + facts[last].elapsed_ns
+    return Ending(last, facts[last].step, elapsed_ns or None)
 
 
 def _judged(judge: Judge, index: int, kind: str, outcome: Outcome, elapsed_ns: int | None) -> Judged:

@@ -51,7 +51,10 @@ def aggregate(backtest: Backtest) -> dict[str, Any]:
         "seconds_saved": _total(judged, lambda result: result.seconds_saved),
         "checkpoints": sum(result.recorded.checkpoints for result in judged),
         "checkpoints_saved": _total(judged, lambda result: result.checkpoints_saved),
-        "checkpoint_bytes": _total(judged, lambda result: result.recorded.checkpoint_bytes),
+        "checkpoint_bytes": _total(
+            [result for result in judged if result.bytes_saved is not None],
+            lambda result: result.recorded.checkpoint_bytes,
+        ),
         "bytes_saved": _total(judged, lambda result: result.bytes_saved),
         "relative_regret": {
             "runs": len(regrets),

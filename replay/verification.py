@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from dataclasses import dataclass
 from typing import Any
 
 from ..rules import (
     SEMANTICS_VERSION,
-    Engine,
+    Decision,
     Outcome,
     canonical_line,
     decision_digest,
     outcome_from_event,
     parse_policy,
+    resumed_engine,
 )
 from ..store import Run
 from ..store.errors import TelemetryError, UnsupportedVersion
 from ..store.events import RULE_KINDS, Event
+from ..store.lineage import DECIDING_RANK, ancestors_of
 from ..store.run_info import Attempt
 
 
@@ -59,6 +62,7 @@ class Verification:
         digest: Decision digest of what was recorded.
         difference: Where record and replay part; None when they are identical.
         note: What a reader should know of it: that no rules were live, or that the run was cut short.
+        fault: What shows that the log is not the one that was written: missing events, or an end that it does not have.
     """
 
     run_id: str
@@ -66,11 +70,12 @@ class Verification:
     digest: str
     difference: Difference | None = None
     note: str = ""
+    fault: str = ""
 
     @property
     def identical(self) -> bool:
-        """Whether record and replay agree in everything."""
-        return self.difference is None
+        """Whether the log is whole, and record and replay agree in everything."""
+        return self.difference is None and not self.fault
 
     def to_json(self) -> dict[str, Any]:
         """The verdict as ``steptape verify --json`` prints it."""
@@ -79,45 +84,77 @@ class Verification:
             "identical": self.identical,
             "outcomes": self.outcomes,
             "decision_digest": self.digest,
+            "fault": self.fault,
             "difference": None if self.difference is None else self.difference.to_json(),
             "note": self.note,
         }
 
 
 def verify(run: Run) -> Verification:
-    """Replay a run under the policy it was recorded with, and compare every outcome.
+    """Replay each attempt of a run, under the policy it was recorded with, and compare every outcome.
+
+    An attempt that was resumed is replayed from the state that its own lineage leaves behind, as it was live. What a
+    later resume rolled back is compared too: it was decided.
 
     Raises:
         TelemetryError: The run or its policy cannot be read.
         UnsupportedVersion: It was recorded under other rule semantics.
     """
     info = run.info
-    events = list(run.events())
+    status = run.status
+    events = list(run.events(rank=DECIDING_RANK, attempts="all"))
     recorded_all: list[Outcome] = []
     notes: list[str] = []
     for attempt in info.attempts:
         own = [event for event in events if event.attempt == attempt.attempt]
         recorded = [(event.seq, _recorded(event)) for event in own if event.kind in RULE_KINDS]
         recorded_all += [outcome for _, outcome in recorded]
+        fault = _fault(attempt, own)
+        if fault:
+            return Verification(info.run_id, len(recorded_all), decision_digest(recorded_all), fault=fault)
         if attempt.policy is None:
             notes.append("no rules were live")
-        replayed = _replayed(attempt, own, run)
+        replayed = _replayed(attempt, info.attempts, events, run)
         difference = _first_difference(attempt.attempt, recorded, replayed)
-        if difference is not None and _is_cut_short(run.status, own, recorded, replayed):
+        if difference is not None and _is_cut_short(_status_of(attempt, info.last, status), own, recorded, replayed):
             notes.append("the run was cut off between an event and the decisions at it")
         elif difference is not None:
             return Verification(info.run_id, len(recorded_all), decision_digest(recorded_all), difference)
     return Verification(info.run_id, len(recorded_all), decision_digest(recorded_all), note="; ".join(notes))
 
 
+def _fault(attempt: Attempt, events: list[Event]) -> str:
+    """What is wrong with the log of an attempt itself; empty when it is whole as far as it can tell."""
+    where = f"attempt {attempt.attempt}"
+    for expected, event in enumerate(events):
+        if event.seq != expected:
+            return f"{where}: event {expected} is missing, or not where it was"
+    if attempt.steps is None:
+        return ""
+    if not events or events[-1].kind not in ("train_end", "failure"):
+        return f"{where}: it ended as {attempt.status!r}, and its log has no end"
+    if events[-1].step != attempt.steps:
+        return f"{where}: it ended at step {attempt.steps}, and its log at step {events[-1].step}"
+    return ""
+
+
 def _recorded(event: Event) -> Outcome:
     try:
-        return outcome_from_event(event)
+        outcome = outcome_from_event(event)
     except TelemetryError as error:
         raise TelemetryError(f"the {event.kind} with seq {event.seq} cannot be read ({error})") from error
+    # What a query shows is the event's own step; it has to be the one that the outcome tells.
+    return outcome if outcome.step == event.step else dataclasses.replace(outcome, step=event.step)
 
 
-def _replayed(attempt: Attempt, events: list[Event], run: Run) -> list[Outcome]:
+def _status_of(attempt: Attempt, last: Attempt, status: str) -> str:
+    """How an attempt stands: the run's newest as the run does; an earlier one that never said how it ended crashed."""
+    if attempt is last:
+        return status
+    return "crashed" if attempt.status == "running" else attempt.status
+
+
+def _replayed(attempt: Attempt, attempts: tuple[Attempt, ...], events: list[Event], run: Run) -> list[Outcome]:
     if attempt.policy is None:
         return []
     if attempt.policy.semantics_version != SEMANTICS_VERSION:
@@ -134,10 +171,10 @@ def _replayed(attempt: Attempt, events: list[Event], run: Run) -> list[Outcome]:
             got=policy.digest,
             fix=f"Recorded: {attempt.policy.digest}",
         )
-    engine = Engine(policy, attempt.plan)
+    engine = resumed_engine(policy, attempt.plan, ancestors_of(attempts, attempt, events))
     outcomes = list(engine.start())
     for event in events:
-        if event.kind not in RULE_KINDS:
+        if event.attempt == attempt.attempt and event.kind not in RULE_KINDS:
             outcomes += engine.observe(event)
     return outcomes
 
@@ -150,8 +187,9 @@ def _first_difference(attempt: int, recorded: list[tuple[int, Outcome]], replaye
     return None
 
 
-def _identity(outcome: Outcome) -> tuple[str, str, int]:
-    return canonical_line(outcome), outcome.trigger, outcome.step
+def _identity(outcome: Outcome) -> tuple[object, ...]:
+    messages = outcome.messages if isinstance(outcome, Decision) else ()
+    return canonical_line(outcome), outcome.trigger, outcome.step, outcome.epoch, messages
 
 
 def _is_cut_short(

@@ -20,6 +20,7 @@ from .errors import PolicyError, Problem
 from .operations import Effect, LogMessage
 from .policy import Policy, load_policy, parse_policy, shipped_policies
 from .references import Param
+from .resuming import resumed_engine
 
 __all__ = [
     "SEMANTICS_VERSION",
@@ -41,5 +42,6 @@ __all__ = [
     "outcome_from_event",
     "outcome_payload",
     "parse_policy",
+    "resumed_engine",
     "shipped_policies",
 ]

@@ -10,7 +10,7 @@ trigger decide in file order: rule, then patience, then the decision.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import CodeType, MappingProxyType, TracebackType
 from typing import Any, Final, NamedTuple
 
@@ -35,6 +35,7 @@ _REMEMBERED_NAMES: Final = 1_000
 
 _NOTHING: Final[tuple[Outcome, ...]] = ()
 _LOOP_KINDS: Final = frozenset(LOOP_KINDS)
+_BEFORE_STREAM: Final = Event(INIT_END, seq=BEFORE_STREAM)
 
 
 class _Cell:
@@ -57,9 +58,13 @@ class _ControllerState:
         self.declaration = declaration
         self.rule = rule
         self.readings = readings
+        self.renew(())
+
+    def renew(self, awaited: tuple[Series, ...]) -> None:
+        """Forget what was counted and told, and wait for those series."""
         self.error_count = 0
         self.evaluations = 0
-        self.awaited: tuple[Series, ...] = ()
+        self.awaited: tuple[Series, ...] = awaited
 
 
 class _Watch:
@@ -68,10 +73,14 @@ class _Watch:
     __slots__ = ("patience", "rule", "state", "trigger")
 
     def __init__(self, state: _ControllerState, trigger: str) -> None:
-        patience = state.declaration.patience
         self.state = state
         self.trigger = trigger
         self.rule = state.rule
+        self.renew()
+
+    def renew(self) -> None:
+        """Start the count of patience again."""
+        patience = self.state.declaration.patience
         self.patience = None if patience is None else PatienceCounter(patience)
 
 
@@ -133,11 +142,16 @@ class Engine:
         values = {key: series.values for key, series in self._series.items()}
         rule, readings = controller.rule.compiled.functions(values, self._series, self._cells)
         state = _ControllerState(controller, rule, readings)
-        if self.policy.series is None:
-            state.awaited = tuple(self._series[key] for key in controller.rule.bound.series)
+        state.renew(self._awaited(controller))
         for trigger in controller.triggers:
             self._listener(trigger.removeprefix("on_")).watches.append(_Watch(state, trigger))
         return state
+
+    def _awaited(self, controller: Controller) -> tuple[Series, ...]:
+        """The series whose absence is worth a warning: none where the policy lists its series."""
+        return (
+            () if self.policy.series is not None else tuple(self._series[key] for key in controller.rule.bound.series)
+        )
 
     def _listener(self, kind: str) -> _Listener:
         return self._listeners.setdefault(kind, _Listener())
@@ -145,11 +159,14 @@ class Engine:
     # --- what goes in -------------------------------------------------------------------------------------------
 
     def start(self) -> Sequence[Outcome]:
-        """The ``init_end`` trigger, which precedes the stream: its outcomes have seq -1. A second call does nothing."""
+        """The ``init_end`` trigger, which precedes the stream: its outcomes have seq -1.
+
+        A second call does nothing, and neither does one after ``resume``: the stream has begun by then.
+        """
         if self._has_started:
             return _NOTHING
         self._has_started = True
-        return self._fold(INIT_END, Event(INIT_END, seq=BEFORE_STREAM))
+        return self._fold(INIT_END, _BEFORE_STREAM)
 
     def observe(self, event: Event) -> Sequence[Outcome]:
         """Take the next event; what it made the policy say, in order, and almost always nothing."""
@@ -159,6 +176,41 @@ class Engine:
         if kind not in self._listeners or kind == INIT_END:
             return _NOTHING
         return self._fold(kind, event)
+
+    def resume(self, events: Iterable[Event], *, keeps_controllers: bool) -> None:
+        """Take events of before a resume, and whatever they make the policy say is discarded.
+
+        Call it for one earlier attempt after the other, the first first, before anything is observed.
+
+        Args:
+            events: What of an attempt's events still counts, in order.
+            keeps_controllers: Whether the attempt that follows has the policy of this one. If so, controllers go on
+                where they were: patience, errors and warnings that were told. If not, they begin anew, and series and
+                metrics alone remember.
+        """
+        watches = [] if keeps_controllers else self._take_watches()
+        self.start()
+        for event in events:
+            self.observe(event)
+        for listener, own in watches:
+            listener.watches = own
+        if not keeps_controllers:
+            self._renew_controllers()
+
+    def _take_watches(self) -> list[tuple[_Listener, list[_Watch]]]:
+        """Let no controller see what comes, so that nothing is asked whose answer would be forgotten."""
+        watches = [(listener, listener.watches) for listener in self._listeners.values()]
+        for listener, _ in watches:
+            listener.watches = []
+        return watches
+
+    def _renew_controllers(self) -> None:
+        for state in self._states:
+            state.renew(self._awaited(state.declaration))
+        self._is_noting_names = any(state.awaited for state in self._states)
+        for listener in self._listeners.values():
+            for watch in listener.watches:
+                watch.renew()
 
     def _greet_series(self, event: Event) -> None:
         """Let series that no event has fed yet begin with this one, and remember what did appear."""

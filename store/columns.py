@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import zlib
 from collections.abc import Iterable
@@ -14,6 +15,10 @@ from .run_folder import COLUMNS_JSON, replace_file
 
 #: Columns of the events table that are not metrics.
 RESERVED: Final = frozenset(("run_id", *ENVELOPE, "attrs"))
+
+#: So many metrics of a run, the first to appear, are columns of its ``events`` files; further ones are rows of
+#: ``metrics`` files. (To read one metric of 5,000 columns in 100 row groups costs a second: the footer alone.)
+METRICS_AS_COLUMNS: Final = 512
 
 
 class Columns:
@@ -45,6 +50,19 @@ class Columns:
                     column += "~"
                 self.by_metric[metric] = column
                 self._taken.add(column.casefold())
+
+    def wide(self) -> Columns:
+        """Those of the metrics that ``events`` files hold as columns."""
+        return Columns(dict(itertools.islice(self.by_metric.items(), METRICS_AS_COLUMNS)))
+
+    def long(self) -> tuple[str, ...]:
+        """The metrics that ``metrics`` files hold as rows."""
+        return tuple(itertools.islice(self.by_metric, METRICS_AS_COLUMNS, None))
+
+    def without(self, metrics: Iterable[str]) -> Columns:
+        """The same columns but for those of these metrics."""
+        left_out = set(metrics)
+        return Columns({metric: column for metric, column in self.by_metric.items() if metric not in left_out})
 
     def by_column(self) -> dict[str, str]:
         """Metric of each column."""

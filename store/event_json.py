@@ -13,7 +13,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 
-from .errors import InvalidEvent
+from .errors import DamagedLog, InvalidEvent
 from .events import KINDS, Event
 
 _TO_TEXT: Final = {math.inf: "Infinity", -math.inf: "-Infinity"}
@@ -55,8 +55,17 @@ def encoded_attrs(attrs: Mapping[str, Any]) -> str:
 
 
 def decoded_attrs(text: str) -> dict[str, Any]:
-    """Attributes from their JSON text."""
-    attrs: dict[str, Any] = json.loads(text)
+    """Attributes from their JSON text.
+
+    Raises:
+        DamagedLog: It is no JSON object.
+    """
+    try:
+        attrs = json.loads(text)
+    except (ValueError, RecursionError):
+        attrs = None
+    if not isinstance(attrs, dict):
+        raise DamagedLog("attributes that are no JSON object", got=text)
     return attrs
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import struct
@@ -9,7 +10,7 @@ import weakref
 import zlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from .journal_format import (
     EVENT_HEAD,
@@ -26,9 +27,15 @@ from .journal_format import (
     layout_record,
 )
 from .run_folder import journal_name
+from .syncing import SYNC_EVERY_S, Syncer
 
-#: A segment is closed at this size, so that it can be sealed while the run goes on.
-SEGMENT_BYTES: Final = 64 * 1024 * 1024
+#: A segment is closed at this size, so that it can be sealed while the run goes on, and a reader of a live run has less
+#: than this to take apart.
+SEGMENT_BYTES: Final = 16 * 1024 * 1024
+
+#: How often a writer looks whether its file is still there, by the clock of the events.
+LOOK_EVERY_NS: Final = 1_000_000_000
+AT_ONCE: Final = -(2**63)
 
 
 class JournalWriter:
@@ -43,6 +50,13 @@ class JournalWriter:
         writer: What identifies the process (host, boot id, pid); kept in each segment's header.
         segment_bytes: Size from which a segment is closed and the next one begun.
         on_segment_closed: Called with the path of each segment that is closed before the end. Must not raise.
+        durability: ``process`` loses nothing at a ``SIGKILL``; ``power`` also syncs the journal, from a thread of its
+            own, so that a power loss costs what was written since, about ``sync_every_s`` seconds.
+        on_sync_failed: Called in that thread with the error of a sync. Must not raise.
+        on_begun_anew: Called when a segment was begun in place of one that somebody had deleted. Must not raise.
+
+    Raises:
+        OSError: The first segment cannot be made.
     """
 
     def __init__(
@@ -55,18 +69,29 @@ class JournalWriter:
         writer: dict[str, Any] | None = None,
         segment_bytes: int = SEGMENT_BYTES,
         on_segment_closed: Callable[[Path], None] | None = None,
+        durability: Literal["process", "power"] = "process",
+        sync_every_s: float = SYNC_EVERY_S,
+        on_sync_failed: Callable[[OSError], None] | None = None,
+        on_begun_anew: Callable[[], None] | None = None,
     ) -> None:
         self._folder = folder
         self._identity: dict[str, Any] = {"run_id": run_id, "attempt": attempt, "rank": rank}
         self._writer = writer or {}
         self._segment_bytes = segment_bytes
         self._on_segment_closed = on_segment_closed
+        self._on_begun_anew = on_begun_anew
         self._fd = -1
         self._size = 0
         self._is_torn = False
+        self._is_deleted = False
+        self._look_at_ns = 0
+        self._syncer: Syncer | None = None
         self._layouts: dict[tuple[str, tuple[str, ...]], tuple[int, struct.Struct]] = {}
         self.seq = 0
         self._open_segment()
+        if durability == "power":
+            self._syncer = Syncer(sync_every_s, on_sync_failed)
+            self._syncer.follow(self._path)
         _open_writers.add(self)
 
     @property
@@ -98,8 +123,11 @@ class JournalWriter:
             attrs: A JSON object, or empty.
 
         Raises:
-            OSError: Nothing of the event is in the journal, and ``seq`` has not moved.
+            OSError: Nothing of the event is in the journal, and ``seq`` has not moved. The next call tries again: it
+                works when the disk has room, or the folder is back or can be made.
         """
+        if time_ns >= self._look_at_ns:
+            self._look(time_ns)
         layout_id, packer, prefix = self._layout(kind, names)
         flags = (HAS_ATTRS if attrs else 0) | (HAS_SAMPLES if samples else 0)
         seq = self.seq
@@ -120,6 +148,13 @@ class JournalWriter:
 
     def close(self) -> None:
         """Release the journal. Its events stay; whoever seals the run next turns them into Parquet."""
+        if self._syncer is not None:
+            self._syncer.stop()
+        self._abandon()
+
+    def _abandon(self) -> None:
+        """Let go of the file alone, as a forked child does: the thread that syncs is its parent's."""
+        self._syncer, self._is_deleted = None, False
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
@@ -142,7 +177,9 @@ class JournalWriter:
         # BaseException, because the handler of a signal (Ctrl-C) may raise as soon as the write is done. Nothing is
         # called between here and the end of append, so no handler can run in between.
         try:
-            _write_all(self._fd, record)
+            written = os.write(self._fd, record)
+            if written < size:
+                raise _no_room(written, size)
         except BaseException:
             self._is_torn = True
             self._cut_back()
@@ -153,6 +190,31 @@ class JournalWriter:
         """Cut the file after its last whole record. Until that worked, nothing may be written behind the torn one."""
         os.ftruncate(self._fd, self._size)
         self._is_torn = False
+
+    def _look(self, time_ns: int) -> None:
+        """Notice that somebody has deleted the segment, or its folder: what is written into it then is lost.
+
+        Raises:
+            FileNotFoundError: It is so, this once; the next look begins another segment.
+            OSError: Another one cannot be made.
+        """
+        if self._is_deleted:
+            self._begin_anew()
+        self._look_at_ns = time_ns + LOOK_EVERY_NS
+        if self._fd < 0 or os.fstat(self._fd).st_nlink:
+            return
+        os.close(self._fd)
+        self._fd, self._is_deleted, self._is_torn, self._look_at_ns = -1, True, False, AT_ONCE
+        raise FileNotFoundError(errno.ENOENT, "the journal was deleted while it was written", str(self._path))
+
+    def _begin_anew(self) -> None:
+        self._folder.mkdir(parents=True, exist_ok=True)
+        self._open_segment()
+        self._is_deleted = False
+        if self._syncer is not None:
+            self._syncer.follow(self._path)
+        if self._on_begun_anew is not None:
+            self._on_begun_anew()
 
     def _open_segment(self) -> None:
         path = self._folder / journal_name(self._identity["attempt"], self._identity["rank"], self.seq)
@@ -175,6 +237,8 @@ class JournalWriter:
             # As on a full disk: this segment goes on, and the next append tries again. What was written stays written.
             return
         os.close(finished_fd)
+        if self._syncer is not None:
+            self._syncer.follow(self._path)
         if self._on_segment_closed is not None:
             self._on_segment_closed(finished_path)
 
@@ -192,7 +256,12 @@ def _create_locked(path: Path) -> int:
 def _write_all(fd: int, data: bytes) -> None:
     written = os.write(fd, data)
     if written < len(data):
-        raise OSError(f"wrote {written} of {len(data)} bytes")
+        raise _no_room(written, len(data))
+
+
+def _no_room(written: int, size: int) -> OSError:
+    """What a short write means: the kernel says ENOSPC only when not one byte fits."""
+    return OSError(errno.ENOSPC, f"no room: {written} of {size} bytes were written, and taken back")
 
 
 _open_writers: weakref.WeakSet[JournalWriter] = weakref.WeakSet()
@@ -201,7 +270,7 @@ _open_writers: weakref.WeakSet[JournalWriter] = weakref.WeakSet()
 def _close_inherited_journals() -> None:
     """In a forked child: drop the parent's descriptors, so that neither its journal nor its lock outlives it here."""
     for writer in list(_open_writers):
-        writer.close()
+        writer._abandon()
 
 
 os.register_at_fork(after_in_child=_close_inherited_journals)

@@ -29,10 +29,24 @@ HAS_SAMPLES: Final = 2
 #: tag, flags, layout id, seq, step, micro_step, value_lag, time_ns, elapsed_ns, epoch (NaN when unknown)
 EVENT_HEAD: Final = "<BBIqqiiqqd"
 EVENT: Final = struct.Struct(EVENT_HEAD)
+EVENT_FIELDS: Final = (
+    "tag",
+    "flags",
+    "layout_id",
+    "seq",
+    "step",
+    "micro_step",
+    "value_lag",
+    "time_ns",
+    "elapsed_ns",
+    "epoch",
+)
 LAYOUT: Final = struct.Struct("<BI")
 LENGTH: Final = struct.Struct("<I")
 #: number of samples, kind of ids, whether token counts follow
-SAMPLES: Final = struct.Struct("<IBB")
+SAMPLES_HEAD: Final = "<IBB"
+SAMPLES: Final = struct.Struct(SAMPLES_HEAD)
+SAMPLES_FIELDS: Final = ("count", "id_kind", "has_tokens")
 
 NO_IDS: Final = 0
 INTEGER_IDS: Final = 1
@@ -63,22 +77,6 @@ class SampleLosses:
         head = SAMPLES.pack(len(self), self.id_kind, bool(self.tokens))
         ids = LENGTH.pack(len(self.ids)) + self.ids if self.id_kind == TEXT_IDS else self.ids
         return b"".join((head, self.losses, ids, self.tokens))
-
-    @classmethod
-    def from_bytes(cls, block: bytes) -> SampleLosses:
-        """The block of an event record, read back."""
-        count, id_kind, has_tokens = SAMPLES.unpack_from(block)
-        position = SAMPLES.size
-        losses = block[position : position + 4 * count]
-        position += 4 * count
-        if id_kind == TEXT_IDS:
-            (size,) = LENGTH.unpack_from(block, position)
-            position += LENGTH.size
-        else:
-            size = 8 * count if id_kind == INTEGER_IDS else 0
-        ids = block[position : position + size]
-        tokens = block[position + size :] if has_tokens else b""
-        return cls(losses, ids, id_kind, tokens)
 
 
 def framed(payload: bytes) -> bytes:

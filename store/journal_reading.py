@@ -3,56 +3,16 @@
 from __future__ import annotations
 
 import fcntl
-import json
-import math
 import os
-import struct
-import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
 
 from .errors import DamagedLog, UnsupportedVersion
-from .events import Event
-from .journal_format import (
-    EVENT,
-    FRAME,
-    HAS_ATTRS,
-    HAS_SAMPLES,
-    LAYOUT,
-    LENGTH,
-    MAGIC,
-    PREAMBLE,
-    TAG_EVENT,
-    TAG_HEADER,
-    TAG_LAYOUT,
-    VERSION,
-    SampleLosses,
-)
+from .journal_format import MAGIC, PREAMBLE, VERSION
+from .journal_segment import Record, Segment, segment_of
 
-
-class Record(NamedTuple):
-    """One event as the journal holds it, with its sample losses."""
-
-    event: Event
-    samples: SampleLosses | None
-
-
-@dataclass(frozen=True, slots=True)
-class Segment:
-    """What could be read of one journal segment.
-
-    Attributes:
-        header: Whose events they are and who wrote them; empty when not even that was readable.
-        records: The events, in ``seq`` order, up to the first byte that is not whole.
-        torn_bytes: Bytes after the last whole record. A killed writer leaves at most one unfinished record.
-    """
-
-    header: dict[str, Any] = field(default_factory=dict)
-    records: list[Record] = field(default_factory=list)
-    torn_bytes: int = 0
+__all__ = ["Record", "Segment", "idle", "is_being_written", "read_segment"]
 
 
 def read_segment(path: Path) -> Segment:
@@ -76,11 +36,7 @@ def read_segment(path: Path) -> Segment:
         raise UnsupportedVersion(
             f"journal version {version}, and this steptape reads {VERSION}", where=str(path), fix="Upgrade steptape"
         )
-    try:
-        return _segment_of(data)
-    except (KeyError, TypeError, ValueError, struct.error) as error:
-        what = f"a record whose checksum is right cannot be read ({type(error).__name__}: {error})"
-        raise DamagedLog(what, where=str(path), fix="Look at what wrote it") from None
+    return segment_of(data, str(path))
 
 
 def is_being_written(path: Path) -> bool:
@@ -111,66 +67,3 @@ def idle(path: Path) -> Iterator[bool]:
         yield is_idle
     finally:
         os.close(fd)
-
-
-def _segment_of(data: bytes) -> Segment:
-    header: dict[str, Any] = {}
-    records: list[Record] = []
-    layouts: dict[int, tuple[str, tuple[str, ...], struct.Struct]] = {}
-    whole = PREAMBLE.size
-    for start, end in _whole_frames(data):
-        tag = data[start]
-        if tag == TAG_EVENT:
-            records.append(_record(data[start:end], layouts, header))
-        elif tag == TAG_LAYOUT:
-            layout_id = LAYOUT.unpack_from(data, start)[1]
-            kind, *names = json.loads(data[start + LAYOUT.size : end])
-            layouts[layout_id] = (kind, tuple(names), struct.Struct(f"<{len(names)}d"))
-        elif tag == TAG_HEADER:
-            header = json.loads(data[start + 1 : end])
-        whole = end
-    return Segment(header, records, len(data) - whole)
-
-
-def _whole_frames(data: bytes) -> Iterator[tuple[int, int]]:
-    """Start and end of every payload, up to the first that is cut short or whose checksum differs."""
-    position = PREAMBLE.size
-    while position + FRAME.size <= len(data):
-        length, checksum = FRAME.unpack_from(data, position)
-        start, end = position + FRAME.size, position + FRAME.size + length
-        # A length of zero is what a power loss leaves behind (CRC-32 of nothing is zero too).
-        if length == 0 or end > len(data) or zlib.crc32(data[start:end]) != checksum:
-            return
-        yield start, end
-        position = end
-
-
-def _record(
-    payload: bytes, layouts: dict[int, tuple[str, tuple[str, ...], struct.Struct]], header: dict[str, Any]
-) -> Record:
-    _, flags, layout_id, seq, step, micro_step, value_lag, time_ns, elapsed_ns, epoch = EVENT.unpack_from(payload)
-    kind, names, values = layouts[layout_id]
-    metrics = dict(zip(names, values.unpack_from(payload, EVENT.size), strict=True))
-    position = EVENT.size + values.size
-    attrs: dict[str, Any] = {}
-    if flags & HAS_ATTRS:
-        (size,) = LENGTH.unpack_from(payload, position)
-        position += LENGTH.size
-        attrs = json.loads(payload[position : position + size])
-        position += size
-    samples = SampleLosses.from_bytes(payload[position:]) if flags & HAS_SAMPLES else None
-    event = Event(
-        kind,
-        step,
-        seq,
-        header["attempt"],
-        header["rank"],
-        micro_step,
-        None if math.isnan(epoch) else epoch,
-        time_ns,
-        elapsed_ns,
-        value_lag,
-        metrics,
-        attrs,
-    )
-    return Record(event, samples)

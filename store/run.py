@@ -12,9 +12,10 @@ import pyarrow.compute as pc
 
 from .errors import TelemetryError
 from .events import Event
-from .run_info import RunInfo
+from .run_info import Attempt, RunInfo
 from .snapshot import Snapshot, retrying, take_snapshot
-from .views import connect, rows_of, run_query
+from .timeline import Attempts, ancestry, check_attempts, events_along, events_table_along, samples_table_along
+from .views import ALL_DECISIONS, connect, rows_of, run_query
 
 #: Columns of a series, beside its value.
 SERIES_CLOCKS = ("attempt", "rank", "seq", "kind", "step", "epoch", "time_ns", "elapsed_ns")
@@ -24,6 +25,10 @@ class Run:
     """One run, on disk; live, finished or dead.
 
     Every method looks at the folder anew, so that a live run's newest events are seen.
+
+    Where a run was resumed, ``attempts="effective"`` means the lineage of its newest attempt: what earlier attempts
+    recorded up to the checkpoints that were resumed from. ``attempts="all"`` means everything, what was rolled back
+    included.
 
     Args:
         folder: The run's folder.
@@ -58,42 +63,61 @@ class Run:
         """``running``, ``completed``, ``stopped`` (by a rule), ``failed``, ``interrupted`` or ``crashed``."""
         return self.snapshot().status
 
-    def events(self, rank: int | None = 0) -> Iterator[Event]:
-        """The events of one rank (0, the deciding one), or of all (None), in (attempt, rank, seq) order."""
-        return iter(retrying(lambda: list(self.snapshot().events(rank))))
+    def events(self, rank: int | None = 0, *, attempts: Attempts = "effective") -> Iterator[Event]:
+        """The events of one rank (0, the deciding one), or of all (None).
+
+        The effective ones of a rank are in (attempt, seq) order, those of several ranks are merged by (step, rank),
+        each rank's own order kept. All of them are in (attempt, rank, seq) order.
+        """
+        return iter(retrying(lambda: list(events_along(self.snapshot(), rank, attempts))))
+
+    def ancestry(self, attempt: Attempt) -> list[tuple[Attempt, list[Event]]]:
+        """The attempts that an attempt goes on from, the first first, with what of each still counts for it.
+
+        The events are the deciding rank's. ``steptape.rules.resumed_engine`` takes them.
+
+        Args:
+            attempt: The attempt. It need not be among the run's own yet.
+
+        Raises:
+            ValueError: Its parent is none of the attempts before it.
+        """
+        return retrying(lambda: ancestry(self.snapshot(), attempt))
 
     def table(self) -> pa.Table:
-        """All events as rows: the envelope, one column a metric, attrs as JSON text."""
+        """All events of all attempts as rows: the envelope, one column a metric, attrs as JSON text."""
         return retrying(lambda: self.snapshot().events_table())
 
     def metrics(self) -> list[str]:
         """Names of all metrics, in order of first appearance."""
         return list(self.snapshot().columns.by_metric)
 
-    def series(self, metric: str, *, kind: str | None = None) -> pa.Table:
+    def series(self, metric: str, *, kind: str | None = None, attempts: Attempts = "effective") -> pa.Table:
         """The values of one metric in event order, with the clocks they stand on.
 
         Args:
             metric: Its name as it was logged.
             kind: Of events of this kind only (``step_end``, ``log``, ``evaluate``, ...).
+            attempts: Whether what resumes rolled back is left out.
 
         Returns:
             Columns ``attempt, rank, seq, kind, step, epoch, time_ns, elapsed_ns, value``. Values that were not logged
-            are absent; NaN is kept.
+            are absent; NaN is kept. The order is that of ``events``.
 
         Raises:
             TelemetryError: No event of the run carries that metric.
         """
-        return retrying(lambda: _series(self.snapshot(), metric, kind))
+        return retrying(lambda: _series(self.snapshot(), metric, kind, attempts))
 
-    def samples(self, *, step: int | None = None, top: int | None = None) -> pa.Table:
+    def samples(self, *, step: int | None = None, top: int | None = None, attempts: Attempts = "effective") -> pa.Table:
         """Per-sample losses.
 
         Args:
             step: Of this update only.
             top: Only so many, the highest losses first (NaN above all numbers); all, in order of recording, when None.
+            attempts: Whether what resumes rolled back is left out.
         """
-        table = retrying(lambda: self.snapshot().samples_table())
+        table = retrying(lambda: samples_table_along(self.snapshot(), attempts))
         if step is not None:
             table = table.filter(pc.equal(table["step"], step))
         if top is None:
@@ -105,9 +129,15 @@ class Run:
         )
         return table.take(order[:top])
 
-    def decisions(self) -> pa.Table:
-        """What rules decided while the run was live, one row a decision."""
-        return self.sql("SELECT * FROM decisions ORDER BY attempt, rank, seq")
+    def decisions(self, *, attempts: Attempts = "effective") -> pa.Table:
+        """What rules decided while the run was live, one row a decision.
+
+        Args:
+            attempts: Whether what resumes rolled back is left out.
+        """
+        check_attempts(attempts)
+        source = "decisions" if attempts == "effective" else f"(SELECT * EXCLUDE (rolled_back) FROM ({ALL_DECISIONS}))"
+        return self.sql(f"SELECT * FROM {source} ORDER BY attempt, rank, seq")
 
     def sql(self, statement: str) -> pa.Table:
         """The result of one read-only SQL statement over this run's views.
@@ -125,14 +155,14 @@ class Run:
         return connect([self.snapshot()])
 
 
-def _series(snapshot: Snapshot, metric: str, kind: str | None) -> pa.Table:
+def _series(snapshot: Snapshot, metric: str, kind: str | None, attempts: Attempts) -> pa.Table:
     column = snapshot.columns.by_metric.get(metric)
     if column is None:
         known = ", ".join(list(snapshot.columns.by_metric)[:20]) or "none"
         raise TelemetryError(
             "no event carries this metric", where=snapshot.info.run_id, got=metric, fix=f"Recorded here: {known}"
         )
-    table = snapshot.events_table((*SERIES_CLOCKS, column))
+    table = events_table_along(snapshot, (*SERIES_CLOCKS, column), attempts)
     table = table.filter(pc.is_valid(table[column])).select([*SERIES_CLOCKS, column])
     table = table.rename_columns([*SERIES_CLOCKS, "value"])
     return table if kind is None else table.filter(pc.equal(table["kind"], kind))

@@ -19,8 +19,8 @@ COLUMNS_JSON: Final = "columns.json"
 #: What a run id may look like: one path component, no leading dot, at most 128 characters.
 RUN_ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
-_JOURNAL: Final = re.compile(r"journal-(\d+)-(\d+)-(\d+)")
-_SEALED: Final = re.compile(r"(events|samples)-(\d+)-(\d+)-(\d+)-(\d+)\.parquet")
+_JOURNAL: Final = re.compile(r"journal-(\d+)-(\d+)-(\d{12,})")
+_SEALED: Final = re.compile(r"(events|samples|metrics)-(\d+)-(\d+)-(\d{12,})-(\d{12,})\.parquet")
 
 
 class JournalFile(NamedTuple):
@@ -47,6 +47,10 @@ class SealedFile(NamedTuple):
         same_stream = self[1:4] == other[1:4]
         return same_stream and self.path != other.path and self.first <= other.first and other.last <= self.last
 
+    def overlaps(self, other: SealedFile) -> bool:
+        """Whether both have events of one (attempt, rank) and range, of whatever table."""
+        return self[2:4] == other[2:4] and self.first <= other.last and other.first <= self.last
+
 
 @dataclass(frozen=True, slots=True)
 class Listing:
@@ -63,13 +67,13 @@ class Listing:
     superseded: tuple[SealedFile, ...] = ()
 
     def table(self, name: str) -> tuple[SealedFile, ...]:
-        """The sealed files of one table: ``events`` or ``samples``."""
+        """The sealed files of one table: ``events``, ``samples`` or ``metrics``."""
         return tuple(file for file in self.sealed if file.table == name)
 
     def sealed_until(self, table: str, attempt: int, rank: int) -> int:
         """Events of (attempt, rank) whose rows of the table are in Parquet: all with a ``seq`` below this.
 
-        A table's own files decide beside those of the events: samples are sealed first, and may be absent.
+        A table's own files decide beside those of the events: these are sealed last, and other tables may be absent.
         """
         ends = (f.last + 1 for f in self.sealed if f.table in ("events", table) and f[2:4] == (attempt, rank))
         return max(ends, default=0)

@@ -52,6 +52,10 @@ class Attempt:
         environment: Host, versions, git commit, command line.
         steps: Optimizer updates finished at its end; None while open or after a crash.
         failure: Type and message of the exception that ended it, if one did.
+        parent: The attempt that it goes on from; None when it began from nothing.
+        parent_seq: ``seq`` in the parent, of the deciding rank, of the checkpoint that it was resumed from, that event
+            included; None when only a step is known.
+        from_step: The step that it went on from.
     """
 
     attempt: int
@@ -63,6 +67,9 @@ class Attempt:
     environment: dict[str, Any] = field(default_factory=dict)
     steps: int | None = None
     failure: dict[str, str] | None = None
+    parent: int | None = None
+    parent_seq: int | None = None
+    from_step: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +133,7 @@ def _info_from(document: dict[str, Any]) -> RunInfo:
     attempts = tuple(_attempt_from(entry) for entry in document["attempts"])
     if not attempts:
         raise ValueError("it lists no attempt")
+    _check_parents(attempts)
     return RunInfo(
         run_id=str(document["run_id"]),
         name=str(document["name"]),
@@ -136,8 +144,19 @@ def _info_from(document: dict[str, Any]) -> RunInfo:
     )
 
 
+def _check_parents(attempts: tuple[Attempt, ...]) -> None:
+    """Refuse attempts that go on from one that is not there, or from a later one."""
+    seen: set[int] = set()
+    for attempt in attempts:
+        if attempt.parent is not None and (attempt.parent not in seen or attempt.parent >= attempt.attempt):
+            raise ValueError(
+                f"attempt {attempt.attempt} goes on from attempt {attempt.parent}, which is none before it"
+            )
+        seen.add(attempt.attempt)
+
+
 def _attempt_from(entry: dict[str, Any]) -> Attempt:
-    for key in ("attempt", "started_ns", "ended_ns", "steps"):
+    for key in ("attempt", "started_ns", "ended_ns", "steps", "parent", "parent_seq", "from_step"):
         _typed(entry, key, int)
     values = _known(Attempt, entry)
     values["plan"] = Plan(**_known(Plan, entry.get("plan") or {}))

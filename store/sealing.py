@@ -15,27 +15,43 @@ import fcntl
 import itertools
 import os
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Final
 
 import pyarrow as pa
 
 from .columns import Columns, read_columns, write_columns
 from .errors import TelemetryError
-from .journal_reading import Segment, idle, read_segment
+from .host import is_of_this_machine
+from .journal_reading import Segment, idle, is_being_written, read_segment
+from .journal_tables import events_table, metrics_table, samples_table
 from .run_folder import COLUMNS_JSON, JournalFile, SealedFile, list_files, publish, remove_files, sealed_name
 from .run_info import read_run_info
-from .tables import events_schema, events_table, read_parquet, samples_table, write_table
+from .tables import (
+    CELLS_PER_ROW_GROUP,
+    METRICS_SCHEMA,
+    SAMPLES_SCHEMA,
+    events_schema,
+    read_schema,
+    row_groups_of,
+    write_tables,
+)
+
+#: A stream that goes on has at most so many files a table before some of them are merged.
+FILES_OF_A_GROWING_STREAM: Final = 3
 
 
-def seal(folder: Path) -> int:
+def seal(folder: Path, *, other_hosts: bool = False) -> int:
     """Turn every journal segment that nobody writes any more into Parquet, and compact what is finished.
 
     Idempotent, and safe to run from several processes at once: they take turns.
 
     Args:
         folder: A run's folder.
+        other_hosts: Seal what another machine wrote, too. Whether its writer lives cannot be told from here: whoever
+            says so knows that it does not.
 
     Returns:
         Events that became Parquet.
@@ -48,9 +64,20 @@ def seal(folder: Path) -> int:
     with _turn(folder):
         _remove_leftovers(folder)
         streams = itertools.groupby(list_files(folder).journals, key=lambda journal: journal[1:3])
-        sealed = sum(_seal_stream(folder, run_id, journals) for _, journals in streams)
+        sealed = sum(_seal_stream(folder, run_id, journals, other_hosts) for _, journals in streams)
         _compact(folder)
     return sealed
+
+
+def foreign_journals(folder: Path) -> list[Path]:
+    """The segments that another machine wrote: only ``other_hosts`` seals them.
+
+    Raises:
+        NotARun: The folder is none.
+        DamagedLog: A segment is no journal.
+    """
+    journals = (journal.path for journal in list_files(folder).journals if not is_being_written(journal.path))
+    return [path for path in journals if not is_of_this_machine(read_segment(path).header.get("writer") or {})]
 
 
 @contextmanager
@@ -64,8 +91,8 @@ def _turn(folder: Path) -> Iterator[None]:
         os.close(fd)
 
 
-def _seal_stream(folder: Path, run_id: str, journals: Iterable[JournalFile]) -> int:
-    """Seal the segments of one (attempt, rank) from the first on, up to one that is being written.
+def _seal_stream(folder: Path, run_id: str, journals: Iterable[JournalFile], other_hosts: bool) -> int:
+    """Seal the segments of one (attempt, rank) from the first on, up to one that is being written or may be.
 
     In order, because readers pass over all records below the last sealed ``seq``. Each under a lock, because a segment
     that is this moment being created looks like a dead writer's.
@@ -73,64 +100,93 @@ def _seal_stream(folder: Path, run_id: str, journals: Iterable[JournalFile]) -> 
     sealed = 0
     for journal in journals:
         with idle(journal.path) as is_idle:
-            if not is_idle:
+            segment = read_segment(journal.path) if is_idle else None
+            if segment is None or not (other_hosts or is_of_this_machine(segment.header.get("writer") or {})):
                 break
-            sealed += _seal_segment(folder, run_id, journal)
+            sealed += _seal_segment(folder, run_id, journal, segment)
     return sealed
 
 
-def _seal_segment(folder: Path, run_id: str, journal: JournalFile) -> int:
-    segment = read_segment(journal.path)
-    records = segment.records
-    sealed_until = list_files(folder).sealed_until("events", journal.attempt, journal.rank)
-    fresh = Segment(segment.header, [record for record in records if record.event.seq >= sealed_until])
-    if fresh.records:
+def _seal_segment(folder: Path, run_id: str, journal: JournalFile, segment: Segment) -> int:
+    fresh = segment.from_seq(list_files(folder).sealed_until("events", journal.attempt, journal.rank))
+    if len(fresh):
         columns = read_columns(folder)
-        columns.extend(name for record in fresh.records for name in record.event.metrics)
+        columns.extend(fresh.metric_names())
         write_columns(folder, columns)
         _publish_segment(folder, run_id, journal, fresh, columns)
     if segment.torn_bytes:
         journal.path.rename(journal.path.with_name(f"torn-{journal.path.name}"))
     else:
         journal.path.unlink()
-    return len(fresh.records)
+    return len(fresh)
 
 
 def _publish_segment(folder: Path, run_id: str, journal: JournalFile, segment: Segment, columns: Columns) -> None:
-    first, last = segment.records[0].event.seq, segment.records[-1].event.seq
-    samples = samples_table(run_id, segment.records)
-    if samples.num_rows:
-        _publish(samples, folder / sealed_name("samples", journal.attempt, journal.rank, first, last))
-    events = events_table(run_id, [record.event for record in segment.records], columns)
-    _publish(events, folder / sealed_name("events", journal.attempt, journal.rank, first, last))
+    """The tables of a segment, that of the events last: until it is there, all of its events count as unsealed."""
+    wide, long = columns.wide(), columns.long()
+    first, last = (int(seq) for seq in segment.seq[[0, -1]])
+    pieces = list(segment.pieces(2 * CELLS_PER_ROW_GROUP))
+
+    def publish_table(table: str, schema: pa.Schema, tables: Iterable[pa.Table]) -> None:
+        _publish(tables, schema, folder / sealed_name(table, journal.attempt, journal.rank, first, last))
+
+    if segment.has_samples():
+        publish_table("samples", SAMPLES_SCHEMA, (samples_table(run_id, piece) for piece in pieces))
+    if not set(long).isdisjoint(segment.metric_names()):
+        publish_table("metrics", METRICS_SCHEMA, (metrics_table(run_id, piece, long) for piece in pieces))
+    publish_table("events", events_schema(wide), (events_table(run_id, piece, wide) for piece in pieces))
 
 
 def _compact(folder: Path) -> None:
-    """Merge the files of each (attempt, rank) that has no journal left."""
-    listing = list_files(folder)
-    live = {(journal.attempt, journal.rank) for journal in listing.journals}
-    for (table, attempt, rank), group in itertools.groupby(listing.sealed, key=lambda file: file[1:4]):
-        files = list(group)
-        if len(files) > 1 and (attempt, rank) not in live:
-            _merge(folder, table, files)
+    """Merge the files of each (attempt, rank): all of one that has no journal left, some of one that goes on.
+
+    Each table in itself, and what was merged is deleted before the next: a folder never holds many files.
+    """
     remove_files(file.path for file in list_files(folder).superseded)
+    listing = list_files(folder)
+    live = {journal[1:3] for journal in listing.journals}
+    for (table, *stream), group in itertools.groupby(listing.sealed, key=lambda file: file[1:4]):
+        files = list(group)
+        if tuple(stream) in live:
+            files = files[_first_to_merge([file.path.stat().st_size for file in files]) :]
+        if len(files) > 1:
+            _merge(folder, table, files)
+            remove_files(file.path for file in files)
 
 
-def _merge(folder: Path, table: str, files: list[SealedFile]) -> None:
+def _first_to_merge(sizes: Sequence[int]) -> int:
+    """From which file on those of a stream that goes on are merged; none when there are few.
+
+    A file stays as long as it is twice as large as all newer ones together. So there are never more than
+    ``FILES_OF_A_GROWING_STREAM`` files and one for each tripling, and each event is rewritten about as often.
+
+    >>> _first_to_merge([900, 10, 10, 10]), _first_to_merge([900, 90, 10])
+    (1, 3)
+    """
+    if len(sizes) <= FILES_OF_A_GROWING_STREAM:
+        return len(sizes)
+    newer = sum(sizes)
+    for index, size in enumerate(sizes):
+        newer -= size
+        if size < 2 * newer:
+            return index
+    return len(sizes) - 1
+
+
+def _merge(folder: Path, table: str, files: Sequence[SealedFile]) -> None:
+    """One file of several, row group by row group: memory does not grow with the run."""
     first, last = files[0], files[-1]
     name = sealed_name(table, first.attempt, first.rank, first.first, last.last)
-    parts = [read_parquet(file.path) for file in files]
-    merged = pa.concat_tables(parts, promote_options="default")
-    if table == "events":
-        present = {m: c for m, c in read_columns(folder).by_metric.items() if c in merged.column_names}
-        schema = events_schema(Columns(present))
-        merged = merged.select(schema.names).cast(schema)
-    _publish(merged, folder / name)
+    schema = {"samples": SAMPLES_SCHEMA, "metrics": METRICS_SCHEMA}.get(table)
+    if schema is None:
+        present = {column for file in files for column in read_schema(file.path).names}
+        schema = events_schema(Columns({m: c for m, c in read_columns(folder).by_metric.items() if c in present}))
+    _publish((group for file in files for group in row_groups_of(file.path)), schema, folder / name)
 
 
-def _publish(table: pa.Table, path: Path) -> None:
+def _publish(tables: Iterable[pa.Table], schema: pa.Schema, path: Path) -> None:
     aside = path.with_name(f".{path.name}.tmp")
-    write_table(table, aside)
+    write_tables(tables, schema, aside)
     with open(aside, "rb") as file:
         os.fsync(file.fileno())
     publish(aside, path)
@@ -147,7 +203,10 @@ def main(arguments: list[str]) -> int:
     status = 0
     for argument in arguments:
         try:
-            seal(Path(argument))
+            folder = Path(argument)
+            seal(folder)
+            for path in foreign_journals(folder):
+                print(f"steptape: {path}: another machine wrote it and may still do; it is left alone", file=sys.stderr)
         except (TelemetryError, OSError) as error:
             print(f"steptape: cannot seal {argument}: {error}", file=sys.stderr)
             status = 1

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, TypeVar
@@ -13,12 +13,16 @@ import pyarrow.compute as pc
 
 from .columns import Columns, read_columns
 from .events import Event
-from .journal_reading import Record, is_being_written, read_segment
-from .run_folder import Listing, list_files
+from .journal_reading import Segment, is_being_written, read_segment
+from .journal_tables import Tail
+from .run_folder import Listing, SealedFile, list_files
 from .run_info import RunInfo, read_run_info
-from .tables import SAMPLES_SCHEMA, events_of, events_schema, events_table, read_parquet, samples_table
+from .tables import METRICS_SCHEMA, SAMPLES_SCHEMA, events_of, events_schema, read_metrics, read_parquet
 
 _Result = TypeVar("_Result")
+
+#: Rows of one (attempt, rank).
+_Part = tuple[tuple[int, int], pa.Table]
 
 #: A reader meets a vanished file only when the sealer renamed or merged it in between; each retry sees the newer
 #: listing.
@@ -34,7 +38,7 @@ class Snapshot:
         info: Its ``run.json``.
         listing: Its files.
         tail: Journal records that no Parquet file of the events table holds, in (attempt, rank, seq) order.
-        tail_samples: The same for the samples table; only records with samples matter.
+        tail_samples, tail_metrics: The same for the tables of sample losses and of further metrics.
         columns: Column of every metric, those of the tail included.
         is_live: Whether a process is writing to it.
     """
@@ -42,8 +46,9 @@ class Snapshot:
     folder: Path
     info: RunInfo
     listing: Listing
-    tail: tuple[Record, ...]
-    tail_samples: tuple[Record, ...]
+    tail: Tail
+    tail_samples: Tail
+    tail_metrics: Tail
     columns: Columns
     is_live: bool
 
@@ -61,29 +66,66 @@ class Snapshot:
         """
         schema = events_schema(self.columns)
         wanted = [name for name in schema.names if columns is None or name in columns]
-        tail = events_table(self.info.run_id, [record.event for record in self.tail], self.columns).select(wanted)
-        parts = [read_parquet(file.path, wanted) for file in self.listing.table("events")]
-        table = pa.concat_tables([*parts, tail], promote_options="default").select(wanted)
-        return table if not parts or not self.tail else _in_order(table)
+        metric_of = self.columns.by_column()
+        asked = Columns({metric_of[name]: name for name in wanted if name in metric_of})
+        parts = [(file[2:4], self._sealed_events(file, wanted, asked)) for file in self.listing.table("events")]
+        tails = [
+            (_stream(tail.segments[0]), tail.events_table(self.info.run_id, asked)) for tail in self.tail.streams()
+        ]
+        empty = events_schema(asked).empty_table()
+        return pa.concat_tables([empty, *_in_order(parts, tails)], promote_options="default").select(wanted)
 
     def samples_table(self) -> pa.Table:
         """Sample losses, one row a sample, in (attempt, rank, seq, position) order."""
-        parts = [read_parquet(file.path, SAMPLES_SCHEMA.names) for file in self.listing.table("samples")]
-        tail = samples_table(self.info.run_id, self.tail_samples)
-        table = pa.concat_tables([*parts, tail])
-        return table if not parts or not self.tail_samples else _in_order(table)
+        parts = [(f[2:4], read_parquet(f.path, SAMPLES_SCHEMA.names)) for f in self.listing.table("samples")]
+        streams = self.tail_samples.streams()
+        tails = [(_stream(tail.segments[0]), tail.samples_table(self.info.run_id)) for tail in streams]
+        return pa.concat_tables([SAMPLES_SCHEMA.empty_table(), *_in_order(parts, tails)])
 
     def events(self, rank: int | None = None) -> Iterator[Event]:
         """The events in (attempt, rank, seq) order, all ranks or one."""
         metric_of = self.columns.by_column()
         files = itertools.groupby(self.listing.table("events"), key=lambda file: file[2:4])
         sealed = {stream: list(group) for stream, group in files}
-        unsealed = {stream: list(group) for stream, group in itertools.groupby(self.tail, key=_stream)}
+        unsealed = {_stream(tail.segments[0]): tail for tail in self.tail.streams()}
         for stream in sorted(sealed.keys() | unsealed.keys()):
             if rank in (None, stream[1]):
                 for file in sealed.get(stream, ()):
-                    yield from events_of(read_parquet(file.path), metric_of)
+                    yield from self._with_long(file, events_of(read_parquet(file.path), metric_of))
                 yield from (record.event for record in unsealed.get(stream, ()))
+
+    def _sealed_events(self, file: SealedFile, wanted: Sequence[str], asked: Columns) -> pa.Table:
+        """A file of events with the wanted columns, those included that ``metrics`` files hold."""
+        long = [metric for metric in self.columns.long() if metric in asked.by_metric]
+        if not long:
+            return read_parquet(file.path, wanted)
+        table = read_parquet(file.path, ["seq", *wanted])
+        rows = self._long_rows(file, long)
+        for metric in long:
+            own = rows.filter(pc.equal(rows["metric"], metric)).combine_chunks()
+            place = pc.index_in(table["seq"], value_set=own["seq"].combine_chunks())
+            table = table.append_column(asked.by_metric[metric], own["value"].take(place))
+        return table.select([name for name in wanted if name in table.column_names])
+
+    def _with_long(self, file: SealedFile, events: Iterator[Event]) -> Iterator[Event]:
+        """The events of a file with the metrics that ``metrics`` files hold."""
+        rows = self._long_rows(file, self.columns.long())
+        if not rows.num_rows:
+            yield from events
+            return
+        found: dict[int, dict[str, float]] = {}
+        for seq, metric, value in zip(*(rows[name].to_pylist() for name in ("seq", "metric", "value")), strict=True):
+            found.setdefault(seq, {})[metric] = value
+        for event in events:
+            more = found.get(event.seq)
+            yield event._replace(metrics={**event.metrics, **more}) if more else event
+
+    def _long_rows(self, file: SealedFile, metrics: Collection[str]) -> pa.Table:
+        """The rows of ``metrics`` files that belong to these metrics and to the range of a file of events."""
+        beside = [other for other in self.listing.table("metrics") if metrics and other.overlaps(file)]
+        rows = pa.concat_tables([METRICS_SCHEMA.empty_table(), *(read_metrics(f.path, metrics) for f in beside)])
+        within = pc.and_(pc.greater_equal(rows["seq"], file.first), pc.less_equal(rows["seq"], file.last))
+        return rows.filter(within)
 
 
 def take_snapshot(folder: Path) -> Snapshot:
@@ -109,27 +151,38 @@ def retrying(read: Callable[[], _Result]) -> _Result:
 def _take_snapshot(folder: Path) -> Snapshot:
     listing = list_files(folder)
     # Liveness before run.json: a writer lets go of its journal only after it has written how it ended.
-    is_live = any(is_being_written(journal.path) for journal in reversed(listing.journals))
-    if not is_live and list_files(folder).journals != listing.journals:
-        raise FileNotFoundError(f"{folder}: the writer went on to its next segment while this one was looked at")
+    is_live = _is_held(listing)
+    if not is_live and (newer := list_files(folder)).journals != listing.journals:
+        # The writer went on to its next segment meanwhile; what was listed first is still a state that the run was in.
+        is_live = _is_held(newer)
+        if not is_live:
+            raise FileNotFoundError(f"{folder}: its journals changed while they were looked at")
     info = read_run_info(folder)
-    tail: list[Record] = []
-    tail_samples: list[Record] = []
-    for journal in listing.journals:
-        records = read_segment(journal.path).records
-        unsealed = listing.sealed_until("events", journal.attempt, journal.rank)
-        tail += [record for record in records if record.event.seq >= unsealed]
-        unsealed = listing.sealed_until("samples", journal.attempt, journal.rank)
-        tail_samples += [record for record in records if record.samples and record.event.seq >= unsealed]
+    segments = [(journal, read_segment(journal.path)) for journal in listing.journals]
+
+    def tail_of(table: str) -> Tail:
+        ends = {stream: listing.sealed_until(table, *stream) for stream in {journal[1:3] for journal, _ in segments}}
+        unsealed = (segment.from_seq(ends[journal[1:3]]) for journal, segment in segments)
+        return Tail(tuple(segment for segment in unsealed if len(segment)))
+
+    tail = tail_of("events")
     columns = read_columns(folder)
-    columns.extend(name for record in tail for name in record.event.metrics)
-    return Snapshot(folder, info, listing, tuple(tail), tuple(tail_samples), columns, is_live)
+    for segment in tail.segments:
+        columns.extend(segment.metric_names())
+    return Snapshot(folder, info, listing, tail, tail_of("samples"), tail_of("metrics"), columns, is_live)
 
 
-def _stream(record: Record) -> tuple[int, int]:
-    return record.event.attempt, record.event.rank
+def _is_held(listing: Listing) -> bool:
+    """Whether a live process holds a journal: of each (attempt, rank) it can only be the newest segment."""
+    newest = {journal[1:3]: journal for journal in listing.journals}
+    return any(is_being_written(journal.path) for journal in newest.values())
 
 
-def _in_order(table: pa.Table) -> pa.Table:
-    keys = [(name, "ascending") for name in ("attempt", "rank", "seq", "position") if name in table.column_names]
-    return table.take(pc.sort_indices(table, keys)) if keys else table
+def _stream(segment: Segment) -> tuple[int, int]:
+    return segment.attempt, segment.rank
+
+
+def _in_order(parts: Sequence[_Part], tails: Sequence[_Part]) -> list[pa.Table]:
+    """Tables of sealed files and of tails in (attempt, rank) order, the tail of each after its files."""
+    # The sort is stable, so that what is in order within an (attempt, rank) stays so.
+    return [table for _, table in sorted([*parts, *tails], key=lambda part: part[0])]

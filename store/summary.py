@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from .snapshot import Snapshot
+from .timeline import PLACE, effective_lineage, effective_rows
 
 RUNS_SCHEMA: Final = pa.schema(
     [
@@ -37,7 +38,7 @@ class RunSummary:
     Attributes:
         started, ended: UTC; ``ended`` None while the run goes on, or when it crashed.
         duration_s: Seconds from the start to the end or, where there is none, to the last event.
-        steps: Optimizer updates finished.
+        steps: Optimizer updates finished; those that a resume rolled back do not count.
         planned_steps: Updates the loop declared; None when it did not.
         policy_digest: Digest of the rule file in force at the end; None without one.
     """
@@ -86,9 +87,11 @@ def summarize(snapshot: Snapshot) -> RunSummary:
 
 def _progress(snapshot: Snapshot, started_ns: int) -> tuple[int, int]:
     """Updates finished and the time of the newest event, from the events themselves."""
-    table = snapshot.events_table(("kind", "step", "time_ns"))
-    steps = table.filter(pc.equal(table["kind"], "step_end"))["step"]
-    return pc.max(steps).as_py() or 0, pc.max(table["time_ns"]).as_py() or started_ns
+    cuts = effective_lineage(snapshot).cuts
+    table = snapshot.events_table(("kind", "step", "time_ns", *(PLACE if cuts else ())))
+    steps = effective_rows(table.filter(pc.equal(table["kind"], "step_end")), cuts)["step"]
+    finished = pc.max(steps).as_py() or snapshot.info.last.from_step or 0
+    return finished, pc.max(table["time_ns"]).as_py() or started_ns
 
 
 def _utc(time_ns: int) -> datetime:

@@ -1,13 +1,12 @@
-"""Journal records as Arrow tables, and Arrow tables as events again: the columns that Parquet files hold."""
+"""The tables that Parquet files hold: their columns, how they are written and read, and their rows as events."""
 
 from __future__ import annotations
 
-import itertools
 import json
-from array import array
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -15,10 +14,8 @@ import pyarrow.parquet as pq
 
 from .columns import RESERVED, Columns
 from .errors import DamagedLog
-from .event_json import decoded_attrs, encoded_attrs
+from .event_json import decoded_attrs
 from .events import Event
-from .journal_format import INTEGER_IDS, NO_IDS, SampleLosses
-from .journal_reading import Record
 
 EVENT_FIELDS: Final = (
     pa.field("run_id", pa.string()),
@@ -49,6 +46,17 @@ SAMPLE_FIELDS: Final = (
 )
 SAMPLES_SCHEMA: Final = pa.schema(SAMPLE_FIELDS)
 
+METRICS_SCHEMA: Final = pa.schema(
+    [
+        *SAMPLE_FIELDS[:4],
+        pa.field("metric", pa.string()),
+        pa.field("value", pa.float64()),
+    ]
+)
+
+#: Text columns of few different values. They are written from dictionaries, which spares hashing each row.
+CODED: Final = frozenset(("run_id", "kind", "metric"))
+
 #: A row group holds about this many cells: readers of one metric then skip most of a file, and footers stay small.
 CELLS_PER_ROW_GROUP: Final = 1_000_000
 
@@ -63,43 +71,16 @@ def events_schema(columns: Columns) -> pa.Schema:
     return pa.schema([*EVENT_FIELDS, *metrics, ATTRS_FIELD], metadata={COLUMNS_KEY: mapping})
 
 
-def events_table(run_id: str, events: Sequence[Event], columns: Columns) -> pa.Table:
-    """Events as rows; ``columns`` must know all of their metrics. A metric that an event lacks is null, NaN is NaN."""
-    schema = events_schema(columns)
-    envelope = [pa.repeat(pa.scalar(run_id, pa.string()), len(events))] + [
-        pa.array([getattr(event, field.name) for event in events], field.type) for field in EVENT_FIELDS[1:]
-    ]
-    metrics = [pa.array([event.metrics.get(metric) for event in events], pa.float64()) for metric in columns.by_metric]
-    attrs = pa.array([encoded_attrs(event.attrs) if event.attrs else None for event in events], pa.string())
-    return pa.Table.from_arrays([*envelope, *metrics, attrs], schema=schema)
+def coded(schema: pa.Schema) -> pa.Schema:
+    """The schema with dictionaries for the columns that are written from them."""
+    text = pa.dictionary(pa.int32(), pa.string())
+    fields = [field.with_type(text) if _is_coded(field) else field for field in schema]
+    return pa.schema(fields, metadata=schema.metadata)
 
 
-def samples_table(run_id: str, records: Iterable[Record]) -> pa.Table:
-    """The sample losses of the records, one row a sample, in the order of the batch."""
-    sampled = [(record.event, record.samples) for record in records if record.samples]
-    if not sampled:
-        return SAMPLES_SCHEMA.empty_table()
-    counts = [len(samples) for _, samples in sampled]
-    ends = pa.array(itertools.accumulate(counts), pa.int64())
-    total = ends[-1].as_py()
-    ranges = {count: array("i", range(count)).tobytes() for count in set(counts)}
-
-    def repeated(field: pa.Field) -> pa.Array:
-        of_event = pa.array([getattr(event, field.name) for event, _ in sampled], field.type)
-        return pc.run_end_decode(pa.RunEndEncodedArray.from_arrays(ends, of_event))
-
-    def packed(type_: pa.DataType, chunks: Iterable[bytes]) -> pa.Array:
-        return pa.Array.from_buffers(type_, total, [None, pa.py_buffer(b"".join(chunks))])
-
-    columns = [
-        pa.repeat(pa.scalar(run_id, pa.string()), total),
-        *(repeated(field) for field in SAMPLE_FIELDS[1:6]),
-        packed(pa.int32(), (ranges[count] for count in counts)),
-        _sample_ids([samples for _, samples in sampled]),
-        packed(pa.float32(), (samples.losses for _, samples in sampled)),
-        pa.chunked_array([_tokens(samples) for _, samples in sampled], pa.int32()),
-    ]
-    return pa.Table.from_arrays(columns, schema=SAMPLES_SCHEMA).combine_chunks()
+def _is_coded(field: pa.Field) -> bool:
+    """Whether the column is one of ``CODED``, and no metric of that name."""
+    return field.name in CODED and not pa.types.is_floating(field.type)
 
 
 def events_of(table: pa.Table, metric_of: dict[str, str]) -> Iterator[Event]:
@@ -117,67 +98,157 @@ def events_of(table: pa.Table, metric_of: dict[str, str]) -> Iterator[Event]:
         for row, text in zip(zip(*envelope, strict=True), attrs, strict=True):
             logged = next(values) if values is not None else ()
             carried = {metric: value for metric, value in zip(metrics, logged, strict=True) if value is not None}
-            yield Event._make((*row, carried, decoded_attrs(text) if text else {}))
+            yield Event._make((*row, carried, _attrs(text, row) if text else {}))
+
+
+def _attrs(text: str, row: Sequence[Any]) -> dict[str, Any]:
+    try:
+        return decoded_attrs(text)
+    except DamagedLog as error:
+        kind, _, seq, attempt, rank = row[:5]
+        where = f"{kind} {attempt}/{rank}/{seq}"
+        raise DamagedLog(error.what, where=where, got=error.got, fix=error.fix) from None
 
 
 def read_parquet(path: Path, wanted: Iterable[str] | None = None) -> pa.Table:
     """A sealed file, or those of its columns that are wanted. The path itself says nothing of its content.
 
+    Rows come in ``seq`` order where that column is read, whoever wrote the file last and in which order.
+
     Raises:
         FileNotFoundError: It was merged into another one meanwhile.
         DamagedLog: It is not whole.
     """
+    with _opened(path) as file:
+        present = set(file.schema_arrow.names)
+        table = file.read(columns=None if wanted is None else [name for name in wanted if name in present])
+    return _in_seq_order(table) if "seq" in table.column_names else table
+
+
+def _in_seq_order(table: pa.Table) -> pa.Table:
+    seq = table["seq"]
+    if table.num_rows < 2 or pc.all(pc.less_equal(seq[:-1], seq[1:])).as_py():
+        return table
+    keys = [name for name in ("seq", "position") if name in table.column_names]
+    return table.take(pc.sort_indices(table, [(name, "ascending") for name in keys]))
+
+
+def read_metrics(path: Path, metrics: Collection[str]) -> pa.Table:
+    """The rows of a ``metrics`` file that belong to these metrics.
+
+    Raises:
+        FileNotFoundError, DamagedLog: As ``read_parquet``.
+    """
+    wanted = pa.array(sorted(metrics), pa.string())
+    with _opened(path) as file:
+        groups = [group for group in range(file.num_row_groups) if _may_hold(file.metadata.row_group(group), metrics)]
+        parts = [file.read_row_group(group) for group in groups]
+        found = [part.filter(pc.is_in(part["metric"], wanted)) for part in parts]
+        return pa.concat_tables([METRICS_SCHEMA.empty_table(), *found])
+
+
+def write_tables(tables: Iterable[pa.Table], schema: pa.Schema, path: Path) -> int:
+    """Write Parquet as the store keeps it: zstd, byte-stream-split floats, delta integers, page checksums.
+
+    Floats carry no statistics: those of Parquet pass over NaN, and a reader that trusts them skips the NaN rows of
+    ``loss > 5``, which are true in SQL.
+
+    Args:
+        tables: The rows, part by part. What of the schema a part does not have is null.
+
+    Returns:
+        Rows written. The file is made even if there are none.
+    """
+    floats = {field.name for field in schema if pa.types.is_floating(field.type)}
+    encodings = dict.fromkeys(floats, "BYTE_STREAM_SPLIT")
+    encodings |= {field.name: "DELTA_BINARY_PACKED" for field in schema if pa.types.is_integer(field.type)}
+    if "sample_id" in schema.names and "sample_id" not in floats:
+        encodings["sample_id"] = "DELTA_LENGTH_BYTE_ARRAY"
+    schema = coded(schema)
+    rows = 0
+    with pq.ParquetWriter(
+        path,
+        schema,
+        compression="zstd",
+        use_dictionary=[field.name for field in schema if _is_coded(field)],
+        column_encoding=encodings,
+        store_schema=False,  # It would say that text is a dictionary; the columns themselves say all that counts.
+        write_page_checksum=True,
+        write_statistics=[name for name in schema.names if name not in floats],
+    ) as writer:
+        for group in _row_groups(tables, schema, max(1, CELLS_PER_ROW_GROUP // len(schema))):
+            writer.write_table(group, row_group_size=max(1, group.num_rows))
+            rows += group.num_rows
+        writer.add_key_value_metadata(schema.metadata or {})
+    return rows
+
+
+def read_schema(path: Path) -> pa.Schema:
+    """The columns of a sealed file.
+
+    Raises:
+        FileNotFoundError, DamagedLog: As ``read_parquet``.
+    """
+    with _opened(path) as file:
+        return file.schema_arrow
+
+
+def row_groups_of(path: Path) -> Iterator[pa.Table]:
+    """A sealed file piece by piece, as ``write_tables`` takes it.
+
+    Raises:
+        FileNotFoundError, DamagedLog: As ``read_parquet``.
+    """
+    with _opened(path, read_dictionary=[field.name for field in read_schema(path) if _is_coded(field)]) as file:
+        for group in range(file.num_row_groups):
+            yield file.read_row_group(group)
+
+
+def _row_groups(tables: Iterable[pa.Table], schema: pa.Schema, rows: int) -> Iterator[pa.Table]:
+    """The tables, cut and joined to so many rows each."""
+    waiting: list[pa.Table] = []
+    count = 0
+    for table in tables:
+        waiting.append(_conformed(table, schema))
+        count += table.num_rows
+        if count >= rows:
+            joined = pa.concat_tables(waiting)
+            whole = count - count % rows
+            for start in range(0, whole, rows):
+                yield joined.slice(start, rows)
+            waiting, count = [joined.slice(whole)], count - whole
+    if count:
+        yield pa.concat_tables(waiting)
+
+
+def _conformed(table: pa.Table, schema: pa.Schema) -> pa.Table:
+    """The table with the columns of the schema, null where it has none."""
+    if table.schema.equals(schema):
+        return table.replace_schema_metadata(schema.metadata)
+    present = set(table.column_names)
+    columns = [
+        table[field.name].cast(field.type) if field.name in present else pa.nulls(table.num_rows, field.type)
+        for field in schema
+    ]
+    return pa.Table.from_arrays(columns, schema=schema)
+
+
+@contextmanager
+def _opened(path: Path, **options: Any) -> Iterator[pq.ParquetFile]:
     try:
-        with pq.ParquetFile(path, page_checksum_verification=True) as file:
-            present = set(file.schema_arrow.names)
-            return file.read(columns=None if wanted is None else [name for name in wanted if name in present])
+        with pq.ParquetFile(path, page_checksum_verification=True, **options) as file:
+            yield file
     except FileNotFoundError:
         raise
     except (pa.ArrowException, OSError) as error:
         raise DamagedLog(f"this is no whole Parquet file ({error})", where=str(path)) from None
 
 
-def write_table(table: pa.Table, path: Path) -> None:
-    """Write Parquet as the store keeps it: zstd, byte-stream-split floats, delta integers, page checksums.
-
-    Floats carry no statistics: those of Parquet pass over NaN, and a reader that trusts them skips the NaN rows of
-    ``loss > 5``, which are true in SQL.
-    """
-    encodings: dict[str, str] = {}
-    for field in table.schema:
-        if pa.types.is_floating(field.type):
-            encodings[field.name] = "BYTE_STREAM_SPLIT"
-        elif pa.types.is_integer(field.type):
-            encodings[field.name] = "DELTA_BINARY_PACKED"
-    pq.write_table(
-        table,
-        path,
-        compression="zstd",
-        use_dictionary=[name for name in ("run_id", "kind") if name in table.column_names],
-        column_encoding=encodings,
-        write_page_checksum=True,
-        write_statistics=[field.name for field in table.schema if not pa.types.is_floating(field.type)],
-        row_group_size=max(1, CELLS_PER_ROW_GROUP // len(table.column_names)),
-    )
-
-
-def _sample_ids(blocks: Sequence[SampleLosses]) -> pa.ChunkedArray:
-    """Sample ids as text; neighbouring blocks with integer ids are converted in one go."""
-    chunks = []
-    for kind, group in itertools.groupby(blocks, key=lambda block: block.id_kind):
-        same = list(group)
-        count = sum(len(block) for block in same)
-        if kind == NO_IDS:
-            chunks.append(pa.nulls(count, pa.string()))
-        elif kind == INTEGER_IDS:
-            integers = pa.py_buffer(b"".join(block.ids for block in same))
-            chunks.append(pc.cast(pa.Array.from_buffers(pa.int64(), count, [None, integers]), pa.string()))
-        else:
-            chunks.append(pa.array([text for block in same for text in json.loads(block.ids)], pa.string()))
-    return pa.chunked_array(chunks, pa.string())
-
-
-def _tokens(block: SampleLosses) -> pa.Array:
-    if not block.tokens:
-        return pa.nulls(len(block), pa.int32())
-    return pa.Array.from_buffers(pa.int32(), len(block), [None, pa.py_buffer(block.tokens)])
+def _may_hold(row_group: pq.RowGroupMetaData, metrics: Collection[str]) -> bool:
+    """Whether a row group can hold rows of one of these metrics, as far as its statistics say."""
+    column = next(i for i in range(row_group.num_columns) if row_group.column(i).path_in_schema == "metric")
+    statistics = row_group.column(column).statistics
+    if statistics is None or not statistics.has_min_max:
+        return True
+    # Parquet orders text by its UTF-8 bytes, which is Python's order by code points.
+    return any(statistics.min <= metric <= statistics.max for metric in metrics)

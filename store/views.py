@@ -6,8 +6,9 @@ query, a path 0.8 ms), and the live tails as they were then. It is locked before
 
 from __future__ import annotations
 
+import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
@@ -18,14 +19,19 @@ import pyarrow as pa
 from .columns import Columns
 from .errors import QueryRefused
 from .events import LOOP_KINDS
+from .lineage import DECIDING_RANK, Cut
 from .snapshot import Snapshot
 from .summary import RUNS_SCHEMA, summarize
-from .tables import EVENT_FIELDS, SAMPLES_SCHEMA, events_schema, events_table, samples_table
+from .tables import EVENT_FIELDS, METRICS_SCHEMA, SAMPLES_SCHEMA, events_schema
+from .timeline import effective_lineage, rolled_back
 
 #: Metrics that store-wide views have as columns: the commonest over all runs. ``series(name)`` reaches every one.
 METRIC_COLUMNS: Final = 256
 
 VIEWS: Final = ("runs", "events", "steps", "evals", "saves", "samples", "decisions", "windows")
+
+#: The column of ``events`` that says whether a resume rolled the event back.
+ROLLED_BACK: Final = "rolled_back"
 
 #: What a user's own statement may cost.
 MEMORY_LIMIT: Final = "2GB"
@@ -34,11 +40,13 @@ MEMORY_LIMIT: Final = "2GB"
 def connect(snapshots: Sequence[Snapshot]) -> duckdb.DuckDBPyConnection:
     """A locked in-memory connection with the views over these runs.
 
-    Views: ``runs`` (one row a run), ``events`` (envelope, one column a metric, attrs), ``steps``, ``evals`` and
-        ``saves``
-    (the events of one kind), ``samples`` (per-sample losses), ``decisions`` (what rules did), ``windows`` (rolling
-    mean, min, max and std of every series over its last 10 and 100 values). Table macros: ``series(metric)``,
-    ``rolling(n)``.
+    Views: ``runs`` (one row a run), ``events`` (envelope, one column a metric, attrs, ``rolled_back``), ``steps``,
+    ``evals`` and ``saves`` (the events of one kind), ``samples`` (per-sample losses), ``decisions`` (what rules did),
+    ``windows`` (rolling mean, min, max and std of every series over its last 10 and 100 values). Table macros:
+    ``series(metric)``, ``rolling(n)``.
+
+    ``events`` holds everything, and all others what counts: not what a resume rolled back. ``all_samples`` holds that
+    too, with the same column ``rolled_back``.
 
     It can read the snapshots' Parquet files and nothing else, and can write nothing, not even what does not fit into
     memory.
@@ -74,7 +82,35 @@ def run_query(connection: duckdb.DuckDBPyConnection, statement: str) -> pa.Table
         statements = duckdb.extract_statements(statement)
         if len(statements) != 1 or statements[0].type != duckdb.StatementType.SELECT:
             raise QueryRefused("a query is one read-only statement (SELECT, FROM, DESCRIBE, SHOW)", got=statement)
-        return connection.sql(statements[0]).to_arrow_table()
+        try:
+            return _with_distinct_columns(connection.sql(statements[0]).to_arrow_table(), statement)
+        except duckdb.PermissionException as error:
+            _check_files(connection, str(error))
+            raise
+
+
+def _with_distinct_columns(result: pa.Table, statement: str) -> pa.Table:
+    """The result, unless two of its columns have one name: rows as dictionaries would lose one of them."""
+    names = result.column_names
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        fix = f"Name one of the columns called {twice!r} otherwise, with AS"
+        raise QueryRefused("two columns of the result have the same name", got=statement, fix=fix)
+    return result
+
+
+def _check_files(connection: duckdb.DuckDBPyConnection, refusal: str) -> None:
+    """Tell a file that has vanished from one that a query may not read.
+
+    DuckDB takes the path of a file that is not there for a folder, which no query may list.
+    """
+    refused = _REFUSED_FOLDER.search(refusal)
+    allowed = connection.execute("SELECT current_setting('allowed_paths')").fetchall()[0][0]
+    if refused is not None and refused[1] in allowed:
+        raise FileNotFoundError(refused[1])
+
+
+_REFUSED_FOLDER: Final = re.compile(r'Cannot access file "(.*)/\*\*/\*\.parquet"')
 
 
 @contextmanager
@@ -106,36 +142,53 @@ def rows_of(table: pa.Table) -> list[dict[str, Any]]:
 def _create_views(connection: duckdb.DuckDBPyConnection, snapshots: Sequence[Snapshot]) -> None:
     runs = pa.Table.from_pylist([summarize(snapshot).to_row() for snapshot in snapshots], schema=RUNS_SCHEMA)
     connection.register("runs", runs)
-    columns = _shared_columns(snapshot.columns for snapshot in snapshots)
-    tails = [events_table(s.info.run_id, [r.event for r in s.tail], columns) for s in snapshots if s.tail]
-    connection.register("event_tails", pa.concat_tables([events_schema(columns).empty_table(), *tails]))
-    tails = [samples_table(s.info.run_id, s.tail_samples) for s in snapshots]
-    connection.register("sample_tails", pa.concat_tables([SAMPLES_SCHEMA.empty_table(), *tails]))
+    columns = _shared_columns(snapshot.columns.wide() for snapshot in snapshots)
+    cuts = [effective_lineage(snapshot).cuts for snapshot in snapshots]
+    if any(cuts):
+        connection.register("lineage_cuts", _cuts_table(snapshots, cuts))
+    tails = [
+        _marked(s.tail.events_table(s.info.run_id, columns.without(s.columns.long())), own)
+        for s, own in zip(snapshots, cuts, strict=True)
+        if s.tail
+    ]
+    connection.register("event_tails", _joined([_marked(events_schema(columns).empty_table(), {}), *tails]))
+    tails = [_marked(s.tail_samples.samples_table(s.info.run_id), own) for s, own in zip(snapshots, cuts, strict=True)]
+    connection.register("sample_tails", pa.concat_tables([_marked(SAMPLES_SCHEMA.empty_table(), {}), *tails]))
     names = pa.table({"column_name": columns.by_metric.values(), "metric": columns.by_metric}, schema=_NAMES_SCHEMA)
     connection.register("metric_columns", names)
 
     metrics = [_quoted(column) for column in columns.by_metric.values()]
     as_named = [f"{column} AS {column}" for column in metrics]  # The file's own spelling may differ in case.
-    union = " UNION ALL BY NAME ".join(_event_sources(snapshots, columns))
-    connection.execute(f"CREATE VIEW all_events AS SELECT {', '.join([_ENVELOPE, *as_named, 'attrs'])} FROM ({union})")
-    exposed = ", ".join([_ENVELOPE, *metrics[:METRIC_COLUMNS], "attrs::JSON AS attrs"])
-    connection.execute(f"CREATE VIEW events AS SELECT {exposed} FROM all_events")
-    samples = [file.path for snapshot in snapshots for file in snapshot.listing.table("samples")]
-    sources = ["SELECT * FROM sample_tails", *([f"SELECT * FROM {_parquet(samples)}"] if samples else [])]
-    connection.execute(f"CREATE VIEW samples AS {' UNION ALL BY NAME '.join(sources)}")
+    union = " UNION ALL BY NAME ".join(_event_sources(snapshots, cuts, columns))
+    named = ", ".join([_ENVELOPE, *as_named, "attrs", ROLLED_BACK])
+    connection.execute(f"CREATE VIEW all_events AS SELECT {named} FROM ({union})")
+    connection.execute(f"CREATE VIEW long_values AS {_long_source(connection, snapshots)}")
+    connection.execute(f"CREATE VIEW events AS {_exposed(columns, {m for s in snapshots for m in s.columns.long()})}")
+    counts = f"NOT {ROLLED_BACK}" if any(cuts) else "true"
+    union = " UNION ALL BY NAME ".join(_sample_sources(snapshots, cuts))
+    connection.execute(f"CREATE VIEW all_samples AS {union}")
+    connection.execute(f"CREATE VIEW samples AS SELECT * EXCLUDE ({ROLLED_BACK}) FROM all_samples WHERE {counts}")
+    held = f"SELECT * EXCLUDE ({ROLLED_BACK}) FROM ({ALL_DECISIONS}) WHERE {counts}"
+    connection.execute(f"CREATE VIEW decisions AS {held}")
     for view, kind in (("steps", "step_end"), ("evals", "evaluate")):
-        connection.execute(f"CREATE VIEW {view} AS SELECT * EXCLUDE (kind) FROM events WHERE kind = '{kind}'")
-    connection.execute(_SAVES)
-    connection.execute(_DECISIONS)
+        held = f"FROM events WHERE kind = '{kind}' AND {counts}"
+        connection.execute(f"CREATE VIEW {view} AS SELECT * EXCLUDE (kind, {ROLLED_BACK}) {held}")
+    connection.execute(_SAVES.format(counts=counts))
+    held = f"SELECT * EXCLUDE (attrs, {ROLLED_BACK}) FROM all_events WHERE {counts}"
     unpivoted = (
-        f"UNPIVOT (SELECT * EXCLUDE (attrs) FROM all_events) ON {', '.join(metrics)} INTO NAME column_name VALUE value"
+        f"UNPIVOT ({held}) ON {', '.join(metrics)} INTO NAME column_name VALUE value"
         if metrics
-        else "SELECT *, NULL::VARCHAR AS column_name, NULL::DOUBLE AS value FROM all_events LIMIT 0"
+        else f"SELECT *, NULL::VARCHAR AS column_name, NULL::DOUBLE AS value FROM ({held}) LIMIT 0"
     )
-    connection.execute(_SERIES_VALUES.format(source=f"({unpivoted})"))
-    connection.execute("CREATE MACRO series(name) AS TABLE SELECT * FROM series_values WHERE metric = name")
+    values = f"SELECT * FROM ({unpivoted}) JOIN metric_columns USING (column_name)"
+    if any(snapshot.columns.long() for snapshot in snapshots):
+        clocks = f"(SELECT {_ENVELOPE} FROM all_events WHERE {counts})"
+        values += f" UNION ALL BY NAME SELECT * FROM {clocks} JOIN long_values USING (run_id, attempt, rank, seq)"
+    connection.execute(_SERIES_VALUES.format(source=f"({values})"))
+    name, n = (_free(parameter, columns) for parameter in ("name", "n"))
+    connection.execute(f"CREATE MACRO series({name}) AS TABLE SELECT * FROM series_values WHERE metric = {name}")
     connection.execute(f"CREATE VIEW windows AS SELECT *, {_rolling('10')}, {_rolling('100')} FROM series_values")
-    connection.execute(f"CREATE MACRO rolling(n) AS TABLE SELECT *, {_rolling('n', suffix='')} FROM series_values")
+    connection.execute(f"CREATE MACRO rolling({n}) AS TABLE SELECT *, {_rolling(n, suffix='')} FROM series_values")
 
 
 _ENVELOPE: Final = ", ".join(field.name for field in EVENT_FIELDS)
@@ -144,23 +197,24 @@ _NAMES_SCHEMA: Final = pa.schema([("column_name", pa.string()), ("metric", pa.st
 
 _SAVES: Final = """
 CREATE VIEW saves AS
-SELECT * EXCLUDE (kind, attrs), attrs->>'path' AS path, TRY_CAST(attrs->>'size_bytes' AS BIGINT) AS size_bytes, attrs
-FROM events WHERE kind = 'save'
+SELECT * EXCLUDE (kind, attrs, rolled_back), attrs->>'path' AS path,
+       TRY_CAST(attrs->>'size_bytes' AS BIGINT) AS size_bytes, attrs
+FROM events WHERE kind = 'save' AND {counts}
 """
 
-_DECISIONS: Final = """
-CREATE VIEW decisions AS
+#: Decisions, those included that a resume rolled back. No view, since making one costs 2 ms.
+ALL_DECISIONS: Final = """
 SELECT run_id, attempt, rank, seq, TRY_CAST(attrs->>'event_seq' AS BIGINT) AS event_seq, step, epoch, time_ns,
 elapsed_ns,
        attrs->>'controller' AS controller, attrs->>'trigger' AS trigger,
-       TRY_CAST(attrs->'operations' AS VARCHAR[]) AS operations, attrs->'values' AS values
+       TRY_CAST(attrs->'operations' AS VARCHAR[]) AS operations, attrs->'values' AS values, rolled_back
 FROM events WHERE kind = 'decision'
 """
 
 _SERIES_VALUES: Final = f"""
 CREATE VIEW series_values AS
 SELECT run_id, attempt, rank, kind, metric, seq, step, epoch, time_ns, elapsed_ns, value
-FROM {{source}} JOIN metric_columns USING (column_name)
+FROM {{source}}
 WHERE kind IN ({", ".join(f"'{kind}'" for kind in LOOP_KINDS)})
 """
 
@@ -187,35 +241,136 @@ def _rolling(n: str, suffix: str | None = None) -> str:
 def _shared_columns(all_columns: Iterable[Columns]) -> Columns:
     """One column for each metric of any run, those that most runs have first.
 
-    Of a single run these are its own columns.
+    Of a single run these are its own columns, but for a metric that is called as ``ROLLED_BACK`` is.
     """
     counts: Counter[str] = Counter()
     for columns in all_columns:
         counts.update(columns.by_metric.keys())
-    shared = Columns()
+    shared = Columns({"": ROLLED_BACK})  # A column that is taken, ...
+    del shared.by_metric[""]  # ... and no metric's.
     shared.extend(metric for metric, _ in counts.most_common())
     return shared
 
 
-def _event_sources(snapshots: Sequence[Snapshot], columns: Columns) -> Iterator[str]:
+_Cuts = Sequence[Mapping[int, Cut]]
+
+_CUTS_SCHEMA: Final = pa.schema(
+    [
+        ("run_id", pa.string()),
+        ("attempt", pa.int32()),
+        ("last_seq", pa.int64()),
+        ("last_step", pa.int64()),
+        ("last_step_elsewhere", pa.int64()),
+    ]
+)
+
+
+def _cuts_table(snapshots: Sequence[Snapshot], cuts: _Cuts) -> pa.Table:
+    """What counts of each attempt that some resume left behind."""
+    rows = [
+        {"run_id": snapshot.info.run_id, "attempt": attempt, **cut._asdict()}
+        for snapshot, own in zip(snapshots, cuts, strict=True)
+        for attempt, cut in own.items()
+    ]
+    return pa.Table.from_pylist(rows, schema=_CUTS_SCHEMA)
+
+
+def _joined(tables: Sequence[pa.Table]) -> pa.Table:
+    """The rows of tables of which the first has all columns; what another one lacks is null."""
+    return pa.concat_tables(tables, promote_options="default")
+
+
+def _marked(table: pa.Table, cuts: Mapping[int, Cut]) -> pa.Table:
+    """The rows with the column ``ROLLED_BACK``."""
+    marks = rolled_back(table, cuts) if cuts else pa.repeat(pa.scalar(False), table.num_rows)
+    return table.append_column(ROLLED_BACK, marks)
+
+
+def _event_sources(snapshots: Sequence[Snapshot], cuts: _Cuts, columns: Columns) -> Iterator[str]:
     """SELECTs of all events: the tails, the files of most runs in one go, and runs that name their columns differently.
 
     Such a run logged names that differ by case only, or in another order than others did: its ``loss`` may be the
         ``Loss`` of
     the others. Read together with them, one metric would pass for the other.
+
+    Files of attempts that a resume left behind are read apart too: only they are compared with where they are cut.
     """
     yield "SELECT * FROM event_tails"
     plain: list[Path] = []
-    for snapshot in snapshots:
-        own = snapshot.columns.by_metric
-        paths = [file.path for file in snapshot.listing.table("events")]
-        if paths and any(columns.by_metric[metric] != column for metric, column in own.items()):
+    plain_cut: list[Path] = []
+    for snapshot, own_cuts in zip(snapshots, cuts, strict=True):
+        own = snapshot.columns.wide().by_metric
+        files = snapshot.listing.table("events")
+        whole = [file.path for file in files if file.attempt not in own_cuts]
+        cut = [file.path for file in files if file.attempt in own_cuts]
+        if files and any(columns.by_metric[metric] != column for metric, column in own.items()):
             renamed = [f"{_quoted(column)} AS {_quoted(columns.by_metric[metric])}" for metric, column in own.items()]
-            yield f"SELECT {', '.join([_ENVELOPE, *renamed, 'attrs'])} FROM {_parquet(paths)}"
+            yield from _sources(", ".join([_ENVELOPE, *renamed, "attrs"]), whole, cut, own.values())
         else:
-            plain += paths
-    if plain:
-        yield f"SELECT * FROM {_parquet(plain)}"
+            plain += whole
+            plain_cut += cut
+    yield from _sources("*", plain, plain_cut)
+
+
+def _long_source(connection: duckdb.DuckDBPyConnection, snapshots: Sequence[Snapshot]) -> str:
+    """A SELECT of the metrics that are no columns of their run: tails and files."""
+    tails = [s.tail_metrics.metrics_table(s.info.run_id, s.columns.long()) for s in snapshots]
+    connection.register("metric_tails", pa.concat_tables([METRICS_SCHEMA.empty_table(), *tails]))
+    paths = [file.path for snapshot in snapshots for file in snapshot.listing.table("metrics")]
+    return "SELECT * FROM metric_tails" + (f" UNION ALL BY NAME SELECT * FROM {_parquet(paths)}" if paths else "")
+
+
+def _exposed(columns: Columns, long: Collection[str]) -> str:
+    """A SELECT of the events with the commonest metrics, those included that are no columns of some run."""
+    exposed = dict(list(columns.by_metric.items())[:METRIC_COLUMNS])
+    split = {metric: column for metric, column in exposed.items() if metric in long}
+    if not split:
+        named = ", ".join([_ENVELOPE, *map(_quoted, exposed.values()), "attrs::JSON AS attrs", ROLLED_BACK])
+        return f"SELECT {named} FROM all_events"
+    picked = ", ".join(f"any_value(value) FILTER (metric = {_text(m)}) AS {_quoted(c)}" for m, c in split.items())
+    within = ", ".join(map(_text, split))
+    envelope = ", ".join(f"e.{field.name}" for field in EVENT_FIELDS)
+    values = [
+        f"coalesce(e.{_quoted(column)}, l.{_quoted(column)}) AS {_quoted(column)}"
+        if metric in split
+        else f"e.{_quoted(column)}"
+        for metric, column in exposed.items()
+    ]
+    same = " AND ".join(f"e.{name} = l.{name}" for name in ("run_id", "attempt", "rank", "seq"))
+    return (
+        f"SELECT {', '.join([envelope, *values, 'e.attrs::JSON AS attrs', f'e.{ROLLED_BACK}'])} FROM all_events e "
+        f"LEFT JOIN (SELECT run_id, attempt, rank, seq, {picked} FROM long_values WHERE metric IN ({within}) "
+        f"GROUP BY run_id, attempt, rank, seq) l ON {same}"
+    )
+
+
+def _sample_sources(snapshots: Sequence[Snapshot], cuts: _Cuts) -> Iterator[str]:
+    """SELECTs of all sample losses."""
+    yield "SELECT * FROM sample_tails"
+    files = [(f, own) for s, own in zip(snapshots, cuts, strict=True) for f in s.listing.table("samples")]
+    whole = [file.path for file, own in files if file.attempt not in own]
+    yield from _sources("*", whole, [file.path for file, own in files if file.attempt in own])
+
+
+def _sources(selected: str, whole: Sequence[Path], cut: Sequence[Path], metrics: Collection[str] = ()) -> Iterator[str]:
+    """SELECTs of those columns of files, and of whether a row was rolled back: of whole files none was.
+
+    ``rank`` and the like are qualified: a metric may be called as a column of the cuts is. Columns of ``metrics`` are
+    there, null, even where no file has them.
+    """
+    missing = ", ".join(f"NULL::DOUBLE AS {_quoted(metric)}" for metric in metrics)
+    more = f" UNION ALL BY NAME SELECT {missing} WHERE false" if missing else ""
+    if whole:
+        yield f"SELECT {selected}, false AS {ROLLED_BACK} FROM (SELECT * FROM {_parquet(whole)}{more})"
+    if cut:
+        yield f"""
+            SELECT e.*, coalesce(
+                CASE WHEN e.rank = {DECIDING_RANK} THEN e.seq > c.last_seq OR e.step > c.last_step
+                ELSE e.step > c.last_step_elsewhere END, false
+            ) AS {ROLLED_BACK}
+            FROM (SELECT {selected} FROM (SELECT * FROM {_parquet(cut)}{more})) e
+            LEFT JOIN lineage_cuts c ON e.run_id = c.run_id AND e.attempt = c.attempt
+        """
 
 
 def _parquet(paths: Sequence[Path]) -> str:
@@ -229,8 +384,19 @@ def _pattern(path: Path) -> str:
 
 
 def _sql_list(values: Sequence[str]) -> str:
-    quoted = ", ".join("'" + value.replace("'", "''") + "'" for value in values)
-    return f"[{quoted}]"
+    return f"[{', '.join(map(_text, values))}]"
+
+
+def _free(parameter: str, columns: Columns) -> str:
+    """A name for a macro's parameter that no column has: DuckDB takes them for each other, whatever their case."""
+    taken = {column.casefold() for column in columns.by_metric.values()}
+    while parameter in taken:
+        parameter += "_"
+    return parameter
+
+
+def _text(value: str) -> str:
+    return "'" + value.replace("'", "''") + "'"
 
 
 def _quoted(name: str) -> str:

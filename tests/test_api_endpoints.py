@@ -54,6 +54,9 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
                     POLICY,
                     {"host": "h"},
                     10,
+                    parent=0,
+                    parent_seq=10**6,
+                    from_step=10**6,
                 ),
             ),
             group="paper",
@@ -315,10 +318,11 @@ def test_a_series_of_another_rank_is_asked_for(client: httpx.Client) -> None:
 
 
 def test_events_are_those_of_the_json_lines(client: httpx.Client, store: Path) -> None:
-    """Word for word as they are exported, integers beyond 2**53 included."""
+    """Word for word as they are exported, integers beyond 2**53 included; beside it, that none was rolled back."""
     items = get(client, f"/runs/{DIGITS}/events")["items"]
+    lines = [json.loads(event_to_line(event)) for event in open_run(store / DIGITS).events()]
 
-    assert items == [json.loads(event_to_line(event)) for event in open_run(store / DIGITS).events()]
+    assert items == [line | {"rolled_back": False} for line in lines]
     assert items[0]["attrs"] == {"big": 2**70}
 
 

@@ -29,6 +29,7 @@ MAY_IMPORT = {
 OWNERS = {
     "duckdb": {"store"},
     "pyarrow": {"store"},
+    "numpy": {"store"},
     "simpleeval": {"rules"},
     "yaml": {"rules"},
     "torch": {"recorder", "examples"},

@@ -15,8 +15,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from steptape.recorder import Recorder
-from steptape.replay import verify
-from steptape.store import Run, TelemetryError, UnsupportedVersion, open_run
+from steptape.replay import backtest, verify
+from steptape.rules import parse_policy
+from steptape.store import DamagedLog, Run, TelemetryError, UnsupportedVersion, open_run
 
 POLICY = """
 controllers:
@@ -78,6 +79,8 @@ def test_an_untouched_run_verifies(run: Run) -> None:
         ("values", {"loss": 5.0, "mean(loss, 3)": 3.3333333333333331}),
         ("event_seq", 3),
         ("trigger", "on_log"),
+        ("messages", [{"operation": "hfcontrols.should_save", "level": "INFO", "text": "nothing"}]),
+        ("event_epoch", 0.5),
     ],
 )
 def test_a_decision_that_was_changed_is_the_first_difference(run: Run, key: str, value: object) -> None:
@@ -91,16 +94,13 @@ def test_a_decision_that_was_changed_is_the_first_difference(run: Run, key: str,
 
 
 def test_a_decision_that_was_removed_is_missed(run: Run) -> None:
-    """The replay has one more."""
+    """Its place is empty, and the replay has one more."""
 
     def drop_last(table: pa.Table) -> pa.Table:
         last = [i for i, kind in enumerate(table["kind"].to_pylist()) if kind == "decision"][-1]
         return pa.concat_tables([table.slice(0, last), table.slice(last + 1)])
 
-    difference = verify(tampered(run, drop_last)).difference
-
-    assert difference is not None
-    assert difference.recorded is None
+    assert not verify(tampered(run, drop_last)).identical
 
 
 def test_a_loss_that_was_changed_changes_the_replay(run: Run) -> None:
@@ -111,6 +111,44 @@ def test_a_loss_that_was_changed_changes_the_replay(run: Run) -> None:
         return table.set_column(table.column_names.index("loss"), "loss", loss)
 
     assert not verify(tampered(run, lower)).identical
+
+
+@pytest.mark.parametrize(
+    "cut",
+    [
+        lambda table: table.slice(0, table.num_rows - 3),
+        lambda table: table.slice(0, 0),
+        lambda table: pa.concat_tables([table.slice(0, 2), table.slice(3)]),
+    ],
+    ids=["end", "all", "one event"],
+)
+def test_a_log_that_was_cut_is_not_taken_for_whole(run: Run, cut: Callable[[pa.Table], pa.Table]) -> None:
+    """A run that said how it ended has an end in its log, and no hole."""
+    verdict = verify(tampered(run, cut))
+
+    assert verdict.fault
+    assert not verdict.identical
+
+
+def test_a_log_without_its_files_is_not_taken_for_whole(run: Run) -> None:
+    """Nothing recorded is not the same as nothing decided."""
+    for path in run.folder.glob("events-*.parquet"):
+        path.unlink()
+
+    assert "its log has no end" in verify(run).fault
+
+
+@pytest.mark.parametrize("column", ["step", "seq"])
+def test_a_decision_s_own_step_or_place_cannot_be_changed(run: Run, column: str) -> None:
+    """That is what queries show."""
+
+    def change(table: pa.Table) -> pa.Table:
+        row = table["kind"].to_pylist().index("decision")
+        values = table[column].to_pylist()
+        values[row] += 1
+        return table.set_column(table.column_names.index(column), column, pa.array(values, pa.int64()))
+
+    assert not verify(tampered(run, change)).identical
 
 
 def test_a_policy_that_was_changed_cannot_be_verified_by(run: Run) -> None:
@@ -146,3 +184,25 @@ def test_a_run_without_rules_has_nothing_to_differ_in(tmp_path: Path) -> None:
 def test_the_digest_is_the_same_before_and_after_sealing(run: Run) -> None:
     """It covers what was decided, not how it is stored."""
     assert dataclasses.asdict(verify(run)) == dataclasses.asdict(verify(open_run(run.folder)))
+
+
+def test_rows_in_another_order_are_the_same_log(run: Run) -> None:
+    """Order is by ``seq``, never that of rows: a file that some tool rewrote reads as before."""
+    copy = tampered(run, lambda table: table.take(pa.array(sorted(range(table.num_rows), key=lambda i: (i * 7) % 11))))
+
+    assert [event.seq for event in copy.events()] == [event.seq for event in run.events()]
+    assert verify(copy).identical
+
+
+def test_attributes_that_are_no_json_are_an_error_that_names_the_event(run: Run) -> None:
+    """And a backtest leaves such a run out, with the reason."""
+
+    def spoil(table: pa.Table) -> pa.Table:
+        attrs = ["{" if text else None for text in table["attrs"].to_pylist()]
+        return table.set_column(table.column_names.index("attrs"), "attrs", pa.array(attrs, pa.string()))
+
+    copy = tampered(run, spoil)
+
+    with pytest.raises(DamagedLog, match="decision 0/0/3: attributes that are no JSON object"):
+        verify(copy)
+    assert len(backtest(parse_policy(POLICY), [copy, run]).excluded) == 1

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
+import shutil
 import struct
 import subprocess
 import sys
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -192,3 +196,156 @@ def test_a_number_that_does_not_fit_is_refused_before_anything_is_written(
     writer.close()
 
     assert [record.event.step for record in read_segment(writer.path).records] == [1, 2]
+
+
+def append(writer: JournalWriter, time_ns: int) -> int:
+    """One event at a time of the wall clock."""
+    return writer.append("step_end", ("loss",), (1.0,), step=writer.seq, time_ns=time_ns, elapsed_ns=0)
+
+
+SECOND_NS = 1_000_000_000
+
+
+@pytest.mark.parametrize("what", ["folder", "segment"])
+def test_a_journal_that_was_deleted_is_noticed_and_begun_anew(tmp_path: Path, what: str) -> None:
+    """The write that notices raises, so that the loss is counted; the next one is on disk again, folder and all."""
+    folder = tmp_path / "run"
+    folder.mkdir()
+    begun_anew: list[bool] = []
+    writer = JournalWriter(folder, run_id="run-1", on_begun_anew=lambda: begun_anew.append(True))
+    append(writer, 0)
+    if what == "folder":
+        shutil.rmtree(folder)
+    else:
+        writer.path.unlink()
+    with pytest.raises(FileNotFoundError, match="deleted"):
+        append(writer, 2 * SECOND_NS)
+    again = [append(writer, 2 * SECOND_NS + 1), append(writer, 4 * SECOND_NS)]
+    writer.close()
+
+    assert (again, seqs(folder), begun_anew) == ([1, 2], [1, 2], [True])
+
+
+def test_a_journal_whose_folder_cannot_be_made_again_goes_on_as_soon_as_it_can(tmp_path: Path) -> None:
+    """Every event until then is refused with an error, none is lost in silence."""
+    folder = tmp_path / "parent" / "run"
+    folder.mkdir(parents=True)
+    writer = JournalWriter(folder, run_id="run-1")
+    shutil.rmtree(tmp_path / "parent")
+    (tmp_path / "parent").write_text("in the way")
+    for time_ns in (SECOND_NS, SECOND_NS, 3 * SECOND_NS):
+        with pytest.raises(OSError, match=r"deleted|Not a directory|exists"):
+            append(writer, time_ns)
+    (tmp_path / "parent").unlink()
+    seq = append(writer, 3 * SECOND_NS)
+    writer.close()
+
+    assert (seq, seqs(folder)) == (0, [0])
+
+
+def test_a_journal_with_durability_power_is_synced_off_the_writing_thread(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At its interval and at its end, segments that were closed meanwhile included; never by the one who appends."""
+    synced: list[tuple[str, str]] = []
+    first_sync = threading.Event()
+    fsync = os.fsync
+
+    def noted(fd: int) -> None:
+        synced.append((threading.current_thread().name, Path(os.readlink(f"/proc/self/fd/{fd}")).name))
+        fsync(fd)
+        first_sync.set()
+
+    monkeypatch.setattr(os, "fsync", noted)
+    writer = JournalWriter(tmp_path, run_id="run-1", durability="power", sync_every_s=0.01, segment_bytes=400)
+    assert first_sync.wait(30)
+    for index in range(20):
+        append(writer, index)
+    writer.close()
+
+    assert {thread for thread, _ in synced} == {"steptape-sync"}
+    assert {name for _, name in synced} >= {path.name for path in tmp_path.glob("journal-*")}
+    assert seqs(tmp_path) == list(range(20))
+
+
+def test_a_sync_that_fails_is_reported_and_writing_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """To whoever asked to be told; the events are in the journal all the same."""
+    failures: list[OSError] = []
+    failed = threading.Event()
+
+    def refuse(_fd: int) -> None:
+        raise OSError(errno.EIO, "the disk is gone")
+
+    def report(error: OSError) -> None:
+        failures.append(error)
+        failed.set()
+
+    monkeypatch.setattr(os, "fsync", refuse)
+    writer = JournalWriter(tmp_path, run_id="run-1", durability="power", sync_every_s=0.01, on_sync_failed=report)
+    append(writer, 0)
+    assert failed.wait(30)
+    append(writer, 1)
+    writer.close()
+
+    assert failures[0].errno == errno.EIO
+    assert seqs(tmp_path) == [0, 1]
+
+
+def test_a_forked_child_of_a_synced_journal_ends_without_waiting_for_its_parents_thread(tmp_path: Path) -> None:
+    """The thread does not exist there; the parent's journal goes on."""
+    script = FORKED.replace('run_id="run-1"', 'run_id="run-1", durability="power"')
+
+    assert (int(run_script(script, tmp_path)), seqs(tmp_path)) == (42, [0, 1])
+
+
+REALLY_FULL = f"""
+import errno, json, sys
+from pathlib import Path
+from steptape.store.journal import JournalWriter
+
+folder = Path(sys.argv[1])
+writer = JournalWriter(folder, run_id="run-1")
+(folder / "filler").write_bytes(b"")
+errors = set()
+with open(folder / "filler", "ab", buffering=0) as filler:
+    try:
+        while True:
+            filler.write(bytes(4096))
+    except OSError:
+        pass
+refused = 0
+for _ in range(200):
+    try:
+        {APPEND}
+    except OSError as error:
+        refused += 1
+        errors.add(errno.errorcode[error.errno])
+(folder / "filler").unlink()
+for _ in range(5):
+    {APPEND}
+writer.close()
+print(json.dumps([refused, writer.seq, sorted(errors)]))
+"""
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A real file system of 256 KiB."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=256k", "steptape-test", str(disk)], capture_output=True, text=True
+    )
+    if mounted.returncode:
+        pytest.skip(f"no file system can be mounted here ({mounted.stderr.strip()}); RLIMIT_FSIZE stands in elsewhere")
+    yield disk
+    subprocess.run(["umount", str(disk)], check=True)
+
+
+def test_writing_works_again_when_a_full_file_system_has_room(small_disk: Path) -> None:
+    """ENOSPC from the kernel; whole records before and after, in one sequence."""
+    refused, written, errors = json.loads(run_script(REALLY_FULL, small_disk))
+
+    assert refused > 100
+    assert errors == ["ENOSPC"]
+    assert (205 - refused, seqs(small_disk)) == (written, list(range(written)))

@@ -265,7 +265,7 @@ def test_a_forked_child_does_not_keep_a_dead_run_alive(store_folder: Callable[..
 
 ROTATES = LIVE.replace("sys.argv[1]), ", "sys.argv[1]), segment_bytes=1, ").replace(
     "sys.stdin.read()",
-    "import time\nfor step in range(1000):\n    time.sleep(0.01)\n"
+    "import time\nfor step in range(100_000):\n    time.sleep(0.01)\n"
     "    writer.append('log', (), (), step=step, time_ns=0, elapsed_ns=0)",
 )
 

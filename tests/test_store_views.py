@@ -341,7 +341,7 @@ def test_a_metric_beyond_those_that_views_show_is_reached_by_its_series(
     store = open_store(store_path)
     columns = store.sql("FROM events").column_names
 
-    assert len(columns) == 12 + METRIC_COLUMNS
+    assert len(columns) == 13 + METRIC_COLUMNS  # The envelope, attrs, rolled_back.
     assert "m299" in columns
     assert "m298" not in columns
     assert [row["value"] for row in store.rows("FROM series('m298')")] == [298.0]
@@ -511,3 +511,11 @@ def test_sql_orders_nan_above_every_number(store_record: Callable[..., Path], st
     seal(folder)
 
     assert in_tail == str(run.rows(query)) == "[{'loss': nan}, {'loss': inf}, {'loss': 1.0}]"
+
+
+def test_two_columns_of_one_name_are_refused(store_record: Callable[..., Path], store_path: Path) -> None:
+    """Rows as dictionaries would silently lose one of them."""
+    store_record([], sealed=True)
+
+    with pytest.raises(QueryRefused, match="same name"):
+        open_store(store_path).sql("SELECT 1 AS a, 2 AS a")

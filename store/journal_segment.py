@@ -1,0 +1,400 @@
+"""The records of one journal segment, found in bulk: bytes in, and where everything lies.
+
+This is the one place that knows how to take a segment apart. Its events come out one by one (``Segment.records``)
+or, in ``journal_tables``, as columns.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import math
+import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Final, NamedTuple, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from .errors import DamagedLog
+from .events import Event
+from .journal_format import (
+    EVENT,
+    EVENT_FIELDS,
+    EVENT_HEAD,
+    FRAME,
+    HAS_ATTRS,
+    HAS_SAMPLES,
+    INTEGER_IDS,
+    LAYOUT,
+    LENGTH,
+    PREAMBLE,
+    SAMPLES,
+    SAMPLES_FIELDS,
+    SAMPLES_HEAD,
+    TAG_EVENT,
+    TAG_HEADER,
+    TAG_LAYOUT,
+    TEXT_IDS,
+    SampleLosses,
+)
+from .journal_frames import LONG_RUN, runs_of_frames
+
+Integers: TypeAlias = npt.NDArray[np.int64]
+Chosen: TypeAlias = slice | Integers
+
+
+class Record(NamedTuple):
+    """One event as the journal holds it, with its sample losses."""
+
+    event: Event
+    samples: SampleLosses | None
+
+
+class Layout(NamedTuple):
+    """The kind and the metric names that many events share."""
+
+    kind: str
+    names: tuple[str, ...]
+
+    @property
+    def head(self) -> np.dtype[np.void]:
+        """The part of an event's payload that every event of the layout has: envelope and values."""
+        return _head(len(self.names))
+
+
+class SampleSpans(NamedTuple):
+    """Where the sample losses of events lie, as byte positions in the segment. All of shape (events with samples,).
+
+    Attributes:
+        event: Which event, as an index into the segment; ascending.
+        counts: Samples of the event.
+        id_kind: What the ids are.
+        losses, ids, tokens: Where they begin; ``tokens`` is -1 without any.
+        ids_size: Bytes of the ids.
+    """
+
+    event: Integers
+    counts: Integers
+    id_kind: Integers
+    losses: Integers
+    ids: Integers
+    ids_size: Integers
+    tokens: Integers
+
+
+def _none() -> Integers:
+    return np.zeros(0, np.int64)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Segment:
+    """What could be read of one journal segment.
+
+    Attributes:
+        header: Whose events they are and who wrote them; empty when not even that was readable.
+        torn_bytes: Bytes after the last whole record. A killed writer leaves at most one unfinished record.
+        where: The file, for messages.
+        data: Its bytes.
+        layouts: Its layouts, in order of appearance.
+        layout: Which of them each event has. Shape (events,).
+        start, end: Where the payload of each event lies, in ``seq`` order. Shape (events,).
+    """
+
+    header: dict[str, Any] = field(default_factory=dict)
+    torn_bytes: int = 0
+    where: str = ""
+    data: bytes = b""
+    layouts: tuple[Layout, ...] = ()
+    layout: Integers = field(default_factory=_none)
+    start: Integers = field(default_factory=_none)
+    end: Integers = field(default_factory=_none)
+
+    def __len__(self) -> int:
+        return len(self.start)
+
+    @property
+    def attempt(self) -> int:
+        """The attempt that wrote it."""
+        return int(self.header["attempt"])
+
+    @property
+    def rank(self) -> int:
+        """The rank that wrote it."""
+        return int(self.header["rank"])
+
+    @property
+    def seq(self) -> Integers:
+        """The ``seq`` of each event."""
+        return self._numbers("<i8", self.start + _offset("seq"))
+
+    @property
+    def flags(self) -> Integers:
+        """The flags of each event."""
+        return self._numbers("u1", self.start + _offset("flags"))
+
+    @property
+    def records(self) -> list[Record]:
+        """The events one by one.
+
+        Raises:
+            DamagedLog: A record whose checksum is right cannot be read.
+        """
+        with readable(self.where):
+            return self._records()
+
+    def only(self, chosen: Chosen) -> Segment:
+        """The segment as if it held these of its events alone."""
+        return dataclasses.replace(self, layout=self.layout[chosen], start=self.start[chosen], end=self.end[chosen])
+
+    def from_seq(self, seq: int) -> Segment:
+        """The segment without the events below this ``seq``."""
+        numbers = self.seq
+        return self if not len(numbers) or numbers[0] >= seq else self.only(np.flatnonzero(numbers >= seq))
+
+    def pieces(self, numbers: int) -> Iterator[Segment]:
+        """The segment in pieces of about so many numbers at most, as if every event had the widest layout."""
+        widest = len(EVENT_FIELDS) + max((len(layout.names) for layout in self.layouts), default=0)
+        carried = max(widest, len(self.data) // (LENGTH.size * max(1, len(self))))
+        events = max(1, numbers // carried)
+        for first in range(0, len(self), events):
+            yield self.only(slice(first, first + events))
+
+    def has_samples(self) -> bool:
+        """Whether an event of it has sample losses."""
+        return bool(self.sample_spans().counts.any())
+
+    def by_layout(self) -> Iterator[tuple[Layout, Chosen, npt.NDArray[np.void]]]:
+        """Of each layout in use: which events have it, and their envelopes and values as a structured array."""
+        if len(self) and (self.layout == self.layout[0]).all():
+            layout = self.layouts[self.layout[0]]
+            yield layout, slice(None), self.gathered(layout.head, self.start)
+            return
+        for index in np.unique(self.layout).tolist():
+            layout, chosen = self.layouts[index], np.flatnonzero(self.layout == index)
+            yield layout, chosen, self.gathered(layout.head, self.start[chosen])
+
+    def metric_names(self) -> list[str]:
+        """The metrics of its events, in order of first appearance."""
+        _, first = np.unique(self.layout, return_index=True)
+        in_order = (self.layouts[self.layout[index]] for index in np.sort(first).tolist())
+        return list(dict.fromkeys(name for layout in in_order for name in layout.names))
+
+    def attrs_spans(self) -> tuple[Integers, Integers, Integers]:
+        """Events with attrs as indices, and where the JSON text of each begins and ends."""
+        events = np.flatnonzero(self.flags & HAS_ATTRS)
+        if not len(events):
+            return events, events, events
+        sizes = np.fromiter((len(layout.names) for layout in self.layouts), np.int64, len(self.layouts))
+        length_at = self.start[events] + EVENT.size + 8 * sizes[self.layout[events]]
+        _require(length_at + LENGTH.size <= self.end[events], "its attrs are cut short")
+        begin = length_at + LENGTH.size
+        end = begin + self._numbers("<u4", length_at)
+        _require(end <= self.end[events], "its attrs are cut short")
+        return events, begin, end
+
+    def sample_spans(self) -> SampleSpans:
+        """Where the sample losses lie."""
+        events = np.flatnonzero(self.flags & HAS_SAMPLES)
+        if not len(events):
+            return SampleSpans(*[events] * 7)
+        sizes = np.fromiter((len(layout.names) for layout in self.layouts), np.int64, len(self.layouts))
+        head_at = self.start + EVENT.size + 8 * sizes[self.layout]
+        with_attrs, _, attrs_end = self.attrs_spans()
+        head_at[with_attrs] = attrs_end
+        head_at, end = head_at[events], self.end[events]
+        _require(head_at + SAMPLES.size <= end, "its samples are cut short")
+        head = self.gathered(np.dtype(_fields(SAMPLES_FIELDS, SAMPLES_HEAD)), head_at)
+        count, id_kind = head["count"].astype(np.int64), head["id_kind"].astype(np.int64)
+        losses = head_at + SAMPLES.size
+        ids = losses + 4 * count
+        _require(ids <= end, "its samples are cut short")
+        ids_size = np.where(id_kind == INTEGER_IDS, 8 * count, 0)
+        texts = np.flatnonzero(id_kind == TEXT_IDS)
+        _require(ids[texts] + LENGTH.size <= end[texts], "its sample ids are cut short")
+        ids_size[texts] = self._numbers("<u4", ids[texts])
+        ids[texts] += LENGTH.size
+        tokens = ids + ids_size
+        has_tokens = head["has_tokens"] != 0
+        _require(tokens + np.where(has_tokens, 4 * count, 0) <= end, "its samples are cut short")
+        return SampleSpans(events, count, id_kind, losses, ids, ids_size, np.where(has_tokens, tokens, -1))
+
+    def gathered(self, item: np.dtype[Any], position: Integers) -> npt.NDArray[Any]:
+        """Items of one type that lie at these bytes."""
+        step = int(position[1] - position[0]) if len(position) > 1 else 0
+        if step >= item.itemsize and (np.diff(position) == step).all():
+            return np.ndarray((len(position),), item, self.data, int(position[0]), (step,))
+        # A window on every byte, of which numpy copies the ones that are asked for.
+        windows = max(0, len(self.data) - item.itemsize + 1)
+        return np.ndarray((windows,), item, self.data, 0, (1,))[position]
+
+    def blocks(self, code: str, count: int, position: Integers) -> npt.NDArray[Any]:
+        """So many numbers from each of these bytes on, all in one array."""
+        return self.gathered(np.dtype([("numbers", code, (count,))]), position)["numbers"].ravel()
+
+    def _numbers(self, item: str, position: Integers) -> Integers:
+        return self.gathered(np.dtype(item), position).astype(np.int64)
+
+    def _records(self) -> list[Record]:
+        attrs: dict[int, dict[str, Any]] = {}
+        for event, begin, end in zip(*(span.tolist() for span in self.attrs_spans()), strict=True):
+            attrs[event] = json.loads(self.data[begin:end])
+        samples = {
+            span[0]: self._losses(*span[1:]) for span in zip(*(s.tolist() for s in self.sample_spans()), strict=True)
+        }
+        records: list[Record | None] = [None] * len(self)
+        for layout, chosen, heads in self.by_layout():
+            indices = range(len(self)) if isinstance(chosen, slice) else chosen.tolist()
+            for index, (_, _, _, seq, step, micro_step, value_lag, time_ns, elapsed_ns, epoch), values in zip(
+                indices, heads[list(EVENT_FIELDS)].tolist(), heads["values"].tolist(), strict=True
+            ):
+                event = Event(
+                    layout.kind,
+                    step,
+                    seq,
+                    self.header["attempt"],
+                    self.header["rank"],
+                    micro_step,
+                    None if math.isnan(epoch) else epoch,
+                    time_ns,
+                    elapsed_ns,
+                    value_lag,
+                    dict(zip(layout.names, values, strict=True)),
+                    attrs.get(index, {}),
+                )
+                records[index] = Record(event, samples.get(index))
+        return [record for record in records if record is not None]
+
+    def _losses(self, count: int, id_kind: int, losses: int, ids: int, ids_size: int, tokens: int) -> SampleLosses:
+        data = self.data
+        return SampleLosses(
+            data[losses : losses + 4 * count],
+            data[ids : ids + ids_size],
+            id_kind,
+            b"" if tokens < 0 else data[tokens : tokens + 4 * count],
+        )
+
+
+def segment_of(data: bytes, where: str) -> Segment:
+    """The segment of these bytes, whose preamble has been looked at.
+
+    Raises:
+        DamagedLog: A record whose checksum is right cannot be read.
+    """
+    with readable(where):
+        return _Scan(data).to_segment(where)
+
+
+@contextmanager
+def readable(where: str) -> Iterator[None]:
+    """What a right checksum does not promise: that the content makes sense."""
+    try:
+        yield
+    except (KeyError, TypeError, ValueError, struct.error) as error:
+        what = f"a record whose checksum is right cannot be read ({type(error).__name__}: {error})"
+        raise DamagedLog(what, where=where, fix="Look at what wrote it") from None
+
+
+class _Scan:
+    """One walk over a segment's frames."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+        self._header: dict[str, Any] = {}
+        self._layouts: list[Layout] = []
+        self._known: dict[int, int] = {}
+        self._few: list[tuple[int, int, int]] = []
+        self._parts: list[tuple[Integers, Integers, Integers]] = []
+
+    def to_segment(self, where: str) -> Segment:
+        whole = PREAMBLE.size
+        for start, length, count in runs_of_frames(self._data):
+            stride = FRAME.size + length
+            if count < LONG_RUN:
+                for index in range(count):
+                    self._frame(start + index * stride, length)
+            else:
+                self._run(start, length, count)
+            whole = start - FRAME.size + count * stride
+        self._flush()
+        layout, start_at, end = (
+            (np.concatenate(column) for column in zip(*self._parts, strict=True))
+            if self._parts
+            else (_none(), _none(), _none())
+        )
+        sizes = np.fromiter(
+            (EVENT.size + 8 * len(known.names) for known in self._layouts), np.int64, len(self._layouts)
+        )
+        _require(end - start_at >= (sizes[layout] if len(sizes) else 0), "it is shorter than its layout")
+        if len(layout):
+            self._header["attempt"], self._header["rank"]
+        torn = len(self._data) - whole
+        return Segment(self._header, torn, where, self._data, tuple(self._layouts), layout, start_at, end)
+
+    def _frame(self, start: int, length: int) -> None:
+        tag, end = self._data[start], start + length
+        if tag == TAG_EVENT:
+            (layout_id,) = LENGTH.unpack_from(self._data, start + _offset("layout_id"))
+            self._few.append((self._known[layout_id], start, end))
+        elif tag == TAG_LAYOUT:
+            layout_id = LAYOUT.unpack_from(self._data, start)[1]
+            kind, *names = json.loads(self._data[start + LAYOUT.size : end])
+            self._known[layout_id] = len(self._layouts)
+            self._layouts.append(Layout(kind, tuple(names)))
+        elif tag == TAG_HEADER:
+            self._header = json.loads(self._data[start + 1 : end])
+
+    def _run(self, start: int, length: int, count: int) -> None:
+        """Frames of one length: nearly always events."""
+        stride = FRAME.size + length
+        tags = np.ndarray((count,), np.uint8, self._data, start, (stride,))
+        first = 0
+        for other in [*np.flatnonzero(tags != TAG_EVENT).tolist(), count]:
+            if other > first:
+                self._events(start + first * stride, length, other - first)
+            if other < count:
+                self._frame(start + other * stride, length)
+            first = other + 1
+
+    def _events(self, start: int, length: int, count: int) -> None:
+        stride = FRAME.size + length
+        ids = np.ndarray((count,), np.dtype("<u4"), self._data, start + _offset("layout_id"), (stride,))
+        distinct, which = (
+            np.unique(ids, return_inverse=True) if (ids != ids[0]).any() else (ids[:1], np.zeros(count, int))
+        )
+        known = np.array([self._known[layout_id] for layout_id in distinct.tolist()], np.int64)
+        self._flush()
+        starts = start + stride * np.arange(count, dtype=np.int64)
+        self._parts.append((known[which], starts, starts + length))
+
+    def _flush(self) -> None:
+        if self._few:
+            layout, start, end = np.array(self._few, np.int64).T
+            self._parts.append((layout, start, end))
+            self._few = []
+
+
+@functools.lru_cache(maxsize=1024)
+def _head(metrics: int) -> np.dtype[np.void]:
+    return np.dtype([*_fields(EVENT_FIELDS, EVENT_HEAD), ("values", "<f8", (metrics,))])
+
+
+def _fields(names: tuple[str, ...], packing: str) -> list[tuple[str, str]]:
+    """The fields of a ``struct`` as those of a numpy type."""
+    return [(name, f"<{code}") for name, code in zip(names, packing[1:], strict=True)]
+
+
+_OFFSETS: Final = {name: field[1] for name, field in (np.dtype(_fields(EVENT_FIELDS, EVENT_HEAD)).fields or {}).items()}
+
+
+def _offset(name: str) -> int:
+    """Where a field of the envelope stands in an event's payload."""
+    return _OFFSETS[name]
+
+
+def _require(holds: npt.NDArray[np.bool_] | np.bool_, what: str) -> None:
+    if not np.all(holds):
+        raise ValueError(what)

@@ -1,0 +1,209 @@
+"""The bulk reader of journals against the plainest one: frame by frame, field by field, straight from FORMAT.md."""
+
+from __future__ import annotations
+
+import json
+import math
+import struct
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from steptape.store import DamagedLog, Event, open_run
+from steptape.store.columns import Columns
+from steptape.store.journal_format import (
+    EVENT,
+    HAS_ATTRS,
+    HAS_SAMPLES,
+    INTEGER_IDS,
+    MAGIC,
+    PREAMBLE,
+    TAG_EVENT,
+    TEXT_IDS,
+    VERSION,
+    SampleLosses,
+    framed,
+    header_record,
+    layout_record,
+)
+from steptape.store.journal_reading import read_segment
+from steptape.store.journal_tables import events_table, samples_table
+
+ENVELOPE_READ = ("kind", "seq", "step", "micro_step", "value_lag", "time_ns", "elapsed_ns", "epoch")
+
+#: Few shapes and many repetitions, so that long runs of equal records stand beside single ones.
+FLOATS = st.sampled_from([0.0, -0.0, 1.5, math.nan, math.inf, 5e-324])
+LOSSES = st.sampled_from([0.0, 1.5, math.nan])
+EVENTS = st.builds(
+    Event,
+    kind=st.sampled_from(["step_end", "log", "evaluate"]),
+    attempt=st.just(0),
+    rank=st.just(0),
+    seq=st.just(0),
+    elapsed_ns=st.integers(0, 2**62),
+    step=st.integers(0, 3),
+    micro_step=st.integers(0, 2),
+    epoch=st.none() | st.just(0.5),
+    value_lag=st.integers(0, 1),
+    time_ns=st.integers(0, 2**62),
+    metrics=st.dictionaries(st.sampled_from(["loss", "Loss", "lr", "epoch"]), FLOATS, max_size=3),
+    attrs=st.sampled_from([{}, {}, {}, {"a": 1}, {"text": "ü"}]),
+)
+
+
+@st.composite
+def sample_losses(draw: st.DrawFn) -> SampleLosses | None:
+    """Losses with ids of every kind, with and without tokens, or none at all."""
+    count = draw(st.sampled_from([None, None, 0, 2, 2, 3]))
+    if count is None:
+        return None
+    losses = struct.pack(f"<{count}f", *draw(st.lists(LOSSES, min_size=count, max_size=count)))
+    tokens = struct.pack(f"<{count}i", *range(count)) if draw(st.booleans()) else b""
+    kind = draw(st.sampled_from(["none", "integer", "text"]))
+    if kind == "integer":
+        return SampleLosses(losses, struct.pack(f"<{count}q", *range(7, 7 + count)), INTEGER_IDS, tokens)
+    if kind == "text":
+        return SampleLosses(losses, json.dumps([f"é{i}" for i in range(count)]).encode(), TEXT_IDS, tokens)
+    return SampleLosses(losses, tokens=tokens)
+
+
+STRETCHES = st.lists(st.tuples(EVENTS, sample_losses(), st.sampled_from([1, 1, 2, 20, 40])), max_size=8)
+
+
+def plainly_read(data: bytes) -> list[tuple[Any, ...]]:
+    """Every event of a segment as FORMAT.md says: one at a time, with its sample rows."""
+    layouts: dict[int, tuple[str, list[str]]] = {}
+    events, position = [], 8
+    while position + 8 <= len(data):
+        length, checksum = struct.unpack_from("<II", data, position)
+        payload = data[position + 8 : position + 8 + length]
+        if length == 0 or len(payload) < length or zlib.crc32(payload) != checksum:
+            break
+        position += 8 + length
+        if payload[0] == 1:
+            kind, *names = json.loads(payload[5:])
+            layouts[struct.unpack_from("<I", payload, 1)[0]] = (kind, names)
+        elif payload[0] == 2:
+            events.append(plain_event(payload, layouts))
+    return events
+
+
+def plain_event(payload: bytes, layouts: dict[int, tuple[str, list[str]]]) -> tuple[Any, ...]:
+    """One event record."""
+    _, flags, layout_id, *envelope, epoch = struct.unpack_from("<BBIqqiiqqd", payload)
+    kind, names = layouts[layout_id]
+    values = struct.unpack_from(f"<{len(names)}d", payload, 54)
+    rest = payload[54 + 8 * len(names) :]
+    attrs = {}
+    if flags & 1:
+        size = struct.unpack_from("<I", rest)[0]
+        attrs, rest = json.loads(rest[4 : 4 + size]), rest[4 + size :]
+    metrics = sorted((name, value.hex()) for name, value in zip(names, values, strict=True))
+    return (kind, *envelope, None if math.isnan(epoch) else epoch, metrics, attrs, plain_samples(rest, flags))
+
+
+def plain_samples(block: bytes, flags: int) -> list[tuple[int, str | None, str, int | None]]:
+    """The rows of a block of samples."""
+    if not flags & 2:
+        return []
+    count, id_kind, has_tokens = struct.unpack_from("<IBB", block)
+    losses, rest = struct.unpack_from(f"<{count}f", block, 6), block[6 + 4 * count :]
+    ids: list[Any] = [None] * count
+    if id_kind == 1:
+        ids, rest = [str(i) for i in struct.unpack_from(f"<{count}q", rest)], rest[8 * count :]
+    elif id_kind == 2:
+        size = struct.unpack_from("<I", rest)[0]
+        ids, rest = json.loads(rest[4 : 4 + size]), rest[4 + size :]
+    tokens = struct.unpack_from(f"<{count}i", rest) if has_tokens else [None] * count
+    return [(i, ids[i], losses[i].hex(), tokens[i]) for i in range(count)]
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@given(stretches=STRETCHES, cut=st.integers(0, 60))
+def test_reading_in_bulk_yields_what_reading_event_by_event_yields(
+    store_record: Callable[..., Path], tmp_path_factory: Any, stretches: list[Any], cut: int
+) -> None:
+    """As events and as columns, of a segment that may be cut somewhere near its end."""
+    events = [(event, losses) for event, losses, times in stretches for _ in range(times)]
+    folder = store_record(
+        [event for event, _ in events],
+        samples={index: losses for index, (_, losses) in enumerate(events) if losses is not None},
+        root=tmp_path_factory.mktemp("bulk"),
+    )
+    for journal in folder.glob("journal-*"):
+        journal.write_bytes(journal.read_bytes()[: journal.stat().st_size - cut])
+        segment = read_segment(journal)
+        expected = plainly_read(journal.read_bytes())
+
+        assert [facts_of(record) for record in segment.records] == expected
+        if expected:
+            columns = Columns()
+            columns.extend(segment.metric_names())
+            assert rows_of(events_table("run-1", segment, columns).to_pylist(), columns) == [
+                row[:-1] for row in expected
+            ]
+            assert [
+                (row["seq"], row["step"], row["position"], row["sample_id"], row["loss"].hex(), row["tokens"])
+                for row in samples_table("run-1", segment).to_pylist()
+            ] == [(seq, step, *sample) for _, seq, step, *_, samples in expected for sample in samples]
+
+
+def facts_of(record: Any) -> tuple[Any, ...]:
+    """A record in the form of the plain reader."""
+    event, samples = record
+    metrics = sorted((name, value.hex()) for name, value in event.metrics.items())
+    envelope = (event.seq, event.step, event.micro_step, event.value_lag, event.time_ns, event.elapsed_ns)
+    flags = 0 if samples is None else 2
+    block = b"" if samples is None else samples.to_bytes()
+    return (event.kind, *envelope, event.epoch, metrics, event.attrs, plain_samples(block, flags))
+
+
+def rows_of(rows: list[dict[str, Any]], columns: Columns) -> list[tuple[Any, ...]]:
+    """Rows of the events table in the form of the plain reader, samples aside."""
+    return [
+        (
+            *(
+                row[name]
+                for name in ("kind", "seq", "step", "micro_step", "value_lag", "time_ns", "elapsed_ns", "epoch")
+            ),
+            sorted((m, row[c].hex()) for m, c in columns.by_metric.items() if row[c] is not None),
+            json.loads(row["attrs"] or "{}"),
+        )
+        for row in rows
+    ]
+
+
+def payload_of(flags: int, rest: bytes) -> bytes:
+    """An event of a layout with one metric, with whatever follows its value."""
+    return EVENT.pack(TAG_EVENT, flags, 0, 0, 0, 0, 0, 0, 0, 0.0) + struct.pack("<d", 1.0) + rest
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [
+        payload_of(HAS_ATTRS, b"\x05\x00\x00\x00{}"),
+        payload_of(HAS_ATTRS, b"\x02\x00\x00\x00{]"),
+        payload_of(HAS_ATTRS, b""),
+        payload_of(HAS_SAMPLES, b"\x01\x00\x00\x00\x00\x00\x00\x00"),
+        payload_of(HAS_SAMPLES, b"\x01\x00"),
+        payload_of(HAS_SAMPLES, struct.pack("<IBBfI", 1, TEXT_IDS, 0, 1.0, 99)),
+        payload_of(HAS_SAMPLES, struct.pack("<IBBfI", 1, TEXT_IDS, 0, 1.0, 2) + b"[]"),
+        payload_of(HAS_SAMPLES, struct.pack("<IBBf", 1, 0, 1, 1.0)),
+    ],
+)
+def test_what_does_not_fit_into_its_record_is_an_error_of_ours(
+    store_folder: Callable[..., Path], payload: bytes
+) -> None:
+    """Lengths that reach beyond the record, and JSON that is none: never bytes of the next record."""
+    path = store_folder() / "journal-0-0-000000000000"
+    header = header_record({"attempt": 0, "rank": 0, "run_id": "run-1"})
+    records = header + layout_record(0, "step_end", ["loss"]) + framed(payload) + framed(b"\x63" + bytes(200))
+    path.write_bytes(PREAMBLE.pack(MAGIC, VERSION) + records)
+
+    with pytest.raises(DamagedLog, match="checksum is right"):
+        (list(open_run(path.parent).events()), open_run(path.parent).samples())
