@@ -12,13 +12,14 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final, Self, TypeVar
+from typing import Any, Final, Literal, Self, TypeVar
 
 from ..rules import SEMANTICS_VERSION, Effect, Outcome, Policy, load_policy
 from ..store.errors import InvalidEvent, TelemetryError, shortened
 from ..store.plan import Plan
 from ..store.run_folder import new_run_id
 from ..store.run_info import Attempt, PolicyRecord, RunInfo, write_run_info
+from ..store.syncing import SYNC_EVERY_S
 from .control import Control
 from .environment import describe_environment
 from .redaction import redacted
@@ -50,6 +51,8 @@ class Recorder:
         rules: A policy, or the path of one, that steers this run.
         total_steps, total_epochs, steps_per_epoch: What the run is meant to do, where the loop knows it.
         log_every: Add a ``log`` event with the values of ``step`` every so many steps; none when None.
+        durability: ``process`` (default): a SIGKILL loses no step that was recorded. ``power``: the journal is also
+            synced to the disk every ``sync_every_s`` seconds, off the training thread; a power loss can cost that much.
         on_save, on_evaluate, on_stop: Called when a rule asks for it, so that the loop need not look at the flags.
         strict: Raise when recording fails, instead of counting it and training on.
 
@@ -74,8 +77,13 @@ class Recorder:
         on_save: Callable[[], object] | None = None,
         on_evaluate: Callable[[], object] | None = None,
         on_stop: Callable[[], object] | None = None,
+        durability: Literal["process", "power"] = "process",
+        sync_every_s: float = SYNC_EVERY_S,
         strict: bool = False,
     ) -> None:
+        if durability not in ("process", "power") or not sync_every_s > 0:
+            what = "durability is 'process' or 'power', and syncs are some seconds apart"
+            raise TelemetryError(what, got=(durability, sync_every_s))
         policy = rules if isinstance(rules, Policy) or rules is None else load_policy(rules)
         plan = Plan(
             _declared(total_steps, "total_steps"),
@@ -96,7 +104,7 @@ class Recorder:
         self._info = RunInfo(
             run_id=self.run_id,
             name=as_text(name or Path(sys.argv[0] or "run").stem),
-            attempts=(_first_attempt(plan, policy),),
+            attempts=(_first_attempt(plan, policy, sync_every_s if durability == "power" else None),),
             group=None if group is None else as_text(group),
             tags=(as_text(tags),) if isinstance(tags, str) else tuple(as_text(tag) for tag in tags),
             config=redacted(_as_config(config)),
@@ -251,7 +259,13 @@ class Recorder:
             self._info.to_json()
             self.folder.mkdir(parents=True)
             tape = Tape(
-                self.folder, self.run_id, started_ns=time.monotonic_ns(), steering=self._steering, strict=self._strict
+                self.folder,
+                self.run_id,
+                started_ns=time.monotonic_ns(),
+                steering=self._steering,
+                strict=self._strict,
+                sync_every_s=self._info.last.sync_every_s,
+                on_begun_anew=self._begin_anew,
             )
             write_run_info(self.folder, self._info)
         except (OSError, ValueError, TypeError) as error:
@@ -261,6 +275,14 @@ class Recorder:
                 fix="Name a folder that can be written to",
             ) from error
         return tape
+
+    def _begin_anew(self) -> None:
+        """Say again what the run is, in the place of a folder that somebody deleted."""
+        self._tape.warn_once(f"the run's folder was deleted; recording goes on in a new one: {self.folder}")
+        try:
+            write_run_info(self.folder, self._info)
+        except OSError as error:
+            self._tape.warn_once(f"run.json could not be written to {self.folder}: {error}")
 
     def _emit(
         self,
@@ -309,11 +331,19 @@ class Recorder:
             self._tape.warn_once(f"the run in {self.folder} could not be ended properly: {failed!r}")
 
 
-def _first_attempt(plan: Plan, policy: Policy | None) -> Attempt:
+def _first_attempt(plan: Plan, policy: Policy | None, sync_every_s: float | None) -> Attempt:
     record = None
     if policy is not None:
         record = PolicyRecord(policy.digest, policy.source, policy.text, dict(policy.params), SEMANTICS_VERSION)
-    return Attempt(0, "running", time.time_ns(), plan=plan, policy=record, environment=describe_environment())
+    return Attempt(
+        0,
+        "running",
+        time.time_ns(),
+        plan=plan,
+        policy=record,
+        environment=describe_environment(),
+        sync_every_s=sync_every_s,
+    )
 
 
 def _as_config(config: Any) -> dict[str, Any]:

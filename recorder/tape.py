@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from ..store.event_json import encoded_attrs
 from ..store.events import Event
 from ..store.journal import JournalWriter
 from ..store.journal_format import SampleLosses
+from ..store.syncing import SYNC_EVERY_S
 from .environment import describe_process
 from .steering import Steering
 from .values import Payload, payload_of, sample_losses
@@ -36,10 +37,20 @@ class Tape:
         started_ns: Monotonic clock at the attempt's begin.
         steering: The live rules, if any.
         strict: Raise failures of the tape instead of counting them.
+        sync_every_s: Sync the journal to the disk so often, off the training thread; never when None.
+        on_begun_anew: Called when the run's folder had been deleted and recording goes on in a new one.
     """
 
     def __init__(
-        self, folder: Path, run_id: str, *, started_ns: int, steering: Steering | None = None, strict: bool = False
+        self,
+        folder: Path,
+        run_id: str,
+        *,
+        started_ns: int,
+        steering: Steering | None = None,
+        strict: bool = False,
+        sync_every_s: float | None = None,
+        on_begun_anew: Callable[[], None],
     ) -> None:
         self._folder = folder
         self._started_ns = started_ns
@@ -52,7 +63,14 @@ class Tape:
         self._gap_error = ""
         self.lost_events = 0
         self._journal = JournalWriter(
-            folder, run_id=run_id, writer=describe_process(), on_segment_closed=lambda _: self._seal_in_background()
+            folder,
+            run_id=run_id,
+            writer=describe_process(),
+            on_segment_closed=lambda _: self._seal_in_background(),
+            durability="process" if sync_every_s is None else "power",
+            sync_every_s=SYNC_EVERY_S if sync_every_s is None else sync_every_s,
+            on_sync_failed=lambda error: self.warn_once(f"the journal in {folder} could not be synced: {error}"),
+            on_begun_anew=on_begun_anew,
         )
 
     @property

@@ -56,6 +56,7 @@ class Attempt:
         parent_seq: ``seq`` in the parent, of the deciding rank, of the checkpoint that it was resumed from, that event
             included; None when only a step is known.
         from_step: The step that it went on from.
+        sync_every_s: Seconds between two syncs of its journal to the disk; None when nothing but the end syncs it.
     """
 
     attempt: int
@@ -70,6 +71,7 @@ class Attempt:
     parent: int | None = None
     parent_seq: int | None = None
     from_step: int | None = None
+    sync_every_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,9 +7,11 @@ import json
 import logging
 import math
 import os
+import shutil
+import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import pytest
 import torch
@@ -471,3 +473,42 @@ def test_closing_twice_and_stepping_after_the_end_are_harmless(store: Path, capl
 
     assert len(events(open_run(rec.folder), "step_end")) == 1
     assert "could not record" in caplog.text
+
+
+def test_durability_against_power_loss_is_stated_with_the_run(store: Path) -> None:
+    """The interval of the syncs is what a reader needs to know what a power loss may have cost."""
+    with Recorder(store, durability="power", sync_every_s=0.05) as rec:
+        rec.step(loss=1.0)
+    with Recorder(store) as plain:
+        plain.step(loss=1.0)
+
+    assert open_run(rec.folder).info.last.sync_every_s == 0.05
+    assert open_run(plain.folder).info.last.sync_every_s is None
+    assert len(events(open_run(rec.folder), "step_end")) == 1
+
+
+@pytest.mark.parametrize("arguments", [{"durability": "disk"}, {"durability": "power", "sync_every_s": 0}])
+def test_a_durability_that_is_none_is_refused(store: Path, arguments: dict[str, Any]) -> None:
+    """Before anything is written."""
+    with pytest.raises(TelemetryError, match="durability"):
+        Recorder(store, **arguments)
+
+    assert not store.exists()
+
+
+def test_a_run_whose_folder_is_deleted_goes_on_in_a_new_one(store: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """What was deleted is gone; what comes after is a run again, with its gap told."""
+    with Recorder(store, name="again") as rec:
+        rec.step(loss=1.0)
+        shutil.rmtree(rec.folder)
+        deadline = time.monotonic() + 30
+        while not (rec.folder / "run.json").exists() and time.monotonic() < deadline:
+            rec.step(loss=2.0)
+            time.sleep(0.01)
+        rec.step(loss=3.0)
+
+    run = open_run(rec.folder)
+
+    assert (run.info.name, run.status) == ("again", "completed")
+    assert events(run, "step_end")[-1].metrics == {"loss": 3.0}
+    assert "folder was deleted" in caplog.text
