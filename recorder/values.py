@@ -12,7 +12,7 @@ import operator
 import sys
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from ..store.errors import InvalidEvent, shortened
 from ..store.event_json import encoded
@@ -25,9 +25,8 @@ EXACT_INTEGER: Final = 2**53
 GREATEST_WHOLE: Final = 2**53
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Payload:
-    """The values of one event.
+class Payload(NamedTuple):
+    """The values of one event. A NamedTuple, because there is one for every training step.
 
     Attributes:
         names, values: The metrics, as float64.
@@ -50,8 +49,9 @@ def payload_of(metrics: Mapping[str, Any], extra: Mapping[str, Any] | None = Non
         extra: Attributes that stand beside.
     """
     attrs: dict[str, Any] = json_value(dict(extra)) if extra else {}
-    if all(type(value) is float for value in metrics.values()) and all(_is_text(name) for name in metrics):
-        return Payload(tuple(metrics), list(metrics.values()), attrs)
+    listed = [*metrics.values()]
+    if _FLOAT.issuperset(map(type, listed)) and _are_texts(given := tuple(metrics)):
+        return Payload(given, listed, attrs)
     names: list[str] = []
     values: list[float] = []
     oddities: list[str] = []
@@ -125,8 +125,21 @@ def as_whole(value: Any, what: str, least: int = 0) -> int:
     return number
 
 
-def _is_text(name: Any) -> bool:
-    return type(name) is str and (name.isascii() or name == as_text(name))
+def _are_texts(names: tuple[Any, ...]) -> bool:
+    """Whether all names are text that UTF-8 can hold. A set of names that repeats is looked at once."""
+    if names in _checked_names:
+        return True
+    if not all(type(name) is str and name == as_text(name) for name in names):
+        return False
+    if len(_checked_names) >= _MOST_CHECKED:
+        _checked_names.clear()
+    _checked_names.add(names)
+    return True
+
+
+_FLOAT: Final = frozenset((float,))
+_MOST_CHECKED: Final = 1_000
+_checked_names: Final[set[tuple[Any, ...]]] = set()
 
 
 def _flattened(metrics: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, Any]]:
