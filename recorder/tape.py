@@ -61,6 +61,8 @@ class Tape:
         self._warned: set[str] = set()
         self._gap = 0
         self._gap_error = ""
+        self._decided: list[Outcome] = []
+        self._written: list[Outcome] = []
         self.lost_events = 0
         self._journal = JournalWriter(
             folder,
@@ -82,10 +84,10 @@ class Tape:
         """Let rules decide before the first event; their decisions open the journal."""
         if self._steering is None:
             return ()
-        outcomes = self._steering.start()
         with self._lock:
-            self._write_outcomes(outcomes, epoch=float("nan"))
-        return outcomes
+            self._decided += self._steering.start()
+            self._write_decided(epoch=None)
+            return self._hand_out()
 
     def record(
         self,
@@ -104,7 +106,8 @@ class Tape:
         """Write one event, then let rules judge it and write what they decided.
 
         Returns:
-            What rules decided, to be carried out by the caller.
+            What rules decided, to be carried out by the caller. What could be decided and not be written (a full disk)
+            is written and returned by a later call.
 
         Raises:
             Exception: With ``strict`` only; otherwise a failure loses the event, is counted, and is told once.
@@ -118,6 +121,8 @@ class Tape:
             with self._lock:
                 if self._gap:
                     self._write_gap(step, epoch)
+                if self._decided:
+                    self._write_decided(epoch)
                 return self._record(kind, payload, step, epoch, micro_step, packed)
         except Exception as error:
             if self._strict:
@@ -168,8 +173,10 @@ class Tape:
         metrics = dict(zip(payload.names, payload.values, strict=True))
         event = Event(kind, step, seq, 0, 0, micro_step, epoch, time_ns, elapsed_ns, 0, metrics, payload.attrs)
         outcomes = self._steering.observe(event)
-        self._write_outcomes(outcomes, epoch=float("nan") if epoch is None else epoch)
-        return outcomes
+        if outcomes:
+            self._decided += outcomes
+            self._write_decided(epoch)
+        return self._hand_out() if self._written else ()
 
     def _packed(self, samples: Any, ids: Any, tokens: Any) -> SampleLosses | None:
         """The step's sample losses, or None where they do not fit: the step itself is still recorded then."""
@@ -181,10 +188,18 @@ class Tape:
             self.warn_once(f"sample losses were not recorded: {error}")
             return None
 
-    def _write_outcomes(self, outcomes: Sequence[Outcome], epoch: float) -> None:
-        for outcome in outcomes:
+    def _write_decided(self, epoch: float | None) -> None:
+        """Write what rules decided, in order; what cannot be written is kept for the next time."""
+        while self._decided:
+            outcome = self._decided[0]
             kind, attrs = outcome_payload(outcome)
-            self._append_note(kind, attrs, outcome.step, epoch)
+            self._append_note(kind, attrs, outcome.step, float("nan") if epoch is None else epoch)
+            self._written.append(self._decided.pop(0))
+
+    def _hand_out(self) -> Sequence[Outcome]:
+        """What was decided and written, and has not been handed to the loop yet."""
+        written, self._written = self._written, []
+        return written
 
     def _write_gap(self, step: int, epoch: float | None) -> None:
         attrs = {"lost_events": self._gap, "first_error": self._gap_error}

@@ -7,6 +7,7 @@ import json
 import logging
 import math
 import os
+import resource
 import shutil
 import time
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ import pytest
 import torch
 
 from steptape.recorder import Recorder
+from steptape.replay import verify
 from steptape.rules import PolicyError
 from steptape.store import Event, Run, TelemetryError, open_run
 from steptape.store.journal import JournalWriter
@@ -512,3 +514,26 @@ def test_a_run_whose_folder_is_deleted_goes_on_in_a_new_one(store: Path, caplog:
     assert (run.info.name, run.status) == ("again", "completed")
     assert events(run, "step_end")[-1].metrics == {"loss": 3.0}
     assert "folder was deleted" in caplog.text
+
+
+def test_a_decision_that_could_not_be_written_reaches_the_loop_when_it_can(store: Path, policy: Path) -> None:
+    """The disk is full after the event and before the decision: the stop comes later, and is not lost."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    with Recorder(store, rules=policy) as rec:
+        rec.step(loss=1.0)
+        before = rec._tape._journal._size
+        rec.step(loss=1.0)
+        size_of_event = rec._tape._journal._size - before
+        full_at = rec._tape._journal._size + size_of_event + 8
+        try:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (full_at, hard))
+            while_full = rec.step(loss=math.nan).should_stop
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        afterwards = rec.step(loss=1.0).should_stop
+
+    run = open_run(rec.folder)
+
+    assert (while_full, afterwards, run.status) == (False, True, "stopped")
+    assert [event.attrs["controller"] for event in events(run, "decision")] == ["not_finite"]
+    assert verify(run).identical
