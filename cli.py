@@ -209,8 +209,13 @@ def check(
     """
     status = 0
     for name in policies:
+        path = policy_path(name)
+        if not path.is_file():
+            complain(f"error: {path}: no such file, and no policy of that name comes with steptape")
+            status = CANNOT_OPEN
+            continue
         try:
-            loaded = load_policy(policy_path(name))
+            loaded = load_policy(path)
         except PolicyError as error:
             status = max(status, FINDINGS)
             _print_problems(error, as_json)

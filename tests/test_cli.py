@@ -249,6 +249,15 @@ def test_check_reports_all_errors_of_a_file_with_their_places(tmp_path: Path) ->
     assert "overfitting.yaml: fine" in printed
 
 
+def test_check_of_a_file_that_is_not_there_is_exit_status_2(tmp_path: Path) -> None:
+    """Whatever the others are."""
+    result = call("check", tmp_path / "nowhere.yaml", "overfitting")
+
+    assert result.returncode == 2
+    assert "nowhere.yaml: no such file" in result.stderr
+    assert "overfitting.yaml: fine" in result.stdout
+
+
 @pytest.mark.parametrize("command", ["replay", "backtest"])
 def test_a_policy_that_does_not_load_is_exit_status_2(command: str, live: Run, tmp_path: Path) -> None:
     """With the error on stderr and nothing on stdout."""
