@@ -129,7 +129,11 @@ def replay(
     settings: SetOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Say what a policy decides over one run."""
+    """Say what a policy decides over one run.
+
+    With --json one line a decision. Its event_index counts the events of the deciding rank (0) from 0, along the run's
+    effective timeline; what recorded rules did (decisions, errors, warnings) is not counted.
+    """
     loaded = policy_named(policy, settings)
     replayed = run_replay(loaded, events_named(source, store))
     if as_json:
