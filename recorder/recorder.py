@@ -26,7 +26,7 @@ from .redaction import redacted
 from .steering import Steering
 from .tape import Tape
 from .termination import Terminated, raise_on_sigterm, restore_sigterm
-from .values import as_text, as_whole, json_value
+from .values import as_text, as_whole, json_value, path_text
 
 _NOTHING: Final[Mapping[str, Any]] = {}
 
@@ -190,7 +190,7 @@ class Recorder:
             is_final: Whether it is the run's last.
         """
         self.control.should_save = False
-        name = _path_text(path)
+        name = path_text(path)
         if size_bytes is not None:
             size_bytes = self._taken(as_whole, size_bytes, "size_bytes", default=None)
         else:
@@ -310,25 +310,34 @@ class Recorder:
         # A forked child runs its parent's exit handlers too; the run is not its to end.
         if self._closed or os.getpid() != self._pid:
             return
+        self._closed = True
         atexit.unregister(self._close_at_exit)
         if self._handles_sigterm:
             restore_sigterm()
-        if error is None:
-            counts = dict(self._tape.error_counts)
-            self._emit("train_end", attrs={"status": status, **({"rule_errors": counts} if counts else {})})
-        else:
-            self._emit("failure", attrs={**_failure(error), "traceback": _traceback(error)})
-        self._closed = True
         failure = None if error is None else _failure(error)
+        try:
+            if error is None:
+                counts = dict(self._tape.error_counts)
+                self._emit("train_end", attrs={"status": status, **({"rule_errors": counts} if counts else {})})
+            else:
+                self._emit("failure", attrs={**(failure or {}), "traceback": _traceback(error)})
+        finally:
+            # A callback that a rule calls at the very end may raise; the run has ended all the same.
+            self._write_end(status, failure)
+
+    def _write_end(self, status: str, failure: dict[str, str] | None) -> None:
+        """Say how the run ended, and let go of its journal: each even where the other fails."""
         last = dataclasses.replace(
             self._info.last, status=status, ended_ns=time.time_ns(), steps=self._step, failure=failure
         )
-        # Whatever goes wrong here must not take the place of the exception that is on its way out of the loop.
-        try:
-            write_run_info(self.folder, dataclasses.replace(self._info, attempts=(last,)))
-            self._tape.close()
-        except Exception as failed:
-            self._tape.warn_once(f"the run in {self.folder} could not be ended properly: {failed!r}")
+        info = dataclasses.replace(self._info, attempts=(last,))
+        ends: tuple[Callable[[], None], ...] = (lambda: write_run_info(self.folder, info), self._tape.close)
+        for end in ends:
+            # Whatever goes wrong here must not take the place of the exception that is on its way out of the loop.
+            try:
+                end()
+            except Exception as failed:
+                self._tape.warn_once(f"the run in {self.folder} could not be ended properly: {failed!r}")
 
 
 def _first_attempt(plan: Plan, policy: Policy | None, sync_every_s: float | None) -> Attempt:
@@ -365,13 +374,6 @@ def _as_epoch(value: Any) -> float | None:
         return float(value)
     except (TypeError, ValueError, RuntimeError):
         raise InvalidEvent("epoch must be a number", got=value) from None
-
-
-def _path_text(path: Any) -> str:
-    try:
-        return as_text(os.fsdecode(path))
-    except TypeError:
-        return as_text(path)
 
 
 def _failure(error: BaseException) -> dict[str, str]:

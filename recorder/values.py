@@ -9,6 +9,7 @@ import ctypes
 import dataclasses
 import json
 import operator
+import os
 import sys
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
@@ -108,6 +109,14 @@ def json_value(value: Any) -> Any:
 def as_text(value: Any) -> str:
     """The value as text that UTF-8 can hold: half a surrogate pair, which only Python takes for text, is spelt out."""
     return str(value).encode("utf-8", "backslashreplace").decode()
+
+
+def path_text(path: Any) -> str:
+    """A path as text; what is none, as it prints."""
+    try:
+        return as_text(os.fsdecode(path))
+    except TypeError:
+        return as_text(path)
 
 
 def as_whole(value: Any, what: str, least: int = 0) -> int:

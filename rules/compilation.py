@@ -12,11 +12,12 @@ import ast
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from types import CodeType, FunctionType
+from types import CodeType, FunctionType, TracebackType
 from typing import Any, Final
 
 from .binding import BoundRule
 from .errors import ExpressionError, Fault
+from .expressions import Expression
 from .functions import FUNCTIONS, call_method
 from .leaves import leaves
 from .operators import GUARDED, Budget
@@ -69,6 +70,24 @@ class CompiledRule:
             text: FunctionType(code, names) for text, code in self.leaf_codes.items()
         }
         return FunctionType(self.code, names), readings
+
+    def failing_offset(self, traceback: TracebackType | None, expression: Expression) -> int | None:
+        """Where in the rule's text an exception came up, from the innermost frame of the rule's own code."""
+        codes = _nested_codes(self.code)
+        offset = None
+        while traceback is not None:
+            code = traceback.tb_frame.f_code
+            if code in codes:
+                position = list(code.co_positions())[traceback.tb_lasti // 2]
+                if position[0] is not None and position[2] is not None:
+                    offset = expression.offset_at(position[0], position[2])
+            traceback = traceback.tb_next
+        return offset
+
+
+def _nested_codes(code: CodeType) -> set[CodeType]:
+    inner = [constant for constant in code.co_consts if isinstance(constant, CodeType)]
+    return {code}.union(*(_nested_codes(constant) for constant in inner))
 
 
 def compile_rule(rule: BoundRule) -> CompiledRule:

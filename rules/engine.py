@@ -11,7 +11,7 @@ trigger decide in file order: rule, then patience, then the decision.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from types import CodeType, MappingProxyType, TracebackType
+from types import MappingProxyType, TracebackType
 from typing import Any, Final, NamedTuple
 
 from ..store.errors import TelemetryError, shortened
@@ -321,7 +321,7 @@ class Engine:
         if state.error_count > 1:
             return None
         rule = state.declaration.rule
-        offset = _failing_offset(traceback, state)
+        offset = rule.compiled.failing_offset(traceback, rule.bound.expression)
         place = rule.place_at(0 if offset is None else offset)
         where = f"{self.policy.source}:{place.line}:{place.column}: controller '{state.declaration.name}', rule"
         return RuleError(*_place(watch, event), error=phrase(shortened(" ".join(what.split()), 300), where=where))
@@ -380,23 +380,3 @@ class Engine:
 def _place(watch: _Watch, event: Event) -> _Place:
     name = watch.state.declaration.name
     return _Place(name, watch.trigger, event.attempt, event.rank, event.seq, event.step, event.epoch)
-
-
-def _failing_offset(traceback: TracebackType | None, state: _ControllerState) -> int | None:
-    """Where in the rule's text an exception came up, from the innermost frame of the rule's own code."""
-    expression = state.declaration.rule.bound.expression
-    codes = _nested_codes(state.declaration.rule.compiled.code)
-    offset = None
-    while traceback is not None:
-        code = traceback.tb_frame.f_code
-        if code in codes:
-            position = list(code.co_positions())[traceback.tb_lasti // 2]
-            if position[0] is not None and position[2] is not None:
-                offset = expression.offset_at(position[0], position[2])
-        traceback = traceback.tb_next
-    return offset
-
-
-def _nested_codes(code: CodeType) -> set[CodeType]:
-    inner = [constant for constant in code.co_consts if isinstance(constant, CodeType)]
-    return {code}.union(*(_nested_codes(constant) for constant in inner))

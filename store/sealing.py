@@ -3,7 +3,8 @@
 Runs in a process of its own beside a live run (``python -m steptape.store.sealing RUN_FOLDER``): in a thread it would
 stall the training loop for milliseconds. Each step leaves a folder that reads the same:
 
-1. the samples of a segment, then its events, are written aside, made durable, renamed;
+1. the samples of a segment, its metrics beyond the columns, and then its events are written aside, made durable,
+   renamed;
 2. only then the segment is deleted (until then readers pass over its sealed events);
 3. the files of a finished (attempt, rank) are merged into one, and only then deleted (until then readers pass over
    files whose range another file holds).

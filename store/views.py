@@ -21,6 +21,7 @@ from .errors import QueryRefused
 from .events import LOOP_KINDS
 from .lineage import DECIDING_RANK, Cut
 from .snapshot import Snapshot
+from .sql_text import parquet_source, path_pattern, quoted_name, text_list, text_literal
 from .summary import RUNS_SCHEMA, summarize
 from .tables import EVENT_FIELDS, METRICS_SCHEMA, SAMPLES_SCHEMA, events_schema
 from .timeline import effective_lineage, rolled_back
@@ -60,10 +61,10 @@ def connect(snapshots: Sequence[Snapshot]) -> duckdb.DuckDBPyConnection:
         _create_views(connection, snapshots)
     paths = [file.path for snapshot in snapshots for file in snapshot.listing.sealed]
     # The pattern is checked when a statement is planned, the path when the file is opened.
-    allowed = sorted({str(path) for path in paths} | {_pattern(path) for path in paths})
+    allowed = sorted({str(path) for path in paths} | {path_pattern(path) for path in paths})
     connection.execute("SET memory_limit = ?", [MEMORY_LIMIT])
     connection.execute("SET temp_directory = ''")
-    connection.execute(f"SET allowed_paths = {_sql_list(allowed)}")
+    connection.execute(f"SET allowed_paths = {text_list(allowed)}")
     connection.execute("SET enable_external_access = false")
     connection.execute("SET lock_configuration = true")
     return connection
@@ -157,7 +158,7 @@ def _create_views(connection: duckdb.DuckDBPyConnection, snapshots: Sequence[Sna
     names = pa.table({"column_name": columns.by_metric.values(), "metric": columns.by_metric}, schema=_NAMES_SCHEMA)
     connection.register("metric_columns", names)
 
-    metrics = [_quoted(column) for column in columns.by_metric.values()]
+    metrics = [quoted_name(column) for column in columns.by_metric.values()]
     as_named = [f"{column} AS {column}" for column in metrics]  # The file's own spelling may differ in case.
     union = " UNION ALL BY NAME ".join(_event_sources(snapshots, cuts, columns))
     named = ", ".join([_ENVELOPE, *as_named, "attrs", ROLLED_BACK])
@@ -204,8 +205,8 @@ FROM events WHERE kind = 'save' AND {counts}
 
 #: Decisions, those included that a resume rolled back. No view, since making one costs 2 ms.
 ALL_DECISIONS: Final = """
-SELECT run_id, attempt, rank, seq, TRY_CAST(attrs->>'event_seq' AS BIGINT) AS event_seq, step, epoch, time_ns,
-elapsed_ns,
+SELECT run_id, attempt, rank, seq, TRY_CAST(attrs->>'event_seq' AS BIGINT) AS event_seq,
+       step, epoch, time_ns, elapsed_ns,
        attrs->>'controller' AS controller, attrs->>'trigger' AS trigger,
        TRY_CAST(attrs->'operations' AS VARCHAR[]) AS operations, attrs->'values' AS values, rolled_back
 FROM events WHERE kind = 'decision'
@@ -290,8 +291,7 @@ def _event_sources(snapshots: Sequence[Snapshot], cuts: _Cuts, columns: Columns)
     """SELECTs of all events: the tails, the files of most runs in one go, and runs that name their columns differently.
 
     Such a run logged names that differ by case only, or in another order than others did: its ``loss`` may be the
-        ``Loss`` of
-    the others. Read together with them, one metric would pass for the other.
+    ``Loss`` of the others. Read together with them, one metric would pass for the other.
 
     Files of attempts that a resume left behind are read apart too: only they are compared with where they are cut.
     """
@@ -304,7 +304,8 @@ def _event_sources(snapshots: Sequence[Snapshot], cuts: _Cuts, columns: Columns)
         whole = [file.path for file in files if file.attempt not in own_cuts]
         cut = [file.path for file in files if file.attempt in own_cuts]
         if files and any(columns.by_metric[metric] != column for metric, column in own.items()):
-            renamed = [f"{_quoted(column)} AS {_quoted(columns.by_metric[metric])}" for metric, column in own.items()]
+            shared = columns.by_metric
+            renamed = [f"{quoted_name(column)} AS {quoted_name(shared[metric])}" for metric, column in own.items()]
             yield from _sources(", ".join([_ENVELOPE, *renamed, "attrs"]), whole, cut, own.values())
         else:
             plain += whole
@@ -317,7 +318,7 @@ def _long_source(connection: duckdb.DuckDBPyConnection, snapshots: Sequence[Snap
     tails = [s.tail_metrics.metrics_table(s.info.run_id, s.columns.long()) for s in snapshots]
     connection.register("metric_tails", pa.concat_tables([METRICS_SCHEMA.empty_table(), *tails]))
     paths = [file.path for snapshot in snapshots for file in snapshot.listing.table("metrics")]
-    return "SELECT * FROM metric_tails" + (f" UNION ALL BY NAME SELECT * FROM {_parquet(paths)}" if paths else "")
+    return "SELECT * FROM metric_tails" + (f" UNION ALL BY NAME SELECT * FROM {parquet_source(paths)}" if paths else "")
 
 
 def _exposed(columns: Columns, long: Collection[str]) -> str:
@@ -325,15 +326,18 @@ def _exposed(columns: Columns, long: Collection[str]) -> str:
     exposed = dict(list(columns.by_metric.items())[:METRIC_COLUMNS])
     split = {metric: column for metric, column in exposed.items() if metric in long}
     if not split:
-        named = ", ".join([_ENVELOPE, *map(_quoted, exposed.values()), "attrs::JSON AS attrs", ROLLED_BACK])
+        named = ", ".join([_ENVELOPE, *map(quoted_name, exposed.values()), "attrs::JSON AS attrs", ROLLED_BACK])
         return f"SELECT {named} FROM all_events"
-    picked = ", ".join(f"any_value(value) FILTER (metric = {_text(m)}) AS {_quoted(c)}" for m, c in split.items())
-    within = ", ".join(map(_text, split))
+    picked = ", ".join(
+        f"any_value(value) FILTER (metric = {text_literal(metric)}) AS {quoted_name(column)}"
+        for metric, column in split.items()
+    )
+    within = ", ".join(map(text_literal, split))
     envelope = ", ".join(f"e.{field.name}" for field in EVENT_FIELDS)
     values = [
-        f"coalesce(e.{_quoted(column)}, l.{_quoted(column)}) AS {_quoted(column)}"
+        f"coalesce(e.{quoted_name(column)}, l.{quoted_name(column)}) AS {quoted_name(column)}"
         if metric in split
-        else f"e.{_quoted(column)}"
+        else f"e.{quoted_name(column)}"
         for metric, column in exposed.items()
     ]
     same = " AND ".join(f"e.{name} = l.{name}" for name in ("run_id", "attempt", "rank", "seq"))
@@ -358,33 +362,19 @@ def _sources(selected: str, whole: Sequence[Path], cut: Sequence[Path], metrics:
     ``rank`` and the like are qualified: a metric may be called as a column of the cuts is. Columns of ``metrics`` are
     there, null, even where no file has them.
     """
-    missing = ", ".join(f"NULL::DOUBLE AS {_quoted(metric)}" for metric in metrics)
+    missing = ", ".join(f"NULL::DOUBLE AS {quoted_name(metric)}" for metric in metrics)
     more = f" UNION ALL BY NAME SELECT {missing} WHERE false" if missing else ""
     if whole:
-        yield f"SELECT {selected}, false AS {ROLLED_BACK} FROM (SELECT * FROM {_parquet(whole)}{more})"
+        yield f"SELECT {selected}, false AS {ROLLED_BACK} FROM (SELECT * FROM {parquet_source(whole)}{more})"
     if cut:
         yield f"""
             SELECT e.*, coalesce(
                 CASE WHEN e.rank = {DECIDING_RANK} THEN e.seq > c.last_seq OR e.step > c.last_step
                 ELSE e.step > c.last_step_elsewhere END, false
             ) AS {ROLLED_BACK}
-            FROM (SELECT {selected} FROM (SELECT * FROM {_parquet(cut)}{more})) e
+            FROM (SELECT {selected} FROM (SELECT * FROM {parquet_source(cut)}{more})) e
             LEFT JOIN lineage_cuts c ON e.run_id = c.run_id AND e.attempt = c.attempt
         """
-
-
-def _parquet(paths: Sequence[Path]) -> str:
-    files = _sql_list([_pattern(path) for path in paths])
-    return f"read_parquet({files}, union_by_name = true, hive_partitioning = false)"
-
-
-def _pattern(path: Path) -> str:
-    """The pattern that matches this path alone: DuckDB takes every path for a pattern."""
-    return "".join(f"[{character}]" if character in "*?[" else character for character in str(path))
-
-
-def _sql_list(values: Sequence[str]) -> str:
-    return f"[{', '.join(map(_text, values))}]"
 
 
 def _free(parameter: str, columns: Columns) -> str:
@@ -393,11 +383,3 @@ def _free(parameter: str, columns: Columns) -> str:
     while parameter in taken:
         parameter += "_"
     return parameter
-
-
-def _text(value: str) -> str:
-    return "'" + value.replace("'", "''") + "'"
-
-
-def _quoted(name: str) -> str:
-    return '"' + name.replace('"', '""') + '"'

@@ -152,3 +152,37 @@ def test_strict_raises_for_a_wrong_argument(tmp_path: Path) -> None:
     """Who asks for strictness gets it."""
     with Recorder(tmp_path, strict=True) as rec, pytest.raises(InvalidEvent, match="step must be a whole number"):
         rec.step(step="7", loss=1.0)  # type: ignore[arg-type]
+
+
+def test_a_run_is_let_go_of_even_when_its_end_cannot_be_written(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A folder in the place of ``run.json``: the journal is closed all the same, and the user is told."""
+    with Recorder(tmp_path) as rec:
+        rec.step(loss=1.0)
+        (rec.folder / "run.json").unlink()
+        (rec.folder / "run.json").mkdir()
+
+    assert rec._tape._journal._fd == -1
+    assert "could not be ended properly" in caplog.text
+
+
+def test_a_callback_that_raises_at_the_very_end_leaves_the_run_ended(tmp_path: Path) -> None:
+    """Its error comes out of the loop; the run says how it ended, once."""
+    policy = tmp_path / "policy.yaml"
+    policy.write_text(
+        "controllers:\n  - {name: last, triggers: [on_train_end], rule: len(loss) > 0, "
+        "operations: [hfcontrols.should_save]}\n"
+    )
+
+    def on_save() -> None:
+        rec.close()
+        raise ValueError("no room")
+
+    rec = Recorder(tmp_path / "runs", rules=policy, on_save=on_save)
+    with pytest.raises(ValueError, match="no room"), rec:
+        rec.step(loss=1.0)
+
+    run = open_run(rec.folder)
+    assert run.status == "completed"
+    assert [event.kind for event in run.events()][-2:] == ["train_end", "decision"]
