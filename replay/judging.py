@@ -16,6 +16,7 @@ from ..store.events import Event
 from ..store.plan import Plan
 from .detection import Alarm, Detection, detect
 from .history import NOTHING_ROLLED_BACK, Checkpoint, History, RolledBack, history_of, read_lineage
+from .identity import UNKNOWN, RunIdentity, identity_of
 from .incidents import Incident, Labels, incidents_in
 from .objective import Evaluation, Objective, best
 from .replaying import Ending, Replay, replay_events
@@ -36,6 +37,7 @@ class RunFacts:
         detection: How the alarms meet the labelled incidents; None where the run has no label.
         lacks_samples: Whether rules read sample losses and none were recorded.
         is_empty: Whether it recorded no step and no metric.
+        identity: Which log this was made of, and which decisions it came to.
     """
 
     run_id: str
@@ -48,6 +50,7 @@ class RunFacts:
     detection: Detection | None = None
     lacks_samples: bool = False
     is_empty: bool = False
+    identity: RunIdentity = UNKNOWN
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +80,8 @@ def facts_of_run(policy: Policy, run: Run, settings: Settings = DEFAULT_SETTINGS
     events, rolled_back = read_lineage(run, samples=policy.reads_samples)
     info = run.info
     facts = facts_of(policy, info.run_id, info.name, run.status, events, info.last.plan, settings)
-    return dataclasses.replace(facts, rolled_back=rolled_back)
+    identity = dataclasses.replace(facts.identity, log_digest=run.log_digest)
+    return dataclasses.replace(facts, rolled_back=rolled_back, identity=identity)
 
 
 def facts_of(
@@ -103,6 +107,7 @@ def facts_of(
         detection=None if labelled is None else _detection(labelled, events, replayed, history, settings),
         lacks_samples=policy.reads_samples and not any(event.samples for event in events),
         is_empty=not any(event.kind == "step_end" or event.metrics for event in events),
+        identity=identity_of(events, replayed),
     )
 
 
@@ -141,6 +146,7 @@ def judge(facts: RunFacts, objective: Objective | None) -> RunResult:
         evaluations=history.merit(objective),
         curves=history.curves,
         detection=facts.detection,
+        identity=facts.identity,
     )
 
 
