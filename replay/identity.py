@@ -5,13 +5,11 @@ A run's stream and a replay of it flow in; digests and places flow out.
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
-from operator import attrgetter
 
 from ..rules import decision_digest
-from ..store.events import Event
+from .event_stream import EventStream
 from .replaying import Replay
 
 
@@ -51,24 +49,24 @@ class RunIdentity:
 UNKNOWN = RunIdentity()
 
 
-def identity_of(events: Sequence[Event], replayed: Replay) -> RunIdentity:
+def identity_of(stream: EventStream, replayed: Replay) -> RunIdentity:
     """The identity of a stream and its replay; the digest of its log is the reader's to add."""
     last = None if replayed.ending is None else replayed.ending.event_index
     reached = (one.outcome for one in replayed.outcomes if last is None or one.event_index <= last)
     return RunIdentity(
-        seq_ranges=seq_ranges(events),
+        seq_ranges=tuple(seq_ranges(stream)),
         decision_digest=decision_digest(reached, replayed.policy.semantics_version),
         event_count=replayed.event_count,
     )
 
 
-def seq_ranges(events: Sequence[Event]) -> tuple[SeqRange, ...]:
-    """The range of each attempt of a stream, in which the events of an attempt stand together, the older first."""
-    ranges: list[SeqRange] = []
-    start = 0
-    while start < len(events):
-        first = events[start]
-        end = bisect_right(events, first.attempt, lo=start, key=attrgetter("attempt"))
-        ranges.append(SeqRange(first.attempt, first.rank, first.seq, events[end - 1].seq))
-        start = end
-    return tuple(ranges)
+def seq_ranges(stream: EventStream) -> Iterator[SeqRange]:
+    """The range of each attempt, the older first; what recorded rules did is an event like any other here."""
+    recorded = {(event.attempt, event.rank): (event.seq, event.seq) for event in reversed(stream.recorded)}
+    for event in stream.recorded:
+        first, _ = recorded[event.attempt, event.rank]
+        recorded[event.attempt, event.rank] = first, event.seq
+    for start, end in stream.stretches():
+        first, last = stream.facts[start], stream.facts[end - 1]
+        own = recorded.get((first.attempt, first.rank), (first.seq, last.seq))
+        yield SeqRange(first.attempt, first.rank, min(first.seq, own[0]), max(last.seq, own[1]))

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from steptape.replay import Backtest, RunResult, backtest
+from steptape.replay.event_stream import event_stream
 from steptape.replay.identity import SeqRange, seq_ranges
 from steptape.rules import Policy, decision_digest, parse_policy
 from steptape.store import Event, open_run
@@ -74,8 +75,15 @@ def test_each_attempt_has_a_range_of_its_own() -> None:
     first = [Event("step_end", step=seq, seq=seq) for seq in range(5)]
     second = [Event("step_end", step=3 + seq, seq=seq, attempt=2) for seq in range(1, 3)]
 
-    assert seq_ranges([*first, *second]) == (SeqRange(0, 0, 0, 4), SeqRange(2, 0, 1, 2))
-    assert seq_ranges([]) == ()
+    assert list(seq_ranges(event_stream([*first, *second]))) == [SeqRange(0, 0, 0, 4), SeqRange(2, 0, 1, 2)]
+    assert list(seq_ranges(event_stream([]))) == []
+
+
+def test_what_recorded_rules_did_is_part_of_the_range() -> None:
+    """The log has it, at whichever end."""
+    events = [Event("rule_warning"), Event("step_end", step=1, seq=1), Event("decision", step=1, seq=2)]
+
+    assert list(seq_ranges(event_stream(events))) == [SeqRange(0, 0, 0, 2)]
 
 
 def test_a_backtest_says_how_much_it_read_and_how_fast(policy: Policy, recorded: Callable[..., Path]) -> None:
