@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import os
 import tempfile
 import zlib
 from collections.abc import Callable
@@ -68,7 +67,7 @@ class Cache:
     def prune(self) -> None:
         """Drop the oldest entries of a folder that holds too much."""
         try:
-            entries = [(entry.stat(), entry.path) for entry in os.scandir(self.folder) if entry.name.endswith(_SUFFIX)]
+            entries = [(path.stat(), path) for path in self.folder.glob(f"*{_SUFFIX}")]
         except OSError:
             return
         total = sum(stat.st_size for stat, _ in entries)
@@ -76,7 +75,7 @@ class Cache:
             if total <= self.limit_bytes:
                 return
             total -= stat.st_size
-            _drop(Path(path))
+            _drop(path)
 
     def _read(self, key: str, codec: ValueCodec) -> Any:
         path = self._path(key)
@@ -84,7 +83,7 @@ class Cache:
             content = path.read_bytes()
             text = _unwrapped(content, key)
             answer = codec.decoded(text)
-            os.utime(path)
+            path.touch()
         except OSError:
             return None
         except (ValueError, zlib.error):
@@ -100,13 +99,9 @@ class Cache:
             return
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            handle, aside = tempfile.mkstemp(dir=self.folder)
-            try:
-                with os.fdopen(handle, "wb") as file:
-                    file.write(content)
-                os.replace(aside, self._path(key))
-            except OSError:
-                _drop(Path(aside))
+            with tempfile.NamedTemporaryFile(dir=self.folder, delete=False) as aside:
+                aside.write(content)
+            Path(aside.name).replace(self._path(key))
         except OSError:
             return
 
@@ -144,7 +139,7 @@ def key_of(run: Run, asked: tuple[object, ...], codec: ValueCodec) -> str | None
     try:
         digest = run.log_digest
         told = hashlib.sha256((run.folder / RUN_JSON).read_bytes()).hexdigest()
-        files = sorted((entry.name, entry.stat().st_size, entry.stat().st_mtime_ns) for entry in os.scandir(run.folder))
+        files = sorted((entry.name, entry.stat().st_size, entry.stat().st_mtime_ns) for entry in run.folder.iterdir())
     except OSError:
         return None
     if not digest:

@@ -16,6 +16,7 @@ from ..rules import Decision, Engine, Policy, PolicyError
 from ..rules.declarations import Controller
 from ..rules.expressions import Expression
 from ..store import Run
+from ..store.garbage import collection_paused
 from .cache import Cache, answer_about, policy_identity
 from .event_stream import event_stream
 from .history import read_lineage
@@ -118,8 +119,9 @@ class _Seen:
         outcomes = list(engine.start())
         seen = {outcome.controller for outcome in outcomes if isinstance(outcome, Decision)}
         stream = event_stream(events)
-        for _, _, said in observed_in(engine, stream):
-            seen.update(outcome.controller for outcome in said if isinstance(outcome, Decision))
+        with collection_paused():
+            for _, _, said in observed_in(engine, stream):
+                seen.update(outcome.controller for outcome in said if isinstance(outcome, Decision))
         return tuple(sorted(seen)), len(stream.kinds)
 
 

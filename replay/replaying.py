@@ -11,6 +11,7 @@ from ..rules import Decision, Effect, Engine, Outcome, Policy, RuleError
 from ..store import Run
 from ..store.event_json import encoded
 from ..store.events import BEFORE_STREAM, INIT_END, Event
+from ..store.garbage import collection_paused
 from ..store.lineage import DECIDING_RANK
 from ..store.plan import Plan
 from .event_stream import EventStream, event_stream
@@ -160,7 +161,8 @@ def replay_events(policy: Policy, events: Sequence[Event], plan: Plan, *, delay_
         policy, events, plan: As for ``replay``.
         delay_steps: Updates that the loop still makes between the decision to stop and the stop.
     """
-    return replay_stream(policy, event_stream(events), plan, delay_steps=delay_steps)
+    with collection_paused():
+        return replay_stream(policy, event_stream(events), plan, delay_steps=delay_steps)
 
 
 def replay_stream(policy: Policy, stream: EventStream, plan: Plan, *, delay_steps: int = 0) -> Replay:

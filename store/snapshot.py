@@ -110,7 +110,8 @@ class Snapshot:
         tails = [tail for tail in self.tail.streams() if tail.segments[0].rank == rank]
         if tails or len(files) != 1 or self.columns.long():
             return None
-        return EventRows(read_parquet(files[0].path), self.columns.by_column())
+        columns = [name for name in events_schema(self.columns).names if name != "run_id"]
+        return EventRows(read_parquet(files[0].path, columns, threads=False), self.columns.by_column())
 
     def _sealed_events(self, file: SealedFile, wanted: Sequence[str], asked: Columns) -> pa.Table:
         """A file of events with the wanted columns, those included that ``metrics`` files hold."""

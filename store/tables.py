@@ -92,10 +92,15 @@ def _is_coded(field: pa.Field) -> bool:
     return field.name in CODED and not pa.types.is_floating(field.type)
 
 
-def read_parquet(path: Path, wanted: Iterable[str] | None = None) -> pa.Table:
+def read_parquet(path: Path, wanted: Iterable[str] | None = None, *, threads: bool = True) -> pa.Table:
     """A sealed file, or those of its columns that are wanted. The path itself says nothing of its content.
 
     Rows come in ``seq`` order where that column is read, whoever wrote the file last and in which order.
+
+    Args:
+        path: The file.
+        wanted: Names of columns, those that it lacks included; all when None.
+        threads: Whether to use all cores, which takes a third more of their time.
 
     Raises:
         FileNotFoundError: It was merged into another one meanwhile.
@@ -103,7 +108,8 @@ def read_parquet(path: Path, wanted: Iterable[str] | None = None) -> pa.Table:
     """
     with _opened(path) as file:
         present = set(file.schema_arrow.names)
-        table = file.read(columns=None if wanted is None else [name for name in wanted if name in present])
+        columns = None if wanted is None else [name for name in wanted if name in present]
+        table = file.read(columns=columns, use_threads=threads)
     # Whether a column may hold nulls is a file's own affair: tables of several files have one schema.
     table = table.cast(pa.schema([field.with_nullable(True) for field in table.schema], table.schema.metadata))
     return _in_seq_order(table) if "seq" in table.column_names else table
