@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
-import os
+import time
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated
 
 import typer
 
 from .addressing import complain_of, policy_named, runs_chosen
-from .cli_options import JsonOption, PolicyArgument, SetOption, StoreOption
-from .console import print_json, print_table, progress, say
+from .cli_options import (
+    JsonOption,
+    NoCacheOption,
+    PolicyArgument,
+    ProcessesOption,
+    SetOption,
+    StoreOption,
+    processes_for,
+    user_cache,
+)
+from .console import print_json, print_table, reading_runs, say
 from .replay import (
     BASELINES,
     TABLE_HEADINGS,
@@ -26,9 +36,6 @@ from .replay import (
     table_rows,
 )
 from .replay import backtest as run_backtest
-
-#: Runs for which one more process is worth its start.
-_RUNS_A_PROCESS: Final = 8
 
 
 def backtest(
@@ -60,7 +67,8 @@ def backtest(
     html: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write a page with plots, all baselines and coverage.")
     ] = None,
-    processes: Annotated[int | None, typer.Option(metavar="N", min=1, help="Read runs with so many processes.")] = None,
+    processes: ProcessesOption = None,
+    no_cache: NoCacheOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Say what a policy would have saved and cost."""
@@ -71,21 +79,23 @@ def backtest(
     complain_of(problems)
     compared = _baselines(baselines or (["all"] if html else []))
     declared = declared_objective(objective, mode) if objective else None
-    with progress() as bar:
-        task = bar.add_task("reading runs", total=len(chosen))
+    began_s = time.monotonic()
+    with reading_runs() as on_progress:
         result = run_backtest(
             loaded,
             chosen,
             objective=declared,
-            on_progress=lambda _: bar.advance(task),
+            on_progress=on_progress,
             delay_steps=delay,
             cost_per_hour=cost_per_hour,
             labels=read_labels(labels) if labels else None,
             tolerance_steps=tolerance,
             baselines=compared,
             with_coverage=coverage or html is not None,
-            processes=processes or max(1, min(os.cpu_count() or 1, len(chosen) // _RUNS_A_PROCESS)),
+            processes=processes_for(len(chosen), processes),
+            cache=None if no_cache else user_cache(),
         )
+    result = replace(result, took_s=time.monotonic() - began_s)
     if html is not None:
         html.write_text(report_page(result), encoding="utf-8")
     if as_json:

@@ -5,10 +5,13 @@ from __future__ import annotations
 from .aggregation import aggregate, comparison
 from .backtesting import ASSUMPTIONS, Backtest, backtest
 from .baselines import BASELINES, Baseline, baseline_policy
+from .cache import Cache
 from .checking import findings_against
 from .difference import PolicyDifference, RunDifference, StopChange, difference
 from .difference_report import difference_json, difference_lines
+from .identity import RunIdentity, SeqRange
 from .incidents import Incident, Labels, read_labels
+from .mapping import Progress
 from .objective import Mode, Objective, declared_objective
 from .page import report_page
 from .replaying import Judged, Replay, replay
@@ -26,6 +29,7 @@ __all__ = [
     "TABLE_HEADINGS",
     "Backtest",
     "Baseline",
+    "Cache",
     "Difference",
     "Excluded",
     "Incident",
@@ -36,9 +40,12 @@ __all__ = [
     "Outcomes",
     "Outlay",
     "PolicyDifference",
+    "Progress",
     "Replay",
     "RunDifference",
+    "RunIdentity",
     "RunResult",
+    "SeqRange",
     "StopChange",
     "Sweep",
     "SweptRun",

@@ -16,10 +16,12 @@ from typing import Final
 
 from ..rules import Policy, parse_policy
 from ..store import Run
+from .cache import Cache, answer_about, policy_identity
 from .judging import Settings, facts_of_run, judge
-from .mapping import mapped
+from .mapping import Readers
 from .objective import Evaluation, Mode, Objective, best
 from .results import RunResult, relative
+from .value_encoding import ValueCodec
 
 _FOLDER: Final = Path(__file__).parent / "baseline_policies"
 
@@ -122,14 +124,20 @@ def baseline_policy(baseline: Baseline, objective: Objective | None) -> Policy:
     return parse_policy(text, source=str(baseline.path))
 
 
+def reads_runs(baselines: Sequence[Baseline]) -> bool:
+    """Whether some of them are policies, which read every run."""
+    return any(baseline.path is not None for baseline in baselines)
+
+
 def baseline_outcomes(
     baselines: Sequence[Baseline],
     runs: Sequence[Run],
     results: Sequence[RunResult],
     objective: Objective | None,
     settings: Settings,
-    processes: int = 1,
-) -> tuple[BaselineOutcome, ...]:
+    readers: Readers,
+    cache: Cache | None = None,
+) -> tuple[tuple[BaselineOutcome, ...], int]:
     """What each baseline comes to on the runs of a backtest.
 
     Args:
@@ -138,7 +146,11 @@ def baseline_outcomes(
         results: The policy's result on each.
         objective: The metric of merit.
         settings: Those of the backtest.
-        processes: How many to read the runs with.
+        readers: What to read the runs with.
+        cache: Where to look for what they came to before.
+
+    Returns:
+        What each came to, and how many events were read for it.
     """
     policies: dict[str, Policy] = {}
     reasons: dict[str, str] = {}
@@ -148,14 +160,21 @@ def baseline_outcomes(
                 policies[baseline.name] = baseline_policy(baseline, objective)
             except ValueError as error:
                 reasons[baseline.name] = str(error)
-    rows = list(mapped(_Standings(tuple(policies.values()), objective, settings), runs, processes)) if policies else []
+    rows: list[tuple[Standing | None, ...]] = []
+    read_events = 0
+    if reads_runs(baselines) and not policies:
+        readers.expect(-len(runs))
+    if policies:
+        for row, events in readers.mapped(_Standings(tuple(policies.values()), objective, settings, cache), runs):
+            rows.append(row)
+            read_events += events
     standings: dict[str, tuple[Standing | None, ...]] = {}
     if rows:
         standings.update(zip(policies, zip(*rows, strict=True), strict=True))
     standings[NEVER.name] = tuple(_never(result) for result in results)
     standings[ORACLE.name] = tuple(_oracle(result, objective) for result in results)
     standings[RANDOM.name] = _random(results, objective)
-    return tuple(
+    outcomes = tuple(
         BaselineOutcome(
             baseline,
             policies[baseline.name].digest if baseline.name in policies else None,
@@ -164,6 +183,7 @@ def baseline_outcomes(
         )
         for baseline in baselines
     )
+    return outcomes, read_events
 
 
 def standing_of(result: RunResult, objective: Objective | None) -> Standing | None:
@@ -180,15 +200,29 @@ def standing_of(result: RunResult, objective: Objective | None) -> Standing | No
 
 @dataclass(frozen=True, slots=True)
 class _Standings:
-    """What a process does to each run."""
+    """What a process does to each run: the standing of each policy, and the events that were read."""
 
     policies: tuple[Policy, ...]
     objective: Objective | None
     settings: Settings
+    cache: Cache | None
 
-    def __call__(self, run: Run) -> tuple[Standing | None, ...]:
-        results = (judge(facts_of_run(policy, run, self.settings), self.objective) for policy in self.policies)
-        return tuple(standing_of(result, self.objective) for result in results)
+    def __call__(self, run: Run) -> tuple[tuple[Standing | None, ...], int]:
+        answers = [self._standing(policy, run) for policy in self.policies]
+        return tuple(standing for standing, _ in answers), sum(events for _, events in answers)
+
+    def _standing(self, policy: Policy, run: Run) -> tuple[Standing | None, int]:
+        identity = policy_identity(policy)
+        asked = None if identity is None else ("standing", *identity, self.objective, self.settings.told_of(run))
+        (standing, events), was_kept = answer_about(self.cache, run, asked, _CODEC, lambda: self._read(policy, run))
+        return standing, 0 if was_kept else events
+
+    def _read(self, policy: Policy, run: Run) -> tuple[Standing | None, int]:
+        facts = facts_of_run(policy, run, self.settings)
+        return standing_of(judge(facts, self.objective), self.objective), facts.identity.event_count
+
+
+_CODEC: Final = ValueCodec(tuple[Standing | None, int])
 
 
 def _merit_of(objective: Objective) -> str:

@@ -16,10 +16,16 @@ from ..rules import Decision, Engine, Policy, PolicyError
 from ..rules.declarations import Controller
 from ..rules.expressions import Expression
 from ..store import Run
-from ..store.events import RULE_KINDS
+from ..store.garbage import collection_paused
+from .cache import Cache, answer_about, policy_identity
+from .event_stream import event_stream
 from .history import read_lineage
-from .mapping import mapped
+from .mapping import Readers
 from .policy_text import timed, with_controllers
+from .replaying import observed_in
+from .value_encoding import ValueCodec
+
+_CODEC = ValueCodec(tuple[tuple[str, ...], int])
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,17 +66,26 @@ class ControllerCoverage:
     clauses: tuple[ClauseCoverage, ...]
 
 
-def coverage_of(policy: Policy, runs: Sequence[Run], processes: int = 1) -> tuple[ControllerCoverage, ...]:
+def coverage_of(
+    policy: Policy, runs: Sequence[Run], readers: Readers, cache: Cache | None = None
+) -> tuple[tuple[ControllerCoverage, ...], int]:
     """What the clauses of each controller came to over runs.
 
     Args:
         policy: The policy.
         runs: Runs that can be read.
-        processes: How many to read them with.
+        readers: What to read them with.
+        cache: Where to look for what was seen before.
+
+    Returns:
+        The coverage of each controller, and how many events were read for it.
     """
-    probed = _probed(policy)
-    seen = Counter(name for names in mapped(_Seen(probed), runs, processes) for name in names)
-    return tuple(
+    seen: Counter[str] = Counter()
+    read_events = 0
+    for names, events in readers.mapped(_Seen(_probed(policy), cache), runs):
+        seen.update(names)
+        read_events += events
+    covered = tuple(
         ControllerCoverage(
             controller.name,
             seen[controller.name],
@@ -82,23 +97,32 @@ def coverage_of(policy: Policy, runs: Sequence[Run], processes: int = 1) -> tupl
         )
         for index, controller in enumerate(policy.controllers)
     )
+    return covered, read_events
 
 
 @dataclass(frozen=True, slots=True)
 class _Seen:
-    """What a process does to each run: the controllers and probes that decided in it."""
+    """What a process does to each run: the controllers and probes that decided in it, and the events that it read."""
 
     policy: Policy
+    cache: Cache | None
 
-    def __call__(self, run: Run) -> frozenset[str]:
+    def __call__(self, run: Run) -> tuple[tuple[str, ...], int]:
+        identity = policy_identity(self.policy)
+        asked = None if identity is None else ("coverage", *identity)
+        (names, events), was_kept = answer_about(self.cache, run, asked, _CODEC, lambda: self._read(run))
+        return names, 0 if was_kept else events
+
+    def _read(self, run: Run) -> tuple[tuple[str, ...], int]:
         events, _ = read_lineage(run, samples=self.policy.reads_samples)
         engine = Engine(self.policy, run.info.last.plan)
         outcomes = list(engine.start())
         seen = {outcome.controller for outcome in outcomes if isinstance(outcome, Decision)}
-        for event in events:
-            if event.kind not in RULE_KINDS:
-                seen.update(outcome.controller for outcome in engine.observe(event) if isinstance(outcome, Decision))
-        return frozenset(seen)
+        stream = event_stream(events)
+        with collection_paused():
+            for _, _, said in observed_in(engine, stream):
+                seen.update(outcome.controller for outcome in said if isinstance(outcome, Decision))
+        return tuple(sorted(seen)), len(stream.kinds)
 
 
 def _coverage(text: str, controller: int, number: int, seen: Counter[str], runs: int) -> ClauseCoverage:

@@ -5,15 +5,15 @@ Streams follow one lineage: the events of each attempt stand together, and those
 
 from __future__ import annotations
 
-import itertools
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ..store import Run
-from ..store.events import RULE_KINDS, Event
+from ..store.events import Event
 from ..store.lineage import DECIDING_RANK, lineage_of
 from .curves import Curve, curves_of
+from .event_stream import EventStream
 from .objective import Evaluation, Objective
 
 
@@ -58,25 +58,21 @@ class History:
         return () if objective is None else self.evaluations.get(objective.metric, ())
 
 
-def history_of(events: Sequence[Event]) -> History:
+def history_of(stream: EventStream) -> History:
     """The facts of a stream. What recorded rules did takes no index, as in a replay."""
-    facts = [event for event in events if event.kind not in RULE_KINDS]
-    checkpoints = [
-        Checkpoint(index, event.step, _size(event)) for index, event in enumerate(facts) if event.kind == "save"
-    ]
     evaluations: dict[str, list[Evaluation]] = {}
-    for index, event in enumerate(facts):
-        if event.kind == "evaluate":
-            for name, value in event.metrics.items():
-                evaluations.setdefault(name, []).append(Evaluation(index, event.step, value))
-    elapsed_ns = sum(_spans(facts).values())
+    for index, event in stream.of_kind("evaluate"):
+        for name, value in event.metrics.items():
+            evaluations.setdefault(name, []).append(Evaluation(index, event.step, value))
+    elapsed_ns = sum(stream.spans().values())
     return History(
-        steps=max((event.step for event in facts), default=0),
+        steps=max(stream.steps, default=0),
         elapsed_ns=elapsed_ns or None,
-        checkpoints=tuple(checkpoints),
+        checkpoints=tuple(Checkpoint(index, event.step, _size(event)) for index, event in stream.of_kind("save")),
         evaluations={name: tuple(values) for name, values in evaluations.items()},
-        curves=curves_of(facts),
-        annotations=tuple(event for event in facts if event.kind == "annotation"),
+        curves=curves_of(stream),
+        # With their own numbers: those of a stream hold on to all of its columns.
+        annotations=tuple(event._replace(metrics=dict(event.metrics)) for _, event in stream.of_kind("annotation")),
     )
 
 
@@ -96,7 +92,7 @@ class RolledBack:
 NOTHING_ROLLED_BACK = RolledBack({}, 0)
 
 
-def read_lineage(run: Run, *, samples: bool = False) -> tuple[list[Event], RolledBack]:
+def read_lineage(run: Run, *, samples: bool = False) -> tuple[Sequence[Event], RolledBack]:
     """The deciding rank's events along the lineage of a run's newest attempt, and what was rolled back beside them.
 
     Args:
@@ -105,7 +101,7 @@ def read_lineage(run: Run, *, samples: bool = False) -> tuple[list[Event], Rolle
     """
     lineage = lineage_of(run.info.attempts)
     if not lineage.cuts:
-        return list(run.events(samples=samples)), NOTHING_ROLLED_BACK
+        return run.stream(samples=samples), NOTHING_ROLLED_BACK
     recorded = list(run.events(rank=DECIDING_RANK, attempts="all", samples=samples))
     held = list(lineage.events(recorded))
     steps = _steps(recorded)
@@ -113,14 +109,6 @@ def read_lineage(run: Run, *, samples: bool = False) -> tuple[list[Event], Rolle
         steps[attempt] -= count
     elapsed_ns = sum(_spans(recorded).values()) - sum(_spans(held).values())
     return held, RolledBack({attempt: count for attempt, count in steps.items() if count}, elapsed_ns)
-
-
-def time_before(events: Sequence[Event]) -> Mapping[int, int]:
-    """For each attempt of a stream, the training time that was over when it began, in ns; empty for one attempt."""
-    if not events or events[0].attempt == events[-1].attempt:
-        return {}
-    spans = _spans(event for event in events if event.kind not in RULE_KINDS)
-    return dict(zip(spans, itertools.accumulate(spans.values(), initial=0), strict=False))
 
 
 def _steps(events: Iterable[Event]) -> Counter[int]:

@@ -13,12 +13,15 @@ from dataclasses import dataclass
 from ..rules import Effect, Policy
 from ..store import Run
 from ..store.events import Event
+from ..store.garbage import collection_paused
 from ..store.plan import Plan
 from .detection import Alarm, Detection, detect
+from .event_stream import event_stream
 from .history import NOTHING_ROLLED_BACK, Checkpoint, History, RolledBack, history_of, read_lineage
+from .identity import UNKNOWN, RunIdentity, identity_of
 from .incidents import Incident, Labels, incidents_in
 from .objective import Evaluation, Objective, best
-from .replaying import Ending, Replay, replay_events
+from .replaying import Ending, Replay, replay_stream
 from .results import Outlay, RunResult
 from .validity import Validity
 
@@ -36,6 +39,7 @@ class RunFacts:
         detection: How the alarms meet the labelled incidents; None where the run has no label.
         lacks_samples: Whether rules read sample losses and none were recorded.
         is_empty: Whether it recorded no step and no metric.
+        identity: Which log this was made of, and which decisions it came to.
     """
 
     run_id: str
@@ -48,6 +52,7 @@ class RunFacts:
     detection: Detection | None = None
     lacks_samples: bool = False
     is_empty: bool = False
+    identity: RunIdentity = UNKNOWN
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +69,13 @@ class Settings:
     labels: Labels | None = None
     tolerance_steps: int = 0
 
+    def told_of(self, run: Run) -> tuple[object, ...]:
+        """What they come to for one run."""
+        if self.labels is None:
+            return self.delay_steps, self.tolerance_steps
+        info = run.info
+        return self.delay_steps, self.tolerance_steps, "labels", self.labels.of(info.run_id, info.name)
+
 
 DEFAULT_SETTINGS = Settings()
 
@@ -74,10 +86,12 @@ def facts_of_run(policy: Policy, run: Run, settings: Settings = DEFAULT_SETTINGS
     Raises:
         TelemetryError: The run cannot be read.
     """
-    events, rolled_back = read_lineage(run, samples=policy.reads_samples)
-    info = run.info
-    facts = facts_of(policy, info.run_id, info.name, run.status, events, info.last.plan, settings)
-    return dataclasses.replace(facts, rolled_back=rolled_back)
+    with collection_paused():
+        events, rolled_back = read_lineage(run, samples=policy.reads_samples)
+        info = run.info
+        facts = facts_of(policy, info.run_id, info.name, run.status, events, info.last.plan, settings)
+    identity = dataclasses.replace(facts.identity, log_digest=run.log_digest)
+    return dataclasses.replace(facts, rolled_back=rolled_back, identity=identity)
 
 
 def facts_of(
@@ -90,8 +104,9 @@ def facts_of(
     settings: Settings = DEFAULT_SETTINGS,
 ) -> RunFacts:
     """The same of one stream of the deciding rank's events."""
-    replayed = replay_events(policy, events, plan, delay_steps=settings.delay_steps)
-    history = history_of(events)
+    stream = event_stream(events)
+    replayed = replay_stream(policy, stream, plan, delay_steps=settings.delay_steps)
+    history = history_of(stream)
     labelled = incidents_in(history.annotations) if settings.labels is None else settings.labels.of(run_id, name)
     return RunFacts(
         run_id=run_id,
@@ -102,7 +117,8 @@ def facts_of(
         replayed=replayed,
         detection=None if labelled is None else _detection(labelled, events, replayed, history, settings),
         lacks_samples=policy.reads_samples and not any(event.samples for event in events),
-        is_empty=not any(event.kind == "step_end" or event.metrics for event in events),
+        is_empty="step_end" not in stream.kinds and not any(event.metrics for event in events),
+        identity=identity_of(stream, replayed),
     )
 
 
@@ -141,6 +157,7 @@ def judge(facts: RunFacts, objective: Objective | None) -> RunResult:
         evaluations=history.merit(objective),
         curves=history.curves,
         detection=facts.detection,
+        identity=facts.identity,
     )
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from .curves import Curve
 from .detection import Detection
+from .identity import UNKNOWN, RunIdentity
 from .objective import Evaluation, Objective
 from .replaying import Judged
 
@@ -61,6 +62,7 @@ class RunResult:
         evaluations: The recorded values of the metric of merit, in order.
         curves: The recorded course of its metrics, thinned out for plots.
         detection: How the alarms meet the labelled incidents; None where the run has no label.
+        identity: Which log this was made of, and which decisions it came to.
     """
 
     run_id: str
@@ -79,6 +81,7 @@ class RunResult:
     evaluations: tuple[Evaluation, ...] = ()
     curves: tuple[Curve, ...] = ()
     detection: Detection | None = None
+    identity: RunIdentity = UNKNOWN
 
     @property
     def fired(self) -> bool:

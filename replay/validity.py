@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
 from enum import StrEnum
 from typing import Final, NamedTuple
 
 from ..rules import ACT, Decision, Effect, Engine, Policy
 from ..store.errors import TelemetryError
 from ..store.events import Event
+from .event_stream import EventStream
 
 
 class Validity(StrEnum):
@@ -53,27 +54,30 @@ class Judge:
     Args:
         policy: The policy being replayed.
         engine: Its engine, which knows what each rule reads.
-        events: The whole recorded stream.
+        stream: The whole recorded stream.
+
+    Attributes:
+        looks_at_every_event: Whether events have to be passed at all: the recorded run decided something.
     """
 
-    def __init__(self, policy: Policy, engine: Engine, events: Iterable[Event]) -> None:
+    def __init__(self, policy: Policy, engine: Engine, stream: EventStream) -> None:
         self._policy = policy
         self._engine = engine
+        self._effects_of: dict[tuple[str, ...], Set[Effect]] = {}
         self._diverted_at: int | None = None
         self._lacks_evaluation_from: int | None = None
-        self._evaluated_steps: set[int] = set()
+        self._evaluated_steps = {event.step for _, event in stream.of_kind("evaluate")}
         self._recorded: dict[tuple[int, int, int], list[_Orders]] = {}
-        for event in events:
-            if event.kind == "evaluate":
-                self._evaluated_steps.add(event.step)
-            elif event.kind == "decision":
+        for event in stream.recorded:
+            if event.kind == "decision":
                 where = (event.attempt, event.rank, event.attrs.get("event_seq", event.seq))
                 orders = _Orders(tuple(event.attrs.get("operations", ())), event.attrs.get("mode", ACT))
                 self._recorded.setdefault(where, []).append(orders)
+        self.looks_at_every_event = bool(self._recorded)
 
     def label(self, decision: Decision, event_index: int) -> Validity:
         """The decision's label. Call it once for each decision, in order, with the engine as of that decision."""
-        effects = {self._policy.effects(operation) for operation in decision.operations if decision.acts}
+        effects = self._effects(decision.operations) if decision.acts else frozenset[Effect]()
         label = self._label(decision, effects)
         if label is Validity.CENSORED and effects & _DIVERTING and self._diverted_at is None:
             self._diverted_at = event_index
@@ -102,6 +106,12 @@ class Judge:
             points.append(self._lacks_evaluation_from)
         return min(points, default=None)
 
+    def _effects(self, operations: tuple[str, ...]) -> Set[Effect]:
+        known = self._effects_of.get(operations)
+        if known is None:
+            known = self._effects_of[operations] = frozenset(map(self._policy.effects, operations))
+        return known
+
     def _diverts(self, operation: str) -> bool:
         """Whether an operation that the recorded run decided may have taken it another way."""
         try:
@@ -109,8 +119,10 @@ class Judge:
         except TelemetryError:
             return operation.partition(".")[2] not in _KNOWN_ACTIONS
 
-    def _label(self, decision: Decision, effects: set[Effect]) -> Validity:
-        if _orders_of(decision) in self._recorded.get((decision.attempt, decision.rank, decision.seq), ()):
+    def _label(self, decision: Decision, effects: Set[Effect]) -> Validity:
+        if self._recorded and _orders_of(decision) in self._recorded.get(
+            (decision.attempt, decision.rank, decision.seq), ()
+        ):
             return Validity.OBSERVED
         if self._diverted_at is not None or effects & _DIVERTING:
             return Validity.CENSORED

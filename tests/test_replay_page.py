@@ -11,6 +11,7 @@ import pytest
 
 from steptape.replay import BASELINES, Backtest, backtest, report_page
 from steptape.replay.curves import POINTS, curves_of
+from steptape.replay.event_stream import event_stream
 from steptape.replay.scales import Scale, scale_of, tick_text
 from steptape.rules import parse_policy
 from steptape.store import Event, open_run
@@ -125,7 +126,7 @@ def test_a_thinned_curve_keeps_its_extremes_and_gaps() -> None:
     values[54_321], values[77_777] = 50.0, math.nan
     events = [Event("step_end", step=index, metrics={"loss": value}) for index, value in enumerate(values)]
 
-    (curve,) = curves_of(events)
+    (curve,) = curves_of(event_stream(events))
 
     assert len(curve.steps) <= POINTS + POINTS // 2 + 2
     assert dict(zip(curve.steps, curve.values, strict=True))[54_321] == 50.0
