@@ -28,8 +28,8 @@ from steptape.replay import Mode, Objective, sweep
 from steptape.replay.replaying import replay_events
 from steptape.replay.sweep_run import RunSweep
 from steptape.replay.sweep_stream import Stream, read_stream
+from steptape.replay.sweep_task import metrics_read, sweep_stream
 from steptape.replay.sweep_variants import Variant, variants_of
-from steptape.replay.sweeping import metrics_read, sweep_stream
 from steptape.rules import parse_policy
 from steptape.store import Run, open_store
 from steptape.store.events import Event
@@ -83,7 +83,7 @@ def best_s(rounds: int, work: Callable[[], object]) -> float:
 def decisions_of(stream: Stream, events: Sequence[Event], variant: Variant) -> tuple[list[int], list[int], float]:
     """Where a variant fires, by columns and by the event engine, and how long the latter took in seconds."""
     firings = RunSweep(stream, lambda: events).firings(variant)
-    columns = [event for each in firings for event in each.fired.events.tolist()]
+    columns = [event for each in firings for event in each.events.tolist()]
     policy = variant.policy()
     start = time.process_time()
     replayed = replay_events(policy, events, stream.plan)

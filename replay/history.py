@@ -9,6 +9,7 @@ import itertools
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from ..store import Run
 from ..store.events import RULE_KINDS, Event
@@ -62,7 +63,7 @@ def history_of(events: Sequence[Event]) -> History:
     """The facts of a stream. What recorded rules did takes no index, as in a replay."""
     facts = [event for event in events if event.kind not in RULE_KINDS]
     checkpoints = [
-        Checkpoint(index, event.step, _size(event)) for index, event in enumerate(facts) if event.kind == "save"
+        Checkpoint(index, event.step, size_of(event.attrs)) for index, event in enumerate(facts) if event.kind == "save"
     ]
     evaluations: dict[str, list[Evaluation]] = {}
     for index, event in enumerate(facts):
@@ -136,6 +137,7 @@ def _spans(events: Iterable[Event]) -> dict[int, int]:
     return spans
 
 
-def _size(event: Event) -> int | None:
-    size = event.attrs.get("size_bytes")
+def size_of(attrs: Mapping[str, Any]) -> int | None:
+    """The size of a checkpoint, in bytes, as a ``save`` event tells it; None where it does not."""
+    size = attrs.get("size_bytes")
     return size if isinstance(size, int) else None
