@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import os
 from collections.abc import Iterator, Sequence
 from decimal import Decimal, InvalidOperation
 from typing import Annotated, Any, Final
@@ -48,7 +49,7 @@ def sweep(
     mode: Annotated[str | None, typer.Option(metavar="min|max", help="Which way that metric is better.")] = None,
     processes: Annotated[
         int | None,
-        typer.Option(metavar="N", min=1, help="Share the runs out to so many processes, not as many as it is worth."),
+        typer.Option(metavar="N", min=1, help="Share the runs out to so many processes at most: else one a core."),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -74,7 +75,7 @@ def sweep(
             chosen,
             objective=declared,
             on_progress=lambda _: bar.advance(task),
-            processes=processes,
+            processes=processes or os.cpu_count() or 1,
         )
     rows = result.frame().to_dicts()
     if as_json:

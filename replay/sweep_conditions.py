@@ -79,7 +79,7 @@ class Conditions:
     def __init__(self, stream: Stream) -> None:
         self._stream = stream
         self._rows: dict[str, Ints] = {}
-        self._places: dict[tuple[str, object], Ints] = {}
+        self._places: dict[tuple[str, object], tuple[Ints, bool]] = {}
         self._series: dict[object, Values] = {}
         self._sums: dict[object, WindowSums] = {}
         self._kept: dict[tuple[object, ...], Vector] = {}
@@ -153,12 +153,13 @@ class Conditions:
             return self._fact(reference.name, self.rows(kind))
         assert isinstance(reference, (SeriesValue, SeriesChange, SeriesLength, SeriesFold, Window))
         series = self._values(reference.key)
-        place = self._place(kind, reference)
+        place, is_own = self._place(kind, reference)
+        defined: Truths | None
         match reference:
             case SeriesLength():
                 return Vector((place + 1).astype(np.float64), None)
             case SeriesValue(_, back):
-                return _taken(series.values, place - back)
+                return Vector(series.values, None) if is_own and not back else _taken(series.values, place - back)
             case SeriesChange(_, back):
                 newest, older = _taken(series.values, place), _taken(series.values, place - back)
                 return Vector(newest.values - older.values, _both([newest.defined, older.defined]))
@@ -168,9 +169,12 @@ class Conditions:
                 numbers, defined = windowed(reference, self._sums_of(reference.key))
         if isinstance(reference, Window) and reference.function.name == "count":
             # It counts nothing where there is nothing, and is never undefined.
-            return Vector(_taken(np.where(defined, numbers, 0.0), place).values * (place >= 0), None)
-        taken, known = _taken(numbers, place), _taken(defined, place)
-        return Vector(taken.values, _both([taken.defined, None if defined.all() else known.values]))
+            counted = numbers if defined is None else np.where(defined, numbers, 0.0)
+            return Vector(_taken(counted, place).values * (place >= 0), None)
+        if is_own:
+            return Vector(numbers, defined)
+        taken = _taken(numbers, place)
+        return taken if defined is None else Vector(taken.values, _both([taken.defined, _taken(defined, place).values]))
 
     def _values(self, key: SeriesKey) -> Values:
         if key not in self._series:
@@ -182,12 +186,14 @@ class Conditions:
             self._sums[key] = WindowSums(self._values(key).values)
         return self._sums[key]
 
-    def _place(self, kind: str, reference: SeriesValue | SeriesChange | SeriesLength | SeriesFold | Window) -> Ints:
-        """For each row the index of the newest value of a series; -1 before the first."""
+    def _place(
+        self, kind: str, reference: SeriesValue | SeriesChange | SeriesLength | SeriesFold | Window
+    ) -> tuple[Ints, bool]:
+        """For each row the index of the newest value of a series, -1 before the first; and whether each has its own."""
         key = (kind, reference.key)
         if key not in self._places:
-            at = self._values(reference.key).at
-            self._places[key] = np.searchsorted(at, self.rows(kind), side="right") - 1
+            at, rows = self._values(reference.key).at, self.rows(kind)
+            self._places[key] = np.searchsorted(at, rows, side="right") - 1, np.array_equal(at, rows)
         return self._places[key]
 
     def _fact(self, name: str, rows: Ints) -> Vector:
@@ -240,8 +246,6 @@ def _whole(values: _Numbers) -> _Numbers:
 
 def _taken(values: npt.NDArray[Any], place: Ints) -> Vector:
     """The values at those places, undefined where a place is below 0."""
-    if len(values) == len(place) and bool((place == np.arange(len(place))).all()):
-        return Vector(values, None)
     known = place >= 0
     if not len(values):
         return Vector(np.zeros(len(place), values.dtype), known & False)

@@ -53,8 +53,11 @@ class WindowSums:
         return np.concatenate([growing, self._from[: count - len(growing)]])
 
 
-def windowed(window: Window, sums: WindowSums) -> tuple[Floats, Truths]:
-    """What a window by values gives at each value of its series, and whether that is defined there; shape (n,)."""
+def windowed(window: Window, sums: WindowSums) -> tuple[Floats, Truths | None]:
+    """What a window by values gives at each value of its series, and whether that is defined there; shape (n,).
+
+    None is defined everywhere.
+    """
     values = sums.values
     plain = _VECTORS.get(window.function.name)
     length = int(window.length)
@@ -65,7 +68,8 @@ def windowed(window: Window, sums: WindowSums) -> tuple[Floats, Truths]:
     skip = min(window.skip, len(values))
     if skip:
         numbers = np.concatenate([np.zeros(skip), numbers[: len(values) - skip]])
-    return numbers, np.arange(len(values)) >= skip + least - 1
+    missing = skip + least - 1
+    return numbers, np.arange(len(values)) >= missing if missing else None
 
 
 def folded(fold: SeriesFold, values: Floats) -> tuple[Floats, Truths]:
@@ -111,7 +115,11 @@ def _sum(sums: WindowSums, length: int) -> tuple[Floats, int]:
 
 
 def _means(sums: WindowSums, length: int) -> Floats:
-    return sums.of(length) / _counts(sums.values, length)
+    means = sums.of(length)
+    growing = min(length - 1, len(means))
+    means[:growing] /= np.arange(1, growing + 1)
+    means[growing:] /= length
+    return means
 
 
 def _mean(sums: WindowSums, length: int) -> tuple[Floats, int]:

@@ -138,16 +138,16 @@ def _following(candidates: Ints, places: Ints, otherwise: int) -> Ints:
     return np.append(candidates, otherwise)[np.searchsorted(candidates, places, side="right")]
 
 
-def _seconds_saved(stream: Stream, at_ending: Ints, is_stopped: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> Floats:
+def _seconds_saved(stream: Stream, at_ending: Ints, is_stopped: Truths) -> Floats:
     """As a backtest has them: time as of any fact, summed over the attempts."""
-    attempts, first = np.unique(stream.attempts, return_index=True)
-    order = attempts[np.argsort(first)]
-    spans = [max(0, int(stream.elapsed_ns[stream.attempts == attempt].max(initial=0))) for attempt in order]
-    total = sum(spans)
+    # The events of each attempt stand together.
+    begins = np.flatnonzero(np.diff(stream.attempts, prepend=stream.attempts[:1] - 1))
+    spans = np.maximum(np.maximum.reduceat(stream.elapsed_ns, begins), 0)
+    total = int(spans.sum())
     if not total:
         return np.full(len(at_ending), np.nan)
-    before = dict(zip(order.tolist(), [sum(spans[:place]) for place in range(len(spans))], strict=True))
-    passed = stream.elapsed_ns[at_ending] + np.array([before[a] for a in stream.attempts[at_ending].tolist()])
+    before = np.cumsum(spans) - spans
+    passed = stream.elapsed_ns[at_ending] + before[np.searchsorted(begins, at_ending, side="right") - 1]
     seconds = np.where(passed == 0, np.nan, total / _NS_PER_S - passed / _NS_PER_S)
     return np.where(is_stopped, seconds, 0.0)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import multiprocessing
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
@@ -60,17 +59,17 @@ def swept_in_processes(task: Task, runs: Sequence[Run], processes: int) -> Itera
         yield from pool.map(_sweep, runs)
 
 
-def worthwhile_processes(policy: Policy, variants: int, runs: Sequence[Run]) -> int:
+def worthwhile_processes(policy: Policy, variants: int, runs: Sequence[Run], at_most: int) -> int:
     """How many processes so many variants over those runs are worth.
 
     One where the policy names metrics or operations of others: a script may have registered them, for itself alone.
     """
     classes: list[type] = [METRIC_CLASSES[each.class_name] for each in policy.metrics]
     classes += [OPERATION_CLASSES[each.class_name] for each in policy.operations]
-    if not all(each.__module__.startswith("steptape.") for each in classes):
+    if at_most <= 1 or not all(each.__module__.startswith("steptape.") for each in classes):
         return 1
     seconds = len(runs) * variants * _SECONDS_PER_PAIR + sum(map(_size_bytes, runs)) * _SECONDS_PER_BYTE
-    return min(os.cpu_count() or 1, len(runs)) if seconds > _WORTH_PROCESSES_S else 1
+    return min(at_most, len(runs)) if seconds > _WORTH_PROCESSES_S else 1
 
 
 def _size_bytes(run: Run) -> int:

@@ -147,7 +147,7 @@ def sweep(
     *,
     objective: Objective | None = None,
     on_progress: Callable[[Run], object] | None = None,
-    processes: int | None = 1,
+    processes: int = 1,
 ) -> Sweep:
     """What each variant of a policy would have done to recorded runs.
 
@@ -157,9 +157,9 @@ def sweep(
         runs: The runs; those that cannot be judged are listed as excluded.
         objective: The metric of merit; guessed when not given and unambiguous.
         on_progress: Called with each run once it is done with.
-        processes: How many to share the runs out to; as many as are worth their start when None. They import the main
-            script, which has to stand behind ``if __name__ == "__main__":``, and they know installed metrics and
-            operations only, not those that a script registers.
+        processes: How many to share the runs out to at most. What is done sooner than they have begun stays here, and
+            so do rules that a script may have registered. They import the main script, which has to stand behind
+            ``if __name__ == "__main__":``.
 
     Raises:
         PolicyError: A combination does not load.
@@ -169,8 +169,7 @@ def sweep(
     chosen = list(runs)
     if objective is None:
         objective = guessed_from(chosen)
-    if processes is None:
-        processes = worthwhile_processes(policy, len(variants), chosen)
+    processes = worthwhile_processes(policy, len(variants), chosen, processes)
     swept: list[SweptRun] = []
     excluded: list[Excluded] = []
     reasons = reasons_of(variants)

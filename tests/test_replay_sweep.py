@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from math import nan
 from pathlib import Path
 
@@ -12,8 +11,8 @@ from typer.testing import CliRunner
 
 from steptape.cli import app
 from steptape.recorder import Recorder
-from steptape.replay import Mode, Objective, backtest, sweep
-from steptape.replay.sweep_processes import worthwhile_processes
+from steptape.replay import Mode, Objective, SweptRun, backtest, sweep
+from steptape.replay.sweep_processes import Task, swept_in_processes, worthwhile_processes
 from steptape.replay.sweep_schedule import schedule_of, schedules_of
 from steptape.replay.sweep_stream import read_stream
 from steptape.replay.sweep_task import sweep_stream
@@ -108,34 +107,37 @@ def test_a_stop_keeps_fewer_checkpoints_and_deploys_a_worse_value(tmp_path: Path
 
 
 def test_several_processes_find_what_one_does(runs: list[Run]) -> None:
-    """In the order of the runs, and each of them told of."""
-    told: list[Run] = []
-    alone = sweep(parse_policy(POLICY), AXES, runs)
-    shared = sweep(parse_policy(POLICY), AXES, runs, processes=2, on_progress=told.append)
+    """In the order of the runs."""
+    policy = parse_policy(POLICY)
+    task = Task(policy, AXES, OBJECTIVE, variants_of(policy, AXES))
+    alone, shared = (list(swept_in_processes(task, runs, processes)) for processes in (1, 2))
 
-    assert told == runs
-    assert shared.runs_frame().equals(alone.runs_frame(), null_equal=True)
-    assert shared.objective == alone.objective
+    for one, other in zip(alone, shared, strict=True):
+        assert isinstance(one, SweptRun)
+        assert isinstance(other, SweptRun)
+        assert one.run_id == other.run_id
+        assert repr(vars(one.outcomes)) == repr(vars(other.outcomes))
 
 
 def test_small_sweeps_and_rules_that_a_script_registered_are_worth_one_process(runs: list[Run]) -> None:
     """Processes take time to begin, and know what is installed alone."""
     large = [runs[0]] * 1_000
-    registered = parse_policy("controller_metrics: [{name: last, class: LossOfASweep}]\n" + POLICY.lstrip())
+    registered = parse_policy("controller_metrics: [{name: last, class: LossOfASweep}]\n" + POLICY)
 
-    assert worthwhile_processes(parse_policy(POLICY), 10, runs) == 1
-    assert worthwhile_processes(parse_policy(POLICY), 100_000, large) == (os.cpu_count() or 1)
-    assert worthwhile_processes(registered, 100_000, large) == 1
+    assert worthwhile_processes(parse_policy(POLICY), 10, runs, 4) == 1
+    assert worthwhile_processes(parse_policy(POLICY), 100_000, large, 4) == 4
+    assert worthwhile_processes(registered, 100_000, large, 4) == 1
 
 
 def test_a_registered_metric_is_known_here_and_refused_by_name_in_processes_of_their_own(runs: list[Run]) -> None:
     """Not a process that breaks, but the policy's own error."""
-    text = POLICY.replace("loss > spike * mean(loss, window)", "last > spike").lstrip()
+    text = POLICY.replace("loss > spike * mean(loss, window)", "last > spike")
     policy = parse_policy("controller_metrics: [{name: last, class: LossOfASweep}]\n" + text)
+    axes = {"spike": [2.0, 9.0]}
 
-    assert sweep(policy, {"spike": [2.0, 9.0]}, runs).totals["stopped"].tolist() == [2, 0]
+    assert sweep(policy, axes, runs, processes=2).totals["stopped"].tolist() == [2, 0]
     with pytest.raises(PolicyError, match="LossOfASweep"):
-        sweep(policy, {"spike": [2.0, 9.0]}, runs, processes=2)
+        list(swept_in_processes(Task(policy, axes, None, variants_of(policy, axes)), runs, 2))
 
 
 def test_variants_that_are_laid_out_in_lots_come_to_the_same(runs: list[Run]) -> None:
