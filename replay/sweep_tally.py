@@ -7,7 +7,6 @@ run that is long enough is found in the running maximum of lengths.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 
@@ -90,12 +89,13 @@ class Tally:
 
     def saving(self) -> Iterator[tuple[Ints, Ints]]:
         """Events at which checkpoints are asked for, ascending, each once, and the variants that ask at these."""
-        asking = self.watches.saves[self.watch_of]
-        variants, watches = self.variant_of[asking], self.watch_of[asking]
-        order = np.argsort(variants, kind="stable")
+        asking = np.flatnonzero(self.watches.saves[self.watch_of])
+        watches: dict[int, list[int]] = {}
+        for variant, watch in zip(self.variant_of[asking].tolist(), self.watch_of[asking].tolist(), strict=True):
+            watches.setdefault(variant, []).append(watch)
         asked: dict[tuple[int, ...], list[int]] = {}
-        for variant, entries in itertools.groupby(order.tolist(), lambda entry: int(variants[entry])):
-            asked.setdefault(tuple(int(watches[entry]) for entry in entries), []).append(variant)
+        for variant, own in watches.items():
+            asked.setdefault(tuple(own), []).append(variant)
         for group, same in asked.items():
             parts = [self._listed(watch) for watch in group]
             events = parts[0] if len(parts) == 1 else np.unique(np.concatenate(parts))
