@@ -16,8 +16,9 @@ from .results import Excluded
 from .sweep_task import RunSweeper, SweptRun
 from .sweep_variants import Variant, variants_of
 
-#: Measured: a variant on a run of 10,000 steps, and reading a byte of a run, in seconds.
+#: Measured: a variant on a run of 10,000 steps, by columns and by the event engine, and reading a byte, in seconds.
 _SECONDS_PER_PAIR: Final = 7e-6
+_SECONDS_PER_ENGINE_PAIR: Final = 3e-2
 _SECONDS_PER_BYTE: Final = 2.5e-8
 #: Less work than this is done sooner than processes have begun, each of which imports, and reads the policy anew.
 _WORTH_PROCESSES_S: Final = 3.0
@@ -59,8 +60,8 @@ def swept_in_processes(task: Task, runs: Sequence[Run], processes: int) -> Itera
         yield from pool.map(_sweep, runs)
 
 
-def worthwhile_processes(policy: Policy, variants: int, runs: Sequence[Run], at_most: int) -> int:
-    """How many processes so many variants over those runs are worth.
+def worthwhile_processes(policy: Policy, variants: Sequence[Variant], runs: Sequence[Run], at_most: int) -> int:
+    """How many processes those variants of a policy, over those runs, are worth.
 
     One where the policy names metrics or operations of others: a script may have registered them, for itself alone.
     """
@@ -68,7 +69,9 @@ def worthwhile_processes(policy: Policy, variants: int, runs: Sequence[Run], at_
     classes += [OPERATION_CLASSES[each.class_name] for each in policy.operations]
     if at_most <= 1 or not all(each.__module__.startswith("steptape.") for each in classes):
         return 1
-    seconds = len(runs) * variants * _SECONDS_PER_PAIR + sum(map(_size_bytes, runs)) * _SECONDS_PER_BYTE
+    by_engine = sum(bool(variant.structure.engine_names or variant.structure.steers) for variant in variants)
+    seconds = len(runs) * (len(variants) * _SECONDS_PER_PAIR + by_engine * _SECONDS_PER_ENGINE_PAIR)
+    seconds += sum(map(_size_bytes, runs)) * _SECONDS_PER_BYTE
     return min(at_most, len(runs)) if seconds > _WORTH_PROCESSES_S else 1
 
 

@@ -169,7 +169,7 @@ def sweep(
     chosen = list(runs)
     if objective is None:
         objective = guessed_from(chosen)
-    processes = worthwhile_processes(policy, len(variants), chosen, processes)
+    processes = worthwhile_processes(policy, variants, chosen, processes)
     swept: list[SweptRun] = []
     excluded: list[Excluded] = []
     reasons = reasons_of(variants)

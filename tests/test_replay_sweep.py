@@ -121,12 +121,20 @@ def test_several_processes_find_what_one_does(runs: list[Run]) -> None:
 
 def test_small_sweeps_and_rules_that_a_script_registered_are_worth_one_process(runs: list[Run]) -> None:
     """Processes take time to begin, and know what is installed alone."""
-    large = [runs[0]] * 1_000
+    policy = parse_policy(POLICY)
     registered = parse_policy("controller_metrics: [{name: last, class: LossOfASweep}]\n" + POLICY)
+    few, large = variants_of(policy, AXES), [runs[0]] * 50_000
 
-    assert worthwhile_processes(parse_policy(POLICY), 10, runs, 4) == 1
-    assert worthwhile_processes(parse_policy(POLICY), 100_000, large, 4) == 4
-    assert worthwhile_processes(registered, 100_000, large, 4) == 1
+    assert worthwhile_processes(policy, few, runs, 4) == 1
+    assert worthwhile_processes(policy, few, large, 4) == 4
+    assert worthwhile_processes(registered, few, large, 4) == 1
+
+
+def test_what_the_event_engine_decides_is_sooner_worth_processes(runs: list[Run]) -> None:
+    """It takes thousands of times as long."""
+    policy = parse_policy(POLICY.replace("mean(loss, window)", "mean(loss, steps=3)"))
+
+    assert worthwhile_processes(policy, variants_of(policy, {"spike": [1.5, 2.0]}), [runs[0]] * 100, 4) == 4
 
 
 def test_a_registered_metric_is_known_here_and_refused_by_name_in_processes_of_their_own(runs: list[Run]) -> None:
