@@ -18,8 +18,9 @@ from .replaying import Judged, Replay, replay
 from .report import TABLE_HEADINGS, comparison_rows, report_json, summary_lines, table_rows
 from .results import Excluded, Outlay, RunResult
 from .sweep_outcomes import Outcomes
+from .sweep_task import SweptRun
 from .sweep_variants import Variant
-from .sweeping import Sweep, SweptRun, sweep
+from .sweeping import Sweep, sweep
 from .validity import Validity
 from .verification import Difference, Verification, verify
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from ..store import Run
 from ..store.events import Event
@@ -68,7 +69,7 @@ def history_of(stream: EventStream) -> History:
     return History(
         steps=max(stream.steps, default=0),
         elapsed_ns=elapsed_ns or None,
-        checkpoints=tuple(Checkpoint(index, event.step, _size(event)) for index, event in stream.of_kind("save")),
+        checkpoints=tuple(Checkpoint(index, event.step, size_of(event.attrs)) for index, event in stream.of_kind("save")),
         evaluations={name: tuple(values) for name, values in evaluations.items()},
         curves=curves_of(stream),
         # With their own numbers: those of a stream hold on to all of its columns.
@@ -124,6 +125,7 @@ def _spans(events: Iterable[Event]) -> dict[int, int]:
     return spans
 
 
-def _size(event: Event) -> int | None:
-    size = event.attrs.get("size_bytes")
+def size_of(attrs: Mapping[str, Any]) -> int | None:
+    """The size of a checkpoint, in bytes, as a ``save`` event tells it; None where it does not."""
+    size = attrs.get("size_bytes")
     return size if isinstance(size, int) else None

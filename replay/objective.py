@@ -25,6 +25,10 @@ _TELLING: Final = (
 )
 
 
+#: The metric that is meant wherever it is evaluated, whatever others are.
+SURE_OBJECTIVE: Final = "eval_loss"
+
+
 @dataclass(frozen=True, slots=True)
 class Objective:
     """The metric of merit.
@@ -85,7 +89,7 @@ def guessed_objective(names: Set[str]) -> Objective | None:
     """The evaluation metric that can be meant: ``eval_loss``, or the only loss, or the only one whose name tells."""
     losses = sorted(name for name in names if "loss" in name.casefold())
     telling = sorted(name for name in names if mode_of(name) is not None)
-    for candidates in (["eval_loss"] if "eval_loss" in names else [], losses, telling):
+    for candidates in ([SURE_OBJECTIVE] if SURE_OBJECTIVE in names else [], losses, telling):
         if len(candidates) == 1:
             return Objective(candidates[0], mode_of(candidates[0]) or Mode.MIN, guessed=True)
         if candidates:
