@@ -15,7 +15,8 @@ from ..rules import SEMANTICS_VERSION, Policy
 from ..store import Run
 from ..store.errors import TelemetryError
 from .baselines import Baseline, BaselineOutcome, baseline_outcomes
-from .coverage import ControllerCoverage, coverage_of
+from .conduct import Conduct
+from .coverage import ControllerCoverage, Coverage, coverage_of
 from .frames import decisions_frame, runs_frame
 from .incidents import Labels
 from .judging import DEFAULT_SETTINGS, RunFacts, Settings, facts_of_run, judge
@@ -50,6 +51,7 @@ class Backtest:
         cost_per_hour: What an hour of one rank costs, in whatever currency; None when nobody said.
         baselines: What simpler policies would have made of the same runs; empty when none was asked for.
         coverage: What each controller and clause came to over all runs; empty when it was not asked for.
+        conduct: For each result, how the controllers conducted themselves; empty when coverage was not asked for.
     """
 
     policy: Policy
@@ -61,6 +63,7 @@ class Backtest:
     cost_per_hour: float | None = None
     baselines: tuple[BaselineOutcome, ...] = ()
     coverage: tuple[ControllerCoverage, ...] = ()
+    conduct: tuple[Conduct, ...] = ()
 
     @property
     def assumptions(self) -> tuple[str, ...]:
@@ -134,6 +137,8 @@ def backtest(
     results = tuple(judge(one, objective) for one in facts)
     judged_ids = {result.run_id for result in results}
     judged_runs = [run for run in chosen if run.folder.name in judged_ids]
+    endings = [None if result.ending is None else result.ending.event_index for result in results]
+    coverage = coverage_of(policy, judged_runs, processes, endings) if with_coverage else Coverage()
     return Backtest(
         policy,
         objective,
@@ -142,7 +147,8 @@ def backtest(
         settings=settings,
         cost_per_hour=cost_per_hour,
         baselines=baseline_outcomes(baselines, judged_runs, results, objective, settings, processes),
-        coverage=coverage_of(policy, judged_runs, processes) if with_coverage else (),
+        coverage=coverage.controllers,
+        conduct=coverage.runs,
     )
 
 

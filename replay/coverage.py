@@ -6,20 +6,18 @@ the policy that orders nothing: a clause that the one before it hides is seen al
 
 from __future__ import annotations
 
-import ast
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
 
-from ..rules import Decision, Engine, Policy, PolicyError
-from ..rules.declarations import Controller
-from ..rules.expressions import Expression
+from ..rules import Engine, Policy
 from ..store import Run
-from ..store.events import RULE_KINDS
+from ..store.events import BEFORE_STREAM, RULE_KINDS
+from .conduct import Conduct, Observer
 from .history import read_lineage
 from .mapping import mapped
-from .policy_text import timed, with_controllers
+from .probes import Answer, Probe, clauses, probed
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,106 +50,82 @@ class ControllerCoverage:
         fired_runs: In how many runs it decided anything.
         rule: Its rule as a whole.
         clauses: The operands of its ``and``, ``or`` and ``not``, in order; empty for a rule without any.
+        decisions: How often it fired, up to the end of each run under the policy; likewise what follows.
+        flaps: How often it fired anew after its rule had ceased to be true since it last fired.
+        pending_steps: Updates during which its rule was true and patience or ``for`` held it back.
     """
 
     controller: str
     fired_runs: int
     rule: ClauseCoverage
     clauses: tuple[ClauseCoverage, ...]
+    decisions: int = 0
+    flaps: int = 0
+    pending_steps: int = 0
 
 
-def coverage_of(policy: Policy, runs: Sequence[Run], processes: int = 1) -> tuple[ControllerCoverage, ...]:
-    """What the clauses of each controller came to over runs.
+@dataclass(frozen=True, slots=True)
+class Coverage:
+    """What a policy came to over runs.
+
+    Attributes:
+        controllers: One for each controller, in file order.
+        runs: How the controllers conducted themselves in each run.
+    """
+
+    controllers: tuple[ControllerCoverage, ...] = ()
+    runs: tuple[Conduct, ...] = ()
+
+
+def coverage_of(
+    policy: Policy, runs: Sequence[Run], processes: int = 1, endings: Sequence[int | None] | None = None
+) -> Coverage:
+    """What the controllers of a policy, and the clauses of each, came to over runs.
 
     Args:
         policy: The policy.
         runs: Runs that can be read.
         processes: How many to read them with.
+        endings: For each run, the index of the last event that it would have come to under the policy; None for all.
     """
-    probed = _probed(policy)
-    seen = Counter(name for names in mapped(_Seen(probed), runs, processes) for name in names)
-    return tuple(
-        ControllerCoverage(
-            controller.name,
-            seen[controller.name],
-            _coverage(controller.rule.text, index, 0, seen, len(runs)),
-            tuple(
-                _coverage(text, index, number, seen, len(runs))
-                for number, text in enumerate(_clauses(controller), start=1)
-            ),
+    asked = list(zip(runs, endings or [None] * len(runs), strict=True))
+    conducts = tuple(mapped(partial(_conduct, policy), asked, processes))
+    seen = Counter(name for conduct in conducts for name in conduct.answered)
+    found = []
+    for index, controller in enumerate(policy.controllers):
+        own = [conduct.controllers[index] for conduct in conducts]
+        texts = [controller.rule.text, *clauses(controller)]
+        rule, *parts = [_coverage(text, index, number, seen, len(runs)) for number, text in enumerate(texts)]
+        found.append(
+            ControllerCoverage(
+                controller.name,
+                seen[controller.name],
+                rule,
+                tuple(parts),
+                sum(one.decisions for one in own),
+                sum(one.flaps for one in own),
+                sum(one.pending_steps for one in own),
+            )
         )
-        for index, controller in enumerate(policy.controllers)
-    )
+    return Coverage(tuple(found), conducts)
 
 
-@dataclass(frozen=True, slots=True)
-class _Seen:
-    """What a process does to each run: the controllers and probes that decided in it."""
-
-    policy: Policy
-
-    def __call__(self, run: Run) -> frozenset[str]:
-        events, _ = read_lineage(run, samples=self.policy.reads_samples)
-        engine = Engine(self.policy, run.info.last.plan)
-        outcomes = list(engine.start())
-        seen = {outcome.controller for outcome in outcomes if isinstance(outcome, Decision)}
-        for event in events:
-            if event.kind not in RULE_KINDS:
-                seen.update(outcome.controller for outcome in engine.observe(event) if isinstance(outcome, Decision))
-        return frozenset(seen)
+def _conduct(policy: Policy, asked: tuple[Run, int | None]) -> Conduct:
+    """What a process does to each run."""
+    run, until = asked
+    with_probes, probes = probed(policy)
+    events, _ = read_lineage(run, samples=policy.reads_samples)
+    engine = Engine(with_probes, run.info.last.plan)
+    observer = Observer(policy, probes, until)
+    observer.observe(BEFORE_STREAM, 0, engine.start())
+    index = BEFORE_STREAM
+    for event in events:
+        if event.kind not in RULE_KINDS:
+            index += 1
+            observer.observe(index, event.step, engine.observe(event))
+    return observer.conduct()
 
 
 def _coverage(text: str, controller: int, number: int, seen: Counter[str], runs: int) -> ClauseCoverage:
-    true_runs, false_runs = (seen[_probe_name(controller, number, answer)] for answer in (True, False))
+    true_runs, false_runs = (seen[Probe(controller, number, answer).name] for answer in (Answer.TRUE, Answer.FALSE))
     return ClauseCoverage(" ".join(text.split()), true_runs, false_runs, runs)
-
-
-def _probe_name(controller: int, number: int, answer: bool) -> str:
-    return f"clause {controller}.{number} {answer}"
-
-
-def _clauses(controller: Controller) -> list[str]:
-    expression = controller.rule.bound.expression
-    clauses = [_text(expression, node) for node in _operands(expression.tree)]
-    return clauses if len(clauses) > 1 else []
-
-
-def _operands(node: ast.expr) -> Iterator[ast.expr]:
-    if isinstance(node, ast.BoolOp):
-        for value in node.values:
-            yield from _operands(value)
-    elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
-        yield from _operands(node.operand)
-    else:
-        yield node
-
-
-def _text(expression: Expression, node: ast.expr) -> str:
-    return expression.text[expression.offset(node) : expression.end(node)]
-
-
-def _probed(policy: Policy) -> Policy:
-    """The policy with two probes for each clause beside its controllers: one that it is true, one that it is false.
-
-    A clause whose value no rule may have (a list in an ``in``) is refused alone and left without an answer.
-    """
-    probes: list[dict[str, Any]] = []
-    for index, controller in enumerate(policy.controllers):
-        for number, text in enumerate([controller.rule.text, *_clauses(controller)]):
-            pair = [
-                {
-                    "name": _probe_name(index, number, answer),
-                    "triggers": list(dict.fromkeys(controller.triggers)),
-                    "rule": f"not not ({text})" if answer else f"not ({text})",
-                    "once": True,
-                    "operations": [],
-                    **timed(controller.between),
-                }
-                for answer in (True, False)
-            ]
-            try:
-                with_controllers(policy, pair)
-            except PolicyError:
-                continue
-            probes += pair
-    return with_controllers(policy, probes)

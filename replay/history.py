@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from ..store import Run
+from ..store import Attempt, Run
 from ..store.events import RULE_KINDS, Event
 from ..store.lineage import DECIDING_RANK, lineage_of
 from .curves import Curve, curves_of
@@ -44,6 +44,9 @@ class History:
         evaluations: The values of each metric that evaluations carry, in order.
         curves: The course of the training loss and of those metrics, thinned out for plots.
         annotations: What people noted, in order.
+        evaluated_at: Index of each evaluation, whatever it carries, among the stream's events.
+        evaluated_steps: The steps of those.
+        began_ns, ended_ns: The wall clock at the first and the last event; 0 when the log has none.
     """
 
     steps: int
@@ -52,6 +55,10 @@ class History:
     evaluations: Mapping[str, tuple[Evaluation, ...]]
     curves: tuple[Curve, ...] = ()
     annotations: tuple[Event, ...] = ()
+    evaluated_at: tuple[int, ...] = ()
+    evaluated_steps: frozenset[int] = frozenset()
+    began_ns: int = 0
+    ended_ns: int = 0
 
     def merit(self, objective: Objective | None) -> tuple[Evaluation, ...]:
         """The values of the metric of merit, in order; empty without one."""
@@ -68,7 +75,7 @@ def history_of(events: Sequence[Event]) -> History:
     for index, event in enumerate(facts):
         if event.kind == "evaluate":
             for name, value in event.metrics.items():
-                evaluations.setdefault(name, []).append(Evaluation(index, event.step, value))
+                evaluations.setdefault(name, []).append(Evaluation(index, event.step, value, event.time_ns))
     elapsed_ns = sum(_spans(facts).values())
     return History(
         steps=max((event.step for event in facts), default=0),
@@ -77,6 +84,10 @@ def history_of(events: Sequence[Event]) -> History:
         evaluations={name: tuple(values) for name, values in evaluations.items()},
         curves=curves_of(facts),
         annotations=tuple(event for event in facts if event.kind == "annotation"),
+        evaluated_at=tuple(index for index, event in enumerate(facts) if event.kind == "evaluate"),
+        evaluated_steps=frozenset(event.step for event in facts if event.kind == "evaluate"),
+        began_ns=facts[0].time_ns if facts else 0,
+        ended_ns=facts[-1].time_ns if facts else 0,
     )
 
 
@@ -113,6 +124,11 @@ def read_lineage(run: Run, *, samples: bool = False) -> tuple[list[Event], Rolle
         steps[attempt] -= count
     elapsed_ns = sum(_spans(recorded).values()) - sum(_spans(held).values())
     return held, RolledBack({attempt: count for attempt, count in steps.items() if count}, elapsed_ns)
+
+
+def restored_steps(attempts: Iterable[Attempt]) -> frozenset[int]:
+    """Steps whose checkpoint an attempt went on from."""
+    return frozenset(a.from_step for a in attempts if a.parent is not None and a.from_step is not None)
 
 
 def time_before(events: Sequence[Event]) -> Mapping[int, int]:

@@ -92,6 +92,8 @@ class Replay:
         event_count: Events folded.
         censored_from: Index of the event after which the record cannot vouch for this policy's run; None when it can.
         ending: Where the first stop would have taken effect; None without one.
+        approximate_from: Index of the event after which rules that look at the clock would have read another time,
+            since other operations take other time; None when none would.
         horizon: Where ``censored_from`` lies, in steps and time; None when the record can vouch throughout.
     """
 
@@ -102,6 +104,7 @@ class Replay:
     censored_from: int | None = None
     ending: Ending | None = None
     horizon: Ending | None = None
+    approximate_from: int | None = None
 
     @property
     def decisions(self) -> tuple[Judged, ...]:
@@ -176,6 +179,7 @@ def replay_events(policy: Policy, events: Sequence[Event], plan: Plan, *, delay_
         judge.censored_from(),
         _ending(policy, outcomes, events, delay_steps),
         _horizon(judge.censored_from(), events),
+        judge.approximate_from(),
     )
 
 
