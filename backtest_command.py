@@ -13,6 +13,7 @@ from .cli_options import JsonOption, PolicyArgument, SetOption, StoreOption
 from .console import print_json, print_table, progress, say
 from .replay import (
     BASELINES,
+    COMPARISON_HEADINGS,
     TABLE_HEADINGS,
     Backtest,
     Baseline,
@@ -98,8 +99,7 @@ def _print(result: Backtest) -> None:
     print_table(TABLE_HEADINGS, table_rows(result), numeric=TABLE_HEADINGS[1:-1])
     say()
     if result.baselines:
-        headings, rows = comparison_rows(comparison(result))
-        print_table(headings, rows, numeric=headings[1:])
+        print_table(COMPARISON_HEADINGS, comparison_rows(comparison(result)), numeric=COMPARISON_HEADINGS[1:])
         say()
     for line in summary_lines(result):
         say(line)

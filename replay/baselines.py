@@ -57,8 +57,8 @@ class Baseline:
 
 
 NEVER: Final = Baseline("never", "never stop")
-ORACLE: Final = Baseline("oracle", "stop at the best evaluation")
-RANDOM: Final = Baseline("random", "stop at random, as often per step")
+ORACLE: Final = Baseline("oracle", "oracle: best evaluation")
+RANDOM: Final = Baseline("random", "random, as often per step")
 
 MEDIAN: Final = Baseline("median_pruner", "Optuna median pruner", pruner=median_pruner)
 ASHA: Final = Baseline("asha", "ASHA rungs (Ray Tune)", pruner=asha)

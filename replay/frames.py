@@ -71,6 +71,9 @@ def run_row(result: RunResult, objective: Objective | None, cost_per_hour: float
         "cost_saved": None if hours is None or cost_per_hour is None else hours * cost_per_hour,
         "checkpoints": recorded.checkpoints,
         "checkpoints_predicted": predicted.checkpoints if predicted else None,
+        "checkpoints_never_restored": recorded.checkpoints_wasted,
+        "evaluations": recorded.evaluations,
+        "evaluations_predicted": predicted.evaluations if predicted else None,
         "checkpoint_bytes": recorded.checkpoint_bytes,
         "bytes_saved": result.bytes_saved,
         "best": recorded.best,
@@ -84,5 +87,7 @@ def run_row(result: RunResult, objective: Objective | None, cost_per_hour: float
         "deployable_at_stop": predicted.deployable if predicted else None,
         "deployable_regret": result.deployable_regret(objective),
         "relative_deployable_regret": result.relative_deployable_regret(objective),
+        "human_action": None if result.human is None else result.human.action.what,
+        "human_lead_steps": None if result.human is None else result.human.steps,
         "notes": "; ".join(result.notes),
     }

@@ -48,7 +48,8 @@ class Earlier(NamedTuple):
         return self.over_ns is not None and self.over_ns <= now_ns
 
 
-#: Whether a run ends at its newest evaluation: its evaluations so far, smaller is better, the runs before, and the time.
+#: Whether a run ends at its newest evaluation, by its evaluations so far (smaller is better), the runs before it, and
+#: the time.
 Pruner = Callable[[Sequence[float], Sequence[Earlier], int], bool]
 
 

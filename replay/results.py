@@ -132,6 +132,11 @@ class RunResult:
         return None if self.predicted is None else self.recorded.checkpoints - self.predicted.checkpoints
 
     @property
+    def evaluations_saved(self) -> int | None:
+        """Evaluations fewer than recorded; negative when the policy asks for more."""
+        return None if self.predicted is None else self.recorded.evaluations - self.predicted.evaluations
+
+    @property
     def bytes_saved(self) -> float | None:
         """Bytes of checkpoints fewer than recorded; None when sizes are not known."""
         if self.predicted is None:

@@ -57,7 +57,7 @@ def plain_median(runs: Sequence[Sequence[float]]) -> list[int | None]:
 
 
 def plain_asha(runs: Sequence[Sequence[float]]) -> list[int | None]:
-    """The scheduler's own bookkeeping, as it has it: larger is better, a rung keeps what is above the 75th percentile."""
+    """The scheduler's own bookkeeping: larger is better, and a rung keeps what is above the 75th percentile."""
     rungs: dict[int, list[float]] = {1: [], 4: [], 16: []}
     stops: list[int | None] = []
     for values in runs:
@@ -88,7 +88,7 @@ def test_pruners_stop_where_the_tools_would(runs: list[list[float]]) -> None:
 
 
 def test_a_run_sees_no_run_that_began_later_and_of_earlier_ones_only_what_they_had_by_then() -> None:
-    """Good runs that begin later, or that have recorded nothing yet, end nobody; the order of the results is not told."""
+    """Good runs that begin later, or that have recorded nothing yet, end nobody, in whatever order results stand."""
     slow, late = result_of([0.1], began_ns=1, every_ns=1000), result_of([0.1], began_ns=500, every_ns=1)
     bad = result_of([9.0], began_ns=2, every_ns=1)
     after = result_of([9.0], began_ns=3000, every_ns=1)
