@@ -5,6 +5,7 @@ A backtest flows in, text flows out. Nothing on the page comes from elsewhere, a
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from html import escape
@@ -78,7 +79,7 @@ def _head(name: str, backtest: Backtest, total: Mapping[str, Any]) -> str:
     about = f"<p>{escape(backtest.policy.description)}</p>" if backtest.policy.description else ""
     return (
         f'<header><p class="faint">Backtest over {total["runs"]} recorded runs</p><h1>{escape(name)}</h1>'
-        f'<p class="verdict">{escape(headline(backtest))}</p>{about}<p class="faint">{merit}</p></header>'
+        f'<p class="verdict">{_unbroken(escape(headline(backtest)))}</p>{about}<p class="faint">{merit}</p></header>'
     )
 
 
@@ -161,7 +162,8 @@ def _curves(backtest: Backtest) -> str:
     rest = f'<p class="faint">{left} runs more are not drawn; the tables have them all.</p>' if left > 0 else ""
     legend = (
         '<p class="faint">The shaded part is what the stop would have spared. Green ring: the best of the whole run; '
-        "red dot: the best up to the stop. Marks under a plot are decisions, coloured by validity as in the table.</p>"
+        "red dot: the best up to the stop. Brown marks at the top: values that are not finite. Marks under a plot are "
+        "decisions, coloured by validity as in the table.</p>"
     )
     return f'<section><h2>Curves and decisions</h2>{legend}<div class="plots">{shown}</div>{more}{rest}</section>'
 
@@ -170,7 +172,8 @@ def _figure(result: RunResult, backtest: Backtest) -> str:
     plot = run_plot(result, backtest.objective)
     if not plot:
         return ""
-    told = [result.status, *(f"{len(result.decisions):,} decisions" for _ in result.decisions[:1]), *result.notes]
+    count = f"{len(result.decisions):,} decision{'s' * (len(result.decisions) != 1)}"
+    told = [*([] if result.right_censored else [result.status]), count, *result.notes]
     caption = f"<figcaption>{escape('; '.join(told))}</figcaption>"
     return f'<figure id="{anchor(result)}"><h3>{escape(result.name)}</h3>{caption}{plot}</figure>'
 
@@ -227,6 +230,11 @@ def _identity(backtest: Backtest) -> str:
         f"<code>{escape(backtest.policy.source)}</code>, params: {escape(params)}. Decisions: {labels}. "
         f"Rule semantics {backtest.semantics_version}.</footer>"
     )
+
+
+def _unbroken(text: str) -> str:
+    """The text with its amounts kept together with their units."""
+    return re.sub(r"(?<=\d) (?=(s|min|h|runs?)\b)", "&nbsp;", text)
 
 
 def _list(sentences: Iterable[str]) -> str:

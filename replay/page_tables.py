@@ -16,7 +16,7 @@ from .human_action import Lead
 from .results import RunResult
 
 #: Decisions that are listed of a run, and of all runs together, at most; the JSON has them all.
-LISTED_OF_A_RUN: Final = 6
+LISTED_OF_A_RUN: Final = 4
 LISTED: Final = 240
 
 #: Values of a decision that are shown at most.
@@ -116,7 +116,8 @@ def _run_row(result: RunResult, backtest: Backtest) -> str:
     cells = (
         "-" if result.stop is None else f"{predicted.steps:,}",
         f"{recorded.steps:,}",
-        f'<span class="bar"><i style="width:{100 * share:.0f}%"></i></span>{bound}{share:.0%}',
+        f'<span class="bar"><i style="width:{100 * share:.0f}%"></i></span>'
+        f'<span class="number">{bound}{share:.0%}</span>',
         "-" if result.seconds_saved is None else short_duration(result.seconds_saved),
         f"{recorded.checkpoints} → {predicted.checkpoints}",
         f"{recorded.evaluations} → {predicted.evaluations}",
@@ -181,13 +182,17 @@ def decisions_table(backtest: Backtest) -> str:
     rows = list(decision_rows(backtest))
     if not rows:
         return ""
-    listed = [row for _, of_run in groupby(rows, lambda row: row.result.run_id) for row in _first(list(of_run))]
-    body = "".join(map(_decision_row, listed[:LISTED]))
-    left = len(rows) - len(listed[:LISTED])
-    more = f'<p class="faint">{left:,} more decisions are in the JSON report.</p>' if left else ""
+    groups = [_first(list(of_run)) for _, of_run in groupby(rows, lambda row: row.result.run_id)]
+    shown = groups[: LISTED // LISTED_OF_A_RUN]
+    body = "".join(
+        f'<tr><td class="group" colspan="6">{run_cell(group[0].result)}</td></tr>' + "".join(map(_decision_row, group))
+        for group in shown
+    )
+    left = len(rows) - sum(map(len, shown))
+    more = f'<p class="faint">{left:,} more decisions are in the JSON report (<code>--json</code>).</p>' if left else ""
     return (
-        '<section><h2>Every decision</h2><div class="scroll"><table class="decisions"><thead><tr><th>run</th>'
-        '<th>attempt</th><th>step</th><th class="left">controller, clause that was true</th>'
+        '<section><h2>Decisions</h2><div class="scroll"><table class="decisions"><thead><tr>'
+        '<th>step</th><th>attempt</th><th class="left">controller, clause that was true</th>'
         '<th class="left">values</th><th class="left">effect</th><th class="left">validity</th></tr></thead>'
         f"<tbody>{body}</tbody></table></div>{more}</section>"
     )
@@ -209,7 +214,7 @@ def _decision_row(row: DecisionRow) -> str:
     orders = ", ".join(operation.partition(".")[2] or operation for operation in decision.operations)
     own = ' class="own"' if row.judged is row.result.stop else ""
     return (
-        f"<tr{own}><td>{run_cell(row.result)}</td><td>{decision.attempt}</td><td>{decision.step:,}</td>"
+        f"<tr{own}><td>{decision.step:,}</td><td>{decision.attempt}</td>"
         f'<td class="left clause"><b>{escape(decision.controller)}</b>{because}</td>'
         f'<td class="left clause">{values}</td>'
         f'<td class="left wide">{escape(row.effect)}<br>{_faint(orders or "orders nothing")}</td>'
@@ -261,7 +266,7 @@ def anchor(result: RunResult) -> str:
 
 
 def _regret(value: float | None, bound: str) -> str:
-    return "-" if value is None else f"{bound}{value:+.2%}"
+    return "-" if value is None else f"{bound}{value:.2%}"
 
 
 def _share(value: float | None) -> str:

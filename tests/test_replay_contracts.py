@@ -1,4 +1,4 @@
-"""The twelve contracts of a replay, each by the name that it is known by. Sweeps have their own tests of theirs."""
+"""The twelve contracts of a replay, each by the name that it is known by. Sweeps have more tests of theirs."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -20,7 +21,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from steptape.recorder import Recorder
-from steptape.replay import replay, verify
+from steptape.replay import declared_objective, replay, verify
+from steptape.replay.judging import judge_run
+from steptape.replay.sweep_outcomes import Outcomes, outcomes_of_results
+from steptape.replay.sweep_run import RunSweep
+from steptape.replay.sweep_stream import stream_of_events
+from steptape.replay.sweep_variants import variants_of
+from steptape.replay.sweeping import sweep_stream
 from steptape.rules import (
     Engine,
     Policy,
@@ -228,21 +235,28 @@ def test_live_equals_replay(run: Run) -> None:
     assert text.count("'seq'") > 10
 
 
-#: Bytes between two cuts; a prime, so that records are cut at all their parts. The store's tests cut at each byte.
-CUT_EVERY = 43
+#: Two rules that decide, one of which also fails, on values that take few bytes.
+TERSE = """
+controllers:
+  - {name: fails, triggers: [on_step_end], rule: 1 / loss > 2, operations: []}
+  - {name: high, triggers: [on_step_end], rule: loss > 1, patience: {patience_threshold: 1}, operations: []}
+"""
 
 
 def test_crash(tmp_path: Path) -> None:
-    """Wherever the log is cut, what is left is verified, and no rule has decided twice at an event."""
-    with Recorder(tmp_path / "live", rules=POLICIES["everything"]) as rec:
-        for step in range(10):
-            rec.step(loss=1.0 + (step * 7 % 5))
+    """Cut the log at every byte: what is left is verified, and no rule has decided twice at an event.
+
+    A record that is cut off is none, so that the outcomes of two cuts differ only where a record ends.
+    """
+    with Recorder(tmp_path / "live", rules=parse_policy(TERSE)) as rec:
+        for loss in (2.0, 0.0, 0.25, 2.0, 3.0):
+            rec.step(loss=loss)
         copied = Path(shutil.copytree(rec.folder, tmp_path / "cut" / rec.folder.name))
     (journal,) = copied.glob("journal-*")
     content = journal.read_bytes()
     whole = verify(open_run(copied)).outcomes
-    outcomes = set()
-    for length in range(0, len(content), CUT_EVERY):
+    told = []
+    for length in range(len(content)):
         journal.write_bytes(content[:length])
 
         verdict = verify(open_run(copied))
@@ -254,9 +268,10 @@ def test_crash(tmp_path: Path) -> None:
 
         assert verdict.identical, (length, verdict)
         assert max(decided.values(), default=1) == 1
-        outcomes.add(verdict.outcomes)
-    assert whole > 3
-    assert len(outcomes) > whole // 2
+        told.append(verdict.outcomes)
+    assert whole >= 3
+    assert sorted(set(told)) == list(range(whole + 1))
+    assert told == sorted(told)
 
 
 INERT = """
@@ -415,3 +430,50 @@ def test_rule_unit_tests(step: int, passes: bool, tmp_path: Path) -> None:
     (test,) = parse_tests(SCENARIO.replace("STEP", str(step)), source=str(tmp_path / "policy.test.yaml"))
 
     assert run_test(test).passes is passes
+
+
+#: What varies: a window and its threshold, patience, and a second condition that some variants never let through.
+SWEPT = """
+params: {spike: 1.5, window: 4, tolerated: 1, floor: 0.5}
+controllers:
+  - name: stop
+    triggers: [on_step_end]
+    rule: loss > spike * mean(loss, window) and loss > floor
+    patience: {patience_threshold: tolerated}
+    operations: [hfcontrols.should_training_stop]
+  - name: note
+    triggers: [on_evaluate, on_log]
+    rule: slope(loss, window) > 0 or eval_loss > spike
+    cooldown: 3
+    operations: [hfcontrols.should_save]
+"""
+AXES: dict[str, list[float]] = {
+    "spike": [0.5, 1.0, 1.5, math.inf],
+    "window": [1, 4],
+    "tolerated": [0, 2],
+    "floor": [0.0, 2.0],
+}
+
+
+@given(drawn=_streams)
+@settings(max_examples=25, deadline=None)
+def test_sweep_equals_engine(drawn: list[tuple[str, float]]) -> None:
+    """Every variant, by columns and by the event engine: the same decisions at the same events, the same numbers."""
+    events = stream_of(drawn)
+    objective = declared_objective("eval_loss", "min")
+    variants = variants_of(parse_policy(SWEPT), AXES)
+    columns = RunSweep(stream_of_events(events, Plan()), lambda: events)
+    judged = [judge_run(variant.policy(), "", "", "completed", events, Plan(), objective) for variant in variants]
+
+    outcomes = sweep_stream(variants, stream_of_events(events, Plan()), objective, lambda: events, status="completed")
+
+    assert len(variants) == 32
+    assert not columns.reasons
+    for variant in variants:
+        engine = replay(variant.policy(), events).decisions
+        assert sorted(
+            (index, found.controller) for found in columns.firings(variant) for index in found.fired.events.tolist()
+        ) == sorted((entry.event_index, entry.outcome.controller) for entry in engine)
+    expected = outcomes_of_results(judged, objective)
+    for field in fields(Outcomes):
+        assert repr(getattr(outcomes, field.name).tolist()) == repr(getattr(expected, field.name).tolist()), field.name
