@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from ..rules import SEMANTICS_VERSION, Policy
@@ -52,6 +52,9 @@ class Backtest:
         baselines: What simpler policies would have made of the same runs; empty when none was asked for.
         coverage: What each controller and clause came to over all runs; empty when it was not asked for.
         conduct: For each result, how the controllers conducted themselves; empty when coverage was not asked for.
+        read_events: Events that were read and folded for it, those for baselines and coverage included, each time that
+            they were; what a cache had is not. It says how it was made and nothing of the runs, and so does the next.
+        took_s: Seconds that it took by the clock; None when the caller did not look.
     """
 
     policy: Policy
@@ -64,6 +67,23 @@ class Backtest:
     baselines: tuple[BaselineOutcome, ...] = ()
     coverage: tuple[ControllerCoverage, ...] = ()
     conduct: tuple[Conduct, ...] = ()
+    read_events: int = field(default=0, compare=False)
+    took_s: float | None = field(default=None, compare=False)
+
+    @property
+    def policy_digest(self) -> str:
+        """Digest of what the policy means."""
+        return self.policy.digest
+
+    @property
+    def event_count(self) -> int:
+        """Events that the results rest on: those of every run that was judged, once."""
+        return sum(result.identity.event_count for result in self.results)
+
+    @property
+    def events_per_s(self) -> float | None:
+        """Events read and folded a second, by the clock and over all processes; None when it is not known."""
+        return self.read_events / self.took_s if self.took_s else None
 
     @property
     def assumptions(self) -> tuple[str, ...]:
@@ -123,10 +143,12 @@ def backtest(
     settings = Settings(delay_steps, labels, tolerance_steps)
     facts: list[RunFacts] = []
     excluded: list[Excluded] = []
+    read_events = 0
     for run, found in zip(chosen, mapped(_Facts(policy, settings), chosen, processes), strict=True):
         if isinstance(found, TelemetryError):
             excluded.append(Excluded(run.folder.name, "", str(found)))
             continue
+        read_events += found.identity.event_count
         if found.is_empty:
             excluded.append(Excluded(found.run_id, found.name, "it recorded no step and no metric"))
         else:
@@ -149,6 +171,7 @@ def backtest(
         baselines=baseline_outcomes(baselines, judged_runs, results, objective, settings, processes),
         coverage=coverage.controllers,
         conduct=coverage.runs,
+        read_events=read_events,
     )
 
 

@@ -17,6 +17,7 @@ from ..store.plan import Plan
 from .detection import Alarm, Detection, detect
 from .history import NOTHING_ROLLED_BACK, Checkpoint, History, RolledBack, history_of, read_lineage, restored_steps
 from .human_action import Lead, lead_over
+from .identity import UNKNOWN, RunIdentity, identity_of
 from .incidents import Incident, Labels, incidents_in
 from .objective import Evaluation, Objective, best
 from .replaying import Ending, Replay, replay_events
@@ -39,6 +40,7 @@ class RunFacts:
         is_empty: Whether it recorded no step and no metric.
         restored_steps: Steps whose checkpoint an attempt of the run went on from.
         human: What a person did about the run, beside what the policy does; None when nobody did anything.
+        identity: Which log this was made of, and which decisions it came to.
     """
 
     run_id: str
@@ -53,6 +55,7 @@ class RunFacts:
     is_empty: bool = False
     restored_steps: frozenset[int] = frozenset()
     human: Lead | None = None
+    identity: RunIdentity = UNKNOWN
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +85,9 @@ def facts_of_run(policy: Policy, run: Run, settings: Settings = DEFAULT_SETTINGS
     events, rolled_back = read_lineage(run, samples=policy.reads_samples)
     info = run.info
     facts = facts_of(policy, info.run_id, info.name, run.status, events, info.last.plan, settings)
-    return dataclasses.replace(facts, rolled_back=rolled_back, restored_steps=restored_steps(info.attempts))
+    identity = dataclasses.replace(facts.identity, log_digest=run.log_digest)
+    restored = restored_steps(info.attempts)
+    return dataclasses.replace(facts, rolled_back=rolled_back, identity=identity, restored_steps=restored)
 
 
 def facts_of(
@@ -109,6 +114,7 @@ def facts_of(
         lacks_samples=policy.reads_samples and not any(event.samples for event in events),
         is_empty=not any(event.kind == "step_end" or event.metrics for event in events),
         human=lead_over(events, history, status, replayed),
+        identity=identity_of(events, replayed),
     )
 
 
@@ -152,6 +158,7 @@ def judge(facts: RunFacts, objective: Objective | None) -> RunResult:
         began_ns=history.began_ns,
         ended_ns=history.ended_ns,
         human=facts.human,
+        identity=facts.identity,
     )
 
 

@@ -225,11 +225,35 @@ def _rests_on(backtest: Backtest) -> Iterator[str]:
 def _identity(backtest: Backtest) -> str:
     labels = ", ".join(f"{count} {label}" for label, count in backtest.validity_counts().items()) or "none"
     params = ", ".join(f"{name} = {value}" for name, value in backtest.policy.params.items()) or "none"
+    rate = backtest.events_per_s
+    made = f"Made of {backtest.event_count:,} events" + (f", {rate:,.0f} a second" if rate else "")
     return (
-        f'<footer class="faint">Policy <code>{escape(backtest.policy.digest)}</code> from '
+        f'<footer class="faint">{_logs(backtest)}<p>Policy <code>{escape(backtest.policy.digest)}</code> from '
         f"<code>{escape(backtest.policy.source)}</code>, params: {escape(params)}. Decisions: {labels}. "
-        f"Rule semantics {backtest.semantics_version}.</footer>"
+        f"Rule semantics {backtest.semantics_version}. {made}.</p></footer>"
     )
+
+
+def _logs(backtest: Backtest) -> str:
+    """Of each run, what its result was made of: enough to tell whether another report rests on the same."""
+    rows = "".join(
+        f"<tr><td>{escape(result.run_id)}</td><td class='left'><code>{escape(result.identity.log_digest or '-')}</code>"
+        f"</td><td class='left'>{escape(_seqs(result))}</td>"
+        f"<td class='left'><code>{escape(result.identity.decision_digest or '-')}</code></td></tr>"
+        for result in backtest.results
+    )
+    if not rows:
+        return ""
+    return (
+        "<details><summary>Digests of every log and of its decisions</summary>"
+        '<div class="scroll"><table class="digests"><thead><tr><th>run</th><th class="left">log</th>'
+        f'<th class="left">events (attempt: seq)</th><th class="left">decisions</th></tr></thead>'
+        f"<tbody>{rows}</tbody></table></div></details>"
+    )
+
+
+def _seqs(result: RunResult) -> str:
+    return ", ".join(f"{one.attempt}: {one.first} to {one.last}" for one in result.identity.seq_ranges)
 
 
 def _unbroken(text: str) -> str:

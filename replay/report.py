@@ -26,6 +26,8 @@ def report_json(backtest: Backtest) -> dict[str, Any]:
             "params": dict(backtest.policy.params),
             "semantics_version": backtest.semantics_version,
         },
+        "event_count": backtest.event_count,
+        "events_per_s": backtest.events_per_s,
         "bootstrap": {"seed": SEED, "resamples": RESAMPLES, "coverage": COVERAGE},
         "objective": None
         if objective is None
@@ -65,6 +67,7 @@ def _run_json(
         "run_id": result.run_id,
         "name": result.name,
         "status": result.status,
+        "identity": asdict(result.identity),
         "fired": result.fired,
         "stop": None if result.stop is None else _stop_json(result.stop),
         "recorded": asdict(result.recorded),

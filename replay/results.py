@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from .curves import Curve
 from .detection import Detection
 from .human_action import Lead
+from .identity import UNKNOWN, RunIdentity
 from .objective import Evaluation, Objective
 from .replaying import Ending, Judged
 
@@ -75,6 +76,7 @@ class RunResult:
         ending: Where the stop takes effect; None without one.
         began_ns, ended_ns: The wall clock at its first and its last event; 0 when the log has none.
         human: What a person did about the run, and how much earlier the policy is; None when nobody did anything.
+        identity: Which log this was made of, and which decisions it came to.
     """
 
     run_id: str
@@ -98,6 +100,7 @@ class RunResult:
     began_ns: int = 0
     ended_ns: int = 0
     human: Lead | None = None
+    identity: RunIdentity = UNKNOWN
 
     @property
     def fired(self) -> bool:
