@@ -14,7 +14,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
-from ..rules import Policy, parse_policy
+from ..rules import Param, Policy, parse_policy
 from ..store import Run
 from .judging import Settings, facts_of_run, judge
 from .mapping import mapped
@@ -114,14 +114,22 @@ class BaselineOutcome:
     reason: str = ""
 
 
-def baseline_policy(baseline: Baseline, objective: Objective | None) -> Policy:
+def baseline_policy(
+    baseline: Baseline, objective: Objective | None, params: Mapping[str, Param] | None = None
+) -> Policy:
     """A baseline's policy, aimed at the metric of merit: its value where that is better low, else its negative.
 
+    Args:
+        baseline: Which.
+        objective: The metric of merit.
+        params: Params other than the tool's defaults.
+
     Raises:
+        PolicyError: It has no such param.
         ValueError: It is no policy, or says nothing of such a metric.
     """
     if baseline.path is None:
-        raise ValueError(f"{baseline.name} is no policy")
+        raise ValueError("it is no policy file")
     text = baseline.path.read_text(encoding="utf-8")
     if objective is None and baseline.reads_merit:
         raise ValueError(NO_MERIT)
@@ -129,7 +137,7 @@ def baseline_policy(baseline: Baseline, objective: Objective | None) -> Policy:
         if objective.mode is Mode.MAX and baseline.name in _ONLY_LOSSES:
             raise ValueError("it is defined for losses, and the metric of merit is better high")
         text = _MERIT.sub(lambda _: _merit_of(objective), text)
-    return parse_policy(text, source=str(baseline.path))
+    return parse_policy(text, source=str(baseline.path), params=params)
 
 
 def baseline_outcomes(

@@ -49,10 +49,10 @@ def report_page(backtest: Backtest) -> str:
         _against(backtest, rows),
         _curves(backtest),
         runs_table(backtest),
-        decisions_table(backtest),
         incidents_table(backtest),
         people_table(backtest),
         coverage_table(backtest),
+        decisions_table(backtest),
         _limits(backtest),
         _identity(backtest),
     ]
