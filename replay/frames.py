@@ -23,7 +23,7 @@ def runs_frame(
 
 
 def decisions_frame(results: Sequence[RunResult]) -> pl.DataFrame:
-    """One row a decision: run, place, controller, operations, validity."""
+    """One row a decision: run, place, attempt, controller, operations, validity."""
     import polars as pl
 
     rows = [
@@ -32,6 +32,9 @@ def decisions_frame(results: Sequence[RunResult]) -> pl.DataFrame:
             "name": result.name,
             "event_index": judged.event_index,
             "event": judged.event,
+            "attempt": judged.outcome.attempt,
+            "rank": judged.outcome.rank,
+            "seq": judged.outcome.seq,
             "step": judged.outcome.step,
             "epoch": judged.outcome.epoch,
             "elapsed_s": None if judged.elapsed_ns is None else judged.elapsed_ns / 1e9,

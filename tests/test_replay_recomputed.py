@@ -60,7 +60,7 @@ def rows_of(run: Run) -> tuple[list[Row], dict[int, int]]:
     rows: list[Row] = []
     saves: dict[int, int] = {}
     for event in run.events():
-        if event.kind in ("decision", "rule_error", "rule_warning"):
+        if event.kind not in ("step_end", "evaluate", "save", "train_end"):
             continue
         loss = event.metrics["loss"] if event.kind == "step_end" else None
         eval_loss = event.metrics["eval_loss"] if event.kind == "evaluate" else None
