@@ -15,18 +15,21 @@ from .mapping import Progress
 from .objective import Mode, Objective, declared_objective
 from .page import report_page
 from .replaying import Judged, Replay, replay
-from .report import TABLE_HEADINGS, comparison_rows, report_json, summary_lines, table_rows
+from .report import report_json
 from .results import Excluded, Outlay, RunResult
+from .summary import headline, summary_lines
 from .sweep_outcomes import Outcomes
 from .sweep_task import SweptRun
 from .sweep_variants import Variant
 from .sweeping import Sweep, sweep
+from .tables import COMPARISON_HEADINGS, TABLE_HEADINGS, comparison_rows, table_rows
 from .validity import Validity
 from .verification import Difference, Verification, verify
 
 __all__ = [
     "ASSUMPTIONS",
     "BASELINES",
+    "COMPARISON_HEADINGS",
     "TABLE_HEADINGS",
     "Backtest",
     "Baseline",
@@ -63,6 +66,7 @@ __all__ = [
     "difference_json",
     "difference_lines",
     "findings_against",
+    "headline",
     "read_labels",
     "replay",
     "report_json",

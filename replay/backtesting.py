@@ -16,7 +16,8 @@ from ..store import Run
 from ..store.errors import TelemetryError
 from .baselines import Baseline, BaselineOutcome, baseline_outcomes, reads_runs
 from .cache import Cache, answer_about, policy_identity
-from .coverage import ControllerCoverage, coverage_of
+from .conduct import Conduct
+from .coverage import ControllerCoverage, Coverage, coverage_of
 from .frames import decisions_frame, runs_frame
 from .incidents import Labels
 from .judging import DEFAULT_SETTINGS, RunFacts, Settings, facts_of_run, judge
@@ -52,6 +53,7 @@ class Backtest:
         cost_per_hour: What an hour of one rank costs, in whatever currency; None when nobody said.
         baselines: What simpler policies would have made of the same runs; empty when none was asked for.
         coverage: What each controller and clause came to over all runs; empty when it was not asked for.
+        conduct: For each result, how the controllers conducted themselves; empty when coverage was not asked for.
         read_events: Events that were read and folded for it, those for baselines and coverage included, each time that
             they were; what a cache had is not. It says how it was made and nothing of the runs, and so does the next.
         took_s: Seconds that it took by the clock; None when the caller did not look.
@@ -66,6 +68,7 @@ class Backtest:
     cost_per_hour: float | None = None
     baselines: tuple[BaselineOutcome, ...] = ()
     coverage: tuple[ControllerCoverage, ...] = ()
+    conduct: tuple[Conduct, ...] = ()
     read_events: int = field(default=0, compare=False)
     took_s: float | None = field(default=None, compare=False)
 
@@ -150,15 +153,17 @@ def backtest(
         outcomes, for_baselines = baseline_outcomes(
             baselines, judged_runs, report.results, report.objective, request.settings, readers, cache
         )
-        covered, for_coverage = coverage_of(policy, judged_runs, readers, cache) if with_coverage else ((), 0)
+        endings = [None if one.ending is None else one.ending.event_index for one in report.results]
+        covered = coverage_of(policy, judged_runs, readers, cache, endings) if with_coverage else Coverage()
     if cache is not None:
         cache.prune()
     return replace(
         report,
         cost_per_hour=cost_per_hour,
         baselines=outcomes,
-        coverage=covered,
-        read_events=report.read_events + for_baselines + for_coverage,
+        coverage=covered.controllers,
+        conduct=covered.runs,
+        read_events=report.read_events + for_baselines + covered.read_events,
     )
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..store import Run
+from ..store import Attempt, Run
 from ..store.events import Event
 from ..store.lineage import DECIDING_RANK, lineage_of
 from .curves import Curve, curves_of
@@ -45,6 +45,9 @@ class History:
         evaluations: The values of each metric that evaluations carry, in order.
         curves: The course of the training loss and of those metrics, thinned out for plots.
         annotations: What people noted, in order.
+        evaluated_at: Index of each evaluation, whatever it carries, among the stream's events.
+        evaluated_steps: The steps of those.
+        began_ns, ended_ns: The wall clock at the first and the last event; 0 when the log has none.
     """
 
     steps: int
@@ -53,6 +56,10 @@ class History:
     evaluations: Mapping[str, tuple[Evaluation, ...]]
     curves: tuple[Curve, ...] = ()
     annotations: tuple[Event, ...] = ()
+    evaluated_at: tuple[int, ...] = ()
+    evaluated_steps: frozenset[int] = frozenset()
+    began_ns: int = 0
+    ended_ns: int = 0
 
     def merit(self, objective: Objective | None) -> tuple[Evaluation, ...]:
         """The values of the metric of merit, in order; empty without one."""
@@ -64,16 +71,22 @@ def history_of(stream: EventStream) -> History:
     evaluations: dict[str, list[Evaluation]] = {}
     for index, event in stream.of_kind("evaluate"):
         for name, value in event.metrics.items():
-            evaluations.setdefault(name, []).append(Evaluation(index, event.step, value))
+            evaluations.setdefault(name, []).append(Evaluation(index, event.step, value, event.time_ns))
     elapsed_ns = sum(stream.spans().values())
     return History(
         steps=max(stream.steps, default=0),
         elapsed_ns=elapsed_ns or None,
-        checkpoints=tuple(Checkpoint(index, event.step, size_of(event.attrs)) for index, event in stream.of_kind("save")),
+        checkpoints=tuple(
+            Checkpoint(index, event.step, size_of(event.attrs)) for index, event in stream.of_kind("save")
+        ),
         evaluations={name: tuple(values) for name, values in evaluations.items()},
         curves=curves_of(stream),
         # With their own numbers: those of a stream hold on to all of its columns.
         annotations=tuple(event._replace(metrics=dict(event.metrics)) for _, event in stream.of_kind("annotation")),
+        evaluated_at=tuple(index for index, _ in stream.of_kind("evaluate")),
+        evaluated_steps=frozenset(event.step for _, event in stream.of_kind("evaluate")),
+        began_ns=stream.facts[0].time_ns if stream.facts else 0,
+        ended_ns=stream.facts[-1].time_ns if stream.facts else 0,
     )
 
 
@@ -110,6 +123,11 @@ def read_lineage(run: Run, *, samples: bool = False) -> tuple[Sequence[Event], R
         steps[attempt] -= count
     elapsed_ns = sum(_spans(recorded).values()) - sum(_spans(held).values())
     return held, RolledBack({attempt: count for attempt, count in steps.items() if count}, elapsed_ns)
+
+
+def restored_steps(attempts: Iterable[Attempt]) -> frozenset[int]:
+    """Steps whose checkpoint an attempt went on from."""
+    return frozenset(a.from_step for a in attempts if a.parent is not None and a.from_step is not None)
 
 
 def _steps(events: Iterable[Event]) -> Counter[int]:

@@ -60,11 +60,13 @@ class Evaluation:
         event_index: Index of its event among the stream's events, recorded decisions not counted.
         step: Optimizer updates finished then.
         value: The value; may be NaN.
+        time_ns: When it was recorded, by the wall clock; 0 when the log has no times.
     """
 
     event_index: int
     step: int
     value: float
+    time_ns: int = 0
 
 
 def declared_objective(metric: str, mode: str | None) -> Objective:

@@ -97,6 +97,8 @@ class Replay:
         event_count: Events folded.
         censored_from: Index of the event after which the record cannot vouch for this policy's run; None when it can.
         ending: Where the first stop would have taken effect; None without one.
+        approximate_from: Index of the event after which rules that look at the clock would have read another time,
+            since other operations take other time; None when none would.
         horizon: Where ``censored_from`` lies, in steps and time; None when the record can vouch throughout.
     """
 
@@ -107,6 +109,7 @@ class Replay:
     censored_from: int | None = None
     ending: Ending | None = None
     horizon: Ending | None = None
+    approximate_from: int | None = None
 
     @property
     def decisions(self) -> tuple[Judged, ...]:
@@ -186,6 +189,7 @@ def replay_stream(policy: Policy, stream: EventStream, plan: Plan, *, delay_step
         censored_from,
         _ending(policy, outcomes, stream, delay_steps),
         None if censored_from is None else _place(censored_from, stream),
+        judge.approximate_from(),
     )
 
 

@@ -1,6 +1,6 @@
 """Frozen values as JSON text and back, exactly. No code is ever read from a file.
 
-Dataclasses, named tuples, enumerations, tuples, lists and mappings flow in, and the classes that they may be of: those
+Dataclasses, named tuples, enumerations, tuples, lists, frozen sets and mappings flow in, and the classes that they may be of: those
 that the annotations of one class lead to, so that a field that any of them gains is covered by itself.
 """
 
@@ -64,6 +64,8 @@ class ValueCodec:
             return ["r", name, [self._packed(getattr(value, field)) for field in self.fields[name]]]
         if isinstance(value, Mapping):
             return ["m", [[self._packed(key), self._packed(entry)] for key, entry in value.items()]]
+        if isinstance(value, frozenset):
+            return ["s", [self._packed(entry) for entry in value]]
         if type(value) in (tuple, list):
             tag = "t" if type(value) is tuple else "l"
             entries = list(value)  # type: ignore[call-overload]
@@ -88,7 +90,7 @@ class ValueCodec:
         if tag == "m":
             return {self._unpacked(key): self._unpacked(entry) for key, entry in content}
         entries = content if tag in "TL" else [self._unpacked(entry) for entry in content]
-        return {"T": tuple, "t": tuple, "L": list, "l": list}[tag](entries)
+        return {"T": tuple, "t": tuple, "L": list, "l": list, "s": frozenset}[tag](entries)
 
 
 @functools.cache

@@ -35,7 +35,7 @@ controllers:
   - {name: plain, triggers: [on_step_end], rule: loss > 1e-5, operations: []}
 """)
 
-    spike, lost, plain = coverage_of(policy, runs, Readers())[0]
+    spike, lost, plain = coverage_of(policy, runs, Readers()).controllers
 
     assert [(c.text, c.true_runs, c.false_runs) for c in spike.clauses] == [
         ("len(loss) > 50", 0, 2),
