@@ -13,7 +13,7 @@ import typer
 
 from .addressing import complain_of, policy_named, runs_chosen, setting_value
 from .cli_options import JsonOption, PolicyArgument, StoreOption
-from .console import complain, print_json, print_table, progress, say
+from .console import complain, print_json, print_table, reading_runs, say
 from .replay import Sweep, declared_objective
 from .replay import sweep as run_sweep
 from .rules import Param
@@ -67,14 +67,13 @@ def sweep(
     chosen, problems = runs_chosen(runs, store)
     complain_of(problems)
     declared = declared_objective(objective, mode) if objective else None
-    with progress() as bar:
-        task = bar.add_task("sweeping runs", total=len(chosen))
+    with reading_runs() as on_progress:
         result = run_sweep(
             loaded,
             axes,
             chosen,
             objective=declared,
-            on_progress=lambda _: bar.advance(task),
+            on_progress=on_progress,
             processes=processes or os.cpu_count() or 1,
         )
     rows = result.frame().to_dicts()

@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from ..rules import Param, Policy
 from ..store import Run
+from .mapping import Progress
 from .objective import Objective
 from .results import Excluded
 from .sweep_outcomes import NO_STEP, Outcomes
@@ -146,7 +147,7 @@ def sweep(
     runs: Iterable[Run],
     *,
     objective: Objective | None = None,
-    on_progress: Callable[[Run], object] | None = None,
+    on_progress: Callable[[Progress], object] | None = None,
     processes: int = 1,
 ) -> Sweep:
     """What each variant of a policy would have done to recorded runs.
@@ -156,7 +157,7 @@ def sweep(
         axes: The params to vary, with the values to try.
         runs: The runs; those that cannot be judged are listed as excluded.
         objective: The metric of merit; guessed when not given and unambiguous.
-        on_progress: Called with each run once it is done with.
+        on_progress: Told after each run that is done with.
         processes: How many to share the runs out to at most. What is done sooner than they have begun stays here, and
             so do rules that a script may have registered. They import the main script, which has to stand behind
             ``if __name__ == "__main__":``.
@@ -174,7 +175,7 @@ def sweep(
     excluded: list[Excluded] = []
     reasons = reasons_of(variants)
     task = Task(policy, axes, objective, variants)
-    for run, found in zip(chosen, swept_in_processes(task, chosen, processes), strict=True):
+    for done, found in enumerate(swept_in_processes(task, chosen, processes), start=1):
         if isinstance(found, Excluded):
             excluded.append(found)
         else:
@@ -182,7 +183,7 @@ def sweep(
             if found.engine_reason:
                 reasons[found.run_id] = found.engine_reason
         if on_progress is not None:
-            on_progress(run)
+            on_progress(Progress(done, len(chosen)))
     named = {name: tuple(values) for name, values in axes.items()}
     return Sweep(policy, named, objective, tuple(variants), tuple(swept), tuple(excluded), reasons)
 

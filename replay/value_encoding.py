@@ -1,7 +1,7 @@
 """Frozen values as JSON text and back, exactly. No code is ever read from a file.
 
-Dataclasses, named tuples, enumerations, tuples, lists, frozen sets and mappings flow in, and the classes that they may be of: those
-that the annotations of one class lead to, so that a field that any of them gains is covered by itself.
+Dataclasses, named tuples, enumerations, tuples, lists, frozen sets and mappings flow in, and the classes that they may
+be of: those that the annotations of one class lead to, so that a field that any of them gains is covered by itself.
 """
 
 from __future__ import annotations

@@ -26,8 +26,8 @@ from steptape.replay.judging import judge_run
 from steptape.replay.sweep_outcomes import Outcomes, outcomes_of_results
 from steptape.replay.sweep_run import RunSweep
 from steptape.replay.sweep_stream import stream_of_events
+from steptape.replay.sweep_task import sweep_stream
 from steptape.replay.sweep_variants import variants_of
-from steptape.replay.sweeping import sweep_stream
 from steptape.rules import (
     Engine,
     Policy,
