@@ -1,0 +1,61 @@
+"""``python tests/fuzz/fuzz_api.py [CASES]``: schemathesis against a real server, until it has sent so many requests.
+
+It makes requests from the OpenAPI document, right and wrong ones, follows links from job to result, and complains of
+every 5xx, every answer that the document does not describe, and every status that it does not name.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from api_serving import RUN, SMALL, recorded, served
+
+#: What is held against each answer.
+CHECKS = (
+    "not_a_server_error",
+    "status_code_conformance",
+    "content_type_conformance",
+    "response_headers_conformance",
+    "response_schema_conformance",
+)
+
+
+def fuzz(url: str, *, max_examples: int, seed: int, more: tuple[str, ...] = ()) -> tuple[int, int, str]:
+    """Exit status, number of requests, and what schemathesis says."""
+    command = [
+        str(Path(sys.executable).with_name("schemathesis")), "run", f"{url}/api/v1/openapi.json", "--url", url,
+        "--checks", ",".join(CHECKS), "--max-examples", str(max_examples), "--seed", str(seed), "--no-color",
+        "--request-timeout", "60", "--generation-database", "none", *more,
+    ]  # fmt: skip
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    found = re.search(r"Test cases:\s*\n\s*(\d+) generated", result.stdout)
+    return result.returncode, int(found[1]) if found else 0, result.stdout + result.stderr
+
+
+def main() -> None:
+    """Fuzz, with other seeds, until so many requests have been sent."""
+    wanted = int(sys.argv[1]) if len(sys.argv) > 1 else 5_000
+    total, seed = 0, 1
+    with tempfile.TemporaryDirectory() as folder:
+        recorded(Path(folder) / "runs")
+        recorded(Path(folder) / "runs", f"{RUN[:-1]}b", name="named")
+        with served(Path(folder) / "runs", limits=replace(SMALL, wait_s=0.2)) as client:
+            while total < wanted:
+                status, count, said = fuzz(str(client.base_url).rstrip("/"), max_examples=60, seed=seed)
+                print(said, flush=True)
+                if status != 0 or not count:
+                    sys.exit(status or 1)
+                total += count
+                seed += 1
+    print(f"{total} requests, and nothing to complain of")
+
+
+if __name__ == "__main__":
+    main()
