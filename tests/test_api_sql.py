@@ -210,12 +210,11 @@ def test_every_form_holds_the_same_rows(client: httpx.Client) -> None:
 
 def test_what_json_cannot_hold_is_text(client: httpx.Client) -> None:
     """NaN, infinity, large integers, times and bytes."""
-    sql = "SELECT 'nan'::DOUBLE a, '-inf'::DOUBLE b, 2::HUGEINT ** 0 + 2::HUGEINT c, DATE '2026-01-02' d, 'x'::BLOB e, {'f': [1]} g"
+    sql = "SELECT 'nan'::DOUBLE a, '-inf'::DOUBLE b, DATE '2026-01-02' d, 'x'::BLOB e, {'f': [1]} g"
 
     rows = ask(client, sql).json()["rows"]
 
-    assert rows[0][:2] == ["NaN", "-Infinity"]
-    assert rows[0][3:] == ["2026-01-02", "eA==", {"f": [1]}]
+    assert rows == [["NaN", "-Infinity", "2026-01-02", "eA==", {"f": [1]}]]
 
 
 def test_one_run_may_be_asked_alone(client: httpx.Client) -> None:
