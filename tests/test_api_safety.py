@@ -15,8 +15,8 @@ from pathlib import Path
 
 import httpx
 import pytest
-from api_serving import RUN, SMALL, recorded, served
 
+from api_serving import RUN, SMALL, recorded, served
 from steptape.api.connections import ImpatientProtocol
 from steptape.api.server import serve
 from steptape.api.tokens import parse_tokens, read_tokens

@@ -10,6 +10,7 @@ import httpx
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+
 from api_serving import RUN, recorded, served
 
 #: Statements that would read, write, load, change or hold what is not theirs. ``{out}`` is a file that must not appear,
