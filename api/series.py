@@ -93,7 +93,7 @@ def _items(snapshot: Snapshot, query: SeriesQuery, *, lacking_is_empty: bool = F
     run_id = snapshot.info.run_id
     for metric in names:
         if metric not in columns:
-            nothing = {name: [] for name in (*_CLOCKS, "x", "value")}
+            nothing: dict[str, list[Any]] = {name: [] for name in (*_CLOCKS, "x", "value")}
             yield SeriesItem.model_validate(
                 {"run_id": run_id, "metric": metric, "kind": None, "n_raw": 0, "sampled": False, "axis": query.axis}
                 | nothing
