@@ -18,6 +18,7 @@ import itertools
 import os
 import sys
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
@@ -135,9 +136,10 @@ def _seal_segment(folder: Path, run_id: str, journal: JournalFile, segment: Segm
         columns = read_columns(folder)
         known = len(columns.by_metric)
         columns.extend(fresh.metric_names())
-        if len(columns.by_metric) > known or not (folder / COLUMNS_JSON).exists():
-            write_columns(folder, columns)
-        _publish_segment(folder, run_id, journal, fresh, columns)
+        with ThreadPoolExecutor(1) as beside:
+            is_kept = len(columns.by_metric) == known and (folder / COLUMNS_JSON).exists()
+            kept = None if is_kept else beside.submit(write_columns, folder, columns)
+            _publish_segment(folder, run_id, journal, fresh, columns, kept)
     if segment.torn_bytes:
         journal.path.rename(journal.path.with_name(f"torn-{journal.path.name}"))
     else:
@@ -145,15 +147,29 @@ def _seal_segment(folder: Path, run_id: str, journal: JournalFile, segment: Segm
     return len(fresh)
 
 
-def _publish_segment(folder: Path, run_id: str, journal: JournalFile, segment: Segment, columns: Columns) -> None:
-    """The tables of a segment, that of the events last: until it is there, all of its events count as unsealed."""
+def _publish_segment(
+    folder: Path, run_id: str, journal: JournalFile, segment: Segment, columns: Columns, kept: Future[None] | None
+) -> None:
+    """The tables of a segment, that of the events last: until it is there, all of its events count as unsealed.
+
+    Args:
+        folder: The run's folder.
+        run_id: The run.
+        journal: Where the segment lay.
+        segment: What of it is not sealed.
+        columns: The columns of its metrics and of those before.
+        kept: What waits for the disk to have those columns, which it must before any table is there.
+    """
     wide, long = columns.wide(), columns.long()
     first, last = segment.only(np.array([0, len(segment) - 1])).seq.tolist()
     pieces = list(segment.pieces(CELLS_PER_ROW_GROUP))
 
     def publish_table(table: str, schema: pa.Schema, always: Collection[str], tables: Iterable[pa.Table]) -> None:
         path = folder / sealed_name(table, journal.attempt, journal.rank, first, last)
-        _publish(tables, schema, always, path)
+        aside = _written_aside(tables, schema, always, path)
+        if kept is not None:
+            kept.result()
+        publish(aside, path)
 
     if segment.has_samples():
         tables = (samples_table(run_id, piece) for piece in pieces)
@@ -212,15 +228,17 @@ def _merge(folder: Path, table: str, files: Sequence[SealedFile]) -> None:
         present = {column for schema in own for column in schema.names}
         schema = events_schema(Columns({m: c for m, c in read_columns(folder).by_metric.items() if c in present}))
     always = set.intersection(*({field.name for field in schema if not field.nullable} for schema in own))
-    _publish((group for file in files for group in row_groups_of(file.path)), schema, always, folder / name)
+    groups = (group for file in files for group in row_groups_of(file.path))
+    publish(_written_aside(groups, schema, always, folder / name), folder / name)
 
 
-def _publish(tables: Iterable[pa.Table], schema: pa.Schema, always: Collection[str], path: Path) -> None:
+def _written_aside(tables: Iterable[pa.Table], schema: pa.Schema, always: Collection[str], path: Path) -> Path:
+    """Where these tables are durable now, to be renamed to ``path``."""
     aside = path.with_name(f".{path.name}.tmp")
     write_tables(tables, schema, aside, always=always)
     with open(aside, "rb") as file:
         os.fsync(file.fileno())
-    publish(aside, path)
+    return aside
 
 
 def _remove_leftovers(folder: Path) -> None:
