@@ -25,6 +25,7 @@ from steptape.replay import declared_objective, replay, verify
 from steptape.replay.judging import judge_run
 from steptape.replay.sweep_outcomes import Outcomes, outcomes_of_results
 from steptape.replay.sweep_run import RunSweep
+from steptape.replay.sweep_schedule import schedules_of
 from steptape.replay.sweep_stream import stream_of_events
 from steptape.replay.sweep_task import sweep_stream
 from steptape.replay.sweep_variants import variants_of
@@ -483,14 +484,15 @@ def test_sweep_equals_engine(drawn: list[tuple[str, float]]) -> None:
     columns = RunSweep(stream_of_events(events, Plan()), lambda: events)
     judged = [judge_run(variant.policy(), "", "", "completed", events, Plan(), objective) for variant in variants]
 
-    outcomes = sweep_stream(variants, stream_of_events(events, Plan()), objective, lambda: events, status="completed")
+    stream = stream_of_events(events, Plan())
+    outcomes, _ = sweep_stream(schedules_of(variants), stream, objective, lambda: events, status="completed")
 
     assert len(variants) == 32
     assert not columns.reasons
     for variant in variants:
         engine = replay(variant.policy(), events).decisions
         assert sorted(
-            (index, found.controller) for found in columns.firings(variant) for index in found.fired.events.tolist()
+            (index, found.controller) for found in columns.firings(variant) for index in found.events.tolist()
         ) == sorted((entry.event_index, entry.outcome.controller) for entry in engine)
     expected = outcomes_of_results(judged, objective)
     for field in fields(Outcomes):
