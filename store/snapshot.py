@@ -201,9 +201,14 @@ def _take_snapshot(folder: Path) -> Snapshot:
 
 
 def _is_held(listing: Listing) -> bool:
-    """Whether a live process holds a journal: of each (attempt, rank) it can only be the newest segment."""
-    newest = {journal[1:3]: journal for journal in listing.journals}
-    return any(is_being_written(journal.path) for journal in newest.values())
+    """Whether a live process holds a journal.
+
+    Of each (attempt, rank) that is the newest segment, or the one before it while the newest is being created: asked in
+    this order, because the writer lets go of the one only when it holds the other.
+    """
+    streams = itertools.groupby(listing.journals, key=lambda journal: journal[1:3])
+    newest = (list(journals)[-2:] for _, journals in streams)
+    return any(is_being_written(journal.path) for journal in itertools.chain.from_iterable(newest))
 
 
 def _within(rows: pa.Table, file: SealedFile) -> pa.Table:
