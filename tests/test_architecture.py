@@ -42,6 +42,8 @@ OWNERS = {
     "pydantic": {"api"},
     "pydantic_core": {"api"},
     "uvicorn": {"api"},
+    "jinja2": {"api"},
+    "markupsafe": {"api"},
     "typer": {
         "addressing",
         "backtest_command",
