@@ -13,10 +13,9 @@ from fastapi import Query as InQuery
 from ..store import Store
 from ..store.event_json import encoded
 from ..store.snapshot import Snapshot
-from ..store.summary import RunSummary, summarize
+from ..store.summary import RunSummary, leading_metric, summarize
 from .access import OpenStore, find_run
 from .page_layout import PageRoute, flattened, page
-from .sparklines import leading_metric
 
 router = APIRouter(include_in_schema=False, route_class=PageRoute)
 

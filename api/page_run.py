@@ -9,11 +9,10 @@ from fastapi import APIRouter, Request, Response
 from ..store import Run
 from ..store.event_json import encoded
 from ..store.snapshot import Snapshot
-from ..store.summary import summarize
+from ..store.summary import leading_metric, summarize
 from .access import RequestedRun
 from .page_layout import PageRoute, flattened, page
 from .page_runs import share_done
-from .sparklines import leading_metric
 
 router = APIRouter(include_in_schema=False, route_class=PageRoute)
 

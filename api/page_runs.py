@@ -10,11 +10,11 @@ from fastapi import Query as InQuery
 from pydantic import BaseModel, ConfigDict, Field
 
 from ..store.catalog import Entry
-from ..store.summary import RunSummary
+from ..store.summary import RunSummary, leading_metric
 from .access import OpenStore
 from .page_layout import PageRoute, page
 from .problems import without_path
-from .sparklines import HEIGHT, WIDTH, leading_metric, sparkline
+from .sparklines import HEIGHT, WIDTH, sparkline
 
 router = APIRouter(include_in_schema=False, route_class=PageRoute)
 

@@ -10,6 +10,7 @@ from typing import Final
 
 from ..store.run_folder import SealedFile
 from ..store.snapshot import Snapshot, retrying, take_snapshot
+from ..store.summary import leading_metric
 from ..store.timeline import PLACE, effective_lineage, effective_rows
 from .downsampling import kept_indices
 
@@ -21,17 +22,6 @@ _POINTS: Final = 60
 
 #: Lines that are remembered: some pages of a list.
 _REMEMBERED: Final = 2048
-
-
-def leading_metric(metrics: Sequence[str]) -> str | None:
-    """The metric that is looked at first: ``loss``, else the first whose name tells of a loss, else the first.
-
-    >>> leading_metric(["lr", "train/loss"]), leading_metric(["reward"]), leading_metric([])
-    ('train/loss', 'reward', None)
-    """
-    if "loss" in metrics:
-        return "loss"
-    return next((metric for metric in metrics if "loss" in metric.casefold()), metrics[0] if metrics else None)
 
 
 def sparkline(snapshot: Snapshot) -> str:

@@ -15,9 +15,9 @@ export const COLOURS = ["#3b82c4", "#d9822b", "#3f9d6b", "#b84f8c", "#8a6fd1", "
 /** What each kind of mark looks like; `height` is its place between the bottom (0) and the top (1) of the plot. */
 const MARKS = {
   decision: { symbol: "triangle-down", size: 10, height: 0.97, colour: "--stop", title: "decision" },
-  save: { symbol: "line-ns-open", size: 5, height: 0.02, colour: "--faint", title: "checkpoint" },
+  save: { symbol: "line-ns-open", size: 5, height: 0.02, line: 1, opacity: 0.6, colour: "--faint", title: "checkpoint" },
   annotation: { symbol: "diamond", size: 8, height: 0.9, colour: "--note", title: "annotation" },
-  gap: { symbol: "x-thin-open", size: 7, height: 0.08, colour: "--stop", title: "not finite" },
+  gap: { symbol: "x-thin-open", size: 7, height: 0.08, line: 1.5, colour: "--stop", title: "not finite" },
 };
 
 export const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
@@ -69,7 +69,8 @@ export function marksOf(kind, item, marks) {
     customdata: placed.map(([, mark]) => mark.step),
     text: placed.map(([, mark]) => plain(mark.text)),
     name: look.title,
-    marker: { symbol: look.symbol, size: look.size, line: { width: 1 }, color: placed.map(([, mark]) => mark.colour ?? colour(look.colour)) },
+    cliponaxis: false,
+    marker: { symbol: look.symbol, size: look.size, opacity: look.opacity ?? 1, line: { width: look.line ?? 0 }, color: placed.map(([, mark]) => mark.colour ?? colour(look.colour)) },
     hovertemplate: "%{text}<extra></extra>",
   };
 }
