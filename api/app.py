@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
@@ -122,10 +123,15 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     """Read the runs beside the first requests, and end all processes with the server."""
 
     def warm() -> None:
+        # What is read now stays: looking through it for garbage, again and again as it grows, is lost time.
+        gc.disable()
         try:
             open_store(app.state.store_path).recent()
         except (StoreNotFound, OSError):
             return  # Requests say so.
+        finally:
+            gc.freeze()
+            gc.enable()
         app.state.is_warm = True
         app.state.query_workers.warm()
 

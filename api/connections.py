@@ -8,8 +8,7 @@ from typing import Any, Final
 
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-#: Bytes of a request's line and headers.
-MAX_HEAD_BYTES: Final = 32 << 10
+from .gate import MAX_HEAD_BYTES
 
 #: Seconds until the head of a request has to be there, from its first byte or the connection's beginning on.
 HEAD_S: Final = 10.0

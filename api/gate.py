@@ -32,6 +32,10 @@ _QUESTIONS: Final = re.compile(r"/api/v1/(query|rules/check|rules/test)")
 
 _HOST: Final = re.compile(r"(?:\[(?P<v6>[0-9A-Fa-f:.]+)\]|(?P<name>[A-Za-z0-9._-]+))(?::\d{1,5})?")
 
+#: Bytes of all headers of a request.
+MAX_HEAD_BYTES: Final = 32 << 10
+
+_LARGE: Final = Sort(431, "headers-too-large", "The headers are too large")
 _MISDIRECTED: Final = Sort(421, "misdirected-request", "This server is called otherwise")
 _FOREIGN: Final = Sort(403, "foreign-origin", "The request comes from a page of another site")
 _UNAUTHORIZED: Final = Sort(401, "unauthorized", "A token is needed")
@@ -68,6 +72,8 @@ class Gate:
         await refusal(sort, detail, headers=challenge)(scope, receive, send)
 
     def _check_address(self, scope: AsgiScope, headers: Headers) -> tuple[Sort, str] | None:
+        if sum(len(name) + len(value) for name, value in headers.raw) > MAX_HEAD_BYTES:
+            return _LARGE, f"Headers have at most {MAX_HEAD_BYTES:,} bytes in all"
         hosts = headers.getlist("host")
         if len(hosts) != 1 or _name_in(hosts[0]) not in self._hosts:
             return _MISDIRECTED, "The Host header names no host that this server answers for (--allowed-host adds one)"

@@ -44,7 +44,7 @@ from .models import ParameterError, Problem
 MEDIA_TYPE: Final = "application/problem+json"
 
 #: Statuses that any request can end with; the OpenAPI document says so for each.
-STATUSES: Final = (400, 401, 403, 404, 406, 408, 409, 413, 415, 421, 422, 500, 503)
+STATUSES: Final = (400, 401, 403, 404, 406, 408, 409, 413, 415, 421, 422, 431, 500, 503)
 
 _LOGGER: Final = logging.getLogger("steptape.api")
 

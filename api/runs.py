@@ -28,7 +28,19 @@ _LOGGER: Final = logging.getLogger("steptape.api")
 _POSITION: Final = TypeAdapter(Position)
 
 
-@router.get("/runs", summary="Runs, newest first", response_model=RunPage, responses=IN_EVERY_FORM)
+#: How a run of the list is asked about further.
+_LINKS: Final = {
+    operation: {"operationId": operation, "parameters": {"id": "$response.body#/items/0/run_id"}}
+    for operation in ("read_run", "list_events", "list_samples", "list_decisions", "list_annotations", "annotate_run")
+}
+
+
+@router.get(
+    "/runs",
+    summary="Runs, newest first",
+    response_model=RunPage,
+    responses={200: {**IN_EVERY_FORM[200], "links": _LINKS}},
+)
 def list_runs(request: Request, store: OpenStore, query: Annotated[RunsQuery, InQuery()]) -> Response:  # type: ignore[valid-type]
     """The runs of the store that the filters let through. Runs that cannot be read are named under `problems`."""
     return page_answer(request, runs_page(store, query), query.format)  # type: ignore[attr-defined]

@@ -94,7 +94,11 @@ def _items(snapshot: Snapshot, query: SeriesQuery, *, lacking_is_empty: bool = F
     run_id = snapshot.info.run_id
     for metric in names:
         if metric not in columns:
-            yield _item(run_id, metric, query.kind, table.slice(0, 0).select([*_CLOCKS, "x", "x"]), query)
+            nothing: dict[str, list[Any]] = {name: [] for name in (*_CLOCKS, "x", "value")}
+            yield SeriesItem.model_validate(
+                {"run_id": run_id, "metric": metric, "kind": None, "n_raw": 0, "sampled": False, "axis": query.axis}
+                | nothing
+            )
             continue
         column = columns[metric]
         values = table.filter(table[column].is_valid()).select(["kind", *_CLOCKS, "x", column])

@@ -1,8 +1,8 @@
 """What answers cost over HTTP in a store of 10,000 runs: ``python benchmarks/api.py STORE``.
 
-The store is made where there is none: ``--runs`` runs of ``--steps`` steps and ``--metrics`` metrics. A few are recorded and
-sealed by the real recorder; the others are hard links to their Parquet files under folders, ids and names of their own
-(so the files' ``run_id`` column is that of the recorded run, which no measurement here looks at).
+The store is made where there is none: ``--runs`` runs of ``--steps`` steps and ``--metrics`` metrics. A few are
+recorded and sealed by the real recorder; the others are hard links to their Parquet files under folders, ids and names
+of their own (so the files' ``run_id`` column is that of the recorded run, which no measurement here looks at).
 """
 
 from __future__ import annotations

@@ -26,9 +26,12 @@ SETTLED_NS: Final = 2_000_000_000
 #: A look at all runs that took less than this is not worth keeping.
 _CHEAP_S: Final = 0.01
 
-#: A look is kept for so many times what it took, and for a second at most: looking takes a tenth of the time.
-_KEPT_TIMES: Final = 10
-_KEPT_AT_MOST_S: Final = 1.0
+#: A look is as good as new for so many times what it took, and for a second at most: looking takes a tenth of the time.
+_FRESH_TIMES: Final = 10
+_FRESH_AT_MOST_S: Final = 1.0
+
+#: It will do for so long after that, while the next one is made.
+_USABLE_S: Final = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,15 +76,25 @@ class Catalog:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._settled: dict[Path, Entry] = {}
+        self._listed: tuple[int, list[Path]] | None = None
         self._looking = threading.Lock()
-        self._last: tuple[float, Look] | None = None
+        self._last: _TimedLook | None = None
 
     def folders(self) -> list[Path]:
         """Folders of runs, oldest first."""
+        return [folder for folder in self._candidates() if _stamp(folder)[1]]
+
+    def _candidates(self) -> list[Path]:
+        """Folders that may be runs, oldest first; listed anew when one has come or gone."""
+        changed_ns = os.stat(self._path).st_mtime_ns
+        if self._listed is not None and self._listed[0] == changed_ns:
+            return self._listed[1]
         with os.scandir(self._path) as entries:
             names = sorted(entry.name for entry in entries if RUN_ID.fullmatch(entry.name) and entry.is_dir())
-        root = str(self._path)
-        return [self._path / name for name in names if os.path.exists(f"{root}/{name}/{RUN_JSON}")]
+        folders = [self._path / name for name in names]
+        is_settled = time.time_ns() - changed_ns > SETTLED_NS
+        self._listed = (changed_ns, folders) if is_settled else None
+        return folders
 
     def entry(self, folder: Path) -> Entry:
         """The run in that folder.
@@ -89,7 +102,9 @@ class Catalog:
         Raises:
             TelemetryError: It cannot be read.
         """
-        stamp = _stamp(folder)
+        return self._entry(folder, _stamp(folder))
+
+    def _entry(self, folder: Path, stamp: tuple[int, int]) -> Entry:
         known = self._settled.get(folder)
         if known is not None and known.stamp == stamp:
             return known
@@ -104,10 +119,13 @@ class Catalog:
         """Every run as of now."""
         entries: dict[str, Entry] = {}
         problems: list[tuple[Path, TelemetryError]] = []
-        folders = self.folders()
+        folders = self._candidates()
         for folder in folders:
+            stamp = _stamp(folder)
+            if not stamp[1]:
+                continue
             try:
-                entry = self.entry(folder)
+                entry = self._entry(folder, stamp)
             except TelemetryError as error:
                 problems.append((folder, error))
                 continue
@@ -121,21 +139,53 @@ class Catalog:
             if twin is not entry:
                 what = "another run here has the same id, and is read instead"
                 problems.append((folder, NotARun(what, where=str(folder), got=twin.snapshot.folder.name)))
-        for gone in self._settled.keys() - set(folders):
-            self._settled.pop(gone, None)
+        if len(self._settled) > len(entries):
+            for gone in self._settled.keys() - set(folders):
+                self._settled.pop(gone, None)
         return Look(tuple(entries.values()), tuple(problems))
 
     def recent(self) -> Look:
-        """Every run as of now or, where looking takes long, as of a second ago at most."""
+        """Every run as of now or, where looking takes long, as of a few seconds ago at most."""
+        last = self._last
+        now_s = time.monotonic()
+        if last is not None and now_s < last.fresh_until_s:
+            return last.look
+        if last is not None and now_s < last.usable_until_s:
+            # Whoever comes first has the next look made; nobody waits for it.
+            if self._looking.acquire(blocking=False):
+                threading.Thread(target=self._look_again, name="catalog", daemon=True).start()
+            return last.look
         with self._looking:
-            started_s = time.monotonic()
-            if self._last is not None and started_s < self._last[0]:
-                return self._last[1]
-            look = self.look()
-            took_s = time.monotonic() - started_s
-            kept_s = 0.0 if took_s < _CHEAP_S else min(_KEPT_AT_MOST_S, _KEPT_TIMES * took_s)
-            self._last = (time.monotonic() + kept_s, look)
-            return look
+            if self._last is last or self._last is None:
+                self._last = self._timed_look()
+            return self._last.look
+
+    def _look_again(self) -> None:
+        """Make the next look, holding the lock that was taken for it."""
+        try:
+            self._last = self._timed_look()
+        except OSError:
+            pass  # The store cannot be listed now; whoever asks once the last look is too old is told.
+        finally:
+            self._looking.release()
+
+    def _timed_look(self) -> _TimedLook:
+        started_s = time.monotonic()
+        look = self.look()
+        took_s = time.monotonic() - started_s
+        if took_s < _CHEAP_S:
+            return _TimedLook(look, 0.0, 0.0)
+        fresh_until_s = time.monotonic() + min(_FRESH_AT_MOST_S, _FRESH_TIMES * took_s)
+        return _TimedLook(look, fresh_until_s, fresh_until_s + _USABLE_S)
+
+
+@dataclass(frozen=True, slots=True)
+class _TimedLook:
+    """A look, until when it is as good as new, and until when it will do while the next one is made."""
+
+    look: Look
+    fresh_until_s: float
+    usable_until_s: float
 
 
 @functools.lru_cache(maxsize=16)

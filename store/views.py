@@ -230,6 +230,7 @@ def _event_sources(snapshots: Sequence[Snapshot], cuts: _Cuts, columns: Columns)
     yield "SELECT * FROM event_tails"
     plain: list[Path] = []
     plain_cut: list[Path] = []
+    uniform: dict[tuple[str, ...], list[Path]] = {}
     for snapshot, own_cuts in zip(snapshots, cuts, strict=True):
         own = snapshot.columns.wide().by_metric
         files = snapshot.listing.table("events")
@@ -239,9 +240,14 @@ def _event_sources(snapshots: Sequence[Snapshot], cuts: _Cuts, columns: Columns)
             shared = columns.by_metric
             renamed = [f"{quoted_name(column)} AS {quoted_name(shared[metric])}" for metric, column in own.items()]
             yield from _sources(", ".join([_ENVELOPE, *renamed, "attrs"]), whole, cut, own.values())
+        elif len(files) == len(whole) == 1 and not snapshot.tail:
+            # The one file of a run has all of the run's columns.
+            uniform.setdefault(tuple(sorted(own.values())), []).append(files[0].path)
         else:
             plain += whole
             plain_cut += cut
+    for alike in uniform.values():
+        yield f"SELECT *, false AS {ROLLED_BACK} FROM {parquet_source(alike, is_uniform=True)}"
     yield from _sources("*", plain, plain_cut)
 
 
