@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import time
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -15,11 +16,14 @@ from .events import AWAITED, LATE_FOR
 from .host import is_of_this_machine
 from .journal_reading import is_being_written, read_segment
 from .run_folder import RUN_JSON, JournalFile, Listing, SealedFile, list_files
-from .run_info import read_run_info
+from .run_info import RunInfo, read_run_info
 from .snapshot import Snapshot, retrying, take_snapshot
 from .tables import row_groups_of
 
 _SEAL: Final = "steptape seal {folder}"
+
+#: What sealing may take after a run's end.
+_SEALING_NS: Final = 60_000_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,11 +56,11 @@ def diagnose(folder: Path) -> list[Finding]:
     Every file is read as a whole.
     """
     try:
-        read_run_info(folder)
+        info = read_run_info(folder)
         listing = list_files(folder)
     except TelemetryError as error:
         return [Finding("no-run", error.where or str(folder), error.what, error.fix or "Look for a copy of run.json")]
-    found = [*_journals(folder, listing), *_leftovers(folder, listing), *_parquet(listing)]
+    found = [*_journals(folder, listing, _has_just_ended(info)), *_leftovers(folder, listing), *_parquet(listing)]
     if any(one.code in ("unreadable-journal", "unreadable-parquet") for one in found):
         return found
     snapshot = take_snapshot(folder)
@@ -92,7 +96,12 @@ def is_run_folder(folder: Path) -> bool:
     return bool(listing.sealed or listing.journals)
 
 
-def _journals(folder: Path, listing: Listing) -> Iterator[Finding]:
+def _has_just_ended(info: RunInfo) -> bool:
+    """Whether its journals may still be turned into Parquet, as happens beside and behind every run."""
+    return info.last.ended_ns is not None and time.time_ns() - info.last.ended_ns < _SEALING_NS
+
+
+def _journals(folder: Path, listing: Listing, has_just_ended: bool) -> Iterator[Finding]:
     for journal in listing.journals:
         where = str(journal.path)
         try:
@@ -109,7 +118,8 @@ def _journals(folder: Path, listing: Listing) -> Iterator[Finding]:
             what = f"{segment.torn_bytes} bytes behind the last of {len(segment)} whole records cannot be read"
             fix = f"Nothing to be done for them; '{_SEAL.format(folder=folder)}' keeps them as torn-{journal.path.name}"
             yield Finding("torn-journal", where, what, fix)
-        yield _unsealed(folder, journal, len(segment), segment.header.get("writer") or {})
+        if not has_just_ended:
+            yield _unsealed(folder, journal, len(segment), segment.header.get("writer") or {})
 
 
 def _unsealed(folder: Path, journal: JournalFile, count: int, writer: dict[str, Any]) -> Finding:

@@ -1,5 +1,5 @@
 // The page of backtests: a job is started, followed and read; a changed parameter starts the next.
-import { address, ask, duration, element, gathered, pageData, percent, post, runPath, shown, table, toNumber } from "./dom.js";
+import { address, ask, counted, duration, element, gathered, pageData, percent, post, runPath, shown, table, toNumber } from "./dom.js";
 import { COLOURS, colour, draw, firingsOf, lineOf, marksOf, shapesOf } from "./plots.js";
 
 const data = pageData();
@@ -74,10 +74,10 @@ async function followJob(started) {
     now = await ask(`/api/v1/jobs/${started.id}`);
   }
   if (job !== started) return;
+  if (now.status === "done") report = await ask(now.result);
   running(false);
   if (now.status !== "done") return state(now.error ?? `The job was ${now.status}.`);
   state("");
-  report = await ask(now.result);
   await showReport(now);
 }
 
@@ -97,7 +97,7 @@ async function showReport(now) {
   const sorted = [...report.runs].sort((one, other) => Number(other.stop !== null) - Number(one.stop !== null) || Number(other.fired) - Number(one.fired));
   const figures = sorted.slice(0, PLOTTED).map(figureOf);
   place.replaceChildren(
-    element("div", { class: "tools" }, element("h2", {}, `${data.policy}: ${shown(report.runs.length)} runs`), element("span", { class: "grow" }),
+    element("div", { class: "tools" }, element("h2", {}, `${data.policy}: ${counted(report.runs.length, "run")}`), element("span", { class: "grow" }),
       now.report ? element("a", { class: "button", href: now.report, target: "_blank", rel: "noopener" }, "Full report") : null),
     cards(), runsTable(), comparisonTable(),
     element("h2", {}, "Curves and firings"),
@@ -162,7 +162,7 @@ function limits() {
 function figureOf(entry) {
   const div = element("div", { class: "plot" });
   plots.set(entry.run_id, div);
-  const stop = entry.stop ? `stop at step ${shown(entry.stop.step)}` : entry.fired ? `${entry.decisions.length} firings, no stop` : "nothing fires";
+  const stop = entry.stop ? `stop at step ${shown(entry.stop.step)}` : entry.fired ? `${counted(entry.decisions.length, "firing")}, no stop` : "nothing fires";
   return element("figure", { "data-run": entry.run_id, "data-firings": String(entry.decisions.length), "data-stop": entry.stop ? String(entry.stop.step) : "" },
     element("figcaption", {}, element("b", {}, entry.name), " ", element("span", { class: "faint" }, stop)), div);
 }

@@ -68,9 +68,13 @@ export function shown(value) {
 export const percent = (value, digits = 1) =>
   value === null || value === undefined ? "–" : `${(100 * Number(value)).toFixed(digits)} %`;
 
+/** A number of things: `1 run`, `2 runs`. */
+export const counted = (count, what) => `${shown(count)} ${what}${count === 1 ? "" : "s"}`;
+
 /** Seconds as people read them. */
 export function duration(seconds) {
   if (seconds === null || seconds === undefined) return "–";
+  if (seconds && Math.abs(seconds) < 0.1) return `${Number((1000 * seconds).toPrecision(2))} ms`;
   if (Math.abs(seconds) < 60) return `${Number(seconds.toPrecision(3))} s`;
   if (Math.abs(seconds) < 3600) return `${Math.floor(seconds / 60)} min ${Math.round(seconds % 60)} s`;
   return `${(seconds / 3600).toFixed(1)} h`;

@@ -16,6 +16,7 @@ export const COLOURS = ["#3b82c4", "#d9822b", "#3f9d6b", "#b84f8c", "#8a6fd1", "
 const MARKS = {
   decision: { symbol: "triangle-down", size: 10, height: 0.97, colour: "--stop", title: "decision" },
   save: { symbol: "line-ns-open", size: 5, height: 0.02, line: 1, opacity: 0.6, colour: "--faint", title: "checkpoint" },
+  epoch: { symbol: "line-ns-open", size: 4, height: 1, line: 1, opacity: 0.6, colour: "--faint", title: "epoch" },
   annotation: { symbol: "diamond", size: 8, height: 0.9, colour: "--note", title: "annotation" },
   gap: { symbol: "x-thin-open", size: 7, height: 0.08, line: 1.5, colour: "--stop", title: "not finite" },
 };

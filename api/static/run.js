@@ -1,5 +1,5 @@
 // The page of a run: its curves with what happened drawn on them, the samples behind a spike, decisions; live if it is.
-import { address, ask, element, gathered, pageData, refreshParts, runPath, shown, table, toNumber } from "./dom.js";
+import { address, ask, counted, element, gathered, pageData, refreshParts, runPath, shown, table, toNumber } from "./dom.js";
 import { COLOURS, POINTS, draw, firingsOf, gapsOf, lineOf, marksOf, onZoom, shapesOf } from "./plots.js";
 
 const run = pageData();
@@ -17,7 +17,7 @@ const LISTED_IN_ALL = 500;
 /** Between two looks at a live run, in milliseconds. */
 const PAUSE = 700;
 
-const facts = { decisions: [], saves: [], annotations: [], errors: [] };
+const facts = { decisions: [], saves: [], epochs: [], annotations: [], errors: [] };
 const plots = new Map();
 let metrics = run.metrics;
 
@@ -29,9 +29,11 @@ const values = (decision) =>
     .join(", ");
 
 async function readFacts() {
-  const [decided, saves, noted] = await Promise.all([
+  const eventsOf = (kind) => ask(address(runPath(run.id, "/events"), { kind, limit: 2000 }));
+  const [decided, saves, epochs, noted] = await Promise.all([
     ask(address(runPath(run.id, "/decisions"), { limit: 10000 })),
-    ask(address(runPath(run.id, "/events"), { kind: "save", limit: 2000 })),
+    eventsOf("save"),
+    eventsOf("epoch_begin"),
     ask(runPath(run.id, "/annotations")),
   ]);
   facts.decisions = decided.items.map((item) => ({
@@ -40,6 +42,7 @@ async function readFacts() {
   }));
   facts.errors = decided.rule_errors;
   facts.saves = saves.items.map((event) => ({ step: event.step, text: `checkpoint, step ${event.step}` }));
+  facts.epochs = epochs.items.map((event, index) => ({ step: event.step, text: `epoch ${index + 1} begins` }));
   facts.annotations = noted.items
     .filter((item) => item.first_step !== null)
     .map((item) => ({ step: item.first_step, last: item.last_step ?? item.first_step, text: item.text }));
@@ -74,12 +77,13 @@ function showDecisions() {
 
 function showLegend() {
   const said = [
-    facts.decisions.length && `▼ ${facts.decisions.length} decisions`,
-    facts.saves.length && `| ${facts.saves.length} checkpoints`,
-    facts.annotations.length && `◆ ${facts.annotations.length} annotations`,
-    run.attempts.length && `dashed: ${run.attempts.length} resumes`,
+    facts.decisions.length && `▼ ${counted(facts.decisions.length, "decision")}`,
+    facts.annotations.length && `◆ ${counted(facts.annotations.length, "annotation")}`,
+    facts.saves.length && `below: ${counted(facts.saves.length, "checkpoint")}`,
+    facts.epochs.length && `above: ${counted(facts.epochs.length, "epoch")}`,
+    run.attempts.length && `dashed: ${counted(run.attempts.length, "resume")}`,
   ].filter(Boolean);
-  document.getElementById("legend").textContent = said.length ? `${said.join("   ")}. Drag to zoom, double-click to see all.` : "Drag to zoom, double-click to see all.";
+  say([...said, "drag to zoom, double-click to see all"].join("   "));
 }
 
 // ---- Curves -------------------------------------------------------------------------------------------------------
@@ -105,11 +109,12 @@ function show(plot, items) {
   let shapes = [];
   if (longest) {
     const within = (mark) => mark.step >= longest.step[0] && mark.step <= longest.step.at(-1);
-    const [decisions, saves, annotations] = [facts.decisions, facts.saves, facts.annotations].map((marks) => marks.filter(within));
+    const [decisions, saves, epochs, annotations] = [facts.decisions, facts.saves, facts.epochs, facts.annotations].map((marks) => marks.filter(within));
     const isMain = plot.metric === run.leading;
     if (decisions.length) traces.push(marksOf("decision", longest, decisions));
     if (isMain) traces.push(...firingsOf(longest, decisions));
     if (saves.length && (isMain || filled[0].kind === "evaluate")) traces.push(marksOf("save", longest, saves));
+    if (isMain && epochs.length) traces.push(marksOf("epoch", longest, epochs));
     if (annotations.length) traces.push(marksOf("annotation", longest, annotations));
     const gaps = filled.flatMap(gapsOf);
     if (gaps.length) traces.push(marksOf("gap", longest, gaps));
