@@ -9,7 +9,7 @@ from shutil import get_terminal_size
 from typing import Any, Final
 
 from .console import print_rows, say
-from .replay.report import duration, size
+from .replay.amounts import duration, size
 from .store import Run
 from .store.summary import leading_metric, summarize
 from .terminal_plot import braille_plot

@@ -137,6 +137,7 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
 
     threading.Thread(target=warm, name="warm-up", daemon=True).start()
     yield
+    gc.unfreeze()
     app.state.jobs.close()
     app.state.query_workers.close()
 

@@ -15,10 +15,10 @@ from pydantic import Field, TypeAdapter
 from starlette.concurrency import run_in_threadpool
 
 from ..store.event_json import event_to_line
+from ..store.event_rows import events_of
 from ..store.lineage import Cut
 from ..store.snapshot import Snapshot
 from ..store.snapshot_parts import after, of_rank
-from ..store.tables import events_of
 from ..store.timeline import effective_lineage, rolled_back
 from .access import RequestedRun
 from .answers import IN_EVERY_FORM, page_answer

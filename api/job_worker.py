@@ -22,25 +22,24 @@ from ..replay import (
     sweep,
     verify,
 )
+from ..replay.mapping import Progress
 from ..rules import Policy, parse_policy
 from ..store import Run, TelemetryError, open_store
 from ..store.event_json import encoded
 from .problems import without_path
 
-#: Told after each run that is done with.
-Progress = Callable[[Run], object]
+#: Told how far the job has come.
+Told = Callable[[Progress], object]
 
 
 def run_job(document: dict[str, Any], tell: Callable[[dict[str, Any]], None]) -> None:
     """Do what a document asks, and tell of progress, then of the result or the error."""
     store = open_store(Path(document["store"]))
     runs = [store.run(key) for key in document["runs"]]
-    done = 0
 
-    def progressed(_: Run) -> None:
-        nonlocal done
-        done += 1
-        tell({"progress": done})
+    def progressed(progress: Progress) -> None:
+        # Runs may be read several times; of the job's runs, so many as of all that is to be read are done with.
+        tell({"progress": progress.done * len(runs) // max(1, progress.total)})
 
     makers = {"backtest": _backtest, "sweep": _sweep, "verification": _verification}
     try:
@@ -49,7 +48,7 @@ def run_job(document: dict[str, Any], tell: Callable[[dict[str, Any]], None]) ->
         tell({"error": str(error)})
 
 
-def _backtest(request: dict[str, Any], document: dict[str, Any], runs: Sequence[Run], told: Progress) -> dict[str, Any]:
+def _backtest(request: dict[str, Any], document: dict[str, Any], runs: Sequence[Run], told: Told) -> dict[str, Any]:
     result = backtest(
         _policy(document, request["params"]),
         runs,
@@ -64,7 +63,7 @@ def _backtest(request: dict[str, Any], document: dict[str, Any], runs: Sequence[
     return {"document": report_json(result), "page": report_page(result)}
 
 
-def _sweep(request: dict[str, Any], document: dict[str, Any], runs: Sequence[Run], told: Progress) -> dict[str, Any]:
+def _sweep(request: dict[str, Any], document: dict[str, Any], runs: Sequence[Run], told: Told) -> dict[str, Any]:
     result = sweep(_policy(document, {}), request["axes"], runs, objective=_objective(request), on_progress=told)
     objective = result.objective
     found = {
@@ -82,15 +81,15 @@ def _sweep(request: dict[str, Any], document: dict[str, Any], runs: Sequence[Run
     return {"document": encoded(found), "page": None}
 
 
-def _verification(_: dict[str, Any], __: dict[str, Any], runs: Sequence[Run], told: Progress) -> dict[str, Any]:
+def _verification(_: dict[str, Any], __: dict[str, Any], runs: Sequence[Run], told: Told) -> dict[str, Any]:
     verdicts: list[dict[str, Any]] = []
     problems: list[dict[str, str]] = []
-    for run in runs:
+    for done, run in enumerate(runs, start=1):
         try:
             verdicts.append(verify(run).to_json())
         except TelemetryError as error:
             problems.append({"run_id": run.folder.name, "error": str(error)})
-        told(run)
+        told(Progress(done, len(runs)))
     identical = not problems and all(verdict["identical"] for verdict in verdicts)
     return {"document": {"identical": identical, "runs": verdicts, "problems": problems}, "page": None}
 

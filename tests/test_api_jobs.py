@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from api_serving import RUN, SMALL, begin, recorded, served, step
-from steptape.replay import backtest, report_json
+from steptape.replay import BASELINES, backtest, report_json
 from steptape.rules import parse_policy
 from steptape.store import open_store
 
@@ -68,7 +68,8 @@ def test_a_backtest_is_what_the_command_says(client: httpx.Client, store: Path) 
     page = client.get(job["report"])
 
     policy = parse_policy(POLICY, source="policy")
-    expected = report_json(backtest(policy, [open_store(store).run(name) for name in (RUN, f"{RUN[:-1]}b")]))
+    runs = [open_store(store).run(name) for name in (RUN, f"{RUN[:-1]}b")]
+    expected = report_json(backtest(policy, runs, baselines=[BASELINES["never"]], with_coverage=True))
     assert (job["status"], job["runs_done"]) == ("done", 2)
     assert result.json()["runs"] == json.loads(json.dumps(expected["runs"]))
     assert page.headers["content-type"].startswith("text/html")

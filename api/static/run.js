@@ -261,6 +261,7 @@ function followLive() {
   source.addEventListener("end", () => {
     source.close();
     refresh();
+    readFragments();
   });
 }
 
