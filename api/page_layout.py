@@ -16,7 +16,7 @@ from fastapi.routing import APIRoute
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from ..replay.report import duration, size
+from ..replay.amounts import duration, size
 from ..store import TelemetryError
 from .problems import detail_of, hint_of, sort_of
 

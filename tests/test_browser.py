@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import subprocess
@@ -55,7 +56,12 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     runs = folder / "runs"
     record_run(runs, "guarded", rules=folder / "guard.yaml")
     record_run(runs, "free", scale=1.5)
-    with Recorder(runs, name=HOSTILE, tags=(HOSTILE,), config={HOSTILE: HOSTILE}) as rec:
+    (folder / "hostile.yaml").write_text(
+        f"controllers: [{{name: loud, triggers: [on_step_end], rule: loss > 1 and step == 7,"
+        f" message: {json.dumps(HOSTILE)}, operations: [hfcontrols.should_save]}}]"
+    )
+    rules = folder / "hostile.yaml"
+    with Recorder(runs, name=HOSTILE, rules=rules, tags=(HOSTILE,), config={HOSTILE: HOSTILE}) as rec:
         for _ in range(30):
             rec.step({HOSTILE: 1.0, "loss": 2.0}, samples=[1.0, 2.0], sample_ids=[HOSTILE, "b"])
         rec.annotate(HOSTILE, first_step=3, last_step=5)
@@ -208,7 +214,7 @@ def test_a_backtest_is_run_read_and_run_again_with_another_parameter(open_page: 
         page.click("text=Full report")
 
     assert (first, second) == (1, 0)
-    assert "What this policy would have done" in popup.value.inner_text("body")
+    assert "spike = 100" in popup.value.inner_text("body")
 
 
 def test_a_parameter_that_makes_no_sense_is_told(open_page: Callable[..., Any]) -> None:
@@ -227,6 +233,7 @@ def test_nothing_hostile_runs_in_the_browser(store: Path, open_page: Callable[..
     page.wait_for_selector("[data-fragment] td")
     page.mouse.move(400, 350)
     when(page, "document.querySelector('#around td') !== null")
+    assert HOSTILE in page.inner_text("#decisions")
     for path in ("/", f"/compare?run={hostile}&run=free", f"/backtest?policy=guard&run={hostile}"):
         other = open_page(path)
         other.wait_for_timeout(500)
