@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Final
+from pathlib import Path
+from typing import Annotated, Final
 
 from fastapi import APIRouter, Request, Response
 from fastapi import Query as InQuery
 
-from ..rules import Policy, PolicyError, load_policy
+from ..rules import Policy, PolicyError, parse_policy
+from ..store.event_json import encoded
 from .access import OpenStore
 from .page_compare import newest
 from .page_layout import PageRoute, page
@@ -24,14 +26,15 @@ def show_backtest(
     request: Request,
     store: OpenStore,
     policy: Annotated[str | None, InQuery(max_length=200)] = None,
-    keys: Annotated[list[str], InQuery(alias="run", max_length=1000)] = [],  # noqa: B006 - FastAPI copies it
+    keys: Annotated[list[str] | None, InQuery(alias="run", max_length=1000)] = None,
 ) -> Response:
     """The page."""
     known = policies_known(request.app.state.policies)
     name = policy if policy in known else next(iter(sorted(known)), None)
-    loaded, problem = _loaded(known[name]) if name else (None, None)
+    loaded, problem = _loaded(name, known[name]) if name else (None, None)
+    params = encoded(dict(loaded.params)) if loaded else {}
     runs = newest(store)
-    chosen = {run.run_id for run in runs if run.run_id in keys or run.name in keys}
+    chosen = {run.run_id for run in runs if {run.run_id, run.name} & set(keys or ())}
     listed = sorted(runs, key=lambda run: run.run_id not in chosen)[: max(LISTED, len(chosen))]
     return page(
         request,
@@ -40,20 +43,19 @@ def show_backtest(
         policy=name,
         loaded=loaded,
         problem=problem,
-        params=_params(loaded) if loaded else {},
+        params=params,
         runs=listed,
         total=len(runs),
         chosen=chosen,
-        data={"policy": name, "params": _params(loaded) if loaded else {}},
+        data={"policy": name, "params": params},
     )
 
 
-def _loaded(path: Any) -> tuple[Policy | None, str | None]:
+def _loaded(name: str, path: Path) -> tuple[Policy | None, str | None]:
+    """The policy of a file, or what is wrong with it; neither says where the file lies."""
     try:
-        return load_policy(path), None
+        return parse_policy(path.read_text(encoding="utf-8"), source=name), None
     except PolicyError as error:
         return None, str(error)
-
-
-def _params(policy: Policy) -> dict[str, Any]:
-    return dict(policy.params)
+    except (OSError, UnicodeDecodeError) as error:
+        return None, f"{name}: cannot be read ({type(error).__name__})"

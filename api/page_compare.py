@@ -30,11 +30,11 @@ OFFERED: Final = 500
 def compare_runs(
     request: Request,
     store: OpenStore,
-    keys: Annotated[list[str], InQuery(alias="run", max_length=MOST)] = [],  # noqa: B006 - FastAPI copies it
+    keys: Annotated[list[str] | None, InQuery(alias="run", max_length=MOST)] = None,
     metric: Annotated[str | None, InQuery(max_length=1000)] = None,
 ) -> Response:
     """The page: chosen runs, their curves, and the differences of their configurations."""
-    snapshots = chosen_snapshots(store, keys)
+    snapshots = chosen_snapshots(store, keys or ())
     metrics = common_metrics(snapshots)
     chosen = {snapshot.info.run_id for snapshot in snapshots}
     return page(

@@ -21,13 +21,17 @@ from ..store import TelemetryError
 from .problems import detail_of, hint_of, sort_of
 
 #: Nothing is loaded from another host, no script stands in a page, and no other site may frame one. The hash is that of
-#: the empty text: the chart library makes an empty style sheet, and fills it by rules, which needs no permission.
+#: the empty text: the chart library makes an empty style sheet, and fills it by rules, which needs no permission. (The
+#: sheet of its maps stays refused, as the browser's console says; nothing here is a map.)
 CONTENT_SECURITY_POLICY: Final = (
     "default-src 'none'; script-src 'self'; style-src 'self' 'sha256-47DEQpj8HBSa+/TImW+5JCeuQeRkm5NMpJWZG3hSuFU='; "
     "img-src 'self' data: blob:; connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
 )
 
 _DASH: Final = "\N{EN DASH}"
+
+#: What a browser that has signed in sends along.
+COOKIE: Final = "steptape_token"
 
 HEADERS: Final = {
     "Content-Security-Policy": CONTENT_SECURITY_POLICY,
@@ -46,7 +50,8 @@ def page(request: Request, template: str, *, status: int = 200, **values: Any) -
         status: Of the answer.
         **values: What the template calls them.
     """
-    text = _ENVIRONMENT.get_template(template).render(path=request.url.path, query=request.url.query, **values)
+    is_signed_in = COOKIE in request.cookies
+    text = _ENVIRONMENT.get_template(template).render(path=request.url.path, is_signed_in=is_signed_in, **values)
     return HTMLResponse(text, status, HEADERS)
 
 

@@ -15,12 +15,10 @@ from fastapi.responses import RedirectResponse
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from .page_layout import HEADERS, PageRoute, page
+from .page_layout import COOKIE, HEADERS, PageRoute, page
 from .tokens import Tokens
 
 router = APIRouter(include_in_schema=False, route_class=PageRoute)
-
-COOKIE: Final = "steptape_token"
 
 #: How long a browser stays signed in, in seconds.
 KEPT_S: Final = 30 * 24 * 3600

@@ -108,6 +108,7 @@ def test_the_cookie_allows_what_its_token_does(client: httpx.Client) -> None:
 def test_signing_out_forgets_the_token(client: httpx.Client) -> None:
     """Then the form comes again."""
     sign_in(client, READ)
+    assert "Sign out" in client.get("/").text
     client.post("/logout", headers={"Origin": str(client.base_url).rstrip("/")})
 
     assert client.get("/").status_code == 303
