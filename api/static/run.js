@@ -148,8 +148,7 @@ function listen(plot) {
 /** Bring another plot to the part of the run that this one was zoomed to. */
 function follow(plot, from, to) {
   const ends = from === null ? { "xaxis.autorange": true } : { "xaxis.range": [from, to], "yaxis.autorange": true };
-  plot.isFollowing = true;
-  globalThis.Plotly.update(plot.div, {}, ends).finally(() => (plot.isFollowing = false));
+  globalThis.Plotly.update(plot.div, {}, ends);
 }
 
 const visible = () => [...plots.values()].filter((plot) => plot.isSeen && !plot.figure.hidden);
