@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from anyio import CapacityLimiter, to_thread
 from fastapi import APIRouter, Request, Response
 
-from ..store import Run
 from ..store.event_json import encoded
 from ..store.snapshot import Snapshot
 from ..store.summary import leading_metric, summarize
+from ..store.table_formats import from_arrow_stream
 from .access import RequestedRun
 from .page_layout import PageRoute, flattened, page
 from .page_runs import share_done
+from .query_workers import QueryWorkers
 
 router = APIRouter(include_in_schema=False, route_class=PageRoute)
 
@@ -46,9 +48,15 @@ def show_run(request: Request, run: RequestedRun) -> Response:
 
 
 @router.get("/runs/{id}/worst-samples")
-def show_worst_samples(request: Request, run: RequestedRun) -> Response:
-    """The samples with the highest mean loss, as a part of the run's page: it reads every sample loss there is."""
-    return page(request, "worst_samples.html", samples=_worst_samples(run.open()))
+async def show_worst_samples(request: Request, run: RequestedRun) -> Response:
+    """The samples with the highest mean loss, as a part of the run's page.
+
+    It reads every sample loss there is, so that it is asked as users' SQL is: elsewhere, within limits.
+    """
+    workers: QueryWorkers = request.app.state.query_workers
+    limiter: CapacityLimiter = request.app.state.query_threads
+    found = await to_thread.run_sync(workers.ask, _WORST_SAMPLES, run.folder.name, limiter=limiter)
+    return page(request, "worst_samples.html", samples=from_arrow_stream(found.rows).to_pylist())
 
 
 def run_data(snapshot: Snapshot) -> dict[str, Any]:
@@ -64,10 +72,6 @@ def run_data(snapshot: Snapshot) -> dict[str, Any]:
             {"attempt": attempt.attempt, "from_step": attempt.from_step} for attempt in snapshot.info.attempts[1:]
         ],
     }
-
-
-def _worst_samples(run: Run) -> list[dict[str, Any]]:
-    return run.rows(_WORST_SAMPLES)
 
 
 def _has_samples(snapshot: Snapshot) -> bool:

@@ -229,6 +229,10 @@ const lookAround = gathered(async (step, isClick = false) => {
 async function readFragments() {
   for (const place of document.querySelectorAll("[data-fragment]")) {
     const answer = await fetch(place.dataset.fragment);
+    if (!answer.ok) {
+      place.replaceChildren(element("p", { class: "faint" }, "The samples cannot be read now, or not within the time that the server allows."));
+      continue;
+    }
     const part = new DOMParser().parseFromString(await answer.text(), "text/html");
     place.replaceChildren(...part.body.childNodes);
   }
