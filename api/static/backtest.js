@@ -74,7 +74,9 @@ async function followJob(started) {
     now = await ask(`/api/v1/jobs/${started.id}`);
   }
   if (job !== started) return;
-  if (now.status === "done") report = await ask(now.result);
+  const found = now.status === "done" ? await ask(now.result) : null;
+  if (job !== started) return;
+  report = found ?? report;
   running(false);
   if (now.status !== "done") return state(now.error ?? `The job was ${now.status}.`);
   state("");
@@ -208,7 +210,7 @@ by("job").addEventListener("submit", (event) => {
   start();
 });
 by("cancel").addEventListener("click", () => ask(`/api/v1/jobs/${job.id}`, { method: "DELETE" }).catch((error) => state(error.message)));
-const again = gathered(() => report && start(), 400);
+const again = gathered(() => job && start(), 400);
 document.addEventListener("input", (event) => {
   if (event.target.matches("[data-param]")) again();
   if (event.target.id === "search") {
