@@ -22,7 +22,7 @@ from .tables import row_groups_of
 
 _SEAL: Final = "steptape seal {folder}"
 
-#: What sealing may take after a run's end.
+#: What sealing may take after a run's end, and the writing of one file at any time.
 _SEALING_NS: Final = 60_000_000_000
 
 
@@ -55,6 +55,14 @@ def diagnose(folder: Path) -> list[Finding]:
 
     Every file is read as a whole.
     """
+    try:
+        return retrying(lambda: _found_in(folder))
+    except OSError as error:
+        what = f"it cannot be read ({error.strerror})"
+        return [Finding("unreadable", str(error.filename or folder), what, "Look at its permissions and at the disk")]
+
+
+def _found_in(folder: Path) -> list[Finding]:
     try:
         info = read_run_info(folder)
         listing = list_files(folder)
@@ -133,6 +141,8 @@ def _unsealed(folder: Path, journal: JournalFile, count: int, writer: dict[str, 
 
 def _leftovers(folder: Path, listing: Listing) -> Iterator[Finding]:
     for path in sorted(folder.glob(".*.tmp")):
+        if time.time_ns() - path.stat().st_mtime_ns < _SEALING_NS:
+            continue  # Somebody may be writing it.
         yield Finding(
             "leftover", str(path), "a writer that was killed left it; it holds nothing that counts", "Delete it"
         )
@@ -178,7 +188,7 @@ def _stream(file: SealedFile) -> tuple[int, int]:
 
 def _lost(snapshot: Snapshot) -> Iterator[Finding]:
     """What the recorder says it could not write, and values of a device that never came."""
-    table = retrying(lambda: snapshot.events_table(("kind", "step", "attempt", "rank", "attrs")))
+    table = snapshot.events_table(("kind", "step", "attempt", "rank", "attrs"))
     awaited = 0
     for row in table.filter(table["attrs"].is_valid()).to_pylist():
         attrs = json.loads(row["attrs"])

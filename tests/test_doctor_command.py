@@ -156,7 +156,9 @@ def test_a_run_without_its_run_json_is_told(sealed: Path) -> None:
 
 def test_what_killed_writers_and_sealers_left_is_told(sealed: Path) -> None:
     """It counts for nothing, and may go."""
-    (sealed / ".run.json.123.tmp").write_text("{")
+    leftover = sealed / ".run.json.123.tmp"
+    leftover.write_text("{")
+    os.utime(leftover, (0, 0))
     (path,) = sealed.glob("events-*.parquet")
     shutil.copy(path, sealed / path.name.replace("000000000000-", "000000000001-"))
 
