@@ -120,7 +120,7 @@ def naive_s(events: Sequence[Event], steps: int = 1_000) -> float:
     rule = "len(w) > 19 and loss > spike * sum(w) / len(w) and grad_norm > floor"
     tree = simpleeval.SimpleEval.parse(rule)
     window: deque[float] = deque(maxlen=20)
-    own = [event for event in events if event.kind == "step_end"][:steps]
+    own = [event._replace(metrics=dict(event.metrics)) for event in events if event.kind == "step_end"][:steps]
     start = time.process_time()
     for event in own:
         window.append(event.metrics["loss"])

@@ -23,8 +23,9 @@ BEFORE_A_STEP: Final = frozenset(
 )
 WITHIN_A_STEP: Final = frozenset(("log", "prediction_step", "evaluate", "predict", "save", "annotation", "gap"))
 
-#: Events that are looked at together.
+#: Events that are looked at together; a few at first, since rules that have seen nothing are soon idle.
 _STRETCH: Final = 512
+_FIRST_STRETCH: Final = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,11 +206,11 @@ def observed_in(
     """
     idle, with_attrs = (frozenset() if everything else engine.idle_kinds), stream.with_attrs
     observe, facts = engine.observe, stream.facts
-    most_are_idle = False
-    for start in range(0, len(stream.kinds), _STRETCH):
-        kinds = stream.kinds[start : start + _STRETCH]
+    most_are_idle = not everything
+    for start, end in itertools.pairwise([0, *range(_FIRST_STRETCH, len(stream.kinds), _STRETCH), len(stream.kinds)]):
+        kinds = stream.kinds[start:end]
         # To make a whole stretch of events costs half as much an event as to make some of them one by one.
-        made = () if most_are_idle else facts[start : start + _STRETCH]
+        made = () if most_are_idle else facts[start:end]
         passed = 0
         for index, kind in enumerate(kinds, start):
             if kind in idle and index not in with_attrs:

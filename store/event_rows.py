@@ -7,7 +7,7 @@ most events by kind and step alone.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
 from itertools import repeat
 from typing import Any, Final, overload
@@ -76,10 +76,11 @@ class EventRows(Sequence[Event]):
     def __getitem__(self, index: int | slice) -> Event | Sequence[Event]:
         if isinstance(index, slice):
             return self._made(range(*index.indices(len(self))))
-        fields = [column[index] for column in self._envelope]
-        text = self._texts[index]
-        attrs = self._decoded(text, index) if text else _NO_ATTRS
-        return Event._make((*fields, LoggedMetrics(self._metrics, index), attrs, None))
+        row = range(len(self))[index]
+        text = self._text_of.get(row)
+        attrs = self._decoded(text, row) if text else _NO_ATTRS
+        fields = [cell(row) for cell in self._cells]
+        return Event._make((*fields, LoggedMetrics(self._metrics, row), attrs, None))
 
     def __iter__(self) -> Iterator[Event]:
         for start in range(0, len(self), _AT_ONCE):
@@ -126,6 +127,17 @@ class EventRows(Sequence[Event]):
         return [self.column(name) for name in ENVELOPE]
 
     @cached_property
+    def _cells(self) -> list[Callable[[int], Any]]:
+        """Of each column of the envelope what gives single entries of it, without a list of all of them."""
+        return [_cells_of(self._table[name], self._lists.get(name)) for name in ENVELOPE]
+
+    @cached_property
+    def _text_of(self) -> dict[int, str]:
+        """The attributes of the events that have any, by their index."""
+        rows = self.rows_with_attrs
+        return dict(zip(rows, self._table["attrs"].take(pa.array(rows, pa.int64())).to_pylist(), strict=True))
+
+    @cached_property
     def _texts(self) -> list[str | None]:
         texts: list[str | None] = self._table["attrs"].to_pylist()
         return texts
@@ -137,6 +149,18 @@ class EventRows(Sequence[Event]):
             kind, attempt, rank, seq = (self.column(name)[row] for name in ("kind", "attempt", "rank", "seq"))
             where = f"{kind} {attempt}/{rank}/{seq}"
             raise DamagedLog(error.what, where=where, got=error.got, fix=error.fix) from None
+
+
+def _cells_of(column: pa.ChunkedArray, entries: list[Any] | None) -> Callable[[int], Any]:
+    """What gives single entries of a column, of which there may be a list already."""
+    if column.null_count == len(column):
+        return lambda _: None
+    if entries is None and column.null_count:
+        entries = column.to_pylist()
+    if entries is not None:
+        return entries.__getitem__
+    cell: Callable[[int], Any] = column.combine_chunks().to_numpy(zero_copy_only=False).item
+    return cell
 
 
 def _texts_of(column: pa.ChunkedArray) -> list[str]:

@@ -13,20 +13,37 @@ import pyarrow as pa
 
 
 class _Scattered:
-    """A column of which single values are asked for, here and there."""
+    """A column of which single values are asked for, here and there; once many were, its list takes its place.
 
-    __slots__ = ("_values",)
+    Args:
+        columns: Where it stands.
+        metric: Under which name.
+        values: The column.
+    """
 
-    def __init__(self, values: pa.ChunkedArray) -> None:
-        self._values = values
+    __slots__ = ("_columns", "_left", "_metric", "_numbers", "_present")
+
+    def __init__(self, columns: MetricColumns, metric: str, values: pa.ChunkedArray) -> None:
+        self._columns = columns
+        self._metric = metric
+        column = values.combine_chunks()
+        self._numbers = column.to_numpy(zero_copy_only=False)
+        self._present = column.is_valid().to_numpy(zero_copy_only=False) if column.null_count else None
+        # To make a list takes as long as to ask for a fourth of its values one by one.
+        self._left = len(column) // 4
 
     def __getitem__(self, row: int) -> float | None:
-        value: float | None = self._values[row].as_py()
+        self._left -= 1
+        if self._left < 0:
+            return self._columns.whole(self._metric)[row]
+        if self._present is not None and not self._present[row]:
+            return None
+        value: float = self._numbers.item(row)
         return value
 
 
 class MetricColumns(dict[str, list[float | None] | _Scattered]):
-    """The values of each metric, a list as long as the table, made once the metric is asked for often.
+    """The values of each metric, each as long as the table: a list, once the metric is asked for often.
 
     Args:
         rows: The table, in one chunk.
@@ -40,17 +57,10 @@ class MetricColumns(dict[str, list[float | None] | _Scattered]):
         super().__init__()
         self.column_of = column_of
         self._rows = rows
-        # To make a list takes as long as to ask for a tenth of its values one by one.
-        self._scattered_left = rows.num_rows // 8
 
-    def __missing__(self, metric: str) -> list[float | None] | _Scattered:
-        column = self._rows[self.column_of[metric]]
-        if self._scattered_left > 0:
-            self._scattered_left -= 1
-            return _Scattered(column)
-        values: list[float | None] = column.to_pylist()
-        self[metric] = values
-        return values
+    def __missing__(self, metric: str) -> _Scattered:
+        scattered = self[metric] = _Scattered(self, metric, self._rows[self.column_of[metric]])
+        return scattered
 
     def whole(self, metric: str) -> list[float | None]:
         """The values of a metric; all None when there is no such metric."""
