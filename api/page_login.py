@@ -61,8 +61,9 @@ def own_path(target: str) -> str:
     >>> own_path("/runs/a?x=1"), own_path("//evil.example"), own_path("https://evil.example")
     ('/runs/a?x=1', '/', '/')
     """
-    is_own = target.startswith("/") and not target.startswith(("//", "/\\")) and target.isprintable()
-    return target if is_own and "\\" not in target else "/"
+    is_own = target.startswith("/") and not target.startswith("//")
+    # A browser takes a backslash for a slash, and passes over control characters.
+    return target if is_own and "\\" not in target and target.isprintable() else "/"
 
 
 class Session:
