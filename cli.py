@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from datetime import UTC, datetime
 from enum import StrEnum
@@ -13,6 +14,7 @@ import typer
 
 from .addressing import age, complain_of, events_named, policy_named, run_named, runs_chosen
 from .backtest_command import backtest
+from .cli_examples import epilog
 from .cli_options import (
     CANNOT_OPEN,
     FINDINGS,
@@ -25,6 +27,7 @@ from .cli_options import (
 )
 from .console import complain, print_json, print_rows, print_table, say
 from .difference_command import diff
+from .doctor_command import doctor
 from .policy_commands import check, run_tests
 from .replay import (
     Replay,
@@ -40,6 +43,7 @@ from .store.event_json import event_to_line
 from .store.sealing import foreign_journals
 from .store.sealing import seal as seal_run
 from .sweep_command import sweep
+from .tail_command import tail
 
 app = typer.Typer(
     name="steptape",
@@ -103,13 +107,23 @@ def runs(store: StoreArgument = Path("runs"), as_json: JsonOption = False) -> No
 
 
 @app.command()
-def show(run: RunArgument, store: StoreOption = None, as_json: JsonOption = False) -> None:
-    """Show one run: its metrics and decisions."""
+def show(
+    run: RunArgument,
+    store: StoreOption = None,
+    plotted: Annotated[
+        list[str] | None, typer.Option("--plot", metavar="METRIC", help="Plot this metric; repeatable.")
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show one run: its course, metrics and decisions."""
     opened = run_named(run, store)
     if as_json:
         print_json(run_document(opened))
     else:
-        run_sheet(opened)
+        run_sheet(opened, plotted or ())
+
+
+app.command()(tail)
 
 
 @app.command()
@@ -220,6 +234,7 @@ def seal(
     other_hosts: Annotated[
         bool, typer.Option("--other-hosts", help="What other machines wrote, too: say so only when none of them lives.")
     ] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Turn the journals of dead runs into Parquet.
 
@@ -229,7 +244,11 @@ def seal(
     chosen, problems = runs_chosen(runs, store)
     complain_of(problems)
     for run in chosen:
-        say(f"{run.run_id}: {seal_run(run.folder, other_hosts=other_hosts)} events sealed")
+        events = seal_run(run.folder, other_hosts=other_hosts)
+        if as_json:
+            print_json({"run_id": run.run_id, "events_sealed": events})
+        else:
+            say(f"{run.run_id}: {events} events sealed")
         for path in foreign_journals(run.folder):
             complain(f"{path}: another machine wrote it and may still do; --other-hosts seals it all the same")
 
@@ -245,6 +264,7 @@ def delete(
         int | None, typer.Option(metavar="N", min=0, help="With --store: all but the newest N.")
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say which runs would go.")] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Delete runs, by name or by age and number.
 
@@ -266,7 +286,13 @@ def delete(
     for folder in folders:
         if not dry_run:
             delete_run(folder)
-        say(f"{'would delete' if dry_run else 'deleted'} {folder}")
+        if as_json:
+            print_json({"folder": str(folder), "deleted": not dry_run})
+        else:
+            say(f"{'would delete' if dry_run else 'deleted'} {folder}")
+
+
+app.command()(doctor)
 
 
 @app.command()
@@ -303,10 +329,18 @@ def serve(
     )
 
 
+for command in app.registered_commands:
+    assert command.callback is not None
+    command.epilog = epilog(command.name or command.callback.__name__)
+
+
 def main() -> None:
     """Entry point of the ``steptape`` command."""
     try:
         app()
+    except BrokenPipeError:
+        # Whoever read has had enough, as head has. Nothing is left to say, at exit neither.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except (TelemetryError, OSError) as error:
         complain(f"error: {error}")
         sys.exit(CANNOT_OPEN)

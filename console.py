@@ -31,6 +31,11 @@ def say(text: str = "") -> None:
     stdout().print(Text(text), soft_wrap=True)
 
 
+def print_line(text: str) -> None:
+    """A line on stdout as it is, for programs that wait for it."""
+    print(text, flush=True)
+
+
 def complain(text: str) -> None:
     """A line on stderr."""
     print(text, file=sys.stderr)

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Mapping, Sequence
-from typing import Any
+from shutil import get_terminal_size
+from typing import Any, Final
 
 from .console import print_rows, say
 from .replay.amounts import duration, size
 from .store import Run
-from .store.summary import summarize
+from .store.summary import leading_metric, summarize
+from .terminal_plot import braille_plot
 
 _METRICS = """
 SELECT metric, kind, count(*) AS count, first(value ORDER BY attempt, seq) AS first, last(value ORDER BY attempt, seq)
@@ -25,7 +28,11 @@ SELECT step, controller, operations, values, mode, severity, message FROM decisi
 _KINDS = "SELECT kind, count(*) AS count FROM events GROUP BY kind ORDER BY count DESC, kind"
 
 #: Decisions that the page shows before it says how many more there are.
-SHOWN_DECISIONS = 20
+SHOWN_DECISIONS: Final = 20
+
+#: Lines of a plot, and its most columns: wider ones are no easier to read.
+_PLOT_LINES: Final = 8
+_PLOT_COLUMNS: Final = 110
 
 
 def run_document(run: Run) -> dict[str, Any]:
@@ -45,9 +52,18 @@ def run_document(run: Run) -> dict[str, Any]:
     }
 
 
-def run_sheet(run: Run) -> None:
-    """Print the page."""
+def run_sheet(run: Run, plotted: Sequence[str] = ()) -> None:
+    """Print the page.
+
+    Args:
+        run: The run.
+        plotted: The metrics to plot; the one that is looked at first when none is named.
+
+    Raises:
+        TelemetryError: No event carries a metric that is to be plotted.
+    """
     shown = run_document(run)
+    plots = [line for metric in plotted or _first_metric(run) for line in _plot(run, metric)]
     planned = f" of {shown['planned_steps']}" if shown["planned_steps"] else ""
     say(f"{shown['name']}  {shown['run_id']}  {shown['status']}")
     started = f"{shown['started']:%Y-%m-%d %H:%M:%S} UTC"
@@ -64,6 +80,8 @@ def run_sheet(run: Run) -> None:
     saves = shown["checkpoints"]
     if saves["count"]:
         say(f"checkpoints: {saves['count']}, {size(saves['size_bytes'])}, the last at step {saves['last_step']}")
+    for line in ("", *plots) if plots else ():
+        say(line)
     say()
     print_rows(shown["metrics"], ("metric", "kind", "count", "first", "last", "min", "max", "not_finite"))
     if shown["decisions"]:
@@ -73,6 +91,33 @@ def run_sheet(run: Run) -> None:
         print_rows(shown["decisions"][:SHOWN_DECISIONS], columns)
         if len(shown["decisions"]) > SHOWN_DECISIONS:
             say(f"... and {len(shown['decisions']) - SHOWN_DECISIONS} more decisions; 'steptape query' has them all")
+
+
+def _first_metric(run: Run) -> list[str]:
+    metric = leading_metric(run.metrics())
+    return [] if metric is None else [metric]
+
+
+def _plot(run: Run, metric: str) -> list[str]:
+    """A metric over steps, as the first kind of event has it that carries it; nothing without two values."""
+    if not _can_print_dots():
+        return []
+    table = run.series(metric)
+    kind = table["kind"][0].as_py() if table.num_rows else None
+    points = [row for row in table.select(["kind", "step", "value", "rank"]).to_pylist() if row["kind"] == kind]
+    own = [row for row in points if row["rank"] == points[0]["rank"]]
+    width = min(_PLOT_COLUMNS, get_terminal_size().columns)
+    lines = braille_plot([row["step"] for row in own], [row["value"] for row in own], width=width, height=_PLOT_LINES)
+    return [f"{metric} ({kind}) over steps", *lines] if lines else []
+
+
+def _can_print_dots() -> bool:
+    """Whether standard output takes more than ASCII."""
+    try:
+        "\N{BRAILLE PATTERN DOTS-1}".encode(sys.stdout.encoding or "ascii")
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _tells(decisions: Sequence[Mapping[str, Any]], name: str) -> bool:

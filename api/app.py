@@ -19,6 +19,7 @@ from . import (
     events,
     jobs,
     notes,
+    page_routes,
     policies,
     query,
     rule_checks,
@@ -38,6 +39,7 @@ from .head_requests import HeadRequests
 from .job_queue import JobQueue
 from .limits import DEFAULT_LIMITS, Limits
 from .models import Problem
+from .page_login import Session
 from .problems import MEDIA_TYPE, STATUSES, install_handlers
 from .query_workers import QueryWorkers
 from .tokens import Tokens
@@ -90,6 +92,7 @@ def create_app(
     )
     app.state.store_path = store.path
     app.state.policies = None if policies_path is None else Path(policies_path).absolute()
+    app.state.tokens = tokens
     app.state.limits = limits
     app.state.is_warm = False
     app.state.streams = Places(limits.streams)
@@ -103,6 +106,7 @@ def create_app(
     app.add_middleware(HeadRequests)
     app.add_middleware(Bodies, limits=limits)
     app.add_middleware(Gate, hosts={*LOOPBACK_NAMES, *(host.lower() for host in allowed_hosts)}, tokens=tokens)
+    app.add_middleware(Session)
     app.add_middleware(Guard, traffic=app.state.traffic, send_s=limits.send_s)
     problems: dict[int | str, dict[str, Any]] = {status: {"model": Problem} for status in STATUSES}
     app.include_router(service.router, responses={s: p for s, p in problems.items() if s not in (404, 422)})
@@ -110,6 +114,7 @@ def create_app(
     for room in _ENDPOINTS:
         v1.include_router(room.router)
     app.include_router(v1)
+    app.include_router(page_routes.router)
     return app
 
 

@@ -23,6 +23,11 @@ _ENCODED: Final = Sort(415, "unsupported-media-type", "The body is of a kind tha
 _WITH_BODY: Final = frozenset({"POST", "PUT", "PATCH"})
 
 
+#: The one form: what it brings is looked at by people who have no token yet, and changes nothing.
+_FORM_PATH: Final = "/login"
+_FORM: Final = "application/x-www-form-urlencoded"
+
+
 class Bodies:
     """Refuses bodies beyond the limits, and compressed ones: a kilobyte of these may be a gigabyte."""
 
@@ -64,7 +69,7 @@ class Bodies:
             return _ENCODED, "Bodies are not taken compressed"
         if scope["method"] in _WITH_BODY and _has_body(headers):
             media_type = headers.get("content-type", "").partition(";")[0].strip().lower()
-            if media_type != "application/json":
+            if media_type != (_FORM if scope["path"] == _FORM_PATH else "application/json"):
                 return _ENCODED, "A body is JSON: Content-Type: application/json"
         return None
 

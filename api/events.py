@@ -18,11 +18,12 @@ from ..store.event_json import event_to_line
 from ..store.event_rows import events_of
 from ..store.lineage import Cut
 from ..store.snapshot import Snapshot
+from ..store.snapshot_parts import after, of_rank
 from ..store.timeline import effective_lineage, rolled_back
 from .access import RequestedRun
 from .answers import IN_EVERY_FORM, page_answer
 from .following import changes
-from .log_order import after, of_rank, row_after, rows_at
+from .log_order import row_after, rows_at
 from .models import EventItem, EventPage
 from .pagination import from_cursor, to_cursor
 from .queries import Int32, Kind, PagedQuery, Seq

@@ -20,8 +20,9 @@ from .tokens import LOCAL, Holder, Scope, Tokens
 
 LOOPBACK_NAMES: Final = frozenset({"localhost", "127.0.0.1", "::1"})
 
-#: What a probe may ask without a token.
-_OPEN: Final = frozenset({"/healthz", "/readyz"})
+#: What a probe may ask without a token, and what a person needs who has yet to show one.
+_OPEN: Final = frozenset({"/healthz", "/readyz", "/login", "/logout"})
+_OPEN_FOLDER: Final = "/static/"
 
 #: Methods that change nothing.
 _SAFE: Final = frozenset({"GET", "HEAD", "OPTIONS"})
@@ -88,7 +89,7 @@ class Gate:
     def _admit(self, scope: AsgiScope, headers: Headers) -> Holder | tuple[Sort, str]:
         if self._tokens is None:
             return LOCAL
-        if scope["path"] in _OPEN:
+        if scope["path"] in _OPEN or scope["path"].startswith(_OPEN_FOLDER):
             return Holder("anonymous", Scope.READ)
         scheme, _, token = headers.get("authorization", "").partition(" ")
         holder = self._tokens.holder_of(token.strip()) if scheme.lower() == "bearer" else None

@@ -12,12 +12,13 @@ from pydantic import Field
 from ..store import TelemetryError
 from ..store.axes import Axis, axis_columns, axis_values, between
 from ..store.snapshot import Snapshot
+from ..store.snapshot_parts import of_rank
 from ..store.timeline import PLACE, effective_lineage, effective_rows
 from .access import OpenStore, RequestedRun, check_freshness, find_run
 from .answers import IN_EVERY_FORM, page_answer
 from .downsampling import kept_indices
 from .errors import InvalidRequest, MetricNotFound
-from .log_order import of_rank, rows_at, rows_where
+from .log_order import rows_at, rows_where
 from .models import SeriesItem, SeriesPage
 from .queries import FormedQuery, Int32, Kind
 

@@ -57,8 +57,9 @@ def serve(
     app = create_app(store_path, tokens=tokens, allowed_hosts=(host, *allowed_hosts), policies_path=policies_path)
     with _listening(host, port) as listener:
         address = f"[{host}]" if ":" in host else host
-        url = f"http://{address}:{listener.getsockname()[1]}/api/v1/runs"
-        sys.stderr.write(f"steptape: {store_path} is served at {url} (Ctrl-C ends it)\n")
+        url = f"http://{address}:{listener.getsockname()[1]}"
+        told = f"{url}/ for people and {url}/api/v1/runs for programs"
+        sys.stderr.write(f"steptape: {store_path} is served at {told} (Ctrl-C ends it)\n")
         sys.stderr.flush()
         with contextlib.suppress(KeyboardInterrupt):
             uvicorn.Server(uvicorn.Config(app, **settings())).run([listener])

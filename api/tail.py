@@ -18,10 +18,10 @@ from starlette.concurrency import run_in_threadpool
 from ..store import Event
 from ..store.event_json import event_to_line
 from ..store.snapshot import Snapshot
+from ..store.snapshot_parts import after, of_rank
 from .access import RequestedRun, RunAccess
 from .errors import InvalidRequest
 from .following import changes
-from .log_order import after, of_rank
 from .queries import Int32, Kind, Query
 
 router = APIRouter()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final
@@ -83,6 +84,17 @@ def summarize(snapshot: Snapshot) -> RunSummary:
         attempts=len(info.attempts),
         policy_digest=last.policy.digest if last.policy else None,
     )
+
+
+def leading_metric(metrics: Sequence[str]) -> str | None:
+    """The metric that is looked at first: ``loss``, else the first whose name tells of a loss, else the first.
+
+    >>> leading_metric(["lr", "train/loss"]), leading_metric(["reward"]), leading_metric([])
+    ('train/loss', 'reward', None)
+    """
+    if "loss" in metrics:
+        return "loss"
+    return next((metric for metric in metrics if "loss" in metric.casefold()), metrics[0] if metrics else None)
 
 
 def _progress(snapshot: Snapshot, started_ns: int) -> tuple[int, int]:

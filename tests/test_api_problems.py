@@ -250,7 +250,7 @@ def test_an_unknown_metric_is_not_found(untouched: Server) -> None:
     assert (problem["status"], problem["code"], problem["hint"]) == (404, "metric-not-found", "Recorded here: loss")
 
 
-@pytest.mark.parametrize("path", ["/", "/api", "/api/v1", "/api/v1/runs/", "/api/v2/runs", "/healthz/", "//healthz"])
+@pytest.mark.parametrize("path", ["/api", "/api/v1", "/api/v1/runs/", "/api/v2/runs", "/healthz/", "//healthz"])
 def test_an_unknown_path_is_not_found(untouched: Server, path: str) -> None:
     """Nothing is redirected."""
     problem = untouched.problem(path)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import re
 import shutil
 import subprocess
 import sys
@@ -15,6 +17,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from steptape.cli import app
+from steptape.cli_examples import EXAMPLES
 from steptape.recorder import Recorder
 from steptape.store import Run, open_store
 from steptape.store.journal import JournalWriter
@@ -408,3 +412,46 @@ def test_delete_says_what_would_go_before_anything_does(demo_store: Path, tmp_pa
     assert call("delete", "--store", store).returncode == 2
     assert call("delete", "--store", store, "--older-than", "soon").returncode == 2
     assert "deleted" in steptape("delete", "digits under overfitting", "--store", store)
+
+
+def test_show_plots_what_is_looked_at_first_or_what_is_named(demo_store: Path) -> None:
+    """In dots; a metric that no event carries is an error."""
+    run = ("digits uncontrolled", "--store", demo_store)
+
+    assert "loss (step_end) over steps" in steptape("show", *run)
+    named = steptape("show", *run, "--plot", "eval_loss", "--plot", "grad_norm")
+    assert "eval_loss (evaluate) over steps" in named
+    assert "grad_norm (step_end) over steps" in named
+    assert call("show", *run, "--plot", "nothing").returncode == 2
+
+
+def test_every_command_ends_its_help_with_examples() -> None:
+    """Each of them a command that there is, with options that it has."""
+    for command, examples in EXAMPLES.items():
+        printed = steptape(command, "--help")
+        assert all(f"  {line}\n" in printed for line in examples)
+        options = re.findall(r"(--[a-z-]+)", " ".join(line for line in examples if f"steptape {command} " in line))
+        assert all(option in printed for option in options), (command, options)
+    assert {command.name or command.callback.__name__ for command in app.registered_commands} == set(EXAMPLES)
+
+
+def test_what_seal_and_delete_did_is_printed_as_json_too(demo_store: Path, tmp_path: Path) -> None:
+    """A line a run."""
+    store = tmp_path / "runs"
+    shutil.copytree(demo_store, store)
+
+    sealed = lines(steptape("seal", "--store", store, "--json"))
+    deleted = lines(steptape("delete", "--store", store, "--keep-last", "2", "--json"))
+
+    assert [row["events_sealed"] for row in sealed] == [0, 0, 0]
+    assert [row["deleted"] for row in deleted] == [True]
+
+
+def test_shells_complete_commands() -> None:
+    """As bash asks after a tab."""
+    asked = {"_STEPTAPE_COMPLETE": "complete_bash", "COMP_WORDS": "steptape ta", "COMP_CWORD": "1"}
+    command = Path(sys.executable).with_name("steptape")
+
+    printed = subprocess.run([command], env={**os.environ, **asked}, capture_output=True, text=True, check=True).stdout
+
+    assert printed.split() == ["tail"]

@@ -1,0 +1,62 @@
+"""The files that pages load: our own style and scripts, and the chart library out of its Python package."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Final
+
+from fastapi import APIRouter, HTTPException, Request, Response
+
+router = APIRouter(include_in_schema=False)
+
+_STATIC: Final = Path(__file__).with_name("static")
+_TYPES: Final = {".css": "text/css; charset=utf-8", ".js": "text/javascript; charset=utf-8", ".svg": "image/svg+xml"}
+
+#: The chart library, as its Python package ships it.
+_CHARTS: Final = "plotly.min.js"
+
+
+@dataclass(frozen=True, slots=True)
+class PageFile:
+    """A file as it goes out; ``etag`` changes when the content does."""
+
+    content: bytes
+    media_type: str
+    etag: str
+
+
+@router.get("/static/{name}")
+def read_file(name: str, request: Request) -> Response:
+    """A file that pages load."""
+    if name not in file_names():
+        raise HTTPException(404, "no such file")
+    file = _file(name)
+    headers = {"ETag": file.etag, "Cache-Control": "no-cache", "X-Content-Type-Options": "nosniff"}
+    if file.etag in (tag.strip() for tag in request.headers.get("if-none-match", "").split(",")):
+        return Response(status_code=304, headers=headers)
+    return Response(file.content, headers=headers, media_type=file.media_type)
+
+
+@cache
+def file_names() -> frozenset[str]:
+    """The names that are served; a request's path is only ever compared with them."""
+    return frozenset({_CHARTS, *(path.name for path in _STATIC.iterdir() if path.suffix in _TYPES)})
+
+
+@cache
+def _file(name: str) -> PageFile:
+    path = _charts_path() if name == _CHARTS else _STATIC / name
+    content = path.read_bytes()
+    return PageFile(content, _TYPES[path.suffix], f'"{hashlib.sha256(content).hexdigest()[:24]}"')
+
+
+def _charts_path() -> Path:
+    # Found without importing the package, which would take half a second and is not needed.
+    spec = find_spec("plotly")
+    if spec is None or spec.origin is None:
+        raise HTTPException(404, "plotly is not installed")
+    return Path(spec.origin).with_name("package_data") / _CHARTS

@@ -1,0 +1,229 @@
+// The page of backtests: a job is started, followed and read; a changed parameter starts the next.
+import { address, ask, counted, duration, element, gathered, pageData, percent, post, runPath, shown, table, toNumber } from "./dom.js";
+import { COLOURS, colour, draw, firingsOf, lineOf, marksOf, shapesOf } from "./plots.js";
+
+const data = pageData();
+const by = (id) => document.getElementById(id);
+const boxes = () => [...document.querySelectorAll("input[name=run]")];
+
+/** Runs whose curves are drawn; the table has them all. */
+const PLOTTED = 24;
+
+/** Between two looks at a job, in milliseconds. */
+const PAUSE = 250;
+
+const VALIDITY = { exact: "--good", observed: "--accent", "prefix-exact": "--stop", censored: "--note" };
+
+let job = null;
+let report = null;
+const curves = new Map();
+const plots = new Map();
+
+// ---- What is asked ------------------------------------------------------------------------------------------------
+
+/** A parameter as its policy has it: a number stays a number, a truth value one. */
+function valueOf(input) {
+  const was = data.params[input.name];
+  const text = input.value.trim();
+  if (typeof was === "boolean") return text === "true";
+  if (typeof was !== "number") return text;
+  if (text === "" || !Number.isFinite(Number(text))) throw new Error(`${input.name}: a number is needed, not “${text}”.`);
+  return Number(text);
+}
+
+function params() {
+  const inputs = [...document.querySelectorAll("[data-param]")];
+  const changed = inputs.filter((input) => String(input.value).trim() !== String(data.params[input.name]));
+  return Object.fromEntries(changed.map((input) => [input.name, valueOf(input)]));
+}
+
+const chosen = () => boxes().filter((box) => box.checked).map((box) => box.value);
+
+function showCount() {
+  by("count").textContent = `${chosen().length} of ${boxes().length}`;
+  by("start").disabled = !chosen().length || !data.policy;
+}
+
+async function start() {
+  let asked;
+  try {
+    asked = { policy: data.policy, params: params(), runs: chosen(), baselines: ["all"], coverage: true };
+  } catch (error) {
+    return state(error.message);
+  }
+  try {
+    if (job && ["queued", "running"].includes(job.status)) ask(`/api/v1/jobs/${job.id}`, { method: "DELETE" }).catch(() => null);
+    const started = await post("/api/v1/backtests", asked);
+    job = started;
+    await followJob(started);
+  } catch (error) {
+    state(error.message);
+    running(false);
+  }
+}
+
+async function followJob(started) {
+  running(true);
+  let now = started;
+  while (["queued", "running"].includes(now.status)) {
+    if (job !== started) return;
+    by("progress").max = now.runs || 1;
+    by("progress").value = now.runs_done;
+    state(now.status === "queued" ? "Waiting for its turn." : `${now.runs_done} of ${now.runs} runs read.`);
+    await new Promise((resolve) => setTimeout(resolve, PAUSE));
+    now = await ask(`/api/v1/jobs/${started.id}`);
+  }
+  if (job !== started) return;
+  const found = now.status === "done" ? await ask(now.result) : null;
+  if (job !== started) return;
+  report = found ?? report;
+  running(false);
+  if (now.status !== "done") return state(now.error ?? `The job was ${now.status}.`);
+  state("");
+  await showReport(now);
+}
+
+function running(is) {
+  by("progress").hidden = !is;
+  by("cancel").hidden = !is;
+  by("start").textContent = is ? "Running …" : report ? "Run again" : "Run the backtest";
+}
+
+const state = (text) => (by("state").textContent = text);
+
+// ---- What it came to ----------------------------------------------------------------------------------------------
+
+async function showReport(now) {
+  const place = by("report");
+  plots.clear();
+  const sorted = [...report.runs].sort((one, other) => Number(other.stop !== null) - Number(one.stop !== null) || Number(other.fired) - Number(one.fired));
+  const figures = sorted.slice(0, PLOTTED).map(figureOf);
+  place.replaceChildren(
+    element("div", { class: "tools" }, element("h2", {}, `${data.policy}: ${counted(report.runs.length, "run")}`), element("span", { class: "grow" }),
+      now.report ? element("a", { class: "button", href: now.report, target: "_blank", rel: "noopener" }, "Full report") : null),
+    cards(), runsTable(), comparisonTable(),
+    element("h2", {}, "Curves and firings"),
+    element("p", { class: "faint legend" }, "▼ a rule fires; shaded: what the stop would have spared."),
+    element("div", { class: "plots" }, figures),
+    report.runs.length > PLOTTED ? element("p", { class: "faint" }, `${report.runs.length - PLOTTED} more runs are not drawn.`) : "",
+    limits(),
+  );
+  for (const entry of sorted.slice(0, PLOTTED)) await drawRun(entry);
+  place.dataset.done = now.id;
+}
+
+function cards() {
+  const total = report.aggregate;
+  const bound = total.right_censored ? "≥ " : "";
+  const list = [[`${total.stopped} of ${total.runs}`, "runs would have been stopped"]];
+  if (total.steps) list.push([bound + percent((total.steps_saved ?? 0) / total.steps, 0), `of ${shown(total.steps)} steps saved`]);
+  if (total.seconds_saved !== null) list.push([bound + duration(total.seconds_saved), `saved of ${duration(total.elapsed_s)}`]);
+  for (const [key, title] of [["relative_regret", "mean regret"], ["relative_deployable_regret", "mean deployable regret"]]) {
+    if (total[key].runs) list.push([percent(total[key].mean, 2), `${title}, worst ${percent(total[key].max, 2)}`]);
+  }
+  if (report.objective) list.push([report.objective.metric, `${report.objective.mode} is better${report.objective.guessed ? " (guessed)" : ""}`]);
+  return element("div", { class: "figures" }, list.map(([figure, text]) => element("div", {}, element("b", {}, figure), element("span", {}, text))));
+}
+
+function runsTable() {
+  const rows = report.runs.map((one) => {
+    const bound = one.right_censored ? "≥ " : "";
+    const known = one.predicted !== null;
+    return [
+      element("a", { href: `/runs/${encodeURIComponent(one.run_id)}` }, one.name),
+      one.stop ? shown(one.stop.step) : known ? "–" : "not known",
+      shown(one.recorded.steps),
+      known && one.recorded.steps ? bound + percent(one.saved.steps / one.recorded.steps, 0) : "–",
+      shown(one.decisions.length),
+      shown(toFigure(one.recorded.best)),
+      shown(toFigure(one.predicted?.best)),
+      one.regret.relative === null ? "–" : bound + percent(one.regret.relative, 2),
+      one.stop ? element("span", { class: `chip ${one.stop.validity}` }, one.stop.validity) : known ? "no stop" : element("span", { class: "chip censored" }, "censored"),
+    ];
+  });
+  return element("section", {}, table(["run", "stop at", "of steps", "saved", "firings", "best", "at stop", "regret", "validity"], rows, [0, 8]));
+}
+
+const toFigure = (value) => (value === null || value === undefined ? null : toNumber(value));
+
+function comparisonTable() {
+  const rows = report.comparison.map((row) =>
+    row.reason
+      ? [row.title, row.reason, "", "", ""]
+      : [row.name === "policy" ? element("b", {}, row.title) : row.title, `${shown(row.stopped)} of ${row.runs}`, percent(row.share_saved.mean), percent(row.relative_regret.mean, 2), percent(row.relative_deployable_regret.mean, 2)],
+  );
+  if (!rows.length) return "";
+  return element("details", {}, element("summary", {}, "Against simpler policies"), table(["", "stops", "steps saved", "regret", "deployable regret"], rows));
+}
+
+function limits() {
+  const left = report.excluded.map((one) => `${one.name || one.run_id}: ${one.reason}`);
+  return element("details", {}, element("summary", {}, "What the numbers rest on"), element("ul", {}, [...report.assumptions, ...left].map((text) => element("li", {}, text))));
+}
+
+function figureOf(entry) {
+  const div = element("div", { class: "plot" });
+  plots.set(entry.run_id, div);
+  const stop = entry.stop ? `stop at step ${shown(entry.stop.step)}` : entry.fired ? `${counted(entry.decisions.length, "firing")}, no stop` : "nothing fires";
+  return element("figure", { "data-run": entry.run_id, "data-firings": String(entry.decisions.length), "data-stop": entry.stop ? String(entry.stop.step) : "" },
+    element("figcaption", {}, element("b", {}, entry.name), " ", element("span", { class: "faint" }, stop)), div);
+}
+
+/** The training loss and the metric of merit of a run; read once, drawn after every job. */
+async function curvesOf(entry) {
+  if (!curves.has(entry.run_id)) {
+    const { metrics } = await ask(runPath(entry.run_id));
+    const names = metrics.map((metric) => metric.name);
+    const wanted = [names.includes("loss") ? "loss" : names[0], report.objective?.metric].filter((name) => names.includes(name));
+    const { items } = await ask(address(runPath(entry.run_id, "/series"), { metric: [...new Set(wanted)], points: 600 }));
+    curves.set(entry.run_id, items.filter((item) => item.step.length));
+  }
+  return curves.get(entry.run_id);
+}
+
+async function drawRun(entry) {
+  try {
+    const items = await curvesOf(entry);
+    if (!items.length || !plots.has(entry.run_id)) return;
+    const main = items.find((item) => item.metric === report.objective?.metric) ?? items[0];
+    const marks = entry.decisions.map((one) => ({ step: one.step, text: `step ${one.step}: ${one.controller} (${one.validity})`, colour: colour(VALIDITY[one.validity] ?? "--faint") }));
+    const traces = items.map((item) => lineOf(item, { name: item.metric, colour: item === main ? COLOURS[0] : colour("--faint"), width: item === main ? 1.8 : 1, opacity: item === main ? 1 : 0.6 }));
+    if (marks.length) traces.push(marksOf("decision", main, marks));
+    const stops = entry.stop ? [{ step: entry.stop.step }] : [];
+    traces.push(...firingsOf(main, stops));
+    const longest = items.reduce((long, item) => (item.step.at(-1) > long.step.at(-1) ? item : long));
+    const shapes = shapesOf(longest, { decisions: stops, spared: entry.stop?.step ?? null });
+    draw(plots.get(entry.run_id), traces, { shapes });
+  } catch (error) {
+    plots.get(entry.run_id)?.replaceChildren(element("p", { class: "faint" }, error.message));
+  }
+}
+
+// ---- Begin --------------------------------------------------------------------------------------------------------
+
+by("policy").addEventListener("change", () => {
+  const all = chosen().length === boxes().length;
+  location.assign(address("/backtest", { policy: by("policy").value, run: all ? [] : chosen() }));
+});
+by("job").addEventListener("submit", (event) => {
+  event.preventDefault();
+  start();
+});
+by("cancel").addEventListener("click", () => ask(`/api/v1/jobs/${job.id}`, { method: "DELETE" }).catch((error) => state(error.message)));
+const again = gathered(() => job && start(), 400);
+document.addEventListener("input", (event) => {
+  if (event.target.matches("[data-param]")) again();
+  if (event.target.id === "search") {
+    const wanted = event.target.value.toLocaleLowerCase();
+    for (const box of boxes()) box.parentElement.hidden = !box.parentElement.textContent.toLocaleLowerCase().includes(wanted);
+  }
+});
+document.addEventListener("change", (event) => event.target.name === "run" && showCount());
+for (const [id, value] of [["all", true], ["none", false]]) {
+  by(id)?.addEventListener("click", () => {
+    for (const box of boxes()) if (!box.parentElement.hidden) box.checked = value;
+    showCount();
+  });
+}
+document.addEventListener("themechange", () => report?.runs.slice(0, PLOTTED).forEach(drawRun));
+showCount();

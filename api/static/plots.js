@@ -1,0 +1,165 @@
+// Curves by plotly, in the page's own colours, with what happened to the run drawn on them.
+import { toNumber } from "./dom.js";
+
+const Plotly = globalThis.Plotly;
+
+/** Points of a curve: more than a plot is wide in pixels; the API keeps extremes. */
+export const POINTS = 1200;
+
+/** Vertical lines are drawn for so many decisions at most; each has its mark all the same. */
+const MOST_LINES = 40;
+
+/** Colours of runs and of kinds of events, told apart on light and on dark. */
+export const COLOURS = ["#3b82c4", "#d9822b", "#3f9d6b", "#b84f8c", "#8a6fd1", "#c44e4e", "#2fa3a3", "#a98a2b", "#7a8794", "#5b8c3a"];
+
+/** What each kind of mark looks like; `height` is its place between the bottom (0) and the top (1) of the plot. */
+const MARKS = {
+  decision: { symbol: "triangle-down", size: 10, height: 0.97, colour: "--stop", title: "decision" },
+  save: { symbol: "line-ns-open", size: 5, height: 0.02, line: 1, opacity: 0.6, colour: "--faint", title: "checkpoint" },
+  epoch: { symbol: "line-ns-open", size: 4, height: 1, line: 1, opacity: 0.6, colour: "--faint", title: "epoch" },
+  annotation: { symbol: "diamond", size: 8, height: 0.9, colour: "--note", title: "annotation" },
+  gap: { symbol: "x-thin-open", size: 7, height: 0.08, line: 1.5, colour: "--stop", title: "not finite" },
+};
+
+export const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+
+/** Where a step lies on the axis of a series: between its neighbours, where it has no value there. */
+export function placeOf(item, step) {
+  const steps = item.step;
+  if (!steps.length) return null;
+  let low = 0;
+  let high = steps.length - 1;
+  while (low < high) {
+    const middle = (low + high) >> 1;
+    if (steps[middle] < step) low = middle + 1;
+    else high = middle;
+  }
+  if (low === 0 || steps[low] <= step) return item.x[low];
+  const share = (step - steps[low - 1]) / (steps[low] - steps[low - 1]);
+  return item.x[low - 1] + share * (item.x[low] - item.x[low - 1]);
+}
+
+/** A series of the API as a trace. */
+export function lineOf(item, style = {}) {
+  const isSparse = item.x.length <= 60;
+  return {
+    type: "scatter",
+    mode: isSparse ? "lines+markers" : "lines",
+    x: item.x,
+    y: item.value.map((value) => (Number.isFinite(toNumber(value)) ? Number(value) : null)),
+    customdata: item.step,
+    name: style.name ?? item.kind ?? item.metric,
+    line: { width: style.width ?? 1.4, color: style.colour, dash: style.dash },
+    marker: { size: 4, color: style.colour },
+    opacity: style.opacity ?? 1,
+    connectgaps: false,
+    hovertemplate: `%{y:.5g}<extra>${plain(style.name ?? item.kind ?? "")}</extra>`,
+  };
+}
+
+/** The marks of one kind as a trace on an axis of its own, so that they stay where they are when values move. */
+export function marksOf(kind, item, marks) {
+  const look = MARKS[kind];
+  const placed = marks.map((mark) => [placeOf(item, mark.step), mark]).filter(([x]) => x !== null);
+  return {
+    type: "scatter",
+    mode: "markers",
+    x: placed.map(([x]) => x),
+    y: placed.map(() => look.height),
+    yaxis: "y2",
+    customdata: placed.map(([, mark]) => mark.step),
+    text: placed.map(([, mark]) => plain(mark.text)),
+    name: look.title,
+    cliponaxis: false,
+    marker: { symbol: look.symbol, size: look.size, opacity: look.opacity ?? 1, line: { width: look.line ?? 0 }, color: placed.map(([, mark]) => mark.colour ?? colour(look.colour)) },
+    hovertemplate: "%{text}<extra></extra>",
+  };
+}
+
+/** Where decisions meet the curve; nothing where they are too many to be told apart. */
+export function firingsOf(item, marks) {
+  if (marks.length > MOST_LINES) return [];
+  const at = marks.map((mark) => item.step.findIndex((step) => step >= mark.step)).filter((index) => index >= 0);
+  const ring = {
+    type: "scatter",
+    mode: "markers",
+    x: at.map((index) => item.x[index]),
+    y: at.map((index) => (Number.isFinite(toNumber(item.value[index])) ? Number(item.value[index]) : null)),
+    name: "fired",
+    marker: { symbol: "circle-open", size: 7, color: colour("--stop"), line: { width: 1.5 } },
+    hoverinfo: "skip",
+  };
+  return [ring];
+}
+
+/** The values of a series that are not finite, as marks. */
+export const gapsOf = (item) =>
+  item.value.flatMap((value, index) =>
+    Number.isFinite(toNumber(value)) ? [] : [{ step: item.step[index], text: `step ${item.step[index]}: ${value}` }],
+  );
+
+/** Vertical lines at decisions and attempts, bands over what annotations span, and what a stop would have spared. */
+export function shapesOf(item, { decisions = [], attempts = [], spans = [], spared = null }) {
+  const line = (step, name, dash) => {
+    const x = placeOf(item, step);
+    return x === null ? [] : [{ type: "line", x0: x, x1: x, y0: 0, y1: 1, yref: "paper", line: { width: 1, color: colour(name), dash } }];
+  };
+  const band = (from, to, name) => {
+    const x0 = placeOf(item, from);
+    const x1 = placeOf(item, to);
+    return x0 === null ? [] : [{ type: "rect", x0, x1, y0: 0, y1: 1, yref: "paper", line: { width: 0 }, fillcolor: colour(name), layer: "below" }];
+  };
+  const last = item.step.at(-1);
+  return [
+    ...(decisions.length <= MOST_LINES ? decisions.flatMap((mark) => line(mark.step, "--stop", "dot")) : []),
+    ...attempts.flatMap((attempt) => (attempt.from_step === null ? [] : line(attempt.from_step, "--faint", "dash"))),
+    ...spans.flatMap((span) => band(span.step, span.last, "--span")),
+    ...(spared !== null && spared < last ? band(spared, last, "--spared") : []),
+  ];
+}
+
+/** The axis ends where the curves do, whatever room their marks would like. */
+function ends(traces) {
+  const lines = traces.filter((trace) => trace.yaxis !== "y2" && trace.x.length > 1);
+  if (!lines.length) return {};
+  const minallowed = Math.min(...lines.map((trace) => trace.x[0]));
+  const maxallowed = Math.max(...lines.map((trace) => trace.x.at(-1)));
+  return maxallowed > minallowed ? { autorangeoptions: { minallowed, maxallowed } } : {};
+}
+
+/** Draw or redraw a plot. What the reader has zoomed to stays. */
+export function draw(div, traces, { shapes = [], title = "", log = false, axis = "step", height = 230, legend = false } = {}) {
+  const faint = colour("--faint");
+  const grid = { gridcolor: colour("--rule"), zeroline: false, linecolor: colour("--rule"), tickfont: { color: faint } };
+  const unit = { step: "", epoch: "", elapsed: " s", samples: "" }[axis];
+  const layout = {
+    height,
+    margin: { l: 52, r: 12, t: title ? 28 : 10, b: 28 },
+    title: title ? { text: plain(title), x: 0, xanchor: "left", xref: "paper", pad: { l: 0 }, font: { size: 13, color: colour("--ink") } } : undefined,
+    font: { family: getComputedStyle(document.body).fontFamily, size: 11, color: colour("--ink") },
+    paper_bgcolor: "rgba(0,0,0,0)",
+    plot_bgcolor: "rgba(0,0,0,0)",
+    hovermode: "x unified",
+    hoverlabel: { bgcolor: colour("--panel"), bordercolor: colour("--rule"), font: { color: colour("--ink"), size: 11 }, align: "left" },
+    showlegend: legend,
+    legend: { orientation: "h", x: 0, y: -0.16, yanchor: "top", font: { color: colour("--ink") } },
+    xaxis: { ...grid, ...ends(traces), ticksuffix: unit, hoverformat: axis === "step" ? ",d" : ".4g", unifiedhovertitle: { text: `${axis} %{x}` } },
+    yaxis: { ...grid, type: log ? "log" : "linear", nticks: 6, exponentformat: "power" },
+    yaxis2: { overlaying: "y", range: [0, 1], visible: false, fixedrange: true },
+    shapes,
+    uirevision: `${axis} ${log}`,
+    dragmode: matchMedia("(pointer: coarse)").matches ? false : "zoom",
+  };
+  return Plotly.react(div, traces, layout, { displayModeBar: false, responsive: true, doubleClick: "reset" });
+}
+
+/** Tell when the reader zooms along the axis: its two ends, or null twice for all of it. */
+export function onZoom(div, tell) {
+  div.on("plotly_relayout", (change) => {
+    if (change["xaxis.autorange"]) tell(null, null);
+    else if ("xaxis.range[0]" in change) tell(Number(change["xaxis.range[0]"]), Number(change["xaxis.range[1]"]));
+  });
+}
+
+/** Text that plotly shows as it is: it would read some tags in it. */
+export const plain = (text) => String(text).replaceAll("&", "&amp;").replaceAll("<", "&lt;").replaceAll(">", "&gt;");

@@ -1,0 +1,284 @@
+// The page of a run: its curves with what happened drawn on them, the samples behind a spike, decisions; live if it is.
+import { address, ask, counted, element, gathered, pageData, refreshParts, runPath, shown, table, toNumber } from "./dom.js";
+import { COLOURS, POINTS, draw, firingsOf, gapsOf, lineOf, marksOf, onZoom, shapesOf } from "./plots.js";
+
+const run = pageData();
+const axis = document.getElementById("axis");
+const log = document.getElementById("log");
+const search = document.getElementById("search");
+
+/** Plots that are drawn before the reader asks for more. */
+const FIRST = 24;
+
+/** Decisions that the table shows, and so many more behind a click. */
+const LISTED = 12;
+const LISTED_IN_ALL = 500;
+
+/** Between two looks at a live run, in milliseconds. */
+const PAUSE = 700;
+
+const facts = { decisions: [], saves: [], epochs: [], annotations: [], errors: [] };
+const plots = new Map();
+let metrics = run.metrics;
+
+// ---- What happened to the run -------------------------------------------------------------------------------------
+
+const values = (decision) =>
+  Object.entries(decision.values)
+    .map(([name, value]) => `${name} = ${shown(value)}`)
+    .join(", ");
+
+async function readFacts() {
+  const eventsOf = (kind) => ask(address(runPath(run.id, "/events"), { kind, limit: 2000 }));
+  const [decided, saves, epochs, noted] = await Promise.all([
+    ask(address(runPath(run.id, "/decisions"), { limit: 10000 })),
+    eventsOf("save"),
+    eventsOf("epoch_begin"),
+    ask(runPath(run.id, "/annotations")),
+  ]);
+  facts.decisions = decided.items.map((item) => ({
+    ...item,
+    text: `step ${item.step}: ${item.controller}${item.mode === "shadow" ? " (shadow)" : ""}, ${values(item)}`,
+  }));
+  facts.errors = decided.rule_errors;
+  facts.saves = saves.items.map((event) => ({ step: event.step, text: `checkpoint, step ${event.step}` }));
+  facts.epochs = epochs.items.map((event, index) => ({ step: event.step, text: `epoch ${index + 1} begins` }));
+  facts.annotations = noted.items
+    .filter((item) => item.first_step !== null)
+    .map((item) => ({ step: item.first_step, last: item.last_step ?? item.first_step, text: item.text }));
+  showDecisions();
+}
+
+function showDecisions() {
+  const newest = facts.decisions.slice(-LISTED_IN_ALL).reverse();
+  const says = newest.some((item) => item.message);
+  const rows = newest.map((item) => [
+    shown(item.step),
+    element("span", { class: `severity ${item.severity ?? ""}` }, item.controller ?? "–"),
+    item.mode === "shadow" ? `shadow (${item.operations.join(", ")})` : item.operations.join(", "),
+    element("code", {}, values(item)),
+    ...(says ? [item.message ?? ""] : []),
+  ]);
+  const headings = ["step", "controller", "operations", "because", ...(says ? ["message"] : [])];
+  const listed = (part) => table(headings, part, [1, 2, 3, 4]);
+  const place = document.getElementById("decisions");
+  const wasOpen = place.querySelector("details")?.open ?? false;
+  const parts = [rows.length ? listed(rows.slice(0, LISTED)) : element("p", { class: "faint" }, "No rule has fired.")];
+  if (rows.length > LISTED) {
+    const count = `${shown(rows.length - LISTED)} earlier ones of ${shown(facts.decisions.length)}`;
+    parts.push(element("details", { open: wasOpen }, element("summary", {}, count), listed(rows.slice(LISTED))));
+  }
+  for (const error of facts.errors) {
+    parts.push(element("p", { class: "notice" }, `Rule of ${error.controller} failed first at step ${error.step}: ${error.error}`));
+  }
+  place.replaceChildren(...parts);
+  showLegend();
+}
+
+function showLegend() {
+  const said = [
+    facts.decisions.length && `▼ ${counted(facts.decisions.length, "decision")}`,
+    facts.annotations.length && `◆ ${counted(facts.annotations.length, "annotation")}`,
+    facts.saves.length && `below: ${counted(facts.saves.length, "checkpoint")}`,
+    facts.epochs.length && `above: ${counted(facts.epochs.length, "epoch")}`,
+    run.attempts.length && `dashed: ${counted(run.attempts.length, "resume")}`,
+  ].filter(Boolean);
+  say([...said, "drag to zoom, double-click to see all"].join("   "));
+}
+
+// ---- Curves -------------------------------------------------------------------------------------------------------
+
+/** Read the series of these plots and draw them; one request for all that show the same part of the run. */
+async function read(wanted) {
+  const zooms = Map.groupBy(wanted, (plot) => JSON.stringify(plot.zoom));
+  await Promise.all(
+    [...zooms.values()].map(async (group) => {
+      const [from, to] = group[0].zoom;
+      const asked = { metric: group.map((plot) => plot.metric), axis: axis.value, points: POINTS, from, to };
+      const { items } = await ask(address(runPath(run.id, "/series"), asked));
+      for (const plot of group) show(plot, items.filter((item) => item.metric === plot.metric));
+    }),
+  ).catch((error) => say(error.message));
+}
+
+function show(plot, items) {
+  const filled = items.filter((item) => item.step.length);
+  plot.items = filled;
+  const longest = filled.reduce((best, item) => (item.step.length > (best?.step.length ?? 0) ? item : best), null);
+  const traces = filled.map((item, index) => lineOf(item, { colour: COLOURS[index], name: filled.length > 1 ? item.kind : plot.metric }));
+  let shapes = [];
+  if (longest) {
+    const within = (mark) => mark.step >= longest.step[0] && mark.step <= longest.step.at(-1);
+    const [decisions, saves, epochs, annotations] = [facts.decisions, facts.saves, facts.epochs, facts.annotations].map((marks) => marks.filter(within));
+    const isMain = plot.metric === run.leading;
+    if (decisions.length) traces.push(marksOf("decision", longest, decisions));
+    if (isMain) traces.push(...firingsOf(longest, decisions));
+    if (saves.length && (isMain || filled[0].kind === "evaluate")) traces.push(marksOf("save", longest, saves));
+    if (isMain && epochs.length) traces.push(marksOf("epoch", longest, epochs));
+    if (annotations.length) traces.push(marksOf("annotation", longest, annotations));
+    const gaps = filled.flatMap(gapsOf);
+    if (gaps.length) traces.push(marksOf("gap", longest, gaps));
+    shapes = shapesOf(longest, { decisions, attempts: run.attempts, spans: annotations });
+  }
+  plot.note.textContent = filled.some((item) => item.sampled) ? `extremes of ${shown(longest.n_raw)} values` : "";
+  draw(plot.div, traces, { shapes, log: log.checked, axis: axis.value });
+  plot.figure.dataset.points = String(longest?.n_raw ?? 0);
+  if (!plot.listens) listen(plot);
+  if (longest && plot.metric === run.leading && looked === null) lookAround(largestJump(longest));
+}
+
+/** The step at which a series rises most from one value to the next: where a reader would look first. */
+function largestJump(item) {
+  const rises = item.value.map((value, index) => (index ? toNumber(value) - toNumber(item.value[index - 1]) : 0));
+  const finite = rises.map((rise) => (Number.isFinite(rise) ? rise : 0));
+  return item.step[finite.indexOf(Math.max(...finite))];
+}
+
+function listen(plot) {
+  plot.listens = true;
+  onZoom(plot.div, (from, to) => {
+    for (const other of plots.values()) other.zoom = [from, to];
+    for (const other of plots.values()) if (other !== plot && other.listens) follow(other, from, to);
+    read(visible());
+  });
+  plot.div.on("plotly_hover", (event) => lookAround(event.points[0].customdata));
+  plot.div.on("plotly_click", (event) => lookAround(event.points[0].customdata, true));
+}
+
+/** Bring another plot to the part of the run that this one was zoomed to. */
+function follow(plot, from, to) {
+  const ends = from === null ? { "xaxis.autorange": true } : { "xaxis.range": [from, to], "yaxis.autorange": true };
+  globalThis.Plotly.update(plot.div, {}, ends);
+}
+
+const visible = () => [...plots.values()].filter((plot) => plot.isSeen && !plot.figure.hidden);
+
+const seen = new IntersectionObserver((entries) => {
+  const fresh = [];
+  for (const entry of entries) {
+    const plot = plots.get(entry.target.dataset.metric);
+    if (!plot) continue;
+    if (entry.isIntersecting && !plot.isSeen) fresh.push(plot);
+    plot.isSeen = entry.isIntersecting;
+  }
+  if (fresh.length) read(fresh);
+}, { rootMargin: "200px" });
+
+/** A figure for each metric that the filter lets through, the leading one first and wide. */
+function layOut() {
+  const wanted = search.value.trim().toLocaleLowerCase();
+  const found = metrics.filter((metric) => metric.toLocaleLowerCase().includes(wanted));
+  found.sort((one, other) => Number(other === run.leading) - Number(one === run.leading));
+  const shownNow = new Set(found.slice(0, FIRST));
+  for (const [metric, plot] of plots) plot.figure.hidden = !shownNow.has(metric);
+  for (const metric of shownNow) if (!plots.has(metric)) addPlot(metric);
+  const place = document.getElementById("plots");
+  place.append(...[...shownNow].map((metric) => plots.get(metric).figure));
+  const empty = document.getElementById("curves-empty");
+  empty.hidden = shownNow.size > 0 && found.length <= FIRST;
+  empty.textContent = !metrics.length
+    ? "No metric has a value yet."
+    : found.length
+      ? `The first ${FIRST} of ${shown(found.length)} metrics: the field above finds the others.`
+      : `No metric is called like “${search.value}”.`;
+}
+
+function addPlot(metric) {
+  const div = element("div", { class: "plot" });
+  const note = element("span", { class: "faint" });
+  const caption = element("figcaption", {}, element("b", {}, metric), " ", note);
+  const figure = element("figure", { "data-metric": metric, class: metric === run.leading ? "wide" : null }, caption, div);
+  plots.set(metric, { metric, div, note, figure, items: [], zoom: [null, null], isSeen: false, listens: false });
+  seen.observe(figure);
+}
+
+// ---- Samples ------------------------------------------------------------------------------------------------------
+
+let held = null;
+let looked = null;
+
+const lookAround = gathered(async (step, isClick = false) => {
+  const place = document.getElementById("around");
+  if (!place || step === undefined || (held !== null && !isClick) || step === looked) return;
+  held = isClick ? step : held;
+  looked = step;
+  const title = document.getElementById("around-title");
+  try {
+    const { items } = await ask(address(runPath(run.id, "/samples/spike"), { step, top: 12 }));
+    if (looked !== step) return;
+    title.textContent = `Samples of step ${shown(step)}`;
+    const rows = items.map((item) => [
+      element("code", {}, item.sample_id ?? `#${item.position}`),
+      shown(toNumber(item.loss)),
+      shown(toNumber(item.typical)),
+      element("span", { class: "share" }, element("i", { "data-share": String(Number(item.share) || 0) }), `${Math.round(100 * Number(item.share))} %`),
+      shown(item.seen),
+    ]);
+    place.replaceChildren(
+      items.length
+        ? table(["sample", "loss", "typical", "share of the excess", "seen before"], rows)
+        : element("p", { class: "faint" }, `No sample loss was recorded at step ${shown(step)}.`),
+      held === null ? "" : element("button", { type: "button", class: "quiet", onclick: () => (held = null) }, `step ${shown(step)} is held: let go`),
+    );
+    for (const bar of place.querySelectorAll("[data-share]")) bar.style.width = `${Math.min(60, 60 * Number(bar.dataset.share))}px`;
+  } catch (error) {
+    place.replaceChildren(element("p", { class: "faint" }, error.message));
+  }
+}, 120);
+
+async function readFragments() {
+  for (const place of document.querySelectorAll("[data-fragment]")) {
+    const answer = await fetch(place.dataset.fragment);
+    if (!answer.ok) {
+      place.replaceChildren(element("p", { class: "faint" }, "The samples cannot be read now, or not within the time that the server allows."));
+      continue;
+    }
+    const part = new DOMParser().parseFromString(await answer.text(), "text/html");
+    place.replaceChildren(...part.body.childNodes);
+  }
+}
+
+// ---- Live ---------------------------------------------------------------------------------------------------------
+
+function say(text) {
+  document.getElementById("legend").textContent = text;
+}
+
+/** What a live run has written since: curves, marks, and the parts that the server renders. */
+const refresh = gathered(async () => {
+  if (document.visibilityState !== "visible") return;
+  await Promise.all([readFacts(), refreshParts("[data-region]")]);
+  const known = new Set(metrics);
+  const { metrics: now } = await ask(runPath(run.id));
+  if (now.some((metric) => !known.has(metric.name))) {
+    metrics = now.map((metric) => metric.name);
+    run.leading ??= metrics[0];
+    layOut();
+  }
+  await read(visible());
+}, PAUSE);
+
+function followLive() {
+  const source = new EventSource(runPath(run.id, "/tail"));
+  source.addEventListener("message", refresh);
+  source.addEventListener("end", () => {
+    source.close();
+    refresh();
+    readFragments();
+  });
+}
+
+// ---- Begin --------------------------------------------------------------------------------------------------------
+
+axis.addEventListener("change", () => {
+  for (const plot of plots.values()) plot.zoom = [null, null];
+  read(visible());
+});
+log.addEventListener("change", () => read(visible()));
+search.addEventListener("input", gathered(layOut, 150));
+document.addEventListener("themechange", () => visible().forEach((plot) => show(plot, plot.items)));
+
+await readFacts().catch((error) => say(error.message));
+layOut();
+readFragments();
+if (run.live) followLive();

@@ -1,0 +1,42 @@
+"""What each command's help ends with: lines to copy."""
+
+from __future__ import annotations
+
+from typing import Final
+
+#: By command.
+EXAMPLES: Final = {
+    "backtest": (
+        "steptape backtest overfitting --store runs",
+        "steptape backtest policy.yaml digits --store runs --set spike=2.5 --html report.html",
+    ),
+    "check": ("steptape check policy.yaml --store runs",),
+    "delete": ("steptape delete --store runs --older-than 90d --dry-run", "steptape delete digits --store runs"),
+    "demo": ("steptape demo runs",),
+    "diff": ("steptape diff policy.yaml policy.yaml --set-new spike=2.5 --store runs",),
+    "doctor": ("steptape doctor runs", "steptape doctor runs/20260102T030405-5ea1ed --json"),
+    "export": ("steptape export digits --store runs --output digits.jsonl",),
+    "query": ("steptape query runs 'SELECT run_id, min(eval_loss) FROM evals GROUP BY run_id'",),
+    "replay": (
+        "steptape replay overfitting digits --store runs",
+        "steptape export digits --store runs | steptape replay policy.yaml - --json",
+    ),
+    "runs": ("steptape runs runs", "steptape runs runs --json | jq -r .run_id"),
+    "seal": ("steptape seal --store runs",),
+    "serve": ("steptape serve runs", "steptape serve runs --policies policies --port 0"),
+    "show": ("steptape show digits --store runs", "steptape show digits --store runs --plot eval_loss --plot lr"),
+    "sweep": ("steptape sweep policy.yaml --store runs --set spike=1.5:5:0.5",),
+    "tail": (
+        "steptape tail digits --store runs",
+        "steptape tail digits --store runs --kind decision --json | jq .attrs.controller",
+    ),
+    "test": ("steptape test policy.test.yaml", "steptape test loss_spike"),
+    "verify": ("steptape verify digits --store runs", "steptape verify --store runs --all"),
+}
+
+
+def epilog(command: str) -> str | None:
+    """The examples as the end of a command's help; None for a command that has none."""
+    lines = EXAMPLES.get(command, ())
+    # The control character keeps the lines as they are.
+    return "\b\n" + "\n".join(("Examples:", *(f"  {line}" for line in lines))) if lines else None

@@ -1,0 +1,79 @@
+"""What tests of the page share: a store with something to see, and a real server on loopback."""
+
+from __future__ import annotations
+
+import math
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+
+from steptape.api import create_app
+from steptape.recorder import Recorder
+from steptape.store.sealing import seal
+
+STEPS = 200
+SPIKE = 150
+
+#: The samples whose losses stay high: their labels would be wrong.
+WRONG = ("cat-13", "cat-27")
+
+POLICY = """
+name: guard
+params: {spike: 3.0, window: 20}
+controllers:
+  - name: loss_spike
+    triggers: [on_step_end]
+    rule: len(loss) >= window and loss > spike * mean(loss, window)
+    severity: warning
+    message: the loss is {loss}
+    operations: [hfcontrols.should_save]
+  - name: not_finite
+    triggers: [on_step_end]
+    rule: not isfinite(loss)
+    operations: [hfcontrols.should_training_stop]
+"""
+
+
+def loss_at(step: int) -> float:
+    """A falling loss with one spike."""
+    return 2 / math.sqrt(step) + (4 if step == SPIKE else 0)
+
+
+def record_run(store: Path, name: str, *, rules: Path | None = None, scale: float = 1.0, **about: Any) -> Path:
+    """A run of ``STEPS`` steps with samples, evaluations and checkpoints, sealed; its folder."""
+    with Recorder(store, name=name, rules=rules, total_steps=STEPS, **about) as rec:
+        for step in range(1, STEPS + 1):
+            loss = scale * loss_at(step)
+            ids = [f"cat-{(4 * step + k) % 40}" for k in range(4)]
+            losses = [9.0 if sample in WRONG else loss for sample in ids]
+            rec.step(loss=loss, lr=0.1, samples=losses, sample_ids=ids)
+            if step % 20 == 0:
+                rec.evaluate(eval_loss=loss * 1.1)
+                rec.save(f"step-{step}.pt", size_bytes=1000)
+        rec.annotate("bad shard", first_step=SPIKE - 2, last_step=SPIKE + 2)
+    seal(rec.folder)
+    return rec.folder
+
+
+@contextmanager
+def serving(store: Path, **options: Any) -> Iterator[str]:
+    """The address of a server over a store, for as long as the context lasts."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    settings = uvicorn.Config(
+        create_app(store, **options), log_level="critical", access_log=False, ws="none", timeout_graceful_shutdown=1
+    )
+    server = uvicorn.Server(settings)
+    thread = threading.Thread(target=server.run, args=([listener],))
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        thread.join()
+        listener.close()

@@ -1,0 +1,318 @@
+"""The page in a real browser, on real runs: what a person does there, from the first look to the last."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from served_page import POLICY, SPIKE, WRONG, record_run, serving
+
+from steptape.api.tokens import parse_tokens
+from steptape.recorder import Recorder
+from steptape.store import open_store
+from steptape.store.sealing import seal
+
+sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium here: apt-get install chromium")
+
+#: Until something shows, in milliseconds; the machine may be busy.
+PATIENCE = 60_000
+
+HOSTILE = "<img src=x onerror=\"document.title='ran'\"><b>bold</b>"
+
+#: Whether any of it became more than text.
+RAN = """
+() => document.title === "ran" || document.querySelector("img") !== null
+    || [...document.querySelectorAll("b")].some((found) => found.textContent === "bold")
+"""
+
+#: A loop that makes a step at each line, under rules, as its own process.
+LOOP = """
+import sys
+from steptape.recorder import Recorder
+with Recorder(sys.argv[1], name="live", rules=sys.argv[2]) as rec:
+    print(rec.run_id, flush=True)
+    for line in sys.stdin:
+        rec.step(loss=float(line), samples=[float(line)], sample_ids=["a"])
+        print("done", flush=True)
+"""
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Runs under rules and without, one with hostile names, and one of 100,000 steps."""
+    folder = tmp_path_factory.mktemp("browser")
+    (folder / "guard.yaml").write_text(POLICY)
+    runs = folder / "runs"
+    record_run(runs, "guarded", rules=folder / "guard.yaml")
+    record_run(runs, "free", scale=1.5)
+    (folder / "hostile.yaml").write_text(
+        f"controllers: [{{name: loud, triggers: [on_step_end], rule: loss > 1 and step == 7,"
+        f" message: {json.dumps(HOSTILE)}, operations: [hfcontrols.should_save]}}]"
+    )
+    rules = folder / "hostile.yaml"
+    with Recorder(runs, name=HOSTILE, rules=rules, tags=(HOSTILE,), config={HOSTILE: HOSTILE}) as rec:
+        for _ in range(30):
+            rec.step({HOSTILE: 1.0, "loss": 2.0}, samples=[1.0, 2.0], sample_ids=[HOSTILE, "b"])
+        rec.annotate(HOSTILE, first_step=3, last_step=5)
+    with Recorder(runs, name="long") as rec:
+        for step in range(100_000):
+            rec.step(loss=float(step % 100 == 0) + 1.0)
+    seal(rec.folder)
+    return runs
+
+
+@pytest.fixture(scope="module")
+def url(store: Path) -> Iterator[str]:
+    """A server over them."""
+    with serving(store, policies_path=store.parent) as address:
+        yield address
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    """Debian's Chromium."""
+    with sync_api.sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def open_page(browser: Any, url: str) -> Iterator[Callable[..., Any]]:
+    """Opener of pages: ``open_page("/runs/digits", width=390)``. No script of a page may fail or ask another host."""
+    wrong: list[str] = []
+    contexts = []
+
+    def opened(path: str, *, width: int = 1280, scheme: str = "light", base: str = url) -> Any:
+        context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)
+        contexts.append(context)
+        page = context.new_page()
+        page.set_default_timeout(PATIENCE)
+        page.on("pageerror", lambda error: wrong.append(str(error)))
+        page.on(
+            "request", lambda request: request.url.startswith((base, "data:", "blob:")) or wrong.append(request.url)
+        )
+        page.goto(base + path)
+        return page
+
+    yield opened
+    for context in contexts:
+        context.close()
+    assert wrong == []
+
+
+def run_id(store: Path, name: str) -> str:
+    """The id of the run of that name."""
+    return open_store(store).run(name).run_id
+
+
+def when(page: Any, condition: str) -> None:
+    """Wait until a condition holds, in the page's own words.
+
+    The browser is asked again and again from outside: the page's own policy lets nobody run text within it.
+    """
+    deadline = time.monotonic() + PATIENCE / 1000
+    while not page.evaluate(f"() => {{ try {{ return Boolean({condition}); }} catch {{ return false; }} }}"):
+        assert time.monotonic() < deadline, condition
+        page.wait_for_timeout(100)
+
+
+def drawn(metric: str) -> str:
+    """The plot of a metric, in the page's words."""
+    return f"document.querySelector('figure[data-metric=\"{metric}\"] .plot')"
+
+
+def test_a_live_run_moves_and_its_firing_is_seen_on_the_curve(store: Path, open_page: Callable[..., Any]) -> None:
+    """Steps, the decision and the end show by themselves, without a reload."""
+    command = [sys.executable, "-c", LOOP, str(store), str(store.parent / "guard.yaml")]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as loop:
+        assert loop.stdin is not None
+        assert loop.stdout is not None
+
+        def train(losses: list[float]) -> None:
+            for loss in losses:
+                loop.stdin.write(f"{loss}\n")
+                loop.stdin.flush()
+                loop.stdout.readline()
+
+        live = loop.stdout.readline().strip()
+        train([1.0] * 30)
+        page = open_page(f"/runs/{live}")
+        when(page, f"{drawn('loss')}?.data?.[0].x.length === 30")
+        assert page.inner_text("h1 .status") == "running"
+        train([1.0] * 10)
+        when(page, f"{drawn('loss')}.data[0].x.length === 40")
+        train([9.0])
+        when(page, f"{drawn('loss')}.data.some((trace) => trace.name === 'decision' && trace.x.join() === '41')")
+        assert "loss_spike" in page.inner_text("#decisions")
+        loop.stdin.close()
+        loop.wait(60)
+        when(page, "document.querySelector('h1 .status').textContent === 'completed'")
+
+
+def test_the_samples_behind_a_spike_and_the_mislabelled_ones_are_found(
+    store: Path, open_page: Callable[..., Any]
+) -> None:
+    """By pointing at the curve, and in the table of the worst."""
+    page = open_page(f"/runs/{run_id(store, 'guarded')}")
+    when(page, f"{drawn('loss')}?.data?.[0].x.length === 200")
+    page.wait_for_selector("[data-fragment] td")
+    worst = page.eval_on_selector_all("[data-fragment] tbody tr td:first-child", "cells => cells.map(c => c.innerText)")
+    x, y = page.evaluate(
+        f"(() => {{ const plot = {drawn('loss')}; plot.scrollIntoView(); const box = plot.getBoundingClientRect();"
+        f"const {{ xaxis, _size }} = plot._fullLayout;"
+        f"return [box.x + _size.l + xaxis.l2p({SPIKE}), box.y + _size.t + 60]; }})()"
+    )
+    page.mouse.move(x - 3, y)
+    page.mouse.move(x, y)
+    when(page, f"document.getElementById('around-title').textContent === 'Samples of step {SPIKE}'")
+
+    assert set(worst[:2]) == set(WRONG)
+    assert re.search(r"cat-\d+", page.inner_text("#around"))
+
+
+def test_two_runs_are_compared(store: Path, open_page: Callable[..., Any]) -> None:
+    """Chosen in the table by the keyboard, laid over each other, by step and by time."""
+    page = open_page("/?q=completed&sort=name&order=asc")
+    when(page, "document.querySelectorAll('table.runs tbody tr').length >= 2")
+    for name in ("free", "guarded"):
+        page.check(f"input[value='{run_id(store, name)}']")
+    page.keyboard.press("c")
+    page.wait_for_selector("#plot[data-curves='2']")
+    page.select_option("#metric", "eval_loss")
+    when(page, "document.getElementById('plot').data[0].x.length === 10")
+    page.select_option("#axis", "elapsed")
+    when(page, "document.getElementById('plot').data[0].x[9] < 60")
+
+    assert page.inner_text("tbody tr:first-child .last") != "-"
+
+
+def test_a_backtest_is_run_read_and_run_again_with_another_parameter(open_page: Callable[..., Any]) -> None:
+    """The firings move, and the whole report is a click away."""
+    page = open_page("/backtest?policy=guard&run=free")
+    page.click("#start")
+    page.wait_for_selector("#report[data-done]")
+    figure = page.wait_for_selector("#report figure")
+    first = int(figure.get_attribute("data-firings"))
+    done = page.get_attribute("#report", "data-done")
+    when(page, "document.querySelector('#report .plot').data?.some((trace) => trace.name === 'decision')")
+    page.fill("[data-param][name=spike]", "100")
+    when(page, f"document.getElementById('report').dataset.done !== '{done}'")
+    second = int(page.get_attribute("#report figure", "data-firings"))
+    with page.expect_popup() as popup:
+        page.click("text=Full report")
+
+    assert (first, second) == (1, 0)
+    assert "spike = 100" in popup.value.inner_text("body")
+
+
+def test_a_parameter_that_makes_no_sense_is_told(open_page: Callable[..., Any]) -> None:
+    """By the page, or by the rules' own words."""
+    page = open_page("/backtest?policy=guard&run=free")
+    page.fill("[data-param][name=spike]", "many")
+    page.click("#start")
+    when(page, "document.getElementById('state').textContent.includes('a number is needed')")
+
+
+def test_nothing_hostile_runs_in_the_browser(store: Path, open_page: Callable[..., Any]) -> None:
+    """Wherever a name stands: table, page, plot, hover, samples, comparison, report."""
+    hostile = run_id(store, HOSTILE)
+    page = open_page(f"/runs/{hostile}")
+    when(page, f"{drawn('loss')}?.data?.length > 0")
+    page.wait_for_selector("[data-fragment] td")
+    page.mouse.move(400, 350)
+    when(page, "document.querySelector('#around td') !== null")
+    assert HOSTILE in page.inner_text("#decisions")
+    for path in ("/", f"/compare?run={hostile}&run=free", f"/backtest?policy=guard&run={hostile}"):
+        other = open_page(path)
+        other.wait_for_timeout(500)
+        if path.startswith("/backtest"):
+            other.click("#start")
+            other.wait_for_selector("#report[data-done]")
+
+        assert not other.evaluate(RAN)
+    assert not page.evaluate(RAN)
+
+
+def test_a_long_run_is_drawn_in_few_points_and_finer_when_zoomed(store: Path, open_page: Callable[..., Any]) -> None:
+    """Of 100,000 values the extremes; of a part of them all; with a double click the whole again."""
+    page = open_page(f"/runs/{run_id(store, 'long')}")
+    when(page, f"{drawn('loss')}?.data?.[0].x.length > 500")
+    whole = page.evaluate(f"{drawn('loss')}.data[0].x.length")
+    box = page.evaluate(f"(({{x, y, width}}) => [x, y, width])({drawn('loss')}.getBoundingClientRect())")
+    left, top = box[0] + box[2] / 2, box[1] + 100
+    page.mouse.move(left, top)
+    page.mouse.down()
+    page.mouse.move(left + 20, top, steps=4)
+    page.mouse.up()
+    when(page, f"{drawn('loss')}.data[0].x.at(-1) - {drawn('loss')}.data[0].x[0] < 3000")
+    closer = page.evaluate(f"{drawn('loss')}.data[0].x.length")
+    page.mouse.dblclick(left, top)
+    when(page, f"{drawn('loss')}.data[0].x.at(-1) === 100000")
+
+    assert whole <= 1200
+    assert 500 < closer <= 1200
+    assert page.evaluate(f"{drawn('loss')}._fullLayout.xaxis.range[1]") == 100_000
+
+
+def test_the_keyboard_reaches_everything(open_page: Callable[..., Any]) -> None:
+    """Search, rows, a run, the list of keys, back."""
+    page = open_page("/")
+    page.keyboard.press("/")
+    page.keyboard.type("free")
+    when(page, "document.querySelectorAll('table.runs tbody tr').length === 1")
+    page.keyboard.press("Escape")
+    page.keyboard.press("j")
+    page.keyboard.press("Enter")
+    page.wait_for_selector("h1:has-text('free')")
+    page.wait_for_load_state("load")
+    page.keyboard.press("?")
+    page.wait_for_selector("dialog#keys", state="visible")
+    page.keyboard.press("Escape")
+    page.keyboard.press("g")
+    page.wait_for_selector("table.runs")
+
+
+def test_dark_follows_the_system_and_the_reader_has_the_last_word(open_page: Callable[..., Any]) -> None:
+    """The choice stays over pages."""
+    page = open_page("/", scheme="dark")
+    background = "getComputedStyle(document.body).backgroundColor"
+    dark = page.evaluate(background)
+    page.click("#theme")
+    light = page.evaluate(background)
+    page.reload()
+
+    assert (dark, light) == ("rgb(20, 24, 29)", "rgb(255, 255, 255)")
+    assert page.evaluate(background) == light
+
+
+@pytest.mark.parametrize("path", ["/", "/runs/guarded", "/compare?run=guarded&run=free", "/backtest?policy=guard"])
+def test_no_page_is_wider_than_a_phone(path: str, open_page: Callable[..., Any]) -> None:
+    """Tables scroll within themselves."""
+    page = open_page(path, width=390)
+    page.wait_for_timeout(500)
+
+    assert page.evaluate("document.documentElement.scrollWidth") == 390
+
+
+def test_a_browser_signs_in_and_its_scripts_may_ask(store: Path, open_page: Callable[..., Any]) -> None:
+    """The form, then the page that was asked for, with curves."""
+    tokens = parse_tokens("a-token-for-the-browser write somebody\n", source="tokens")
+    with serving(store, tokens=tokens) as address:
+        page = open_page("/runs/guarded", base=address)
+        page.fill("input[name=token]", "a-token-for-the-browser")
+        page.keyboard.press("Enter")
+        page.wait_for_selector("h1 .status")
+        when(page, f"{drawn('loss')}?.data?.[0].x.length === 200")
+        page.close()

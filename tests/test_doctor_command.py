@@ -1,0 +1,211 @@
+"""``steptape doctor``: each sort of damage is found and named with what to do; a healthy store is let alone."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from steptape.recorder import Recorder
+from steptape.store.diagnosis import diagnose
+from steptape.store.journal import JournalWriter
+from steptape.store.sealing import seal
+
+KILLED = """
+import os, sys
+from steptape.recorder import Recorder
+rec = Recorder(sys.argv[1])
+rec.step(loss=1.0)
+os.kill(os.getpid(), 9)
+"""
+
+
+def doctor(*arguments: object) -> subprocess.CompletedProcess[str]:
+    """The command, in a process of its own."""
+    command = [sys.executable, "-m", "steptape.cli", "doctor", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def codes(folder: Path) -> list[str]:
+    """The sorts of what is found."""
+    return [finding.code for finding in diagnose(folder)]
+
+
+@pytest.fixture
+def sealed(tmp_path: Path) -> Path:
+    """A run that has ended and was sealed."""
+    with Recorder(tmp_path / "runs", name="sealed") as rec:
+        for step in range(1, 101):
+            rec.step(loss=1.0 / step)
+    seal(rec.folder)
+    return rec.folder
+
+
+@pytest.fixture
+def killed(tmp_path: Path) -> Path:
+    """A run whose process was killed."""
+    store = tmp_path / "killed"
+    result = subprocess.run([sys.executable, "-c", KILLED, str(store)], check=False)
+    assert result.returncode == -signal.SIGKILL
+    (folder,) = store.iterdir()
+    return folder
+
+
+def test_nothing_is_wrong_with_what_a_recorder_and_a_sealer_leave(sealed: Path) -> None:
+    """Exit status 0, of the store and of the run."""
+    for source in (sealed, sealed.parent):
+        result = doctor(source)
+
+        assert (result.returncode, result.stdout) == (0, "1 run: nothing is wrong\n")
+
+
+def test_nothing_is_wrong_with_a_live_run(tmp_path: Path) -> None:
+    """Its journal is being written."""
+    with Recorder(tmp_path) as rec:
+        rec.step(loss=1.0)
+
+        assert codes(rec.folder) == []
+
+
+def test_a_killed_run_is_told_with_how_to_go_on(killed: Path) -> None:
+    """No event is lost; sealing it is all that is left to do."""
+    result = doctor(killed.parent)
+    seal(killed)
+    after = doctor(killed.parent)
+
+    assert result.returncode == 1
+    assert "[unsealed]" in result.stdout
+    assert f"steptape seal {killed}" in result.stdout
+    assert after.returncode == 0
+
+
+def test_a_torn_journal_is_told_with_what_is_left(killed: Path) -> None:
+    """And after sealing, what was cut off is still named."""
+    (journal,) = killed.glob("journal-*")
+    journal.write_bytes(journal.read_bytes()[:-3])
+
+    before = codes(killed)
+    seal(killed)
+
+    assert before == ["torn-journal", "unsealed"]
+    assert codes(killed) == ["torn"]
+
+
+def test_a_journal_that_is_none_is_told(killed: Path) -> None:
+    """Others are looked at all the same."""
+    (journal,) = killed.glob("journal-*")
+    journal.write_bytes(b"something else entirely")
+
+    assert codes(killed) == ["unreadable-journal"]
+
+
+def test_a_damaged_parquet_file_is_told_with_the_events_it_held(sealed: Path) -> None:
+    """Pages carry checksums, so that one changed byte is enough."""
+    (path,) = sealed.glob("events-*.parquet")
+    content = bytearray(path.read_bytes())
+    content[len(content) // 3] ^= 0xFF
+    path.write_bytes(content)
+
+    (finding, *_) = diagnose(sealed)
+
+    assert finding.code == "unreadable-parquet"
+    assert "events 0 to 101" in finding.what
+
+
+def test_a_file_that_is_gone_is_told_with_the_events_it_held(store_folder: Callable[..., Path]) -> None:
+    """Positions are gap-free, so that a hole shows."""
+    folder = store_folder()
+    journal = JournalWriter(folder, run_id="run-1")
+    for step in range(20):
+        journal.append("step_end", ("loss",), (1.0,), step=step, time_ns=0, elapsed_ns=0)
+    journal.close()
+    seal(folder)
+    (path,) = folder.glob("events-*.parquet")
+    path.rename(folder / path.name.replace("000000000000-000000000019", "000000000005-000000000019"))
+
+    findings = {finding.code: finding for finding in diagnose(folder)}
+
+    assert "events 0 to 4 of attempt 0, rank 0 are in no file" in findings["missing"].what
+
+
+def test_a_changed_value_is_told(sealed: Path) -> None:
+    """What a finished run recorded has a digest."""
+    info = json.loads((sealed / "run.json").read_text())
+    info["attempts"][0]["steps"] = 7
+    (sealed / "run.json").write_text(json.dumps(info))
+
+    assert codes(sealed) == ["changed"]
+
+
+def test_a_run_without_its_run_json_is_told(sealed: Path) -> None:
+    """The folder has files of a run, so that it is no stranger's."""
+    (sealed / "run.json").unlink()
+
+    result = doctor(sealed.parent, "--json")
+
+    assert result.returncode == 1
+    assert json.loads(result.stdout)["code"] == "no-run"
+
+
+def test_what_killed_writers_and_sealers_left_is_told(sealed: Path) -> None:
+    """It counts for nothing, and may go."""
+    leftover = sealed / ".run.json.123.tmp"
+    leftover.write_text("{")
+    os.utime(leftover, (0, 0))
+    (path,) = sealed.glob("events-*.parquet")
+    shutil.copy(path, sealed / path.name.replace("000000000000-", "000000000001-"))
+
+    assert codes(sealed) == ["leftover", "superseded"]
+
+
+def test_two_runs_of_one_id_are_told(sealed: Path) -> None:
+    """Readers show the first alone."""
+    shutil.copytree(sealed, sealed.with_name(f"{sealed.name}-copy"))
+
+    result = doctor(sealed.parent)
+
+    assert result.returncode == 1
+    assert "[twin]" in result.stdout
+
+
+def test_events_that_could_not_be_written_are_told(store_folder: Callable[..., Path]) -> None:
+    """The recorder says so itself, when writing works again."""
+    folder = store_folder()
+    journal = JournalWriter(folder, run_id="run-1")
+    attrs = b'{"lost_events":3,"first_error":"disk full"}'
+    journal.append("gap", (), (), step=4, time_ns=0, elapsed_ns=0, attrs=attrs)
+    journal.close()
+    seal(folder)
+
+    (finding,) = diagnose(folder)
+
+    assert (finding.code, "3 events before step 4" in finding.what) == ("gap", True)
+
+
+def test_another_machine_s_journal_is_told(store_folder: Callable[..., Path]) -> None:
+    """Whether its writer lives cannot be told from here."""
+    folder = store_folder(status="running")
+    journal = JournalWriter(folder, run_id="run-1", writer={"host": "elsewhere", "boot_id": "another", "pid": 1})
+    journal.append("step_end", ("loss",), (1.0,), step=1, time_ns=0, elapsed_ns=0)
+    journal.close()
+
+    (finding,) = diagnose(folder)
+
+    assert finding.code == "foreign"
+    assert "--other-hosts" in finding.fix
+
+
+def test_what_is_no_store_is_exit_status_2(tmp_path: Path) -> None:
+    """With a sentence on stderr."""
+    result = doctor(tmp_path / "nowhere")
+
+    assert (result.returncode, result.stdout) == (2, "")
+    assert "no such" in result.stderr
+    assert not os.path.exists(tmp_path / "nowhere")

@@ -1,0 +1,264 @@
+"""The page as the server sends it: what stands on it, what it may load, and how it says that something is wrong."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import httpx
+import pytest
+from served_page import POLICY, STEPS, WRONG, record_run, serving
+
+from steptape.recorder import Recorder
+from steptape.store import open_store
+
+#: What would run, or end the text that it stands in, if it were not escaped.
+HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)>\"'&{{7*7}}"
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run under rules, a run without, and one whose every name is hostile."""
+    folder = tmp_path_factory.mktemp("page")
+    policy = folder / "guard.yaml"
+    policy.write_text(POLICY)
+    runs = folder / "runs"
+    record_run(runs, "guarded", rules=policy, group="cats", tags=("small",), config={"optimizer": {"lr": 0.1}})
+    record_run(runs, "free", config={"optimizer": {"lr": 0.2}})
+    with Recorder(runs, name=HOSTILE, group=HOSTILE, tags=(HOSTILE,), config={HOSTILE: HOSTILE}) as rec:
+        for _ in range(3):
+            rec.step({HOSTILE: 1.0}, samples=[1.0], sample_ids=[HOSTILE])
+        rec.annotate(HOSTILE)
+    return runs
+
+
+@pytest.fixture(scope="module")
+def client(store: Path) -> Iterator[httpx.Client]:
+    """A client of a server over that store, with a folder of policies."""
+    with serving(store, policies_path=store.parent) as url, httpx.Client(base_url=url) as client:
+        yield client
+
+
+def run_id(store: Path, name: str) -> str:
+    """The id of the run of that name."""
+    return open_store(store).run(name).run_id
+
+
+def data_of(page: str) -> Any:
+    """What a page tells its script."""
+    (found,) = re.findall(r'<script type="application/json" id="data">(.*?)</script>', page, flags=re.DOTALL)
+    return json.loads(found)
+
+
+def tags_of(page: str) -> list[tuple[str, dict[str, str]]]:
+    """The tags of a page as a browser reads them, with their attributes."""
+    found: list[tuple[str, dict[str, str]]] = []
+
+    class Reader(HTMLParser):
+        def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+            found.append((tag, {name: value or "" for name, value in attrs}))
+
+    Reader().feed(page)
+    return found
+
+
+def is_active(attribute: str) -> bool:
+    """Whether it holds a script, or a style that stands in the page."""
+    return attribute.startswith("on") or attribute == "style"
+
+
+PAGES = ("/", "/compare", "/backtest", "/login", "/runs/guarded", "/compare?run=guarded&run=free", "/backtest?run=free")
+
+
+@pytest.mark.parametrize("path", PAGES)
+def test_every_page_is_html_that_loads_nothing_from_elsewhere(client: httpx.Client, path: str) -> None:
+    """No other host, no script and no style within the page, and a policy that would refuse them."""
+    answer = client.get(path).raise_for_status()
+
+    assert answer.headers["content-type"] == "text/html; charset=utf-8"
+    assert "default-src 'none'" in answer.headers["content-security-policy"]
+    assert "'unsafe" not in answer.headers["content-security-policy"]
+    tags = tags_of(answer.text)
+    loaded = [attributes[name] for _, attributes in tags for name in ("src", "href", "action") if name in attributes]
+    assert loaded
+    assert all(target.startswith("/") and not target.startswith("//") for target in loaded)
+    assert not [tag for tag, attributes in tags if tag == "style" or any(map(is_active, attributes))]
+    assert all("src" in found or found["type"] == "application/json" for tag, found in tags if tag == "script")
+
+
+@pytest.mark.parametrize("path", PAGES)
+def test_every_file_that_a_page_loads_is_served(client: httpx.Client, path: str) -> None:
+    """Scripts with a type that browsers run; a second time nothing is sent."""
+    for target in re.findall(r'(?:src|href)="(/static/[^"]*)"', client.get(path).text):
+        answer = client.get(target).raise_for_status()
+        again = client.get(target, headers={"If-None-Match": answer.headers["etag"]})
+
+        assert answer.headers["content-type"].split(";")[0] in ("text/javascript", "text/css", "image/svg+xml")
+        assert (again.status_code, again.content) == (304, b"")
+
+
+def test_every_script_that_a_script_imports_is_served(client: httpx.Client) -> None:
+    """Modules name each other."""
+    scripts = Path(__file__).parents[1].joinpath("api", "static").glob("*.js")
+    imported = {name for path in scripts for name in re.findall(r'from "\./([\w.]+)"', path.read_text())}
+
+    assert imported
+    assert all(client.get(f"/static/{name}").status_code == 200 for name in imported)
+
+
+@pytest.mark.parametrize("name", ["../page_files.py", "%2e%2e/app.py", "nothing.js", "page.css/", "..%2f..%2fcli.py"])
+def test_no_other_file_is_served(client: httpx.Client, name: str) -> None:
+    """A name is compared with those that there are, and never becomes a path."""
+    assert client.get(f"/static/{name}").status_code == 404
+
+
+def test_nothing_hostile_runs(client: httpx.Client, store: Path) -> None:
+    """Names of runs, groups, tags, metrics, samples, config and annotations are text, wherever they stand."""
+    hostile = run_id(store, HOSTILE)
+    paths = ("/", f"/runs/{hostile}", f"/runs/{hostile}/worst-samples", f"/compare?run={hostile}&run=free",
+             f"/backtest?run={hostile}", "/")  # fmt: skip
+    for path in paths:
+        text = client.get(path).raise_for_status().text
+
+        assert "alert(1)" in text or path.startswith("/backtest")
+        assert "<script>alert" not in text
+        assert "<img" not in text
+        assert "49" not in re.findall(r"<h1>(.*?)</h1>", text)
+    found = data_of(client.get(f"/runs/{hostile}").text)
+    assert (found["name"], found["metrics"]) == (HOSTILE, [HOSTILE])
+
+
+@pytest.mark.parametrize("path", ["/?q={}", "/compare?run={}", "/login?next={}", "/backtest?policy={}", "/runs/{}"])
+def test_what_a_link_says_is_text(client: httpx.Client, path: str) -> None:
+    """A link from elsewhere may say anything."""
+    answer = client.get(path.format(quote(HOSTILE, safe="")))
+
+    if answer.headers["content-type"].startswith("text/html"):
+        assert "<script>alert" not in answer.text
+        assert "<img" not in answer.text
+    else:
+        assert answer.headers["content-type"] == "application/problem+json"
+        assert answer.headers["x-content-type-options"] == "nosniff"
+
+
+def test_runs_are_searched_by_every_word(client: httpx.Client) -> None:
+    """In name, id, group, tags and status, in any case."""
+
+    def found(words: str) -> list[str]:
+        return re.findall(r'<a href="/runs/[^"]*">(\w+)</a>', client.get("/", params={"q": words}).text)
+
+    assert found("GUARD small completed") == ["guarded"]
+    assert found("free") == ["free"]
+    assert sorted(found("completed")) == ["free", "guarded"]
+    assert "No run matches" in client.get("/", params={"q": "nothing at all"}).text
+
+
+def test_runs_are_sorted_either_way(client: httpx.Client) -> None:
+    """By the column that is asked for."""
+
+    def names(order: str) -> list[str]:
+        page = client.get("/", params={"sort": "name", "order": order, "q": "completed"}).text
+        return re.findall(r'<a href="/runs/[^"]*">(\w+)</a>', page)
+
+    assert [name for name in names("asc") if name] == ["free", "guarded"]
+    assert [name for name in names("desc") if name] == ["guarded", "free"]
+
+
+def test_a_page_beyond_the_last_shows_the_last(client: httpx.Client) -> None:
+    """Runs may have been deleted since the link was made."""
+    assert "guarded" in client.get("/", params={"page": 99}).text
+
+
+def test_the_table_draws_each_run_in_a_line(client: httpx.Client) -> None:
+    """The loss, in few points."""
+    lines = re.findall(r'<polyline points="([^"]*)"', client.get("/").text)
+
+    assert len(lines) == 3
+    assert max(len(line.split()) for line in lines) <= 60
+
+
+def test_a_run_s_page_tells_what_is_known(client: httpx.Client) -> None:
+    """Status, steps, group, tags, configuration, rules."""
+    text = client.get("/runs/guarded").text
+
+    assert all(part in text for part in ("guarded", "completed", f"{STEPS}", "cats", "small", "optimizer.lr"))
+    assert "loss &gt; spike * mean(loss, window)" in text
+    assert data_of(text)["metrics"] == ["loss", "lr", "eval_loss"]
+
+
+def test_the_samples_with_wrong_labels_come_first(client: httpx.Client) -> None:
+    """By mean loss."""
+    samples = re.findall(r"<code>(cat-\d+)</code>", client.get("/runs/guarded/worst-samples").text)
+
+    assert set(samples[:2]) == set(WRONG)
+
+
+def test_runs_that_are_compared_show_what_they_differ_in(client: httpx.Client) -> None:
+    """And nothing of what is the same."""
+    text = client.get("/compare", params={"run": ["guarded", "free"]}).text
+
+    assert re.search(
+        r"optimizer\.lr</td><td class=\"left\"><code>0\.1</code></td><td class=\"left\"><code>0\.2</code>", text
+    )
+    assert [run["name"] for run in data_of(text)] == ["guarded", "free"]
+
+
+def test_a_policy_of_the_folder_can_be_chosen_and_its_params_changed(client: httpx.Client) -> None:
+    """Beside the shipped ones."""
+    text = client.get("/backtest", params={"policy": "guard"}).text
+
+    assert data_of(text) == {"policy": "guard", "params": {"spike": 3.0, "window": 20}}
+    assert ">overfitting</option>" in text
+
+
+def test_a_policy_that_does_not_load_is_told_with_its_errors(tmp_path: Path) -> None:
+    """The page is there all the same, and others can be chosen."""
+    (tmp_path / "broken.yaml").write_text("controllers: [{name: x, triggers: [on_step_ned], rule: loss > 1}]\n")
+    (tmp_path / "runs").mkdir()
+
+    with serving(tmp_path / "runs", policies_path=tmp_path) as url:
+        answer = httpx.get(f"{url}/backtest?policy=broken")
+
+    assert answer.status_code == 200
+    assert "on_step_ned" in answer.text
+
+
+@pytest.mark.parametrize("path", ["/runs/nobody", "/compare?run=nobody", "/runs/nobody/worst-samples"])
+def test_a_run_that_is_not_there_is_a_page_that_says_so(client: httpx.Client, path: str) -> None:
+    """With the way back."""
+    answer = client.get(path)
+
+    assert answer.status_code == 404
+    assert answer.headers["content-type"].startswith("text/html")
+    assert "nobody" in answer.text
+    assert 'href="/"' in answer.text
+
+
+@pytest.mark.parametrize("path", ["/?sort=colour", "/?page=0", "/?page=x"])
+def test_an_address_that_makes_no_sense_is_a_page_that_says_so(client: httpx.Client, path: str) -> None:
+    """Naming the parameter."""
+    answer = client.get(path)
+
+    assert answer.status_code == 422
+    assert re.search("sort|page", answer.text)
+
+
+def test_an_empty_store_says_how_to_begin(tmp_path: Path) -> None:
+    """On each page."""
+    with serving(tmp_path) as url:
+        texts = [httpx.get(f"{url}{path}").raise_for_status().text for path in ("/", "/compare", "/backtest")]
+
+    assert "No runs yet" in texts[0]
+    assert "There are no runs yet" in texts[2]
+
+
+def test_the_page_is_no_part_of_the_api_s_document(client: httpx.Client) -> None:
+    """It may change from day to day."""
+    paths = client.get("/api/v1/openapi.json").json()["paths"]
+
+    assert not [path for path in paths if path.startswith(("/runs", "/static", "/login")) or path == "/"]

@@ -1,0 +1,59 @@
+"""A curve as lines of braille dots."""
+
+from __future__ import annotations
+
+import math
+
+from steptape.terminal_plot import braille_plot
+
+BLANK = "\N{BRAILLE PATTERN BLANK}"
+
+
+def dots(line: str) -> str:
+    """What is right of the axis."""
+    return line.partition("\N{BOX DRAWINGS LIGHT VERTICAL}")[2]
+
+
+def test_a_falling_line_goes_from_the_upper_left_to_the_lower_right() -> None:
+    """Two lines of one character each: left dots above, right dots below."""
+    lines = braille_plot([1, 2], [1.0, 0.0], width=14, height=2)
+
+    first, second = dots(lines[0]), dots(lines[1])
+    assert first[0] != BLANK
+    assert first[-1] == BLANK
+    assert second[-1] != BLANK
+    assert second[0] == BLANK
+
+
+def test_extremes_and_ends_are_told() -> None:
+    """The highest value at the top, the lowest at the bottom, steps below."""
+    lines = braille_plot(range(10, 2010), [float(step) for step in range(2000)], width=60, height=5)
+
+    assert lines[0].split()[0] == "1999"
+    assert lines[4].split()[0] == "0"
+    assert lines[5].split() == ["10", "2,009"]
+    assert {len(line) for line in lines} == {60}
+
+
+def test_a_spike_of_one_step_in_a_million_is_seen() -> None:
+    """However many values share a column."""
+    values = [0.0] * 1_000_000
+    values[500_000] = 1.0
+
+    lines = braille_plot(range(1_000_000), values, width=80, height=6)
+
+    assert all(dots(line).strip(BLANK) for line in lines[:6])
+
+
+def test_values_that_are_not_finite_are_left_out() -> None:
+    """And where fewer than two are left there is no plot."""
+    assert braille_plot([1, 2, 3], [math.nan, math.inf, 1.0], width=40, height=4) == []
+    assert braille_plot([], [], width=40, height=4) == []
+    assert braille_plot([1, 2, 3], [1.0, math.nan, 2.0], width=40, height=4)[0].split()[0] == "2"
+
+
+def test_a_level_line_is_drawn() -> None:
+    """Its lowest value is its highest."""
+    lines = braille_plot([1, 2, 3], [2.0, 2.0, 2.0], width=40, height=4)
+
+    assert any(dots(line).strip(BLANK) for line in lines[:4])
