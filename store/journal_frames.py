@@ -29,8 +29,12 @@ _RESIDUE: Final = 0x2144DF1C
 _U32: Final = np.dtype("<u4")
 
 
-def runs_of_frames(data: bytes) -> Iterator[tuple[int, int, int]]:
+def runs_of_frames(data: bytes, *, checks: bool = True) -> Iterator[tuple[int, int, int]]:
     """Whole frames up to the first that is cut short or whose checksum differs, neighbours of one length together.
+
+    Args:
+        data: The segment.
+        checks: Whether to look at the checksums of many neighbours of one length; of few they are looked at anyway.
 
     Yields:
         Where the first payload begins, the length of each, and how many there are.
@@ -42,7 +46,7 @@ def runs_of_frames(data: bytes) -> Iterator[tuple[int, int, int]]:
         # A length of zero is what a power loss leaves behind (CRC-32 of nothing is zero too).
         fit = (len(data) - position) // stride if length else 0
         count = _alike(data, position, length, fit)
-        whole = _whole(data, position, length, count)
+        whole = _whole(data, position, length, count) if checks or count < LONG_RUN else count
         if whole:
             yield position + FRAME.size, length, whole
         if not count or whole < count:

@@ -14,14 +14,19 @@ from .journal_frames import LONG_RUN, runs_of_frames
 from .journal_segment import NOTHING, Integers, Layout, Segment, field_offset, readable, require
 
 
-def segment_of(data: bytes, where: str) -> Segment:
+def segment_of(data: bytes, where: str, *, checks: bool = True) -> Segment:
     """The segment of these bytes, whose preamble has been looked at.
+
+    Args:
+        data: The bytes.
+        where: The file, for messages.
+        checks: As for ``runs_of_frames``.
 
     Raises:
         DamagedLog: A record whose checksum is right cannot be read.
     """
     with readable(where):
-        return _Scan(data).to_segment(where)
+        return _Scan(data).to_segment(where, checks)
 
 
 class _Scan:
@@ -35,9 +40,9 @@ class _Scan:
         self._few: list[tuple[int, int, int]] = []
         self._parts: list[tuple[Integers, Integers, Integers]] = []
 
-    def to_segment(self, where: str) -> Segment:
+    def to_segment(self, where: str, checks: bool) -> Segment:
         whole = PREAMBLE.size
-        for start, length, count in runs_of_frames(self._data):
+        for start, length, count in runs_of_frames(self._data, checks=checks):
             stride = FRAME.size + length
             if count < LONG_RUN:
                 for index in range(count):

@@ -3,8 +3,8 @@
 Runs in a process of its own beside a live run (``python -m steptape.store.sealing RUN_FOLDER``): in a thread it would
 stall the training loop for milliseconds. Each step leaves a folder that reads the same:
 
-1. the samples of a segment, its metrics beyond the columns, and then its events are written aside, made durable,
-   renamed;
+1. the samples of a segment, its metrics beyond the columns, and then its events are written aside, made durable, and
+   renamed once all checksums of the segment have been looked at;
 2. only then the segment is deleted (until then readers pass over its sealed events);
 3. the files of a finished (attempt, rank) are merged into one, and only then deleted (until then readers pass over
    files whose range another file holds);
@@ -17,9 +17,10 @@ import fcntl
 import itertools
 import os
 import sys
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -30,7 +31,7 @@ from .columns import Columns, read_columns, write_columns
 from .digests import DIGESTS_JSON, take_digests
 from .errors import TelemetryError
 from .host import is_of_this_machine
-from .journal_reading import Segment, idle, is_being_written, read_segment
+from .journal_reading import Segment, idle, is_being_written, is_sound, read_segment
 from .journal_tables import events_table, metrics_table, samples_table
 from .run_folder import COLUMNS_JSON, JournalFile, SealedFile, list_files, publish, remove_files, sealed_name
 from .run_info import read_run_info
@@ -123,23 +124,44 @@ def _seal_stream(folder: Path, run_id: str, journals: Iterable[JournalFile], oth
     sealed = 0
     for journal in journals:
         with idle(journal.path) as is_idle:
-            segment = read_segment(journal.path) if is_idle else None
-            if segment is None or not (other_hosts or is_of_this_machine(segment.header.get("writer") or {})):
+            if not is_idle:
                 break
-            sealed += _seal_segment(folder, run_id, journal, segment)
+            try:
+                # Checksums are looked at beside the writing, which takes longer and waits for them in the end.
+                segment = read_segment(journal.path, checks=False)
+                if not (other_hosts or is_of_this_machine(segment.header.get("writer") or {})):
+                    break
+                sealed += _seal_segment(folder, run_id, journal, segment)
+            except Exception:
+                # What comes of records that are not sound may fail in any way. What is sound fails again.
+                _remove_leftovers(folder)
+                sealed += _seal_segment(folder, run_id, journal, read_segment(journal.path))
     return sealed
 
 
+class _NotSound(Exception):
+    """A record has another checksum than it should."""
+
+
 def _seal_segment(folder: Path, run_id: str, journal: JournalFile, segment: Segment) -> int:
-    fresh = segment.from_seq(list_files(folder).sealed_until("events", journal.attempt, journal.rank))
-    if len(fresh):
-        columns = read_columns(folder)
-        known = len(columns.by_metric)
-        columns.extend(fresh.metric_names())
-        with ThreadPoolExecutor(1) as beside:
+    """Turn a segment into tables and delete it.
+
+    Raises:
+        _NotSound: It was read without a look at its checksums, and one is wrong. Nothing has happened then.
+    """
+    with ThreadPoolExecutor(1) as beside:
+        soundness = beside.submit(is_sound, segment)
+        fresh = segment.from_seq(list_files(folder).sealed_until("events", journal.attempt, journal.rank))
+        if len(fresh):
+            columns = read_columns(folder)
+            known = len(columns.by_metric)
+            columns.extend(fresh.metric_names())
             is_kept = len(columns.by_metric) == known and (folder / COLUMNS_JSON).exists()
-            kept = None if is_kept else beside.submit(write_columns, folder, columns)
-            _publish_segment(folder, run_id, journal, fresh, columns, kept)
+            keep_columns = None if is_kept else partial(write_columns, folder, columns)
+            readiness = beside.submit(_make_ready, soundness, keep_columns)
+            _publish_segment(folder, run_id, journal, fresh, columns, readiness)
+        elif not soundness.result():
+            raise _NotSound
     if segment.torn_bytes:
         journal.path.rename(journal.path.with_name(f"torn-{journal.path.name}"))
     else:
@@ -147,8 +169,21 @@ def _seal_segment(folder: Path, run_id: str, journal: JournalFile, segment: Segm
     return len(fresh)
 
 
+def _make_ready(soundness: Future[bool], keep_columns: Callable[[], None] | None) -> None:
+    """See to what has to precede the tables of a segment: that it is sound, and that its columns are on the disk."""
+    if not soundness.result():
+        raise _NotSound
+    if keep_columns is not None:
+        keep_columns()
+
+
 def _publish_segment(
-    folder: Path, run_id: str, journal: JournalFile, segment: Segment, columns: Columns, kept: Future[None] | None
+    folder: Path,
+    run_id: str,
+    journal: JournalFile,
+    segment: Segment,
+    columns: Columns,
+    readiness: Future[None],
 ) -> None:
     """The tables of a segment, that of the events last: until it is there, all of its events count as unsealed.
 
@@ -158,7 +193,7 @@ def _publish_segment(
         journal: Where the segment lay.
         segment: What of it is not sealed.
         columns: The columns of its metrics and of those before.
-        kept: What waits for the disk to have those columns, which it must before any table is there.
+        readiness: What has to be over before any table is there.
     """
     wide, long = columns.wide(), columns.long()
     first, last = segment.only(np.array([0, len(segment) - 1])).seq.tolist()
@@ -167,8 +202,7 @@ def _publish_segment(
     def publish_table(table: str, schema: pa.Schema, always: Collection[str], tables: Iterable[pa.Table]) -> None:
         path = folder / sealed_name(table, journal.attempt, journal.rank, first, last)
         aside = _written_aside(tables, schema, always, path)
-        if kept is not None:
-            kept.result()
+        readiness.result()
         publish(aside, path)
 
     if segment.has_samples():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import fcntl
 import json
+import shutil
 import socket
 import struct
 import subprocess
@@ -315,6 +316,37 @@ def die_at_every_step(template: Path, tmp_path: Path, *, is_live: bool = False) 
     assert [death for death in deaths if afterwards[death] != before] == []
     assert [death for death in deaths if content(target / death) != before] == []
     return {death: names(target / death) for death in deaths}
+
+
+#: Many records of one length behind each other, and now and then another one.
+ALIKE = [
+    Event("step_end", step=step, metrics={"loss": step / 7} if step % 50 else {"loss": 0.0, f"at_{step}": 1.0})
+    for step in range(120)
+]
+ALIKE_SAMPLES = {index: SampleLosses(struct.pack("<2f", index, -index)) for index in range(60, 100)}
+
+
+def test_damage_anywhere_among_records_of_one_length_is_sealed_as_it_is_read(
+    store_record: Callable[..., Path], tmp_path: Path
+) -> None:
+    """Checksums are looked at while the tables are written: what comes of damaged bytes meanwhile is thrown away."""
+    whole = store_record(ALIKE, samples=ALIKE_SAMPLES)
+    (journal,) = whole.glob("journal-*")
+    data = journal.read_bytes()
+    found = set()
+    for number, position in enumerate(range(9, len(data), 97)):
+        folder = tmp_path / "damaged" / f"run-{number}"
+        shutil.copytree(whole, folder)
+        damaged = bytearray(data)
+        damaged[position] ^= 1 << (number % 8)
+        (folder / journal.name).write_bytes(damaged)
+        before = content(folder)
+
+        assert seal(folder) == len(before[0])
+        assert content(folder) == before
+        assert not list(folder.glob(".*"))
+        found.add(len(before[0]))
+    assert len(found) > 80
 
 
 def test_what_is_torn_is_kept_aside_when_the_rest_is_sealed(store_record: Callable[..., Path]) -> None:
