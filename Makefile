@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 COMPAT := .venv-compat
 READY := $(VENV)/.ready
-ROOMS := store rules recorder replay api
+ROOMS := store rules recorder importers replay api
 CODE := $(ROOMS) $(wildcard *.py) examples tests $(wildcard benchmarks)
 
 # What libFuzzer is told: how long, and what counts as too slow, too large and too long.

@@ -26,7 +26,7 @@ from .late_values import VALUE_LAG
 from .opening import ResumePoint
 from .planning import declared, declared_plan
 from .ranks import this_rank
-from .redaction import redacted
+from ..store.redaction import redacted
 from .steering import Steering
 from .tape import Tape
 from .termination import Terminated, raise_on_sigterm, restore_sigterm
