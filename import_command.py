@@ -146,5 +146,3 @@ def _summarise(outcomes: list[Outcome]) -> None:
     incomplete = sum(outcome.problem is not None for outcome in rows)
     told += [f"{incomplete} with something left out"] if incomplete else []
     say(f"{len(rows)} runs: {', '.join(told) or 'nothing to import'}")
-
-

@@ -16,7 +16,21 @@ HEAD_BYTES: Final = 64 * 1024
 
 #: Names that say nothing of a run: the folder's is its name.
 _PLAIN_NAMES: Final = frozenset(
-    "trainer_state metrics measurements results history log logs main stdout stderr output train training".split()
+    [
+        "trainer_state",
+        "metrics",
+        "measurements",
+        "results",
+        "history",
+        "log",
+        "logs",
+        "main",
+        "stdout",
+        "stderr",
+        "output",
+        "train",
+        "training",
+    ]
 )
 _CHUNK_BYTES: Final = 1024 * 1024
 

@@ -46,7 +46,7 @@ def news_of(stored: Iterable[Event], facts: Iterator[Fact], where: str) -> Itera
     kept = [fact for each in itertools.chain(first, facts) if (fact := _unseen(each, missing)) is not None]
     lost = next((cell for cell, count in missing.items() if count > 0 and cell[3]), None)
     if lost is not None:
-        attempt, kind, step, name, bits = lost
+        _, _, step, name, bits = lost
         raise SourceRewritten(
             f"the source does not say any more that {name!r} was {struct.unpack('<d', bits)[0]} at step {step}",
             where=where,

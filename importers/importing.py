@@ -85,8 +85,7 @@ def import_source(store: Path, source: Source, options: ReadOptions, known: dict
 def imported_runs(store: Path) -> dict[str, Path]:
     """The folders of imported runs, by what they were made from."""
     with os.scandir(store) as entries:
-        found = {match[1]: Path(entry) for entry in entries if (match := _IMPORTED.fullmatch(entry.name))}
-    return found
+        return {match[1]: Path(entry) for entry in entries if (match := _IMPORTED.fullmatch(entry.name))}
 
 
 def import_sources(

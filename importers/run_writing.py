@@ -64,7 +64,7 @@ class Courses:
         it. An attempt goes on from what came before the first step that it logged.
         """
         last = max(self.by_attempt)
-        entries = []
+        entries: list[Attempt] = []
         for number, course in sorted(self.by_attempt.items()):
             entry = Attempt(
                 number,
@@ -178,9 +178,10 @@ def append_facts(
             course.steps = max(course.steps, fact.step)
             course.started_ns = course.started_ns or fact.time_ns
             course.ended_ns = max(course.ended_ns, fact.time_ns)
-    except (TelemetryError, struct.error, RecursionError) as error:
-        is_ours = isinstance(error, TelemetryError)
-        courses.problem = error if is_ours else UnreadableSource(f"an event of it fits into no log ({error})")
+    except TelemetryError as error:
+        courses.problem = error
+    except (struct.error, RecursionError) as error:
+        courses.problem = UnreadableSource(f"an event of it fits into no log ({error})")
     finally:
         if writer is not None:
             writer.close()

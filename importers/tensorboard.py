@@ -150,7 +150,9 @@ def _elements(shape: bytes) -> int:
 
 def _unpacked(letter: str, packed: bytes) -> list[float]:
     size = struct.calcsize(letter)
-    return [float(value) for value in struct.unpack(f"<{len(packed) // size}{letter}", packed[: len(packed) // size * size])]
+    return [
+        float(value) for value in struct.unpack(f"<{len(packed) // size}{letter}", packed[: len(packed) // size * size])
+    ]
 
 
 def _from_content(dtype: int, content: bytes) -> list[float]:

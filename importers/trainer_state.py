@@ -46,9 +46,10 @@ class TrainerStateReader:
         folder = path.parent
         return folder.parent if _CHECKPOINT.fullmatch(folder.name) else folder
 
-    def read(self, files: Sequence[Path], options: ReadOptions) -> Iterator[ImportedRun]:
+    def read(self, files: Sequence[Path], options: ReadOptions) -> Iterator[ImportedRun]:  # noqa: ARG002
         """The run; raises at its end what could not be read of it."""
-        states, problems = [], []
+        states: list[tuple[Path, dict[str, Any]]] = []
+        problems: list[UnreadableSource] = []
         for path in files:
             try:
                 states.append((path, _state(path)))

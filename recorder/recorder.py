@@ -15,6 +15,7 @@ from typing import Any, Final, Literal, Self, TypeVar
 
 from ..rules import Effect, Outcome, Policy, load_policy
 from ..store.errors import InvalidEvent, TelemetryError
+from ..store.redaction import redacted
 from ..store.run_info import RunInfo, write_run_info
 from ..store.syncing import SYNC_EVERY_S
 from .batch_samples import SampleChoice
@@ -26,7 +27,6 @@ from .late_values import VALUE_LAG
 from .opening import ResumePoint
 from .planning import declared, declared_plan
 from .ranks import this_rank
-from ..store.redaction import redacted
 from .steering import Steering
 from .tape import Tape
 from .termination import Terminated, raise_on_sigterm, restore_sigterm
