@@ -55,6 +55,8 @@ def import_runs(
     IMPORT.md says what becomes what. Importing again adds what is new and changes nothing else. Exit status 1 when
     something could not be read; everything else was imported then.
     """
+    if pattern is not None and kind == AUTO:
+        raise typer.BadParameter("--pattern says how lines of text look: say 'text' instead of 'auto'")
     chosen = readers() if kind == AUTO else (reader_of(kind),)
     options = ReadOptions(pattern, step, is_growing=follow)
     outcomes = list(_passed(find_and_import(paths, chosen, store, options), as_json))

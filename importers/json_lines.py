@@ -68,8 +68,8 @@ def _rows(path: Path, options: ReadOptions) -> Iterator[Row]:
         assert layout is not None
         try:
             row = _row(document, layout)
-        except UnreadableSource:
-            omissions.add(f"line {line_number}", f"no step in {document.get(layout.step)!r:.60}")
+        except UnreadableSource as error:
+            omissions.add(f"line {line_number}", f"no step in {error.got!r:.60}")
             continue
         if len(row.metrics) > MOST_METRICS:
             raise UnreadableSource(f"more than {MOST_METRICS} metrics", where=f"{path}:{line_number}")

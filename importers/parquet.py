@@ -63,8 +63,8 @@ def _rows(path: Path, options: ReadOptions) -> Iterator[Row]:
                 for document in batch.to_pylist():
                     try:
                         yield _row(document, layout)
-                    except UnreadableSource:
-                        omissions.add(f"row {index}", f"no step in {document.get(layout.step)!r:.60}")
+                    except UnreadableSource as error:
+                        omissions.add(f"row {index}", f"no step in {error.got!r:.60}")
                     index += 1
     except (pa.ArrowException, OSError, ValueError, OverflowError) as error:
         raise UnreadableSource(f"this is no Parquet file, or damaged ({error})", where=str(path)) from None

@@ -36,8 +36,8 @@ class TableReader:
         """By the name's end and a first line with a column of steps."""
         if path.suffix.casefold() not in _SEPARATORS:
             return False
-        first, newline, _ = decoded_head(head).partition("\n")
-        return bool(newline) and layout_of(_cells(first, _separator(path, first))) is not None
+        first = decoded_head(head).partition("\n")[0]
+        return layout_of(_cells(first, _separator(path, first))) is not None
 
     def source_of(self, path: Path) -> Path:
         """The file itself."""
@@ -112,8 +112,8 @@ def _rows(table: Any, columns: list[str], layout: Layout, path: Path) -> Iterato
             continue  # Another process wrote its heading into the same file.
         try:
             step = step_of(cells[step_at], "")
-        except UnreadableSource:
-            omissions.add(f"line {table.line_num + 1}", f"no step in {cells[step_at]!r:.60}")
+        except UnreadableSource as error:
+            omissions.add(f"line {table.line_num + 1}", f"no step in {error.got!r:.60}")
             continue
         metrics: dict[str, float] = {}
         attrs: dict[str, Any] = {}

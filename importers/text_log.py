@@ -18,7 +18,7 @@ _SUFFIXES: Final = (".log", ".txt", ".out", ".err", "")
 #: A name, a colon, an equals sign or a blank, and a number, perhaps with its total (``125/3040``) or its unit.
 _PAIR: Final = re.compile(
     r"(?<![\w./-])([A-Za-z][\w./-]{0,100}?)\s{0,3}(?:[:=]\s{0,3}|\s)"
-    r"([+-]?(?:\d[\d,]*\.?\d*(?:[eE][+-]?\d+)?|\.\d+|nan|inf(?:inity)?)(?![\w.]*:))(?:/(\d+))?([A-Za-z%]*)",
+    r"([+-]?(?:\d[\d,]*\.?\d*(?:[eE][+-]?\d+)?|\.\d+|nan|inf(?:inity)?)(?![\w.]*:\d))(?:/(\d+))?([A-Za-z%]*)",
     re.IGNORECASE,
 )
 

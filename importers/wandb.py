@@ -148,8 +148,8 @@ def _facts(
     for index, row in enumerate(rows):
         try:
             step = step_of(row.get(step_column), "")
-        except UnreadableSource:
-            omissions.add(f"history row {index}", f"no step in {row.get(step_column)!r:.60}")
+        except UnreadableSource as error:
+            omissions.add(f"history row {index}", f"no step in {error.got!r:.60}")
             continue
         seen = {key: value for key, value in row.items() if key not in (*_OWN, _STEP) and not _is_media(value)}
         metrics, attrs = sorted_out(_leaves(seen))
