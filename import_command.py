@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, TypeAlias
 
 import typer
 
@@ -15,8 +15,8 @@ from .console import complain, print_json, print_table, progress, say
 from .importers import (
     AUTO,
     Outcome,
+    Reader,
     ReadOptions,
-    Source,
     State,
     find_sources,
     import_sources,
@@ -24,6 +24,9 @@ from .importers import (
     readers,
     signature,
 )
+
+#: How sources were, by kind and path, when they were read last.
+Signatures: TypeAlias = dict[tuple[str, Path], tuple[tuple[str, int, int], ...]]
 
 #: Seconds between two looks at sources that grow.
 FOLLOW_EVERY_S: Final = 2.0
@@ -47,6 +50,12 @@ def import_runs(
     step: Annotated[
         str | None, typer.Option(metavar="COLUMN", help="The column or key that counts steps, where several could.")
     ] = None,
+    renames: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--rename", metavar="OLD=NEW", help="What to call a metric, as policies name it: val_loss=eval_loss"
+        ),
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Import past runs from the logs of other tools.
@@ -58,18 +67,28 @@ def import_runs(
     if pattern is not None and kind == AUTO:
         raise typer.BadParameter("--pattern says how lines of text look: say 'text' instead of 'auto'")
     chosen = readers() if kind == AUTO else (reader_of(kind),)
-    options = ReadOptions(pattern, step, is_growing=follow)
-    outcomes = list(_passed(find_and_import(paths, chosen, store, options), as_json))
+    options = ReadOptions(pattern, step, _renamed(renames or ()), is_growing=follow)
+    seen: Signatures = {}
+    outcomes = list(_told(find_and_import(paths, chosen, store, options, seen), as_json))
     if follow:
-        _follow(paths, chosen, store, options, as_json)
+        _follow(paths, chosen, store, options, seen, as_json)
     elif not as_json:
         _summarise(outcomes)
     if any(outcome.problem for outcome in outcomes):
         raise typer.Exit(FINDINGS)
 
 
+def _renamed(renames: Iterable[str]) -> dict[str, str]:
+    """New names by old ones."""
+    pairs = [rename.partition("=") for rename in renames]
+    for old, _, new in pairs:
+        if not old or not new:
+            raise typer.BadParameter(f"--rename takes OLD=NEW; got {old or new!r}")
+    return {old: new for old, _, new in pairs}
+
+
 def find_and_import(
-    paths: list[Path], chosen: Any, store: Path, options: ReadOptions, seen: dict[Path, Any] | None = None
+    paths: Sequence[Path], chosen: Sequence[Reader], store: Path, options: ReadOptions, seen: Signatures
 ) -> Iterator[Outcome]:
     """Import what is under some paths, with a progress bar; what cannot be looked at is an outcome, too.
 
@@ -83,24 +102,19 @@ def find_and_import(
     found = find_sources(paths, chosen)
     for problem in found.problems:
         yield Outcome(State.FAILED, "", Path(problem.where), problem=str(problem))
-    before = {} if seen is None else dict(seen)
-    now = {source.path: signature(source) for source in found.sources}
-    changed = [source for source in found.sources if before.get(source.path) != now[source.path]]
-    if seen is not None:
-        seen.update(now)
-    if not changed and not found.problems and not before:
-        files = "no file" if not found.unknown else f"none of {found.unknown} files"
-        yield Outcome(State.FAILED, "", paths[0], problem=f"{paths[0]}: {files} there that a reader knows")
-    with progress() as bar:
-        task = bar.add_task("importing", total=len(changed))
-
-        def advance(_: Source) -> None:
-            bar.advance(task)
-
-        yield from import_sources(store, changed, options, advance)
+    if not found.sources and not found.problems:
+        what = f"no reader knows any of its {found.unknown} files" if found.unknown else "there is no file in it"
+        yield Outcome(State.FAILED, "", paths[0], problem=f"{paths[0]}: {what}")
+    now = {(source.reader.kind, source.path): signature(source) for source in found.sources}
+    changed = [source for source in found.sources if seen.get(key := (source.reader.kind, source.path)) != now[key]]
+    seen.update(now)
+    if changed:
+        with progress() as bar:
+            task = bar.add_task("importing", total=len(changed))
+            yield from import_sources(store, changed, options, lambda _: bar.advance(task))
 
 
-def _passed(outcomes: Iterator[Outcome], as_json: bool) -> Iterator[Outcome]:
+def _told(outcomes: Iterator[Outcome], as_json: bool) -> Iterator[Outcome]:
     """The outcomes, each told as it comes: problems on stderr, with --json all on stdout."""
     for outcome in outcomes:
         if as_json:
@@ -110,15 +124,23 @@ def _passed(outcomes: Iterator[Outcome], as_json: bool) -> Iterator[Outcome]:
         yield outcome
 
 
-def _follow(paths: list[Path], chosen: Any, store: Path, options: ReadOptions, as_json: bool) -> None:
+def _follow(
+    paths: Sequence[Path],
+    chosen: Sequence[Reader],
+    store: Path,
+    options: ReadOptions,
+    seen: Signatures,
+    as_json: bool,
+) -> None:
     """Look again and again; only what changes is told."""
-    seen: dict[Path, Any] = {}
     try:
         while True:
-            for outcome in _passed(find_and_import(paths, chosen, store, options, seen), as_json):
-                if not as_json and outcome.state in (State.NEW, State.GROWN):
-                    say(f"{outcome.run_id}: {outcome.events} events, step {outcome.steps}")
             time.sleep(FOLLOW_EVERY_S)
+            outcomes = find_and_import(paths, chosen, store, options, seen)
+            changes = (outcome for outcome in outcomes if outcome.kind and outcome.state is not State.UNCHANGED)
+            for outcome in _told(changes, as_json):
+                if not as_json and outcome.events:
+                    say(f"{outcome.run_id}: {outcome.events} events more, step {outcome.steps}")
     except KeyboardInterrupt:
         return
 

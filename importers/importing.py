@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 import fcntl
 import os
 import re
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from itertools import chain
 from pathlib import Path
@@ -20,6 +19,7 @@ from ..store.redaction import redacted
 from ..store.run_info import read_run_info
 from .discovery import Source
 from .growth import news_of
+from .names import with_names
 from .run_writing import Course, Courses, write_grown, write_new
 from .source import ImportedRun, ReadOptions, UnreadableSource
 
@@ -77,7 +77,7 @@ def import_source(store: Path, source: Source, options: ReadOptions, known: dict
     try:
         digest = source.digest()
         for run in source.reader.read(source.files, options):
-            yield _import_run(store, source, run, digest, known)
+            yield _import_run(store, source, run, digest, known, options.renamed)
     except TelemetryError as error:
         yield Outcome(State.FAILED, source.reader.kind, source.path, problem=str(_with_place(error, source)))
 
@@ -128,14 +128,17 @@ def _turn(store: Path) -> Iterator[None]:
         os.close(fd)
 
 
-def _import_run(store: Path, source: Source, run: ImportedRun, digest: str, known: dict[str, Path]) -> Outcome:
+def _import_run(
+    store: Path, source: Source, run: ImportedRun, digest: str, known: dict[str, Path], renamed: Mapping[str, str]
+) -> Outcome:
     identity = source.identity(run.identity)
     provenance: dict[str, Any] = {"kind": source.reader.kind, "path": str(source.path), "sha256": digest}
     folder = known.get(identity)
     try:
         if folder is not None:
             return _grow(folder, source, run, provenance)
-        return _make(store, identity, source, run, provenance, known)
+        facts = with_names(run.facts, renamed)
+        return _make(store, identity, source, replace(run, facts=facts), provenance | {"renamed": dict(renamed)}, known)
     except TelemetryError as error:
         return Outcome(State.FAILED, source.reader.kind, source.path, problem=str(_with_place(error, source)))
 
@@ -169,14 +172,16 @@ def _grow(folder: Path, source: Source, run: ImportedRun, provenance: dict[str, 
         return Outcome(
             State.UNCHANGED, source.reader.kind, source.path, info.run_id, info.name, 0, info.last.steps or 0, problem
         )
+    provenance["renamed"] = before.get("renamed") or {}
     stored = list(open_run(folder).events(attempts="all"))
     courses = _courses_of(stored, info)
     count = courses.events
     # Whether the source says something else now shows before its first news; then the run is not touched.
-    news = news_of(stored, run.facts, f"{source.path} ({info.run_id})")
+    named = with_names(run.facts, provenance["renamed"])
+    news = news_of(stored, named, f"{source.path} ({info.run_id})")
     first = next(news, None)
     facts = news if first is None else chain((first,), news)
-    told = write_grown(folder, dataclasses.replace(info, source=provenance), run, facts, courses)
+    told = write_grown(folder, replace(info, source=provenance), run, facts, courses)
     added = courses.events - count
     return _outcome(State.GROWN if added else State.UNCHANGED, source, told, courses, added)
 

@@ -7,6 +7,8 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Final, TypeAlias
 
+from .source import Fact
+
 #: First words of the names of what was measured on held-out data: ``eval_loss``, ``val/acc``, ``test.bleu``.
 EVALUATION_WORDS: Final = frozenset(
     ("eval", "evaluation", "evals", "val", "valid", "validation", "test", "testing", "dev", "heldout", "holdout")
@@ -65,3 +67,22 @@ def split_row(metrics: Mapping[str, float]) -> Iterator[tuple[str, Mapping[str, 
         return
     for kind, names in parts:
         yield kind, {name: metrics[name] for name in names}
+
+
+def with_names(facts: Iterator[Fact], renamed: Mapping[str, str]) -> Iterator[Fact]:
+    """The facts with metrics called otherwise; a value keeps its name where its event has the other one already.
+
+    Args:
+        facts: Of a run.
+        renamed: New names by old ones.
+    """
+    if not renamed:
+        yield from facts
+        return
+    for fact in facts:
+        metrics = fact.metrics
+        if not renamed.keys().isdisjoint(metrics):
+            names = [new if (new := renamed.get(name, name)) not in metrics else name for name in metrics]
+            if len(set(names)) == len(names):
+                fact = fact._replace(metrics=dict(zip(names, metrics.values(), strict=True)))
+        yield fact

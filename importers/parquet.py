@@ -18,6 +18,9 @@ from .table_columns import Layout, layout_of, unknown_step_column, wall_clock_ns
 _MAGIC: Final = b"PAR1"
 _ROWS_AT_ONCE: Final = 4096
 
+#: What pyarrow raises when a file is not what it says.
+_DAMAGED: Final = (pa.ArrowException, OSError, ValueError, OverflowError)
+
 #: A run's own tables are Parquet, too.
 _OURS: Final = b"steptape.columns"
 
@@ -34,7 +37,7 @@ class ParquetReader:
             return False
         try:
             schema = pq.read_schema(path)
-        except (pa.ArrowException, OSError):
+        except _DAMAGED:
             return False
         return _OURS not in (schema.metadata or {}) and layout_of(schema.names) is not None
 
@@ -66,7 +69,7 @@ def _rows(path: Path, options: ReadOptions) -> Iterator[Row]:
                     except UnreadableSource as error:
                         omissions.add(f"row {index}", f"no step in {error.got!r:.60}")
                     index += 1
-    except (pa.ArrowException, OSError, ValueError, OverflowError) as error:
+    except _DAMAGED as error:
         raise UnreadableSource(f"this is no Parquet file, or damaged ({error})", where=str(path)) from None
     omissions.tell()
 

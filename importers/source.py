@@ -79,11 +79,14 @@ class ReadOptions:
     Attributes:
         pattern: A regular expression whose named groups are the values of a line of text; one is called ``step``.
         step_column: The column or key that counts the steps, of tables and of histories.
+        renamed: What metrics are to be called, by what the source calls them; for runs that are imported first. A run
+            keeps its names when it is imported again.
         is_growing: The source is being written: its last line or record may be unfinished, which is no fault then.
     """
 
     pattern: str | None = None
     step_column: str | None = None
+    renamed: Mapping[str, str] = field(default_factory=dict)
     is_growing: bool = False
 
 

@@ -198,6 +198,18 @@ def test_a_run_says_where_it_came_from(tmp_path: Path, imports: Imports, table: 
     )
 
 
+def test_a_metric_can_be_given_the_name_that_policies_use(
+    tmp_path: Path, imports: Imports, table: Callable[[str], Path]
+) -> None:
+    """For good: the run keeps it when its source has grown, whatever is said then."""
+    imports(table("1,0.5,0.6\n"), renamed={"val_loss": "eval_loss"})
+    (grown,) = imports(table("1,0.5,0.6\n2,0.4,0.7\n"))
+
+    assert grown.problem is None
+    assert only_run(tmp_path).series("eval_loss", kind="evaluate")["value"].to_pylist() == [0.6, 0.7]
+    assert (only_run(tmp_path).info.source or {})["renamed"] == {"val_loss": "eval_loss"}
+
+
 def test_a_config_s_secrets_are_not_imported(tmp_path: Path, imports: Imports) -> None:
     """As when a run is recorded."""
     folder = tmp_path / "exp" / "abc"

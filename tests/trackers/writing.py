@@ -1,6 +1,6 @@
 """Runs that real trackers write, and what the same tools read of them: run in an environment that has them.
 
-``python -m trackers.writing OUT REAL`` leaves a folder a tool in OUT, and in ``OUT/expected.json`` of each run the kind,
+``python -m trackers.writing OUT REAL`` leaves a folder a tool in OUT, and in ``OUT/expected.json`` of each run
 the source below OUT, and steps and bits of every value. The event files and W&B runs below REAL are read, too.
 """
 
