@@ -30,8 +30,12 @@ def tests_path(name: str) -> Path:
 
 def policy_named(name: str, settings: Iterable[str] | None) -> Policy:
     """The policy of that name, some params replaced by ``PARAM=VALUE`` settings."""
-    params = dict(_setting(setting) for setting in settings or ())
-    return load_policy(policy_path(name), params=params)
+    return load_policy(policy_path(name), params=params_of(settings))
+
+
+def params_of(settings: Iterable[str] | None) -> dict[str, float | int | bool | str]:
+    """Params by name, of ``PARAM=VALUE`` settings."""
+    return dict(_setting(setting) for setting in settings or ())
 
 
 def _setting(setting: str) -> tuple[str, float | int | bool | str]:

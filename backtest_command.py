@@ -2,20 +2,33 @@
 
 from __future__ import annotations
 
-import os
+import dataclasses
+import time
 from pathlib import Path
 from typing import Annotated, Final
 
 import typer
 
-from .addressing import complain_of, policy_named, runs_chosen
-from .cli_options import JsonOption, PolicyArgument, SetOption, StoreOption
-from .console import print_json, print_table, progress, say
+from .addressing import complain_of, params_of, policy_named, runs_chosen
+from .cli_options import (
+    JsonOption,
+    NoCacheOption,
+    ProcessesOption,
+    SetOption,
+    StoreOption,
+    processes_for,
+    user_cache,
+)
+from .console import print_json, print_table, reading_runs, say
+from .import_command import imported_history
 from .replay import (
     BASELINES,
+    COMPARISON_HEADINGS,
     TABLE_HEADINGS,
     Backtest,
     Baseline,
+    Objective,
+    baseline_policy,
     comparison,
     comparison_rows,
     declared_objective,
@@ -26,15 +39,25 @@ from .replay import (
     table_rows,
 )
 from .replay import backtest as run_backtest
+from .rules import Policy
 
-#: Runs for which one more process is worth its start.
-_RUNS_A_PROCESS: Final = 8
+#: What stands before the name of a baseline in the place of a policy.
+_BASELINE: Final = "baseline"
 
 
 def backtest(
-    policy: PolicyArgument,
+    policy: Annotated[
+        str,
+        typer.Argument(
+            metavar="POLICY", help="A rule file, the name of one that comes with steptape, or baseline:NAME."
+        ),
+    ],
     runs: Annotated[list[str] | None, typer.Argument(metavar="RUN...", help="Runs to judge it on.")] = None,
     store: StoreOption = None,
+    history: Annotated[
+        list[Path] | None,
+        typer.Option(metavar="PATH", help="Judge it on other tools' logs there: they are imported into a cache."),
+    ] = None,
     objective: Annotated[
         str | None, typer.Option(metavar="METRIC", help="The evaluation metric that runs are judged by.")
     ] = None,
@@ -60,32 +83,35 @@ def backtest(
     html: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write a page with plots, all baselines and coverage.")
     ] = None,
-    processes: Annotated[int | None, typer.Option(metavar="N", min=1, help="Read runs with so many processes.")] = None,
+    processes: ProcessesOption = None,
+    no_cache: NoCacheOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Say what a policy would have saved and cost."""
     if mode and not objective:
         raise typer.BadParameter("--mode says which way a metric is better: name it with --objective")
-    loaded = policy_named(policy, settings)
-    chosen, problems = runs_chosen(runs, store)
+    declared = declared_objective(objective, mode) if objective else None
+    loaded = _policy(policy, settings, declared)
+    chosen, problems = runs_chosen(runs, store) if history is None else imported_history(history)
     complain_of(problems)
     compared = _baselines(baselines or (["all"] if html else []))
-    declared = declared_objective(objective, mode) if objective else None
-    with progress() as bar:
-        task = bar.add_task("reading runs", total=len(chosen))
+    began_s = time.monotonic()
+    with reading_runs() as on_progress:
         result = run_backtest(
             loaded,
             chosen,
             objective=declared,
-            on_progress=lambda _: bar.advance(task),
+            on_progress=on_progress,
             delay_steps=delay,
             cost_per_hour=cost_per_hour,
             labels=read_labels(labels) if labels else None,
             tolerance_steps=tolerance,
             baselines=compared,
             with_coverage=coverage or html is not None,
-            processes=processes or max(1, min(os.cpu_count() or 1, len(chosen) // _RUNS_A_PROCESS)),
+            processes=processes_for(len(chosen), processes),
+            cache=None if no_cache else user_cache(),
         )
+    result = dataclasses.replace(result, took_s=time.monotonic() - began_s)
     if html is not None:
         html.write_text(report_page(result), encoding="utf-8")
     if as_json:
@@ -98,11 +124,22 @@ def _print(result: Backtest) -> None:
     print_table(TABLE_HEADINGS, table_rows(result), numeric=TABLE_HEADINGS[1:-1])
     say()
     if result.baselines:
-        headings, rows = comparison_rows(comparison(result))
-        print_table(headings, rows, numeric=headings[1:])
+        print_table(COMPARISON_HEADINGS, comparison_rows(comparison(result)), numeric=COMPARISON_HEADINGS[1:])
         say()
     for line in summary_lines(result):
         say(line)
+
+
+def _policy(name: str, settings: list[str] | None, objective: Objective | None) -> Policy:
+    """A policy file, one of steptape's, or a baseline, which watches ``eval_loss`` where no objective was declared."""
+    prefix, _, baseline = name.partition(":")
+    if prefix != _BASELINE or not baseline:
+        return policy_named(name, settings)
+    (chosen,) = _baselines([baseline])
+    try:
+        return baseline_policy(chosen, objective or declared_objective("eval_loss", "min"), params_of(settings))
+    except ValueError as error:
+        raise typer.BadParameter(f"baseline {baseline}: {error}") from None
 
 
 def _baselines(names: list[str]) -> list[Baseline]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import date, datetime, time
 from typing import Any, Final
 
@@ -13,6 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
+from .replay import Progress as ReadProgress
 from .store.event_json import encoded
 
 #: Tables are as wide as what they hold: a cell is never cut or folded, in a terminal or in a pipe.
@@ -82,6 +84,14 @@ def progress() -> Progress:
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+
+
+@contextmanager
+def reading_runs() -> Iterator[Callable[[ReadProgress], None]]:
+    """One bar for everything that reads runs; what it gives is told how far that has come."""
+    with progress() as bar:
+        task = bar.add_task("reading runs", total=None)
+        yield lambda come: bar.update(task, completed=come.done, total=come.total)
 
 
 def _json_text(value: Any) -> str:

@@ -7,8 +7,8 @@ from typing import Annotated
 import typer
 
 from .addressing import complain_of, policy_named, runs_chosen
-from .cli_options import FINDINGS, JsonOption, StoreOption
-from .console import print_json, progress, say
+from .cli_options import FINDINGS, JsonOption, NoCacheOption, ProcessesOption, StoreOption, processes_for, user_cache
+from .console import print_json, reading_runs, say
 from .replay import declared_objective, difference, difference_json, difference_lines
 
 _POLICY = "A rule file, or the name of one that comes with steptape."
@@ -29,6 +29,8 @@ def diff(
     new_settings: Annotated[
         list[str] | None, typer.Option("--set-new", metavar="PARAM=VALUE", help="Replace a param of NEW.")
     ] = None,
+    processes: ProcessesOption = None,
+    no_cache: NoCacheOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Say what changes when one policy takes the place of another.
@@ -42,9 +44,15 @@ def diff(
     chosen, problems = runs_chosen(runs, store)
     complain_of(problems)
     declared = declared_objective(objective, mode) if objective else None
-    with progress() as bar:
-        task = bar.add_task("reading runs", total=2 * len(chosen))
-        found = difference(*policies, chosen, objective=declared, on_progress=lambda _: bar.advance(task))
+    with reading_runs() as on_progress:
+        found = difference(
+            *policies,
+            chosen,
+            objective=declared,
+            on_progress=on_progress,
+            processes=processes_for(2 * len(chosen), processes),
+            cache=None if no_cache else user_cache(),
+        )
     if as_json:
         print_json(difference_json(found))
     else:

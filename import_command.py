@@ -10,7 +10,7 @@ from typing import Annotated, Any, Final, TypeAlias
 
 import typer
 
-from .cli_options import FINDINGS, JsonOption
+from .cli_options import FINDINGS, JsonOption, user_cache
 from .console import complain, print_json, print_table, progress, say
 from .importers import (
     AUTO,
@@ -18,12 +18,17 @@ from .importers import (
     Reader,
     ReadOptions,
     State,
+    UnreadableSource,
     find_sources,
     import_sources,
     reader_of,
     readers,
     signature,
 )
+from .store import Run, TelemetryError, open_run
+
+#: The store of the user's cache that other tools' logs are imported into to be judged at once.
+HISTORY: Final = "history"
 
 #: How sources were, by kind and path, when they were read last.
 Signatures: TypeAlias = dict[tuple[str, Path], tuple[tuple[str, int, int], ...]]
@@ -112,6 +117,24 @@ def find_and_import(
         with progress() as bar:
             task = bar.add_task("importing", total=len(changed))
             yield from import_sources(store, changed, options, lambda _: bar.advance(task))
+
+
+def imported_history(paths: Sequence[Path]) -> tuple[list[Run], list[TelemetryError]]:
+    """The runs of other tools' logs, imported into the user's cache; and what was wrong with some of them.
+
+    Raises:
+        TelemetryError: The user has no cache, or nothing there can be read.
+    """
+    cache = user_cache()
+    if cache is None:
+        raise TelemetryError("there is no folder for a cache", fix="Name one in STEPTAPE_CACHE")
+    store = cache.folder / HISTORY
+    outcomes = list(find_and_import(paths, readers(), store, ReadOptions(), {}))
+    problems = [UnreadableSource(outcome.problem) for outcome in outcomes if outcome.problem is not None]
+    found = dict.fromkeys(outcome.run_id for outcome in outcomes if outcome.run_id)
+    if not found:
+        raise problems[0]
+    return [open_run(store / run_id) for run_id in found], list(problems)
 
 
 def _told(outcomes: Iterator[Outcome], as_json: bool) -> Iterator[Outcome]:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from .console import print_rows, say
-from .replay.report import duration, size
+from .replay.amounts import duration, size
 from .store import Run
 from .store.summary import summarize
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+import math
+import os
+from collections.abc import Iterator, Sequence
 from decimal import Decimal, InvalidOperation
 from typing import Annotated, Any, Final
 
@@ -11,7 +13,7 @@ import typer
 
 from .addressing import complain_of, policy_named, runs_chosen, setting_value
 from .cli_options import JsonOption, PolicyArgument, StoreOption
-from .console import print_json, print_table, progress, say
+from .console import complain, print_json, print_table, reading_runs, say
 from .replay import Sweep, declared_objective
 from .replay import sweep as run_sweep
 from .rules import Param
@@ -19,6 +21,18 @@ from .store import TelemetryError
 
 #: Values that one range may stand for.
 _MAX_VALUES: Final = 10_000
+
+_SECONDS_PER_HOUR: Final = 3600
+_TOTALS: Final = (
+    "stopped",
+    "steps saved",
+    "of all",
+    "hours saved",
+    "checkpoints",
+    "mean regret",
+    "worst regret",
+    "deployable regret",
+)
 
 
 def sweep(
@@ -33,12 +47,16 @@ def sweep(
         str | None, typer.Option(metavar="METRIC", help="The evaluation metric that runs are judged by.")
     ] = None,
     mode: Annotated[str | None, typer.Option(metavar="min|max", help="Which way that metric is better.")] = None,
+    processes: Annotated[
+        int | None,
+        typer.Option(metavar="N", min=1, help="Share the runs out to so many processes at most: else one a core."),
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Try every combination of params of a policy.
 
     Prints the variants than which no other saves more steps at no more regret, the thriftiest first. With --json one
-    line a variant, all of them.
+    line a variant, all of them; what was left to the event engine, or left out, is then said on stderr.
     """
     if not settings:
         raise typer.BadParameter("say what to vary, as --set patience=1,2,3")
@@ -49,15 +67,20 @@ def sweep(
     chosen, problems = runs_chosen(runs, store)
     complain_of(problems)
     declared = declared_objective(objective, mode) if objective else None
-    with progress() as bar:
-        task = bar.add_task("sweeping runs", total=len(chosen))
-        result = run_sweep(loaded, axes, chosen, objective=declared, on_progress=lambda _: bar.advance(task))
+    with reading_runs() as on_progress:
+        result = run_sweep(
+            loaded,
+            axes,
+            chosen,
+            objective=declared,
+            on_progress=on_progress,
+            processes=processes or os.cpu_count() or 1,
+        )
     rows = result.frame().to_dicts()
     if as_json:
-        for row in rows:
-            print_json({**row, "variants": len(rows), "runs": len(result.runs)})
-        return
-    _print_front(result, rows)
+        _print_lines(result, rows)
+    else:
+        _print_front(result, rows)
 
 
 def _axes(settings: Sequence[str]) -> dict[str, list[Param]]:
@@ -104,7 +127,7 @@ def _print_front(result: Sweep, rows: Sequence[dict[str, Any]]) -> None:
     shown = [rows[index] for index in result.front]
     if shown:
         names = list(result.axes)
-        headings = (*names, "stopped", "steps saved", "of all", "mean regret", "worst regret")
+        headings = (*names, *_TOTALS)
         cells = [(*(row[name] for name in names), *_cells(row, result)) for row in shown]
         print_table(headings, cells, numeric=headings)
         say()
@@ -116,17 +139,45 @@ def _print_front(result: Sweep, rows: Sequence[dict[str, Any]]) -> None:
     else:
         how = "guessed" if result.objective.guessed else "declared"
         say(f"Metric of merit: {result.objective.metric}, {result.objective.mode} is better ({how}).")
+    for sentence in _limits(result):
+        say(sentence)
+
+
+def _print_lines(result: Sweep, rows: Sequence[dict[str, Any]]) -> None:
+    declared = result.objective
+    tried = {
+        "variants": len(rows),
+        "runs": len(result.runs),
+        "runs_excluded": len(result.excluded),
+        "steps_recorded": result.steps,
+        "objective": declared.metric if declared else None,
+        "mode": str(declared.mode) if declared else None,
+    }
+    for row in rows:
+        print_json({**row, **tried})
+    for sentence in _limits(result):
+        complain(sentence)
+
+
+def _limits(result: Sweep) -> Iterator[str]:
     for what, reason in result.engine_reasons.items():
-        say(f"Decided by the event engine, {what}: {reason}.")
+        yield f"Decided by the event engine, {what}: {reason}."
     for run in result.excluded:
-        say(f"Excluded {run.run_id}: {run.reason}.")
+        yield f"Excluded {run.run_id}: {run.reason}."
 
 
 def _cells(row: dict[str, Any], result: Sweep) -> tuple[str, ...]:
     return (
-        f"{row['stopped']}",
+        f"{row['stopped']} of {len(result.runs)}",
         f"{row['steps_saved']:,.0f}",
         f"{row['steps_saved'] / result.steps:.0%}" if result.steps else "-",
-        f"{row['mean_regret']:+.2%}",
-        f"{row['worst_regret']:+.2%}",
+        _number(row["seconds_saved"] / _SECONDS_PER_HOUR, ",.2f"),
+        _number(row["checkpoints"], ",.0f"),
+        _number(row["mean_regret"], "+.2%"),
+        _number(row["worst_regret"], "+.2%"),
+        _number(row["mean_deployable_regret"], "+.2%"),
     )
+
+
+def _number(value: float, form: str) -> str:
+    return "-" if math.isnan(value) else format(value, form)

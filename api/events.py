@@ -12,9 +12,9 @@ from fastapi import Query as InQuery
 from pydantic import TypeAdapter
 
 from ..store.event_json import event_to_line
+from ..store.event_rows import events_of
 from ..store.lineage import Cut
 from ..store.snapshot import Snapshot, retrying
-from ..store.tables import events_of
 from ..store.timeline import effective_lineage, rolled_back
 from .access import RequestedRun
 from .log_order import after, of_rank, row_after, rows_at

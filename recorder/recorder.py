@@ -5,10 +5,11 @@ from __future__ import annotations
 import atexit
 import contextlib
 import dataclasses
+import functools
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Literal, Self, TypeVar
@@ -20,22 +21,20 @@ from ..store.run_info import RunInfo, write_run_info
 from ..store.syncing import SYNC_EVERY_S
 from .batch_samples import SampleChoice
 from .beginning import described_attempt, open_run
-from .compiled_step import StepShape, compiled_step
+from .compiled_step import compiled_step
 from .control import Control
 from .ending import failure_of, innermost_frames, status_of
 from .late_values import VALUE_LAG
 from .opening import ResumePoint
 from .planning import declared, declared_plan
 from .ranks import this_rank
+from .repeated_steps import RepeatedSteps
 from .steering import Steering
 from .tape import Tape
 from .termination import Terminated, raise_on_sigterm, restore_sigterm
 from .values import as_config, as_epoch, as_text, as_whole, path_text
 
 _NOTHING: Final[Mapping[str, Any]] = {}
-
-#: Sets of metrics that get a step function of their own.
-_MOST_COMPILED: Final = 16
 
 _Taken = TypeVar("_Taken")
 
@@ -137,8 +136,6 @@ class Recorder:
         self._position = opening.position
         self._decides = own_rank.decides
         self._log_every = declared(log_every, "log_every")
-        self._shape: StepShape | None = None
-        self._compiled: dict[StepShape, Callable[..., Control]] = {}
         self._pid = os.getpid()
         self._closed = False
         self._strict = strict
@@ -146,6 +143,7 @@ class Recorder:
         self._steering = None if opening.engine is None else Steering(opening.engine, self.control, callbacks)
         self._choice = choice
         self._tape = self._open_tape(own_rank.rank, as_whole(value_lag, "value_lag"))
+        self._repeated = self._repeated_steps()
         atexit.register(self._close_at_exit)
         self._handles_sigterm = raise_on_sigterm()
         try:
@@ -189,7 +187,8 @@ class Recorder:
             The control flags, which are also ``recorder.control``.
         """
         position = self._position
-        is_plain = micro_step == 0 and all(given is None for given in (metrics, step, epoch, token_losses))
+        is_plain = micro_step == 0 and all(given is None for given in (step, epoch, token_losses))
+        is_alone = metrics is None or (type(metrics) is dict and not scalars)
         following = position.step + 1
         position.step = following if step is None else self._taken(as_whole, step, "step", default=following)
         if epoch is not None:
@@ -209,8 +208,11 @@ class Recorder:
         self._apply(outcomes)
         if self._log_every and position.step % self._log_every == 0:
             self._emit("log", metrics, scalars)
-        if is_plain and self._tape.is_clear:
-            self._compile_step(scalars, has_samples=samples is not None)
+        if self._repeated is not None and is_plain and is_alone and self._tape.is_clear:
+            given_metrics = scalars if metrics is None else metrics
+            quick = self._repeated.quick_step(given_metrics, samples is not None, metrics is not None)
+            if quick is not None:
+                self.__dict__["step"] = quick
         return self.control
 
     def log(self, metrics: Mapping[str, Any] | None = None, /, **scalars: Any) -> Control:
@@ -378,24 +380,21 @@ class Recorder:
                 self._emit("annotation", attrs={"text": failure})
         return self.control
 
-    def _compile_step(self, scalars: Mapping[str, Any], *, has_samples: bool) -> None:
-        """Put a function that was made for such calls in the place of ``step``, once they repeat."""
-        shape = StepShape((*scalars,), has_samples)
-        if shape != self._shape:
-            self._shape = shape
-            return
-        if shape in self._compiled:
-            self.__dict__["step"] = self._compiled[shape]
-        elif len(self._compiled) < _MOST_COMPILED and self._can_be_compiled(shape, scalars.values()):
-            general = Recorder.step.__get__(self)
-            step = compiled_step(shape, general, self._apply, self._tape, self._position, self.control, self._log_every)
-            if step is not None:
-                self.__dict__["step"] = self._compiled[shape] = step
-
-    def _can_be_compiled(self, shape: StepShape, values: Iterable[Any]) -> bool:
-        is_own = type(self).step is Recorder.step and not self._strict
-        is_whole = self._choice.is_everything or not shape.has_samples
-        return is_own and is_whole and shape.can_be_compiled and all(type(value) is float for value in values)
+    def _repeated_steps(self) -> RepeatedSteps | None:
+        """What makes a quick ``step`` of calls that repeat; None where each has to take the general way."""
+        if self._strict or type(self).step is not Recorder.step:
+            return None
+        general = Recorder.step.__get__(self)
+        compile_for = functools.partial(
+            compiled_step,
+            general=general,
+            apply=self._apply,
+            tape=self._tape,
+            position=self._position,
+            control=self.control,
+            log_every=self._log_every,
+        )
+        return RepeatedSteps(compile_for, takes_samples=self._choice.is_everything)
 
     def _close(self, status: str, error: BaseException | None = None) -> None:
         # A forked child runs its parent's exit handlers too; the run is not its to end.

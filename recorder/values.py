@@ -52,7 +52,7 @@ def payload_of(
     """
     attrs: dict[str, Any] = json_value(dict(extra)) if extra else {}
     listed = [*metrics.values()]
-    if _FLOAT.issuperset(map(type, listed)) and _are_texts(given := tuple(metrics)):
+    if _FLOAT.issuperset(map(type, listed)) and are_texts(given := tuple(metrics)):
         return Payload(given, listed, attrs)
     names: list[str] = []
     values: list[float] = []
@@ -80,6 +80,26 @@ def payload_of(
 def is_on_device(value: Any) -> bool:
     """Whether this is a tensor whose values the host would have to wait for."""
     return getattr(value, "is_cpu", True) is False
+
+
+def are_texts(names: tuple[Any, ...]) -> bool:
+    """Whether all names are text that UTF-8 can hold. A set of names that repeats is looked at once."""
+    if names in _checked_names:
+        return True
+    if not all(type(name) is str and name == as_text(name) for name in names):
+        return False
+    if len(_checked_names) >= _MOST_CHECKED:
+        _checked_names.clear()
+    _checked_names.add(names)
+    return True
+
+
+def float_at_hand(value: Any) -> Any:
+    """The float that the value would be recorded as, where it is a number and on the host; else the value as it is."""
+    if not isinstance(value, (int, float)) and (not hasattr(value, "item") or is_on_device(value)):
+        return value
+    number = _number(value)
+    return number if isinstance(number, float) else value
 
 
 def json_value(value: Any) -> Any:
@@ -127,27 +147,15 @@ def as_whole(value: Any, what: str, least: int = 0) -> int:
     return number
 
 
-def _are_texts(names: tuple[Any, ...]) -> bool:
-    """Whether all names are text that UTF-8 can hold. A set of names that repeats is looked at once."""
-    if names in _checked_names:
-        return True
-    if not all(type(name) is str and name == as_text(name) for name in names):
-        return False
-    if len(_checked_names) >= _MOST_CHECKED:
-        _checked_names.clear()
-    _checked_names.add(names)
-    return True
-
-
 _FLOAT: Final = frozenset((float,))
 _MOST_CHECKED: Final = 1_000
 _checked_names: Final[set[tuple[Any, ...]]] = set()
 
 
 def _flattened(metrics: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, Any]]:
-    are_texts = not prefix and _are_texts(tuple(metrics))
+    are_names = not prefix and are_texts(tuple(metrics))
     for key, value in metrics.items():
-        name = key if are_texts else f"{prefix}{as_text(key)}"
+        name = key if are_names else f"{prefix}{as_text(key)}"
         # To ask whether a number or a tensor is a Mapping takes longer than to record it.
         if type(value) is float or hasattr(value, "item") or not isinstance(value, Mapping):
             yield name, value

@@ -5,27 +5,35 @@ from __future__ import annotations
 from .aggregation import aggregate, comparison
 from .backtesting import ASSUMPTIONS, Backtest, backtest
 from .baselines import BASELINES, Baseline, baseline_policy
+from .cache import Cache
 from .checking import findings_against
 from .difference import PolicyDifference, RunDifference, StopChange, difference
 from .difference_report import difference_json, difference_lines
+from .identity import RunIdentity, SeqRange
 from .incidents import Incident, Labels, read_labels
+from .mapping import Progress
 from .objective import Mode, Objective, declared_objective
 from .page import report_page
 from .replaying import Judged, Replay, replay
-from .report import TABLE_HEADINGS, comparison_rows, report_json, summary_lines, table_rows
+from .report import report_json
 from .results import Excluded, Outlay, RunResult
+from .summary import headline, summary_lines
 from .sweep_outcomes import Outcomes
+from .sweep_task import SweptRun
 from .sweep_variants import Variant
-from .sweeping import Sweep, SweptRun, sweep
+from .sweeping import Sweep, sweep
+from .tables import COMPARISON_HEADINGS, TABLE_HEADINGS, comparison_rows, table_rows
 from .validity import Validity
 from .verification import Difference, Verification, verify
 
 __all__ = [
     "ASSUMPTIONS",
     "BASELINES",
+    "COMPARISON_HEADINGS",
     "TABLE_HEADINGS",
     "Backtest",
     "Baseline",
+    "Cache",
     "Difference",
     "Excluded",
     "Incident",
@@ -36,9 +44,12 @@ __all__ = [
     "Outcomes",
     "Outlay",
     "PolicyDifference",
+    "Progress",
     "Replay",
     "RunDifference",
+    "RunIdentity",
     "RunResult",
+    "SeqRange",
     "StopChange",
     "Sweep",
     "SweptRun",
@@ -55,6 +66,7 @@ __all__ = [
     "difference_json",
     "difference_lines",
     "findings_against",
+    "headline",
     "read_labels",
     "replay",
     "report_json",

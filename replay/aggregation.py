@@ -46,6 +46,10 @@ def aggregate(backtest: Backtest) -> dict[str, Any]:
         "checkpoints_saved": _total(judged, lambda result: result.checkpoints_saved),
         "checkpoint_bytes": _total(sized, lambda result: result.recorded.checkpoint_bytes),
         "bytes_saved": _total(judged, lambda result: result.bytes_saved),
+        "checkpoints_never_restored": sum(result.recorded.checkpoints_wasted for result in judged),
+        "checkpoints_never_restored_predicted": _total(judged, _wasted),
+        "evaluations": sum(result.recorded.evaluations for result in judged),
+        "evaluations_saved": _total(judged, lambda result: result.evaluations_saved),
         "share_saved": asdict(interval([result.share_saved for result in results])),
         "relative_regret": _spread(regrets(backtest)),
         "relative_deployable_regret": _spread(deployable_regrets(backtest)),
@@ -110,6 +114,26 @@ def detection_json(backtest: Backtest) -> dict[str, Any] | None:
     }
 
 
+def human_json(backtest: Backtest) -> dict[str, Any] | None:
+    """How much earlier the policy is than people, over the runs that they did something about; None without any."""
+    leads = [result.human for result in backtest.results if result.human is not None]
+    if not leads:
+        return None
+    steps = middle_and_p90([lead.steps for lead in leads if lead.steps is not None])
+    seconds = middle_and_p90([lead.seconds for lead in leads if lead.seconds is not None])
+    return {
+        "runs": len(leads),
+        "acted": sum(lead.steps is not None for lead in leads),
+        "earlier": sum(lead.steps is not None and lead.steps > 0 for lead in leads),
+        "lead_steps": None if steps is None else {"median": steps[0], "p90": steps[1]},
+        "lead_s": None if seconds is None else {"median": seconds[0], "p90": seconds[1]},
+    }
+
+
+def _wasted(result: RunResult) -> int | None:
+    return None if result.predicted is None else result.predicted.checkpoints_wasted
+
+
 def _baseline_row(outcome: BaselineOutcome, own: Sequence[Standing | None], backtest: Backtest) -> dict[str, Any]:
     about = {"name": outcome.baseline.name, "title": outcome.baseline.title, "digest": outcome.digest}
     if not outcome.standings:
@@ -168,6 +192,7 @@ def _spread(values: Sequence[float | None]) -> dict[str, Any]:
         "median": statistics.median(known) if known else None,
         "max": max(known, default=None),
         "above_1_percent": sum(value > NOTABLE_REGRET for value in known),
+        "share_above_1_percent": sum(value > NOTABLE_REGRET for value in known) / len(known) if known else None,
     }
 
 

@@ -1,8 +1,8 @@
 """Baselines: what people would have used otherwise, on the same runs.
 
-Most are policy files with the defaults of the tool that they stand for, in ``baseline_policies/``. Three are none:
-never stopping, stopping where the best was (which nobody can know in time), and stopping at random as often per step as
-the policy does.
+Most are policy files with the defaults of the tool that they stand for, in ``baseline_policies/``. Five are none:
+never stopping, stopping where the best was (which nobody can know in time), stopping at random as often per step as
+the policy does, and two that compare runs with each other (see ``pruners``).
 """
 
 from __future__ import annotations
@@ -14,12 +14,15 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
-from ..rules import Policy, parse_policy
+from ..rules import Param, Policy, parse_policy
 from ..store import Run
+from .cache import Cache, answer_about, policy_identity
 from .judging import Settings, facts_of_run, judge
-from .mapping import mapped
+from .mapping import Readers
 from .objective import Evaluation, Mode, Objective, best
+from .pruners import Pruner, asha, median_pruner, pruned_at
 from .results import RunResult, relative
+from .value_encoding import ValueCodec
 
 _FOLDER: Final = Path(__file__).parent / "baseline_policies"
 
@@ -28,6 +31,9 @@ _MERIT: Final = re.compile(r"\beval_loss\b")
 
 #: Files whose rule makes sense only for errors and losses, which are better low and lie above zero.
 _ONLY_LOSSES: Final = frozenset(("prechelt_gl", "prechelt_pq"))
+
+#: Why a baseline that watches the metric of merit has nothing to say.
+NO_MERIT: Final = "there is no metric of merit to watch"
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,11 +44,13 @@ class Baseline:
         name: Unique among baselines.
         title: For people.
         path: Its policy file; None for what is no policy.
+        pruner: How it compares runs with each other; None for what looks at each run alone.
     """
 
     name: str
     title: str
     path: Path | None = None
+    pruner: Pruner | None = None
 
     @property
     def reads_merit(self) -> bool:
@@ -51,8 +59,11 @@ class Baseline:
 
 
 NEVER: Final = Baseline("never", "never stop")
-ORACLE: Final = Baseline("oracle", "stop at the best evaluation")
-RANDOM: Final = Baseline("random", "stop at random, as often per step")
+ORACLE: Final = Baseline("oracle", "oracle: best evaluation")
+RANDOM: Final = Baseline("random", "random, as often per step")
+
+MEDIAN: Final = Baseline("median_pruner", "Optuna median pruner", pruner=median_pruner)
+ASHA: Final = Baseline("asha", "ASHA rungs (Ray Tune)", pruner=asha)
 
 _TITLES: Final = {
     "hf_early_stopping": "Hugging Face EarlyStopping",
@@ -68,6 +79,7 @@ _TITLES: Final = {
 BASELINES: Final[Mapping[str, Baseline]] = MappingProxyType(
     {one.name: one for one in (NEVER, ORACLE, RANDOM)}
     | {name: Baseline(name, title, _FOLDER / f"{name}.yaml") for name, title in _TITLES.items()}
+    | {one.name: one for one in (MEDIAN, ASHA)}
 )
 
 
@@ -104,22 +116,35 @@ class BaselineOutcome:
     reason: str = ""
 
 
-def baseline_policy(baseline: Baseline, objective: Objective | None) -> Policy:
+def baseline_policy(
+    baseline: Baseline, objective: Objective | None, params: Mapping[str, Param] | None = None
+) -> Policy:
     """A baseline's policy, aimed at the metric of merit: its value where that is better low, else its negative.
 
+    Args:
+        baseline: Which.
+        objective: The metric of merit.
+        params: Params other than the tool's defaults.
+
     Raises:
+        PolicyError: It has no such param.
         ValueError: It is no policy, or says nothing of such a metric.
     """
     if baseline.path is None:
-        raise ValueError(f"{baseline.name} is no policy")
+        raise ValueError("it is no policy file")
     text = baseline.path.read_text(encoding="utf-8")
     if objective is None and baseline.reads_merit:
-        raise ValueError("there is no metric of merit to watch")
+        raise ValueError(NO_MERIT)
     if objective is not None and baseline.reads_merit:
         if objective.mode is Mode.MAX and baseline.name in _ONLY_LOSSES:
             raise ValueError("it is defined for losses, and the metric of merit is better high")
         text = _MERIT.sub(lambda _: _merit_of(objective), text)
-    return parse_policy(text, source=str(baseline.path))
+    return parse_policy(text, source=str(baseline.path), params=params)
+
+
+def reads_runs(baselines: Sequence[Baseline]) -> bool:
+    """Whether some of them are policies, which read every run."""
+    return any(baseline.path is not None for baseline in baselines)
 
 
 def baseline_outcomes(
@@ -128,8 +153,9 @@ def baseline_outcomes(
     results: Sequence[RunResult],
     objective: Objective | None,
     settings: Settings,
-    processes: int = 1,
-) -> tuple[BaselineOutcome, ...]:
+    readers: Readers,
+    cache: Cache | None = None,
+) -> tuple[tuple[BaselineOutcome, ...], int]:
     """What each baseline comes to on the runs of a backtest.
 
     Args:
@@ -138,7 +164,11 @@ def baseline_outcomes(
         results: The policy's result on each.
         objective: The metric of merit.
         settings: Those of the backtest.
-        processes: How many to read the runs with.
+        readers: What to read the runs with.
+        cache: Where to look for what they came to before.
+
+    Returns:
+        What each came to, and how many events were read for it.
     """
     policies: dict[str, Policy] = {}
     reasons: dict[str, str] = {}
@@ -148,14 +178,29 @@ def baseline_outcomes(
                 policies[baseline.name] = baseline_policy(baseline, objective)
             except ValueError as error:
                 reasons[baseline.name] = str(error)
-    rows = list(mapped(_Standings(tuple(policies.values()), objective, settings), runs, processes)) if policies else []
+        elif baseline.pruner is not None and objective is None:
+            reasons[baseline.name] = NO_MERIT
+    rows: list[tuple[Standing | None, ...]] = []
+    read_events = 0
+    if reads_runs(baselines) and not policies:
+        readers.expect(-len(runs))
+    if policies:
+        for row, events in readers.mapped(_Standings(tuple(policies.values()), objective, settings, cache), runs):
+            rows.append(row)
+            read_events += events
     standings: dict[str, tuple[Standing | None, ...]] = {}
     if rows:
         standings.update(zip(policies, zip(*rows, strict=True), strict=True))
     standings[NEVER.name] = tuple(_never(result) for result in results)
     standings[ORACLE.name] = tuple(_oracle(result, objective) for result in results)
     standings[RANDOM.name] = _random(results, objective)
-    return tuple(
+    if objective is not None:
+        for baseline in baselines:
+            if baseline.pruner is not None:
+                stops = pruned_at(baseline.pruner, results, objective)
+                pairs = zip(results, stops, strict=True)
+                standings[baseline.name] = tuple(_pruned(*pair, objective, settings.delay_steps) for pair in pairs)
+    outcomes = tuple(
         BaselineOutcome(
             baseline,
             policies[baseline.name].digest if baseline.name in policies else None,
@@ -164,6 +209,7 @@ def baseline_outcomes(
         )
         for baseline in baselines
     )
+    return outcomes, read_events
 
 
 def standing_of(result: RunResult, objective: Objective | None) -> Standing | None:
@@ -180,15 +226,29 @@ def standing_of(result: RunResult, objective: Objective | None) -> Standing | No
 
 @dataclass(frozen=True, slots=True)
 class _Standings:
-    """What a process does to each run."""
+    """What a process does to each run: the standing of each policy, and the events that were read."""
 
     policies: tuple[Policy, ...]
     objective: Objective | None
     settings: Settings
+    cache: Cache | None
 
-    def __call__(self, run: Run) -> tuple[Standing | None, ...]:
-        results = (judge(facts_of_run(policy, run, self.settings), self.objective) for policy in self.policies)
-        return tuple(standing_of(result, self.objective) for result in results)
+    def __call__(self, run: Run) -> tuple[tuple[Standing | None, ...], int]:
+        answers = [self._standing(policy, run) for policy in self.policies]
+        return tuple(standing for standing, _ in answers), sum(events for _, events in answers)
+
+    def _standing(self, policy: Policy, run: Run) -> tuple[Standing | None, int]:
+        identity = policy_identity(policy)
+        asked = None if identity is None else ("standing", *identity, self.objective, self.settings.told_of(run))
+        (standing, events), was_kept = answer_about(self.cache, run, asked, _CODEC, lambda: self._read(policy, run))
+        return standing, 0 if was_kept else events
+
+    def _read(self, policy: Policy, run: Run) -> tuple[Standing | None, int]:
+        facts = facts_of_run(policy, run, self.settings)
+        return standing_of(judge(facts, self.objective), self.objective), facts.identity.event_count
+
+
+_CODEC: Final = ValueCodec(tuple[Standing | None, int])
 
 
 def _merit_of(objective: Objective) -> str:
@@ -203,6 +263,28 @@ def _never(result: RunResult) -> Standing:
         None if result.recorded.best is None else 0.0,
         None if result.recorded.deployable is None else 0.0,
     )
+
+
+def _pruned(result: RunResult, stop: Evaluation | None, objective: Objective, delay_steps: int) -> Standing:
+    """A stop at an evaluation: what is due at its step is still made, and so many updates more."""
+    if stop is None:
+        return _never(result)
+    recorded, last_step = result.recorded, stop.step + delay_steps
+    reached = [one for one in result.evaluations if one.step <= last_step]
+    top = best(reached, objective)
+    kept = best((one for one in reached if one.step in result.saved_steps), objective)
+    return Standing(
+        1.0,
+        max(0.0, 1 - last_step / recorded.steps) if recorded.steps else None,
+        _relative_loss(objective, top, recorded.best),
+        _relative_loss(objective, kept, recorded.deployable),
+    )
+
+
+def _relative_loss(objective: Objective, reached: Evaluation | None, reference: float | None) -> float | None:
+    if reached is None or reference is None:
+        return None
+    return relative(objective.loss_of(reached.value, reference), reference)
 
 
 def _oracle(result: RunResult, objective: Objective | None) -> Standing | None:
@@ -232,16 +314,31 @@ def _at_random(result: RunResult, objective: Objective | None, rate: float) -> S
         return _never(result)
     # A run of n steps goes on for (1 - (1 - rate)^n) / rate of them in the mean.
     share = 1 - (1 - (1 - rate) ** steps) / (rate * steps)
-    return Standing(1 - (1 - rate) ** steps, share, _regret_at_random(result, objective, rate), None)
+    recorded, saved = result.recorded, result.saved_steps
+    kept = [evaluation for evaluation in result.evaluations if evaluation.step in saved]
+    return Standing(
+        1 - (1 - rate) ** steps,
+        share,
+        _regret_at_random(result.evaluations, recorded.best, objective, rate),
+        _regret_at_random(kept, recorded.deployable, objective, rate),
+    )
 
 
-def _regret_at_random(result: RunResult, objective: Objective | None, rate: float) -> float | None:
-    """The mean relative regret, given that the stop comes after the first evaluation that is a number."""
-    if objective is None or result.recorded.best is None:
+def _regret_at_random(
+    evaluations: Sequence[Evaluation], reference: float | None, objective: Objective | None, rate: float
+) -> float | None:
+    """The mean relative regret, given that the stop comes after the first of the evaluations that is a number.
+
+    Args:
+        evaluations: Those that count, in order.
+        reference: The best of them.
+        objective: The metric of merit.
+        rate: The probability of a stop after each step.
+    """
+    if objective is None or reference is None:
         return None
     reached: Evaluation | None = None
     weight = total = 0.0
-    evaluations = result.evaluations
     for index, evaluation in enumerate(evaluations):
         reached = best((evaluation,) if reached is None else (reached, evaluation), objective)
         if reached is None:
@@ -250,5 +347,5 @@ def _regret_at_random(result: RunResult, objective: Objective | None, rate: floa
         begin = (1 - rate) ** max(evaluation.step - 1, 0)
         end = (1 - rate) ** max(evaluations[index + 1].step - 1, 0) if index + 1 < len(evaluations) else 0.0
         weight += begin - end
-        total += (begin - end) * objective.loss_of(reached.value, result.recorded.best)
-    return relative(total / weight, result.recorded.best) if weight else None
+        total += (begin - end) * objective.loss_of(reached.value, reference)
+    return relative(total / weight, reference) if weight else None

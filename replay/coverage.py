@@ -6,20 +6,24 @@ the policy that orders nothing: a clause that the one before it hides is seen al
 
 from __future__ import annotations
 
-import ast
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from ..rules import Decision, Engine, Policy, PolicyError
-from ..rules.declarations import Controller
-from ..rules.expressions import Expression
+from ..rules import Engine, Policy
 from ..store import Run
-from ..store.events import RULE_KINDS
+from ..store.events import BEFORE_STREAM
+from ..store.garbage import collection_paused
+from .cache import Cache, answer_about, policy_identity
+from .conduct import Conduct, Observer
+from .event_stream import event_stream
 from .history import read_lineage
-from .mapping import mapped
-from .policy_text import timed, with_controllers
+from .mapping import Readers
+from .probes import Answer, Probe, clauses, probed
+from .replaying import observed_in
+from .value_encoding import ValueCodec
+
+_CODEC = ValueCodec(tuple[Conduct, int])
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,106 +56,100 @@ class ControllerCoverage:
         fired_runs: In how many runs it decided anything.
         rule: Its rule as a whole.
         clauses: The operands of its ``and``, ``or`` and ``not``, in order; empty for a rule without any.
+        decisions: How often it fired, up to the end of each run under the policy; likewise what follows.
+        flaps: How often it fired anew after its rule had ceased to be true since it last fired.
+        pending_steps: Updates during which its rule was true and patience or ``for`` held it back.
     """
 
     controller: str
     fired_runs: int
     rule: ClauseCoverage
     clauses: tuple[ClauseCoverage, ...]
+    decisions: int = 0
+    flaps: int = 0
+    pending_steps: int = 0
 
 
-def coverage_of(policy: Policy, runs: Sequence[Run], processes: int = 1) -> tuple[ControllerCoverage, ...]:
-    """What the clauses of each controller came to over runs.
+@dataclass(frozen=True, slots=True)
+class Coverage:
+    """What a policy came to over runs.
+
+    Attributes:
+        controllers: One for each controller, in file order.
+        runs: How the controllers conducted themselves in each run.
+        read_events: Events that were read to find out.
+    """
+
+    controllers: tuple[ControllerCoverage, ...] = ()
+    runs: tuple[Conduct, ...] = ()
+    read_events: int = 0
+
+
+def coverage_of(
+    policy: Policy,
+    runs: Sequence[Run],
+    readers: Readers,
+    cache: Cache | None = None,
+    endings: Sequence[int | None] | None = None,
+) -> Coverage:
+    """What the controllers of a policy, and the clauses of each, came to over runs.
 
     Args:
         policy: The policy.
         runs: Runs that can be read.
-        processes: How many to read them with.
+        readers: What to read them with.
+        cache: Where to look for what was seen before.
+        endings: For each run, the index of the last event that it would have come to under the policy; None for all.
     """
-    probed = _probed(policy)
-    seen = Counter(name for names in mapped(_Seen(probed), runs, processes) for name in names)
-    return tuple(
-        ControllerCoverage(
-            controller.name,
-            seen[controller.name],
-            _coverage(controller.rule.text, index, 0, seen, len(runs)),
-            tuple(
-                _coverage(text, index, number, seen, len(runs))
-                for number, text in enumerate(_clauses(controller), start=1)
-            ),
+    asked = list(zip(runs, endings or [None] * len(runs), strict=True))
+    found = list(readers.mapped(_Conducts(policy, cache), asked))
+    conducts = tuple(conduct for conduct, _ in found)
+    seen = Counter(name for conduct in conducts for name in conduct.answered)
+    controllers = []
+    for index, controller in enumerate(policy.controllers):
+        own = [conduct.controllers[index] for conduct in conducts]
+        texts = [controller.rule.text, *clauses(controller)]
+        rule, *parts = [_coverage(text, index, number, seen, len(runs)) for number, text in enumerate(texts)]
+        controllers.append(
+            ControllerCoverage(
+                controller.name,
+                seen[controller.name],
+                rule,
+                tuple(parts),
+                sum(one.decisions for one in own),
+                sum(one.flaps for one in own),
+                sum(one.pending_steps for one in own),
+            )
         )
-        for index, controller in enumerate(policy.controllers)
-    )
+    return Coverage(tuple(controllers), conducts, sum(events for _, events in found))
 
 
 @dataclass(frozen=True, slots=True)
-class _Seen:
-    """What a process does to each run: the controllers and probes that decided in it."""
+class _Conducts:
+    """What a process does to each run: the conduct of the controllers up to an event, and the events that it read."""
 
     policy: Policy
+    cache: Cache | None
 
-    def __call__(self, run: Run) -> frozenset[str]:
-        events, _ = read_lineage(run, samples=self.policy.reads_samples)
-        engine = Engine(self.policy, run.info.last.plan)
-        outcomes = list(engine.start())
-        seen = {outcome.controller for outcome in outcomes if isinstance(outcome, Decision)}
-        for event in events:
-            if event.kind not in RULE_KINDS:
-                seen.update(outcome.controller for outcome in engine.observe(event) if isinstance(outcome, Decision))
-        return frozenset(seen)
+    def __call__(self, asked: tuple[Run, int | None]) -> tuple[Conduct, int]:
+        run, until = asked
+        identity = policy_identity(self.policy)
+        about = None if identity is None else ("coverage", until, *identity)
+        (conduct, events), was_kept = answer_about(self.cache, run, about, _CODEC, lambda: self._read(run, until))
+        return conduct, 0 if was_kept else events
+
+    def _read(self, run: Run, until: int | None) -> tuple[Conduct, int]:
+        with_probes, probes = probed(self.policy)
+        with collection_paused():
+            stream = event_stream(read_lineage(run, samples=self.policy.reads_samples)[0])
+            engine = Engine(with_probes, run.info.last.plan)
+            observer = Observer(self.policy, probes, until)
+            observer.observe(BEFORE_STREAM, 0, engine.start())
+            for index, event, outcomes in observed_in(engine, stream, everything=True):
+                observer.observe(index, event.step, outcomes)
+        return observer.conduct(), len(stream.kinds)
 
 
 def _coverage(text: str, controller: int, number: int, seen: Counter[str], runs: int) -> ClauseCoverage:
-    true_runs, false_runs = (seen[_probe_name(controller, number, answer)] for answer in (True, False))
+    true_runs, false_runs = (seen[Probe(controller, number, answer).name] for answer in (Answer.TRUE, Answer.FALSE))
     return ClauseCoverage(" ".join(text.split()), true_runs, false_runs, runs)
-
-
-def _probe_name(controller: int, number: int, answer: bool) -> str:
-    return f"clause {controller}.{number} {answer}"
-
-
-def _clauses(controller: Controller) -> list[str]:
-    expression = controller.rule.bound.expression
-    clauses = [_text(expression, node) for node in _operands(expression.tree)]
-    return clauses if len(clauses) > 1 else []
-
-
-def _operands(node: ast.expr) -> Iterator[ast.expr]:
-    if isinstance(node, ast.BoolOp):
-        for value in node.values:
-            yield from _operands(value)
-    elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
-        yield from _operands(node.operand)
-    else:
-        yield node
-
-
-def _text(expression: Expression, node: ast.expr) -> str:
-    return expression.text[expression.offset(node) : expression.end(node)]
-
-
-def _probed(policy: Policy) -> Policy:
-    """The policy with two probes for each clause beside its controllers: one that it is true, one that it is false.
-
-    A clause whose value no rule may have (a list in an ``in``) is refused alone and left without an answer.
-    """
-    probes: list[dict[str, Any]] = []
-    for index, controller in enumerate(policy.controllers):
-        for number, text in enumerate([controller.rule.text, *_clauses(controller)]):
-            pair = [
-                {
-                    "name": _probe_name(index, number, answer),
-                    "triggers": list(dict.fromkeys(controller.triggers)),
-                    "rule": f"not not ({text})" if answer else f"not ({text})",
-                    "once": True,
-                    "operations": [],
-                    **timed(controller.between),
-                }
-                for answer in (True, False)
-            ]
-            try:
-                with_controllers(policy, pair)
-            except PolicyError:
-                continue
-            probes += pair
-    return with_controllers(policy, probes)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from ..store.events import Event
+from .event_stream import EventStream
 
 #: Points that a curve keeps at most: about one for each pixel of a plot's width.
 POINTS: Final = 600
@@ -33,23 +33,29 @@ class Curve:
     values: tuple[float, ...]
 
 
-def curves_of(facts: Iterable[Event]) -> tuple[Curve, ...]:
+def curves_of(stream: EventStream) -> tuple[Curve, ...]:
     """The training loss, as steps or else logs carry it, and every metric of the evaluations."""
     points: dict[tuple[str, str], tuple[list[int], list[float]]] = {}
-    for event in facts:
-        if event.kind == "evaluate":
-            names: Iterable[str] = event.metrics
-        elif event.kind in ("step_end", "log") and TRAINING_SERIES in event.metrics:
-            names = (TRAINING_SERIES,)
-        else:
-            continue
-        for name in names:
-            steps, values = points.setdefault((event.kind, name), ([], []))
+    begins: dict[tuple[str, str], int] = {}
+    losses = stream.values(TRAINING_SERIES)
+    for kind in ("step_end", "log"):
+        course = [
+            index
+            for index, (own, loss) in enumerate(zip(stream.kinds, losses, strict=True))
+            if own == kind and loss is not None
+        ]
+        if course:
+            begins[kind, TRAINING_SERIES] = course[0]
+            taken = [loss for index in course if (loss := losses[index]) is not None]
+            points[kind, TRAINING_SERIES] = [stream.steps[index] for index in course], taken
+            break
+    for index, event in stream.of_kind("evaluate"):
+        for name, value in event.metrics.items():
+            begins.setdefault(("evaluate", name), index)
+            steps, values = points.setdefault(("evaluate", name), ([], []))
             steps.append(event.step)
-            values.append(event.metrics[name])
-    if ("step_end", TRAINING_SERIES) in points:
-        points.pop(("log", TRAINING_SERIES), None)
-    return tuple(_thinned(name, kind, steps, values) for (kind, name), (steps, values) in points.items())
+            values.append(value)
+    return tuple(_thinned(name, kind, *points[kind, name]) for kind, name in sorted(points, key=begins.__getitem__))
 
 
 def _thinned(name: str, kind: str, steps: Sequence[int], values: Sequence[float]) -> Curve:
@@ -59,10 +65,13 @@ def _thinned(name: str, kind: str, steps: Sequence[int], values: Sequence[float]
     kept = {0, len(values) - 1}
     stretches = POINTS // 2
     for number in range(stretches):
-        stretch = range(number * len(values) // stretches, (number + 1) * len(values) // stretches)
-        finite = [index for index in stretch if math.isfinite(values[index])]
-        if len(finite) < len(stretch):
-            kept.add(next(index for index in stretch if not math.isfinite(values[index])))
+        start, end = number * len(values) // stretches, (number + 1) * len(values) // stretches
+        stretch = values[start:end]
+        if all(map(math.isfinite, stretch)):
+            kept |= {start + stretch.index(min(stretch)), start + stretch.index(max(stretch))}
+            continue
+        kept.add(next(index for index in range(start, end) if not math.isfinite(values[index])))
+        finite = [index for index in range(start, end) if math.isfinite(values[index])]
         if finite:
             kept.add(min(finite, key=values.__getitem__))
             kept.add(max(finite, key=values.__getitem__))

@@ -14,8 +14,10 @@ from typing import NamedTuple
 
 from ..rules import Decision, Policy
 from ..store import Run
-from .backtesting import Backtest, backtest
+from .backtesting import Backtest, Request, judged_by
+from .cache import Cache
 from .intervals import Interval, interval
+from .mapping import Progress, Readers
 from .objective import Objective
 from .replaying import Judged
 from .results import Excluded, RunResult
@@ -158,7 +160,9 @@ def difference(
     runs: Iterable[Run],
     *,
     objective: Objective | None = None,
-    on_progress: Callable[[Run], object] | None = None,
+    on_progress: Callable[[Progress], object] | None = None,
+    processes: int = 1,
+    cache: Cache | None = None,
 ) -> PolicyDifference:
     """What would have gone otherwise in recorded runs, had they been under another policy.
 
@@ -166,11 +170,17 @@ def difference(
         old, new: The policies.
         runs: The runs; those that cannot be judged are listed as excluded.
         objective: The metric of merit; guessed when not given and unambiguous.
-        on_progress: Called with each run each time that it is read, which is once for each policy.
+        on_progress: Told after each run that is read, which is once for each policy.
+        processes: How many to read runs with, as for ``backtest``.
+        cache: Where to look for what was found of a finished run before, and to keep what is found now.
     """
-    chosen = list(runs)
-    before = backtest(old, chosen, objective=objective, on_progress=on_progress)
-    after = backtest(new, chosen, objective=before.objective, on_progress=on_progress)
+    chosen = tuple(runs)
+    with Readers(processes, on_progress) as readers:
+        readers.expect(2 * len(chosen))
+        before, _ = judged_by(Request(old, chosen, cache=cache, objective=objective), readers)
+        after, _ = judged_by(Request(new, chosen, cache=cache, objective=before.objective), readers)
+    if cache is not None:
+        cache.prune()
     return differing(before, after)
 
 

@@ -8,8 +8,8 @@ from dataclasses import asdict
 from typing import Any
 
 from ..rules import ACT, Policy
+from .amounts import duration
 from .difference import Order, PolicyDifference, RunDifference, StopChange
-from .report import duration
 
 
 def difference_json(difference: PolicyDifference) -> dict[str, Any]:

@@ -23,7 +23,7 @@ def runs_frame(
 
 
 def decisions_frame(results: Sequence[RunResult]) -> pl.DataFrame:
-    """One row a decision: run, place, controller, operations, validity."""
+    """One row a decision: run, place, attempt, controller, operations, validity."""
     import polars as pl
 
     rows = [
@@ -32,6 +32,9 @@ def decisions_frame(results: Sequence[RunResult]) -> pl.DataFrame:
             "name": result.name,
             "event_index": judged.event_index,
             "event": judged.event,
+            "attempt": judged.outcome.attempt,
+            "rank": judged.outcome.rank,
+            "seq": judged.outcome.seq,
             "step": judged.outcome.step,
             "epoch": judged.outcome.epoch,
             "elapsed_s": None if judged.elapsed_ns is None else judged.elapsed_ns / 1e9,
@@ -71,6 +74,9 @@ def run_row(result: RunResult, objective: Objective | None, cost_per_hour: float
         "cost_saved": None if hours is None or cost_per_hour is None else hours * cost_per_hour,
         "checkpoints": recorded.checkpoints,
         "checkpoints_predicted": predicted.checkpoints if predicted else None,
+        "checkpoints_never_restored": recorded.checkpoints_wasted,
+        "evaluations": recorded.evaluations,
+        "evaluations_predicted": predicted.evaluations if predicted else None,
         "checkpoint_bytes": recorded.checkpoint_bytes,
         "bytes_saved": result.bytes_saved,
         "best": recorded.best,
@@ -84,5 +90,7 @@ def run_row(result: RunResult, objective: Objective | None, cost_per_hour: float
         "deployable_at_stop": predicted.deployable if predicted else None,
         "deployable_regret": result.deployable_regret(objective),
         "relative_deployable_regret": result.relative_deployable_regret(objective),
+        "human_action": None if result.human is None else result.human.action.what,
+        "human_lead_steps": None if result.human is None else result.human.steps,
         "notes": "; ".join(result.notes),
     }

@@ -5,15 +5,16 @@ Streams follow one lineage: the events of each attempt stand together, and those
 
 from __future__ import annotations
 
-import itertools
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from ..store import Run
-from ..store.events import RULE_KINDS, Event
+from ..store import Attempt, Run
+from ..store.events import Event
 from ..store.lineage import DECIDING_RANK, lineage_of
 from .curves import Curve, curves_of
+from .event_stream import EventStream
 from .objective import Evaluation, Objective
 
 
@@ -44,6 +45,9 @@ class History:
         evaluations: The values of each metric that evaluations carry, in order.
         curves: The course of the training loss and of those metrics, thinned out for plots.
         annotations: What people noted, in order.
+        evaluated_at: Index of each evaluation, whatever it carries, among the stream's events.
+        evaluated_steps: The steps of those.
+        began_ns, ended_ns: The wall clock at the first and the last event; 0 when the log has none.
     """
 
     steps: int
@@ -52,31 +56,37 @@ class History:
     evaluations: Mapping[str, tuple[Evaluation, ...]]
     curves: tuple[Curve, ...] = ()
     annotations: tuple[Event, ...] = ()
+    evaluated_at: tuple[int, ...] = ()
+    evaluated_steps: frozenset[int] = frozenset()
+    began_ns: int = 0
+    ended_ns: int = 0
 
     def merit(self, objective: Objective | None) -> tuple[Evaluation, ...]:
         """The values of the metric of merit, in order; empty without one."""
         return () if objective is None else self.evaluations.get(objective.metric, ())
 
 
-def history_of(events: Sequence[Event]) -> History:
+def history_of(stream: EventStream) -> History:
     """The facts of a stream. What recorded rules did takes no index, as in a replay."""
-    facts = [event for event in events if event.kind not in RULE_KINDS]
-    checkpoints = [
-        Checkpoint(index, event.step, _size(event)) for index, event in enumerate(facts) if event.kind == "save"
-    ]
     evaluations: dict[str, list[Evaluation]] = {}
-    for index, event in enumerate(facts):
-        if event.kind == "evaluate":
-            for name, value in event.metrics.items():
-                evaluations.setdefault(name, []).append(Evaluation(index, event.step, value))
-    elapsed_ns = sum(_spans(facts).values())
+    for index, event in stream.of_kind("evaluate"):
+        for name, value in event.metrics.items():
+            evaluations.setdefault(name, []).append(Evaluation(index, event.step, value, event.time_ns))
+    elapsed_ns = sum(stream.spans().values())
     return History(
-        steps=max((event.step for event in facts), default=0),
+        steps=max(stream.steps, default=0),
         elapsed_ns=elapsed_ns or None,
-        checkpoints=tuple(checkpoints),
+        checkpoints=tuple(
+            Checkpoint(index, event.step, size_of(event.attrs)) for index, event in stream.of_kind("save")
+        ),
         evaluations={name: tuple(values) for name, values in evaluations.items()},
-        curves=curves_of(facts),
-        annotations=tuple(event for event in facts if event.kind == "annotation"),
+        curves=curves_of(stream),
+        # With their own numbers: those of a stream hold on to all of its columns.
+        annotations=tuple(event._replace(metrics=dict(event.metrics)) for _, event in stream.of_kind("annotation")),
+        evaluated_at=tuple(index for index, _ in stream.of_kind("evaluate")),
+        evaluated_steps=frozenset(event.step for _, event in stream.of_kind("evaluate")),
+        began_ns=stream.facts[0].time_ns if stream.facts else 0,
+        ended_ns=stream.facts[-1].time_ns if stream.facts else 0,
     )
 
 
@@ -96,7 +106,7 @@ class RolledBack:
 NOTHING_ROLLED_BACK = RolledBack({}, 0)
 
 
-def read_lineage(run: Run, *, samples: bool = False) -> tuple[list[Event], RolledBack]:
+def read_lineage(run: Run, *, samples: bool = False) -> tuple[Sequence[Event], RolledBack]:
     """The deciding rank's events along the lineage of a run's newest attempt, and what was rolled back beside them.
 
     Args:
@@ -105,7 +115,7 @@ def read_lineage(run: Run, *, samples: bool = False) -> tuple[list[Event], Rolle
     """
     lineage = lineage_of(run.info.attempts)
     if not lineage.cuts:
-        return list(run.events(samples=samples)), NOTHING_ROLLED_BACK
+        return run.stream(samples=samples), NOTHING_ROLLED_BACK
     recorded = list(run.events(rank=DECIDING_RANK, attempts="all", samples=samples))
     held = list(lineage.events(recorded))
     steps = _steps(recorded)
@@ -115,12 +125,9 @@ def read_lineage(run: Run, *, samples: bool = False) -> tuple[list[Event], Rolle
     return held, RolledBack({attempt: count for attempt, count in steps.items() if count}, elapsed_ns)
 
 
-def time_before(events: Sequence[Event]) -> Mapping[int, int]:
-    """For each attempt of a stream, the training time that was over when it began, in ns; empty for one attempt."""
-    if not events or events[0].attempt == events[-1].attempt:
-        return {}
-    spans = _spans(event for event in events if event.kind not in RULE_KINDS)
-    return dict(zip(spans, itertools.accumulate(spans.values(), initial=0), strict=False))
+def restored_steps(attempts: Iterable[Attempt]) -> frozenset[int]:
+    """Steps whose checkpoint an attempt went on from."""
+    return frozenset(a.from_step for a in attempts if a.parent is not None and a.from_step is not None)
 
 
 def _steps(events: Iterable[Event]) -> Counter[int]:
@@ -136,6 +143,7 @@ def _spans(events: Iterable[Event]) -> dict[int, int]:
     return spans
 
 
-def _size(event: Event) -> int | None:
-    size = event.attrs.get("size_bytes")
+def size_of(attrs: Mapping[str, Any]) -> int | None:
+    """The size of a checkpoint, in bytes, as a ``save`` event tells it; None where it does not."""
+    size = attrs.get("size_bytes")
     return size if isinstance(size, int) else None

@@ -13,12 +13,16 @@ from dataclasses import dataclass
 from ..rules import Effect, Policy
 from ..store import Run
 from ..store.events import Event
+from ..store.garbage import collection_paused
 from ..store.plan import Plan
 from .detection import Alarm, Detection, detect
-from .history import NOTHING_ROLLED_BACK, Checkpoint, History, RolledBack, history_of, read_lineage
+from .event_stream import event_stream
+from .history import NOTHING_ROLLED_BACK, Checkpoint, History, RolledBack, history_of, read_lineage, restored_steps
+from .human_action import Lead, lead_over
+from .identity import UNKNOWN, RunIdentity, identity_of
 from .incidents import Incident, Labels, incidents_in
 from .objective import Evaluation, Objective, best
-from .replaying import Ending, Replay, replay_events
+from .replaying import Ending, Replay, replay_stream
 from .results import Outlay, RunResult
 from .validity import Validity
 
@@ -36,6 +40,9 @@ class RunFacts:
         detection: How the alarms meet the labelled incidents; None where the run has no label.
         lacks_samples: Whether rules read sample losses and none were recorded.
         is_empty: Whether it recorded no step and no metric.
+        restored_steps: Steps whose checkpoint an attempt of the run went on from.
+        human: What a person did about the run, beside what the policy does; None when nobody did anything.
+        identity: Which log this was made of, and which decisions it came to.
     """
 
     run_id: str
@@ -48,6 +55,9 @@ class RunFacts:
     detection: Detection | None = None
     lacks_samples: bool = False
     is_empty: bool = False
+    restored_steps: frozenset[int] = frozenset()
+    human: Lead | None = None
+    identity: RunIdentity = UNKNOWN
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +74,13 @@ class Settings:
     labels: Labels | None = None
     tolerance_steps: int = 0
 
+    def told_of(self, run: Run) -> tuple[object, ...]:
+        """What they come to for one run."""
+        if self.labels is None:
+            return self.delay_steps, self.tolerance_steps
+        info = run.info
+        return self.delay_steps, self.tolerance_steps, "labels", self.labels.of(info.run_id, info.name)
+
 
 DEFAULT_SETTINGS = Settings()
 
@@ -74,10 +91,13 @@ def facts_of_run(policy: Policy, run: Run, settings: Settings = DEFAULT_SETTINGS
     Raises:
         TelemetryError: The run cannot be read.
     """
-    events, rolled_back = read_lineage(run, samples=policy.reads_samples)
-    info = run.info
-    facts = facts_of(policy, info.run_id, info.name, run.status, events, info.last.plan, settings)
-    return dataclasses.replace(facts, rolled_back=rolled_back)
+    with collection_paused():
+        events, rolled_back = read_lineage(run, samples=policy.reads_samples)
+        info = run.info
+        facts = facts_of(policy, info.run_id, info.name, run.status, events, info.last.plan, settings)
+    identity = dataclasses.replace(facts.identity, log_digest=run.log_digest)
+    restored = restored_steps(info.attempts)
+    return dataclasses.replace(facts, rolled_back=rolled_back, identity=identity, restored_steps=restored)
 
 
 def facts_of(
@@ -90,8 +110,9 @@ def facts_of(
     settings: Settings = DEFAULT_SETTINGS,
 ) -> RunFacts:
     """The same of one stream of the deciding rank's events."""
-    replayed = replay_events(policy, events, plan, delay_steps=settings.delay_steps)
-    history = history_of(events)
+    stream = event_stream(events)
+    replayed = replay_stream(policy, stream, plan, delay_steps=settings.delay_steps)
+    history = history_of(stream)
     labelled = incidents_in(history.annotations) if settings.labels is None else settings.labels.of(run_id, name)
     return RunFacts(
         run_id=run_id,
@@ -102,7 +123,9 @@ def facts_of(
         replayed=replayed,
         detection=None if labelled is None else _detection(labelled, events, replayed, history, settings),
         lacks_samples=policy.reads_samples and not any(event.samples for event in events),
-        is_empty=not any(event.kind == "step_end" or event.metrics for event in events),
+        is_empty="step_end" not in stream.kinds and not any(event.metrics for event in events),
+        human=lead_over(stream, history, status, replayed),
+        identity=identity_of(stream, replayed),
     )
 
 
@@ -128,9 +151,9 @@ def judge(facts: RunFacts, objective: Objective | None) -> RunResult:
         run_id=facts.run_id,
         name=facts.name,
         status=facts.status,
-        recorded=_recorded(history, objective),
-        predicted=_predicted(replayed, history, objective) if replayed.is_point else None,
-        certain=None if horizon is None else _up_to(horizon, history, objective),
+        recorded=_recorded(facts, objective),
+        predicted=_predicted(facts, objective) if replayed.is_point else None,
+        certain=None if horizon is None else _up_to(horizon, facts, objective),
         stop=replayed.stop,
         decisions=replayed.reached,
         error_counts=replayed.error_counts,
@@ -141,39 +164,54 @@ def judge(facts: RunFacts, objective: Objective | None) -> RunResult:
         evaluations=history.merit(objective),
         curves=history.curves,
         detection=facts.detection,
+        saved_steps=frozenset(checkpoint.step for checkpoint in history.checkpoints),
+        ending=replayed.ending,
+        began_ns=history.began_ns,
+        ended_ns=history.ended_ns,
+        human=facts.human,
+        identity=facts.identity,
     )
 
 
-def _recorded(history: History, objective: Objective | None) -> Outlay:
-    return _outlay(history.steps, history.elapsed_ns, history.checkpoints, history.merit(objective), objective)
+def _recorded(facts: RunFacts, objective: Objective | None) -> Outlay:
+    return _up_to(None, facts, objective)
 
 
-def _predicted(replayed: Replay, history: History, objective: Objective | None) -> Outlay:
-    stop, ending = replayed.stop, replayed.ending
+def _predicted(facts: RunFacts, objective: Objective | None) -> Outlay:
+    replayed, history = facts.replayed, facts.history
+    stop = replayed.stop
     if stop is not None and stop.validity is Validity.OBSERVED:
-        return _recorded(history, objective)
+        return _recorded(facts, objective)
     kept = _asked_checkpoints(replayed, history) if _asks_for_checkpoints(replayed.policy) else None
-    return _up_to(ending, history, objective, kept)
+    outlay = _up_to(replayed.ending, facts, objective, kept)
+    asked = {judged.decided_at for judged in replayed.reached if Effect.EVALUATE in replayed.effects(judged)}
+    return dataclasses.replace(outlay, evaluations=outlay.evaluations + len(asked - history.evaluated_steps))
 
 
 def _up_to(
-    ending: Ending | None, history: History, objective: Objective | None, kept: Sequence[Checkpoint] | None = None
+    ending: Ending | None, facts: RunFacts, objective: Objective | None, kept: Sequence[Checkpoint] | None = None
 ) -> Outlay:
     """A run's outlay up to a place in its stream.
 
     Args:
         ending: The place; None is the end.
-        history: The run.
+        facts: The run.
         objective: The metric of merit.
         kept: The checkpoints, where they are others than the recorded ones.
     """
+    history = facts.history
     until = math.inf if ending is None else ending.event_index
     steps = history.steps if ending is None else min(ending.step, history.steps)
     elapsed_ns = history.elapsed_ns if ending is None or history.elapsed_ns is None else ending.elapsed_ns
     evaluations = [evaluation for evaluation in history.merit(objective) if evaluation.event_index <= until]
     if kept is None:
         kept = [checkpoint for checkpoint in history.checkpoints if checkpoint.event_index <= until]
-    return _outlay(steps, elapsed_ns, kept, evaluations, objective)
+    outlay = _outlay(steps, elapsed_ns, kept, evaluations, objective)
+    return dataclasses.replace(
+        outlay,
+        evaluations=sum(index <= until for index in history.evaluated_at),
+        checkpoints_restored=sum(checkpoint.step in facts.restored_steps for checkpoint in kept),
+    )
 
 
 def _asks_for_checkpoints(policy: Policy) -> bool:
@@ -266,6 +304,9 @@ def _notes(facts: RunFacts, objective: Objective | None, right_censored: str) ->
         yield f"no evaluation recorded {objective.metric!r}: regret unknown"
     if not replayed.is_point:
         yield f"censored after event {replayed.censored_from}: what this policy's run would have become is not known"
+    shifted = replayed.approximate_from
+    if shifted is not None and (replayed.ending is None or shifted < replayed.ending.event_index):
+        yield f"approximate after event {shifted}: rules look at the clock, and other operations take other time"
     for name, count in replayed.error_counts.items():
         yield f"controller {name!r} failed at {count} events"
     if facts.lacks_samples:

@@ -25,6 +25,10 @@ _TELLING: Final = (
 )
 
 
+#: The metric that is meant wherever it is evaluated, whatever others are.
+SURE_OBJECTIVE: Final = "eval_loss"
+
+
 @dataclass(frozen=True, slots=True)
 class Objective:
     """The metric of merit.
@@ -56,11 +60,13 @@ class Evaluation:
         event_index: Index of its event among the stream's events, recorded decisions not counted.
         step: Optimizer updates finished then.
         value: The value; may be NaN.
+        time_ns: When it was recorded, by the wall clock; 0 when the log has no times.
     """
 
     event_index: int
     step: int
     value: float
+    time_ns: int = 0
 
 
 def declared_objective(metric: str, mode: str | None) -> Objective:
@@ -85,7 +91,7 @@ def guessed_objective(names: Set[str]) -> Objective | None:
     """The evaluation metric that can be meant: ``eval_loss``, or the only loss, or the only one whose name tells."""
     losses = sorted(name for name in names if "loss" in name.casefold())
     telling = sorted(name for name in names if mode_of(name) is not None)
-    for candidates in (["eval_loss"] if "eval_loss" in names else [], losses, telling):
+    for candidates in ([SURE_OBJECTIVE] if SURE_OBJECTIVE in names else [], losses, telling):
         if len(candidates) == 1:
             return Objective(candidates[0], mode_of(candidates[0]) or Mode.MIN, guessed=True)
         if candidates:

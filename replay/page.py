@@ -5,38 +5,54 @@ A backtest flows in, text flows out. Nothing on the page comes from elsewhere, a
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from html import escape
 from pathlib import Path
 from typing import Any, Final
 
-from .aggregation import aggregate, comparison, detection_json, without_regret
+from .aggregation import aggregate, comparison, without_regret
+from .amounts import duration, size
 from .backtesting import Backtest
+from .intervals import COVERAGE, FEWEST_RUNS, RESAMPLES, SEED
+from .page_tables import (
+    anchor,
+    comparison_row,
+    coverage_table,
+    decisions_table,
+    incidents_table,
+    people_table,
+    runs_table,
+)
 from .plots import Mark, run_plot, savings_plot
-from .report import duration, size
 from .results import RunResult
+from .summary import headline
 
 _STYLE: Final = Path(__file__).with_name("page.css")
 
 #: Runs whose curves are drawn at most; the table has them all.
 PLOTTED: Final = 60
 
-#: Decisions of a run that are listed at most.
-_LISTED: Final = 20
+#: Of those, so many are seen at once; the others are folded away.
+SHOWN: Final = 12
 
 
 def report_page(backtest: Backtest) -> str:
-    """The whole page."""
+    """The whole page: the verdict, then the plots, then the tables, and at the end what all of it rests on."""
     name = backtest.policy.name or Path(backtest.policy.source).stem
     total, rows = aggregate(backtest), comparison(backtest)
     parts = [
         _head(name, backtest, total),
         _figures(backtest, total),
+        _not_judged(backtest),
         _against(backtest, rows),
-        _detection(backtest),
-        _runs(backtest),
         _curves(backtest),
-        _coverage(backtest),
+        runs_table(backtest),
+        incidents_table(backtest),
+        people_table(backtest),
+        coverage_table(backtest),
+        decisions_table(backtest),
         _limits(backtest),
         _identity(backtest),
     ]
@@ -44,6 +60,7 @@ def report_page(backtest: Backtest) -> str:
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        '<meta name="color-scheme" content="light dark">'
         f"<title>{escape(name)}: backtest</title><style>{style}</style></head>\n<body>\n"
         + "\n".join(part for part in parts if part)
         + "\n</body></html>\n"
@@ -51,6 +68,7 @@ def report_page(backtest: Backtest) -> str:
 
 
 def _head(name: str, backtest: Backtest, total: Mapping[str, Any]) -> str:
+    """Which policy, and the verdict."""
     objective = backtest.objective
     merit = (
         "No metric of merit was named, so nothing is said of what a stop would have cost."
@@ -60,9 +78,8 @@ def _head(name: str, backtest: Backtest, total: Mapping[str, Any]) -> str:
     )
     about = f"<p>{escape(backtest.policy.description)}</p>" if backtest.policy.description else ""
     return (
-        f"<header><h1>{escape(name)}</h1>"
-        f'<p class="faint">What this policy would have done to {total["runs"]} recorded runs. {merit}</p>'
-        f"{about}</header>"
+        f'<header><p class="faint">Backtest over {total["runs"]} recorded runs</p><h1>{escape(name)}</h1>'
+        f'<p class="verdict">{_unbroken(escape(headline(backtest)))}</p>{about}<p class="faint">{merit}</p></header>'
     )
 
 
@@ -100,7 +117,7 @@ def _against(backtest: Backtest, rows: Sequence[Mapping[str, Any]]) -> str:
         if plot
         else ""
     )
-    body = "".join(_comparison_row(row) for row in rows)
+    body = "".join(comparison_row(row) for row in rows)
     table = (
         '<div class="scroll"><table><thead><tr><th></th><th>stops</th><th>steps saved</th><th>regret</th>'
         f"<th>deployable<br>regret</th></tr></thead><tbody>{body}</tbody></table></div>"
@@ -129,189 +146,119 @@ def _marks(backtest: Backtest, rows: Sequence[Mapping[str, Any]]) -> list[Mark]:
     return marks
 
 
-def _comparison_row(row: Mapping[str, Any]) -> str:
-    if "reason" in row:
-        return f'<tr><td>{escape(row["title"])}</td><td class="left" colspan="4">{escape(row["reason"])}</td></tr>'
-    less = row.get("policy_less_this", {})
-    cells = "".join(
-        f"<td>{_mean(row[key])}{_less(less.get(key))}</td>"
-        for key in ("share_saved", "relative_regret", "relative_deployable_regret")
-    )
-    stops = f"{row['stopped']:.3g} of {row['runs']}"
-    own = ' class="own"' if row["name"] == "policy" else ""
-    return f"<tr{own}><td>{escape(row['title'])}</td><td>{stops}</td>{cells}</tr>"
-
-
-def _mean(found: Mapping[str, Any]) -> str:
-    if found["mean"] is None:
-        return "-"
-    return f"{found['mean']:.2%}" + _within(found)
-
-
-def _less(found: Mapping[str, Any] | None) -> str:
-    if found is None or found["mean"] is None:
-        return ""
-    return f'<span class="interval">{100 * found["mean"]:+.2f} points</span>'
-
-
-def _within(found: Mapping[str, Any]) -> str:
-    if found["low"] is None or found["low"] == found["high"]:
-        return ""
-    return f'<span class="interval">[{found["low"]:.2%}, {found["high"]:.2%}]</span>'
-
-
-def _detection(backtest: Backtest) -> str:
-    found = detection_json(backtest)
-    if found is None:
-        return ""
-    rows = [
-        ("labelled runs", f"{found['runs']}"),
-        ("incidents reached, found", f"{found['incidents']}, {found['found']}"),
-        ("alarms, true ones", f"{found['alarms']}, {found['true_alarms']}"),
-        ("precision", _share(found["precision"])),
-        ("precision of alarms at random steps", _share(found["chance_precision"])),
-        ("recall", _share(found["recall"])),
-        ("F1", _share(found["f1"])),
-        ("false alarms per 1,000 healthy steps", _plain(found["false_alarms_per_1000_steps"])),
-        ("false alarms per run", _plain(found["false_alarms_per_run"])),
-        ("steps to the first alarm: median, 90 %", _pair(found["delay_steps"])),
-        ("seconds to the first alarm: median, 90 %", _pair(found["delay_s"])),
-    ]
-    body = "".join(f"<tr><td>{escape(name)}</td><td>{escape(value)}</td></tr>" for name, value in rows)
-    return f'<section><h2>Labelled incidents</h2><div class="scroll"><table class="slim">{body}</table></div></section>'
-
-
-def _runs(backtest: Backtest) -> str:
-    heads = (
-        "run",
-        "stop at",
-        "of steps",
-        "saved",
-        "time saved",
-        "checkpoints",
-        "best",
-        "at stop",
-        "regret",
-        "deployable",
-    )
-    cells = "".join(f"<th>{head}</th>" for head in heads)
-    body = "".join(_run_row(result, backtest) for result in backtest.results)
-    return (
-        '<section><h2>Runs</h2><div class="scroll"><table>'
-        f'<thead><tr>{cells}<th class="left">validity</th></tr></thead>'
-        f"<tbody>{body}</tbody></table></div></section>"
-    )
-
-
-def _run_row(result: RunResult, backtest: Backtest) -> str:
-    recorded, predicted, objective = result.recorded, result.predicted, backtest.objective
-    label = "none" if result.stop is None else str(result.stop.validity)
-    name = f'{escape(result.name)}<br><span class="faint">{escape(result.run_id)}</span>'
-    if predicted is None:
-        certain = result.certain
-        spent = "" if certain is None else f"known up to step {certain.steps:,}, best so far {_plain(certain.best)}"
-        return (
-            f'<tr><td>{name}</td><td>not known</td><td>{recorded.steps:,}</td><td class="left" colspan="7">{spent}</td>'
-            '<td class="left"><span class="chip censored">censored</span></td></tr>'
-        )
-    share, bound = result.share_saved or 0.0, "≥ " if result.right_censored else ""
-    cells = (
-        "-" if result.stop is None else f"{predicted.steps:,}",
-        f"{recorded.steps:,}",
-        f'<span class="bar"><i style="width:{100 * share:.0f}%"></i></span>{bound}{share:.0%}',
-        "-" if result.seconds_saved is None else duration(result.seconds_saved),
-        f"{recorded.checkpoints} → {predicted.checkpoints}",
-        _plain(recorded.best),
-        _plain(predicted.best),
-        _regret(result.relative_regret(objective), bound),
-        _regret(result.relative_deployable_regret(objective), bound),
-    )
-    said = "no stop" if result.stop is None else label
-    return (
-        f"<tr><td>{name}</td>"
-        + "".join(f"<td>{cell}</td>" for cell in cells)
-        + f'<td class="left"><span class="chip {label}">{said}</span></td></tr>'
-    )
-
-
 def _curves(backtest: Backtest) -> str:
     """The runs that the policy does something to come first: those are looked for."""
     ordered = sorted(backtest.results, key=lambda result: (result.stop is None, not result.fired))
     figures = [figure for result in ordered[:PLOTTED] if (figure := _figure(result, backtest))]
     if not figures:
         return ""
+    shown, folded = "".join(figures[:SHOWN]), "".join(figures[SHOWN:])
+    more = (
+        f'<details><summary>{len(figures) - SHOWN} more runs</summary><div class="plots">{folded}</div></details>'
+        if folded
+        else ""
+    )
     left = len(ordered) - PLOTTED
-    more = f'<p class="faint">{left} more runs are not drawn.</p>' if left > 0 else ""
+    rest = f'<p class="faint">{left} runs more are not drawn; the tables have them all.</p>' if left > 0 else ""
     legend = (
         '<p class="faint">The shaded part is what the stop would have spared. Green ring: the best of the whole run; '
-        "red dot: the best up to the stop. Marks under a plot are decisions, coloured by validity as in the table.</p>"
+        "red dot: the best up to the stop. Brown marks at the top: values that are not finite. Marks under a plot are "
+        "decisions, coloured by validity as in the table.</p>"
     )
-    return f'<section><h2>Curves and decisions</h2>{legend}<div class="plots">{"".join(figures)}</div>{more}</section>'
+    return f'<section><h2>Curves and decisions</h2>{legend}<div class="plots">{shown}</div>{more}{rest}</section>'
 
 
 def _figure(result: RunResult, backtest: Backtest) -> str:
     plot = run_plot(result, backtest.objective)
     if not plot:
         return ""
-    notes = "".join(f"<br>{escape(note)}" for note in result.notes)
-    decisions = "".join(
-        f"<li>step {judged.outcome.step:,}: {escape(judged.outcome.controller)}, {judged.validity}</li>"
-        for judged in result.decisions[:_LISTED]
-    )
-    count = len(result.decisions)
-    shown = f", the first {_LISTED}" if count > _LISTED else ""
-    listed = f"<details><summary>{count} decisions{shown}</summary><ul>{decisions}</ul></details>" if count else ""
-    caption = f"<figcaption>{escape(result.run_id)}, {escape(result.status)}{notes}</figcaption>"
-    return f"<figure><h3>{escape(result.name)}</h3>{caption}{plot}{listed}</figure>"
+    count = f"{len(result.decisions):,} decision{'s' * (len(result.decisions) != 1)}"
+    told = [*([] if result.right_censored else [result.status]), count, *result.notes]
+    caption = f"<figcaption>{escape('; '.join(told))}</figcaption>"
+    return f'<figure id="{anchor(result)}"><h3>{escape(result.name)}</h3>{caption}{plot}</figure>'
 
 
-def _coverage(backtest: Backtest) -> str:
-    if not backtest.coverage:
-        return ""
-    rows = [
-        f"<tr><td>{escape(controller.controller)}</td><td>{controller.fired_runs}</td>"
-        f'<td class="left"><code>{escape(clause.text)}</code></td>'
-        f"<td>{clause.true_runs}</td><td>{clause.false_runs}</td>"
-        f'<td class="left">{_verdict(clause.is_evaluable, clause.true_runs)}</td></tr>'
-        for controller in backtest.coverage
-        for clause in (controller.rule, *controller.clauses)
+def _not_judged(backtest: Backtest) -> str:
+    """What was left out, and why: before anything else, since every number is silent about it."""
+    judged = [
+        *((run.run_id, run.name, "not judged", run.reason) for run in backtest.excluded),
+        *((run.run_id, run.name, "in no statistic of regret", run.reason) for run in without_regret(backtest)),
     ]
-    return (
-        '<section><h2>What these runs try of the policy</h2><p class="faint">Each clause asked by itself: '
-        "in how many runs it was ever true, and ever false. What was never true was never tried.</p>"
-        '<div class="scroll"><table><thead><tr><th>controller</th><th>runs in which<br>it fired</th>'
-        '<th class="left">clause</th><th>true in</th><th>false in</th><th></th></tr></thead>'
-        f"<tbody>{''.join(rows)}</tbody></table></div></section>"
+    if not judged:
+        return ""
+    rows = "".join(
+        f'<tr><td>{escape(name or run_id)}<br><span class="faint">{escape(run_id if name else "")}</span></td>'
+        f'<td class="left">{what}</td><td class="left wide">{escape(reason)}</td></tr>'
+        for run_id, name, what, reason in judged
     )
-
-
-def _verdict(is_evaluable: bool, true_runs: int) -> str:
-    if not is_evaluable:
-        return '<span class="chip censored">never had an answer</span>'
-    return "" if true_runs else '<span class="chip none">never true</span>'
+    counts = Counter(what for _, _, what, _ in judged)
+    said = ", ".join(f"{count} {what}" for what, count in counts.items())
+    return (
+        f'<section class="left-out"><details><summary>Left out: {said}</summary>'
+        f'<div class="scroll"><table>{rows}</table></div></details></section>'
+    )
 
 
 def _limits(backtest: Backtest) -> str:
-    """What was left out, and what all of it rests on."""
-    left_out = [f"{run.run_id}: {run.reason}" for run in backtest.excluded]
-    unregretted = [f"{run.run_id}: {run.reason}" for run in without_regret(backtest)]
+    """What all of it rests on."""
+    notes = [f"{result.name}: {note}" for result in backtest.results for note in result.notes]
     return (
         "<section><h2>What the numbers rest on</h2>"
-        + _list(backtest.assumptions)
-        + (f"<h3>Runs that were not judged</h3>{_list(left_out)}" if left_out else "")
-        + (f"<h3>Runs that the statistics of regret leave out</h3>{_list(unregretted)}" if unregretted else "")
+        + _list((*backtest.assumptions, *_rests_on(backtest)))
+        + (f"<h3>Of single runs</h3>{_list(notes)}" if notes else "")
         + "</section>"
     )
+
+
+def _rests_on(backtest: Backtest) -> Iterator[str]:
+    yield (
+        f"Intervals: {COVERAGE:.0%}, by {RESAMPLES:,} bootstrap draws of whole runs (seed {SEED}); "
+        f"below {FEWEST_RUNS} runs there are none."
+    )
+    if any(outcome.baseline.pruner is not None for outcome in backtest.baselines):
+        yield (
+            "Pruners compare a run with those that began before it, by what these had recorded by then on the wall "
+            "clock; a run that began later is never seen. Their step is the number of the evaluation."
+        )
 
 
 def _identity(backtest: Backtest) -> str:
     labels = ", ".join(f"{count} {label}" for label, count in backtest.validity_counts().items()) or "none"
     params = ", ".join(f"{name} = {value}" for name, value in backtest.policy.params.items()) or "none"
+    rate = backtest.events_per_s
+    made = f"Made of {backtest.event_count:,} events" + (f", {rate:,.0f} a second" if rate else "")
     return (
-        f'<footer class="faint">Policy <code>{escape(backtest.policy.digest)}</code> from '
+        f'<footer class="faint">{_logs(backtest)}<p>Policy <code>{escape(backtest.policy.digest)}</code> from '
         f"<code>{escape(backtest.policy.source)}</code>, params: {escape(params)}. Decisions: {labels}. "
-        f"Rule semantics {backtest.semantics_version}.</footer>"
+        f"Rule semantics {backtest.semantics_version}. {made}.</p></footer>"
     )
+
+
+def _logs(backtest: Backtest) -> str:
+    """Of each run, what its result was made of: enough to tell whether another report rests on the same."""
+    rows = "".join(
+        f"<tr><td>{escape(result.run_id)}</td><td class='left'><code>{escape(result.identity.log_digest or '-')}</code>"
+        f"</td><td class='left'>{escape(_seqs(result))}</td>"
+        f"<td class='left'><code>{escape(result.identity.decision_digest or '-')}</code></td></tr>"
+        for result in backtest.results
+    )
+    if not rows:
+        return ""
+    return (
+        "<details><summary>Digests of every log and of its decisions</summary>"
+        '<div class="scroll"><table class="digests"><thead><tr><th>run</th><th class="left">log</th>'
+        f'<th class="left">events (attempt: seq)</th><th class="left">decisions</th></tr></thead>'
+        f"<tbody>{rows}</tbody></table></div></details>"
+    )
+
+
+def _seqs(result: RunResult) -> str:
+    return ", ".join(f"{one.attempt}: {one.first} to {one.last}" for one in result.identity.seq_ranges)
+
+
+def _unbroken(text: str) -> str:
+    """The text with its amounts kept together with their units."""
+    return re.sub(r"(?<=\d) (?=(s|min|h|runs?)\b)", "&nbsp;", text)
 
 
 def _list(sentences: Iterable[str]) -> str:
@@ -320,19 +267,3 @@ def _list(sentences: Iterable[str]) -> str:
 
 def _bound(total: Mapping[str, Any]) -> str:
     return "≥ " if total["right_censored"] else ""
-
-
-def _regret(value: float | None, bound: str) -> str:
-    return "-" if value is None else f"{bound}{value:+.2%}"
-
-
-def _share(value: float | None) -> str:
-    return "-" if value is None else f"{value:.1%}"
-
-
-def _plain(value: float | None) -> str:
-    return "-" if value is None else f"{value:.4g}"
-
-
-def _pair(found: Mapping[str, float] | None) -> str:
-    return "-" if found is None else f"{found['median']:.4g}, {found['p90']:.4g}"

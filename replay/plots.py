@@ -12,6 +12,7 @@ from html import escape
 from typing import Final
 
 from .curves import TRAINING_SERIES, Curve
+from .labels import Labels, Placed
 from .objective import Objective, best
 from .results import RunResult
 from .scales import Scale, scale_of, tick_text
@@ -23,10 +24,10 @@ _PANEL: Final = 120
 _GAP: Final = 26
 _TOP: Final = 18
 _BOTTOM: Final = 34
-_SCATTER_HEIGHT: Final = 330
-#: The width of a character of a label, on the generous side: fonts differ.
-_CHARACTER: Final = 6.4
-_REGRET_TICKS: Final = (-1000, -100, -10, -1, 0, 1, 10, 100, 1000, 10_000)
+_SCATTER_HEIGHT: Final = 420
+#: A regret of so many percent is the finest that can be told from 0.
+_FINEST_REGRET: Final = 0.1
+_REGRET_TICKS: Final = (-1000, -100, -10, -1, -0.1, 0, 0.1, 1, 10, 100, 1000, 10_000)
 
 #: Marks of decisions other than the stop that are drawn at most, spread evenly.
 _MARKS: Final = 200
@@ -70,32 +71,33 @@ def run_plot(result: RunResult, objective: Objective | None) -> str:
 def savings_plot(marks: Sequence[Mark]) -> str:
     """Share of steps saved against relative regret; up and to the left of a point is worse. Empty without points.
 
-    Regret, in percent, is drawn as the logarithm of one more than it, either way from 0: it spans from hundredths to
-    hundreds, and 0 matters most.
+    Regret, in percent, is drawn as the logarithm of its tenths and one more, either way from 0: it spans from
+    hundredths to hundreds, and 0 matters most.
     """
     across = scale_of([0.0, *(mark.x for mark in marks)], _LEFT + 8, WIDTH - _RIGHT)
-    upwards = scale_of([0.0, 0.3, *(_flattened(mark.y) for mark in marks)], _SCATTER_HEIGHT - 44, _TOP)
+    upwards = scale_of([-0.5, 1.0, *(_flattened(mark.y) for mark in marks)], _SCATTER_HEIGHT - 44, _TOP)
     if not marks or across is None or upwards is None:
         return ""
     base, parts = upwards.begin, []
     for tick in _REGRET_TICKS:
         if upwards.low <= _flattened(tick) <= upwards.high:
             y = upwards.at(_flattened(tick))
-            parts += [_line(across.begin, y, across.end, y, "grid"), _text(_LEFT + 2, y + 4, f"{tick}%", "tick end")]
+            parts += [_line(across.begin, y, across.end, y, "grid"), _text(_LEFT + 2, y + 4, f"{tick:g}%", "tick end")]
     parts += [_text(across.at(tick), base + 16, f"{tick:.4g}%", "tick middle") for tick in across.ticks()]
     parts.append(_text((across.begin + across.end) / 2, base + 36, "steps saved", "axis middle"))
     parts.append(_text(2, 9, "regret", "axis"))
-    taken: list[tuple[float, float, float]] = []
-    for mark in sorted(marks, key=lambda mark: mark.kind == "policy"):
-        x, y = across.at(mark.x), upwards.at(_flattened(mark.y))
-        parts.append(_dot(x, y, mark))
+    places = [(across.at(mark.x), upwards.at(_flattened(mark.y)), mark) for mark in marks]
+    labels = Labels([(x, y) for x, y, _ in places], _LEFT + 8, WIDTH - _RIGHT, _TOP, base)
+    # The policy's label comes first, to stand beside its dot; its dot comes last, to lie above the others.
+    for x, y, mark in sorted(places, key=lambda place: place[2].kind != "policy"):
         if mark.kind != "run":
-            parts.append(_label(x, y, mark, taken))
+            parts += _label(labels.place(x, y, mark.label), x, y, mark)
+    parts += [_dot(*place) for place in sorted(places, key=lambda place: place[2].kind == "policy")]
     return _svg(_SCATTER_HEIGHT, "steps saved against regret", parts)
 
 
 def _flattened(percent: float) -> float:
-    return math.copysign(math.log10(1 + abs(percent)), percent)
+    return math.copysign(math.log10(1 + abs(percent) / _FINEST_REGRET), percent)
 
 
 def _drawn(curves: Iterable[Curve], objective: Objective | None) -> list[Curve]:
@@ -185,26 +187,12 @@ def _dot(x: float, y: float, mark: Mark) -> str:
     return f'<circle class="dot {mark.kind}" cx="{x:.1f}" cy="{y:.1f}" r="{radius}">{title}</circle>'
 
 
-def _label(x: float, y: float, mark: Mark, taken: list[tuple[float, float, float]]) -> str:
-    """A label beside its point, moved up or down until no other label stands there.
-
-    Args:
-        x, y: The point.
-        mark: What to say.
-        taken: Left end, right end and height of the labels so far; this one's is added.
-    """
-    length = _CHARACTER * len(mark.label)
-    side = "end" if x + length > WIDTH - _RIGHT else "start"
-    left = x - 9 - length if side == "end" else x + 9
-    heights = [y + shift for shift in (4, -9, 17, -22, 30, -35, 43) if y + shift > _CHARACTER]
-    free = (
-        at
-        for at in heights
-        if not any(left < end and begin < left + length and abs(at - h) < 12 for begin, end, h in taken)
-    )
-    height = next(free, heights[0])
-    taken.append((left, left + length, height))
-    return _text(x + (-9 if side == "end" else 9), height, mark.label, f"label {mark.kind} {side}")
+def _label(placed: Placed, x: float, y: float, mark: Mark) -> list[str]:
+    """A label, and a line to its point where it stands further off."""
+    text = _text(placed.x, placed.y, mark.label, f"label {mark.kind} {placed.side}")
+    if not placed.is_far:
+        return [text]
+    return [_line(x, y, placed.x, placed.y - 4, f"leader {mark.kind}"), text]
 
 
 def _svg(height: float, title: str, parts: Iterable[str]) -> str:

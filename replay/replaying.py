@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 from ..rules import Decision, Effect, Engine, Outcome, Policy, RuleError
 from ..store import Run
 from ..store.event_json import encoded
-from ..store.events import BEFORE_STREAM, INIT_END, RULE_KINDS, Event
+from ..store.events import BEFORE_STREAM, INIT_END, Event
+from ..store.garbage import collection_paused
+from ..store.lineage import DECIDING_RANK
 from ..store.plan import Plan
-from .history import time_before
+from .event_stream import EventStream, event_stream
 from .validity import Judge, Validity
 
 #: Kinds of events that precede the update of an iteration, and kinds that follow it within the iteration.
@@ -20,6 +22,10 @@ BEFORE_A_STEP: Final = frozenset(
     (INIT_END, "train_begin", "epoch_begin", "step_begin", "substep_end", "pre_optimizer_step", "optimizer_step")
 )
 WITHIN_A_STEP: Final = frozenset(("log", "prediction_step", "evaluate", "predict", "save", "annotation", "gap"))
+
+#: Events that are looked at together; a few at first, since rules that have seen nothing are soon idle.
+_STRETCH: Final = 512
+_FIRST_STRETCH: Final = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +98,8 @@ class Replay:
         event_count: Events folded.
         censored_from: Index of the event after which the record cannot vouch for this policy's run; None when it can.
         ending: Where the first stop would have taken effect; None without one.
+        approximate_from: Index of the event after which rules that look at the clock would have read another time,
+            since other operations take other time; None when none would.
         horizon: Where ``censored_from`` lies, in steps and time; None when the record can vouch throughout.
     """
 
@@ -102,6 +110,7 @@ class Replay:
     censored_from: int | None = None
     ending: Ending | None = None
     horizon: Ending | None = None
+    approximate_from: int | None = None
 
     @property
     def decisions(self) -> tuple[Judged, ...]:
@@ -143,8 +152,10 @@ def replay(policy: Policy, source: Run | Sequence[Event], *, plan: Plan | None =
     """
     if isinstance(source, Run):
         plan = plan or source.info.last.plan
-        source = list(source.events(samples=policy.reads_samples))
-    return replay_events(policy, [event for event in source if event.rank == 0], plan or Plan())
+        source = source.stream(samples=policy.reads_samples)
+    else:
+        source = [event for event in source if event.rank == DECIDING_RANK]
+    return replay_events(policy, source, plan or Plan())
 
 
 def replay_events(policy: Policy, events: Sequence[Event], plan: Plan, *, delay_steps: int = 0) -> Replay:
@@ -154,29 +165,60 @@ def replay_events(policy: Policy, events: Sequence[Event], plan: Plan, *, delay_
         policy, events, plan: As for ``replay``.
         delay_steps: Updates that the loop still makes between the decision to stop and the stop.
     """
+    with collection_paused():
+        return replay_stream(policy, event_stream(events), plan, delay_steps=delay_steps)
+
+
+def replay_stream(policy: Policy, stream: EventStream, plan: Plan, *, delay_steps: int = 0) -> Replay:
+    """The same over a stream that others look at too."""
     engine = Engine(policy, plan)
-    judge = Judge(policy, engine, events)
+    judge = Judge(policy, engine, stream)
     outcomes = [_judged(judge, BEFORE_STREAM, INIT_END, outcome, None) for outcome in engine.start()]
-    index = BEFORE_STREAM
-    before_ns = time_before(events)
-    for event in events:
-        if event.kind in RULE_KINDS:
-            continue
-        index += 1
-        observed = engine.observe(event)
+    before_ns = stream.time_before()
+    for index, event, observed in observed_in(engine, stream, everything=judge.looks_at_every_event):
         if observed:
             elapsed = before_ns.get(event.attempt, 0) + event.elapsed_ns or None
             outcomes += [_judged(judge, index, event.kind, outcome, elapsed) for outcome in observed]
-        judge.pass_event(event, index, _decisions(observed))
+        if judge.looks_at_every_event:
+            judge.pass_event(event, index, _decisions(observed))
+    censored_from = judge.censored_from()
     return Replay(
         policy,
         tuple(outcomes),
         dict(engine.error_counts),
-        index + 1,
-        judge.censored_from(),
-        _ending(policy, outcomes, events, delay_steps),
-        _horizon(judge.censored_from(), events),
+        len(stream.kinds),
+        censored_from,
+        _ending(policy, outcomes, stream, delay_steps),
+        None if censored_from is None else _place(censored_from, stream),
+        judge.approximate_from(),
     )
+
+
+def observed_in(
+    engine: Engine, stream: EventStream, *, everything: bool = False
+) -> Iterator[tuple[int, Event, Sequence[Outcome]]]:
+    """The facts of a stream with their index and what they made an engine say.
+
+    Args:
+        engine: It takes all of them.
+        stream: The stream.
+        everything: Whether those are wanted too that change nothing and of which the engine says nothing.
+    """
+    idle, with_attrs = (frozenset() if everything else engine.idle_kinds), stream.with_attrs
+    observe, facts = engine.observe, stream.facts
+    most_are_idle = not everything
+    for start, end in itertools.pairwise([0, *range(_FIRST_STRETCH, len(stream.kinds), _STRETCH), len(stream.kinds)]):
+        kinds = stream.kinds[start:end]
+        # To make a whole stretch of events costs half as much an event as to make some of them one by one.
+        made = () if most_are_idle else facts[start:end]
+        passed = 0
+        for index, kind in enumerate(kinds, start):
+            if kind in idle and index not in with_attrs:
+                passed += 1
+                continue
+            event = made[index - start] if made else facts[index]
+            yield index, event, observe(event)
+        most_are_idle = 2 * passed > len(kinds)
 
 
 def effects_of(policy: Policy, outcome: Outcome) -> set[Effect]:
@@ -186,7 +228,7 @@ def effects_of(policy: Policy, outcome: Outcome) -> set[Effect]:
     return {policy.effects(name) for name in outcome.operations}
 
 
-def _ending(policy: Policy, outcomes: Iterable[Judged], events: Sequence[Event], delay_steps: int) -> Ending | None:
+def _ending(policy: Policy, outcomes: Iterable[Judged], stream: EventStream, delay_steps: int) -> Ending | None:
     """Where the first stop takes effect.
 
     A stop at a step, or at what follows it, lets the evaluation and the checkpoint that are due at that step be made; a
@@ -195,7 +237,7 @@ def _ending(policy: Policy, outcomes: Iterable[Judged], events: Sequence[Event],
     stop = next((judged for judged in outcomes if Effect.STOP in effects_of(policy, judged.outcome)), None)
     if stop is None:
         return None
-    facts = [event for event in events if event.kind not in RULE_KINDS]
+    facts = stream.facts
     last = stop.event_index
     steps_made = delay_steps + (stop.event in BEFORE_A_STEP)
     if steps_made:
@@ -203,21 +245,16 @@ def _ending(policy: Policy, outcomes: Iterable[Judged], events: Sequence[Event],
         last = next(itertools.islice(following, steps_made - 1, None), len(facts) - 1)
     while last + 1 < len(facts) and _is_due(facts[last + 1], facts[last]):
         last += 1
-    return _place(last, facts)
+    return _place(last, stream)
 
 
-def _horizon(censored_from: int | None, events: Sequence[Event]) -> Ending | None:
-    if censored_from is None:
-        return None
-    return _place(censored_from, [event for event in events if event.kind not in RULE_KINDS])
-
-
-def _place(index: int, facts: Sequence[Event]) -> Ending:
+def _place(index: int, stream: EventStream) -> Ending:
     """An event's index with the steps and the time up to it."""
     if index < 0:
         return Ending(index, 0, None)
-    elapsed_ns = time_before(facts).get(facts[index].attempt, 0) + facts[index].elapsed_ns
-    return Ending(index, _steps_at(facts[index]), elapsed_ns or None)
+    event = stream.facts[index]
+    elapsed_ns = stream.time_before().get(event.attempt, 0) + event.elapsed_ns
+    return Ending(index, _steps_at(event), elapsed_ns or None)
 
 
 def _is_step(event: Event) -> bool:

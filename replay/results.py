@@ -6,8 +6,10 @@ from dataclasses import dataclass
 
 from .curves import Curve
 from .detection import Detection
+from .human_action import Lead
+from .identity import UNKNOWN, RunIdentity
 from .objective import Evaluation, Objective
-from .replaying import Judged
+from .replaying import Ending, Judged
 
 #: Magnitudes below this are too near zero to divide a regret by.
 NEAR_ZERO = 1e-12
@@ -27,6 +29,8 @@ class Outlay:
         best, best_step: Best value of the objective and its step; None without evaluations.
         final: Last value of the objective; None without evaluations.
         deployable, deployable_step: The best among the evaluations of steps that have a checkpoint; None without any.
+        evaluations: Number of evaluations made.
+        checkpoints_restored: Checkpoints from which an attempt of the run went on; the others were never needed so.
     """
 
     steps: int
@@ -38,6 +42,13 @@ class Outlay:
     final: float | None
     deployable: float | None = None
     deployable_step: int | None = None
+    evaluations: int = 0
+    checkpoints_restored: int = 0
+
+    @property
+    def checkpoints_wasted(self) -> int:
+        """Checkpoints that no attempt went on from."""
+        return self.checkpoints - self.checkpoints_restored
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +72,11 @@ class RunResult:
         evaluations: The recorded values of the metric of merit, in order.
         curves: The recorded course of its metrics, thinned out for plots.
         detection: How the alarms meet the labelled incidents; None where the run has no label.
+        saved_steps: Steps of its recorded checkpoints.
+        ending: Where the stop takes effect; None without one.
+        began_ns, ended_ns: The wall clock at its first and its last event; 0 when the log has none.
+        human: What a person did about the run, and how much earlier the policy is; None when nobody did anything.
+        identity: Which log this was made of, and which decisions it came to.
     """
 
     run_id: str
@@ -79,6 +95,12 @@ class RunResult:
     evaluations: tuple[Evaluation, ...] = ()
     curves: tuple[Curve, ...] = ()
     detection: Detection | None = None
+    saved_steps: frozenset[int] = frozenset()
+    ending: Ending | None = None
+    began_ns: int = 0
+    ended_ns: int = 0
+    human: Lead | None = None
+    identity: RunIdentity = UNKNOWN
 
     @property
     def fired(self) -> bool:
@@ -111,6 +133,11 @@ class RunResult:
     def checkpoints_saved(self) -> int | None:
         """Checkpoints fewer than recorded; negative when the policy writes more."""
         return None if self.predicted is None else self.recorded.checkpoints - self.predicted.checkpoints
+
+    @property
+    def evaluations_saved(self) -> int | None:
+        """Evaluations fewer than recorded; negative when the policy asks for more."""
+        return None if self.predicted is None else self.recorded.evaluations - self.predicted.evaluations
 
     @property
     def bytes_saved(self) -> float | None:

@@ -27,7 +27,7 @@ from ..rules.references import (
     SeriesValue,
     Window,
 )
-from .sweep_features import folded, windowed
+from .sweep_features import WindowSums, folded, windowed
 from .sweep_stream import Ints, Stream, Truths, Values
 from .sweep_terms import MAX_EXACT, OF_NUMBERS, NotColumnar, Term
 
@@ -79,9 +79,9 @@ class Conditions:
     def __init__(self, stream: Stream) -> None:
         self._stream = stream
         self._rows: dict[str, Ints] = {}
-        self._readings: dict[tuple[str, Reference], Vector] = {}
-        self._places: dict[tuple[str, object], Ints] = {}
+        self._places: dict[tuple[str, object], tuple[Ints, bool]] = {}
         self._series: dict[object, Values] = {}
+        self._sums: dict[object, WindowSums] = {}
         self._kept: dict[tuple[object, ...], Vector] = {}
         self._kept_bytes = 0
 
@@ -92,35 +92,34 @@ class Conditions:
         return self._rows[kind]
 
     def vector(self, term: Term, kind: str, params: Mapping[str, Param]) -> Vector:
-        """What a term comes to at each event of a kind.
+        """What a rule comes to at each event of a kind. Not it is kept, but the terms that it is made of.
 
         Raises:
             NotColumnar: A whole number on the way is too great for a column.
         """
-        if term.operation == "param":
-            return Vector(_exact(params[term.payload]), None)
-        if term.operation == "constant":
-            return Vector(_exact(term.payload), None)
-        if term.operation == "reference":
-            return self._reading(kind, term.payload)
-        key = (id(term), kind, *[params[name] for name in term.params])
+        with np.errstate(all="ignore"):
+            return self._computed(term, kind, params)
+
+    def _vector(self, term: Term, kind: str, params: Mapping[str, Param]) -> Vector:
+        key = (id(term), kind, *map(params.__getitem__, term.params))
         found = self._kept.get(key)
         if found is None:
-            with np.errstate(all="ignore"):
-                found = self._computed(term, kind, params)
-            self._keep(key, found)
+            found = self._kept[key] = self._computed(term, kind, params)
+            self._kept_bytes += _size_bytes(found.values) + _size_bytes(found.defined)
+            if self._kept_bytes > _KEPT_BYTES:
+                self._kept.clear()
+                self._kept_bytes = 0
         return found
 
-    def _keep(self, key: tuple[object, ...], vector: Vector) -> None:
-        self._kept_bytes += sum(part.nbytes for part in vector if isinstance(part, np.ndarray))
-        if self._kept_bytes > _KEPT_BYTES:
-            self._kept.clear()
-            self._kept_bytes = 0
-        self._kept[key] = vector
-
     def _computed(self, term: Term, kind: str, params: Mapping[str, Param]) -> Vector:
-        vectors = [self.vector(argument, kind, params) for argument in term.arguments]
         operation = term.operation
+        if operation == "reference":
+            return self._read(kind, term.payload)
+        if operation == "param":
+            return Vector(_exact(params[term.payload]), None)
+        if operation == "constant":
+            return Vector(_exact(term.payload), None)
+        vectors = [self._vector(argument, kind, params) for argument in term.arguments]
         if operation in ("and", "or"):
             return _joined(operation, *vectors)
         if operation == "if":
@@ -149,48 +148,52 @@ class Conditions:
 
     # --- what rules read ----------------------------------------------------------------------------------------
 
-    def _reading(self, kind: str, reference: Reference) -> Vector:
-        key = (kind, reference)
-        if key not in self._readings:
-            self._readings[key] = self._read(kind, reference)
-        return self._readings[key]
-
     def _read(self, kind: str, reference: Reference) -> Vector:
         if isinstance(reference, ContextValue):
             return self._fact(reference.name, self.rows(kind))
         assert isinstance(reference, (SeriesValue, SeriesChange, SeriesLength, SeriesFold, Window))
         series = self._values(reference.key)
-        place = self._place(kind, reference)
+        place, is_own = self._place(kind, reference)
+        defined: Truths | None
         match reference:
             case SeriesLength():
                 return Vector((place + 1).astype(np.float64), None)
             case SeriesValue(_, back):
-                return _taken(series.values, place - back)
+                return Vector(series.values, None) if is_own and not back else _taken(series.values, place - back)
             case SeriesChange(_, back):
                 newest, older = _taken(series.values, place), _taken(series.values, place - back)
-                with np.errstate(all="ignore"):
-                    return Vector(newest.values - older.values, _both([newest.defined, older.defined]))
+                return Vector(newest.values - older.values, _both([newest.defined, older.defined]))
             case SeriesFold():
                 numbers, defined = folded(reference, series.values)
             case Window():
-                numbers, defined = windowed(reference, series.values)
+                numbers, defined = windowed(reference, self._sums_of(reference.key))
         if isinstance(reference, Window) and reference.function.name == "count":
             # It counts nothing where there is nothing, and is never undefined.
-            return Vector(_taken(np.where(defined, numbers, 0.0), place).values * (place >= 0), None)
-        taken, known = _taken(numbers, place), _taken(defined, place)
-        return Vector(taken.values, _both([taken.defined, None if defined.all() else known.values]))
+            counted = numbers if defined is None else np.where(defined, numbers, 0.0)
+            return Vector(_taken(counted, place).values * (place >= 0), None)
+        if is_own:
+            return Vector(numbers, defined)
+        taken = _taken(numbers, place)
+        return taken if defined is None else Vector(taken.values, _both([taken.defined, _taken(defined, place).values]))
 
     def _values(self, key: SeriesKey) -> Values:
         if key not in self._series:
             self._series[key] = self._stream.series(key)
         return self._series[key]
 
-    def _place(self, kind: str, reference: SeriesValue | SeriesChange | SeriesLength | SeriesFold | Window) -> Ints:
-        """For each row the index of the newest value of a series; -1 before the first."""
+    def _sums_of(self, key: SeriesKey) -> WindowSums:
+        if key not in self._sums:
+            self._sums[key] = WindowSums(self._values(key).values)
+        return self._sums[key]
+
+    def _place(
+        self, kind: str, reference: SeriesValue | SeriesChange | SeriesLength | SeriesFold | Window
+    ) -> tuple[Ints, bool]:
+        """For each row the index of the newest value of a series, -1 before the first; and whether each has its own."""
         key = (kind, reference.key)
         if key not in self._places:
-            at = self._values(reference.key).at
-            self._places[key] = np.searchsorted(at, self.rows(kind), side="right") - 1
+            at, rows = self._values(reference.key).at, self.rows(kind)
+            self._places[key] = np.searchsorted(at, rows, side="right") - 1, np.array_equal(at, rows)
         return self._places[key]
 
     def _fact(self, name: str, rows: Ints) -> Vector:
@@ -243,12 +246,14 @@ def _whole(values: _Numbers) -> _Numbers:
 
 def _taken(values: npt.NDArray[Any], place: Ints) -> Vector:
     """The values at those places, undefined where a place is below 0."""
-    if len(values) == len(place) and bool((place == np.arange(len(place))).all()):
-        return Vector(values, None)
     known = place >= 0
     if not len(values):
         return Vector(np.zeros(len(place), values.dtype), known & False)
     return Vector(values[np.maximum(place, 0)], None if known.all() else known)
+
+
+def _size_bytes(part: _Numbers | None) -> int:
+    return part.nbytes if isinstance(part, np.ndarray) else 0
 
 
 def _both(parts: list[Any]) -> Truths | None:

@@ -1,9 +1,9 @@
 """The numbers that rules read of one series, for all of its values at once.
 
 The values of a series flow in, oldest first; out flows, for each of them, what a rule reads once it has come. Sums are
-shifted additions: the value of age n-1 is added to all rows at once, then that of age n-2, and so on, which is for each
-row the left-to-right, oldest-first order of ``rules/reductions.py``, bit for bit. What has no such form goes through
-those very functions, value by value, and still is computed once for all variants.
+shifted additions: the oldest value of each window is taken for all windows at once, then the next one is added, and so
+on, which is for each window the left-to-right, oldest-first order of ``rules/reductions.py``, bit for bit. What has no
+such form goes through those very functions, value by value, and still is computed once for all variants.
 """
 
 from __future__ import annotations
@@ -24,18 +24,52 @@ from .sweep_stream import Floats, Truths
 _SORTED_AT_ONCE: Final = 1 << 22
 
 
-def windowed(window: Window, values: Floats) -> tuple[Floats, Truths]:
-    """What a window by values gives at each value of its series, and whether that is defined there; shape (n,)."""
+class WindowSums:
+    """Sums over the windows of one series, of any length.
+
+    The sum of n values from a place on is that of n - 1 with one more added: windows of growing lengths are sums on the
+    way to the longest. So lengths are best asked for in ascending order.
+
+    Args:
+        values: The series, oldest first; shape (n,).
+    """
+
+    def __init__(self, values: Floats) -> None:
+        self.values = values
+        self._length = 0
+        self._from = np.zeros(len(values))
+
+    def of(self, length: int) -> Floats:
+        """At each value the sum of the last ones, as many as a window holds there; shape (n,)."""
+        values, count = self.values, len(self.values)
+        length = min(length, count)
+        if length < self._length:
+            self._length, self._from = 0, np.zeros(count)
+        for later in range(self._length, length):
+            self._from[: count - later] += values[later:]
+        self._length = length
+        # Sums begin at 0.0, so that they are never -0.0.
+        growing = np.cumsum(values[: max(length - 1, 0)]) + 0.0
+        return np.concatenate([growing, self._from[: count - len(growing)]])
+
+
+def windowed(window: Window, sums: WindowSums) -> tuple[Floats, Truths | None]:
+    """What a window by values gives at each value of its series, and whether that is defined there; shape (n,).
+
+    None is defined everywhere.
+    """
+    values = sums.values
     plain = _VECTORS.get(window.function.name)
     length = int(window.length)
     if plain is None or window.half is not None:
         return _one_by_one(window, values)
     with np.errstate(all="ignore"):
-        numbers, least = plain(values, length, *window.options)
+        numbers, least = plain(sums, length, *window.options)
     skip = min(window.skip, len(values))
     if skip:
         numbers = np.concatenate([np.zeros(skip), numbers[: len(values) - skip]])
-    return numbers, np.arange(len(values)) >= skip + least - 1
+    missing = skip + least - 1
+    return numbers, np.arange(len(values)) >= missing if missing else None
 
 
 def folded(fold: SeriesFold, values: Floats) -> tuple[Floats, Truths]:
@@ -76,43 +110,43 @@ def _counts(values: Floats, length: int) -> Floats:
     return np.minimum(np.arange(1, len(values) + 1), length).astype(np.float64)
 
 
-def _sums(values: Floats, length: int) -> Floats:
-    total = np.zeros(len(values))
-    for age in range(min(length, len(values)) - 1, -1, -1):
-        total[age:] += values[: len(values) - age]
-    return total
+def _sum(sums: WindowSums, length: int) -> tuple[Floats, int]:
+    return sums.of(length), 1
 
 
-def _sum(values: Floats, length: int) -> tuple[Floats, int]:
-    return _sums(values, length), 1
+def _means(sums: WindowSums, length: int) -> Floats:
+    means = sums.of(length)
+    growing = min(length - 1, len(means))
+    means[:growing] /= np.arange(1, growing + 1)
+    means[growing:] /= length
+    return means
 
 
-def _mean(values: Floats, length: int) -> tuple[Floats, int]:
-    return _sums(values, length) / _counts(values, length), 1
+def _mean(sums: WindowSums, length: int) -> tuple[Floats, int]:
+    return _means(sums, length), 1
 
 
-def _variances(values: Floats, length: int) -> Floats:
-    counts = _counts(values, length)
-    means = _sums(values, length) / counts
+def _variances(sums: WindowSums, length: int) -> Floats:
+    values, means = sums.values, _means(sums, length)
     squares = np.zeros(len(values))
     for age in range(min(length, len(values)) - 1, -1, -1):
         distances = values[: len(values) - age] - means[age:]
         squares[age:] += distances * distances
-    return squares / counts
+    return squares / _counts(values, length)
 
 
-def _var(values: Floats, length: int) -> tuple[Floats, int]:
-    return _variances(values, length), 1
+def _var(sums: WindowSums, length: int) -> tuple[Floats, int]:
+    return _variances(sums, length), 1
 
 
-def _std(values: Floats, length: int) -> tuple[Floats, int]:
-    return np.sqrt(_variances(values, length)), 1
+def _std(sums: WindowSums, length: int) -> tuple[Floats, int]:
+    return np.sqrt(_variances(sums, length)), 1
 
 
-def _lines(values: Floats, length: int) -> tuple[Floats, Floats, Floats]:
+def _lines(sums: WindowSums, length: int) -> tuple[Floats, Floats, Floats]:
     """Counts, means and slopes; where there is one value only, a slope that means nothing."""
+    values, means = sums.values, _means(sums, length)
     counts = _counts(values, length)
-    means = _sums(values, length) / counts
     last = (counts - 1) / 2
     products = np.zeros(len(values))
     for age in range(min(length, len(values)) - 1, -1, -1):
@@ -120,12 +154,13 @@ def _lines(values: Floats, length: int) -> tuple[Floats, Floats, Floats]:
     return counts, means, products / (counts * (counts * counts - 1) / 12)
 
 
-def _slope(values: Floats, length: int) -> tuple[Floats, int]:
-    return _lines(values, length)[2], 2 if length > 1 else len(values) + 1
+def _slope(sums: WindowSums, length: int) -> tuple[Floats, int]:
+    return _lines(sums, length)[2], 2 if length > 1 else len(sums.values) + 1
 
 
-def _detrended_std(values: Floats, length: int) -> tuple[Floats, int]:
-    counts, means, slopes = _lines(values, length)
+def _detrended_std(sums: WindowSums, length: int) -> tuple[Floats, int]:
+    values = sums.values
+    counts, means, slopes = _lines(sums, length)
     last = (counts - 1) / 2
     squares = np.zeros(len(values))
     for age in range(min(length, len(values)) - 1, -1, -1):
@@ -147,15 +182,16 @@ def _extremes(values: Floats, length: int, pick: np.ufunc) -> Floats:
     return numbers
 
 
-def _min(values: Floats, length: int) -> tuple[Floats, int]:
-    return _extremes(values, length, np.minimum), 1
+def _min(sums: WindowSums, length: int) -> tuple[Floats, int]:
+    return _extremes(sums.values, length, np.minimum), 1
 
 
-def _max(values: Floats, length: int) -> tuple[Floats, int]:
-    return _extremes(values, length, np.maximum), 1
+def _max(sums: WindowSums, length: int) -> tuple[Floats, int]:
+    return _extremes(sums.values, length, np.maximum), 1
 
 
-def _quantile(values: Floats, length: int, share: float) -> tuple[Floats, int]:
+def _quantile(sums: WindowSums, length: int, share: float) -> tuple[Floats, int]:
+    values = sums.values
     numbers = np.empty(len(values))
     for begin, end, count in _blocks(len(values), length):
         windows = np.sort(sliding_window_view(values[begin - count + 1 : end], count), axis=1)
@@ -169,8 +205,8 @@ def _quantile(values: Floats, length: int, share: float) -> tuple[Floats, int]:
     return numbers, 1
 
 
-def _median(values: Floats, length: int) -> tuple[Floats, int]:
-    return _quantile(values, length, 0.5)
+def _median(sums: WindowSums, length: int) -> tuple[Floats, int]:
+    return _quantile(sums, length, 0.5)
 
 
 def _blocks(rows: int, length: int) -> list[tuple[int, int, int]]:

@@ -1,7 +1,8 @@
 """From a rule's answers to the events at which its controller fires, worked out on the few true answers alone.
 
 The answers of controllers at their triggers flow in; for each controller at each trigger, the events at which it fires
-flow out. Patience is arithmetic on runs of true answers. What remembers more (``for``, ``cooldown``, ``once`` at
+flow out. Patience is arithmetic on runs of true answers, done here for one controller, and in ``sweep_tally.py`` for
+those of all variants at once. What remembers more (``for``, ``cooldown``, ``once`` at
 several triggers) goes through the engine's own gates, which are told the true answers and where a run of them ends.
 """
 
@@ -21,7 +22,7 @@ from ..rules.timing import SpanTimer
 from ..store.events import Event
 from .sweep_stream import Ints, Stream, Truths
 
-NEVER: Final[Ints] = np.zeros(0, np.int64)
+_FIRST: Final[Ints] = np.zeros(1, np.int64)
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,26 +31,31 @@ class Answers:
 
     Attributes:
         events: Index of the event of each answer; shape (n,).
-        true_at: Which answers were true, ascending.
         starts, lengths: Of the runs of true answers, their first answer and how many they are.
     """
 
     events: Ints
-    true_at: Ints
     starts: Ints
     lengths: Ints
 
+    @property
+    def true_at(self) -> Ints:
+        """Which answers were true, ascending."""
+        ends = np.cumsum(self.lengths)
+        listed: Ints = np.repeat(self.starts - (ends - self.lengths), self.lengths) + np.arange(self.lengths.sum())
+        return listed
 
-def answers_of(events: Ints, truths: Truths, defined: Truths | None) -> Answers:
-    """The answers at those events."""
-    if defined is not None and not defined.all():
-        events, truths = events[defined], truths[defined]
-    true_at = np.flatnonzero(truths)
-    if not len(true_at):
-        return Answers(events, NEVER, NEVER, NEVER)
-    breaks = np.flatnonzero(true_at[1:] - true_at[:-1] != 1) + 1
-    bounds = np.concatenate([NEVER, [0], breaks, [len(true_at)]])
-    return Answers(events, true_at, true_at[bounds[:-1]], bounds[1:] - bounds[:-1])
+
+def answers_of(events: Ints, truths: Truths) -> Answers:
+    """The answers at those events, one each."""
+    (edges,) = (truths[1:] != truths[:-1]).nonzero()
+    edges += 1
+    if len(truths) and truths[0]:
+        edges = np.concatenate([_FIRST, edges])
+    if len(edges) % 2:
+        edges = np.append(edges, len(truths))
+    starts = edges[::2]
+    return Answers(events, starts, edges[1::2] - starts)
 
 
 def is_plain(controller: Controller) -> bool:
@@ -58,77 +64,35 @@ def is_plain(controller: Controller) -> bool:
     return is_simple and not (controller.is_once and len(controller.triggers) > 1)
 
 
-class Fired:
-    """The events at which a controller fires at one trigger, listed.
-
-    Args:
-        events: Their indices, ascending; shape (n,).
-    """
-
-    def __init__(self, events: Ints) -> None:
-        self.events = events
-
-    def first(self) -> int | None:
-        """The first of them; None without any."""
-        return int(self.events[0]) if len(self.events) else None
-
-    def count_until(self, event: int) -> int:
-        """How many there are up to an event, itself included."""
-        return int(self.events.searchsorted(event, side="right"))
+def answers_needed(controller: Controller) -> int:
+    """How many true answers make one decision of a controller of which ``is_plain`` is true."""
+    return 1 if controller.patience is None else max(controller.patience.threshold, 0) + 1
 
 
-class FiredAgain:
-    """The same for patience that starts anew at each false answer, listed only when somebody asks.
-
-    Args:
-        answers: What the rule answered.
-        needed: How many true answers in a row make one decision.
-    """
-
-    def __init__(self, answers: Answers, needed: int) -> None:
-        self._answers = answers
-        self._needed = needed
-
-    @property
-    def events(self) -> Ints:
-        """Their indices, ascending; shape (n,)."""
-        starts, times = self._answers.starts, self._answers.lengths // self._needed
-        ends = np.cumsum(times)
-        again = np.arange(int(times.sum())) - np.repeat(ends - times, times)
-        listed: Ints = self._answers.events[np.repeat(starts + self._needed - 1, times) + again * self._needed]
-        return listed
-
-    def first(self) -> int | None:
-        """The first of them; None without any."""
-        lengths = self._answers.lengths
-        if not len(lengths):
-            return None
-        is_enough = lengths >= self._needed
-        run = int(is_enough.argmax())
-        if not is_enough[run]:
-            return None
-        return int(self._answers.events[self._answers.starts[run] + self._needed - 1])
-
-    def count_until(self, event: int) -> int:
-        """How many there are up to an event, itself included."""
-        starts, lengths = self._answers.starts, self._answers.lengths
-        answered = int(self._answers.events.searchsorted(event, side="right"))
-        begun = int(starts.searchsorted(answered))
-        if not begun:
-            return 0
-        newest = min(int(lengths[begun - 1]), answered - int(starts[begun - 1])) // self._needed
-        return newest + int((lengths[: begun - 1] // self._needed).sum())
-
-
-def plain_firings(controller: Controller, answers: Answers) -> Fired | FiredAgain:
-    """The events at which a controller fires of which ``is_plain`` is true."""
+def starts_anew(controller: Controller) -> bool:
+    """Whether a false answer undoes the true ones before it; of no account where one makes a decision."""
     patience = controller.patience
-    needed = 1 if patience is None else max(patience.threshold, 0) + 1
-    if patience is not None and needed > 1 and patience.mode == RESET_ON_FAILURE:
-        again = FiredAgain(answers, needed)
-        return Fired(again.events[:1]) if controller.is_once else again
+    return patience is None or patience.threshold <= 0 or patience.mode == RESET_ON_FAILURE
+
+
+def plain_firings(controller: Controller, answers: Answers) -> Ints:
+    """The events at which a controller fires of which ``is_plain`` is true, ascending."""
+    needed = answers_needed(controller)
+    if starts_anew(controller):
+        return firings_in_a_row(answers, needed, is_once=controller.is_once)
     fired = answers.true_at[needed - 1 :: needed]
-    return Fired(answers.events[fired[:1] if controller.is_once else fired])
+    listed: Ints = answers.events[fired[:1] if controller.is_once else fired]
+    return listed
+
+
+def firings_in_a_row(answers: Answers, needed: int, *, is_once: bool) -> Ints:
+    """The events at which so many answers in a row were true once more, ascending; or the first alone."""
+    times = answers.lengths // needed
+    ends = np.cumsum(times)
+    again = np.arange(int(times.sum())) - np.repeat(ends - times, times)
+    fired = np.repeat(answers.starts + needed - 1, times) + again * needed
+    listed: Ints = answers.events[fired[:1] if is_once else fired]
+    return listed
 
 
 class _ClockAt(Clock):
@@ -144,7 +108,7 @@ class _ClockAt(Clock):
         return self.stands_at_ns
 
 
-def gated_firings(stream: Stream, watches: Sequence[tuple[Controller, str, Answers]]) -> list[Fired]:
+def gated_firings(stream: Stream, watches: Sequence[tuple[Controller, str, Answers]]) -> list[Ints]:
     """The events at which each of some controllers, at each of its triggers, fires.
 
     Args:
@@ -172,7 +136,7 @@ def gated_firings(stream: Stream, watches: Sequence[tuple[Controller, str, Answe
         clock.evaluations = int(stream.evaluation_counts[index])
         if gate.take_true(Event(watches[number][1], step=int(stream.steps[index]))):
             fired[number].append(index)
-    return [Fired(np.array(indices, np.int64)) for indices in fired]
+    return [np.array(indices, np.int64) for indices in fired]
 
 
 def _timer(controller: Controller, shared: dict[str, SpanTimer]) -> SpanTimer | None:

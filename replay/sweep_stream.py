@@ -16,10 +16,12 @@ import numpy.typing as npt
 
 from ..rules.references import ALSO_CALLED, SeriesKey
 from ..store import Run
+from ..store.event_json import decoded_attrs
 from ..store.events import AWAITED, LATE_FOR, LOOP_KINDS, RULE_KINDS, Event
 from ..store.lineage import DECIDING_RANK
 from ..store.plan import Plan
 from ..store.timeline import events_table_along, rows_with_late_values
+from .history import size_of
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -54,6 +56,7 @@ class Stream:
         epochs: Likewise; only the metric ``epoch`` tells where an event has none of its own.
         has_epoch: Whether an event has an epoch of its own.
         metrics: Of each metric that was asked for, its values, whatever kind of event brought them.
+        checkpoint_bytes: Of each checkpoint its size; None where the run did not say.
         plan: What the run declared.
         has_decisions: Whether rules were live and decided something.
         has_late_values: Whether events left values to later ones, which columns cannot tell from values of their own.
@@ -67,6 +70,7 @@ class Stream:
     epochs: Floats
     has_epoch: Truths
     metrics: Mapping[str, Values]
+    checkpoint_bytes: tuple[int | None, ...]
     plan: Plan
     has_decisions: bool
     has_late_values: bool = False
@@ -150,6 +154,7 @@ def stream_of_events(events: Sequence[Event], plan: Plan) -> Stream:
         epochs=np.array([0.0 if event.epoch is None else event.epoch for event in facts], np.float64),
         has_epoch=np.array([event.epoch is not None for event in facts], np.bool_),
         metrics={name: Values(np.array(at, np.int64), np.array(values)) for name, (at, values) in found.items()},
+        checkpoint_bytes=tuple(size_of(event.attrs) for event in facts if event.kind == "save"),
         plan=plan,
         has_decisions=any(event.kind == "decision" for event in own),
         has_late_values=any(not event.attrs.keys().isdisjoint((AWAITED, LATE_FOR)) for event in facts),
@@ -203,10 +208,16 @@ def read_stream(run: Run, metrics: Collection[str]) -> Stream:
         epochs=column("epoch"),
         has_epoch=known_at("epoch"),
         metrics=values,
+        checkpoint_bytes=_checkpoint_bytes(table, kept & np.array([name == "save" for name in names], np.bool_)[codes]),
         plan=snapshot.info.last.plan,
         has_decisions=bool((own & decided[codes]).any()),
         has_late_values=bool((late & kept).any()),
     )
+
+
+def _checkpoint_bytes(table: Any, rows: Truths) -> tuple[int | None, ...]:
+    texts = table["attrs"].take(np.flatnonzero(rows)).to_pylist()
+    return tuple(size_of(decoded_attrs(text)) if text else None for text in texts)
 
 
 def _numbers(table: Any, name: str) -> npt.NDArray[Any]:

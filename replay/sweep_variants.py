@@ -38,12 +38,14 @@ class Watcher:
         condition: Its rule; None where that has no exact columnar form.
         reason: Why not.
         stops: Whether its decisions end the run.
+        saves: Whether they ask for a checkpoint.
     """
 
     declaration: Controller
     condition: Term | None
     reason: str
     stops: bool
+    saves: bool
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -207,15 +209,15 @@ def _structure(policy: Policy, terms: Terms) -> Structure:
             condition = terms.condition(controller.rule.bound)
         except NotColumnar as error:
             reason = str(error)
-        stops = not controller.is_shadow and Effect.STOP in effects_of_controller(policy, controller)
-        watchers.append(Watcher(controller, condition, reason, stops))
+        effects = effects_of_controller(policy, controller)
+        watchers.append(Watcher(controller, condition, reason, Effect.STOP in effects, Effect.SAVE in effects))
     names = _engine_names(watchers)
     inner = [watcher.declaration.rule.bound for watcher in watchers if watcher.declaration.name in names]
     params = {
         node.id for rule in inner for node in rule.references if isinstance(node, ast.Name)
     } & policy.params.keys()
-    effects = set().union(*(effects_of_controller(policy, controller) for controller in policy.controllers))
-    steers = ", ".join(sorted(effects - _KNOWN_EFFECTS))
+    every = set().union(*(effects_of_controller(policy, controller) for controller in policy.controllers))
+    steers = ", ".join(sorted(every - _KNOWN_EFFECTS))
     groups = _groups([watcher for watcher in watchers if watcher.declaration.name not in names])
     return Structure(policy, tuple(watchers), groups, names, tuple(sorted(params)), steers)
 

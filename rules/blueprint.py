@@ -12,11 +12,36 @@ from .compilation import Translator
 from .declarations import Controller
 from .names import Names
 from .program import Question, program
-from .references import ContextValue, PastDecisions, SeriesKey
-from .timing import Unit
+from .references import (
+    ContextValue,
+    Extent,
+    MetricValue,
+    ParamValue,
+    PastDecisions,
+    SeriesChange,
+    SeriesFold,
+    SeriesKey,
+    SeriesLength,
+    SeriesValue,
+    Variable,
+    Window,
+)
+from .timing import StepWindow, Unit
 
 #: Facts about the run, and units of spans, for which an engine has to look at every event.
 _CLOCKED_FACTS: Final = frozenset({"elapsed_s", "samples_seen"})
+
+#: What names in a rule can mean that changes only when a series or a controller metric takes a value.
+_STANDING: Final = (
+    MetricValue,
+    ParamValue,
+    SeriesChange,
+    SeriesFold,
+    SeriesLength,
+    SeriesValue,
+    Variable,
+    Window,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,11 +67,14 @@ class Asked:
         controllers: Whose rules, by their index in the file.
         questions: What is asked; their place here is the number of each.
         code: Of a function of the event that asks all of them.
+        keeps_answers: Whether the answers stay what they are until a series or a controller metric takes a value: no
+            rule looks at the event itself, or at what was decided.
     """
 
     controllers: tuple[int, ...]
     questions: tuple[Question, ...]
     code: CodeType
+    keeps_answers: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +149,17 @@ def _asked(kind: str, controllers: Sequence[Controller], indices: tuple[int, ...
         )
         for controller in (controllers[index] for index in indices)
     )
-    return Asked(indices, questions, program(kind, dict(enumerate(questions)), names))
+    code = program(kind, dict(enumerate(questions)), names)
+    return Asked(indices, questions, code, all(map(_keeps_its_answer, questions)))
+
+
+def _keeps_its_answer(question: Question) -> bool:
+    if question.between != StepWindow() or question.asks_whether_it_holds is not None:
+        return False
+    return all(
+        isinstance(reference, _STANDING) and (not isinstance(reference, Window) or reference.extent is Extent.VALUES)
+        for reference in question.rule.references.values()
+    )
 
 
 def _is_clocked(controller: Controller) -> bool:

@@ -22,23 +22,20 @@ from .computed_series import ComputedSeries
 from .conclusions import Conclusions, place_of
 from .decisions import FIRST_WITH_CONTEXT, Outcome, RuleWarning
 from .declarations import Controller
-from .errors import phrase, suggestion
 from .feeding import feed
 from .gates import Gate, Restraint, shared_timers
-from .gauges import Gauge
+from .gauges import Gauge, compute_all
+from .missing_series import MISSING_SERIES_AFTER, REMEMBERED_NAMES, missing_series
 from .policy import Policy
 from .program import gate_name
 from .references import ALSO_CALLED, SeriesKey
 from .registration import METRIC_CLASSES
 from .series import SLACK, Series
+from .standing_answers import StandingAnswers
 from .timing import SpanTimer
 from .watches import ControllerState, Listener, Watch
 from .workspace import Cell, Workspace
 
-#: Evaluations of a controller after which a series that never appeared is worth a warning.
-MISSING_SERIES_AFTER: Final = 100
-#: Names of metrics that are remembered for that warning.
-_REMEMBERED_NAMES: Final = 1_000
 #: Where a constant that the loop declared comes from, in the place of a kind of event.
 _DECLARED: Final = "plan"
 
@@ -75,6 +72,7 @@ class Engine:
         self._conclusions = Conclusions(policy, self._workspace)
         self._expectations = Expectations()
         self._names_seen: dict[str, None] = {}
+        self._standing = StandingAnswers()
         self._reminds = any(state.unseen for state in self._states)
 
     def _build_metrics(self, plan: Plan) -> None:
@@ -115,6 +113,7 @@ class Engine:
                 self._workspace.variables[gate_name(kind, len(listener.watches))] = gate
                 listener.watches.append(Watch(state, f"on_{kind}", gate))
             listener.ask = self._workspace.function(asked.code)
+            listener.keeps_answers = asked.keeps_answers
 
     def _unseen_of(self, controller: Controller) -> tuple[Series, ...]:
         """The series whose absence is worth a warning: none where the policy lists its series."""
@@ -150,7 +149,15 @@ class Engine:
         if self._unseen and kind in _LOOP_KINDS:
             self._greet_series(event.metrics, kind)
         listener = self._listeners.get(kind)
-        return _NOTHING if listener is None or kind == INIT_END else self._fold(listener, event)
+        if listener is None:
+            self._rest(kind)
+            return _NOTHING
+        return _NOTHING if kind == INIT_END else self._fold(listener, event)
+
+    @property
+    def idle_kinds(self) -> Collection[str]:
+        """Kinds of events that, without attributes, would change nothing and say nothing: a view, as of now."""
+        return self._standing.idle_kinds
 
     def resume(self, events: Iterable[Event], *, keeps_controllers: bool) -> None:
         """Take events of before a resume, and whatever they make the policy say is discarded.
@@ -176,6 +183,7 @@ class Engine:
             self._renew_controllers()
 
     def _renew_controllers(self) -> None:
+        self._standing.forget()
         for gauge in self._gauges:
             gauge.error_count = 0
         for state in self._states:
@@ -190,7 +198,7 @@ class Engine:
         """Let series that no event has fed yet begin with one that has these metrics; remember what did appear."""
         if not metrics:
             return
-        if self._reminds and len(self._names_seen) < _REMEMBERED_NAMES:
+        if self._reminds and len(self._names_seen) < REMEMBERED_NAMES:
             self._names_seen.update(dict.fromkeys(metrics))
         for series in self._unseen:
             name = self._name_among(series.key, metrics)
@@ -211,6 +219,7 @@ class Engine:
 
     def _bind(self, series: Series, name: str, kind: str) -> None:
         """Let events of a kind feed a series, and what is computed from it."""
+        self._standing.forget()
         listener = self._listener(kind)
         series.bound_kind = kind
         listener.series.append(series)
@@ -224,16 +233,32 @@ class Engine:
                 listener.series.append(target)
 
     def _fold(self, listener: Listener, event: Event) -> Sequence[Outcome]:
+        changes = listener.series or listener.gauges
+        if changes and self._standing.listeners:
+            self._standing.forget()
         if listener.series:
             self._feed(listener, event.metrics, event)
-        failures = _computed(listener.gauges, event) if listener.gauges else _NOTHING
+        failures = compute_all(listener.gauges, event) if listener.gauges else _NOTHING
         if listener.ask is None:
+            if not changes:
+                self._rest(event.kind)
             return failures
-        answers = listener.ask(event)
+        answers = listener.answers
+        if answers is None:
+            answers = listener.ask(event)
+            if listener.keeps_answers and not changes:
+                self._standing.keep(listener, answers)
+                if not answers:
+                    self._rest(event.kind)
         if not answers and not self._reminds:
             return failures
         outcomes = self._judge(listener.watches, range(len(listener.watches)), answers, event)
         return [*failures, *outcomes] if failures else outcomes
+
+    def _rest(self, kind: str) -> None:
+        """Note that events of a kind change nothing for now, if nothing else looks at every event."""
+        if not (self._needs_clock or self._unseen or self._reminds):
+            self._standing.idle_kinds.add(kind)
 
     def _feed(self, listener: Listener, metrics: Mapping[str, float], event: Event) -> None:
         """Let series take their values, then those that are computed from them."""
@@ -249,18 +274,20 @@ class Engine:
         self, watches: Sequence[Watch], numbers: Iterable[int], answered: Iterable[tuple[int, object]], event: Event
     ) -> Sequence[Outcome]:
         """What follows from the answers to one event of the rules with these numbers, in their order."""
+        conclude = self._conclusions.of
+        if not self._reminds:
+            concluded = [conclude(watches[number], event, answer) for number, answer in answered]
+            return [outcome for outcome in concluded if outcome is not None] or _NOTHING
         answers = dict(answered)
         outcomes: list[Outcome] = []
-        for number in numbers if self._reminds else answers:
+        for number in numbers:
             watch = watches[number]
             if watch.state.unseen and watch.is_asked(event):
                 outcomes += self._remind(watch, event)
-            if number not in answers:
-                continue
-            outcome = self._conclusions.of(watch, event, answers[number])
+            outcome = conclude(watch, event, answers[number]) if number in answers else None
             if outcome is not None:
                 outcomes.append(outcome)
-        self._reminds = self._reminds and any(state.unseen for state in self._states)
+        self._reminds = any(state.unseen for state in self._states)
         return outcomes or _NOTHING
 
     # --- values that come late ----------------------------------------------------------------------------------
@@ -268,6 +295,7 @@ class Engine:
     def _begin(self, event: Event, awaited: frozenset[str]) -> Sequence[Outcome]:
         """Take an event some of whose values are to come; see ``awaiting``."""
         kind = event.kind
+        self._standing.forget()
         if self._needs_clock:
             self._clock.take(event)
         if self._unseen:
@@ -285,6 +313,7 @@ class Engine:
 
     def _complete(self, event: Event) -> Sequence[Outcome]:
         """Take the values that an earlier event has awaited."""
+        self._standing.forget()
         if self._needs_clock:
             self._clock.take(event)
         if self._unseen:
@@ -294,7 +323,7 @@ class Engine:
         with self._clock.as_of(event):
             if listener.series:
                 self._feed(listener, event.metrics, whole)
-            failures = _computed(listener.gauges, whole)
+            failures = compute_all(listener.gauges, whole)
             return [*failures, *self._ask(listener, waiting, whole)]
 
     def _waiting(self, listener: Listener, kind: str, awaited: frozenset[str]) -> tuple[int, ...]:
@@ -336,15 +365,10 @@ class Engine:
         missing = [series for series in state.unseen if series.bound_kind is None]
         state.unseen = ()
         place, lag = place_of(watch, event), lag_of(event)
-        return [RuleWarning(*place, warning=self._missing(series), value_lag=lag) for series in missing]
-
-    def _missing(self, series: Series) -> str:
-        name, kind, _ = series.key
-        carrier = f"no {kind} event" if kind else "no event"
-        seen = [*self._names_seen]
-        fix = suggestion(name, seen) if seen else "No event has carried any metric."
-        what = f"{carrier} has carried this series after {MISSING_SERIES_AFTER} evaluations"
-        return phrase(what, repr(name), fix.replace("Known here:", "Seen so far:"))
+        return [
+            RuleWarning(*place, warning=missing_series(series.key, self._names_seen), value_lag=lag)
+            for series in missing
+        ]
 
     # --- questions ----------------------------------------------------------------------------------------------
 
@@ -374,13 +398,3 @@ class Engine:
             kinds.update(*(self._reads[name] for name in bound.metrics))
             kinds.update(kind for key in bound.series if (kind := self._series[key].bound_kind or key.kind))
         return frozenset(kinds)
-
-
-def _computed(gauges: Iterable[Gauge], event: Event) -> Sequence[Outcome]:
-    """Compute controller metrics; what failed for the first time."""
-    failures: list[Outcome] = []
-    for gauge in gauges:
-        failure = gauge.take(event)
-        if failure is not None:
-            failures.append(failure)
-    return failures or _NOTHING

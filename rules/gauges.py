@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from ..store.errors import shortened
 from ..store.events import Event
 from .awaiting import lag_of
@@ -52,3 +54,8 @@ class Gauge:
         where = f"{self._source}: controller metric '{self.name}', {type(self._metric).__name__}.compute"
         place = (event.attempt, event.rank, event.seq, event.step, event.epoch)
         return RuleError(self.name, f"on_{event.kind}", *place, error=f"{where}: {what}", value_lag=lag_of(event))
+
+
+def compute_all(gauges: Iterable[Gauge], event: Event) -> list[RuleError]:
+    """Compute controller metrics; what failed for the first time."""
+    return [failure for gauge in gauges if (failure := gauge.take(event)) is not None]

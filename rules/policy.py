@@ -63,6 +63,13 @@ class Policy:
         """Whether the events that it is folded over have to come with their sample losses."""
         return any(METRIC_CLASSES[declaration.class_name].reads_samples for declaration in self.metrics)
 
+    @property
+    def is_self_contained(self) -> bool:
+        """Whether all classes that it asks for are steptape's own. The code of others is no part of the digest."""
+        return all(METRIC_CLASSES.is_own(declaration.class_name) for declaration in self.metrics) and all(
+            OPERATION_CLASSES.is_own(declaration.class_name) for declaration in self.operations
+        )
+
     def effects(self, operation: str) -> Effect:
         """What an operation, written ``name.action``, asks of the training loop.
 

@@ -68,6 +68,10 @@ class Registry(Generic[_Class]):
         """
         return self._own.get(name) or self._registered.get(name) or self._imported(name)
 
+    def is_own(self, name: str) -> bool:
+        """Whether a name stands for a class of steptape's own."""
+        return name in self._own
+
     def __getitem__(self, name: str) -> _Class:
         """The class of a name that a loaded policy uses.
 

@@ -60,7 +60,20 @@ class Watch:
 class Listener:
     """What an event of one kind concerns."""
 
-    __slots__ = ("ask", "computed", "feed", "feeds", "gauges", "parts", "series", "until_trim", "waiting", "watches")
+    __slots__ = (
+        "answers",
+        "ask",
+        "computed",
+        "feed",
+        "feeds",
+        "gauges",
+        "keeps_answers",
+        "parts",
+        "series",
+        "until_trim",
+        "waiting",
+        "watches",
+    )
 
     def __init__(self) -> None:
         self.feeds: list[tuple[str, Callable[[float], None]]] = []
@@ -70,6 +83,9 @@ class Listener:
         self.gauges: list[Gauge] = []
         self.watches: list[Watch] = []
         self.ask: Ask | None = None
+        # What it answered last, while that is what it would answer again.
+        self.answers: list[tuple[int, object]] | None = None
+        self.keeps_answers = False
         # Of events some of whose values come later: who waits for which, and functions that ask some of the rules.
         self.waiting: dict[frozenset[str], tuple[int, ...]] = {}
         self.parts: dict[tuple[int, ...], Ask] = {}

@@ -171,11 +171,14 @@ class JournalWriter:
             self._rotate()
         return seq
 
-    def inline_append(self, kind: str, names: tuple[str, ...], *, with_samples: bool = False) -> InlineAppend | None:
+    def inline_append(
+        self, kind: str, names: tuple[str, ...], variables: tuple[str, ...], *, with_samples: bool = False
+    ) -> InlineAppend | None:
         """The same for events of one layout, as source; None when no such event was written yet.
 
         Args:
-            names: Metrics, all of which are identifiers that do not begin with an underscore.
+            kind, names: The layout.
+            variables: The locals that hold the values of the metrics.
             with_samples: The local ``_samples`` holds the bytes of the event's sample losses.
         """
         if (kind, names) not in self._layouts:
@@ -184,7 +187,8 @@ class JournalWriter:
         layout_id, packer = self._kept_layouts[kind, names] = self._layouts[kind, names]
         flags = HAS_SAMPLES if with_samples else 0
         event = (
-            f"{TAG_EVENT}, {flags}, {layout_id}, _seq, _step, 0, 0, _time_ns, _elapsed_ns, _epoch, {', '.join(names)}"
+            f"{TAG_EVENT}, {flags}, {layout_id}, _seq, _step, 0, 0, _time_ns, _elapsed_ns, _epoch, "
+            f"{', '.join(variables)}"
         )
         size = "_len(_payload)" if with_samples else f"{packer.size}"
         statements = (

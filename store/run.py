@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,10 +14,19 @@ import pyarrow.compute as pc
 from .digests import digest_faults, kept_log_digest
 from .errors import TelemetryError
 from .events import Event
+from .garbage import collection_paused
 from .run_info import Attempt, RunInfo
 from .snapshot import Snapshot, retrying, take_snapshot
 from .spikes import BASELINE, TOP, spiking_samples
-from .timeline import Attempts, ancestry, check_attempts, events_along, events_table_along, samples_table_along
+from .timeline import (
+    Attempts,
+    ancestry,
+    check_attempts,
+    deciding_stream,
+    events_along,
+    events_table_along,
+    samples_table_along,
+)
 from .views import ALL_DECISIONS, connect, rows_of, run_query
 
 #: Columns of a series, beside its value.
@@ -79,7 +88,18 @@ class Run:
             attempts: Whether what resumes rolled back is left out.
             samples: Whether events come with their sample losses, which are far more data than the rest.
         """
-        return iter(retrying(lambda: list(events_along(self.snapshot(), rank, attempts, samples=samples))))
+        with collection_paused():
+            return iter(retrying(lambda: list(events_along(self.snapshot(), rank, attempts, samples=samples))))
+
+    def stream(self, *, samples: bool = False) -> Sequence[Event]:
+        """What rules are folded over: the deciding rank's effective events, in order.
+
+        Of a run that is finished, each is made when it is asked for.
+
+        Args:
+            samples: Whether events come with their sample losses.
+        """
+        return retrying(lambda: deciding_stream(self.snapshot(), samples=samples))
 
     @property
     def log_digest(self) -> str:

@@ -12,13 +12,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from .columns import Columns, read_columns
+from .event_rows import EventRows, events_of
 from .event_samples import SAMPLE_COLUMNS, with_samples
 from .events import Event
 from .journal_reading import Segment, is_being_written, read_segment
 from .journal_tables import Tail
 from .run_folder import Listing, SealedFile, list_files
 from .run_info import RunInfo, read_run_info
-from .tables import METRICS_SCHEMA, SAMPLES_SCHEMA, events_of, events_schema, read_metrics, read_parquet
+from .tables import METRICS_SCHEMA, SAMPLES_SCHEMA, events_schema, read_metrics, read_parquet
 
 _Result = TypeVar("_Result")
 
@@ -102,6 +103,15 @@ class Snapshot:
                     yield from with_samples(events, self._sample_rows(file)) if samples else events
                 for record in unsealed.get(stream, ()):
                     yield record.event._replace(samples=record.samples) if samples else record.event
+
+    def event_rows(self, rank: int) -> EventRows | None:
+        """The events of a rank as the rows of its only file; None where there are more files, or a tail."""
+        files = [file for file in self.listing.table("events") if file.rank == rank]
+        tails = [tail for tail in self.tail.streams() if tail.segments[0].rank == rank]
+        if tails or len(files) != 1 or self.columns.long():
+            return None
+        columns = [name for name in events_schema(self.columns).names if name != "run_id"]
+        return EventRows(read_parquet(files[0].path, columns, threads=False), self.columns.by_column())
 
     def _sealed_events(self, file: SealedFile, wanted: Sequence[str], asked: Columns) -> pa.Table:
         """A file of events with the wanted columns, those included that ``metrics`` files hold."""

@@ -1,9 +1,9 @@
-"""The tables that Parquet files hold: their columns, how they are written and read, and their rows as events."""
+"""The tables that Parquet files hold: their columns, and how they are written and read."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
@@ -12,10 +12,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from .columns import RESERVED, Columns
+from .columns import Columns
 from .errors import DamagedLog
-from .event_json import decoded_attrs
-from .events import ENVELOPE, Event
 
 EVENT_FIELDS: Final = (
     pa.field("run_id", pa.string()),
@@ -98,43 +96,15 @@ def _is_coded(field: pa.Field) -> bool:
     return field.name in CODED and not pa.types.is_floating(field.type)
 
 
-def events_of(table: pa.Table, metric_of: dict[str, str]) -> Iterator[Event]:
-    """The rows of an events table as events.
-
-    Args:
-        metric_of: Metric of each column, where it is not the column's own name.
-
-    Raises:
-        DamagedLog: A column is missing, or attributes cannot be read.
-    """
-    missing = [name for name in (*ENVELOPE, "attrs") if name not in table.column_names]
-    if missing:
-        raise DamagedLog("a table of events lacks a column", got=missing[0])
-    names = [name for name in table.column_names if name not in RESERVED]
-    metrics = [metric_of.get(name, name) for name in names]
-    for batch in table.to_batches(max_chunksize=16_384):
-        envelope = [batch.column(name).to_pylist() for name in ENVELOPE]
-        values = zip(*(batch.column(name).to_pylist() for name in names), strict=True) if names else None
-        attrs = batch.column("attrs").to_pylist()
-        for row, text in zip(zip(*envelope, strict=True), attrs, strict=True):
-            logged = next(values) if values is not None else ()
-            carried = {metric: value for metric, value in zip(metrics, logged, strict=True) if value is not None}
-            yield Event._make((*row, carried, _attrs(text, row) if text else {}, None))
-
-
-def _attrs(text: str, row: Sequence[Any]) -> dict[str, Any]:
-    try:
-        return decoded_attrs(text)
-    except DamagedLog as error:
-        kind, _, seq, attempt, rank = row[:5]
-        where = f"{kind} {attempt}/{rank}/{seq}"
-        raise DamagedLog(error.what, where=where, got=error.got, fix=error.fix) from None
-
-
-def read_parquet(path: Path, wanted: Iterable[str] | None = None) -> pa.Table:
+def read_parquet(path: Path, wanted: Iterable[str] | None = None, *, threads: bool = True) -> pa.Table:
     """A sealed file, or those of its columns that are wanted. The path itself says nothing of its content.
 
     Rows come in ``seq`` order where that column is read, whoever wrote the file last and in which order.
+
+    Args:
+        path: The file.
+        wanted: Names of columns, those that it lacks included; all when None.
+        threads: Whether to use all cores, which takes a third more of their time.
 
     Raises:
         FileNotFoundError: It was merged into another one meanwhile.
@@ -142,7 +112,8 @@ def read_parquet(path: Path, wanted: Iterable[str] | None = None) -> pa.Table:
     """
     with _opened(path) as file:
         present = set(file.schema_arrow.names)
-        table = file.read(columns=None if wanted is None else [name for name in wanted if name in present])
+        columns = None if wanted is None else [name for name in wanted if name in present]
+        table = file.read(columns=columns, use_threads=threads)
     # Whether a column may hold nulls is a file's own affair: tables of several files have one schema.
     table = table.cast(pa.schema([field.with_nullable(True) for field in table.schema], table.schema.metadata))
     return _in_seq_order(table) if "seq" in table.column_names else table

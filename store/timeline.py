@@ -59,6 +59,20 @@ def events_along(snapshot: Snapshot, rank: int | None, attempts: Attempts, *, sa
     return lineage.events(snapshot.events(rank, samples=samples))
 
 
+def deciding_stream(snapshot: Snapshot, *, samples: bool = False) -> Sequence[Event]:
+    """The deciding rank's effective events; each made only when it is asked for, where one file holds them all.
+
+    Args:
+        snapshot: The run.
+        samples: Whether events come with their sample losses.
+    """
+    if not samples and not effective_lineage(snapshot).cuts:
+        rows = snapshot.event_rows(DECIDING_RANK)
+        if rows is not None:
+            return rows
+    return list(events_along(snapshot, DECIDING_RANK, "effective", samples=samples))
+
+
 def events_table_along(snapshot: Snapshot, columns: Sequence[str], attempts: Attempts = "effective") -> pa.Table:
     """Those columns of the events, of all ranks, in the same order."""
     lineage = effective_lineage(snapshot, attempts)

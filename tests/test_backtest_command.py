@@ -30,13 +30,13 @@ def backtest(store_path: Path, store_record: Callable[..., Path], tmp_path: Path
             events.append(Event("evaluate", metrics={"eval_loss": 2.0 - step / 10}, **at))
         store_record(events, run_id=f"run-{number}")
 
-    def call(*arguments: object, status: int = 0) -> str:
+    def call(*arguments: object, status: int = 0, policy: str = str(tmp_path / "policy.yaml")) -> str:
         command = [
             sys.executable,
             "-m",
             "steptape.cli",
             "backtest",
-            str(tmp_path / "policy.yaml"),
+            policy,
             "--store",
             str(store_path),
         ]
@@ -74,3 +74,37 @@ def test_json_has_the_comparison_the_cost_and_the_detection(backtest: Callable[.
 def test_an_unknown_baseline_is_refused_with_those_that_there_are(backtest: Callable[..., str]) -> None:
     """Exit status 2."""
     assert "hf_early_stopping" in backtest("--baseline", "hugging", status=2)
+
+
+def test_the_tables_fit_a_terminal_of_a_hundred_columns(
+    backtest: Callable[..., str], store_record: Callable[..., Path]
+) -> None:
+    """Whatever runs are called, with every baseline; of two long names that end alike, each can still be told."""
+    name = "a run with a name that is as long as names of runs become, "
+    for number in range(8):
+        events = [
+            event
+            for step in range(1, 20_001, 5000)
+            for event in (
+                Event("step_end", step=step, elapsed_ns=step * 10**12, metrics={"loss": 1.0}),
+                Event("evaluate", step=step, metrics={"eval_loss": 1.0 + number - 1 / step}),
+            )
+        ]
+        store_record(events, run_id=f"long-{number}", name=f"{name}{number}", status="failed")
+
+    tables = backtest("--baseline", "all").split("\n\n1 of")[0].splitlines()
+
+    assert max(len(line.rstrip()) for line in tables) <= 100
+    assert sum("a run with" in line for line in tables) == 8
+
+
+def test_a_baseline_is_backtested_by_its_name(backtest: Callable[..., str]) -> None:
+    """Aimed at the declared metric of merit, with the tool's defaults or others; what is no policy file is refused."""
+    whole = ("--json", "--objective", "eval_loss")
+    strict = json.loads(backtest(*whole, "--set", "alpha=1", policy="baseline:prechelt_gl"))
+    backwards = json.loads(backtest(*whole, "--mode", "max", policy="baseline:hf_early_stopping"))
+
+    assert strict["policy"]["params"] == {"alpha": 1}
+    assert [run["stop"]["step"] for run in backwards["runs"]] == [2, 2]
+    assert "no policy file" in backtest(policy="baseline:oracle", status=2)
+    assert "no such baseline" in backtest(policy="baseline:hugging", status=2)

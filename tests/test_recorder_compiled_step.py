@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import itertools
 import math
@@ -13,20 +14,26 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from steptape.recorder import Control, Recorder
+from steptape.recorder.tape import Tape
 from steptape.replay import verify
 from steptape.store import Event, open_run
 
 #: What a loop hands to ``step``: mostly the same floats, and now and then something else.
 VALUES = st.one_of(
     st.floats(),
-    st.sampled_from([1, 2**60, True, None, "text", math.nan, math.inf]),
+    st.sampled_from([1, 2**60, True, None, "text", math.nan, math.inf, {"a": 1.0}]),
+    st.sampled_from([np.float32(0.1), np.float64(0.1), np.int64(2**60), np.ones(1), np.ones(2)]),
+    st.sampled_from([torch.tensor(0.1), torch.tensor([2]), torch.tensor(True), torch.ones(2)]),
 )
 PLAIN = st.fixed_dictionaries({"loss": st.floats(), "lr": st.floats()})
+IN_A_MAPPING = st.fixed_dictionaries({"train/loss": VALUES, "Überlauf": VALUES}, optional={3: st.floats()})
 CALLS = st.lists(
     st.one_of(
         PLAIN,
@@ -89,6 +96,23 @@ def test_the_compiled_step_writes_what_the_general_one_does(
     assert compiled == recorded(lambda rec, arguments: Recorder.step(rec, **arguments), calls, policy)
 
 
+@pytest.mark.filterwarnings("ignore")
+@settings(max_examples=15, deadline=None)
+@given(calls=st.lists(st.one_of(IN_A_MAPPING.map(lambda given: {"metrics": given}), PLAIN), max_size=12))
+def test_the_compiled_step_takes_a_mapping_as_the_general_one_does(calls: list[dict[str, Any]]) -> None:
+    """Names that cannot be those of parameters, keys that are no text, and keyword arguments in between."""
+
+    def handed(step: Callable[..., object], arguments: dict[str, Any]) -> object:
+        metrics = arguments.get("metrics")
+        return step(**arguments) if metrics is None else step(metrics)
+
+    compiled = recorded(lambda rec, arguments: handed(rec.step, arguments), calls, None)
+
+    assert compiled == recorded(
+        lambda rec, arguments: handed(functools.partial(Recorder.step, rec), arguments), calls, None
+    )
+
+
 def test_a_step_that_repeats_is_compiled_and_looks_like_the_method(tmp_path: Path) -> None:
     """Help and signature are the method's."""
     with Recorder(tmp_path) as rec:
@@ -98,6 +122,24 @@ def test_a_step_that_repeats_is_compiled_and_looks_like_the_method(tmp_path: Pat
         assert "step" in vars(rec)
         assert inspect.signature(rec.step) == inspect.signature(Recorder.step.__get__(rec))
         assert rec.step.__doc__ == Recorder.step.__doc__
+
+
+@pytest.mark.parametrize("value", [0.5, 3, np.float32(0.5), torch.tensor(0.5)], ids=lambda value: type(value).__name__)
+def test_any_number_that_the_host_has_takes_the_quick_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, value: Any
+) -> None:
+    """By name and in a dictionary, from the third call of the like on."""
+    generally: list[str] = []
+    record = Tape.record
+    monkeypatch.setattr(Tape, "record", lambda *given, **more: generally.append(given[1]) or record(*given, **more))
+    with Recorder(tmp_path) as rec:
+        for _ in range(5):
+            rec.step(loss=value)
+        for _ in range(5):
+            rec.step({"train/loss": value})
+
+    assert generally.count("step_end") == 4
+    assert open_run(rec.folder).series("train/loss")["value"].to_pylist() == [float(value)] * 5
 
 
 @pytest.mark.parametrize(

@@ -69,7 +69,7 @@ def test_a_stop_saves_what_came_after_it(policy: Policy, record: Callable[..., R
     result = one(backtest(policy, [run]))
 
     assert result["stop"]["step"] == 3
-    assert result["saved"] == {"steps": 3, "seconds": 3.0, "checkpoints": 2, "checkpoint_bytes": 150}
+    assert result["saved"] == {"steps": 3, "seconds": 3.0, "checkpoints": 2, "checkpoint_bytes": 150, "evaluations": 2}
     assert (result["recorded"]["best"], result["recorded"]["best_step"], result["recorded"]["final"]) == (0.4, 4, 0.7)
     assert (result["predicted"]["best"], result["predicted"]["best_step"], result["predicted"]["final"]) == (
         0.5,
@@ -118,7 +118,7 @@ controllers:
     assert set(result["saved"].values()) == {None}
     assert "not known" in result["notes"][0]
     assert report_json(report)["aggregate"]["not_known"] == 1
-    assert table_rows(report)[0][1] == "not known"
+    assert table_rows(report)[0][1] == "unknown"
 
 
 def test_regret_is_absolute_only_where_the_best_is_near_zero(policy: Policy, record: Callable[..., Run]) -> None:

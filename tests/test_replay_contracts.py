@@ -1,4 +1,4 @@
-"""The twelve contracts of a replay, each by the name that it is known by. Sweeps have their own tests of theirs."""
+"""The twelve contracts of a replay, each by the name that it is known by. Sweeps have more tests of theirs."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -20,7 +21,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from steptape.recorder import Recorder
-from steptape.replay import replay, verify
+from steptape.replay import declared_objective, replay, verify
+from steptape.replay.judging import judge_run
+from steptape.replay.sweep_outcomes import Outcomes, outcomes_of_results
+from steptape.replay.sweep_run import RunSweep
+from steptape.replay.sweep_stream import stream_of_events
+from steptape.replay.sweep_task import sweep_stream
+from steptape.replay.sweep_variants import variants_of
 from steptape.rules import (
     Engine,
     Policy,
@@ -134,21 +141,38 @@ def test_prefix(name: str, drawn: list[tuple[str, float]]) -> None:
         assert outcomes_at(POLICIES[name], events[:end]) == [entry for entry in whole if entry[0] < end]
 
 
+#: What may stand in the place of what is to come.
+POISONS: dict[str, Callable[[random.Random], float]] = {
+    "NaN": lambda _: math.nan,
+    "infinity": lambda _: math.inf,
+    "zero": lambda _: 0.0,
+    "huge": lambda _: -1e17,
+    "noise": lambda draw: draw.uniform(0, 10),
+}
+
+
+def rough_stream() -> list[Event]:
+    """Sixty events in which every rule of the policy above finds something, early and late."""
+    draw = random.Random(11)
+    kinds = ["step_end", "step_end", "log", "evaluate"]
+    return stream_of([(kinds[i % 4], draw.choice([1.0, 1.01, 2.0, 3.0, 6.0, math.nan])) for i in range(60)])
+
+
+@pytest.mark.parametrize("poison", POISONS)
 @pytest.mark.parametrize("name", POLICIES)
-@given(drawn=_streams, cut=st.integers(0, 50), noise=st.lists(_number, min_size=50, max_size=50))
-@settings(max_examples=40, deadline=None)
-def test_poison(name: str, drawn: list[tuple[str, float]], cut: int, noise: list[float]) -> None:
+def test_poison(name: str, poison: str) -> None:
     """Whatever stands in the place of all that is after an event, no decision up to it changes."""
-    events = stream_of(drawn)
-    poisoned = [
-        event._replace(metrics=dict.fromkeys(event.metrics, value))
-        for event, value in zip(events[cut:], noise, strict=False)
-    ]
+    events, draw = rough_stream(), random.Random(5)
+    whole = outcomes_at(POLICIES[name], events)
 
-    before = [entry for entry in outcomes_at(POLICIES[name], events) if entry[0] < cut]
-    after = [entry for entry in outcomes_at(POLICIES[name], [*events[:cut], *poisoned]) if entry[0] < cut]
-
-    assert before == after
+    for cut in range(len(events)):
+        poisoned = [
+            event._replace(metrics={metric: POISONS[poison](draw) for metric in event.metrics})
+            for event in events[cut:]
+        ]
+        found = outcomes_at(POLICIES[name], [*events[:cut], *poisoned])
+        assert [entry for entry in found if entry[0] < cut] == [entry for entry in whole if entry[0] < cut]
+    assert name != "everything" or len(whole) > 20
 
 
 @pytest.mark.parametrize("name", POLICIES)
@@ -228,21 +252,28 @@ def test_live_equals_replay(run: Run) -> None:
     assert text.count("'seq'") > 10
 
 
-#: Bytes between two cuts; a prime, so that records are cut at all their parts. The store's tests cut at each byte.
-CUT_EVERY = 43
+#: Two rules that decide, one of which also fails, on values that take few bytes.
+TERSE = """
+controllers:
+  - {name: fails, triggers: [on_step_end], rule: 1 / loss > 2, operations: []}
+  - {name: high, triggers: [on_step_end], rule: loss > 1, operations: []}
+"""
 
 
 def test_crash(tmp_path: Path) -> None:
-    """Wherever the log is cut, what is left is verified, and no rule has decided twice at an event."""
-    with Recorder(tmp_path / "live", rules=POLICIES["everything"]) as rec:
-        for step in range(10):
-            rec.step(loss=1.0 + (step * 7 % 5))
+    """Cut the log at every byte: what is left is verified, and no rule has decided twice at an event.
+
+    A record that is cut off is none, so that the outcomes of two cuts differ only where a record ends.
+    """
+    with Recorder(tmp_path / "live", rules=parse_policy(TERSE)) as rec:
+        for loss in (2.0, 0.0, 0.25):
+            rec.step(loss=loss)
         copied = Path(shutil.copytree(rec.folder, tmp_path / "cut" / rec.folder.name))
     (journal,) = copied.glob("journal-*")
     content = journal.read_bytes()
     whole = verify(open_run(copied)).outcomes
-    outcomes = set()
-    for length in range(0, len(content), CUT_EVERY):
+    told = []
+    for length in range(len(content) + 1):
         journal.write_bytes(content[:length])
 
         verdict = verify(open_run(copied))
@@ -254,9 +285,11 @@ def test_crash(tmp_path: Path) -> None:
 
         assert verdict.identical, (length, verdict)
         assert max(decided.values(), default=1) == 1
-        outcomes.add(verdict.outcomes)
-    assert whole > 3
-    assert len(outcomes) > whole // 2
+        told.append(verdict.outcomes)
+    assert whole >= 3
+    assert sorted(set(told)) == list(range(whole + 1))
+    assert told == sorted(told)
+    assert told[-1] == whole
 
 
 INERT = """
@@ -415,3 +448,50 @@ def test_rule_unit_tests(step: int, passes: bool, tmp_path: Path) -> None:
     (test,) = parse_tests(SCENARIO.replace("STEP", str(step)), source=str(tmp_path / "policy.test.yaml"))
 
     assert run_test(test).passes is passes
+
+
+#: What varies: a window and its threshold, patience, and a second condition that some variants never let through.
+SWEPT = """
+params: {spike: 1.5, window: 4, tolerated: 1, floor: 0.5}
+controllers:
+  - name: stop
+    triggers: [on_step_end]
+    rule: loss > spike * mean(loss, window) and loss > floor
+    patience: {patience_threshold: tolerated}
+    operations: [hfcontrols.should_training_stop]
+  - name: note
+    triggers: [on_evaluate, on_log]
+    rule: slope(loss, window) > 0 or eval_loss > spike
+    cooldown: 3
+    operations: [hfcontrols.should_save]
+"""
+AXES: dict[str, list[float]] = {
+    "spike": [0.5, 1.0, 1.5, math.inf],
+    "window": [1, 4],
+    "tolerated": [0, 2],
+    "floor": [0.0, 2.0],
+}
+
+
+@given(drawn=_streams.filter(bool))
+@settings(max_examples=25, deadline=None)
+def test_sweep_equals_engine(drawn: list[tuple[str, float]]) -> None:
+    """Every variant, by columns and by the event engine: the same decisions at the same events, the same numbers."""
+    events = stream_of(drawn)
+    objective = declared_objective("eval_loss", "min")
+    variants = variants_of(parse_policy(SWEPT), AXES)
+    columns = RunSweep(stream_of_events(events, Plan()), lambda: events)
+    judged = [judge_run(variant.policy(), "", "", "completed", events, Plan(), objective) for variant in variants]
+
+    outcomes = sweep_stream(variants, stream_of_events(events, Plan()), objective, lambda: events, status="completed")
+
+    assert len(variants) == 32
+    assert not columns.reasons
+    for variant in variants:
+        engine = replay(variant.policy(), events).decisions
+        assert sorted(
+            (index, found.controller) for found in columns.firings(variant) for index in found.fired.events.tolist()
+        ) == sorted((entry.event_index, entry.outcome.controller) for entry in engine)
+    expected = outcomes_of_results(judged, objective)
+    for field in fields(Outcomes):
+        assert repr(getattr(outcomes, field.name).tolist()) == repr(getattr(expected, field.name).tolist()), field.name

@@ -9,6 +9,7 @@ import pytest
 
 from steptape.replay import backtest, summary_lines
 from steptape.replay.coverage import coverage_of
+from steptape.replay.mapping import Readers
 from steptape.replay.policy_text import with_controllers
 from steptape.replay.replaying import replay_events
 from steptape.rules import load_policy, parse_policy, shipped_policies
@@ -34,7 +35,7 @@ controllers:
   - {name: plain, triggers: [on_step_end], rule: loss > 1e-5, operations: []}
 """)
 
-    spike, lost, plain = coverage_of(policy, runs)
+    spike, lost, plain = coverage_of(policy, runs, Readers()).controllers
 
     assert [(c.text, c.true_runs, c.false_runs) for c in spike.clauses] == [
         ("len(loss) > 50", 0, 2),

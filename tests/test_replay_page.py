@@ -11,6 +11,8 @@ import pytest
 
 from steptape.replay import BASELINES, Backtest, backtest, report_page
 from steptape.replay.curves import POINTS, curves_of
+from steptape.replay.event_stream import event_stream
+from steptape.replay.labels import CHARACTER, LINE, Labels
 from steptape.replay.scales import Scale, scale_of, tick_text
 from steptape.rules import parse_policy
 from steptape.store import Event, open_run
@@ -77,7 +79,9 @@ def test_the_page_is_whole_and_loads_nothing_from_anywhere(report: Backtest) -> 
     page = Page(text)
 
     assert page.open == []
-    assert not {tag for tag, _ in page.seen} & {"script", "link", "img", "iframe", "a", "object"}
+    assert not {tag for tag, _ in page.seen} & {"script", "link", "img", "iframe", "object"}
+    links = {str(attrs.get("href")) for tag, attrs in page.seen if tag == "a"}
+    assert links == {f"#{attrs['id']}" for _, attrs in page.seen if "id" in attrs}
     assert not any(
         key in ("src", "href", "style") and "url" in str(value)
         for _, attrs in page.seen
@@ -125,7 +129,7 @@ def test_a_thinned_curve_keeps_its_extremes_and_gaps() -> None:
     values[54_321], values[77_777] = 50.0, math.nan
     events = [Event("step_end", step=index, metrics={"loss": value}) for index, value in enumerate(values)]
 
-    (curve,) = curves_of(events)
+    (curve,) = curves_of(event_stream(events))
 
     assert len(curve.steps) <= POINTS + POINTS // 2 + 2
     assert dict(zip(curve.steps, curve.values, strict=True))[54_321] == 50.0
@@ -148,3 +152,29 @@ def test_a_scale_of_nothing_is_none() -> None:
     assert scale_of([math.nan, math.inf], 0, 1) is None
     assert Scale(1, 1000, 0, 1, is_log=True).ticks() == [1.0, 10.0, 100.0, 1000.0]
     assert [tick_text(value) for value in (1500.0, 25_000.0, 2e6, 0.5)] == ["1.5k", "25k", "2M", "0.5"]
+
+
+def test_the_verdict_comes_first_and_every_decision_with_its_clause(report: Backtest) -> None:
+    """What was not judged is in the first sentences, and a decision's row has rule, values and label."""
+    text = Page(report_page(report)).text.replace("\xa0", " ")
+    verdict = "It would have stopped 1 of 2 runs and saved 25% of all steps"
+
+    assert text.index(verdict) < text.index("1 run could not be judged") < text.index("Savings against")
+    assert "loss = 3" in text
+    assert "what was recorded after it is what the stop spares" in text
+    assert "Digests of every log" in text
+
+
+def test_labels_of_points_that_lie_together_stay_apart() -> None:
+    """Of each other and of all points, as long as there is room."""
+    points = [(100.0 + 4 * number, 100.0) for number in range(6)]
+    labels = Labels(points, 0, 480, 0, 300)
+
+    placed = [labels.place(x, y, f"baseline {number}") for number, (x, y) in enumerate(points)]
+
+    width = CHARACTER * len("baseline 0")
+    lefts = [one.x if one.side == "start" else one.x - width for one in placed]
+    for one, (left, at) in enumerate(zip(lefts, placed, strict=True)):
+        for other_left, other in list(zip(lefts, placed, strict=True))[:one]:
+            assert abs(at.y - other.y) >= LINE or abs(left - other_left) >= width
+        assert all(abs(at.y - 4 - y) > 5 or not left - 5 < x < left + width + 5 for x, y in points)

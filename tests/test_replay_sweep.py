@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from math import nan
 from pathlib import Path
 
 import pytest
@@ -10,9 +11,14 @@ from typer.testing import CliRunner
 
 from steptape.cli import app
 from steptape.recorder import Recorder
-from steptape.replay import backtest, sweep
-from steptape.rules import PolicyError, parse_policy
-from steptape.store import Run, TelemetryError, open_run
+from steptape.replay import Mode, Objective, SweptRun, backtest, sweep
+from steptape.replay.sweep_processes import Task, swept_in_processes, worthwhile_processes
+from steptape.replay.sweep_schedule import schedule_of, schedules_of
+from steptape.replay.sweep_stream import read_stream
+from steptape.replay.sweep_task import sweep_stream
+from steptape.replay.sweep_variants import variants_of
+from steptape.rules import Metric, PolicyError, parse_policy, register_metric
+from steptape.store import Event, Run, TelemetryError, open_run
 
 POLICY = """
 params: {spike: 2.0, window: 3, tolerated: 0}
@@ -23,7 +29,19 @@ controllers:
     patience: {patience_threshold: tolerated}
     operations: [hfcontrols.should_training_stop]
 """
+OBJECTIVE = Objective("eval_loss", Mode.MIN)
 AXES = {"spike": [1.2, 1.5, 9.0], "window": [2, 3], "tolerated": [0, 1]}
+
+
+@register_metric
+class LossOfASweep(Metric):
+    """The newest loss, as a metric that only this process knows."""
+
+    kinds = frozenset({"step_end"})
+
+    def compute(self, event: Event) -> float:
+        """As it stands in the event."""
+        return event.metrics["loss"]
 
 
 @pytest.fixture
@@ -49,6 +67,96 @@ def test_every_variant_comes_to_what_its_own_backtest_finds(runs: list[Run]) -> 
     assert swept.engine_reasons == {}
     assert swept.totals["steps_saved"].tolist() == [sum(r.steps_saved or 0 for r in one.results) for one in singles]
     assert swept.totals["stopped"].tolist() == [sum(r.stop is not None for r in one.results) for one in singles]
+
+
+def test_checkpoints_and_what_can_be_deployed_are_those_of_each_backtest(tmp_path: Path) -> None:
+    """Whether the run's own checkpoints count, or those that the rules ask for."""
+    with Recorder(tmp_path / "runs") as rec:
+        for step in range(1, 13):
+            rec.step(loss=9.0 if step % 5 == 0 else 1.0)
+            rec.evaluate(eval_loss=2.0 / step)
+            if step % 3 == 0:
+                rec.save(f"checkpoint-{step}", size_bytes=100 + step)
+    run = open_run(rec.folder)
+    for operations in ("[hfcontrols.should_training_stop]", "[hfcontrols.should_save]", "[hfcontrols.should_log]"):
+        policy = parse_policy(POLICY.replace("[hfcontrols.should_training_stop]", operations))
+        swept = sweep(policy, AXES, [run])
+        results = [backtest(variant.policy(), [run]).results[0] for variant in swept.variants]
+        predicted = [result.predicted for result in results if result.predicted is not None]
+
+        assert swept.totals["checkpoints"].tolist() == [outlay.checkpoints for outlay in predicted]
+        assert swept.totals["checkpoint_bytes"].tolist() == [outlay.checkpoint_bytes for outlay in predicted]
+        assert swept.runs[0].outcomes.deployable_regret.tolist() == pytest.approx(
+            [nan if (r := one.deployable_regret(swept.objective)) is None else r for one in results], nan_ok=True, abs=0
+        )
+
+
+def test_a_stop_keeps_fewer_checkpoints_and_deploys_a_worse_value(tmp_path: Path) -> None:
+    """Both count up to the stop, and regret is against the best recorded value that has a checkpoint."""
+    with Recorder(tmp_path / "runs") as rec:
+        for step, loss in enumerate((1.0, 1.0, 9.0, 1.0), 1):
+            rec.step(loss=loss)
+            rec.evaluate(eval_loss=8.0 / step)
+            if step in (2, 4):
+                rec.save(f"checkpoint-{step}", size_bytes=50)
+    swept = sweep(parse_policy(POLICY), {"spike": [1.5, 99.0]}, [open_run(rec.folder)])
+
+    assert swept.totals["checkpoints"].tolist() == [1, 2]
+    assert swept.totals["checkpoint_bytes"].tolist() == [50, 100]
+    assert swept.totals["mean_deployable_regret"].tolist() == [1.0, 0.0]
+
+
+def test_several_processes_find_what_one_does(runs: list[Run]) -> None:
+    """In the order of the runs."""
+    policy = parse_policy(POLICY)
+    task = Task(policy, AXES, OBJECTIVE, variants_of(policy, AXES))
+    alone, shared = (list(swept_in_processes(task, runs, processes)) for processes in (1, 2))
+
+    for one, other in zip(alone, shared, strict=True):
+        assert isinstance(one, SweptRun)
+        assert isinstance(other, SweptRun)
+        assert one.run_id == other.run_id
+        assert repr(vars(one.outcomes)) == repr(vars(other.outcomes))
+
+
+def test_small_sweeps_and_rules_that_a_script_registered_are_worth_one_process(runs: list[Run]) -> None:
+    """Processes take time to begin, and know what is installed alone."""
+    policy = parse_policy(POLICY)
+    registered = parse_policy("controller_metrics: [{name: last, class: LossOfASweep}]\n" + POLICY)
+    few, large = variants_of(policy, AXES), [runs[0]] * 50_000
+
+    assert worthwhile_processes(policy, few, runs, 4) == 1
+    assert worthwhile_processes(policy, few, large, 4) == 4
+    assert worthwhile_processes(registered, few, large, 4) == 1
+
+
+def test_what_the_event_engine_decides_is_sooner_worth_processes(runs: list[Run]) -> None:
+    """It takes thousands of times as long."""
+    policy = parse_policy(POLICY.replace("mean(loss, window)", "mean(loss, steps=3)"))
+
+    assert worthwhile_processes(policy, variants_of(policy, {"spike": [1.5, 2.0]}), [runs[0]] * 100, 4) == 4
+
+
+def test_a_registered_metric_is_known_here_and_refused_by_name_in_processes_of_their_own(runs: list[Run]) -> None:
+    """Not a process that breaks, but the policy's own error."""
+    text = POLICY.replace("loss > spike * mean(loss, window)", "last > spike")
+    policy = parse_policy("controller_metrics: [{name: last, class: LossOfASweep}]\n" + text)
+    axes = {"spike": [2.0, 9.0]}
+
+    assert sweep(policy, axes, runs, processes=2).totals["stopped"].tolist() == [2, 0]
+    with pytest.raises(PolicyError, match="LossOfASweep"):
+        list(swept_in_processes(Task(policy, axes, None, variants_of(policy, axes)), runs, 2))
+
+
+def test_variants_that_are_laid_out_in_lots_come_to_the_same(runs: list[Run]) -> None:
+    """A sweep of many thousands is taken some thousands at a time."""
+    variants = variants_of(parse_policy(POLICY), AXES)
+    stream = read_stream(runs[0], {"loss", "eval_loss"})
+    whole, _ = sweep_stream(schedules_of(variants), stream, OBJECTIVE, list)
+    lots, _ = sweep_stream([schedule_of(variants[:5]), schedule_of(variants[5:])], stream, OBJECTIVE, list)
+
+    assert lots.stop_step.tolist() == whole.stop_step.tolist()
+    assert lots.decisions.tolist() == whole.decisions.tolist()
 
 
 def test_the_front_holds_what_no_other_variant_beats_in_both(runs: list[Run]) -> None:

@@ -14,9 +14,10 @@ from steptape.replay.objective import Mode, Objective
 from steptape.replay.replaying import replay_events
 from steptape.replay.sweep_outcomes import Outcomes, outcomes_of_results
 from steptape.replay.sweep_run import RunSweep
+from steptape.replay.sweep_schedule import schedules_of
 from steptape.replay.sweep_stream import stream_of_events
+from steptape.replay.sweep_task import sweep_stream
 from steptape.replay.sweep_variants import Variant, variants_of
-from steptape.replay.sweeping import sweep_stream
 from steptape.rules import parse_policy
 from steptape.store.events import Event
 from steptape.store.plan import Plan
@@ -114,7 +115,13 @@ def controllers(draw: st.DrawFn, name: str) -> str:
     )
     operations = draw(
         st.sampled_from(
-            ["[]", "[hfcontrols.should_training_stop]", "[hfcontrols.should_save]", "[hfcontrols.should_log]"]
+            [
+                "[]",
+                "[hfcontrols.should_training_stop]",
+                "[hfcontrols.should_save]",
+                "[hfcontrols.should_save, hfcontrols.should_training_stop]",
+                "[hfcontrols.should_log]",
+            ]
         )
     )
     keys = {
@@ -159,9 +166,10 @@ def streams(draw: st.DrawFn) -> list[Event]:
     events: list[Event] = []
     attempt, elapsed = 0, 0
 
-    def emit(kind: str, step: int, **metrics: float) -> None:
+    def emit(kind: str, step: int, attrs: dict[str, object] | None = None, **metrics: float) -> None:
         epoch = draw(st.sampled_from([None, step / 10]))
-        events.append(Event(kind, step, len(events), attempt, epoch=epoch, elapsed_ns=elapsed, metrics=metrics))
+        place = (kind, step, len(events), attempt)
+        events.append(Event(*place, epoch=epoch, elapsed_ns=elapsed, metrics=metrics, attrs=attrs or {}))
 
     emit("train_begin", 0)
     for step in range(1, draw(st.integers(1, 14)) + 1):
@@ -177,7 +185,7 @@ def streams(draw: st.DrawFn) -> list[Event]:
             # Logs that came from elsewhere may hold evaluations of later steps with no step between them.
             emit("evaluate", step + draw(st.sampled_from([0, 0, 1])), eval_loss=draw(NUMBERS))
         if draw(st.booleans()):
-            emit("save", step)
+            emit("save", step, draw(st.sampled_from([{"size_bytes": 7}, {"size_bytes": 8}, {}])))
     emit("train_end", events[-1].step)
     return events
 
@@ -190,7 +198,7 @@ def engine_firings(variant: Variant, events: Sequence[Event]) -> list[tuple[int,
 
 def column_firings(swept: RunSweep, variant: Variant) -> list[tuple[int, str, str]]:
     """What the columns decide."""
-    return sorted((event, f.controller, f.trigger) for f in swept.firings(variant) for event in f.fired.events.tolist())
+    return sorted((event, f.controller, f.trigger) for f in swept.firings(variant) for event in f.events.tolist())
 
 
 @given(policies(), streams())
@@ -209,9 +217,9 @@ def test_every_decision_of_every_variant_is_that_of_the_event_engine(text: str, 
 @given(policies(), streams(), st.sampled_from(["completed", "stopped", "running", "crashed"]))
 @settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))
 def test_every_number_of_a_sweep_is_that_of_a_backtest(text: str, events: list[Event], status: str) -> None:
-    """Stops, decisions, savings and regret, to the last bit."""
-    variants = variants_of(parse_policy(text), {"threshold": [0.3, 2], "window": [1, 4]})
-    found = sweep_stream(variants, stream_of_events(events, PLAN), OBJECTIVE, lambda: events, status=status)
+    """Stops, decisions, savings, checkpoints and regret, to the last bit."""
+    variants = variants_of(parse_policy(text), {"threshold": [0.3, 2], "window": [1, 4], "tolerated": [0, 3]})
+    found, _ = sweep_stream(schedules_of(variants), stream_of_events(events, PLAN), OBJECTIVE, lambda: events, status)
     results = [judge_run(variant.policy(), "", "", status, events, PLAN, OBJECTIVE) for variant in variants]
     expected = outcomes_of_results(results, OBJECTIVE)
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from steptape.rules import Decision, Engine, Outcome, RuleError, RuleWarning, canonical_line, parse_policy
 from steptape.rules.decisions import outcome_from_event, outcome_payload
-from steptape.rules.engine import MISSING_SERIES_AFTER
+from steptape.rules.missing_series import MISSING_SERIES_AFTER
 from steptape.store.events import AWAITED, LATE_FOR, SAMPLES, Event
 from steptape.store.journal_format import SampleLosses
 

@@ -1,0 +1,179 @@
+"""Answers about runs that were had before: kept in a folder of the user's, and found again while nothing has changed.
+
+An answer is known by all that it depends on: what is asked, the run's log as it lies there, and the code that answers.
+Nothing is ever written into a store. An entry that is damaged, or that somebody else wrote, is as good as none.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import tempfile
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+from ..rules import Policy
+from ..store import Run
+from ..store.run_folder import RUN_JSON
+from .value_encoding import ValueCodec
+
+#: What the folder may hold; the entries that were not used for longest go first.
+LIMIT_BYTES: Final = 256 * 2**20
+
+_MAGIC: Final = b"steptape cache 1\n"
+_ROOMS: Final = ("store", "rules", "replay")
+_SUFFIX: Final = ".entry"
+
+_Answer = TypeVar("_Answer")
+
+
+@dataclass(frozen=True, slots=True)
+class Cache:
+    """A folder of answers. Several processes may use it at once.
+
+    Attributes:
+        folder: Where; made when it is first written to.
+        limit_bytes: What it may hold.
+    """
+
+    folder: Path
+    limit_bytes: int = LIMIT_BYTES
+
+    def answer(
+        self, run: Run, asked: tuple[object, ...] | None, codec: ValueCodec, ask: Callable[[], _Answer]
+    ) -> tuple[_Answer, bool]:
+        """The answer about a run, and whether it was had before.
+
+        Args:
+            run: The run.
+            asked: All that the answer depends on beside the run, as text and numbers; None for what is not to be kept.
+            codec: How the answer is written.
+            ask: What gives the answer when it is not there.
+        """
+        key = None if asked is None else key_of(run, asked, codec)
+        found: Any = None if key is None else self._read(key, codec)
+        if found is not None:
+            answer: _Answer = found
+            return answer, True
+        answer = ask()
+        # A run that went on meanwhile is another one: what was read belongs to neither.
+        if key is not None and asked is not None and key == key_of(run, asked, codec):
+            self._write(key, codec, answer)
+        return answer, False
+
+    def prune(self) -> None:
+        """Drop the oldest entries of a folder that holds too much."""
+        try:
+            entries = [(path.stat(), path) for path in self.folder.glob(f"*{_SUFFIX}")]
+        except OSError:
+            return
+        total = sum(stat.st_size for stat, _ in entries)
+        for stat, path in sorted(entries, key=lambda entry: entry[0].st_mtime_ns):
+            if total <= self.limit_bytes:
+                return
+            total -= stat.st_size
+            _drop(path)
+
+    def _read(self, key: str, codec: ValueCodec) -> Any:
+        path = self._path(key)
+        try:
+            content = path.read_bytes()
+            text = _unwrapped(content, key)
+            answer = codec.decoded(text)
+            path.touch()
+        except OSError:
+            return None
+        except (ValueError, zlib.error):
+            _drop(path)
+            return None
+        return answer
+
+    def _write(self, key: str, codec: ValueCodec, answer: object) -> None:
+        """Write aside and rename, so that nobody sees half an entry. A cache that cannot be written to is none."""
+        try:
+            content = _wrapped(codec.encoded(answer), key)
+        except TypeError:
+            return
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            with tempfile.NamedTemporaryFile(dir=self.folder, delete=False) as aside:
+                aside.write(content)
+            Path(aside.name).replace(self._path(key))
+        except OSError:
+            return
+
+    def _path(self, key: str) -> Path:
+        return self.folder / f"{key}{_SUFFIX}"
+
+
+def answer_about(
+    cache: Cache | None,
+    run: Run,
+    asked: tuple[object, ...] | None,
+    codec: ValueCodec,
+    ask: Callable[[], _Answer],
+) -> tuple[_Answer, bool]:
+    """As ``Cache.answer``, or without a cache."""
+    return (ask(), False) if cache is None else cache.answer(run, asked, codec, ask)
+
+
+def policy_identity(policy: Policy) -> tuple[object, ...] | None:
+    """What tells a policy from others, its wording included: messages quote it. None for one with foreign classes.
+
+    The code of metrics and operations that are not steptape's own is part of no digest, whoever installed it.
+    """
+    if not policy.is_self_contained:
+        return None
+    params = sorted((name, repr(value)) for name, value in policy.params.items())
+    return policy.digest, policy.semantics_version, policy.source, policy.text, params
+
+
+def key_of(run: Run, asked: tuple[object, ...], codec: ValueCodec) -> str | None:
+    """What an answer is known by; None where the run has no digest, because it may still go on.
+
+    The digest of a log is what was kept at its end. A file that was edited since has another size or time.
+    """
+    try:
+        digest = run.log_digest
+        told = hashlib.sha256((run.folder / RUN_JSON).read_bytes()).hexdigest()
+        files = sorted((entry.name, entry.stat().st_size, entry.stat().st_mtime_ns) for entry in run.folder.iterdir())
+    except OSError:
+        return None
+    if not digest:
+        return None
+    known_by = (code_digest(), sorted(codec.fields.items()), asked, digest, run.status, told, files)
+    return hashlib.sha256(repr(known_by).encode("utf-8", "surrogatepass")).hexdigest()
+
+
+@functools.cache
+def code_digest() -> str:
+    """Digest of the code that reads, decides and judges: another steptape has other answers."""
+    digest = hashlib.sha256()
+    root = Path(__file__).parent.parent
+    for room in _ROOMS:
+        for path in sorted((root / room).rglob("*.py")):
+            digest.update(f"{room}/{path.name}\n".encode() + path.read_bytes())
+    return digest.hexdigest()
+
+
+def _wrapped(text: str, key: str) -> bytes:
+    body = zlib.compress(text.encode(), 1)
+    return _MAGIC + hashlib.sha256(key.encode() + body).digest() + body
+
+
+def _unwrapped(content: bytes, key: str) -> str:
+    start = len(_MAGIC) + hashlib.sha256().digest_size
+    body = content[start:]
+    if content[:start] != _MAGIC + hashlib.sha256(key.encode() + body).digest():
+        raise ValueError("not an entry of this cache")
+    return zlib.decompress(body).decode()
+
+
+def _drop(path: Path) -> None:
+    try:
+        path.unlink(missing_ok=True)
+    except OSError:
+        return

@@ -1,0 +1,89 @@
+"""Where the labels of a crowded plot stand: beside their points, off the other points and off each other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+#: The width of a character and the height of a line, in units of the drawing and on the generous side: fonts differ.
+CHARACTER: Final = 6.3
+LINE: Final = 12.5
+
+#: From a point to its label, and around every point.
+_BESIDE: Final = 9.0
+_AROUND: Final = 5.0
+
+#: How far up and down a label is moved, the nearest first.
+_SHIFTS: Final = (0.0, *(sign * 13.0 * step for step in range(1, 9) for sign in (-1, 1)))
+
+
+class Placed(NamedTuple):
+    """A label's place.
+
+    Attributes:
+        x, y: Of the end that is next to the point, on the base line of the text.
+        side: ``start`` where the text runs on from there to the right, ``end`` where it ends there.
+        is_far: Whether it is so far off that a line should lead there.
+    """
+
+    x: float
+    y: float
+    side: str
+    is_far: bool
+
+
+class _Box(NamedTuple):
+    left: float
+    top: float
+    right: float
+    bottom: float
+
+    def meets(self, other: _Box) -> bool:
+        """Whether they overlap."""
+        is_beside = self.right <= other.left or other.right <= self.left
+        return not (is_beside or self.bottom <= other.top or other.bottom <= self.top)
+
+
+@dataclass(slots=True)
+class Labels:
+    """Places one label after the other.
+
+    Args:
+        points: All points of the plot.
+        left, right, top, bottom: The area within which labels stand.
+    """
+
+    points: Sequence[tuple[float, float]]
+    left: float
+    right: float
+    top: float
+    bottom: float
+    _taken: list[_Box] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._taken = [_Box(x - _AROUND, y - _AROUND, x + _AROUND, y + _AROUND) for x, y in self.points]
+
+    def place(self, x: float, y: float, text: str) -> Placed:
+        """The nearest free place beside a point; where there is none, right beside it all the same."""
+        candidates = list(self._candidates(x, y, CHARACTER * len(text)))
+        free = (entry for entry in candidates if not any(entry[1].meets(box) for box in self._taken))
+        placed, box = next(free, candidates[0])
+        self._taken.append(box)
+        return placed
+
+    def _candidates(self, x: float, y: float, length: float) -> Iterator[tuple[Placed, _Box]]:
+        """Those within the area, the nearest first, to the right before to the left."""
+        yielded = False
+        for shift in _SHIFTS:
+            for side, begin in (("start", x + _BESIDE), ("end", x - _BESIDE - length)):
+                middle = y + shift
+                box = _Box(begin, middle - LINE / 2, begin + length, middle + LINE / 2)
+                is_inside = box.left >= self.left and box.right <= self.right
+                if is_inside and box.top >= self.top and box.bottom <= self.bottom:
+                    yielded = True
+                    at = begin if side == "start" else begin + length
+                    yield Placed(at, middle + 4, side, abs(shift) > LINE), box
+        if not yielded:
+            box = _Box(x + _BESIDE, y - LINE / 2, x + _BESIDE + length, y + LINE / 2)
+            yield Placed(box.left, y + 4, "start", False), box

@@ -1,0 +1,170 @@
+"""A report's numbers by plain loops over rows: nothing of the replay, its engine or its statistics is used here."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+from real_logs import Row
+
+#: Index of the row at which a rule stops a run; None when it does not.
+Stopper = Callable[[Sequence[Row]], int | None]
+
+
+def overfitting(rows: Sequence[Row]) -> int | None:
+    """The shipped policy ``overfitting``: eleven evaluations in a row above 1.05 times the best of the last 100."""
+    seen: list[float] = []
+    worse = 0
+    for index, row in enumerate(rows):
+        if row.loss is not None and not math.isfinite(row.loss):
+            return index
+        if row.eval_loss is not None:
+            seen = [*seen, row.eval_loss][-100:]
+            if not math.isfinite(row.eval_loss):
+                return index
+            worse = worse + 1 if row.eval_loss > 1.05 * min(seen) else 0
+            if worse > 10:
+                return index
+    return None
+
+
+def new_bests(rows: Sequence[Row], end: int) -> list[int]:
+    """Rows up to the end at which the same policy asks for a checkpoint."""
+    evaluated = [(index, row.eval_loss) for index, row in enumerate(rows[: end + 1]) if row.eval_loss is not None]
+    return [
+        index
+        for place, (index, value) in enumerate(evaluated)
+        if math.isfinite(value) and value == min(v for _, v in evaluated[: place + 1][-100:])
+    ]
+
+
+def lightning(rows: Sequence[Row]) -> int | None:
+    """Lightning's early stopping: patience 3."""
+    best, wait = math.inf, 0
+    for index, row in enumerate(rows):
+        if row.eval_loss is None:
+            continue
+        if not math.isfinite(row.eval_loss):
+            return index
+        best, wait = (row.eval_loss, 0) if row.eval_loss < best else (best, wait + 1)
+        if wait >= 3:
+            return index
+    return None
+
+
+def last_row(rows: Sequence[Row], stop: int | None) -> int:
+    """Index of the last row that is still made: an evaluation that follows at once is due at the same step."""
+    if stop is None:
+        return len(rows) - 1
+    while stop + 1 < len(rows) and rows[stop + 1].loss is None and rows[stop + 1].step <= rows[stop].step:
+        stop += 1
+    return stop
+
+
+@dataclass(frozen=True)
+class Plain:
+    """The numbers of one run: what is recorded, what is left of it, and the differences. None is "not known"."""
+
+    steps: int
+    steps_left: int
+    seconds_saved: float | None
+    evaluations: int
+    evaluations_left: int
+    checkpoints: int
+    checkpoints_left: int
+    bytes_saved: int
+    regret: float | None
+    relative_regret: float | None
+    deployable_regret: float | None
+    relative_deployable_regret: float | None
+
+
+def report_of(
+    rows: Sequence[Row], stop: int | None, saves: Mapping[int, int], asked: Sequence[int] | None = None
+) -> Plain:
+    """The numbers of a run that a policy stops at a row.
+
+    Args:
+        rows: The run.
+        stop: The row; None when it goes on to its end.
+        saves: Bytes of the checkpoint after a row, by the row's index.
+        asked: Rows at which the policy asks for checkpoints, which then take the place of the run's own.
+    """
+    end = last_row(rows, stop)
+    evaluated = [index for index, row in enumerate(rows) if row.eval_loss is not None]
+    kept = [index for index in saves if index <= end] if asked is None else list(asked)
+    size = round(sum(saves.values()) / len(saves)) if saves else 0
+    bytes_left = sum(saves[index] for index in kept) if asked is None else size * len(kept)
+    times = [row.seconds for row in rows]
+    known = [time for time in times if time is not None]
+    steps = max(row.step for row in rows)
+    best, best_left = _best(rows, range(len(rows))), _best(rows, range(end + 1))
+    steps_saved, steps_kept = {rows[index].step for index in saves}, {rows[index].step for index in kept}
+    deployable = _best(rows, range(len(rows)), steps_saved)
+    deployable_left = _best(rows, range(end + 1), steps_kept)
+    regret, deployable_regret = _more(best_left, best), _more(deployable_left, deployable)
+    return Plain(
+        steps=steps,
+        steps_left=steps if stop is None else max(row.step for row in rows[: end + 1]),
+        seconds_saved=max(known) - max(t for t in times[: end + 1] if t is not None) if known else None,
+        evaluations=len(evaluated),
+        evaluations_left=sum(index <= end for index in evaluated),
+        checkpoints=len(saves),
+        checkpoints_left=len(kept),
+        bytes_saved=sum(saves.values()) - bytes_left,
+        regret=regret,
+        relative_regret=None if regret is None or not best else regret / abs(best),
+        deployable_regret=deployable_regret,
+        relative_deployable_regret=None
+        if deployable_regret is None or not deployable
+        else deployable_regret / abs(deployable),
+    )
+
+
+def at_random(rows: Sequence[Row], rate: float, steps_kept: Collection[int] | None = None) -> tuple[float, float]:
+    """Share saved, and relative regret, of a stop after each step with that probability: every step by itself.
+
+    The regret is that of stops from the first evaluation on that counts: all, or those of steps that have a checkpoint.
+    """
+    steps = max(row.step for row in rows)
+    best = _best(rows, range(len(rows)), steps_kept)
+    reached: dict[int, float] = {}
+    for row in rows:
+        counts = row.eval_loss is not None and (steps_kept is None or row.step in steps_kept)
+        if counts and row.eval_loss is not None and not math.isnan(row.eval_loss):
+            reached[row.step] = min(row.eval_loss, *reached.values()) if reached else row.eval_loss
+    assert best is not None
+    saved = weight = total = 0.0
+    for step in range(1, steps + 1):
+        chance = rate * (1 - rate) ** (step - 1)
+        saved += chance * (steps - step) / steps
+        before = [value for at, value in reached.items() if at <= step]
+        if before:
+            weight += chance
+            total += chance * (min(before) - best)
+    rest = (1 - rate) ** steps
+    return saved, (total + rest * (min(reached.values()) - best)) / (weight + rest) / abs(best)
+
+
+def spread(values: Sequence[float | None]) -> tuple[int, float, float, float, int]:
+    """Of what is known: how many, mean, median, worst, and how many are above one percent."""
+    known = [value for value in values if value is not None]
+    above = sum(value > 0.01 for value in known)
+    return len(known), statistics.fmean(known), statistics.median(known), max(known), above
+
+
+def _best(rows: Sequence[Row], indices: range, steps: Collection[int] | None = None) -> float | None:
+    found = [
+        value
+        for index in indices
+        if (value := rows[index].eval_loss) is not None
+        and not math.isnan(value)
+        and (steps is None or rows[index].step in steps)
+    ]
+    return min(found, default=None)
+
+
+def _more(value: float | None, than: float | None) -> float | None:
+    return None if value is None or than is None else value - than

@@ -1,0 +1,103 @@
+"""A policy beside what people did about the runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from steptape.replay import RunResult, backtest, report_json, summary_lines
+from steptape.rules import Policy, parse_policy
+from steptape.store import Event, Run, open_run
+
+NS = 1_000_000_000
+STOP_ABOVE_2 = """
+controllers:
+  - {name: stop, triggers: [on_step_end], rule: loss > 2, operations: [hfcontrols.should_training_stop]}
+  - {name: note, triggers: [on_step_end], rule: step == 1, operations: [hfcontrols.should_log]}
+"""
+
+
+@pytest.fixture
+def policy() -> Policy:
+    """It can stop, and notes something long before."""
+    return parse_policy(STOP_ABOVE_2)
+
+
+@pytest.fixture
+def record(store_record: Callable[..., Path]) -> Callable[..., Run]:
+    """Maker of runs of ten steps of two seconds, of which one has a high loss, with or without an annotation."""
+
+    def make(high: int, noted: int | None = None, status: str = "completed", action: object = "stop") -> Run:
+        events = []
+        for step in range(1, 11):
+            at = {"step": step, "elapsed_ns": 2 * step * NS}
+            events.append(Event("step_end", metrics={"loss": 3.0 if step == high else 1.0}, **at))
+            if step == noted:
+                events.append(Event("annotation", attrs={"text": "enough", "action": action}, **at))
+        return open_run(store_record(events, run_id=f"{status}-{high}-{noted}", status=status))
+
+    return make
+
+
+def only(policy: Policy, run: Run) -> RunResult:
+    """The result of one run."""
+    return backtest(policy, [run]).results[0]
+
+
+def test_the_lead_is_from_the_policy_s_stop_to_what_the_person_did(policy: Policy, record: Callable[..., Run]) -> None:
+    """In steps and in seconds; what it notes before counts for nothing, since it can stop."""
+    lead = only(policy, record(4, noted=9)).human
+
+    assert lead is not None
+    assert (lead.action.what, lead.action.step, lead.policy_step, lead.steps, lead.seconds) == ("stop", 9, 4, 5, 10.0)
+
+
+def test_an_interrupted_run_was_acted_upon_at_its_end(policy: Policy, record: Callable[..., Run]) -> None:
+    """Without an annotation, that is all that is known."""
+    lead = only(policy, record(4, status="interrupted")).human
+
+    assert lead is not None
+    assert (lead.action.what, lead.action.step, lead.steps) == ("interrupt", 10, 6)
+
+
+def test_a_policy_that_is_later_or_does_nothing_has_no_lead(policy: Policy, record: Callable[..., Run]) -> None:
+    """Negative, and None."""
+    later, never = only(policy, record(9, noted=3)).human, only(policy, record(99, noted=3)).human
+
+    assert later is not None
+    assert later.steps == -6
+    assert never is not None
+    assert (never.policy_step, never.steps, never.seconds) == (None, None, None)
+
+
+def test_a_policy_that_can_stop_nothing_is_known_by_its_first_decision(record: Callable[..., Run]) -> None:
+    """An alarm is all that it has."""
+    alarm = parse_policy("controllers: [{name: a, triggers: [on_step_end], rule: loss > 2, operations: []}]")
+    lead = only(alarm, record(4, noted=9)).human
+
+    assert lead is not None
+    assert lead.steps == 5
+
+
+@pytest.mark.parametrize("action", [None, 3, ["stop"]])
+def test_an_annotation_without_an_action_in_words_is_none(
+    policy: Policy, record: Callable[..., Run], action: object
+) -> None:
+    """Nobody is made to have done something."""
+    assert only(policy, record(4, noted=9, action=action)).human is None
+
+
+def test_the_report_sums_leads_up(policy: Policy, record: Callable[..., Run]) -> None:
+    """How often it was earlier, and by how much."""
+    report = backtest(policy, [record(4, noted=9), record(9, noted=3), record(99, noted=5), record(5)])
+
+    assert report_json(report)["human"] == {
+        "runs": 3,
+        "acted": 2,
+        "earlier": 1,
+        "lead_steps": {"median": -0.5, "p90": 5},
+        "lead_s": {"median": -1.0, "p90": 10.0},
+    }
+    assert any("People acted in 3 runs; the policy acts earlier in 1 of them" in line for line in summary_lines(report))

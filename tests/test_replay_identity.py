@@ -1,0 +1,96 @@
+"""What a result rests on: the log, the events of each attempt, and the decisions that were come to."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from steptape.replay import Backtest, RunResult, backtest
+from steptape.replay.event_stream import event_stream
+from steptape.replay.identity import SeqRange, seq_ranges
+from steptape.rules import Policy, decision_digest, parse_policy
+from steptape.store import Event, open_run
+
+
+@pytest.fixture
+def policy() -> Policy:
+    """Keeps every loss above 1, and stops at the first one above 2."""
+    return parse_policy("""
+controllers:
+  - {name: keep, triggers: [on_step_end], rule: loss > 1, operations: [hfcontrols.should_save]}
+  - {name: stop, triggers: [on_step_end], rule: loss > 2, operations: [hfcontrols.should_training_stop]}
+""")
+
+
+@pytest.fixture
+def recorded(store_record: Callable[..., Path], store_steps: Callable[..., list[Event]]) -> Callable[..., Path]:
+    """Maker of sealed runs with these losses."""
+    return lambda losses, **info: store_record(store_steps(losses), sealed=True, **info)
+
+
+def only(report: Backtest) -> RunResult:
+    """The report's only result."""
+    (result,) = report.results
+    return result
+
+
+def test_a_result_names_the_log_and_the_events_that_it_was_made_of(
+    policy: Policy, recorded: Callable[..., Path]
+) -> None:
+    """Digest and first and last place: whoever has the run can tell whether it is the same."""
+    run = open_run(recorded([0.5, 1.5, 2.5, 0.5]))
+    identity = only(backtest(policy, [run])).identity
+
+    assert identity.log_digest == run.log_digest != ""
+    assert identity.seq_ranges == (SeqRange(0, 0, 0, 3),)
+    assert identity.event_count == 4
+
+
+def test_a_log_that_is_not_finished_has_no_digest(
+    policy: Policy, store_record: Callable[..., Path], store_steps: Callable[..., list[Event]]
+) -> None:
+    """What may still grow is known by its last place alone."""
+    run = open_run(store_record(store_steps([0.5, 1.5])))
+    identity = only(backtest(policy, [run])).identity
+
+    assert identity.log_digest == ""
+    assert identity.seq_ranges == (SeqRange(0, 0, 0, 1),)
+
+
+def test_the_digest_of_predicted_decisions_ends_where_the_run_would_have(
+    policy: Policy, recorded: Callable[..., Path]
+) -> None:
+    """What comes after the stop, and would not have been reached, is no part of it."""
+    result = only(backtest(policy, [open_run(recorded([0.5, 1.5, 2.5, 1.5]))]))
+
+    assert [judged.outcome.step for judged in result.decisions] == [2, 3, 3]
+    assert result.identity.decision_digest == decision_digest(judged.outcome for judged in result.decisions)
+
+
+def test_each_attempt_has_a_range_of_its_own() -> None:
+    """Whatever of them a resume rolled back is in none."""
+    first = [Event("step_end", step=seq, seq=seq) for seq in range(5)]
+    second = [Event("step_end", step=3 + seq, seq=seq, attempt=2) for seq in range(1, 3)]
+
+    assert list(seq_ranges(event_stream([*first, *second]))) == [SeqRange(0, 0, 0, 4), SeqRange(2, 0, 1, 2)]
+    assert list(seq_ranges(event_stream([]))) == []
+
+
+def test_what_recorded_rules_did_is_part_of_the_range() -> None:
+    """The log has it, at whichever end."""
+    events = [Event("rule_warning"), Event("step_end", step=1, seq=1), Event("decision", step=1, seq=2)]
+
+    assert list(seq_ranges(event_stream(events))) == [SeqRange(0, 0, 0, 2)]
+
+
+def test_a_backtest_says_how_much_it_read_and_how_fast(policy: Policy, recorded: Callable[..., Path]) -> None:
+    """The clock is the caller's to read."""
+    report = backtest(policy, [open_run(recorded([0.5, 1.5, 2.5, 1.5]))])
+
+    assert report.policy_digest == policy.digest
+    assert (report.event_count, report.read_events) == (4, 4)
+    assert report.events_per_s is None
+    assert dataclasses.replace(report, took_s=2.0).events_per_s == 2.0

@@ -1,0 +1,148 @@
+"""Reading many runs, here or in processes: order, progress, failures, and what is in memory meanwhile."""
+
+from __future__ import annotations
+
+import math
+import operator
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from steptape.replay import BASELINES, Progress, backtest, difference
+from steptape.replay.mapping import Readers
+from steptape.rules import Policy, parse_policy
+from steptape.store import Event, TelemetryError, open_store
+
+RUNS = 5
+
+
+@pytest.fixture
+def policy() -> Policy:
+    """Stops at the first loss above 2."""
+    return parse_policy("""
+controllers:
+  - {name: stop, triggers: [on_step_end], rule: loss > 2, operations: [hfcontrols.should_training_stop]}
+""")
+
+
+@pytest.fixture
+def store(store_record: Callable[..., Path], store_steps: Callable[..., list[Event]]) -> Path:
+    """Some runs, one of them empty."""
+    for number in range(RUNS - 1):
+        store_record(store_steps([1.0] * number + [3.0, 1.0]), run_id=f"run-{number}", sealed=True)
+    return store_record([Event("train_begin")], run_id="run-empty", sealed=True).parent
+
+
+def test_answers_come_in_order_and_are_counted() -> None:
+    """However many processes share them."""
+    seen: list[Progress] = []
+    with Readers(2, seen.append) as readers:
+        readers.expect(20)
+        answers = [*readers.mapped(operator.neg, range(10)), *readers.mapped(operator.neg, range(10))]
+
+    assert answers == [-number for number in range(10)] * 2
+    assert seen == [Progress(done, 20) for done in range(1, 21)]
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_a_failure_is_told_with_what_it_came_of(processes: int) -> None:
+    """The others are not asked any more."""
+    with pytest.raises(ValueError, match="math domain") as raised, Readers(processes) as readers:
+        list(readers.mapped(math.sqrt, [1, 4, -3, 9]))
+
+    assert raised.value.__notes__ == ["This came of -3"]
+
+
+def test_a_process_that_is_lost_is_told_of() -> None:
+    """And nobody waits for it."""
+    with pytest.raises(TelemetryError, match="a process that read runs was lost"), Readers(2) as readers:
+        list(readers.mapped(os._exit, range(9, 1000)))
+
+
+def test_no_more_is_handed_out_than_is_soon_wanted() -> None:
+    """A store of any size is asked about a few runs at a time."""
+    asked: list[int] = []
+
+    class Watched(list[int]):
+        """Tells what was taken of it."""
+
+        def __iter__(self):  # type: ignore[no-untyped-def]
+            for one in super().__iter__():
+                asked.append(one)
+                yield one
+
+    with Readers(2) as readers:
+        answers = readers.mapped(operator.neg, Watched(range(100)))
+        next(answers)
+        handed_out = len(asked)
+        rest = list(answers)
+
+    assert handed_out < 20
+    assert len(rest) == 99
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_all_passes_of_a_backtest_are_one_progress(policy: Policy, store: Path, processes: int) -> None:
+    """The policy, baselines, coverage; what is excluded is read once only, and the total says so."""
+    seen: list[Progress] = []
+    report = backtest(
+        policy,
+        open_store(store),
+        baselines=list(BASELINES.values()),
+        with_coverage=True,
+        processes=processes,
+        on_progress=seen.append,
+    )
+
+    assert len(report.excluded) == 1
+    assert [come.done for come in seen] == list(range(1, 3 * RUNS - 1))
+    assert {come.total for come in seen} == {3 * RUNS, 3 * RUNS - 2}
+    assert seen[-1].done == seen[-1].total
+
+
+def test_a_comparison_in_processes_is_the_one_without(policy: Policy, store: Path) -> None:
+    """And counts each run for each policy."""
+    seen: list[Progress] = []
+    never = parse_policy("controllers: []")
+    here = difference(policy, never, open_store(store))
+    there = difference(policy, never, open_store(store), processes=2, on_progress=seen.append)
+
+    assert there == here
+    assert len(there.changed) == RUNS - 1
+    assert seen == [Progress(done, 2 * RUNS) for done in range(1, 2 * RUNS + 1)]
+
+
+def test_an_interrupt_ends_everything_at_once() -> None:
+    """One word of it, and no process is left behind."""
+    program = """
+import os, sys, time
+from steptape.replay.mapping import Readers
+
+def slow(number):
+    print(os.getpid(), flush=True)
+    time.sleep(60)
+
+if __name__ == "__main__":
+    with Readers(2) as readers:
+        list(readers.mapped(slow, range(50)))
+"""
+    script = Path(os.environ["STEPTAPE_CACHE"]) / "interrupted.py"
+    script.write_text(program)
+    process = subprocess.Popen(
+        [sys.executable, str(script)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    assert process.stdout is not None
+    children = [int(process.stdout.readline()) for _ in range(2)]
+    os.killpg(process.pid, signal.SIGINT)
+    _, errors = process.communicate(timeout=30)
+
+    assert errors.count("Traceback") == 1
+    assert errors.rstrip().endswith("KeyboardInterrupt")
+    for child in children:
+        with pytest.raises(ProcessLookupError):
+            os.kill(child, 0)

@@ -1,0 +1,151 @@
+"""Pruners against plain accounts of the tools that they stand for, and what they may see of other runs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from steptape.replay import BASELINES, Backtest, backtest, comparison, declared_objective
+from steptape.replay.objective import Evaluation
+from steptape.replay.pruners import asha, median_pruner, pruned_at
+from steptape.replay.results import Outlay, RunResult
+from steptape.rules import parse_policy
+from steptape.store import Event, open_run
+
+LOSS = declared_objective("eval_loss", "min")
+ACCURACY = declared_objective("eval_acc", "max")
+RUNS = st.lists(st.lists(st.sampled_from([0.25, 0.5, 1.0, 2.0, 4.0, math.nan]), max_size=20), min_size=1, max_size=12)
+
+
+def result_of(values: Sequence[float], began_ns: int = 0, every_ns: int = 0, status: str = "completed") -> RunResult:
+    """A run with those evaluations, one after the other on the wall clock."""
+    made = tuple(Evaluation(i, i + 1, value, began_ns + (i + 1) * every_ns) for i, value in enumerate(values))
+    outlay = Outlay(len(values), None, 0, None, None, None, None)
+    ended_ns = began_ns + (len(values) + 1) * every_ns
+    return RunResult(
+        "run", "run", status, outlay, outlay, None, (), {}, evaluations=made, began_ns=began_ns, ended_ns=ended_ns
+    )
+
+
+def plain_median(runs: Sequence[Sequence[float]]) -> list[int | None]:
+    """The pruner's own bookkeeping, one run after the other: startup of 5, medians of completed runs only."""
+    completed: list[Sequence[float]] = []
+    stops: list[int | None] = []
+    for values in runs:
+        stop = None
+        for index in range(len(values)):
+            if len(completed) < 5:
+                break
+            own = values[: index + 1]
+            if np.isnan(own).all():
+                stop = index
+                break
+            others = [run[index] for run in completed if index < len(run)]
+            if others and not np.isnan(others).all() and np.nanmin(own) > np.nanmedian(others):
+                stop = index
+                break
+        stops.append(stop)
+        if stop is None:
+            completed.append(values)
+    return stops
+
+
+def plain_asha(runs: Sequence[Sequence[float]]) -> list[int | None]:
+    """The scheduler's own bookkeeping: larger is better, and a rung keeps what is above the 75th percentile."""
+    rungs: dict[int, list[float]] = {1: [], 4: [], 16: []}
+    stops: list[int | None] = []
+    for values in runs:
+        stop = None
+        for index, value in enumerate(values):
+            recorded = rungs.get(index + 1)
+            if recorded is None:
+                continue
+            known = [entry for entry in recorded if not math.isnan(entry)]
+            is_worse = bool(known) and -value < np.percentile(known, 75)
+            recorded.append(-value)
+            if is_worse:
+                stop = index
+                break
+        stops.append(stop)
+    return stops
+
+
+@given(runs=RUNS)
+@settings(max_examples=150, deadline=None)
+def test_pruners_stop_where_the_tools_would(runs: list[list[float]]) -> None:
+    """Of runs one after the other, in the order in which they began."""
+    results = [result_of(values, began_ns=1000 * number, every_ns=1) for number, values in enumerate(runs)]
+
+    for pruner, plain in ((median_pruner, plain_median), (asha, plain_asha)):
+        found = [None if stop is None else stop.event_index for stop in pruned_at(pruner, results, LOSS)]
+        assert found == plain(runs)
+
+
+def test_a_run_sees_no_run_that_began_later_and_of_earlier_ones_only_what_they_had_by_then() -> None:
+    """Good runs that begin later, or that have recorded nothing yet, end nobody, in whatever order results stand."""
+    slow, late = result_of([0.1], began_ns=1, every_ns=1000), result_of([0.1], began_ns=500, every_ns=1)
+    bad = result_of([9.0], began_ns=2, every_ns=1)
+    after = result_of([9.0], began_ns=3000, every_ns=1)
+
+    stops = pruned_at(asha, [after, late, bad, slow], LOSS)
+
+    assert [stop is not None for stop in stops] == [True, False, False, False]
+
+
+@pytest.mark.parametrize("status", ["failed", "crashed", "running", "interrupted"])
+def test_a_run_that_did_not_end_well_is_no_measure_for_the_median(status: str) -> None:
+    """Five completed ones are needed before anything is pruned."""
+    before = [result_of([0.1], began_ns=10 * n, every_ns=1, status=status if n == 4 else "completed") for n in range(5)]
+
+    assert pruned_at(median_pruner, [*before, result_of([9.0], began_ns=100, every_ns=1)], LOSS)[-1] is None
+
+
+def test_where_high_is_better_the_low_run_is_pruned() -> None:
+    """Of five runs at 0.9, the sixth at 0.2."""
+    before = [result_of([0.9], began_ns=10 * number, every_ns=1) for number in range(5)]
+    runs = [*before, result_of([0.2], began_ns=100, every_ns=1), result_of([0.95], began_ns=200, every_ns=1)]
+
+    for pruner in (median_pruner, asha):
+        assert [stop is not None for stop in pruned_at(pruner, runs, ACCURACY)] == [False] * 5 + [True, False]
+
+
+@pytest.fixture
+def report(store_record: Callable[..., Path]) -> Backtest:
+    """Six good runs of ten steps and, last, one whose loss is ten times as high."""
+    runs = []
+    for number in range(7):
+        events = []
+        for step in range(1, 11):
+            at = {"step": step, "time_ns": 1000 * number + step + 1}
+            level = 10.0 if number == 6 else 1.0
+            events.append(Event("step_end", metrics={"loss": level}, **at))
+            events.append(Event("evaluate", metrics={"eval_loss": level / step}, **at))
+            if step % 2:
+                events.append(Event("save", attrs={"size_bytes": 1}, **at))
+        runs.append(open_run(store_record(events, run_id=f"run-{number}", sealed=True)))
+    return backtest(parse_policy("controllers: []"), runs, baselines=[BASELINES["median_pruner"], BASELINES["asha"]])
+
+
+def test_a_pruner_stands_in_the_comparison_with_its_savings_and_regrets(report: Backtest) -> None:
+    """The last run ends at its first evaluation, which a checkpoint follows; nine tenths are saved, at a regret."""
+    _, median, rungs = comparison(report)
+
+    assert median["stopped"] == rungs["stopped"] == 1
+    assert median["share_saved"]["mean"] == pytest.approx(0.9 / 7)
+    assert median["relative_regret"]["mean"] == pytest.approx((10.0 - 1.0) / 1.0 / 7)
+    assert median["relative_deployable_regret"]["mean"] == pytest.approx((10.0 - 10 / 9) / (10 / 9) / 7)
+
+
+def test_pruners_need_a_metric_of_merit(store_record: Callable[..., Path]) -> None:
+    """And say so."""
+    run = open_run(store_record([Event("step_end", step=1, metrics={"loss": 1.0})]))
+
+    row = comparison(backtest(parse_policy("controllers: []"), [run], baselines=[BASELINES["asha"]]))[1]
+
+    assert "no metric of merit" in row["reason"]

@@ -1,0 +1,185 @@
+"""The report's numbers, found again by plain loops: on the demo's run, and on real logs that nobody here made."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import plain_report as plain
+import pytest
+from real_logs import FOLDER, Row, logs_with_evaluations
+
+from steptape.replay import (
+    BASELINES,
+    Backtest,
+    RunResult,
+    aggregate,
+    backtest,
+    baseline_policy,
+    comparison,
+    declared_objective,
+)
+from steptape.rules import load_policy, shipped_policies
+from steptape.store import Event, Run, open_run, open_store
+
+LOGS = logs_with_evaluations()
+NS = 1_000_000_000
+#: Their authors' checkpoints are not in the logs; every third evaluation is given one.
+SAVE_EVERY, SAVE_BYTES = 3, 1000
+EVAL_LOSS = declared_objective("eval_loss", "min")
+STOPPERS: dict[str, plain.Stopper] = {
+    "overfitting": plain.overfitting,
+    "lightning_early_stopping": plain.lightning,
+}
+
+needs_logs = pytest.mark.skipif(not LOGS, reason=f"no real logs in {FOLDER}")
+
+
+def saves_of(rows: Sequence[Row]) -> dict[int, int]:
+    """Bytes of the checkpoints that a log is given, by the row that each comes after."""
+    evaluated = [index for index, row in enumerate(rows) if row.eval_loss is not None]
+    return dict.fromkeys(evaluated[SAVE_EVERY - 1 :: SAVE_EVERY], SAVE_BYTES)
+
+
+def events_of(rows: Sequence[Row]) -> list[Event]:
+    """The rows as a run would have recorded them."""
+    events, saves = [], saves_of(rows)
+    for index, row in enumerate(rows):
+        at = {"step": row.step, "elapsed_ns": int((row.seconds or 0) * NS)}
+        if row.loss is not None:
+            events.append(Event("step_end", metrics={"loss": row.loss}, **at))
+        if row.eval_loss is not None:
+            events.append(Event("evaluate", metrics={"eval_loss": row.eval_loss}, **at))
+        if index in saves:
+            events.append(Event("save", attrs={"size_bytes": saves[index]}, **at))
+    return events
+
+
+def rows_of(run: Run) -> tuple[list[Row], dict[int, int]]:
+    """What a run recorded, as rows, and the bytes of its checkpoints by row."""
+    rows: list[Row] = []
+    saves: dict[int, int] = {}
+    for event in run.events():
+        if event.kind not in ("step_end", "evaluate", "save", "train_end"):
+            continue
+        loss = event.metrics["loss"] if event.kind == "step_end" else None
+        eval_loss = event.metrics["eval_loss"] if event.kind == "evaluate" else None
+        if event.kind == "save":
+            saves[len(rows)] = event.attrs["size_bytes"]
+        rows.append(Row(event.step, loss, eval_loss, event.elapsed_ns / NS))
+    return rows, saves
+
+
+def over(name: str, runs: Sequence[Run]) -> Backtest:
+    """A policy or baseline over runs, with all baselines."""
+    shipped = shipped_policies()
+    policy = load_policy(shipped[name]) if name in shipped else baseline_policy(BASELINES[name], EVAL_LOSS)
+    return backtest(policy, runs, objective=EVAL_LOSS, cost_per_hour=2.0, baselines=list(BASELINES.values()))
+
+
+@pytest.fixture
+def report(store_record: Callable[..., Path]) -> Callable[[str], Backtest]:
+    """Backtests a policy by name over all logs, with all baselines."""
+
+    def make(name: str) -> Backtest:
+        runs = [open_run(store_record(events_of(rows), run_id=run_id, sealed=True)) for run_id, rows in LOGS.items()]
+        return over(name, runs)
+
+    return make
+
+
+def plain_of(name: str, rows: Sequence[Row], saves: Mapping[int, int]) -> plain.Plain:
+    """A run's numbers by plain loops; ``overfitting`` asks for checkpoints of its own."""
+    stop = STOPPERS[name](rows)
+    asked = plain.new_bests(rows, plain.last_row(rows, stop)) if name == "overfitting" else None
+    return plain.report_of(rows, stop, saves, asked)
+
+
+def check(result: RunResult, expected: plain.Plain) -> None:
+    """Every number of a run's result."""
+    predicted = result.predicted
+    assert predicted is not None
+    assert (result.recorded.steps, predicted.steps) == (expected.steps, expected.steps_left)
+    assert (result.recorded.evaluations, predicted.evaluations) == (expected.evaluations, expected.evaluations_left)
+    assert (result.recorded.checkpoints, predicted.checkpoints) == (expected.checkpoints, expected.checkpoints_left)
+    assert result.recorded.checkpoints_wasted == expected.checkpoints
+    assert result.bytes_saved == expected.bytes_saved
+    assert result.regret(EVAL_LOSS) == expected.regret
+    assert result.relative_regret(EVAL_LOSS) == pytest.approx(expected.relative_regret)
+    assert result.deployable_regret(EVAL_LOSS) == expected.deployable_regret
+    assert result.relative_deployable_regret(EVAL_LOSS) == pytest.approx(expected.relative_deployable_regret)
+    if result.seconds_saved is not None:
+        assert result.seconds_saved == pytest.approx(expected.seconds_saved, abs=1e-6)
+
+
+@needs_logs
+@pytest.mark.parametrize("name", STOPPERS)
+def test_every_number_of_the_report_is_found_again(name: str, report: Callable[[str], Backtest]) -> None:
+    """Run by run and in sum."""
+    found = report(name)
+    expected = {run_id: plain_of(name, rows, saves_of(rows)) for run_id, rows in LOGS.items()}
+
+    for result in found.results:
+        assert (result.stop is not None) == (STOPPERS[name](LOGS[result.run_id]) is not None)
+        check(result, expected[result.run_id])
+    total = aggregate(found)
+    shares = [1 - one.steps_left / one.steps for one in expected.values()]
+    assert total["runs"] == len(LOGS)
+    assert total["stopped"] == sum(STOPPERS[name](rows) is not None for rows in LOGS.values()) > 3
+    assert total["steps_saved"] == sum(one.steps - one.steps_left for one in expected.values())
+    assert total["evaluations_saved"] == sum(one.evaluations - one.evaluations_left for one in expected.values())
+    assert total["checkpoints_saved"] == sum(one.checkpoints - one.checkpoints_left for one in expected.values())
+    assert total["checkpoints_never_restored"] == sum(one.checkpoints for one in expected.values())
+    assert total["bytes_saved"] == sum(one.bytes_saved for one in expected.values())
+    assert total["share_saved"]["mean"] == pytest.approx(sum(shares) / len(shares))
+    assert total["share_saved"]["low"] < total["share_saved"]["mean"] < total["share_saved"]["high"]
+    assert total["cost_saved"] == pytest.approx((total["seconds_saved"] or 0) / 3600 * 2)
+    for key in ("relative_regret", "relative_deployable_regret"):
+        runs, mean, median, worst, above = plain.spread([getattr(one, key) for one in expected.values()])
+        assert [total[key][name] for name in ("runs", "above_1_percent")] == [runs, above]
+        assert [total[key][name] for name in ("mean", "median", "max")] == pytest.approx([mean, median, worst])
+        assert total[key]["share_above_1_percent"] == pytest.approx(above / runs)
+
+
+@needs_logs
+def test_a_baseline_in_a_comparison_is_that_policy_backtested(report: Callable[[str], Backtest]) -> None:
+    """Lightning's row beside another policy says what plain loops say of it."""
+    row = next(row for row in comparison(report("overfitting")) if row["name"] == "lightning_early_stopping")
+    expected = [plain_of("lightning_early_stopping", rows, saves_of(rows)) for rows in LOGS.values()]
+    regrets = [one.relative_regret for one in expected if one.relative_regret is not None]
+
+    assert row["stopped"] == sum(plain.lightning(rows) is not None for rows in LOGS.values())
+    assert row["share_saved"]["mean"] == pytest.approx(sum(1 - o.steps_left / o.steps for o in expected) / len(LOGS))
+    assert row["relative_regret"]["mean"] == pytest.approx(sum(regrets) / len(regrets))
+
+
+def test_the_demo_s_uncontrolled_run_under_overfitting_is_found_again(demo_store: Path) -> None:
+    """With its own checkpoints and times, and what stopping at random would have come to."""
+    run = open_store(demo_store).run("digits uncontrolled")
+    rows, saves = rows_of(run)
+    expected = plain_of("overfitting", rows, saves)
+    found = over("overfitting", [run])
+
+    check(found.results[0], expected)
+    random = next(row for row in comparison(found) if row["name"] == "random")
+    rate = 1 / expected.steps_left
+    saved, regret = plain.at_random(rows, rate)
+    _, deployable_regret = plain.at_random(rows, rate, {rows[index].step for index in saves})
+    assert random["share_saved"]["mean"] == pytest.approx(saved)
+    assert random["relative_regret"]["mean"] == pytest.approx(regret)
+    assert random["relative_deployable_regret"]["mean"] == pytest.approx(deployable_regret)
+
+
+@pytest.mark.parametrize("name", ["digits under trac_fig4", "digits under overfitting"])
+def test_the_demo_s_runs_under_their_own_rules_have_lost_nothing(name: str, demo_store: Path) -> None:
+    """Backtested under Lightning's rule, a run that rules had stopped is a bound; under its own, it is as it was."""
+    run = open_store(demo_store).run(name)
+    rows, saves = rows_of(run)
+
+    result = over("lightning_early_stopping", [run]).results[0]
+    own = over(name.removeprefix("digits under "), [run]).results[0]
+
+    check(result, plain_of("lightning_early_stopping", rows, saves))
+    assert result.right_censored == own.right_censored or run.status == "stopped"
+    assert own.steps_saved == 0
+    assert (own.predicted, own.right_censored) == (own.recorded, "")

@@ -1,0 +1,26 @@
+"""Window features of a sweep are those of the rules' own functions, bit for bit."""
+
+from __future__ import annotations
+
+import math
+
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy import array
+
+from steptape.replay.sweep_features import WindowSums
+from steptape.rules.reductions import total
+
+NUMBERS = st.one_of(st.floats(), st.sampled_from([-0.0, 0.0, 0.1, 1e16, -1e16, math.inf, math.nan]))
+
+
+@given(st.lists(NUMBERS, max_size=30), st.lists(st.integers(1, 40), min_size=1, max_size=6))
+def test_sums_of_windows_are_left_to_right_whatever_lengths_were_asked_for_before(
+    values: list[float], lengths: list[int]
+) -> None:
+    """Ascending lengths go on from the ones before them; others begin anew."""
+    sums = WindowSums(array(values, dtype=float))
+
+    for length in lengths:
+        expected = [total(values[max(0, end - length) : end]) for end in range(1, len(values) + 1)]
+        assert repr(sums.of(length).tolist()) == repr(expected)
