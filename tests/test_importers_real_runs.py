@@ -5,8 +5,11 @@ from __future__ import annotations
 import csv
 import json
 import math
+import os
 import re
 import sqlite3
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -212,6 +215,24 @@ def test_every_value_of_a_log_is_imported_to_the_bit(path: Path, runs: dict[str,
     assert {name: [(step, value.hex()) for step, value in values] for name, values in series.items()} == plain_values(
         path
     )
+
+
+def test_the_readme_s_example_of_real_history_is_what_its_commands_print(tmp_path: Path) -> None:
+    """Each line that it shows, in order; the commands print more."""
+    readme = (Path(__file__).resolve().parents[1] / "README.md").read_text()
+    (example,) = re.findall(r"```console\n(.*?)```", readme, flags=re.DOTALL)
+    script = example.replace("../shared/runs", str(FOLDER)).replace("steptape ", f"{sys.executable} -m steptape.cli ")
+    commands = [line[2:].replace("python -c", f"{sys.executable} -c") for line in script.splitlines() if line[0] == "$"]
+    shown = [line for line in example.splitlines() if line[0] != "$"]
+    environment = {**os.environ, "STEPTAPE_CACHE": str(tmp_path / "cache")}
+
+    printed = [
+        subprocess.run(command, shell=True, cwd=tmp_path, capture_output=True, text=True, check=False, env=environment)
+        for command in commands
+    ]
+
+    lines = [line for result in printed for line in result.stdout.splitlines()]
+    assert [line for line in lines if line in shown] == shown
 
 
 def test_a_study_s_trials_are_runs(imported: list[Outcome], runs: dict[str, Run]) -> None:

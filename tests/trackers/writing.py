@@ -259,6 +259,7 @@ TOOLS: dict[str, Callable[[Path], dict[str, Series]]] = {
 
 def main(out: Path, real: Path) -> None:
     """Write with every tool, and read the real logs."""
+    out, real = out.resolve(), real.resolve()
     expected: dict[str, Series] = {}
     for tool, write in TOOLS.items():
         expected.update({f"{tool}/{path}": series for path, series in write(out / tool).items()})
