@@ -74,7 +74,9 @@ def timed(part: str, call: Callable[[], int]) -> float:
     clock, processor = time.perf_counter(), sum(os.times()[:4])
     count = call()
     wall_s = time.perf_counter() - clock
-    print(json.dumps({"part": part, "count": count, "wall_s": round(wall_s, 2), "cpu_s": round(sum(os.times()[:4]) - processor, 2)}), flush=True)  # fmt: skip
+    cpu_s = sum(os.times()[:4]) - processor
+    document = {"part": part, "count": count, "wall_s": round(wall_s, 2), "cpu_s": round(cpu_s, 2)}
+    print(json.dumps(document), flush=True)
     return wall_s
 
 

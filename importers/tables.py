@@ -23,6 +23,10 @@ _SEPARATORS: Final = {".csv": ",", ".tsv": "\t", ".txt": "\t"}
 
 #: Files beside AlgoPerf's measurements that say what was run, and how much of them is read.
 _SETTINGS: Final = ("hparams.json", "meta_data_0.json")
+
+#: What AlgoPerf's metadata tell of the machine is no setting of the run.
+_READINGS: Final = ("cpu", "gpu", "mem.", "net.", "os_", "python_", "git_")
+
 _MOST_SETTINGS_BYTES: Final = 1024 * 1024
 
 
@@ -154,7 +158,8 @@ def _settings(path: Path) -> dict[str, Any]:
         try:
             if beside.stat().st_size <= _MOST_SETTINGS_BYTES:
                 document = json.loads(beside.read_bytes())
-                config.update(document if isinstance(document, dict) else {})
+                told = document if isinstance(document, dict) else {}
+                config.update({key: value for key, value in told.items() if not key.startswith(_READINGS)})
         except (OSError, ValueError, RecursionError):
             continue
     return config

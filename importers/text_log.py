@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple
 from ..store import Plan
 from .lines import decoded_head, text_lines
 from .numbers import NS, nanoseconds, number, step_of
-from .rows import MOST_METRICS, Row, runs_of
+from .rows import Row, runs_of
 from .source import ImportedRun, ReadOptions, UnreadableSource
 
 _SUFFIXES: Final = (".log", ".txt", ".out", ".err", "")
@@ -32,6 +32,9 @@ _UNIT_NS: Final = {"ms": NS // 1000, "s": NS, "sec": NS, "m": 60 * NS, "min": 60
 
 #: Lines of a file that are looked at to recognise it, and how many of them must tell of a step.
 _LOOKED_AT: Final = 400
+
+#: A line of more characters is a dump of something. Taking one apart costs 0.1 s.
+_LONGEST: Final = 20_000
 _TELLING: Final = 2
 
 
@@ -124,7 +127,7 @@ def _parsed(line: str) -> _Line | None:
     A value with a unit is kept as the text that it is (a share of time is no loss), but for the time since the
     training began, which is the row's clock.
     """
-    if len(line) > 20 * MOST_METRICS:
+    if len(line) > _LONGEST:
         return None
     step: int | None = None
     total: int | None = None
