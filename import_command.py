@@ -173,7 +173,7 @@ def _document(outcome: Outcome) -> dict[str, Any]:
         "run_id": outcome.run_id or None,
         "name": outcome.name or None,
         "kind": outcome.kind or None,
-        "path": str(outcome.path),
+        "path": str(outcome.path).encode(errors="replace").decode(),
         "state": str(outcome.state),
         "events": outcome.events,
         "steps": outcome.steps,

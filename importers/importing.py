@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import Any, Final
 
 from ..store import RunInfo, TelemetryError, open_run
-from ..store.redaction import redacted
 from ..store.run_info import read_run_info
 from .discovery import Source
 from .growth import news_of
 from .names import with_names
 from .run_writing import Course, Courses, write_grown, write_new
 from .source import ImportedRun, ReadOptions, UnreadableSource
+from .storable import storable, storable_config, storable_time
 
 #: A run id that an import makes: when the run began, where that is known, and what it was made from.
 _IMPORTED: Final = re.compile(r"(?:\d{8}T\d{6}|import)-([0-9a-f]{10})")
@@ -132,7 +132,8 @@ def _import_run(
     store: Path, source: Source, run: ImportedRun, digest: str, known: dict[str, Path], renamed: Mapping[str, str]
 ) -> Outcome:
     identity = source.identity(run.identity)
-    provenance: dict[str, Any] = {"kind": source.reader.kind, "path": str(source.path), "sha256": digest}
+    provenance: dict[str, Any] = {"kind": source.reader.kind, "path": storable(str(source.path)), "sha256": digest}
+    run = replace(run, started_ns=storable_time(run.started_ns), ended_ns=storable_time(run.ended_ns))
     folder = known.get(identity)
     try:
         if folder is not None:
@@ -152,10 +153,10 @@ def _make(
     began_ns = run.started_ns or first.time_ns
     run_id = f"{_stamp(began_ns)}-{identity}"
     info = {
-        "name": run.name or source.name + (f"-{int(run.identity) + 1}" if run.identity.isdecimal() else ""),
-        "group": run.group,
-        "tags": run.tags,
-        "config": redacted(run.config),
+        "name": storable(run.name or source.name + (f"-{int(run.identity) + 1}" if run.identity.isdecimal() else "")),
+        "group": storable(run.group),
+        "tags": tuple(map(storable, run.tags)),
+        "config": storable_config(run.config),
         "source": provenance,
     }
     folder = store / run_id

@@ -13,6 +13,7 @@ from .numbers import number, step_of
 from .problems import Omissions
 from .scalars import Scalar, courses_of
 from .source import ImportedRun, ReadOptions, UnreadableSource
+from .storable import storable_time
 
 _MS: Final = 1_000_000
 
@@ -94,22 +95,21 @@ def _scalars(path: Path, tag: str, omissions: Omissions, options: ReadOptions) -
     for line_number, line in enumerate(text_lines(path, errors="replace", is_growing=options.is_growing), start=1):
         parts = line.split()
         value = number(parts[1]) if len(parts) in (2, 3) else None
-        time_ns = _milliseconds(parts[0]) if parts else None
         try:
             step = step_of(parts[2], "") if len(parts) == 3 else 0
         except UnreadableSource:
             value = None
-        if value is None or time_ns is None:
+        if value is None or not parts[0].isdigit():
             if parts:
                 omissions.add(f"{tag}, line {line_number}", "not a time, a value and a step")
             continue
-        yield Scalar(tag, step, time_ns, value)
+        yield Scalar(tag, step, _milliseconds(parts[0]) or 0, value)
 
 
 def _milliseconds(shown: Any) -> int | None:
     """Milliseconds since 1970 as nanoseconds; None where there are none."""
     text = str(shown)
-    return int(text) * _MS if text.isascii() and text.isdigit() and len(text) < 14 else None
+    return storable_time(int(text) * _MS) if text.isascii() and text.isdigit() and len(text) < 20 else None
 
 
 def _values(folder: Path) -> dict[str, Any]:

@@ -91,7 +91,8 @@ def nanoseconds(seconds: float | None) -> int:
     """Seconds as nanoseconds; 0, which stands for unknown, when there are none or they are out of range."""
     if seconds is None or not math.isfinite(seconds) or abs(seconds) > INT64_MAX / NS / 2:
         return 0
-    return round(seconds * NS)
+    whole = math.floor(seconds)  # The product of both would be off by a hundred nanoseconds.
+    return whole * NS + round((seconds - whole) * NS)
 
 
 def unix_ns(text: str | None) -> int | None:
@@ -104,4 +105,5 @@ def unix_ns(text: str | None) -> int | None:
         return None
     aware = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
     since = aware - datetime(1970, 1, 1, tzinfo=UTC)
-    return (since.days * 86_400 + since.seconds) * NS + since.microseconds * 1000
+    time_ns = (since.days * 86_400 + since.seconds) * NS + since.microseconds * 1000
+    return time_ns if abs(time_ns) <= INT64_MAX else None

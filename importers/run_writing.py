@@ -21,6 +21,7 @@ from ..store.journal import JournalWriter
 from ..store.run_info import write_run_info
 from ..store.sealing import seal
 from .source import Fact, ImportedRun, UnreadableSource
+from .storable import storable
 
 _UNKNOWN: Final = float("nan")
 
@@ -63,9 +64,10 @@ class Courses:
         How an attempt ended that another one followed is not known but that it did; of the last one the source may say
         it. An attempt goes on from what came before the first step that it logged.
         """
-        last = max(self.by_attempt)
+        courses = sorted((number, course) for number, course in self.by_attempt.items() if course.events)
+        last = courses[-1][0]
         entries: list[Attempt] = []
-        for number, course in sorted(self.by_attempt.items()):
+        for number, course in courses:
             entry = Attempt(
                 number,
                 "interrupted" if number < last else run.status or "completed",
@@ -135,7 +137,7 @@ def write_grown(folder: Path, known: RunInfo, run: ImportedRun, news: Iterable[F
 
 def _told(info: RunInfo, courses: Courses) -> RunInfo:
     """With what is wrong with the source, so that importing it again says so again."""
-    problem = None if courses.problem is None else str(courses.problem)
+    problem = None if courses.problem is None else storable(str(courses.problem))
     return replace(info, source={**(info.source or {}), "problem": problem})
 
 

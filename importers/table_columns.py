@@ -87,10 +87,11 @@ def layout_of(columns: Sequence[str], step_column: str | None = None) -> Layout 
     wall_clock = next((folded[name] for name in _WALL_CLOCKS if name in folded), None)
     stopwatch = next((folded[name] for name in _STOPWATCHES if name in folded), None)
     apart = {step, wall_clock, stopwatch}
-    layout = Layout(step, wall_clock, stopwatch, tuple(name for name in columns if name not in apart))
+    # A column without a name is the index that pandas writes.
+    metrics = tuple(name for name in columns if name and name not in apart)
+    layout = Layout(step, wall_clock, stopwatch, metrics)
     if layout.is_ultralytics and "time" in folded:
-        metrics = tuple(name for name in layout.metrics if name != folded["time"])
-        layout = Layout(step, wall_clock, folded["time"], metrics)
+        layout = Layout(step, wall_clock, folded["time"], tuple(name for name in metrics if name != folded["time"]))
     return layout
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import csv
 import json
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -57,10 +58,12 @@ class TableReader:
             columns = _cells(first, separator)
             layout = _checked(layout_of(columns, options.step_column), path, columns, options)
             rows = _rows(csv.reader(lines, delimiter=separator), columns, layout, path)
-            facts_of = _facts_of_algoperf if layout.is_algoperf else None
-            if layout.is_ultralytics:
-                facts_of = _facts_of_ultralytics
-            yield from runs_of(rows, config=lambda: _settings(path) if layout.is_algoperf else {}, facts_of=facts_of)
+            if layout.is_algoperf:
+                yield from runs_of(rows, config=lambda: _settings(path), facts_of=_facts_of_algoperf)
+            elif layout.is_ultralytics:
+                yield from runs_of(rows, facts_of=_facts_of_ultralytics)
+            else:
+                yield from runs_of(rows)
         except csv.Error as error:
             raise UnreadableSource(f"this is no table ({error})", where=str(path)) from None
 
@@ -86,7 +89,7 @@ def _checked(layout: Layout | None, path: Path, columns: list[str], options: Rea
         raise unknown_step_column(str(path), columns, options.step_column)
     if len(columns) > MOST_METRICS:
         raise UnreadableSource(f"more than {MOST_METRICS} columns", where=str(path), got=len(columns))
-    twice = sorted({name for name in columns if columns.count(name) > 1}) if len(set(columns)) < len(columns) else []
+    twice = [name for name, count in Counter(columns).items() if count > 1 and name]
     if twice:
         raise UnreadableSource("two columns have one name", where=str(path), got=twice[0])
     return layout
@@ -95,15 +98,14 @@ def _checked(layout: Layout | None, path: Path, columns: list[str], options: Rea
 def _rows(table: Any, columns: list[str], layout: Layout, path: Path) -> Iterator[Row]:
     """The rows that have a step, and at the end an error that tells of those that have none."""
     at = {name: index for index, name in enumerate(columns)}
-    step_at, wall_at, watch_at = (
-        at.get(name) if name is not None else None for name in (layout.step, layout.wall_clock, layout.stopwatch)
-    )
+    step_at = at[layout.step]
+    wall_at = None if layout.wall_clock is None else at[layout.wall_clock]
+    watch_at = None if layout.stopwatch is None else at[layout.stopwatch]
     metrics_at = [(at[name], name) for name in layout.metrics]
     # AlgoPerf's stopwatch is one of its results, too: its tables are read by programs that look for it there.
-    if layout.is_algoperf and layout.stopwatch is not None:
-        metrics_at.append((at[layout.stopwatch], layout.stopwatch))
+    if layout.is_algoperf and watch_at is not None:
+        metrics_at.append((watch_at, columns[watch_at]))
     omissions = Omissions(str(path))
-    assert step_at is not None
     for cells in table:
         if len(cells) != len(columns):
             if not cells:
@@ -147,7 +149,11 @@ def _facts_of_ultralytics(row: Row, attempt: int) -> Iterator[Fact]:
     found = {name: value for name, value in row.metrics.items() if name.startswith("metrics/")}
     rest = row._replace(metrics={name: value for name, value in row.metrics.items() if name not in found})
     for fact in facts_by_name(rest, attempt):
-        yield fact._replace(metrics={**fact.metrics, **found}) if fact.kind == "evaluate" else fact
+        if fact.kind == "evaluate":
+            fact, found = fact._replace(metrics={**fact.metrics, **found}), {}
+        yield fact
+    if found:
+        yield Fact("evaluate", row.step, found, None, row.time_ns, row.elapsed_ns, attempt=attempt)
 
 
 def _settings(path: Path) -> dict[str, Any]:

@@ -201,3 +201,15 @@ def test_records_of_wandb_that_cross_blocks_are_put_together(tmp_path: Path, imp
     assert [entry[2] for entry in events_of(run)] == list(range(2000))
     assert list(run.events())[-1].elapsed_ns == 999_500_000_000
     assert run.status == "failed"
+
+
+def test_what_json_cannot_hold_is_spelled_in_a_configuration(tmp_path: Path, imports: Imports) -> None:
+    """NaN by its name, half a surrogate pair as a question mark; a time out of range is none."""
+    run = field(1, "r") + field(8, "n") + field(4, field(1, field(1, "lr") + field(16, "NaN")))
+    run += field(4, field(1, field(1, "note") + field(16, '"\\ud800"'))) + field(17, b"\x08" + varint(2**62))
+
+    ((outcome, imported),) = imports(wandb_file(tmp_path / "run-r.wandb", field(17, run), history(1, loss=0.5)))
+
+    assert outcome.problem is None
+    assert imported.info.config == {"lr": "NaN", "note": "?"}
+    assert imported.info.last.started_ns == 0

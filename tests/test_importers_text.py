@@ -114,6 +114,13 @@ def test_a_clock_of_a_table_is_the_events(written: Written, tmp_path: Path) -> N
     assert run.run_id.startswith("20260102T030405-")
 
 
+def test_a_column_without_a_name_is_no_metric(written: Written) -> None:
+    """It is the index that pandas writes."""
+    _, events = written("x.csv", ",step,loss\n0,1,0.5\n1,2,0.4\n")
+
+    assert events == [("step_end", 1, {"loss": 0.5}), ("step_end", 2, {"loss": 0.4})]
+
+
 def test_a_table_names_its_steps_with_an_option(written: Written) -> None:
     """Where several columns could count them, or none is called so."""
     _, events = written("x.csv", "step,tokens,loss\n1,1000,0.5\n", step_column="tokens")
