@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -121,3 +122,69 @@ def test_follow_keeps_up_with_a_log_that_grows(tmp_path: Path, logs: Path) -> No
     assert process.returncode == 0
     assert [doc["state"] for doc in first] == ["new", "new"]
     assert (grown["state"], grown["events"], grown["steps"]) == ("grown", 1, 2)
+
+
+READER = """
+from steptape.importers import Fact, ImportedRun
+
+class MyReader:
+    kind = "mine"
+    title = "files of mine"
+
+    def recognises(self, path, head):
+        return head.startswith(b"MINE")
+
+    def source_of(self, path):
+        return path
+
+    def read(self, files, options):
+        numbers = files[0].read_text().split()[1:]
+        yield ImportedRun(Fact("step_end", step, {"loss": float(text)}) for step, text in enumerate(numbers, start=1))
+"""
+
+
+def test_a_reader_of_another_package_is_found_by_its_entry_point(tmp_path: Path) -> None:
+    """By its kind, and by ``auto``."""
+    package = tmp_path / "site"
+    (package / "mine-1.dist-info").mkdir(parents=True)
+    (package / "mine.py").write_text(READER)
+    (package / "mine-1.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: mine\nVersion: 1\n")
+    (package / "mine-1.dist-info" / "entry_points.txt").write_text("[steptape.importers]\nmine = mine:MyReader\n")
+    (tmp_path / "x.log").write_text("MINE 0.5 0.25")
+
+    results = [
+        subprocess.run(
+            [*COMMAND, "import", kind, "x.log", "--store", "runs", "--json"],
+            capture_output=True,
+            text=True,
+            check=True,
+            cwd=tmp_path,
+            env={**os.environ, "PYTHONPATH": str(package)},
+        )
+        for kind in ("auto", "mine")
+    ]
+
+    assert [(doc["kind"], doc["state"], doc["steps"]) for result in results for doc in documents(result)] == [
+        ("mine", "new", 2),
+        ("mine", "unchanged", 2),
+    ]
+
+
+def test_history_is_imported_into_the_cache_and_backtested_at_once(tmp_path: Path) -> None:
+    """One command on a folder of event files; a second time the logs are as they were."""
+    values = [*(1.0 / step for step in range(1, 60)), *([9.0] * 20)]
+    write_events(tmp_path / "logs" / "a" / NAME, losses(values))
+    environment = {**os.environ, "STEPTAPE_CACHE": str(tmp_path / "cache")}
+
+    result = subprocess.run(
+        [*COMMAND, "backtest", "loss_spike", "--history", "logs", "--json"],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=tmp_path,
+        env=environment,
+    )
+
+    (run,) = json.loads(result.stdout)["runs"]
+    assert run["stop"]["step"] == 64
+    assert len(list((tmp_path / "cache" / "history").iterdir())) == 1
