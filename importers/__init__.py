@@ -9,7 +9,7 @@ from .discovery import Found, Source, find_sources, signature
 from .growth import SourceRewritten
 from .importing import Outcome, State, import_sources
 from .registry import AUTO, GROUP, reader_of, readers
-from .source import Fact, ImportedRun, Reader, ReadOptions, UnreadableSource
+from .source import Fact, ImportedRun, Reader, ReadOptions, SingleFile, UnreadableSource
 
 __all__ = [
     "AUTO",
@@ -20,6 +20,7 @@ __all__ = [
     "Outcome",
     "ReadOptions",
     "Reader",
+    "SingleFile",
     "Source",
     "SourceRewritten",
     "State",

@@ -4,19 +4,27 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote
 
-from .source import UnreadableSource
+from .source import SingleFile, UnreadableSource
 
 MAGIC: Final = b"SQLite format 3\0"
 
 #: One query may take so many instructions of SQLite's machine: a damaged file could keep it busy forever.
 _MOST_INSTRUCTIONS: Final = 2_000_000_000
 _INSTRUCTIONS_A_LOOK: Final = 1_000_000
+
+
+class DatabaseFile(SingleFile):
+    """What readers of databases have in common."""
+
+    def beside(self, path: Path) -> Iterable[Path]:
+        """SQLite's log of what is written, which the database itself takes over later."""
+        return (path.with_name(f"{path.name}-wal"),)
 
 
 @contextmanager

@@ -51,6 +51,11 @@ class Source:
     files: tuple[Path, ...]
     name: str
 
+    def watched(self) -> list[Path]:
+        """The files, and those that are read along with them, as far as they are there."""
+        beside = {path for file in self.files for path in self.reader.beside(file) if path.is_file()}
+        return sorted({*self.files, *beside})
+
     def identity(self, run: str) -> str:
         """What stays the same of a run however often, and from wherever, it is imported: 10 hex digits.
 
@@ -67,7 +72,7 @@ class Source:
             UnreadableSource: One cannot be read.
         """
         whole = hashlib.sha256()
-        for path in self.files:
+        for path in self.watched():
             name = os.fsencode(os.path.relpath(path, self.path))
             whole.update(hashlib.sha256(name).digest() + _content_digest(path))
         return whole.hexdigest()
@@ -179,7 +184,9 @@ def _name(place: Path, root: Path) -> str:
     if parts and place.is_file():
         stem = place.name.partition(".")[0] or place.name
         parts = parts[:-1] if stem.casefold() in _PLAIN_NAMES else [*parts[:-1], stem]
-    return "/".join(parts) or place.resolve().name if parts or place.is_dir() else place.resolve().parent.name
+    if parts:
+        return "/".join(parts)
+    return place.resolve().name if place.is_dir() else place.resolve().parent.name
 
 
 def _content_digest(path: Path) -> bytes:
@@ -196,7 +203,7 @@ def _content_digest(path: Path) -> bytes:
 def signature(source: Source) -> tuple[tuple[str, int, int], ...]:
     """Names, sizes and times of a source's files: what changes when it grows."""
     entries = []
-    for path in source.files:
+    for path in source.watched():
         try:
             status = path.stat()
             entries.append((str(path), status.st_size, status.st_mtime_ns))

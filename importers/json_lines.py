@@ -11,13 +11,13 @@ from .lines import decoded_head, text_lines
 from .numbers import flattened, nanoseconds, number_of, sorted_out, step_of
 from .problems import Omissions
 from .rows import MOST_METRICS, Row, runs_of
-from .source import ImportedRun, ReadOptions, UnreadableSource
+from .source import ImportedRun, ReadOptions, SingleFile, UnreadableSource
 from .table_columns import Layout, layout_of, unknown_step_column, wall_clock_ns
 
 _SUFFIXES: Final = (".jsonl", ".ndjson", ".json", ".log", ".txt")
 
 
-class JsonLinesReader:
+class JsonLinesReader(SingleFile):
     """Files of one JSON object a line, with a step in each."""
 
     kind = "jsonl"
@@ -30,10 +30,6 @@ class JsonLinesReader:
             return False
         row = _object(first)
         return row is not None and "event" not in row and layout_of(list(row)) is not None
-
-    def source_of(self, path: Path) -> Path:
-        """The file itself."""
-        return path
 
     def read(self, files: Sequence[Path], options: ReadOptions) -> Iterator[ImportedRun]:
         """The runs of a file, usually one."""

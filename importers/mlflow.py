@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from .database import columns_of, has_tables, opened
+from .database import DatabaseFile, columns_of, has_tables, opened
 from .lines import text_lines
 from .numbers import number, step_of
 from .problems import Omissions
@@ -28,7 +28,7 @@ _RUN_NAME: Final = "mlflow.runName"
 _MOST_BYTES: Final = 1024 * 1024
 
 
-class MlflowReader:
+class MlflowReader(DatabaseFile):
     """MLflow's two local stores: ``mlruns/`` folders and SQLite databases."""
 
     kind = "mlflow"
@@ -43,6 +43,15 @@ class MlflowReader:
     def source_of(self, path: Path) -> Path:
         """The run's folder, or the database."""
         return path.parent if path.name == META else path
+
+    def beside(self, path: Path) -> Iterable[Path]:
+        """The files of a run's metrics and parameters; what a database has beside it."""
+        folders = ("metrics", "params", "tags")
+        return (
+            [file for name in folders for file in _files(path.parent / name)]
+            if path.name == META
+            else super().beside(path)
+        )
 
     def read(self, files: Sequence[Path], options: ReadOptions) -> Iterator[ImportedRun]:
         """The runs that hold a metric."""

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from .database import columns_of, has_tables, json_object, opened
+from .database import DatabaseFile, columns_of, has_tables, json_object, opened
 from .numbers import step_of, unix_ns
 from .source import Fact, ImportedRun, ReadOptions, UnreadableSource
 
@@ -25,7 +25,7 @@ _TRIALS: Final = """
 """
 
 
-class OptunaReader:
+class OptunaReader(DatabaseFile):
     """Optuna storages (SQLite). A trial that was pruned was stopped; one that never began is no run."""
 
     kind = "optuna"
@@ -34,10 +34,6 @@ class OptunaReader:
     def recognises(self, path: Path, head: bytes) -> bool:
         """By the tables of the database."""
         return has_tables(path, head, "studies", "trials", "trial_intermediate_values")
-
-    def source_of(self, path: Path) -> Path:
-        """The file itself."""
-        return path
 
     def read(self, files: Sequence[Path], options: ReadOptions) -> Iterator[ImportedRun]:  # noqa: ARG002
         """A run for each trial."""

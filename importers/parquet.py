@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 from .numbers import flattened, nanoseconds, number_of, sorted_out, step_of
 from .problems import Omissions
 from .rows import MOST_METRICS, Row, runs_of
-from .source import ImportedRun, ReadOptions, UnreadableSource
+from .source import ImportedRun, ReadOptions, SingleFile, UnreadableSource
 from .table_columns import Layout, layout_of, unknown_step_column, wall_clock_ns
 
 _MAGIC: Final = b"PAR1"
@@ -25,7 +25,7 @@ _DAMAGED: Final = (pa.ArrowException, OSError, ValueError, OverflowError)
 _OURS: Final = b"steptape.columns"
 
 
-class ParquetReader:
+class ParquetReader(SingleFile):
     """Parquet files, one of whose columns counts steps."""
 
     kind = "parquet"
@@ -40,10 +40,6 @@ class ParquetReader:
         except _DAMAGED:
             return False
         return _OURS not in (schema.metadata or {}) and layout_of(schema.names) is not None
-
-    def source_of(self, path: Path) -> Path:
-        """The file itself."""
-        return path
 
     def read(self, files: Sequence[Path], options: ReadOptions) -> Iterator[ImportedRun]:
         """The runs of a table, usually one."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -114,6 +114,10 @@ class Reader(Protocol):
         """What a recognised file is a part of: itself, or the folder all of whose files make one source."""
         ...
 
+    def beside(self, path: Path) -> Iterable[Path]:
+        """Files that are read along with a recognised one: when one of them changes, the source has."""
+        ...
+
     def read(self, files: Sequence[Path], options: ReadOptions) -> Iterator[ImportedRun]:
         """The runs of one source.
 
@@ -125,3 +129,15 @@ class Reader(Protocol):
             TelemetryError: Nothing of it can be read, or nothing more of it.
         """
         ...
+
+
+class SingleFile:
+    """What readers have in common each of whose files is a source by itself."""
+
+    def source_of(self, path: Path) -> Path:
+        """The file itself."""
+        return path
+
+    def beside(self, path: Path) -> Iterable[Path]:  # noqa: ARG002
+        """Nothing."""
+        return ()

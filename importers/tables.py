@@ -17,7 +17,7 @@ from .names import is_evaluation
 from .numbers import nanoseconds, number, step_of
 from .problems import Omissions
 from .rows import MOST_METRICS, Row, facts_by_name, runs_of
-from .source import Fact, ImportedRun, ReadOptions, UnreadableSource
+from .source import Fact, ImportedRun, ReadOptions, SingleFile, UnreadableSource
 from .table_columns import Layout, layout_of, unknown_step_column, wall_clock_ns
 
 _SEPARATORS: Final = {".csv": ",", ".tsv": "\t", ".txt": "\t"}
@@ -31,7 +31,7 @@ _READINGS: Final = ("cpu", "gpu", "mem.", "net.", "os_", "python_", "git_")
 _MOST_SETTINGS_BYTES: Final = 1024 * 1024
 
 
-class TableReader:
+class TableReader(SingleFile):
     """CSV and TSV files whose first line names the columns, one of which counts steps."""
 
     kind = "table"
@@ -43,10 +43,6 @@ class TableReader:
             return False
         first = decoded_head(head).partition("\n")[0]
         return layout_of(_cells(first, _separator(path, first))) is not None
-
-    def source_of(self, path: Path) -> Path:
-        """The file itself."""
-        return path
 
     def read(self, files: Sequence[Path], options: ReadOptions) -> Iterator[ImportedRun]:
         """The runs of a table, usually one."""

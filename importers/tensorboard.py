@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -43,6 +43,10 @@ class TensorBoardReader:
         folder = path.parent
         beside = [folder.with_name(half) for half in _HALVES]
         return folder.parent if folder.name in _HALVES and all(half.is_dir() for half in beside) else folder
+
+    def beside(self, path: Path) -> Iterable[Path]:  # noqa: ARG002
+        """Nothing: every file of the source is recognised itself."""
+        return ()
 
     def read(self, files: Sequence[Path], options: ReadOptions) -> Iterator[ImportedRun]:
         """The runs of a folder: usually one."""

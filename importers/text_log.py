@@ -11,7 +11,7 @@ from ..store import Plan
 from .lines import decoded_head, text_lines
 from .numbers import NS, nanoseconds, number, step_of
 from .rows import Row, runs_of
-from .source import ImportedRun, ReadOptions, UnreadableSource
+from .source import ImportedRun, ReadOptions, SingleFile, UnreadableSource
 
 _SUFFIXES: Final = (".log", ".txt", ".out", ".err", "")
 
@@ -43,7 +43,7 @@ class _Line(NamedTuple):
     total_steps: int | None
 
 
-class TextLogReader:
+class TextLogReader(SingleFile):
     """Text in which a line tells a step and its values, among lines that tell nothing."""
 
     kind = "text"
@@ -55,10 +55,6 @@ class TextLogReader:
             return False
         lines = decoded_head(head).splitlines()[:_LOOKED_AT]
         return sum(_parsed(line) is not None for line in lines) >= _TELLING
-
-    def source_of(self, path: Path) -> Path:
-        """The file itself."""
-        return path
 
     def read(self, files: Sequence[Path], options: ReadOptions) -> Iterator[ImportedRun]:
         """The runs of a file."""

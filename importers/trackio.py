@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from .attempts import Lives
-from .database import columns_of, has_tables, json_object, opened
+from .database import DatabaseFile, columns_of, has_tables, json_object, opened
 from .names import PLACE_NAMES
 from .numbers import flattened, sorted_out, step_of, unix_ns
 from .rows import Row, facts_by_name
@@ -18,7 +18,7 @@ from .source import Fact, ImportedRun, ReadOptions
 _OWN: Final = ("_Username", "_Created", "_Group")
 
 
-class TrackioReader:
+class TrackioReader(DatabaseFile):
     """Trackio's project databases. System metrics, media and traces are no part of the training's course."""
 
     kind = "trackio"
@@ -30,10 +30,6 @@ class TrackioReader:
             return False
         with opened(path) as connection:
             return {"run_name", "step", "metrics", "timestamp"} <= columns_of(connection, "metrics")
-
-    def source_of(self, path: Path) -> Path:
-        """The file itself."""
-        return path
 
     def read(self, files: Sequence[Path], options: ReadOptions) -> Iterator[ImportedRun]:  # noqa: ARG002
         """A run for each of the project's."""

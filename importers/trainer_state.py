@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -45,6 +45,10 @@ class TrainerStateReader:
             return path
         folder = path.parent
         return folder.parent if _CHECKPOINT.fullmatch(folder.name) else folder
+
+    def beside(self, path: Path) -> Iterable[Path]:  # noqa: ARG002
+        """Nothing: every file of the source is recognised itself."""
+        return ()
 
     def read(self, files: Sequence[Path], options: ReadOptions) -> Iterator[ImportedRun]:  # noqa: ARG002
         """The run; raises at its end what could not be read of it."""

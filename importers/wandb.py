@@ -12,7 +12,7 @@ from .numbers import NS, flattened, nanoseconds, number_of, sorted_out, step_of
 from .problems import Omissions
 from .protobuf import fields, message, signed, text
 from .rows import Row, facts_by_name
-from .source import Fact, ImportedRun, ReadOptions, UnreadableSource
+from .source import Fact, ImportedRun, ReadOptions, SingleFile, UnreadableSource
 from .wandb_log import HEADER, records
 
 #: Numbers of the fields of ``wandb_internal.proto``: of a ``Record``, ...
@@ -44,7 +44,7 @@ class _Recorded:
     rows: list[dict[str, Any]] = field(default_factory=list)
 
 
-class WandbReader:
+class WandbReader(SingleFile):
     """``.wandb`` files, as offline and online runs leave them in ``wandb/``."""
 
     kind = "wandb"
@@ -53,10 +53,6 @@ class WandbReader:
     def recognises(self, path: Path, head: bytes) -> bool:  # noqa: ARG002 - the header says it, whatever the name.
         """By the file's header."""
         return head.startswith(HEADER)
-
-    def source_of(self, path: Path) -> Path:
-        """The file itself."""
-        return path
 
     def read(self, files: Sequence[Path], options: ReadOptions) -> Iterator[ImportedRun]:
         """The run of a file."""

@@ -125,17 +125,14 @@ def test_follow_keeps_up_with_a_log_that_grows(tmp_path: Path, logs: Path) -> No
 
 
 READER = """
-from steptape.importers import Fact, ImportedRun
+from steptape.importers import Fact, ImportedRun, SingleFile
 
-class MyReader:
+class MyReader(SingleFile):
     kind = "mine"
     title = "files of mine"
 
     def recognises(self, path, head):
         return head.startswith(b"MINE")
-
-    def source_of(self, path):
-        return path
 
     def read(self, files, options):
         numbers = files[0].read_text().split()[1:]

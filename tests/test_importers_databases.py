@@ -139,6 +139,40 @@ def test_a_folder_of_mlflow_s_file_store_is_a_run(tmp_path: Path, imports: Impor
     assert (outcome.name, run.status) == ("exp/r", "completed")
 
 
+def test_a_folder_of_mlflow_s_file_store_grows(tmp_path: Path, imports: Imports) -> None:
+    """Its metrics lie beside the file that it is known by."""
+    folder = tmp_path / "mlruns" / "1" / "abc"
+    (folder / "metrics").mkdir(parents=True)
+    (folder / "meta.yaml").write_text("artifact_uri: x\nrun_id: abc\n")
+    (folder / "metrics" / "loss").write_text("2000 0.5 1\n")
+    imports(tmp_path / "mlruns")
+    (folder / "metrics" / "loss").write_text("2000 0.5 1\n3000 0.4 2\n")
+
+    ((outcome, run),) = imports(tmp_path / "mlruns")
+
+    assert (outcome.state, outcome.events) == ("grown", 1)
+    assert [entry[2] for entry in events_of(run)] == [1, 2]
+
+
+def test_what_a_tracker_has_just_written_is_read_from_beside_its_database(tmp_path: Path, imports: Imports) -> None:
+    """SQLite's write-ahead log, while the tracker still runs."""
+    path = tmp_path / "p.db"
+    row = "INSERT INTO metrics VALUES (?, 'a', '2026-01-02T03:04:05+00:00', 'r', ?, '{\"loss\": 0.5}')"
+    connection = sqlite3.connect(path)
+    connection.execute("PRAGMA journal_mode = WAL")
+    connection.execute("CREATE TABLE metrics (id, run_id, timestamp, run_name, step, metrics)")
+    connection.execute(row, (1, 1))
+    connection.commit()
+    imports(path)
+    connection.execute(row, (2, 2))
+    connection.commit()
+
+    ((outcome, _),) = imports(path)
+    connection.close()
+
+    assert (outcome.state, outcome.events, outcome.steps) == ("grown", 1, 2)
+
+
 def test_a_parquet_table_is_a_run(tmp_path: Path, imports: Imports) -> None:
     """A null was not logged; text is an attribute; our own tables are no logs."""
     rows = [
