@@ -12,7 +12,10 @@ from .numbers import flattened, nanoseconds, number_of, sorted_out, step_of
 from .problems import Omissions
 from .rows import MOST_METRICS, Row, runs_of
 from .source import ImportedRun, ReadOptions, SingleFile, UnreadableSource
-from .table_columns import Layout, layout_of, unknown_step_column, wall_clock_ns
+from .table_columns import Layout, layout_of, wall_clock_ns
+
+#: Lines that are looked at: what comes first may be a configuration.
+_LOOKED_AT: Final = 20
 
 _SUFFIXES: Final = (".jsonl", ".ndjson", ".json", ".log", ".txt")
 
@@ -24,12 +27,12 @@ class JsonLinesReader(SingleFile):
     title = "JSON lines with a step key"
 
     def recognises(self, path: Path, head: bytes) -> bool:
-        """By a first line that is a JSON object with a step."""
-        first = decoded_head(head).lstrip().partition("\n")[0]
-        if path.suffix.casefold() not in _SUFFIXES or not first.startswith("{"):
+        """By a first line that is a JSON object, and one among the first that has a step."""
+        text = decoded_head(head).lstrip()
+        if path.suffix.casefold() not in _SUFFIXES or not text.startswith("{"):
             return False
-        row = _object(first)
-        return row is not None and "event" not in row and layout_of(list(row)) is not None
+        rows = [row for line in text.splitlines()[:_LOOKED_AT] if (row := _object(line)) is not None]
+        return any("event" not in row and layout_of(list(row)) is not None for row in rows)
 
     def read(self, files: Sequence[Path], options: ReadOptions) -> Iterator[ImportedRun]:
         """The runs of a file, usually one."""
@@ -57,11 +60,10 @@ def _rows(path: Path, options: ReadOptions) -> Iterator[Row]:
             omissions.add(f"line {line_number}", "no JSON object")
             continue
         if layout is None or layout.step not in document:
-            found = layout_of(list(document), options.step_column)
-            if found is None and layout is None:
-                raise unknown_step_column(f"{path}:{line_number}", list(document), options.step_column)
-            layout = layout if found is None else found
-        assert layout is not None
+            layout = layout_of(list(document), options.step_column) or layout
+        if layout is None:
+            omissions.add(f"line {line_number}", "no key counts steps (--step KEY names another one)")
+            continue
         try:
             row = _row(document, layout)
         except UnreadableSource as error:

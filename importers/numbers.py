@@ -40,19 +40,19 @@ def number_of(value: Any) -> float | None:
     return _SPELLED.get(value.casefold()) if isinstance(value, str) else None
 
 
-def flattened(value: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """The leaves of nested objects, by their names joined with a slash.
+def flattened(value: Mapping[str, Any], separator: str = "/") -> dict[str, Any]:
+    """The leaves of nested objects, by their names joined with a slash, or another separator.
 
     >>> flattened({"loss": 1.0, "eval": {"acc": 0.5}})
     {'loss': 1.0, 'eval/acc': 0.5}
     """
     leaves: dict[str, Any] = {}
-    pending = [(prefix, value)]
+    pending = [("", value)]
     while pending:
         above, level = pending.pop(0)
         for name, entry in level.items():
             if isinstance(entry, Mapping):
-                pending.append((f"{above}{name}/", entry))
+                pending.append((f"{above}{name}{separator}", entry))
             else:
                 leaves[f"{above}{name}"] = entry
     return leaves

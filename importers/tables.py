@@ -42,7 +42,8 @@ class TableReader(SingleFile):
         if path.suffix.casefold() not in _SEPARATORS:
             return False
         first = decoded_head(head).partition("\n")[0]
-        return layout_of(_cells(first, _separator(path, first))) is not None
+        layout = layout_of(_cells(first, _separator(path, first)))
+        return layout is not None and bool(layout.metrics)
 
     def read(self, files: Sequence[Path], options: ReadOptions) -> Iterator[ImportedRun]:
         """The runs of a table, usually one."""

@@ -19,6 +19,7 @@ from .wandb_log import HEADER, records
 _HISTORY, _CONFIG, _RUN, _EXIT = 2, 5, 17, 18
 
 #: ... of the items that histories and configurations are made of, ...
+_ITEM, _HISTORY_STEP = 1, 2
 _KEY, _NESTED_KEY, _VALUE_JSON = 1, 2, 16
 
 #: ... and of a ``RunRecord``.
@@ -82,9 +83,9 @@ def _take(record: bytes, recorded: _Recorded) -> None:
     """What one ``Record`` adds."""
     for number, _, value in fields(record):
         if number == _HISTORY:
-            recorded.rows.append(_items(message(value), item=1))
+            recorded.rows.append(_history_row(message(value)))
         elif number == _CONFIG:
-            recorded.config.update(_items(message(value), item=1))
+            recorded.config.update(_items(message(value)))
         elif number == _RUN:
             _take_run(message(value), recorded)
         elif number == _EXIT:
@@ -104,17 +105,28 @@ def _take_run(run: bytes, recorded: _Recorded) -> None:
         elif number == _TAGS:
             recorded.tags.append(text(value))
         elif number == _RUN_CONFIG:
-            recorded.config.update(_items(message(value), item=1))
+            recorded.config.update(_items(message(value)))
         elif number == _START_TIME:
             parts = {n: v for n, _, v in fields(message(value)) if isinstance(v, int)}
             recorded.started_ns = signed(parts.get(1, 0)) * NS + signed(parts.get(2, 0))
 
 
-def _items(container: bytes, *, item: int) -> dict[str, Any]:
+def _history_row(history: bytes) -> dict[str, Any]:
+    """The values of a ``HistoryRecord``, and its step, which not every version keeps among them."""
+    row = _items(history)
+    for number, _, step in fields(history):
+        if number == _HISTORY_STEP:
+            row.setdefault(
+                _STEP, next((signed(v) for n, _, v in fields(message(step)) if n == 1 and type(v) is int), 0)
+            )
+    return row
+
+
+def _items(container: bytes) -> dict[str, Any]:
     """The items of a history row or a configuration, their values parsed; what is no JSON is left as text."""
     values: dict[str, Any] = {}
     for number, _, value in fields(container):
-        if number == item:
+        if number == _ITEM:
             nested: list[str] = []
             key, value_json = "", ""
             for inner, _, entry in fields(message(value)):
@@ -125,8 +137,6 @@ def _items(container: bytes, *, item: int) -> dict[str, Any]:
                 elif inner == _VALUE_JSON:
                     value_json = text(entry)
             values[key or ".".join(nested)] = _parsed(value_json)
-        elif number == 2 and not isinstance(value, int):  # HistoryStep, where the row itself does not say it.
-            values.setdefault(_STEP, next((signed(v) for n, _, v in fields(value) if n == 1 and type(v) is int), 0))
     return values
 
 
@@ -148,7 +158,7 @@ def _facts(
             omissions.add(f"history row {index}", f"no step in {error.got!r:.60}")
             continue
         seen = {key: value for key, value in row.items() if key not in (*_OWN, _STEP) and not _is_media(value)}
-        metrics, attrs = sorted_out(_leaves(seen))
+        metrics, attrs = sorted_out(flattened(seen, "."))
         elapsed_ns = nanoseconds(number_of(row.get("_runtime"))) or None
         wall_ns = nanoseconds(number_of(row.get("_timestamp")))
         yield from facts_by_name(Row(step, metrics, attrs, wall_ns, elapsed_ns), 0)
@@ -160,14 +170,3 @@ def _facts(
 def _is_media(value: Any) -> bool:
     """Whether it is an image, a table, a histogram: an object that says its type."""
     return isinstance(value, dict) and "_type" in value
-
-
-def _leaves(row: dict[str, Any]) -> dict[str, Any]:
-    """The row with nested objects flattened, as W&B names their leaves."""
-    flat: dict[str, Any] = {}
-    for key, value in row.items():
-        if isinstance(value, dict):
-            flat.update({f"{key}.{name.replace('/', '.')}": leaf for name, leaf in flattened(value).items()})
-        else:
-            flat[key] = value
-    return flat

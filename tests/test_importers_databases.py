@@ -223,7 +223,7 @@ def history(step: int, **values: Any) -> bytes:
 def test_records_of_wandb_that_cross_blocks_are_put_together(tmp_path: Path, imports: Imports) -> None:
     """A block has 32 KiB; media are left out, nested values have dots, the exit code tells the end."""
     records = [
-        history(0, loss=0.5, note="x" * 100_000, image={"_type": "image-file", "size": 5}, deep={"a": {"b": 1}}),
+        history(0, loss=0.5, note="x" * 100_000, image={"_type": "image-file", "size": 5}, deep={"a/b": {"c": 1}}),
         *(history(step, loss=float(step), _runtime=step / 2, _timestamp=1767323045.0) for step in range(1, 2000)),
         field(18, b"\x08\x01"),
     ]
@@ -231,7 +231,7 @@ def test_records_of_wandb_that_cross_blocks_are_put_together(tmp_path: Path, imp
     ((outcome, run),) = imports(wandb_file(tmp_path / "run-abc.wandb", *records))
 
     assert outcome.problem is None
-    assert events_of(run)[0] == (0, "step_end", 0, {"loss": 0.5, "deep.a.b": 1.0})
+    assert events_of(run)[0] == (0, "step_end", 0, {"loss": 0.5, "deep.a/b.c": 1.0})
     assert [entry[2] for entry in events_of(run)] == list(range(2000))
     assert list(run.events())[-1].elapsed_ns == 999_500_000_000
     assert run.status == "failed"
