@@ -15,10 +15,12 @@ from .source import ImportedRun, ReadOptions, SingleFile, UnreadableSource
 
 _SUFFIXES: Final = (".log", ".txt", ".out", ".err", "")
 
-#: A name, a colon, an equals sign or a blank, and a number, perhaps with its total (``125/3040``) or its unit.
+#: A name, a colon, an equals sign or a blank, and a number, perhaps with its total (``125/3040``) or its unit. Commas
+#: group thousands; a number with another comma is none, since nobody knows what it means, nor is a time of day.
 _PAIR: Final = re.compile(
     r"(?<![\w./-])([A-Za-z][\w./-]{0,100}?)\s{0,3}(?:[:=]\s{0,3}|\s)"
-    r"([+-]?(?:\d[\d,]*\.?\d*(?:[eE][+-]?\d+)?|\.\d+|nan|inf(?:inity)?)(?![\w.]*:\d))(?:/(\d+))?([A-Za-z%]*)",
+    r"([+-]?(?:(?:\d{1,3}(?:,\d{3})+|\d+)\.?\d*(?:[eE][+-]?\d+)?|\.\d+|nan|inf(?:inity)?)(?!\d|,\d|[\w.]*:\d))"
+    r"(?:/(\d+))?([A-Za-z%]*)",
     re.IGNORECASE,
 )
 
@@ -33,7 +35,7 @@ _UNIT_NS: Final = {"ms": NS // 1000, "s": NS, "sec": NS, "m": 60 * NS, "min": 60
 #: Lines of a file that are looked at to recognise it, and how many of them must tell of a step.
 _LOOKED_AT: Final = 400
 
-#: A line of more characters is a dump of something. Taking one apart costs 0.1 s.
+#: A line of more characters is a dump of something.
 _LONGEST: Final = 20_000
 _TELLING: Final = 2
 

@@ -175,6 +175,13 @@ def test_many_a_shape_of_line_is_understood(written: Written, line: str) -> None
     assert events[0] == ("step_end", 7, {"loss": 2.5, "lr": 0.001})
 
 
+def test_a_comma_within_a_number_groups_thousands_or_says_nothing(written: Written) -> None:
+    """Where it may be a decimal point, the value is not taken."""
+    _, events = written("x.log", "step: 1,000 loss: 2.5 acc: 0,25\nstep: 2,000 loss: 2.4 acc: 12,1\n")
+
+    assert events == [("step_end", 1000, {"loss": 2.5}), ("step_end", 2000, {"loss": 2.4})]
+
+
 def test_a_pattern_says_how_lines_look(written: Written) -> None:
     """Its named groups are the values."""
     text = "noise\n<7> L=2.5 A=0.5\n<8> L=2.4 A=-\n"
