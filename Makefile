@@ -15,7 +15,7 @@ FUZZ = -max_total_time=$(FUZZ_S) -timeout=30 -rss_limit_mb=3000 -max_len=4096 -d
 	-artifact_prefix=.fuzz/ -create_missing_dirs=1 -print_final_stats=1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test compat lint format fuzz clean
+.PHONY: help demo test compat lint format fuzz fuzz-api clean
 
 help:  ## Show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -63,6 +63,9 @@ fuzz: $(READY)  ## Fuzz the readers of policies, rules, tests and past runs, FUZ
 	$(BIN)/python tests/fuzz/fuzz_rules.py rule .fuzz/rule tests/fuzz/seeds/rule $(FUZZ)
 	$(BIN)/python tests/fuzz/fuzz_rules.py tests .fuzz/tests rules/policies $(FUZZ)
 	PYTHONPATH=tests $(BIN)/python tests/fuzz/fuzz_importers.py $(FUZZ_S) $(REAL_RUNS) $(wildcard .trackers)
+
+fuzz-api: $(READY)  ## Fuzz the HTTP API from its OpenAPI document, 5,000 requests and more
+	$(BIN)/python tests/fuzz/fuzz_api.py 5000
 
 format: $(READY)  ## Rewrite the code in the project's format
 	$(BIN)/ruff check --fix $(CODE)

@@ -276,16 +276,35 @@ def delete(
 @app.command()
 def serve(
     store: StoreArgument = Path("runs"),
-    host: Annotated[str, typer.Option(help="Address to listen on; loopback only.")] = "127.0.0.1",
+    host: Annotated[
+        str, typer.Option(help="Address to listen on; others than this machine's own take tokens.")
+    ] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one.")] = 8420,
+    tokens: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Lines of 'token scope name'; scopes: read, write, admin.")
+    ] = None,
+    allowed_hosts: Annotated[
+        list[str] | None, typer.Option("--allowed-host", metavar="NAME", help="A name that clients call this server.")
+    ] = None,
+    policies: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="Rule files that can be asked about by name.")
+    ] = None,
 ) -> None:
     """Answer queries over HTTP.
 
-    /api/v1/runs and what lies below it, described in /api/v1/openapi.json. Loopback only; Ctrl-C ends it.
+    /api/v1/runs and what lies beside it, described in /api/v1/openapi.json. Ctrl-C ends it. Tokens may also stand in
+    the environment, as STEPTAPE_TOKENS.
     """
     from .api import serve as serve_store
 
-    serve_store(open_store(store).path, host=host, port=port)
+    serve_store(
+        open_store(store).path,
+        host=host,
+        port=port,
+        tokens_path=tokens,
+        allowed_hosts=allowed_hosts or (),
+        policies_path=policies,
+    )
 
 
 def main() -> None:

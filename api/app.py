@@ -2,30 +2,80 @@
 
 from __future__ import annotations
 
+import gc
+import threading
+from collections.abc import AsyncIterator, Collection
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Final
 
+from anyio import CapacityLimiter
 from fastapi import APIRouter, FastAPI
 from fastapi.routing import APIRoute
 
-from ..store import open_store
-from . import decisions, events, health, run_detail, runs, samples, series
+from ..store import StoreNotFound, TelemetryError, open_store
+from . import (
+    decisions,
+    events,
+    jobs,
+    notes,
+    policies,
+    query,
+    rule_checks,
+    run_detail,
+    runs,
+    samples,
+    series,
+    service,
+    tail,
+    windows,
+)
+from .bodies import Bodies
+from .following import Places
+from .gate import LOOPBACK_NAMES, Gate
 from .guard import Guard
+from .head_requests import HeadRequests
+from .job_queue import JobQueue
+from .limits import DEFAULT_LIMITS, Limits
 from .models import Problem
 from .problems import MEDIA_TYPE, STATUSES, install_handlers
+from .query_workers import QueryWorkers
+from .tokens import Tokens
+from .traffic import Traffic
 
 #: Version of the API, not of steptape; it changes when a client would have to.
 API_VERSION: Final = "1"
 PREFIX: Final = "/api/v1"
 
+_ENDPOINTS: Final = (
+    runs, run_detail, series, windows, events, tail, samples, decisions, notes, policies, query, rule_checks, jobs,
+)  # fmt: skip
 
-def create_app(store_path: str | Path) -> FastAPI:
-    """The HTTP application over a store. It reads, and changes nothing.
+
+def create_app(
+    store_path: str | Path,
+    *,
+    tokens: Tokens | None = None,
+    allowed_hosts: Collection[str] = (),
+    policies_path: str | Path | None = None,
+    limits: Limits = DEFAULT_LIMITS,
+) -> FastAPI:
+    """The HTTP application over a store. It reads; all that it writes are annotations.
+
+    Args:
+        store_path: A folder of runs.
+        tokens: Those that are known; None where everybody who reaches the server may do everything.
+        allowed_hosts: Names by which the server is called, beside those of this machine itself.
+        policies_path: A folder of rule files that can be asked about by name, beside the shipped ones.
+        limits: What requests may cost.
 
     Raises:
         StoreNotFound: There is no such folder.
+        TelemetryError: There is no such folder of policies.
     """
     store = open_store(Path(store_path).absolute())
+    if policies_path is not None and not Path(policies_path).is_dir():
+        raise TelemetryError("no such folder of policies", where=str(policies_path))
     app = _Application(
         title="steptape",
         summary="The recorded training runs of one store",
@@ -36,33 +86,73 @@ def create_app(store_path: str | Path) -> FastAPI:
         redoc_url=None,
         redirect_slashes=False,
         generate_unique_id_function=_operation_id,
+        lifespan=_lifespan,
     )
     app.state.store_path = store.path
+    app.state.policies = None if policies_path is None else Path(policies_path).absolute()
+    app.state.limits = limits
+    app.state.is_warm = False
+    app.state.streams = Places(limits.streams)
+    app.state.traffic = Traffic()
+    app.state.jobs = JobQueue(limits)
+    app.state.query_workers = QueryWorkers(store.path, limits)
+    # Threads of their own: however many queries wait, other requests do not.
+    app.state.query_threads = CapacityLimiter(limits.query_workers + limits.queries_waiting + 1)
     install_handlers(app)
-    app.add_middleware(Guard)
+    # The last one added is the first one asked.
+    app.add_middleware(HeadRequests)
+    app.add_middleware(Bodies, limits=limits)
+    app.add_middleware(Gate, hosts={*LOOPBACK_NAMES, *(host.lower() for host in allowed_hosts)}, tokens=tokens)
+    app.add_middleware(Guard, traffic=app.state.traffic, send_s=limits.send_s)
     problems: dict[int | str, dict[str, Any]] = {status: {"model": Problem} for status in STATUSES}
-    app.include_router(health.router, responses={500: problems[500], 503: problems[503]})
+    app.include_router(service.router, responses={s: p for s, p in problems.items() if s not in (404, 422)})
     v1 = APIRouter(prefix=PREFIX, responses=problems)
-    for room in (runs, run_detail, series, events, samples, decisions):
+    for room in _ENDPOINTS:
         v1.include_router(room.router)
     app.include_router(v1)
     return app
+
+
+@asynccontextmanager
+async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
+    """Read the runs beside the first requests, and end all processes with the server."""
+
+    def warm() -> None:
+        # What is read now stays: looking through it for garbage, again and again as it grows, is lost time.
+        gc.disable()
+        try:
+            open_store(app.state.store_path).recent()
+        except (StoreNotFound, OSError):
+            return  # Requests say so.
+        finally:
+            gc.freeze()
+            gc.enable()
+        app.state.is_warm = True
+        app.state.query_workers.warm()
+
+    threading.Thread(target=warm, name="warm-up", daemon=True).start()
+    yield
+    gc.unfreeze()
+    app.state.jobs.close()
+    app.state.query_workers.close()
 
 
 class _Application(FastAPI):
     def openapi(self) -> dict[str, Any]:
         """The OpenAPI document. FastAPI would say that problems come as plain JSON; they have a type of their own."""
         if self.openapi_schema is None:
-            for path in super().openapi()["paths"].values():
-                for operation in path.values():
+            for name, path in super().openapi()["paths"].items():
+                for method, operation in path.items():
                     _retype_problems(operation["responses"])
+                    if method == "get" and ("{id}" in name or name.endswith("/series")):
+                        operation["responses"]["304"] = {"description": "The client has this answer (ETag)"}
         return super().openapi()
 
 
 def _retype_problems(responses: dict[str, Any]) -> None:
     for status, response in responses.items():
         if status >= "400":
-            response["content"] = {MEDIA_TYPE: response["content"]["application/json"]}
+            response["content"] = {MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/Problem"}}}
 
 
 def _operation_id(route: APIRoute) -> str:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Final
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Request, Response
 from fastapi import Query as InQuery
 from pydantic import TypeAdapter
 
 from ..store.event_json import decoded_attrs, encoded
-from ..store.snapshot import Snapshot, retrying
+from ..store.snapshot import Snapshot
 from ..store.timeline import effective_lineage, effective_rows
 from .access import RequestedRun
+from .answers import IN_EVERY_FORM, page_answer
 from .log_order import row_after, rows_where
 from .models import DecisionItem, DecisionPage, RuleErrorItem
 from .pagination import from_cursor, to_cursor
@@ -37,13 +38,13 @@ _NOT_SAID: Final[dict[str, Any]] = {
 }
 
 
-@router.get("/runs/{id}/decisions", summary="Decisions of rules")
-def list_decisions(run: RequestedRun, query: Annotated[PagedQuery, InQuery()]) -> DecisionPage:
+@router.get("/runs/{id}/decisions", summary="Decisions of rules", response_model=DecisionPage, responses=IN_EVERY_FORM)
+def list_decisions(request: Request, run: RequestedRun, query: Annotated[PagedQuery, InQuery()]) -> Response:
     """What the run's rules decided live, in (attempt, rank, seq) order, and beside it what errors they met.
 
     What a resume rolled back is left out; `events` has it.
     """
-    return retrying(lambda: _page(run.snapshot(), query))
+    return page_answer(request, run.read(lambda snapshot: _page(snapshot, query)), query.format)
 
 
 def _page(snapshot: Snapshot, query: PagedQuery) -> DecisionPage:

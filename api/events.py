@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Annotated, Any, Final, Literal, NamedTuple
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Request, Response
 from fastapi import Query as InQuery
-from pydantic import TypeAdapter
+from pydantic import Field, TypeAdapter
+from starlette.concurrency import run_in_threadpool
 
 from ..store.event_json import event_to_line
 from ..store.event_rows import events_of
 from ..store.lineage import Cut
-from ..store.snapshot import Snapshot, retrying
+from ..store.snapshot import Snapshot
 from ..store.timeline import effective_lineage, rolled_back
 from .access import RequestedRun
+from .answers import IN_EVERY_FORM, page_answer
+from .following import changes
 from .log_order import after, of_rank, row_after, rows_at
 from .models import EventItem, EventPage
 from .pagination import from_cursor, to_cursor
@@ -50,22 +55,46 @@ class EventsQuery(PagedQuery):
     """Rank that wrote the events."""
     attempt: Int32 | None = None
     """Events of this attempt only."""
+    wait: float = Field(default=0, ge=0, le=60)
+    """Seconds to wait for an event, where there is none yet: long polling. Not beside a `cursor`."""
     attempts: Literal["effective", "all"] = "effective"
     """`effective`: what led to the newest attempt, as rules and curves see it. `all`: what resumes rolled back too."""
 
 
-@router.get("/runs/{id}/events", summary="Events")
-def list_events(run: RequestedRun, query: Annotated[EventsQuery, InQuery()]) -> EventPage:
+@router.get("/runs/{id}/events", summary="Events", response_model=EventPage, responses=IN_EVERY_FORM)
+async def list_events(request: Request, run: RequestedRun, query: Annotated[EventsQuery, InQuery()]) -> Response:
     """The events of one rank in (attempt, seq) order.
 
     All pages of a walk show the log as it stood at the first one: a run that goes on lengthens no walk. To follow it,
     ask for what comes `after` the last event seen. A resume in the middle of a walk, though, takes what it rolls back
     out of the pages to come, unless the walk is through `all` attempts.
     """
-    return retrying(lambda: _page(run.snapshot(), query))
+
+    def read() -> EventPage:
+        return run.read(lambda snapshot: events_page(snapshot, query))
+
+    page = await run_in_threadpool(read)
+    if query.wait and not page.items and query.cursor is None:
+        page = await _waited(request, run.folder, read, page, query.wait)
+    return await run_in_threadpool(page_answer, request, page, query.format)
 
 
-def _page(snapshot: Snapshot, query: EventsQuery) -> EventPage:
+async def _waited(
+    request: Request, folder: Path, read: Callable[[], EventPage], page: EventPage, wait_s: float
+) -> EventPage:
+    """The first page that is not empty, or the last one when the time is over or nobody waits any more."""
+    request.state.etag = None  # What was waited for is no property of the log alone.
+    until_s = time.monotonic() + min(wait_s, request.app.state.limits.wait_s)
+    with request.app.state.streams.place():
+        async for _ in changes(folder, until_s=until_s, is_over=request.is_disconnected):
+            page = await run_in_threadpool(read)
+            if page.items:
+                break
+    return page
+
+
+def events_page(snapshot: Snapshot, query: EventsQuery) -> EventPage:
+    """A page of the log of one rank."""
     filters = ("events", snapshot.info.run_id, query.kind, query.after, query.rank, query.attempt, query.attempts)
     walk = None if query.cursor is None else from_cursor(query.cursor, filters, _WALK)
     passed = walk.passed if walk else (query.attempt or 0, -1 if query.after is None else query.after)

@@ -5,8 +5,9 @@ Numbers that are not finite stand as the strings ``NaN``, ``Infinity`` and ``-In
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from datetime import datetime
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
 
@@ -29,6 +30,18 @@ class Model(BaseModel):
     """A part of a response."""
 
     model_config = ConfigDict(frozen=True, ser_json_inf_nan="strings", use_attribute_docstrings=True)
+
+
+class Page(Model):
+    """A part of a list."""
+
+    next: Next
+
+    @classmethod
+    def row_model(cls) -> type[BaseModel]:
+        """What the rows of a table hold, in forms other than JSON: the items, unless the page says otherwise."""
+        model: type[BaseModel] = get_args(cls.model_fields["items"].annotation)[0]
+        return model
 
 
 class Health(Model):
@@ -102,11 +115,10 @@ class RunProblem(Model):
     hint: str | None = None
 
 
-class RunPage(Model):
+class RunPage(Page):
     """Runs, newest first."""
 
     items: list[RunRow]
-    next: Next
     problems: list[RunProblem]
     """Runs of this store that cannot be read, whatever the filters; they are in no page."""
 
@@ -177,8 +189,9 @@ class RunDetail(RunFacts):
 
 
 class SeriesItem(Model):
-    """The values of one metric in the events of one kind, in event order. All lists are of one length."""
+    """The values of one metric in the events of one kind of one run, in event order. All lists are of one length."""
 
+    run_id: str
     metric: str
     kind: str | None
     """Kind of the events; null when no event of this rank carries the metric."""
@@ -191,14 +204,44 @@ class SeriesItem(Model):
     epoch: list[Number | None]
     elapsed_ns: list[int]
     """Monotonic clock, from each attempt's own start."""
+    axis: str
+    """What `x` is."""
+    x: list[Number]
+    """Where each value stands on the axis."""
     value: list[Number]
 
 
-class SeriesPage(Model):
-    """Series, in the order in which the metrics were asked for."""
+class SeriesRow(Model):
+    """One value of a series, in forms other than JSON."""
+
+    run_id: str
+    metric: str
+    kind: str | None
+    attempt: int
+    step: int
+    epoch: Number | None
+    elapsed_ns: int
+    x: Number
+    value: Number
+
+
+class SeriesPage(Page):
+    """Series, by runs and metrics in the order in which they were asked for."""
 
     items: list[SeriesItem]
-    next: Next
+
+    @classmethod
+    def row_model(cls) -> type[BaseModel]:
+        """A row a value."""
+        return SeriesRow
+
+    def rows(self) -> Iterator[dict[str, Any]]:
+        """A row a value."""
+        lists = ("attempt", "step", "epoch", "elapsed_ns", "x", "value")
+        for item in self.items:
+            of_all = {"run_id": item.run_id, "metric": item.metric, "kind": item.kind}
+            for row in zip(*(getattr(item, name) for name in lists), strict=True):
+                yield of_all | dict(zip(lists, row, strict=True))
 
 
 class EventItem(Model):
@@ -222,11 +265,10 @@ class EventItem(Model):
     """Whether a resume left it behind: it was recorded after the checkpoint that the run went on from."""
 
 
-class EventPage(Model):
+class EventPage(Page):
     """Events, in (attempt, seq) order."""
 
     items: list[EventItem]
-    next: Next
 
 
 class SampleItem(Model):
@@ -243,13 +285,42 @@ class SampleItem(Model):
     sample_id: str | None
     loss: Number
     tokens: int | None
+    token_losses: list[Number] | None
+    """Loss of each token, where the sample was flagged."""
 
 
-class SamplePage(Model):
+class SamplePage(Page):
     """Sample losses."""
 
     items: list[SampleItem]
-    next: Next
+
+
+class SpikingSample(Model):
+    """A sample that pushed the loss above normal."""
+
+    step: int
+    attempt: int
+    rank: int
+    position: int
+    sample_id: str | None
+    loss: Number
+    typical: Number | None
+    """Median of the finite losses before the spike."""
+    excess: Number | None
+    """What the loss is above it."""
+    share: Number
+    """Part of all excess around the spike, from 0 to 1."""
+    seen: int | None
+    """How often the sample was recorded before."""
+    earlier_loss: Number | None
+    """Mean of its finite losses then."""
+    tokens: int | None
+
+
+class SpikingSamplePage(Page):
+    """Samples, the hardest first."""
+
+    items: list[SpikingSample]
 
 
 class DecisionItem(Model):
@@ -296,10 +367,9 @@ class RuleErrorItem(Model):
     error: str | None
 
 
-class DecisionPage(Model):
+class DecisionPage(Page):
     """Decisions, in (attempt, rank, seq) order."""
 
     items: list[DecisionItem]
-    next: Next
     rule_errors: list[RuleErrorItem]
     """Those of the whole run, on every page."""

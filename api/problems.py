@@ -13,15 +13,38 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import Response
 from starlette.exceptions import HTTPException
 
-from ..store import DamagedLog, NotARun, RunNotFound, StoreNotFound, TelemetryError, UnsupportedVersion
+from ..rules import PolicyError
+from ..store import (
+    DamagedLog,
+    InvalidEvent,
+    NotARun,
+    QueryRefused,
+    QueryTimedOut,
+    RunNotFound,
+    StoreNotFound,
+    TelemetryError,
+    UnsupportedVersion,
+)
 from ..store.errors import shortened
-from .errors import InvalidCursor, MetricNotFound
+from .errors import (
+    Busy,
+    InvalidCursor,
+    InvalidRequest,
+    JobNotDone,
+    JobNotFound,
+    MetricNotFound,
+    NotAcceptable,
+    NotModified,
+    NotYours,
+    PolicyNotFound,
+    StepNotFound,
+)
 from .models import ParameterError, Problem
 
 MEDIA_TYPE: Final = "application/problem+json"
 
-#: Statuses that any request about a run can end with; the OpenAPI document says so for each.
-STATUSES: Final = (404, 422, 500, 503)
+#: Statuses that any request can end with; the OpenAPI document says so for each.
+STATUSES: Final = (400, 401, 403, 404, 406, 408, 409, 413, 415, 421, 422, 431, 500, 503)
 
 _LOGGER: Final = logging.getLogger("steptape.api")
 
@@ -38,7 +61,19 @@ _SORTS: Final[dict[type[TelemetryError], Sort]] = {
     RunNotFound: Sort(404, "run-not-found", "No such run"),
     NotARun: Sort(404, "not-a-run", "This is not a run"),
     MetricNotFound: Sort(404, "metric-not-found", "No such metric"),
+    StepNotFound: Sort(404, "step-not-found", "No such step"),
+    PolicyNotFound: Sort(404, "policy-not-found", "No such policy"),
+    JobNotFound: Sort(404, "job-not-found", "No such job"),
+    JobNotDone: Sort(409, "job-not-done", "The job has no result"),
+    NotYours: Sort(403, "not-yours", "Somebody else started this"),
+    NotAcceptable: Sort(406, "not-acceptable", "No accepted form"),
     InvalidCursor: Sort(422, "invalid-cursor", "This cursor does not belong here"),
+    InvalidRequest: Sort(422, "invalid-request", "This cannot be asked"),
+    InvalidEvent: Sort(422, "invalid-event", "This cannot be recorded"),
+    PolicyError: Sort(422, "invalid-policy", "The rules do not load"),
+    QueryRefused: Sort(422, "query-refused", "The query was refused"),
+    QueryTimedOut: Sort(422, "query-timed-out", "The query took too long"),
+    Busy: Sort(503, "busy", "The server is busy"),
     DamagedLog: Sort(500, "damaged-log", "The run's log is damaged"),
     UnsupportedVersion: Sort(500, "unsupported-version", "The run was written by a newer steptape"),
     StoreNotFound: Sort(503, "store-not-found", "The store cannot be reached"),
@@ -81,6 +116,7 @@ def install_handlers(app: FastAPI) -> None:
     app.add_exception_handler(RequestValidationError, _on_invalid_parameters)
     app.add_exception_handler(HTTPException, _on_http_exception)
     app.add_exception_handler(FileNotFoundError, _on_vanished_file)
+    app.add_exception_handler(NotModified, _on_not_modified)
 
 
 def internal_error() -> Response:
@@ -88,13 +124,19 @@ def internal_error() -> Response:
     return _response(_INTERNAL, "The server failed at this request; its log says how")
 
 
+def refusal(sort: Sort, detail: str, *, headers: Mapping[str, str] | None = None) -> Response:
+    """The answer to a request that is not let through to the application."""
+    return _response(sort, detail, headers=headers)
+
+
 async def _on_telemetry_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, TelemetryError)
     store: Path = request.app.state.store_path
     sort = sort_of(error)
-    if sort.status >= 500:
+    if sort.status == 500:
         _LOGGER.error("%s %s: %s", request.method, request.url.path, error)
-    return _response(sort, detail_of(error, store), hint=hint_of(error, store))
+    headers = {"Retry-After": "1"} if isinstance(error, Busy) else None
+    return _response(sort, detail_of(error, store), hint=hint_of(error, store), headers=headers)
 
 
 async def _on_invalid_parameters(_: Request, error: Exception) -> Response:
@@ -108,6 +150,8 @@ async def _on_http_exception(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     phrase = HTTPStatus(error.status_code).phrase
     sort = Sort(error.status_code, phrase.lower().replace(" ", "-"), phrase)
+    if error.headers and "GET" in error.headers.get("allow", error.headers.get("Allow", "")):
+        error.headers = {"Allow": f"{error.headers.get('Allow')}, HEAD"}
     return _response(sort, f"{request.method} {shortened(request.url.path)}: {error.detail}", headers=error.headers)
 
 
@@ -116,6 +160,11 @@ async def _on_vanished_file(request: Request, error: Exception) -> Response:
     _LOGGER.warning("%s %s: %s", request.method, request.url.path, error)
     detail = "Files of the run were replaced while they were read"
     return _response(_CHANGING, detail, hint="Ask again", headers={"Retry-After": "1"})
+
+
+async def _on_not_modified(_: Request, error: Exception) -> Response:
+    assert isinstance(error, NotModified)
+    return Response(status_code=304, headers={"ETag": error.etag, "Vary": "Accept", "Cache-Control": "no-cache"})
 
 
 def _parameter_error(entry: dict[str, Any]) -> ParameterError:

@@ -9,6 +9,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from pydantic_core import PydanticCustomError
 
 from ..store import KINDS
+from .answers import Form
 
 #: Whole numbers that the log can hold; any other is refused before it meets Arrow or SQL.
 Int32 = Annotated[int, Field(ge=0, le=2**31 - 1)]
@@ -35,7 +36,14 @@ class Query(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
 
-class PagedQuery(Query):
+class FormedQuery(Query):
+    """Parameters of a list that comes in several forms."""
+
+    format: Form | None = None
+    """How the answer is written; what the Accept header says unless given."""
+
+
+class PagedQuery(FormedQuery):
     """Parameters of a list that comes in pages."""
 
     limit: int = Field(default=1000, ge=1, le=10_000)

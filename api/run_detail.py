@@ -5,23 +5,24 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Request, Response
 
 from ..store import RunInfo
 from ..store.event_json import encoded
-from ..store.snapshot import Snapshot, retrying
+from ..store.snapshot import Snapshot
 from ..store.summary import summarize
 from .access import RequestedRun
+from .answers import model_answer
 from .models import MetricItem, RunDetail
 from .runs import facts_of
 
 router = APIRouter()
 
 
-@router.get("/runs/{id}", summary="One run")
-def read_run(run: RequestedRun) -> RunDetail:
+@router.get("/runs/{id}", summary="One run", response_model=RunDetail)
+def read_run(request: Request, run: RequestedRun) -> Response:
     """The run's row, configuration and attempts (with the text of each one's policy), and counts of its events."""
-    return retrying(lambda: _detail(run.snapshot()))
+    return model_answer(request, run.read(_detail))
 
 
 def _detail(snapshot: Snapshot) -> RunDetail:

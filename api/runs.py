@@ -5,84 +5,65 @@ from __future__ import annotations
 import logging
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Request, Response
 from fastapi import Query as InQuery
-from pydantic import Field, TypeAdapter
+from pydantic import TypeAdapter
 
-from ..store import NotARun, Store, TelemetryError
+from ..store import Store, TelemetryError
 from ..store.summary import RunSummary
 from .access import OpenStore
+from .answers import IN_EVERY_FORM, page_answer
 from .models import RunPage, RunProblem, RunRow
 from .pagination import from_cursor, to_cursor
 from .problems import detail_of, hint_of, sort_of
-from .queries import Query
+from .run_filters import Position, RunsQuery, admitted, after, in_order, position_of
 
 router = APIRouter()
 
 _LOGGER: Final = logging.getLogger("steptape.api")
 
-#: When the last run of a page started (ISO 8601), and its id: newer runs come before, and so disturb no later page.
-_POSITION: Final = TypeAdapter(tuple[str, str])
+#: Where the last run of a page stands in the order: what comes and goes before it disturbs no later page.
+_POSITION: Final = TypeAdapter(Position)
 
 
-class RunsQuery(Query):
-    """Which runs."""
-
-    status: Literal["running", "completed", "stopped", "failed", "interrupted", "crashed"] | None = None
-    group: str | None = None
-    tag: str | None = None
-    """One of the run's tags."""
-    name: str | None = None
-    """A part of the run's name, in any case."""
-    limit: int = Field(default=100, ge=1, le=1000)
-    """Most items of a page."""
-    cursor: str | None = Field(default=None, max_length=1000)
-    """`next` of the page before."""
-
-    def admits(self, run: RunRow) -> bool:
-        """Whether the filters let the run through."""
-        return (
-            self.status in (None, run.status)
-            and self.group in (None, run.group)
-            and (self.tag is None or self.tag in run.tags)
-            and (self.name is None or self.name.casefold() in run.name.casefold())
-        )
+#: How a run of the list is asked about further.
+_LINKS: Final = {
+    operation: {"operationId": operation, "parameters": {"id": "$response.body#/items/0/run_id"}}
+    for operation in ("read_run", "list_events", "list_samples", "list_decisions", "list_annotations", "annotate_run")
+}
 
 
-@router.get("/runs", summary="Runs, newest first")
-def list_runs(store: OpenStore, query: Annotated[RunsQuery, InQuery()]) -> RunPage:
+@router.get(
+    "/runs",
+    summary="Runs, newest first",
+    response_model=RunPage,
+    responses={200: {**IN_EVERY_FORM[200], "links": _LINKS}},
+)
+def list_runs(request: Request, store: OpenStore, query: Annotated[RunsQuery, InQuery()]) -> Response:  # type: ignore[valid-type]
     """The runs of the store that the filters let through. Runs that cannot be read are named under `problems`."""
-    rows, problems = read_rows(store)
-    filters = ("runs", query.status, query.group, query.tag, query.name)
-    found = sorted(filter(query.admits, rows), key=_position, reverse=True)
+    return page_answer(request, runs_page(store, query), query.format)  # type: ignore[attr-defined]
+
+
+def runs_page(store: Store, query: Any) -> RunPage:
+    """A page of runs.
+
+    Args:
+        store: The store.
+        query: A ``RunsQuery``.
+    """
+    look = store.recent()
+    ordered = in_order(admitted(look.newest_first, query), query.sort)
+    filters = ("runs", query.filters())
     if query.cursor is not None:
-        last = from_cursor(query.cursor, filters, _POSITION)
-        found = [row for row in found if _position(row) < last]
-    page = found[: query.limit]
+        ordered = after(ordered, query.sort, from_cursor(query.cursor, filters, _POSITION))
+    page = ordered[: query.limit]
     return RunPage(
-        items=page,
-        next=to_cursor(filters, _position(page[-1])) if len(found) > len(page) else None,
-        problems=problems,
+        items=[RunRow.model_validate(facts_of(entry.summary)) for entry in page],
+        next=to_cursor(filters, position_of(page[-1], query.sort)) if len(ordered) > len(page) else None,
+        problems=[_problem_of(folder, error, store) for folder, error in look.problems],
     )
-
-
-def read_rows(store: Store) -> tuple[list[RunRow], list[RunProblem]]:
-    """A row for each run of the store, and what is wrong with those that cannot be read."""
-    rows: dict[str, RunRow] = {}
-    problems: list[RunProblem] = []
-    for folder in store.catalog.folders():
-        try:
-            row = _read_row(store, folder)
-            if row.run_id in rows:
-                raise NotARun(
-                    "another run here has the same id, and is shown instead", where=str(folder), got=row.run_id
-                )
-            rows[row.run_id] = row
-        except TelemetryError as error:
-            problems.append(_problem_of(folder, error, store))
-    return list(rows.values()), problems
 
 
 def facts_of(summary: RunSummary) -> dict[str, Any]:
@@ -91,30 +72,15 @@ def facts_of(summary: RunSummary) -> dict[str, Any]:
     return row | {"started": _in_utc(summary.started), "ended": summary.ended and _in_utc(summary.ended)}
 
 
-def _read_row(store: Store, folder: Path) -> RunRow:
-    try:
-        return RunRow.model_validate(facts_of(store.catalog.entry(folder).summary))
-    except TelemetryError:
-        raise
-    except Exception as error:
-        # Whatever is wrong with one run's files, it must not hide the others.
-        _LOGGER.warning("%s: cannot be read: %r", folder, error)
-        raise TelemetryError(
-            f"the run cannot be read ({type(error).__name__})", where=str(folder), fix="The server's log says more"
-        ) from error
-
-
 def _problem_of(folder: Path, error: TelemetryError, store: Store) -> RunProblem:
+    if error.__cause__ is not None:
+        _LOGGER.warning("%s: %r", error, error.__cause__)
     return RunProblem(
         run=folder.name,
         code=sort_of(error).code,
         detail=detail_of(error, store.path),
         hint=hint_of(error, store.path),
     )
-
-
-def _position(row: RunRow) -> tuple[str, str]:
-    return row.started.isoformat(timespec="microseconds"), row.run_id
 
 
 def _in_utc(moment: datetime) -> datetime:

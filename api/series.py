@@ -1,91 +1,146 @@
-"""``/runs/{id}/series``: the values of metrics, downsampled for drawing."""
+"""``/runs/{id}/series`` and ``/series``: the values of metrics of one run or of several, downsampled for drawing."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Request, Response
 from fastapi import Query as InQuery
 from pydantic import Field
 
-from ..store.snapshot import Snapshot, retrying
+from ..store import TelemetryError
+from ..store.axes import Axis, axis_columns, axis_values, between
+from ..store.snapshot import Snapshot
 from ..store.timeline import PLACE, effective_lineage, effective_rows
-from .access import RequestedRun
+from .access import OpenStore, RequestedRun, check_freshness, find_run
+from .answers import IN_EVERY_FORM, page_answer
 from .downsampling import kept_indices
-from .errors import MetricNotFound
+from .errors import InvalidRequest, MetricNotFound
 from .log_order import of_rank, rows_at, rows_where
 from .models import SeriesItem, SeriesPage
-from .queries import Int32, Int64, Kind, Query
+from .queries import FormedQuery, Int32, Kind
 
 router = APIRouter()
 
 #: What stands beside each value.
-_CLOCKS = ("attempt", "step", "epoch", "elapsed_ns")
+_CLOCKS: Final = ("attempt", "step", "epoch", "elapsed_ns")
+
+#: Series of one answer, by runs and metrics.
+_MOST_SERIES: Final = 1000
+
+_Place = Annotated[float, Field(ge=0, le=2**63 - 1, allow_inf_nan=False)]
 
 
-class SeriesQuery(Query):
+class SeriesQuery(FormedQuery):
     """Which series, and how much of them."""
 
     metric: list[str] = Field(min_length=1, max_length=100)
     """Name of a metric as it was logged; repeatable."""
     kind: Kind | None = None
     """Values in events of this kind only. Without it, a metric that several kinds carry is several items."""
+    axis: Axis = "step"
+    """What `x`, `from` and `to` mean: `step`, `epoch`, `elapsed` (seconds of training, over all attempts) or `samples`
+    (seen so far). Values that stand nowhere on it are left out."""
     points: int = Field(default=1000, ge=4, le=100_000)
     """Most values of an item. Where there are more, each stretch keeps its first and last, its extremes, and a NaN."""
-    from_step: Int64 | None = Field(default=None, alias="from")
-    """First step, inclusive."""
-    to_step: Int64 | None = Field(default=None, alias="to")
-    """Last step, inclusive."""
+    from_: _Place | None = Field(default=None, alias="from")
+    """Where to begin on the axis, inclusive."""
+    to: _Place | None = None
+    """Where to end, inclusive."""
     rank: Int32 = 0
     """Rank that wrote the values."""
 
-    def covers(self, step: int) -> bool:
-        """Whether the step is within ``from`` and ``to``."""
-        return (self.from_step is None or self.from_step <= step) and (self.to_step is None or step <= self.to_step)
+
+class RunsSeriesQuery(SeriesQuery):
+    """Which series of which runs."""
+
+    run: list[str] = Field(min_length=1, max_length=100)
+    """Id of a run, or its name where one run alone has it; repeatable. Runs without the metric have an empty item."""
 
 
-@router.get("/runs/{id}/series", summary="Values of metrics")
-def read_series(run: RequestedRun, query: Annotated[SeriesQuery, InQuery()]) -> SeriesPage:
+@router.get("/runs/{id}/series", summary="Values of metrics", response_model=SeriesPage, responses=IN_EVERY_FORM)
+def read_series(request: Request, run: RequestedRun, query: Annotated[SeriesQuery, InQuery()]) -> Response:
     """One item a metric, and a kind of event; all in one look at the run, its newest events included.
 
     What a resume rolled back is left out.
     """
-    return SeriesPage(items=retrying(lambda: list(_items(run.snapshot(), query))), next=None)
+    page = SeriesPage(items=run.read(lambda snapshot: list(_items(snapshot, query))), next=None)
+    return page_answer(request, page, query.format, page.rows())
 
 
-def _items(snapshot: Snapshot, query: SeriesQuery) -> Iterator[SeriesItem]:
-    columns = {metric: _column(snapshot, metric) for metric in query.metric}
-    cuts = effective_lineage(snapshot).cuts
-    wanted = ("kind", *_CLOCKS, *(PLACE if cuts else ()), *columns.values())
-    table = effective_rows(of_rank(snapshot, query.rank).events_table(wanted), cuts)
-    for metric, column in columns.items():
-        values = table.filter(table[column].is_valid()).select(["kind", *_CLOCKS, column])
+@router.get("/series", summary="Values of metrics of several runs", response_model=SeriesPage, responses=IN_EVERY_FORM)
+def read_series_of_runs(request: Request, store: OpenStore, query: Annotated[RunsSeriesQuery, InQuery()]) -> Response:
+    """The same for several runs at once, run by run: to compare them."""
+    if len(query.run) * len(query.metric) > _MOST_SERIES:
+        raise InvalidRequest(f"one answer has at most {_MOST_SERIES} series", fix="Ask for fewer runs or metrics")
+    runs = [find_run(store, key) for key in dict.fromkeys(query.run)]
+    check_freshness(request, runs)
+    items = [
+        item for run in runs for item in run.read(lambda snapshot: list(_items(snapshot, query, lacking_is_empty=True)))
+    ]
+    page = SeriesPage(items=items, next=None)
+    return page_answer(request, page, query.format, page.rows())
+
+
+def _items(snapshot: Snapshot, query: SeriesQuery, *, lacking_is_empty: bool = False) -> Iterator[SeriesItem]:
+    by_metric = snapshot.columns.by_metric
+    names = list(dict.fromkeys(query.metric))
+    if not lacking_is_empty:
+        _check_metrics(snapshot, names)
+    columns = {metric: by_metric[metric] for metric in names if metric in by_metric}
+    table = _on_axis(snapshot, query, list(columns.values()))
+    run_id = snapshot.info.run_id
+    for metric in names:
+        if metric not in columns:
+            nothing: dict[str, list[Any]] = {name: [] for name in (*_CLOCKS, "x", "value")}
+            yield SeriesItem.model_validate(
+                {"run_id": run_id, "metric": metric, "kind": None, "n_raw": 0, "sampled": False, "axis": query.axis}
+                | nothing
+            )
+            continue
+        column = columns[metric]
+        values = table.filter(table[column].is_valid()).select(["kind", *_CLOCKS, "x", column])
         for kind in [query.kind] if query.kind is not None else values["kind"].unique().to_pylist() or [None]:
-            yield _item(metric, kind, rows_where(values, "kind", kind), query)
+            yield _item(run_id, metric, kind, rows_where(values, "kind", kind), query)
 
 
-def _item(metric: str, kind: str | None, rows: Any, query: SeriesQuery) -> SeriesItem:
-    if query.from_step is not None or query.to_step is not None:
-        rows = rows_at(rows, [row for row, step in enumerate(rows["step"].to_pylist()) if query.covers(step)])
-    kept = kept_indices(rows.column(rows.num_columns - 1).to_pylist(), query.points)
+def _on_axis(snapshot: Snapshot, query: SeriesQuery, columns: list[str]) -> Any:
+    """The events of the rank with these columns and ``x``, as far as they are on the axis and within bounds."""
+    try:
+        needed = axis_columns(query.axis, snapshot.columns)
+    except TelemetryError as error:
+        raise InvalidRequest(error.what, where=snapshot.info.run_id, fix=error.fix) from None
+    cuts = effective_lineage(snapshot).cuts
+    wanted = ("kind", *_CLOCKS, *(PLACE if cuts else ()), *needed, *columns)
+    table = effective_rows(of_rank(snapshot, query.rank).events_table(wanted), cuts)
+    table = table.append_column("x", axis_values(table, query.axis, snapshot.columns))
+    if query.axis == "step" and query.from_ is None and query.to is None:
+        return table
+    return between(table, "x", query.from_, query.to)
+
+
+def _item(run_id: str, metric: str, kind: str | None, rows: Any, query: SeriesQuery) -> SeriesItem:
+    values = rows.column(rows.num_columns - 1).to_numpy().tolist()
+    kept = kept_indices(values, query.points)
     drawn = rows if len(kept) == rows.num_rows else rows_at(rows, kept)
-    lists = {name: drawn[name].to_pylist() for name in _CLOCKS}
-    return SeriesItem(
+    return SeriesItem.model_construct(
+        run_id=run_id,
         metric=metric,
         kind=kind,
         n_raw=rows.num_rows,
         sampled=len(kept) < rows.num_rows,
-        value=drawn.column(drawn.num_columns - 1).to_pylist(),
-        **lists,
+        axis=query.axis,
+        value=[values[index] for index in kept],
+        **{name: drawn[name].to_pylist() for name in (*_CLOCKS, "x")},
     )
 
 
-def _column(snapshot: Snapshot, metric: str) -> str:
+def _check_metrics(snapshot: Snapshot, metrics: list[str]) -> None:
     columns = snapshot.columns.by_metric
-    if metric not in columns:
+    missing = [metric for metric in metrics if metric not in columns]
+    if missing:
         known = ", ".join(list(columns)[:20]) or "none yet"
         raise MetricNotFound(
-            "no event carries this metric", where=snapshot.info.run_id, got=metric, fix=f"Recorded here: {known}"
+            "no event carries this metric", where=snapshot.info.run_id, got=missing[0], fix=f"Recorded here: {known}"
         )
-    return columns[metric]

@@ -1,48 +1,67 @@
-"""Serving a store on this machine, until told to stop."""
+"""Serving a store, on this machine or with tokens to others, until told to stop."""
 
 from __future__ import annotations
 
 import contextlib
 import ipaddress
+import os
 import socket
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Final
 
 import uvicorn
 
 from ..store import TelemetryError
 from .app import create_app
+from .connections import prepare, settings
+from .tokens import Tokens, parse_tokens, read_tokens
+
+#: Environment variable with lines of ``token scope name``.
+TOKENS_VARIABLE: Final = "STEPTAPE_TOKENS"
 
 
-def serve(store_path: str | Path, *, host: str = "127.0.0.1", port: int = 8420) -> None:
+def serve(
+    store_path: str | Path,
+    *,
+    host: str = "127.0.0.1",
+    port: int = 8420,
+    tokens_path: str | Path | None = None,
+    allowed_hosts: Sequence[str] = (),
+    policies_path: str | Path | None = None,
+) -> None:
     """Serve a store over HTTP; returns when interrupted. The address goes to stderr, nothing to stdout.
 
     Args:
         store_path: A folder of runs.
-        host: An address of this machine's own; others are refused, since there are no tokens yet.
+        host: The address to listen on. Others than this machine's own are refused where there are no tokens.
         port: 0 takes any free one.
+        tokens_path: A file with a line ``token scope name`` for each token, that its owner alone can read. Without it,
+            the environment variable ``STEPTAPE_TOKENS`` may hold such lines.
+        allowed_hosts: Names by which clients call the server, beside ``host`` and those of this machine itself.
+        policies_path: A folder of rule files that can be asked about by name.
 
     Raises:
         StoreNotFound: There is no such folder.
-        TelemetryError: The host is not loopback, or the port cannot be had.
+        TelemetryError: Tokens are wrong or missing, or the port cannot be had.
     """
-    if not is_loopback(host):
+    tokens = _tokens(tokens_path)
+    if tokens is None and not is_loopback(host):
         raise TelemetryError(
-            "only this machine may be served, since requests carry no token",
+            "only this machine may be served where requests carry no token",
             where="host",
             got=host,
-            fix="Use 127.0.0.1, and reach it from elsewhere by 'ssh -L'",
+            fix=f"Give --tokens FILE or {TOKENS_VARIABLE}; or use 127.0.0.1, and reach it from elsewhere by 'ssh -L'",
         )
-    app = create_app(store_path)
+    app = create_app(store_path, tokens=tokens, allowed_hosts=(host, *allowed_hosts), policies_path=policies_path)
     with _listening(host, port) as listener:
         address = f"[{host}]" if ":" in host else host
         url = f"http://{address}:{listener.getsockname()[1]}/api/v1/runs"
         sys.stderr.write(f"steptape: {store_path} is served at {url} (Ctrl-C ends it)\n")
         sys.stderr.flush()
-        # Access logs are off: uvicorn would write them to stdout.
-        config = uvicorn.Config(app, log_level="warning", access_log=False, ws="none")
         with contextlib.suppress(KeyboardInterrupt):
-            uvicorn.Server(config).run([listener])
+            uvicorn.Server(uvicorn.Config(app, **settings())).run([listener])
 
 
 def is_loopback(host: str) -> bool:
@@ -57,6 +76,13 @@ def is_loopback(host: str) -> bool:
         return False
 
 
+def _tokens(path: str | Path | None) -> Tokens | None:
+    if path is not None:
+        return read_tokens(Path(path))
+    lines = os.environ.get(TOKENS_VARIABLE)
+    return None if lines is None else parse_tokens(lines, source=TOKENS_VARIABLE)
+
+
 def _listening(host: str, port: int) -> socket.socket:
     """A socket that listens already, so that the address can be told before the first request."""
     try:
@@ -67,6 +93,5 @@ def _listening(host: str, port: int) -> socket.socket:
         raise TelemetryError(
             f"cannot listen there ({error})", where=f"{host}:{port}", fix="Choose another port"
         ) from None
-    # asyncio does this only for sockets that it made itself. Without it, every answer waits 40 ms for the client's ACK.
-    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    prepare(listener)
     return listener

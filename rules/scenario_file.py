@@ -6,6 +6,7 @@ file at once, with line and column.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -103,9 +104,15 @@ def load_tests(path: str | Path) -> list[ScenarioTest]:
     return parse_tests(read_text(path), source=str(path))
 
 
-def parse_tests(text: str, *, source: str = "<tests>") -> list[ScenarioTest]:
-    """Check the text of a file of tests; see ``load_tests``."""
-    reader = _TestReader(Document(text, source))
+def parse_tests(
+    text: str, *, source: str = "<tests>", policies: Mapping[str, Policy] | None = None
+) -> list[ScenarioTest]:
+    """Check the text of a file of tests; see ``load_tests``.
+
+    Args:
+        policies: The policies that it may name. Where they are given, no file is read, whatever it names.
+    """
+    reader = _TestReader(Document(text, source), policies)
     tests = reader.read()
     if reader.problems:
         raise PolicyError(reader.problems)
@@ -123,9 +130,10 @@ def _is_file(path: Path) -> bool:
 class _TestReader(RunReader):
     """Reads the keys of a file of tests."""
 
-    def __init__(self, document: Document) -> None:
+    def __init__(self, document: Document, policies: Mapping[str, Policy] | None = None) -> None:
         super().__init__(document)
         self._expected_left = MAX_EXPECTED
+        self._policies = policies
 
     def read(self) -> list[ScenarioTest]:
         root = self.document.root
@@ -150,6 +158,10 @@ class _TestReader(RunReader):
         name = self.text(fields["policy"], "policy") if "policy" in fields else None
         if name is None:
             return None
+        if self._policies is not None:
+            if name not in self._policies:
+                self.refuse(fields["policy"], "policy", "no such policy", suggestion(name, self._policies))
+            return self._policies.get(name)
         path = Path(self.document.source).parent / name
         if not _is_file(path):
             shipped = shipped_policies()

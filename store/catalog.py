@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import functools
 import os
+import threading
 import time
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Final
 
+from .errors import NotARun, TelemetryError
 from .run_folder import RUN_ID, RUN_JSON
 from .snapshot import Snapshot, retrying, take_snapshot
 from .summary import RunSummary, summarize
@@ -20,13 +23,51 @@ from .summary import RunSummary, summarize
 #: A folder that changed this recently may change again without its time showing it: file systems tick in milliseconds.
 SETTLED_NS: Final = 2_000_000_000
 
+#: A look at all runs that took less than this is not worth keeping.
+_CHEAP_S: Final = 0.01
+
+#: A look is as good as new for so many times what it took, and for a second at most: looking takes a tenth of the time.
+_FRESH_TIMES: Final = 10
+_FRESH_AT_MOST_S: Final = 1.0
+
+#: It will do for so long after that, while the next one is made.
+_USABLE_S: Final = 2.0
+
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A run of the catalog: its files, and the row that lists show."""
+    """A run of the catalog: its files, the row that lists show, and when its folder had last changed."""
 
     snapshot: Snapshot
     summary: RunSummary
+    stamp: tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Look:
+    """All runs of a store at one moment.
+
+    Attributes:
+        entries: Those that can be read, in order of folders, each ``run_id`` once.
+        problems: The folders of the others, and what is wrong with them.
+    """
+
+    entries: tuple[Entry, ...]
+    problems: tuple[tuple[Path, TelemetryError], ...]
+
+    @cached_property
+    def newest_first(self) -> tuple[Entry, ...]:
+        """The entries by when their runs began, the newest first."""
+        return tuple(sorted(self.entries, key=lambda e: (e.summary.started, e.summary.run_id), reverse=True))
+
+    @cached_property
+    def by_name(self) -> dict[str, list[Entry]]:
+        """The entries that have an id or a name."""
+        found: dict[str, list[Entry]] = {}
+        for entry in self.entries:
+            for key in {entry.summary.run_id, entry.summary.name}:
+                found.setdefault(key, []).append(entry)
+        return found
 
 
 class Catalog:
@@ -34,13 +75,26 @@ class Catalog:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._settled: dict[Path, tuple[tuple[int, int], Entry]] = {}
+        self._settled: dict[Path, Entry] = {}
+        self._listed: tuple[int, list[Path]] | None = None
+        self._looking = threading.Lock()
+        self._last: _TimedLook | None = None
 
     def folders(self) -> list[Path]:
         """Folders of runs, oldest first."""
+        return [folder for folder in self._candidates() if _stamp(folder)[1]]
+
+    def _candidates(self) -> list[Path]:
+        """Folders that may be runs, oldest first; listed anew when one has come or gone."""
+        changed_ns = os.stat(self._path).st_mtime_ns
+        if self._listed is not None and self._listed[0] == changed_ns:
+            return self._listed[1]
         with os.scandir(self._path) as entries:
-            folders = [Path(entry.path) for entry in entries if RUN_ID.fullmatch(entry.name) and entry.is_dir()]
-        return sorted(folder for folder in folders if (folder / RUN_JSON).exists())
+            names = sorted(entry.name for entry in entries if RUN_ID.fullmatch(entry.name) and entry.is_dir())
+        folders = [self._path / name for name in names]
+        is_settled = time.time_ns() - changed_ns > SETTLED_NS
+        self._listed = (changed_ns, folders) if is_settled else None
+        return folders
 
     def entry(self, folder: Path) -> Entry:
         """The run in that folder.
@@ -48,16 +102,90 @@ class Catalog:
         Raises:
             TelemetryError: It cannot be read.
         """
-        stamp = _stamp(folder)
+        return self._entry(folder, _stamp(folder))
+
+    def _entry(self, folder: Path, stamp: tuple[int, int]) -> Entry:
         known = self._settled.get(folder)
-        if known is not None and known[0] == stamp:
-            return known[1]
-        entry = retrying(lambda: _read(folder))
+        if known is not None and known.stamp == stamp:
+            return known
+        entry = retrying(lambda: _read(folder, stamp))
         if not entry.snapshot.listing.journals and time.time_ns() - max(stamp) > SETTLED_NS:
-            self._settled[folder] = (stamp, entry)
+            self._settled[folder] = entry
         else:
             self._settled.pop(folder, None)
         return entry
+
+    def look(self) -> Look:
+        """Every run as of now."""
+        entries: dict[str, Entry] = {}
+        problems: list[tuple[Path, TelemetryError]] = []
+        folders = self._candidates()
+        for folder in folders:
+            stamp = _stamp(folder)
+            if not stamp[1]:
+                continue
+            try:
+                entry = self._entry(folder, stamp)
+            except TelemetryError as error:
+                problems.append((folder, error))
+                continue
+            except Exception as error:
+                # Whatever is wrong with one run's files, it must not hide the others.
+                problem = TelemetryError(f"the run cannot be read ({type(error).__name__})", where=str(folder))
+                problem.__cause__ = error
+                problems.append((folder, problem))
+                continue
+            twin = entries.setdefault(entry.snapshot.info.run_id, entry)
+            if twin is not entry:
+                what = "another run here has the same id, and is read instead"
+                problems.append((folder, NotARun(what, where=str(folder), got=twin.snapshot.folder.name)))
+        if len(self._settled) > len(entries):
+            for gone in self._settled.keys() - set(folders):
+                self._settled.pop(gone, None)
+        return Look(tuple(entries.values()), tuple(problems))
+
+    def recent(self) -> Look:
+        """Every run as of now or, where looking takes long, as of a few seconds ago at most."""
+        last = self._last
+        now_s = time.monotonic()
+        if last is not None and now_s < last.fresh_until_s:
+            return last.look
+        if last is not None and now_s < last.usable_until_s:
+            # Whoever comes first has the next look made; nobody waits for it.
+            if self._looking.acquire(blocking=False):
+                threading.Thread(target=self._look_again, name="catalog", daemon=True).start()
+            return last.look
+        with self._looking:
+            if self._last is last or self._last is None:
+                self._last = self._timed_look()
+            return self._last.look
+
+    def _look_again(self) -> None:
+        """Make the next look, holding the lock that was taken for it."""
+        try:
+            self._last = self._timed_look()
+        except OSError:
+            pass  # The store cannot be listed now; whoever asks once the last look is too old is told.
+        finally:
+            self._looking.release()
+
+    def _timed_look(self) -> _TimedLook:
+        started_s = time.monotonic()
+        look = self.look()
+        took_s = time.monotonic() - started_s
+        if took_s < _CHEAP_S:
+            return _TimedLook(look, 0.0, 0.0)
+        fresh_until_s = time.monotonic() + min(_FRESH_AT_MOST_S, _FRESH_TIMES * took_s)
+        return _TimedLook(look, fresh_until_s, fresh_until_s + _USABLE_S)
+
+
+@dataclass(frozen=True, slots=True)
+class _TimedLook:
+    """A look, until when it is as good as new, and until when it will do while the next one is made."""
+
+    look: Look
+    fresh_until_s: float
+    usable_until_s: float
 
 
 @functools.lru_cache(maxsize=16)
@@ -66,17 +194,17 @@ def catalog_of(path: Path) -> Catalog:
     return Catalog(path)
 
 
-def _read(folder: Path) -> Entry:
+def _read(folder: Path, stamp: tuple[int, int]) -> Entry:
     snapshot = take_snapshot(folder)
-    return Entry(snapshot, summarize(snapshot))
+    return Entry(snapshot, summarize(snapshot), stamp)
 
 
 def _stamp(folder: Path) -> tuple[int, int]:
     """When the folder's list of files and its ``run.json`` last changed; zeros for what is not there."""
     times = []
-    for path in (folder, folder / RUN_JSON):
+    for path in (str(folder), f"{folder}/{RUN_JSON}"):
         try:
-            times.append(path.stat().st_mtime_ns)
+            times.append(os.stat(path).st_mtime_ns)
         except OSError:
             times.append(0)
     return times[0], times[1]

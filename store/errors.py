@@ -57,6 +57,10 @@ class QueryRefused(TelemetryError):
     """SQL that is not one read-only statement, does not parse, or fails while it runs."""
 
 
+class QueryTimedOut(QueryRefused):
+    """SQL that took longer than it may."""
+
+
 def shortened(text: str, limit: int = 120) -> str:
     """The text, with its middle left out when it is longer than ``limit`` characters."""
     if len(text) <= limit:

@@ -18,6 +18,7 @@ from .garbage import collection_paused
 from .run_info import Attempt, RunInfo
 from .snapshot import Snapshot, retrying, take_snapshot
 from .spikes import BASELINE, TOP, spiking_samples
+from .statements import rows_of, run_query
 from .timeline import (
     Attempts,
     ancestry,
@@ -27,7 +28,7 @@ from .timeline import (
     events_table_along,
     samples_table_along,
 )
-from .views import ALL_DECISIONS, connect, rows_of, run_query
+from .views import ALL_DECISIONS, connect
 
 #: Columns of a series, beside its value.
 SERIES_CLOCKS = ("attempt", "rank", "seq", "kind", "step", "epoch", "time_ns", "elapsed_ns")

@@ -95,12 +95,12 @@ def list_files(folder: Path) -> Listing:
     sealed = [
         SealedFile(folder / name, match[1], *(int(match[i]) for i in range(2, 6)))
         for name in names
-        if (match := _SEALED.fullmatch(name))
+        if name.endswith(".parquet") and (match := _SEALED.fullmatch(name))
     ]
     journals = [
         JournalFile(folder / name, *(int(match[i]) for i in range(1, 4)))
         for name in names
-        if (match := _JOURNAL.fullmatch(name))
+        if name.startswith("journal-") and (match := _JOURNAL.fullmatch(name))
     ]
     superseded = [file for file in sealed if any(other.holds(file) for other in sealed)]
     current = [file for file in sealed if file not in superseded]

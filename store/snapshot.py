@@ -23,6 +23,8 @@ from .tables import METRICS_SCHEMA, SAMPLES_SCHEMA, events_schema, read_metrics,
 
 _Result = TypeVar("_Result")
 
+_NO_TAIL: Final = Tail(())
+
 #: Rows of one (attempt, rank).
 _Part = tuple[tuple[int, int], pa.Table]
 
@@ -177,11 +179,13 @@ def _take_snapshot(folder: Path) -> Snapshot:
     listing = list_files(folder)
     # Liveness before run.json: a writer lets go of its journal only after it has written how it ended.
     is_live = _is_held(listing)
-    if not is_live:
+    info = read_run_info(folder)
+    if not is_live and info.last.status == "running":
         # A writer begins its next segment before it lets go of the last. So who has begun one meanwhile was alive, and
         # what was listed first is still a state that the run was in.
         is_live = not set(list_files(folder).journals) <= set(listing.journals)
-    info = read_run_info(folder)
+    if not listing.journals:
+        return Snapshot(folder, info, listing, _NO_TAIL, _NO_TAIL, _NO_TAIL, read_columns(folder), is_live)
     segments = [(journal, read_segment(journal.path)) for journal in listing.journals]
 
     def tail_of(table: str) -> Tail:

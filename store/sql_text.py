@@ -6,10 +6,17 @@ from collections.abc import Sequence
 from pathlib import Path
 
 
-def parquet_source(paths: Sequence[Path]) -> str:
-    """A table function that reads these files, and none of their names as data."""
+def parquet_source(paths: Sequence[Path], *, is_uniform: bool = False) -> str:
+    """A table function that reads these files, and none of their names as data.
+
+    Args:
+        paths: The files.
+        is_uniform: Whether all have the same columns. Then planning a query opens the first file alone, and else every
+            one: of 1,000 files that takes 0.3 s, each time that a view on them is planned.
+    """
     files = text_list([path_pattern(path) for path in paths])
-    return f"read_parquet({files}, union_by_name = true, hive_partitioning = false)"
+    by_name = "" if is_uniform else ", union_by_name = true"
+    return f"read_parquet({files}{by_name}, hive_partitioning = false)"
 
 
 def path_pattern(path: Path) -> str:

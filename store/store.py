@@ -8,13 +8,14 @@ from typing import Any
 
 import pyarrow as pa
 
-from .catalog import Entry, catalog_of
-from .errors import NotARun, RunNotFound, StoreNotFound, TelemetryError
+from .catalog import Entry, Look, catalog_of
+from .errors import RunNotFound, StoreNotFound, TelemetryError
 from .run import Run
 from .run_folder import RUN_ID, RUN_JSON
 from .snapshot import retrying
+from .statements import rows_of, run_query
 from .summary import RUNS_SCHEMA
-from .views import connect, rows_of, run_query
+from .views import connect
 
 
 def open_store(path: str | Path) -> Store:
@@ -57,19 +58,12 @@ class Store:
 
     def entries(self) -> tuple[list[Entry], list[TelemetryError]]:
         """Every run as of now, oldest first, and what was wrong with those that cannot be read."""
-        entries: dict[str, Entry] = {}
-        problems: list[TelemetryError] = []
-        for folder in self.catalog.folders():
-            try:
-                entry = self.catalog.entry(folder)
-            except TelemetryError as error:
-                problems.append(error)
-                continue
-            twin = entries.setdefault(entry.snapshot.info.run_id, entry)
-            if twin is not entry:
-                what = "another run here has the same id, and is read instead"
-                problems.append(NotARun(what, where=str(folder), got=twin.snapshot.folder.name))
-        return list(entries.values()), problems
+        look = self.catalog.look()
+        return list(look.entries), [error for _, error in look.problems]
+
+    def recent(self) -> Look:
+        """The same, where looking takes long as of a second ago at most."""
+        return self.catalog.recent()
 
     def runs(self, *, status: str | None = None, group: str | None = None, tag: str | None = None) -> pa.Table:
         """The runs as rows, oldest first, all or those with this status, group, tag."""
@@ -88,11 +82,19 @@ class Store:
         Raises:
             RunNotFound: None, or several of that name.
         """
+        return Run(self.run_folder(key))
+
+    def run_folder(self, key: str) -> Path:
+        """The folder of that run. The key is compared with what is there; it never becomes a path unchecked.
+
+        Raises:
+            RunNotFound: None, or several of that name.
+        """
         if RUN_ID.fullmatch(key) and (self.path / key / RUN_JSON).exists():
-            return Run(self.path / key)
-        named = [entry for entry in self.entries()[0] if key in (entry.summary.name, entry.summary.run_id)]
+            return self.path / key
+        named = self.recent().by_name.get(key, [])
         if len(named) == 1:
-            return Run(named[0].snapshot.folder)
+            return named[0].snapshot.folder
         if named:
             ids = ", ".join(entry.summary.run_id for entry in named[:10])
             raise RunNotFound("several runs have this name", where=str(self.path), got=key, fix=f"Say which: {ids}")

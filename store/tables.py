@@ -254,7 +254,7 @@ def _opened(path: Path, **options: Any) -> Iterator[pq.ParquetFile]:
             yield file
     except FileNotFoundError:
         raise
-    except (pa.ArrowException, OSError) as error:
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:  # The last of a name that was damaged.
         raise DamagedLog(f"this is no whole Parquet file ({error})", where=str(path)) from None
 
 

@@ -6,31 +6,26 @@ query, a path 0.8 ms), and the live tails as they were then. It is locked before
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import duckdb
 import pyarrow as pa
 
 from .columns import Columns
-from .errors import QueryRefused
 from .events import LOOP_KINDS
 from .lineage import DECIDING_RANK, Cut
 from .snapshot import Snapshot
-from .spikes import SPIKING_SAMPLES
 from .sql_text import parquet_source, path_pattern, quoted_name, text_list, text_literal
+from .statements import translated
 from .summary import RUNS_SCHEMA, summarize
 from .tables import EVENT_FIELDS, METRICS_SCHEMA, SAMPLES_SCHEMA, events_schema
 from .timeline import effective_lineage, rolled_back
 
 #: Metrics that store-wide views have as columns: the commonest over all runs. ``series(name)`` reaches every one.
 METRIC_COLUMNS: Final = 256
-
-VIEWS: Final = ("runs", "events", "steps", "evals", "saves", "samples", "decisions", "windows")
 
 #: The column of ``events`` that says whether a resume rolled the event back.
 ROLLED_BACK: Final = "rolled_back"
@@ -39,7 +34,9 @@ ROLLED_BACK: Final = "rolled_back"
 MEMORY_LIMIT: Final = "2GB"
 
 
-def connect(snapshots: Sequence[Snapshot]) -> duckdb.DuckDBPyConnection:
+def connect(
+    snapshots: Sequence[Snapshot], *, memory_limit: str = MEMORY_LIMIT, threads: int | None = None
+) -> duckdb.DuckDBPyConnection:
     """A locked in-memory connection with the views over these runs.
 
     Views: ``runs`` (one row a run), ``events`` (envelope, one column a metric, attrs, ``rolled_back``), ``steps``,
@@ -58,89 +55,19 @@ def connect(snapshots: Sequence[Snapshot]) -> duckdb.DuckDBPyConnection:
         QueryRefused: A Parquet file is damaged.
     """
     connection = duckdb.connect(config={"python_enable_replacements": False, "autoinstall_known_extensions": False})
-    with _translated():
+    with translated():
         _create_views(connection, snapshots)
     paths = [file.path for snapshot in snapshots for file in snapshot.listing.sealed]
     # The pattern is checked when a statement is planned, the path when the file is opened.
     allowed = sorted({str(path) for path in paths} | {path_pattern(path) for path in paths})
-    connection.execute("SET memory_limit = ?", [MEMORY_LIMIT])
+    connection.execute("SET memory_limit = ?", [memory_limit])
+    if threads is not None:
+        connection.execute("SET threads = ?", [threads])
     connection.execute("SET temp_directory = ''")
     connection.execute(f"SET allowed_paths = {text_list(allowed)}")
     connection.execute("SET enable_external_access = false")
     connection.execute("SET lock_configuration = true")
     return connection
-
-
-def run_query(connection: duckdb.DuckDBPyConnection, statement: str) -> pa.Table:
-    """The result of a user's statement.
-
-    Raises:
-        QueryRefused: It is not exactly one read-only statement, does not parse, or fails.
-        FileNotFoundError: A Parquet file was merged away meanwhile; take a new snapshot.
-    """
-    if not _is_unicode(statement):
-        raise QueryRefused("a query is Unicode text", got=statement)
-    with _translated():
-        statements = duckdb.extract_statements(statement)
-        if len(statements) != 1 or statements[0].type != duckdb.StatementType.SELECT:
-            raise QueryRefused("a query is one read-only statement (SELECT, FROM, DESCRIBE, SHOW)", got=statement)
-        if "spiking_samples" in statement.casefold():
-            connection.execute(SPIKING_SAMPLES)
-        try:
-            return _with_distinct_columns(connection.sql(statements[0]).to_arrow_table(), statement)
-        except duckdb.PermissionException as error:
-            _check_files(connection, str(error))
-            raise
-
-
-def _with_distinct_columns(result: pa.Table, statement: str) -> pa.Table:
-    """The result, unless two of its columns have one name: rows as dictionaries would lose one of them."""
-    names = result.column_names
-    twice = next((name for name in names if names.count(name) > 1), None)
-    if twice is not None:
-        fix = f"Name one of the columns called {twice!r} otherwise, with AS"
-        raise QueryRefused("two columns of the result have the same name", got=statement, fix=fix)
-    return result
-
-
-def _check_files(connection: duckdb.DuckDBPyConnection, refusal: str) -> None:
-    """Tell a file that has vanished from one that a query may not read.
-
-    DuckDB takes the path of a file that is not there for a folder, which no query may list.
-    """
-    refused = _REFUSED_FOLDER.search(refusal)
-    allowed = connection.execute("SELECT current_setting('allowed_paths')").fetchall()[0][0]
-    if refused is not None and refused[1] in allowed:
-        raise FileNotFoundError(refused[1])
-
-
-_REFUSED_FOLDER: Final = re.compile(r'Cannot access file "(.*)/\*\*/\*\.parquet"')
-
-
-@contextmanager
-def _translated() -> Iterator[None]:
-    """DuckDB's errors as ours; a missing file as Python's, which makes readers look again."""
-    try:
-        yield
-    except duckdb.IOException as error:
-        raise FileNotFoundError(str(error)) from None
-    except duckdb.Error as error:
-        raise QueryRefused(f"the query failed: {error}", fix=f"Views: {', '.join(VIEWS)}") from None
-
-
-def _is_unicode(text: str) -> bool:
-    """Whether the text can be encoded: half a surrogate pair is text to Python alone."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
-def rows_of(table: pa.Table) -> list[dict[str, Any]]:
-    """The rows of a table as dictionaries."""
-    rows: list[dict[str, Any]] = table.to_pylist()
-    return rows
 
 
 def _create_views(connection: duckdb.DuckDBPyConnection, snapshots: Sequence[Snapshot]) -> None:
@@ -303,6 +230,7 @@ def _event_sources(snapshots: Sequence[Snapshot], cuts: _Cuts, columns: Columns)
     yield "SELECT * FROM event_tails"
     plain: list[Path] = []
     plain_cut: list[Path] = []
+    uniform: dict[tuple[str, ...], list[Path]] = {}
     for snapshot, own_cuts in zip(snapshots, cuts, strict=True):
         own = snapshot.columns.wide().by_metric
         files = snapshot.listing.table("events")
@@ -312,9 +240,14 @@ def _event_sources(snapshots: Sequence[Snapshot], cuts: _Cuts, columns: Columns)
             shared = columns.by_metric
             renamed = [f"{quoted_name(column)} AS {quoted_name(shared[metric])}" for metric, column in own.items()]
             yield from _sources(", ".join([_ENVELOPE, *renamed, "attrs"]), whole, cut, own.values())
+        elif len(files) == len(whole) == 1 and not snapshot.tail:
+            # The one file of a run has all of the run's columns.
+            uniform.setdefault(tuple(sorted(own.values())), []).append(files[0].path)
         else:
             plain += whole
             plain_cut += cut
+    for alike in uniform.values():
+        yield f"SELECT *, false AS {ROLLED_BACK} FROM {parquet_source(alike, is_uniform=True)}"
     yield from _sources("*", plain, plain_cut)
 
 

@@ -38,6 +38,7 @@ OWNERS = {
     "yaml": {"rules"},
     "torch": {"recorder", "examples"},
     "polars": {"replay"},
+    "anyio": {"api"},
     "fastapi": {"api"},
     "starlette": {"api"},
     "pydantic": {"api"},

@@ -25,6 +25,7 @@ from steptape.replay import declared_objective, replay, verify
 from steptape.replay.judging import judge_run
 from steptape.replay.sweep_outcomes import Outcomes, outcomes_of_results
 from steptape.replay.sweep_run import RunSweep
+from steptape.replay.sweep_schedule import schedules_of
 from steptape.replay.sweep_stream import stream_of_events
 from steptape.replay.sweep_task import sweep_stream
 from steptape.replay.sweep_variants import variants_of
@@ -308,7 +309,9 @@ def hook(event, arguments):
         seen.append([event, str(arguments[0])])
 
 sys.dont_write_bytecode = True
-from steptape.replay import backtest, difference, difference_lines, replay, report_json, verify
+from steptape.replay import (
+    BASELINES, backtest, difference, difference_lines, replay, report_json, report_page, sweep, verify
+)
 from steptape.rules import Operation, parse_policy, register_operation
 from steptape.store import open_store
 
@@ -320,7 +323,7 @@ class Actuator(Operation):
         raise SystemExit("an operation was called")
 
 text = open(sys.argv[2]).read()
-policies = parse_policy(text), parse_policy(text.replace("loss > 3", "loss > 2"))
+policies = parse_policy(text), parse_policy(text.replace("limit: 3", "limit: 2"))
 sys.addaudithook(hook)
 # No file can be written by this process, in whatever language the writer is.
 resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
@@ -328,16 +331,20 @@ runs = list(open_store(sys.argv[1]))
 decisions = sum(len(replay(policy, run).decisions) for policy in policies for run in runs)
 assert all(verify(run).identical for run in runs)
 lines = difference_lines(difference(*policies, runs))
-report = json.dumps(report_json(backtest(policies[0], runs)))
-print(json.dumps({"decisions": decisions, "seen": seen, "lines": len(lines), "report": len(report)}))
+judged = backtest(policies[0], runs, baselines=list(BASELINES.values()), with_coverage=True)
+report = json.dumps(report_json(judged)) + report_page(judged)
+swept = len(sweep(policies[0], {"limit": [2.0, 3.0]}, runs).runs)
+told = {"decisions": decisions, "seen": seen, "lines": len(lines), "report": len(report), "swept": swept}
+print(json.dumps(told))
 """
 
 ACTING = """
+params: {limit: 3}
 operations:
   - {name: hand, class: Actuator}
   - {name: note, class: LogControl, arguments: {log_format: "{control_name}", log_level: error}}
 controllers:
-  - {name: act, triggers: [on_step_end], rule: loss > 3, operations: [hand.should_act, note.should_log]}
+  - {name: act, triggers: [on_step_end], rule: loss > limit, operations: [hand.should_act, note.should_log]}
   - name: end
     triggers: [on_evaluate]
     rule: eval_loss > 0
@@ -346,7 +353,7 @@ controllers:
 
 
 def test_inert_replay(run: Run, tmp_path: Path) -> None:
-    """Replay, backtest, diff and verify reach no socket, process, file or operation, and leave the store as it was."""
+    """Replays of all sorts reach no socket, process, file or operation, and leave the store as it was."""
     policy = tmp_path / "acting.yaml"
     policy.write_text(ACTING)
     before = contents(run.folder.parent)
@@ -359,7 +366,8 @@ def test_inert_replay(run: Run, tmp_path: Path) -> None:
     assert told["seen"] == []
     assert told["decisions"] > 10
     assert told["lines"] > 3
-    assert told["report"] > 1_000
+    assert told["report"] > 20_000
+    assert told["swept"] == 1
     assert contents(run.folder.parent) == before
 
 
@@ -483,14 +491,15 @@ def test_sweep_equals_engine(drawn: list[tuple[str, float]]) -> None:
     columns = RunSweep(stream_of_events(events, Plan()), lambda: events)
     judged = [judge_run(variant.policy(), "", "", "completed", events, Plan(), objective) for variant in variants]
 
-    outcomes = sweep_stream(variants, stream_of_events(events, Plan()), objective, lambda: events, status="completed")
+    stream = stream_of_events(events, Plan())
+    outcomes, _ = sweep_stream(schedules_of(variants), stream, objective, lambda: events, status="completed")
 
     assert len(variants) == 32
     assert not columns.reasons
     for variant in variants:
         engine = replay(variant.policy(), events).decisions
         assert sorted(
-            (index, found.controller) for found in columns.firings(variant) for index in found.fired.events.tolist()
+            (index, found.controller) for found in columns.firings(variant) for index in found.events.tolist()
         ) == sorted((entry.event_index, entry.outcome.controller) for entry in engine)
     expected = outcomes_of_results(judged, objective)
     for field in fields(Outcomes):

@@ -19,8 +19,9 @@ from steptape.store.journal_format import TEXT_IDS, SampleLosses
 from steptape.store.lineage import DECIDING_RANK, ancestors_of, lineage_of, merged
 from steptape.store.run_info import read_run_info, write_run_info
 from steptape.store.sealing import seal
+from steptape.store.statements import run_query
 from steptape.store.timeline import events_table_along, rolled_back
-from steptape.store.views import connect, run_query
+from steptape.store.views import connect
 
 STARTED_NS = 1_767_323_045_000_000_000
 

@@ -16,7 +16,8 @@ from steptape.store import Event, Plan, QueryRefused, Run, open_run, open_store
 from steptape.store.journal import JournalWriter
 from steptape.store.journal_format import TEXT_IDS, SampleLosses
 from steptape.store.sealing import seal
-from steptape.store.views import METRIC_COLUMNS, VIEWS
+from steptape.store.statements import VIEWS
+from steptape.store.views import METRIC_COLUMNS
 
 DECISION = {
     "controller": "stop_on_spike",

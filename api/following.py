@@ -1,0 +1,97 @@
+"""Following a run that is being written: when its folder has changed, and how many may do so at a time."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+from starlette.concurrency import run_in_threadpool
+
+from .errors import Busy
+
+#: Seconds between two looks at a folder.
+_PAUSE_S: Final = 0.1
+
+#: Looking and reading take a tenth of the time at most, however large a journal is.
+_PAUSE_TIMES: Final = 9
+
+
+class Places:
+    """So many places for those who wait, and no more.
+
+    Args:
+        count: How many.
+    """
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+        self.taken = 0
+
+    @contextmanager
+    def place(self) -> Iterator[None]:
+        """Hold a place.
+
+        Raises:
+            Busy: All are taken.
+        """
+        if self.taken >= self._count:
+            raise Busy(f"{self._count} clients are waiting already", fix="Ask again later")
+        self.taken += 1
+        try:
+            yield
+        finally:
+            self.taken -= 1
+
+
+async def changes(
+    folder: Path, *, until_s: float, is_over: Callable[[], Awaitable[bool]], beat_s: float | None = None
+) -> AsyncIterator[bool]:
+    """Ends of pauses between changes of a run's folder.
+
+    Args:
+        folder: The run's.
+        until_s: When to end, by the monotonic clock.
+        is_over: Whether nobody waits any more.
+        beat_s: Also yield after so many seconds without a change.
+
+    Yields:
+        True when the folder has changed since it was looked at last, False when only ``beat_s`` have passed. What the
+        caller does with it counts into the next pause.
+    """
+    # What came between the caller's last look and this call is a change, too: nothing has been seen yet.
+    seen: tuple[tuple[str, int], ...] | None = None
+    beaten_s = time.monotonic()
+    pause_s = _PAUSE_S
+    while time.monotonic() < until_s and not await is_over():
+        await asyncio.sleep(max(0.0, min(pause_s, until_s - time.monotonic())))
+        began_s = time.monotonic()
+        state = await run_in_threadpool(_state_of, folder)
+        if state != seen:
+            seen = state
+            yield True
+            beaten_s = time.monotonic()
+        elif beat_s is not None and began_s - beaten_s >= beat_s:
+            yield False
+            beaten_s = time.monotonic()
+        pause_s = max(_PAUSE_S, _PAUSE_TIMES * (time.monotonic() - began_s))
+
+
+def _state_of(folder: Path) -> tuple[tuple[str, int], ...]:
+    """The names and sizes of a folder's files; empty when it is gone."""
+    try:
+        with os.scandir(folder) as entries:
+            return tuple(sorted((entry.name, _size(entry)) for entry in entries))
+    except OSError:
+        return ()
+
+
+def _size(entry: os.DirEntry[str]) -> int:
+    try:
+        return entry.stat().st_size
+    except OSError:
+        return -1

@@ -1,0 +1,234 @@
+"""Backtests, sweeps and verifications as jobs: asked for, followed, read and ended."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Annotated, Any, Final, Literal
+
+from fastapi import APIRouter, Request, Response
+from fastapi import Path as InPath
+
+from ..replay import BASELINES
+from ..rules import KNOWN_SEMANTICS, parse_policy
+from ..store import Store
+from .access import OpenStore, RunAccess, find_run
+from .answers import JSON, answer
+from .errors import InvalidRequest, JobNotDone, NotModified
+from .job_queue import Job, JobQueue
+from .job_requests import (
+    BacktestRequest,
+    JobRequest,
+    PolicyJobRequest,
+    SweepRequest,
+    VerificationRequest,
+    kind_of,
+)
+from .models import Model, Page
+from .policies import policy_named
+
+router = APIRouter()
+
+#: The page of a report runs the scripts and styles that stand in it, and loads nothing.
+_REPORT_POLICY: Final = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
+
+JobId = Annotated[str, InPath(alias="id", pattern="^[a-z]+-[0-9a-f]{24}$", description="The job's id.")]
+
+
+class JobItem(Model):
+    """A job, and how far it is."""
+
+    id: str
+    """The same for the same question about the same logs."""
+    kind: Literal["backtest", "sweep", "verification"]
+    status: Literal["queued", "running", "done", "failed", "cancelled"]
+    runs: int
+    """Runs that it goes through."""
+    runs_done: int
+    """Runs that it is done with."""
+    error: str | None
+    """Why it failed."""
+    owner: str
+    """Name of the token that it was started with."""
+    created: datetime
+    started: datetime | None
+    ended: datetime | None
+    result: str | None
+    """Path of the result, once there is one."""
+    report: str | None
+    """Path of the report as a page, for backtests."""
+
+
+class JobPage(Page):
+    """Jobs, the newest first."""
+
+    items: list[JobItem]
+
+
+_ACCEPTED: Final[dict[int | str, dict[str, Any]]] = {
+    202: {
+        "headers": {"Location": {"description": "The job.", "schema": {"type": "string"}}},
+        "links": {
+            "job": {"operationId": "read_job", "parameters": {"id": "$response.body#/id"}},
+            "result": {"operationId": "read_job_result", "parameters": {"id": "$response.body#/id"}},
+            "cancel": {"operationId": "cancel_job", "parameters": {"id": "$response.body#/id"}},
+        },
+    }
+}
+
+
+@router.post("/backtests", summary="Start a backtest", status_code=202, responses=_ACCEPTED)
+def start_backtest(request: Request, response: Response, store: OpenStore, body: BacktestRequest) -> JobItem:
+    """What a policy would have saved and cost in recorded runs. The same question about unchanged logs is one job."""
+    unknown = [name for name in body.baselines if name not in (*BASELINES, "all")]
+    if unknown:
+        raise InvalidRequest("no such baseline", got=unknown[0], fix=f"Known: all, {', '.join(BASELINES)}")
+    return _started(request, response, store, body, body.params)
+
+
+@router.post("/sweeps", summary="Start a sweep", status_code=202, responses=_ACCEPTED)
+def start_sweep(request: Request, response: Response, store: OpenStore, body: SweepRequest) -> JobItem:
+    """Every combination of some params' values over recorded runs."""
+    return _started(request, response, store, body, {name: values[0] for name, values in body.axes.items()})
+
+
+@router.post("/verifications", summary="Start a verification", status_code=202, responses=_ACCEPTED)
+def start_verification(request: Request, response: Response, store: OpenStore, body: VerificationRequest) -> JobItem:
+    """Whether what rules decided live is what their replay decides, and the logs are what was written."""
+    return _started(request, response, store, body, {})
+
+
+@router.get("/jobs", summary="Jobs")
+def list_jobs(request: Request) -> JobPage:
+    """The jobs that are remembered, the newest first."""
+    return JobPage(items=[_item(job) for job in _queue(request).jobs()], next=None)
+
+
+@router.get("/jobs/{id}", summary="One job")
+def read_job(request: Request, job_id: JobId) -> JobItem:
+    """How far a job is."""
+    return _item(_queue(request).job(job_id))
+
+
+@router.get(
+    "/jobs/{id}/result",
+    summary="Result of a job",
+    responses={200: {"content": {JSON: {"schema": {"type": "object"}}}}},
+    response_class=Response,
+)
+def read_job_result(request: Request, job_id: JobId) -> Response:
+    """What it came to, as the command of the same name prints it with `--json`."""
+    job = _finished(request, job_id)
+    assert job.result is not None
+    return answer(request, job.result.encode(), JSON)
+
+
+@router.get(
+    "/jobs/{id}/report",
+    summary="Report of a backtest",
+    responses={200: {"content": {"text/html": {"schema": {"type": "string"}}}}},
+    response_class=Response,
+)
+def read_job_report(request: Request, job_id: JobId) -> Response:
+    """The report as one page that needs nothing else."""
+    job = _finished(request, job_id)
+    if job.page is None:
+        raise JobNotDone("only backtests have a report", got=job_id)
+    headers = {"Content-Security-Policy": _REPORT_POLICY}
+    return answer(request, job.page.encode(), "text/html; charset=utf-8", headers)
+
+
+@router.delete("/jobs/{id}", summary="End a job")
+def cancel_job(request: Request, job_id: JobId) -> JobItem:
+    """End a job that waits or runs; one that is over stays as it is. Other people's jobs take the scope `admin`."""
+    return _item(_queue(request).cancel(job_id, request.state.holder))
+
+
+def _queue(request: Request) -> JobQueue:
+    queue: JobQueue = request.app.state.jobs
+    return queue
+
+
+def _finished(request: Request, job_id: str) -> Job:
+    job = _queue(request).job(job_id)
+    if job.status != "done":
+        raise JobNotDone(f"the job is {job.status}", got=job_id, fix=job.error or "Ask for the job itself")
+    request.state.etag = f'"{job_id}"'
+    if request.headers.get("if-none-match") == request.state.etag:
+        raise NotModified(request.state.etag)
+    return job
+
+
+def _started(request: Request, response: Response, store: Store, body: JobRequest, params: dict[str, Any]) -> JobItem:
+    document: dict[str, Any] = {"kind": kind_of(body), "store": str(store.path), "request": body.model_dump()}
+    if isinstance(body, PolicyJobRequest):
+        text, source = _policy_text(request, body)
+        policy = parse_policy(text, source=source, params=params)  # Refused here, not in the job.
+        document |= {"policy_text": policy.text, "policy_source": source}
+    runs = _runs(store, body)
+    document["runs"] = [run.folder.name for run in runs]
+    queued = _queue(request).submit(
+        Job(
+            id=f"{document['kind']}-{_digest(document, runs)}",
+            kind=document["kind"],
+            document=document,
+            owner=request.state.holder.name,
+            runs=len(runs),
+        )
+    )
+    response.headers["Location"] = f"/api/v1/jobs/{queued.id}"
+    return _item(queued)
+
+
+def _policy_text(request: Request, body: PolicyJobRequest) -> tuple[str, str]:
+    if body.policy_text is not None:
+        return body.policy_text, "policy"
+    assert body.policy is not None
+    path = policy_named(body.policy, request.app.state.policies)
+    return path.read_text(encoding="utf-8"), body.policy
+
+
+def _runs(store: Store, body: JobRequest) -> list[RunAccess]:
+    if body.runs is None:
+        return [RunAccess(store, entry.snapshot.folder) for entry in store.recent().entries]
+    return [find_run(store, key) for key in dict.fromkeys(body.runs)]
+
+
+def _digest(document: dict[str, Any], runs: Sequence[RunAccess]) -> str:
+    """Of the question, and of the state that the logs are in: what files there are, and how long the journals."""
+    asked = {**document, "request": {**document["request"], "runs": None}, "semantics": sorted(KNOWN_SEMANTICS)}
+    digest = hashlib.sha256(json.dumps(asked, sort_keys=True).encode())
+    for run in runs:
+        entry = run.entry()
+        listing = entry.snapshot.listing
+        lengths = [_length(journal.path) for journal in listing.journals]
+        digest.update(repr((entry.stamp, [file.path.name for file in listing.sealed], lengths)).encode())
+    return digest.hexdigest()[:24]
+
+
+def _length(path: Any) -> int:
+    try:
+        size: int = path.stat().st_size
+    except OSError:
+        return -1
+    return size
+
+
+def _item(job: Job) -> JobItem:
+    path = f"/api/v1/jobs/{job.id}"
+    return JobItem(
+        id=job.id,
+        kind=job.kind,  # type: ignore[arg-type]
+        status=job.status,
+        runs=job.runs,
+        runs_done=job.runs_done,
+        error=job.error or None,
+        owner=job.owner,
+        created=job.created,
+        started=job.started,
+        ended=job.ended,
+        result=f"{path}/result" if job.status == "done" else None,
+        report=f"{path}/report" if job.page is not None else None,
+    )

@@ -1,0 +1,171 @@
+"""Which runs a list shows, and in what order: ``field__op=`` parameters in, catalog entries out."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterable, Mapping
+from datetime import UTC, datetime
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import Field, create_model
+
+from ..store.catalog import Entry
+from ..store.run_info import STATUSES
+from ..store.summary import RunSummary
+from .queries import FormedQuery
+
+_TEXTS: Final = ("run_id", "name", "group", "policy_digest")
+_NUMBERS: Final = ("duration_s", "steps", "planned_steps", "attempts")
+_TIMES: Final = ("started", "ended")
+
+#: What an operator makes of a run's value and the parameter's. A value that a run does not have fits none of these.
+_OPERATORS: Final[Mapping[str, Callable[[Any, Any], bool]]] = {
+    "eq": operator.eq,
+    "ne": operator.ne,
+    "gt": operator.gt,
+    "gte": operator.ge,
+    "lt": operator.lt,
+    "lte": operator.le,
+    "contains": lambda value, part: part.casefold() in value.casefold(),
+    "startswith": lambda value, start: value.startswith(start),
+    "in": lambda value, listed: value in listed.split(","),
+}
+_OF_TEXTS: Final = ("eq", "ne", "contains", "startswith", "in")
+_OF_NUMBERS: Final = ("eq", "ne", "gt", "gte", "lt", "lte")
+_OF_TIMES: Final = ("gt", "gte", "lt", "lte")
+
+SORTABLE: Final = ("started", "run_id", "name", "group", "status", "ended", *_NUMBERS)
+
+Sort = Annotated[str, Field(pattern=f"^-?({'|'.join(SORTABLE)})$")]
+
+_Text = Annotated[str, Field(max_length=1000)]
+_Finite = Annotated[float, Field(allow_inf_nan=False)]
+
+_WORDS: Final = {
+    "eq": "is this",
+    "ne": "is there, and not this",
+    "gt": "is greater",
+    "gte": "is this or greater",
+    "lt": "is less",
+    "lte": "is this or less",
+    "contains": "has this in it, in any case",
+    "startswith": "begins so",
+    "in": "is one of these, separated by commas",
+}
+
+
+def _parameters() -> dict[str, Any]:
+    """Fields for the model of the query: one for each field of a run and operator that makes sense together."""
+    found: dict[str, Any] = {}
+    groups = (
+        (_TEXTS, _OF_TEXTS, _Text),
+        (("status",), ("ne", "in"), _Text),
+        (_NUMBERS, _OF_NUMBERS, _Finite),
+        (_TIMES, _OF_TIMES, datetime),
+    )
+    for fields, operators, type_ in groups:
+        for field in fields:
+            for name in operators:
+                text = f"Runs whose `{field}` {_WORDS[name]}."
+                found[f"{field}__{name}"] = (type_ | None, Field(default=None, description=text))
+    return found
+
+
+class _RunsQuery(FormedQuery):
+    """Which runs. All that is given has to hold."""
+
+    status: Literal[STATUSES] | None = None  # type: ignore[valid-type]
+    group: str | None = None
+    tag: str | None = None
+    """One of the run's tags."""
+    name: str | None = None
+    """A part of the run's name, in any case."""
+    sort: Sort = "-started"
+    """Field to sort by, behind a `-` from the greatest down. Runs that do not have it come last."""
+    limit: int = Field(default=100, ge=1, le=1000)
+    """Most items of a page."""
+    cursor: str | None = Field(default=None, max_length=1000)
+    """`next` of the page before."""
+
+    def filters(self) -> tuple[tuple[str, str], ...]:
+        """What decides which runs are shown, as text that is the same for the same question."""
+        given = self.model_dump(exclude_none=True, exclude={"limit", "cursor", "format"}, mode="json")
+        return tuple(sorted((name, str(value)) for name, value in given.items()))
+
+    def conditions(self) -> list[Callable[[RunSummary], bool]]:
+        """What has to hold of a run."""
+        found: list[Callable[[RunSummary], bool]] = []
+        if self.status is not None:
+            found.append(lambda run: run.status == self.status)
+        if self.group is not None:
+            found.append(lambda run: run.group == self.group)
+        if self.tag is not None:
+            found.append(lambda run: self.tag in run.tags)
+        if self.name is not None:
+            found.append(_condition("name", "contains", self.name))
+        for parameter in self.model_fields_set:
+            field, separator, name = parameter.partition("__")
+            wanted = getattr(self, parameter)
+            if separator and wanted is not None:
+                found.append(_condition(field, name, wanted))
+        return found
+
+
+RunsQuery = create_model("RunsQuery", __base__=_RunsQuery, __doc__=_RunsQuery.__doc__, **_parameters())
+
+#: Where an entry stands in an order: whether it lacks the field, its value, its id.
+Position = tuple[bool, int | float | str, str]
+
+
+def admitted(entries: Iterable[Entry], query: _RunsQuery) -> list[Entry]:
+    """The entries that the query lets through."""
+    conditions = query.conditions()
+    if not conditions:
+        return list(entries)
+    return [entry for entry in entries if all(holds(entry.summary) for holds in conditions)]
+
+
+def in_order(entries: list[Entry], sort: str) -> list[Entry]:
+    """The entries in the order that ``sort`` says; they come the newest first."""
+    if sort == "-started":
+        return entries
+    field = sort.removeprefix("-")
+    having = [entry for entry in entries if getattr(entry.summary, field) is not None]
+    lacking = [entry for entry in entries if getattr(entry.summary, field) is None]
+    having.sort(key=lambda entry: position_of(entry, sort), reverse=sort.startswith("-"))
+    return having + sorted(lacking, key=lambda entry: entry.summary.run_id, reverse=sort.startswith("-"))
+
+
+def position_of(entry: Entry, sort: str) -> Position:
+    """Where the entry stands."""
+    value = getattr(entry.summary, sort.removeprefix("-"))
+    if isinstance(value, datetime):
+        value = value.isoformat(timespec="microseconds")
+    return value is None, 0 if value is None else value, entry.summary.run_id
+
+
+def after(entries: list[Entry], sort: str, last: Position) -> list[Entry]:
+    """The entries of an order that come after a position, whether or not the run that stood there is there still."""
+
+    def follows(entry: Entry) -> bool:
+        own = position_of(entry, sort)
+        if own[0] != last[0]:
+            return own[0]
+        if type(own[1]) is not type(last[1]) and isinstance(last[1], str) != isinstance(own[1], str):
+            return False
+        return own[1:] < last[1:] if sort.startswith("-") else own[1:] > last[1:]
+
+    return [entry for entry in entries if follows(entry)]
+
+
+def _condition(field: str, name: str, wanted: Any) -> Callable[[RunSummary], bool]:
+    if isinstance(wanted, datetime):
+        # Runs have naive times, in UTC; a time that names no zone is taken to be one of these.
+        wanted = wanted.astimezone(UTC).replace(tzinfo=None) if wanted.tzinfo else wanted
+    compare = _OPERATORS[name]
+
+    def holds(run: RunSummary) -> bool:
+        value = getattr(run, field)
+        return value is not None and compare(value, wanted)
+
+    return holds

@@ -1,0 +1,238 @@
+"""What answers cost over HTTP in a store of 10,000 runs: ``python benchmarks/api.py STORE``.
+
+The store is made where there is none: ``--runs`` runs of ``--steps`` steps and ``--metrics`` metrics. A few are
+recorded and sealed by the real recorder; the others are hard links to their Parquet files under folders, ids and names
+of their own (so the files' ``run_id`` column is that of the recorded run, which no measurement here looks at).
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import math
+import os
+import random
+import re
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from http.client import HTTPConnection
+from pathlib import Path
+from urllib.parse import urlencode
+
+import duckdb
+
+from steptape.recorder import Recorder
+from steptape.store import open_store
+from steptape.store.sealing import seal
+from steptape.store.sql_text import text_literal
+
+RECORDED = 4
+
+
+def make_store(store: Path, runs: int, steps: int, metrics: int) -> None:
+    """Record a few runs, and link the rest to them."""
+    store.mkdir(parents=True)
+    originals = [record(store, number, steps, metrics) for number in range(min(RECORDED, runs))]
+    for number in range(len(originals), runs):
+        original = originals[number % len(originals)]
+        run_id = f"20260101T{number // 3600:02d}{number // 60 % 60:02d}{number % 60:02d}-{number:06x}"
+        folder = store / run_id
+        folder.mkdir()
+        for file in original.iterdir():
+            if file.name != "run.json":
+                os.link(file, folder / file.name)
+        info = json.loads((original / "run.json").read_bytes())
+        info |= {"run_id": run_id, "name": f"run {number}", "group": f"group-{number % 50}"}
+        shift_ns = number * 60 * 10**9
+        for attempt in info["attempts"]:
+            attempt["started_ns"] -= shift_ns
+            attempt["ended_ns"] -= shift_ns
+        (folder / "run.json").write_text(json.dumps(info))
+
+
+def record(store: Path, number: int, steps: int, metrics: int) -> Path:
+    """One run of a noisy descent, sealed."""
+    noise = random.Random(number)
+    names = [f"metric_{index}" for index in range(metrics)]
+    with Recorder(store, name=f"recorded {number}", config={"lr": 0.1, "layers": [64, 10]}, tags=["bench"]) as recorder:
+        for step in range(1, steps + 1):
+            base = 1 / math.sqrt(step)
+            recorder.step({name: base + noise.random() for name in names})
+    seal(recorder.folder)
+    return recorder.folder
+
+
+@contextlib.contextmanager
+def serving(store: Path) -> Iterator[tuple[int, float, subprocess.Popen[str]]]:
+    """A server of its own, its port, and how long its first answer took from the start of its process on."""
+    started_s = time.perf_counter()
+    command = [sys.executable, "-m", "steptape.cli", "serve", str(store), "--port", "0"]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    try:
+        assert process.stderr is not None
+        match = re.search(r":(\d+)/api", process.stderr.readline())
+        assert match is not None
+        port = int(match[1])
+        status, _ = get(HTTPConnection("127.0.0.1", port), "/healthz")
+        assert status == 200
+        yield port, time.perf_counter() - started_s, process
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def get(connection: HTTPConnection, path: str, **parameters: object) -> tuple[int, bytes]:
+    """Status and body of an answer."""
+    query = f"?{urlencode(parameters, doseq=True)}" if parameters else ""
+    connection.request("GET", path + query)
+    answer = connection.getresponse()
+    return answer.status, answer.read()
+
+
+def median_ms(ask: Callable[[int], tuple[int, bytes]], times: int = 100) -> tuple[float, float]:
+    """Median and 95th percentile, in milliseconds, of asking so many different things."""
+    took: list[float] = []
+    for number in range(times):
+        began_s = time.perf_counter()
+        status, _ = ask(number)
+        took.append((time.perf_counter() - began_s) * 1e3)
+        assert status == 200
+    return statistics.median(took), sorted(took)[int(len(took) * 0.95)]
+
+
+def say(what: str, value: str, aim: str) -> None:
+    """One line of the report."""
+    print(f"{what:<58} {value:>24}   aim {aim}", flush=True)
+
+
+def measure_http(store: Path, clients: int) -> None:
+    """Start-up, single answers, many clients."""
+    ids = sorted(entry.name for entry in store.iterdir() if entry.is_dir())
+    chosen = random.Random(1).choices(ids, k=1000)
+    with serving(store) as (port, start_s, process):
+        connection = HTTPConnection("127.0.0.1", port)
+        ready_s = start_s
+        began_s = time.perf_counter()
+        while get(connection, "/readyz")[0] != 200:
+            time.sleep(0.02)
+        ready_s += time.perf_counter() - began_s
+        say("start-up, to the first answer", f"{start_s:.2f} s", "< 2 s")
+        say("start-up, to all runs read", f"{ready_s:.2f} s", "< 2 s")
+
+        def series(number: int) -> tuple[int, bytes]:
+            return get(connection, f"/api/v1/runs/{chosen[number]}/series", metric="metric_3")
+
+        def page(_: int) -> tuple[int, bytes]:
+            return get(connection, "/api/v1/runs")
+
+        def filtered(number: int) -> tuple[int, bytes]:
+            return get(connection, "/api/v1/runs", group=f"group-{number % 50}", sort="-steps")
+
+        def compared(number: int) -> tuple[int, bytes]:
+            runs = chosen[number * 10 % 990 : number * 10 % 990 + 10]
+            return get(connection, "/api/v1/series", run=runs, metric="metric_3", points=800)
+
+        asks: list[tuple[str, Callable[[int], tuple[int, bytes]], str]] = [
+            ("one metric of one run", series, "< 10 ms"),
+            ("first page of runs", page, "< 50 ms"),
+            ("runs of a group, sorted", filtered, "< 50 ms"),
+            ("10 runs x 1 metric at 800 points", compared, "< 50 ms"),
+        ]
+        for what, ask, aim in asks:
+            middle, late = median_ms(ask)
+            say(what, f"{middle:.1f} ms (p95 {late:.1f})", aim)
+        faults: list[object] = []
+        answered = [0]
+
+        def client(number: int) -> None:
+            try:
+                own = HTTPConnection("127.0.0.1", port, timeout=60)
+                for turn in range(20):
+                    run = chosen[(number * 20 + turn) % 1000]
+                    path = ("/api/v1/runs", f"/api/v1/runs/{run}/series?metric=metric_1", f"/api/v1/runs/{run}")[
+                        turn % 3
+                    ]
+                    status, _ = get(own, path)
+                    if status != 200:
+                        faults.append(status)
+                    answered[0] += 1
+            except OSError as error:
+                faults.append(error)
+
+        threads = [threading.Thread(target=client, args=(number,)) for number in range(clients)]
+        began_s = time.perf_counter()
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        took_s = time.perf_counter() - began_s
+        say(
+            f"{clients} clients at once, 20 answers each",
+            f"{len(faults)} errors, {answered[0] / took_s:.0f}/s",
+            "0 errors",
+        )
+        with open(f"/proc/{process.pid}/status") as status_file:
+            resident = re.search(r"VmRSS:\s+(\d+)", status_file.read())
+        say("memory of the server", f"{int(resident[1]) >> 10 if resident else 0} MiB", "-")
+
+
+def measure_sql(store: Path, values: int, steps: int, metrics: int) -> None:
+    """An aggregate over so many values: through the views, beside DuckDB on the same files."""
+    count = max(1, values // (steps * metrics))
+    entries = open_store(store).entries()[0][:count]
+    snapshots = [entry.snapshot for entry in entries]
+    files = [str(file.path) for snapshot in snapshots for file in snapshot.listing.table("events")]
+    columns = ", ".join(f"avg(metric_{index}) AS m{index}, max(metric_{index}) AS x{index}" for index in range(metrics))
+    listed = ", ".join(text_literal(path) for path in files)
+    raw = f"SELECT {columns} FROM read_parquet([{listed}]) WHERE kind = 'step_end'"
+    ours = f"SELECT {columns} FROM steps"
+    from steptape.store.views import connect
+
+    took: dict[str, list[float]] = {"raw": [], "ours": [], "making the views": []}
+    for _ in range(5):
+        bare = duckdb.connect()
+        began_s = time.perf_counter()
+        bare.execute(raw).fetchall()
+        took["raw"].append(time.perf_counter() - began_s)
+        bare.close()
+        began_s = time.perf_counter()
+        connection = connect(snapshots)
+        took["making the views"].append(time.perf_counter() - began_s)
+        began_s = time.perf_counter()
+        connection.execute(ours).fetchall()
+        took["ours"].append(time.perf_counter() - began_s)
+        connection.close()
+    best = {name: min(times) for name, times in took.items()}
+    ratio = best["ours"] / best["raw"]
+    say(f"SQL over {len(files) * steps * metrics / 1e6:.0f} M values, best of 5", f"{best['ours']:.2f} s", "-")
+    say("the same by raw DuckDB", f"{best['raw']:.2f} s, x {ratio:.2f}", "<= 1.2")
+    say("making the views before", f"{best['making the views']:.2f} s", "-")
+
+
+def main() -> None:
+    """Make the store where there is none, then measure."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("store", type=Path)
+    parser.add_argument("--runs", type=int, default=10_000)
+    parser.add_argument("--steps", type=int, default=10_000)
+    parser.add_argument("--metrics", type=int, default=10)
+    parser.add_argument("--clients", type=int, default=50)
+    parser.add_argument("--sql-values", type=int, default=100_000_000)
+    parser.add_argument("--no-sql", action="store_true")
+    options = parser.parse_args()
+    if not options.store.exists():
+        began_s = time.perf_counter()
+        make_store(options.store, options.runs, options.steps, options.metrics)
+        print(f"{options.runs} runs made in {time.perf_counter() - began_s:.0f} s", flush=True)
+    measure_http(options.store, options.clients)
+    if not options.no_sql:
+        measure_sql(options.store, options.sql_values, options.steps, options.metrics)
+
+
+if __name__ == "__main__":
+    main()

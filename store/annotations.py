@@ -1,0 +1,134 @@
+"""What people note about a run after it was recorded: ``annotations.jsonl`` beside the log, only ever appended to.
+
+The recorder's own files are not touched: what a run recorded stays what it recorded, digests and all. FORMAT.md says
+what a line holds.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import secrets
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from .errors import DamagedLog, TelemetryError
+from .event_json import encoded_attrs
+
+ANNOTATIONS: Final = "annotations.jsonl"
+
+#: What a file of annotations may grow to, in bytes: it is read as a whole.
+MAX_BYTES: Final = 16 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Annotation:
+    """A note about a run.
+
+    Attributes:
+        id: Unique within the run.
+        time_ns: When it was made, nanoseconds since 1970 (UTC).
+        text: What is noted.
+        author: Who noted it, as far as known.
+        first_step, last_step: The steps that it is about, both inclusive; None where it is about the whole run.
+        attrs: More, as JSON.
+    """
+
+    id: str
+    time_ns: int
+    text: str
+    author: str | None = None
+    first_step: int | None = None
+    last_step: int | None = None
+    attrs: Mapping[str, Any] = field(default_factory=dict)
+
+
+def new_annotation_id() -> str:
+    """Twelve random hex digits."""
+    return secrets.token_hex(6)
+
+
+def append_annotation(folder: Path, annotation: Annotation) -> None:
+    """Note something about the run of a folder: one line, durable when the call returns.
+
+    Several processes may do so at once. A line that a killed writer left half-written is closed first, so that it
+    spoils none but itself.
+
+    Raises:
+        InvalidEvent: Its attributes are no JSON.
+        TelemetryError: The file is full.
+        OSError: It cannot be written.
+    """
+    document = {
+        "id": annotation.id,
+        "time_ns": annotation.time_ns,
+        "text": annotation.text,
+        "author": annotation.author,
+        "first_step": annotation.first_step,
+        "last_step": annotation.last_step,
+        "attrs": json.loads(encoded_attrs(annotation.attrs)),
+    }
+    line = json.dumps(document).encode() + b"\n"
+    fd = os.open(folder / ANNOTATIONS, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        size = os.fstat(fd).st_size
+        if size + len(line) > MAX_BYTES:
+            raise TelemetryError(
+                f"annotations end at {MAX_BYTES >> 20} MiB", where=str(folder / ANNOTATIONS), fix="Move the file away"
+            )
+        if size and os.pread(fd, 1, size - 1) != b"\n":
+            line = b"\n" + line
+        if os.write(fd, line) != len(line):
+            os.ftruncate(fd, size)
+            raise OSError("the disk is full")
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def read_annotations(folder: Path) -> list[Annotation]:
+    """What was noted about the run of a folder, in order of noting. A line that was cut short is passed over.
+
+    Raises:
+        DamagedLog: The file cannot be read, or is larger than ``MAX_BYTES``.
+    """
+    path = folder / ANNOTATIONS
+    try:
+        with open(path, "rb") as file:
+            content = file.read(MAX_BYTES + 1)
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise DamagedLog(f"annotations cannot be read ({error.strerror})", where=str(path)) from None
+    if len(content) > MAX_BYTES:
+        raise DamagedLog("there are more annotations than can be read", where=str(path))
+    return list(_annotations(content))
+
+
+def _annotations(content: bytes) -> Iterator[Annotation]:
+    for line in content.splitlines():
+        try:
+            document = json.loads(line)
+            yield Annotation(
+                id=str(document["id"]),
+                time_ns=int(document["time_ns"]),
+                text=str(document["text"]),
+                author=_text(document.get("author")),
+                first_step=_whole(document.get("first_step")),
+                last_step=_whole(document.get("last_step")),
+                attrs=dict(document.get("attrs") or {}),
+            )
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+            continue
+
+
+def _text(value: object) -> str | None:
+    return None if value is None else str(value)
+
+
+def _whole(value: Any) -> int | None:
+    return None if value is None else int(value)

@@ -1,0 +1,24 @@
+"""The server does what its OpenAPI document says: schemathesis asks it; ``make fuzz-api`` has it ask 5,000 times."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from api_serving import RUN, SMALL, recorded, served
+from fuzz.fuzz_api import CONFIG, fuzz
+
+
+def test_no_answer_departs_from_the_document(tmp_path: Path) -> None:
+    """No 5xx, no undocumented status, no answer of another shape; links from lists to their items are followed."""
+    config = tmp_path / "schemathesis.toml"
+    config.write_text(CONFIG)
+    recorded(tmp_path / "runs")
+    recorded(tmp_path / "runs", f"{RUN[:-1]}b", name="named")
+
+    with served(tmp_path / "runs", limits=replace(SMALL, wait_s=0.2)) as client:
+        url = str(client.base_url).rstrip("/")
+        status, count, said = fuzz(url, max_examples=12, seed=1, config=config, phases="fuzzing,stateful")
+
+    assert status == 0, said
+    assert count > 100

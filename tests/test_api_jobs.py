@@ -1,0 +1,177 @@
+"""Backtests, sweeps and verifications as jobs, and rules checked and tested: over HTTP, with the commands' answers."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from api_serving import RUN, SMALL, begin, recorded, served, step
+from steptape.replay import BASELINES, backtest, report_json
+from steptape.rules import parse_policy
+from steptape.store import open_store
+
+POLICY = """
+params: {least: 0.1}
+controllers:
+  - name: low
+    triggers: [on_step_end]
+    rule: loss < least
+    operations: [hfcontrols.should_training_stop]
+"""
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Path:
+    """A store with two sealed runs."""
+    recorded(tmp_path / "runs")
+    recorded(tmp_path / "runs", f"{RUN[:-1]}b", steps=5)
+    return tmp_path / "runs"
+
+
+@pytest.fixture
+def client(store: Path) -> Iterator[httpx.Client]:
+    """A client of a server over the store."""
+    with served(store) as client:
+        yield client
+
+
+def start(client: httpx.Client, kind: str, **body: Any) -> dict[str, Any]:
+    """The job that a request starts."""
+    answer = client.post(f"/api/v1/{kind}", json=body)
+    assert answer.status_code == 202, answer.text
+    job: dict[str, Any] = answer.json()
+    assert answer.headers["location"] == f"/api/v1/jobs/{job['id']}"
+    return job
+
+
+def ended(client: httpx.Client, job: dict[str, Any]) -> dict[str, Any]:
+    """The job, once it is over."""
+    for _ in range(600):
+        job = client.get(f"/api/v1/jobs/{job['id']}").json()
+        if job["status"] not in ("queued", "running"):
+            return job
+        time.sleep(0.1)
+    raise AssertionError(job)
+
+
+def test_a_backtest_is_what_the_command_says(client: httpx.Client, store: Path) -> None:
+    """Its report too, as a page that loads nothing; and asking again is the same job."""
+    job = ended(client, start(client, "backtests", policy_text=POLICY, coverage=True, baselines=["never"]))
+    result = client.get(job["result"])
+    page = client.get(job["report"])
+
+    policy = parse_policy(POLICY, source="policy")
+    runs = [open_store(store).run(name) for name in (RUN, f"{RUN[:-1]}b")]
+    expected = report_json(backtest(policy, runs, baselines=[BASELINES["never"]], with_coverage=True))
+    assert (job["status"], job["runs_done"]) == ("done", 2)
+    assert result.json()["runs"] == json.loads(json.dumps(expected["runs"]))
+    assert page.headers["content-type"].startswith("text/html")
+    assert "default-src 'none'" in page.headers["content-security-policy"]
+    assert start(client, "backtests", policy_text=POLICY, coverage=True, baselines=["never"])["id"] == job["id"]
+    assert client.get(job["result"], headers={"If-None-Match": result.headers["etag"]}).status_code == 304
+
+
+def test_another_question_or_a_changed_log_is_another_job(client: httpx.Client, store: Path) -> None:
+    """Results are kept by both."""
+    first = start(client, "backtests", policy_text=POLICY)
+    other = start(client, "backtests", policy_text=POLICY, params={"least": 0.2})
+    recorded(store, f"{RUN[:-1]}c")
+    later = start(client, "backtests", policy_text=POLICY)
+
+    assert len({first["id"], other["id"], later["id"]}) == 3
+
+
+def test_a_sweep_gives_every_variant(client: httpx.Client) -> None:
+    """And the front."""
+    job = ended(client, start(client, "sweeps", policy_text=POLICY, axes={"least": [0.1, 0.3]}, runs=[RUN]))
+    result = client.get(job["result"]).json()
+
+    assert [variant["least"] for variant in result["variants"]] == [0.1, 0.3]
+    assert [run["run_id"] for run in result["runs"]] == [RUN]
+
+
+def test_a_verification_names_each_run(client: httpx.Client) -> None:
+    """As the command does."""
+    job = ended(client, start(client, "verifications"))
+    result = client.get(job["result"]).json()
+
+    assert {run["run_id"] for run in result["runs"]} == {RUN, f"{RUN[:-1]}b"}
+
+
+def test_a_job_that_is_ended_is_over_at_once_and_the_next_one_runs(store: Path) -> None:
+    """Its process is killed, whatever it was at; the queue is bounded."""
+    writer = begin(store, "20260105T000000-long00")
+    for number in range(1, 60_000):
+        step(writer, number)
+    writer.close()
+    with served(store, limits=replace(SMALL, jobs_waiting=1)) as client:
+        long = start(client, "backtests", policy_text=POLICY, baselines=["all"], coverage=True)
+        while client.get(f"/api/v1/jobs/{long['id']}").json()["status"] == "queued":
+            time.sleep(0.02)
+        queued = start(client, "verifications", runs=[RUN])
+        refused = client.post("/api/v1/verifications", json={"runs": [f"{RUN[:-1]}b"]})
+        cancelled = client.delete(f"/api/v1/jobs/{long['id']}").json()
+        no_result = client.get(f"/api/v1/jobs/{long['id']}/result")
+        done = ended(client, queued)
+
+    assert (refused.status_code, refused.json()["code"]) == (503, "busy")
+    assert cancelled["status"] == "cancelled"
+    assert (no_result.status_code, no_result.json()["code"]) == (409, "job-not-done")
+    assert done["status"] == "done"
+
+
+def test_a_job_that_takes_too_long_fails(store: Path) -> None:
+    """And says why."""
+    with served(store, limits=replace(SMALL, job_s=0.05)) as client:
+        job = ended(client, start(client, "verifications"))
+
+    assert (job["status"], job["error"]) == ("failed", "it took longer than 0.05 s")
+
+
+@pytest.mark.parametrize(
+    ("kind", "body", "code"),
+    [
+        ("backtests", {}, "invalid-parameter"),
+        ("backtests", {"policy": "nothing"}, "policy-not-found"),
+        ("backtests", {"policy_text": "controllers: [{}]"}, "invalid-policy"),
+        ("backtests", {"policy_text": POLICY, "params": {"other": 1}}, "invalid-policy"),
+        ("backtests", {"policy_text": POLICY, "baselines": ["nothing"]}, "invalid-request"),
+        ("backtests", {"policy_text": POLICY, "runs": ["../outside"]}, "run-not-found"),
+        ("sweeps", {"policy_text": POLICY, "axes": {}}, "invalid-parameter"),
+        ("verifications", {"runs": []}, "invalid-parameter"),
+    ],
+)
+def test_a_job_that_cannot_be_is_refused_before_it_is_queued(
+    client: httpx.Client, kind: str, body: dict[str, Any], code: str
+) -> None:
+    """With what is wrong."""
+    answer = client.post(f"/api/v1/{kind}", json=body)
+
+    assert answer.json()["code"] == code
+    assert client.get("/api/v1/jobs").json()["items"] == []
+
+
+def test_rules_are_checked_with_line_and_column(client: httpx.Client) -> None:
+    """Errors, or what looks wrong."""
+    wrong = client.post("/api/v1/rules/check", json={"text": POLICY.replace("loss <", "loss <<")}).json()
+    fine = client.post("/api/v1/rules/check", json={"text": POLICY, "runs": [RUN]}).json()
+
+    assert (wrong["ok"], wrong["problems"][0]["line"]) == (False, 6)
+    assert (fine["ok"], fine["problems"]) == (True, [])
+    assert fine["digest"] == parse_policy(POLICY).digest
+
+
+def test_tests_of_rules_are_run(client: httpx.Client) -> None:
+    """Against a policy that is sent along, or a shipped one."""
+    tests = "policy: mine\ntests:\n  - name: t\n    series: {loss: 1 0.05}\n    expect: [{step: 2, controller: low}]\n"
+
+    answer = client.post("/api/v1/rules/test", json={"tests": tests, "policies": {"mine": POLICY}}).json()
+
+    assert (answer["ok"], [result["test"] for result in answer["results"]]) == (True, ["t"])

@@ -1,0 +1,240 @@
+"""Filters, orders, forms, axes, windows, spikes and ETags: what lists and series of version 1 can be asked."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from api_serving import RUN, recorded, served
+
+OTHERS = ("20260102T000000-bbbbbb", "20260103T000000-cccccc")
+
+
+@pytest.fixture(scope="module")
+def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
+    """A client of a server over three sealed runs, of 20, 5 and 10 steps."""
+    store = tmp_path_factory.mktemp("runs")
+    recorded(store, name="Digits", group="paper", tags=("small",))
+    recorded(store, OTHERS[0], steps=5, name="digits again", group="paper")
+    recorded(store, OTHERS[1], steps=10, name="other")
+    with served(store) as client:
+        yield client
+
+
+def get(client: httpx.Client, path: str, **params: Any) -> Any:
+    """The JSON of a request that succeeds."""
+    answer = client.get(f"/api/v1{path}", params=params)
+    assert answer.status_code == 200, answer.text
+    return json.loads(answer.text, parse_constant=pytest.fail)
+
+
+@pytest.mark.parametrize(
+    ("filters", "found"),
+    [
+        ({"steps__gt": 5}, {RUN, OTHERS[1]}),
+        ({"steps__gte": 5, "steps__lt": 20}, set(OTHERS)),
+        ({"steps__ne": 5}, {RUN, OTHERS[1]}),
+        ({"name__contains": "DIGITS"}, {RUN, OTHERS[0]}),
+        ({"name__startswith": "digits"}, {OTHERS[0]}),
+        ({"name__in": "Digits,other"}, {RUN, OTHERS[1]}),
+        ({"group__eq": "paper"}, {RUN, OTHERS[0]}),
+        ({"group__ne": "paper"}, set()),
+        ({"status__in": "completed,stopped"}, {RUN, *OTHERS}),
+        ({"started__lt": "2020-01-01"}, set()),
+        ({"started__gt": "2020-01-01T00:00:00+02:00"}, {RUN, *OTHERS}),
+        ({"planned_steps__lt": 1e300}, set()),
+    ],
+)
+def test_runs_are_filtered_by_field_and_operator(
+    client: httpx.Client, filters: dict[str, Any], found: set[str]
+) -> None:
+    """All that is given has to hold; a run that lacks the field is never meant."""
+    assert {row["run_id"] for row in get(client, "/runs", **filters)["items"]} == found
+
+
+@pytest.mark.parametrize("parameter", ["steps__contains", "name__gt", "colour__eq", "steps__gt__lt", "sort"])
+def test_an_operator_that_makes_no_sense_is_refused(client: httpx.Client, parameter: str) -> None:
+    """By name."""
+    answer = client.get("/api/v1/runs", params={parameter: "1"})
+
+    assert answer.json()["errors"][0]["where"] == f"query.{parameter}"
+
+
+@pytest.mark.parametrize("sort", ["steps", "-steps", "name", "-group", "group", "-started", "run_id", "planned_steps"])
+def test_pages_of_any_order_hold_every_run_once(client: httpx.Client, sort: str) -> None:
+    """And follow each other as in one page."""
+    whole = [row["run_id"] for row in get(client, "/runs", sort=sort)["items"]]
+    pages, cursor = [], None
+    while True:
+        page = get(client, "/runs", sort=sort, limit=1, **({"cursor": cursor} if cursor else {}))
+        pages += [row["run_id"] for row in page["items"]]
+        cursor = page["next"]
+        if cursor is None:
+            break
+
+    assert pages == whole
+    assert set(whole) == {RUN, *OTHERS}
+
+
+def test_runs_without_the_field_come_last(client: httpx.Client) -> None:
+    """In either direction."""
+    orders = [[row["group"] for row in get(client, "/runs", sort=sort)["items"]] for sort in ("group", "-group")]
+
+    assert orders == [["paper", "paper", None]] * 2
+
+
+@pytest.mark.parametrize(
+    ("axis", "x"),
+    [("step", [1.0, 2.0]), ("epoch", [0.2, 0.4]), ("elapsed", [1.0, 2.0]), ("samples", [32.0, 64.0])],
+)
+def test_a_series_stands_on_the_axis_that_is_asked_for(client: httpx.Client, axis: str, x: list[float]) -> None:
+    """From and to are meant on it, too."""
+    whole = get(client, f"/runs/{RUN}/series", metric="loss", axis=axis)["items"][0]
+    part = get(client, f"/runs/{RUN}/series", metric="loss", axis=axis, **{"from": x[1], "to": x[1]})["items"][0]
+
+    assert (whole["axis"], whole["x"][:2]) == (axis, x)
+    assert (part["x"], part["step"]) == ([x[1]], [2])
+
+
+def test_series_of_several_runs_come_in_one_answer(client: httpx.Client) -> None:
+    """Run by run; a metric that a run does not have is an empty item."""
+    items = get(client, "/series", run=[OTHERS[0], "Digits"], metric=["loss", "nothing"])["items"]
+
+    assert [(item["run_id"], item["metric"], item["n_raw"]) for item in items] == [
+        (OTHERS[0], "loss", 5),
+        (OTHERS[0], "nothing", 0),
+        (RUN, "loss", 20),
+        (RUN, "nothing", 0),
+    ]
+
+
+def test_windows_are_what_rules_see(client: httpx.Client) -> None:
+    """Of the last values, the newest included."""
+    item = get(client, f"/runs/{RUN}/windows", metric="loss", n=2)["items"][0]
+
+    assert item["mean"][:3] == [1.0, 0.75, pytest.approx((1 / 2 + 1 / 3) / 2)]
+    assert (item["n_raw"], item["std"][0]) == (20, 0.0)
+
+
+def test_the_samples_around_a_spike_are_ranked(client: httpx.Client) -> None:
+    """By how far they pushed the loss above normal; a step that is not there is not found."""
+    items = get(client, f"/runs/{RUN}/samples/spike", step=10, radius=1, top=2)["items"]
+
+    assert [item["loss"] for item in items] == [0.5, 0.5]
+    assert items[0]["seen"] == 9
+    assert client.get(f"/api/v1/runs/{RUN}/samples/spike", params={"step": 99}).json()["code"] == "step-not-found"
+
+
+OF_A_RUN = ("series?metric=loss", "windows?metric=loss", "events", "samples", "decisions", "annotations", "policies")
+LISTS = ("/runs", "/policies", "/series?run=Digits&metric=loss", *(f"/runs/{RUN}/{part}" for part in OF_A_RUN))
+
+
+@pytest.mark.parametrize("path", LISTS)
+def test_every_list_comes_in_every_form(client: httpx.Client, path: str) -> None:
+    """With as many rows in each, and a trailer that ends NDJSON."""
+    url = f"/api/v1{path}{'&' if '?' in path else '?'}format="
+    answers = {form: client.get(url + form) for form in ("json", "ndjson", "csv", "arrow", "parquet")}
+
+    assert {answer.status_code for answer in answers.values()} == {200}
+    tables = [
+        pa.ipc.open_stream(answers["arrow"].content).read_all(),
+        pq.read_table(io.BytesIO(answers["parquet"].content)),
+    ]
+    assert tables[0].num_rows == tables[1].num_rows
+    lines = [json.loads(line) for line in answers["ndjson"].text.splitlines()]
+    assert lines[:-1] == answers["json"].json()["items"]
+    assert lines[-1]["trailer"]["items"] == len(lines) - 1
+    assert tables[0].column_names == [name.strip('"') for name in answers["csv"].text.splitlines()[0].split(",")]
+
+
+@pytest.mark.parametrize(
+    ("accept", "media_type"),
+    [
+        ("*/*", "application/json"),
+        ("text/csv", "text/csv; charset=utf-8"),
+        ("text/*;q=0.5, application/x-ndjson", "application/x-ndjson"),
+        ("application/vnd.apache.arrow.stream", "application/vnd.apache.arrow.stream"),
+        ("text/html, application/json;q=0.9", "application/json"),
+        ("image/png", "application/problem+json"),
+    ],
+)
+def test_a_client_gets_what_it_accepts_best(client: httpx.Client, accept: str, media_type: str) -> None:
+    """Or is told what there is."""
+    answer = client.get("/api/v1/runs", headers={"Accept": accept})
+
+    assert answer.headers["content-type"] == media_type
+
+
+def test_the_next_page_is_linked(client: httpx.Client) -> None:
+    """In every form, where a table has no place for a cursor."""
+    answer = client.get("/api/v1/runs", params={"limit": 2, "format": "csv"})
+    following = client.get(answer.headers["link"].split(">")[0][1:])
+
+    assert len(following.text.splitlines()) == 2
+
+
+@pytest.mark.parametrize("part", ["", "/series?metric=loss", "/events", "/samples", "/decisions", "/policies"])
+def test_what_a_client_has_of_a_sealed_run_is_not_sent_again(client: httpx.Client, part: str) -> None:
+    """304, without a body; another form or question is another answer."""
+    path = f"/api/v1/runs/{RUN}{part}"
+    etag = client.get(path).headers["etag"]
+
+    again = client.get(path, headers={"If-None-Match": etag})
+    other = client.get(path, headers={"If-None-Match": etag, "Accept": "text/csv, */*;q=0.1"})
+
+    assert (again.status_code, again.content, again.headers["etag"]) == (304, b"", etag)
+    assert other.status_code == 200
+
+
+def test_a_head_is_a_get_without_its_body(client: httpx.Client) -> None:
+    """The same headers; a stream without end ends."""
+    got, head = client.get("/api/v1/runs"), client.head("/api/v1/runs")
+
+    assert (head.status_code, head.content) == (200, b"")
+    assert head.headers["content-length"] == got.headers["content-length"]
+    assert client.head(f"/api/v1/runs/{RUN}/tail").status_code == 200
+
+
+def test_the_server_says_what_it_is_and_what_it_did(client: httpx.Client) -> None:
+    """``/version``, ``/readyz`` and ``/metrics``."""
+    version = client.get("/version").json()
+    metrics = client.get("/metrics")
+
+    assert (version["api"], version["event_format"]) == ("1", 2)
+    assert 'steptape_http_requests_total{method="GET",route="/version",status="200"}' in metrics.text
+    assert 'steptape_runs{status="completed"} 3' in metrics.text
+    assert client.get("/readyz").json() == {"status": "ready", "runs": 3}
+
+
+def test_token_losses_are_shown_where_there_are_any(client: httpx.Client) -> None:
+    """Null elsewhere."""
+    item = get(client, f"/runs/{RUN}/samples", limit=1)["items"][0]
+
+    assert item["token_losses"] is None
+    assert not math.isnan(item["loss"])
+
+
+def test_a_folder_of_policies_can_be_asked_by_name(tmp_path: Path) -> None:
+    """Beside the shipped ones; one that does not load says why, and no path of the server."""
+    store, folder = tmp_path / "runs", tmp_path / "policies"
+    store.mkdir()
+    folder.mkdir()
+    (folder / "mine.yaml").write_text("controllers: [{name: c, triggers: [on_log], rule: loss > 1}]\n")
+    (folder / "wrong.yaml").write_text("controllers: [{}]\n")
+    with served(store, policies_path=folder) as client:
+        rows = {row["name"]: row for row in get(client, "/policies")["items"]}
+        detail = get(client, "/policies/mine")
+
+    assert (rows["mine"]["origin"], rows["loss_spike"]["origin"]) == ("folder", "shipped")
+    assert rows["wrong"]["digest"] is None
+    assert str(tmp_path) not in json.dumps(rows)
+    assert detail["text"].startswith("controllers:")

@@ -1,0 +1,227 @@
+"""SQL over HTTP: what it answers, and that no statement gets out of the runs of the store."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from api_serving import RUN, recorded, served
+
+#: Statements that would read, write, load, change or hold what is not theirs. ``{out}`` is a file that must not appear,
+#: ``{secret}`` one that must not be read, ``{run}`` the run's folder.
+ESCAPES = {
+    "copy-to": "COPY (SELECT 1) TO '{out}'",
+    "copy-to-parquet": "COPY steps TO '{out}' (FORMAT parquet)",
+    "copy-from": "COPY steps FROM '{secret}'",
+    "copy-into-the-store": "COPY (SELECT 1) TO '{run}/events-9-9-000000000000-000000000001.parquet'",
+    "copy-over-a-sealed-file": "COPY (SELECT 1) TO '{sealed}'",
+    "copy-database": "COPY FROM DATABASE memory TO other",
+    "export-database": "EXPORT DATABASE '{out}'",
+    "import-database": "IMPORT DATABASE '{out}'",
+    "attach": "ATTACH '{out}' AS other",
+    "attach-sqlite": "ATTACH '{out}' AS other (TYPE sqlite)",
+    "detach": "DETACH memory",
+    "use": "USE memory",
+    "install": "INSTALL httpfs",
+    "install-from": "INSTALL httpfs FROM 'http://127.0.0.1:1/'",
+    "force-install": "FORCE INSTALL httpfs",
+    "load": "LOAD httpfs",
+    "load-path": "LOAD '{secret}'",
+    "set-access": "SET enable_external_access = true",
+    "set-paths": "SET allowed_paths = ['{secret}']",
+    "set-directories": "SET allowed_directories = ['/']",
+    "set-lock": "SET lock_configuration = false",
+    "set-temp": "SET temp_directory = '{out}'",
+    "set-memory": "SET memory_limit = '100GB'",
+    "reset": "RESET lock_configuration",
+    "pragma": "PRAGMA enable_profiling",
+    "pragma-output": "PRAGMA profile_output = '{out}'",
+    "pragma-database-list": "PRAGMA database_list; SELECT 1",
+    "read-text": "SELECT * FROM read_text('{secret}')",
+    "read-text-of-run": "SELECT * FROM read_text('{run}/run.json')",
+    "read-blob": "SELECT * FROM read_blob('{secret}')",
+    "read-csv": "SELECT * FROM read_csv('{secret}')",
+    "read-csv-auto": "SELECT * FROM read_csv_auto('{secret}')",
+    "read-json": "SELECT * FROM read_json('{run}/run.json')",
+    "read-json-objects": "SELECT * FROM read_json_objects('{secret}')",
+    "read-ndjson": "SELECT * FROM read_ndjson('{secret}')",
+    "read-parquet-elsewhere": "SELECT * FROM read_parquet('{elsewhere}')",
+    "read-parquet-glob": "SELECT * FROM read_parquet('{elsewhere_folder}/*.parquet')",
+    "read-parquet-up": "SELECT * FROM read_parquet('{run}/../../outside.parquet')",
+    "read-parquet-proc": "SELECT * FROM read_parquet('/proc/self/root{elsewhere}')",
+    "parquet-metadata": "SELECT * FROM parquet_metadata('{elsewhere}')",
+    "parquet-schema": "SELECT * FROM parquet_schema('{elsewhere}')",
+    "replacement-scan": "SELECT * FROM '{elsewhere}'",
+    "replacement-csv": "SELECT * FROM '{secret}'",
+    "glob": "SELECT * FROM glob('{elsewhere_folder}/*')",
+    "glob-etc": "SELECT * FROM glob('/etc/*')",
+    "sniff": "SELECT * FROM sniff_csv('{secret}')",
+    "http": "SELECT * FROM read_parquet('http://127.0.0.1:1/x.parquet')",
+    "s3": "SELECT * FROM read_parquet('s3://bucket/x.parquet')",
+    "create-table": "CREATE TABLE t AS SELECT 1",
+    "create-view": "CREATE OR REPLACE VIEW steps AS SELECT 1",
+    "create-macro": "CREATE MACRO f() AS 1",
+    "create-secret": "CREATE SECRET s (TYPE s3)",
+    "create-function-type": "CREATE TYPE e AS ENUM ('a')",
+    "drop": "DROP VIEW steps",
+    "insert": "INSERT INTO runs VALUES (1)",
+    "update": "UPDATE runs SET name = 'x'",
+    "delete": "DELETE FROM runs",
+    "truncate": "TRUNCATE runs",
+    "alter": "ALTER VIEW steps RENAME TO s",
+    "checkpoint": "CHECKPOINT",
+    "vacuum": "VACUUM",
+    "analyze": "ANALYZE",
+    "begin": "BEGIN TRANSACTION",
+    "prepare": "PREPARE p AS SELECT 1",
+    "execute": "EXECUTE p",
+    "call": "CALL pragma_version()",
+    "explain-analyze-copy": "EXPLAIN ANALYZE COPY (SELECT 1) TO '{out}'",
+    "two-statements": "SELECT 1; SELECT 2",
+    "hidden-second": "SELECT 1; -- harmless\nCOPY (SELECT 1) TO '{out}'",
+    "comment-only": "-- nothing",
+    "nothing": ";",
+    "union-read-text": "SELECT run_id FROM runs UNION ALL SELECT content FROM read_text('{secret}')",
+    "subquery-read-text": "SELECT (SELECT content FROM read_text('{secret}'))",
+    "lateral-read-text": "SELECT * FROM runs, LATERAL (SELECT * FROM read_text('{secret}'))",
+    "cte-copy": "WITH t AS (SELECT 1) COPY t TO '{out}'",
+    "query-function": "SELECT * FROM query('COPY (SELECT 1) TO ''{out}''')",
+    "query-table": "SELECT * FROM query_table('{secret}')",
+    "getenv": "SELECT getenv('HOME')",
+    "python-variable": "SELECT * FROM secret_frame",
+    "surrogate": "SELECT '\ud800'",
+    "nul": "SELECT * FROM read_text('{secret}\x00.parquet')",
+}
+
+#: Statements that would take all the time or memory there is.
+BOMBS = {
+    "cross-join": "SELECT count(*) FROM range(100000000) a, range(100000000) b",
+    "recursive": "WITH RECURSIVE t(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM t) SELECT count(*) FROM t",
+    "one-huge-list": "SELECT list_sum(range(1000000000)) AS s",
+    "one-huge-text": "SELECT length(repeat('x', 4000000000)) AS s",
+    "a-list-of-all": "SELECT list(range) AS s FROM range(1000000000)",
+    "a-comprehension": "SELECT len([x * 2 FOR x IN range(200000000)]) AS s",
+    "a-slow-function": "SELECT levenshtein(repeat('a', 200000), repeat('b', 200000)) AS s",
+    "deep-nesting": f"SELECT {'(' * 5000}1{')' * 5000}",
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A store ``runs`` with a sealed run, and beside it what nobody may see."""
+    folder = tmp_path_factory.mktemp("data")
+    recorded(folder / "runs")
+    (folder / "secret.csv").write_text("word\nopensesame\n")
+    pq.write_table(pa.table({"word": ["opensesame"]}), folder / "outside.parquet")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def client(folder: Path) -> Iterator[httpx.Client]:
+    """A client of a server over the store."""
+    with served(folder / "runs") as client:
+        yield client
+
+
+def ask(client: httpx.Client, sql: str, **params: str) -> httpx.Response:
+    """The answer to a statement."""
+    return client.post("/api/v1/query", json={"sql": sql}, params=params)
+
+
+@pytest.mark.parametrize("name", ESCAPES)
+def test_no_statement_gets_out(client: httpx.Client, folder: Path, name: str) -> None:
+    """It is refused, shows nothing, leaves nothing, and the next question is answered."""
+    run = folder / "runs" / RUN
+    sealed = next(run.glob("events-*.parquet"))
+    before = {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
+    sql = ESCAPES[name]
+    for key, path in {
+        "out": folder / "out.csv",
+        "secret": folder / "secret.csv",
+        "run": run,
+        "sealed": sealed,
+        "elsewhere_folder": folder,
+        "elsewhere": folder / "outside.parquet",
+    }.items():
+        sql = sql.replace(f"{{{key}}}", str(path))
+
+    answer = client.post(
+        "/api/v1/query",
+        content=httpx.Request("POST", "http://x", json={"sql": sql}).content
+        if name != "surrogate"
+        else b'{"sql": "SELECT \'\\ud800\'"}',
+        headers={"Content-Type": "application/json"},
+    )
+
+    assert answer.status_code == 422, answer.text
+    assert answer.headers["content-type"] == "application/problem+json"
+    assert "opensesame" not in answer.text
+    assert {path: path.stat().st_mtime_ns for path in folder.rglob("*")} == before
+    assert ask(client, "SELECT count(*) AS n FROM steps").json()["rows"] == [[20]]
+
+
+@pytest.mark.parametrize("name", BOMBS)
+def test_no_statement_takes_more_than_it_may(client: httpx.Client, name: str) -> None:
+    """It is ended, other requests are answered meanwhile, and the next question too."""
+    answer = ask(client, BOMBS[name])
+
+    assert (answer.status_code, answer.json()["code"]) in [(422, "query-refused"), (422, "query-timed-out")]
+    assert client.get(f"/api/v1/runs/{RUN}").status_code == 200
+    assert ask(client, "SELECT count(*) AS n FROM steps").json()["rows"] == [[20]]
+
+
+def test_a_result_is_cut_at_the_row_limit_and_says_so(client: httpx.Client) -> None:
+    """However many rows there would be, in every form."""
+    told = ask(client, "SELECT range AS n FROM range(1000000000000)").json()
+    csv = ask(client, "SELECT range AS n FROM range(1000000000000)", format="csv")
+
+    assert (told["truncated"], told["n_rows"], told["row_limit"], len(told["rows"])) == (True, 100, 100, 100)
+    assert (csv.headers["steptape-truncated"], len(csv.text.splitlines())) == ("true", 101)
+
+
+def test_a_whole_result_says_so(client: httpx.Client) -> None:
+    """With names and types of its columns."""
+    told = ask(client, "SELECT step, loss FROM steps ORDER BY step LIMIT 2").json()
+
+    assert (told["truncated"], told["rows"]) == (False, [[1, 1.0], [2, 0.5]])
+    assert told["columns"] == [{"name": "step", "type": "int64"}, {"name": "loss", "type": "double"}]
+
+
+def test_every_form_holds_the_same_rows(client: httpx.Client) -> None:
+    """CSV, NDJSON with a trailer, Arrow and Parquet."""
+    sql = "SELECT step, loss FROM steps WHERE step <= 2 ORDER BY step"
+
+    forms = {name: ask(client, sql, format=name) for name in ("csv", "ndjson", "arrow", "parquet")}
+
+    assert forms["csv"].text.splitlines() == ['"step","loss"', "1,1", "2,0.5"]
+    assert forms["ndjson"].text.splitlines()[:2] == ['{"step": 1, "loss": 1.0}', '{"step": 2, "loss": 0.5}']
+    assert '"trailer": {"items": 2, "truncated": false' in forms["ndjson"].text.splitlines()[2]
+    tables = [
+        pa.ipc.open_stream(forms["arrow"].content).read_all(),
+        pq.read_table(io.BytesIO(forms["parquet"].content)),
+    ]
+    assert [table.to_pylist() for table in tables] == [[{"step": 1, "loss": 1.0}, {"step": 2, "loss": 0.5}]] * 2
+
+
+def test_what_json_cannot_hold_is_text(client: httpx.Client) -> None:
+    """NaN, infinity, large integers, times and bytes."""
+    sql = "SELECT 'nan'::DOUBLE a, '-inf'::DOUBLE b, DATE '2026-01-02' d, 'x'::BLOB e, {'f': [1]} g"
+
+    rows = ask(client, sql).json()["rows"]
+
+    assert rows == [["NaN", "-Infinity", "2026-01-02", "eA==", {"f": [1]}]]
+
+
+def test_one_run_may_be_asked_alone(client: httpx.Client) -> None:
+    """By its id or its name; one that is not there is not found."""
+    found = client.post("/api/v1/query", json={"sql": "SELECT count(*) AS n FROM runs", "run": RUN})
+    missing = client.post("/api/v1/query", json={"sql": "SELECT 1 AS n", "run": "../outside"})
+
+    assert found.json()["rows"] == [[1]]
+    assert (missing.status_code, missing.json()["code"]) == (404, "run-not-found")

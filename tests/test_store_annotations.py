@@ -1,0 +1,69 @@
+"""Annotations beside a run's log: appended to by many, cut short by none, and read forever."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+
+from steptape.store import InvalidEvent
+from steptape.store.annotations import ANNOTATIONS, Annotation, append_annotation, new_annotation_id, read_annotations
+
+SAMPLE = Path(__file__).parent / "data" / "annotations"
+
+
+def test_a_file_of_before_is_read(tmp_path: Path) -> None:
+    """What was cut short is passed over, and what may be missing is."""
+    found = read_annotations(SAMPLE)
+
+    assert found == [
+        Annotation("5ea1ed5ea1ed", 1767323045000000000, "bad shard", "write person", 1200, 1260, {"shard": 7}),
+        Annotation("abcdefabcdef", 1767323047000000000, "the whole run"),
+    ]
+    assert read_annotations(tmp_path) == []
+
+
+def test_what_is_noted_is_read(tmp_path: Path) -> None:
+    """All of it, in order."""
+    notes = [
+        Annotation(new_annotation_id(), time_ns, f"näht\n{time_ns}", "me", 1, 2, {"x": [1.5]}) for time_ns in range(3)
+    ]
+
+    for note in notes:
+        append_annotation(tmp_path, note)
+
+    assert read_annotations(tmp_path) == notes
+
+
+def test_a_line_that_was_cut_short_spoils_no_other(tmp_path: Path) -> None:
+    """The next one begins on a line of its own."""
+    (tmp_path / ANNOTATIONS).write_bytes(b'{"id": "half')
+
+    append_annotation(tmp_path, Annotation("a", 1, "whole"))
+
+    assert [note.text for note in read_annotations(tmp_path)] == ["whole"]
+
+
+def test_several_note_at_once(tmp_path: Path) -> None:
+    """No line is lost or mixed with another."""
+
+    def note(writer: int) -> None:
+        for number in range(20):
+            append_annotation(tmp_path, Annotation(f"{writer}-{number}", number, "x" * 1000))
+
+    threads = [threading.Thread(target=note, args=(writer,)) for writer in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    assert len({found.id for found in read_annotations(tmp_path)}) == 80
+
+
+def test_attributes_that_are_no_json_are_refused(tmp_path: Path) -> None:
+    """Before anything is written."""
+    with pytest.raises(InvalidEvent):
+        append_annotation(tmp_path, Annotation("a", 1, "x", attrs={"path": Path("x")}))
+
+    assert read_annotations(tmp_path) == []
