@@ -4,8 +4,10 @@ FUZZ_S ?= 600
 VENV := .venv
 BIN := $(VENV)/bin
 COMPAT := .venv-compat
+TRACKERS := .venv-trackers
+REAL_RUNS := $(or $(STEPTAPE_REAL_RUNS),../shared/runs)
 READY := $(VENV)/.ready
-ROOMS := store rules recorder replay api
+ROOMS := store rules recorder importers replay api
 CODE := $(ROOMS) $(wildcard *.py) examples tests $(wildcard benchmarks)
 
 # What libFuzzer is told: how long, and what counts as too slow, too large and too long.
@@ -32,9 +34,12 @@ demo: $(READY)  ## Train on real data, backtest rules on it, train again under t
 test: $(READY)  ## Run the tests
 	$(BIN)/python -m pytest
 
-compat: $(READY) $(COMPAT)/.ready  ## Compare every firing with the real trainer controller of fms-hf-tuning
+compat: $(READY) $(COMPAT)/.ready $(TRACKERS)/.ready  ## Compare firings with the real trainer controller, and imports with real trackers
 	HF_HUB_OFFLINE=1 PYTHONPATH=tests $(COMPAT)/bin/python -W ignore -m compat.upstream
 	PYTHONPATH=tests $(BIN)/python -m compat.comparison
+	rm -rf .trackers
+	HF_HUB_OFFLINE=1 WANDB_SILENT=true PYTHONPATH=tests $(TRACKERS)/bin/python -W ignore -m trackers.writing .trackers $(REAL_RUNS)
+	PYTHONPATH=tests $(BIN)/python -m trackers.comparison .trackers
 
 $(COMPAT)/.ready: tests/compat/requirements.txt
 	$(PYTHON) -m venv $(COMPAT)
@@ -42,16 +47,22 @@ $(COMPAT)/.ready: tests/compat/requirements.txt
 	$(COMPAT)/bin/python -m pip install --quiet --no-deps fms-hf-tuning==3.2.2
 	@touch $@
 
+$(TRACKERS)/.ready: tests/trackers/requirements.txt
+	$(PYTHON) -m venv $(TRACKERS)
+	$(TRACKERS)/bin/python -m pip install --quiet --requirement tests/trackers/requirements.txt
+	@touch $@
+
 lint: $(READY)  ## Check style, format and types
 	$(BIN)/ruff check $(CODE)
 	$(BIN)/ruff format --check $(CODE)
 	MYPYPATH=$(VENV)/typing $(BIN)/mypy $(addprefix -p steptape.,$(ROOMS) examples) -m steptape.cli -m steptape.demo
 
-fuzz: $(READY)  ## Fuzz the readers of policies, rules and tests, FUZZ_S seconds each
+fuzz: $(READY)  ## Fuzz the readers of policies, rules, tests and past runs, FUZZ_S seconds each
 	$(BIN)/python -m pip install --quiet --editable '.[fuzz]'
 	$(BIN)/python tests/fuzz/fuzz_rules.py policy .fuzz/policy rules/policies $(FUZZ)
 	$(BIN)/python tests/fuzz/fuzz_rules.py rule .fuzz/rule tests/fuzz/seeds/rule $(FUZZ)
 	$(BIN)/python tests/fuzz/fuzz_rules.py tests .fuzz/tests rules/policies $(FUZZ)
+	PYTHONPATH=tests $(BIN)/python tests/fuzz/fuzz_importers.py $(FUZZ_S) $(REAL_RUNS) $(wildcard .trackers)
 
 fuzz-api: $(READY)  ## Fuzz the HTTP API from its OpenAPI document, 5,000 requests and more
 	$(BIN)/python tests/fuzz/fuzz_api.py 5000
@@ -61,4 +72,4 @@ format: $(READY)  ## Rewrite the code in the project's format
 	$(BIN)/ruff format $(CODE)
 
 clean:  ## Remove the environment and what tools left behind
-	rm -rf $(VENV) $(COMPAT) build *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis .fuzz
+	rm -rf $(VENV) $(COMPAT) $(TRACKERS) .trackers build *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis .fuzz

@@ -20,6 +20,7 @@ from .cli_options import (
     user_cache,
 )
 from .console import print_json, print_table, reading_runs, say
+from .import_command import imported_history
 from .replay import (
     BASELINES,
     COMPARISON_HEADINGS,
@@ -53,6 +54,10 @@ def backtest(
     ],
     runs: Annotated[list[str] | None, typer.Argument(metavar="RUN...", help="Runs to judge it on.")] = None,
     store: StoreOption = None,
+    history: Annotated[
+        list[Path] | None,
+        typer.Option(metavar="PATH", help="Judge it on other tools' logs there: they are imported into a cache."),
+    ] = None,
     objective: Annotated[
         str | None, typer.Option(metavar="METRIC", help="The evaluation metric that runs are judged by.")
     ] = None,
@@ -87,7 +92,7 @@ def backtest(
         raise typer.BadParameter("--mode says which way a metric is better: name it with --objective")
     declared = declared_objective(objective, mode) if objective else None
     loaded = _policy(policy, settings, declared)
-    chosen, problems = runs_chosen(runs, store)
+    chosen, problems = runs_chosen(runs, store) if history is None else imported_history(history)
     complain_of(problems)
     compared = _baselines(baselines or (["all"] if html else []))
     began_s = time.monotonic()

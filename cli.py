@@ -28,6 +28,7 @@ from .cli_options import (
 from .console import complain, print_json, print_rows, print_table, say
 from .difference_command import diff
 from .doctor_command import doctor
+from .import_command import import_runs
 from .policy_commands import check, run_tests
 from .replay import (
     Replay,
@@ -148,6 +149,9 @@ def replay(
             print_json(judged.to_json())
     else:
         _print_replay(replayed)
+
+
+app.command("import")(import_runs)
 
 
 app.command()(backtest)

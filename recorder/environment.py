@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any, Final
 
-from .redaction import redacted_arguments
+from ..store.redaction import redacted_arguments
 
 #: Packages whose version matters to a training run, looked up only when the loop has loaded them.
 PACKAGES: Final = ("torch", "transformers", "lightning", "accelerate", "numpy")

@@ -16,6 +16,7 @@ from typing import Any, Final, Literal, Self, TypeVar
 
 from ..rules import Effect, Outcome, Policy, load_policy
 from ..store.errors import InvalidEvent, TelemetryError
+from ..store.redaction import redacted
 from ..store.run_info import RunInfo, write_run_info
 from ..store.syncing import SYNC_EVERY_S
 from .batch_samples import SampleChoice
@@ -27,7 +28,6 @@ from .late_values import VALUE_LAG
 from .opening import ResumePoint
 from .planning import declared, declared_plan
 from .ranks import this_rank
-from .redaction import redacted
 from .repeated_steps import RepeatedSteps
 from .steering import Steering
 from .tape import Tape

@@ -21,7 +21,8 @@ def expendable(
     Args:
         entries: All runs of a store.
         now: UTC, without a zone, as summaries have it.
-        older_than: Runs that ended (or, crashed, were last heard of) longer ago than this go.
+        older_than: Runs that ended (or, crashed, were last heard of) longer ago than this go. An imported run whose
+            source does not say when it was has no age.
         keep_last: Of all runs, so many of the newest stay, whatever their age.
     """
     ordered = sorted(entries, key=lambda entry: (entry.summary.started, entry.summary.run_id))
@@ -30,7 +31,8 @@ def expendable(
     return [
         entry
         for entry in ordered
-        if not entry.snapshot.is_live and (older_than is None or now - _last_heard_of(entry) > older_than)
+        if not entry.snapshot.is_live
+        and (older_than is None or (_has_age(entry) and now - _last_heard_of(entry) > older_than))
     ]
 
 
@@ -51,6 +53,10 @@ def delete_run(folder: Path) -> None:
         shutil.rmtree(doomed)
     except OSError as error:
         raise TelemetryError(f"the run cannot be deleted ({error})", where=str(folder)) from error
+
+
+def _has_age(entry: Entry) -> bool:
+    return entry.snapshot.info.attempts[0].started_ns > 0
 
 
 def _last_heard_of(entry: Entry) -> datetime:

@@ -67,6 +67,7 @@ class JournalWriter:
     Args:
         folder: The run's folder, which exists.
         run_id, attempt, rank: Whose events these are.
+        first_seq: ``seq`` of the first event, where a finished log is gone on with.
         writer: What identifies the process (host, boot id, pid); kept in each segment's header.
         segment_bytes: Size from which a segment is closed and the next one begun.
         on_segment_closed: Called with the path of each segment that is closed before the end. Must not raise.
@@ -86,6 +87,7 @@ class JournalWriter:
         run_id: str,
         attempt: int = 0,
         rank: int = 0,
+        first_seq: int = 0,
         writer: dict[str, Any] | None = None,
         segment_bytes: int = SEGMENT_BYTES,
         on_segment_closed: Callable[[Path], None] | None = None,
@@ -109,7 +111,7 @@ class JournalWriter:
         self._layouts: dict[_Key, tuple[int, struct.Struct]] = {}
         self._kept_layouts: dict[_Key, tuple[int, struct.Struct]] = {}
         self._layout_count = 0
-        self.seq = 0
+        self.seq = first_seq
         self._open_segment()
         if durability == "power":
             self._syncer = Syncer(sync_every_s, on_sync_failed)

@@ -87,6 +87,8 @@ class RunInfo:
         group, tags: The user's own sorting.
         config: Hyper-parameters and the like, secrets redacted.
         attempts: In order; at least one.
+        source: What it was imported from: ``kind``, ``path``, ``sha256``, and as ``problem`` what could not be read of
+            it; None when it was recorded here.
     """
 
     run_id: str
@@ -95,6 +97,7 @@ class RunInfo:
     group: str | None = None
     tags: tuple[str, ...] = ()
     config: dict[str, Any] = field(default_factory=dict)
+    source: dict[str, Any] | None = None
 
     @property
     def last(self) -> Attempt:
@@ -146,6 +149,7 @@ def _info_from(document: dict[str, Any]) -> RunInfo:
         group=_typed(document, "group", str),
         tags=tuple(str(tag) for tag in _typed(document, "tags", list) or ()),
         config=_typed(document, "config", dict) or {},
+        source=_typed(document, "source", dict),
     )
 
 

@@ -67,7 +67,7 @@ def summarize(snapshot: Snapshot) -> RunSummary:
     info, last = snapshot.info, snapshot.info.last
     steps, ended_ns = last.steps, last.ended_ns
     last_ns = ended_ns
-    if steps is None or last_ns is None:
+    if steps is None:
         steps, last_ns = _progress(snapshot, info.attempts[0].started_ns)
     started_ns = info.attempts[0].started_ns
     return RunSummary(
@@ -78,7 +78,7 @@ def summarize(snapshot: Snapshot) -> RunSummary:
         status=snapshot.status,
         started=_utc(started_ns),
         ended=None if ended_ns is None else _utc(ended_ns),
-        duration_s=(last_ns - started_ns) / 1e9,
+        duration_s=((last_ns or started_ns) - started_ns) / 1e9,
         steps=steps,
         planned_steps=last.plan.max_steps(),
         attempts=len(info.attempts),

@@ -19,7 +19,7 @@ from steptape.store.run_info import write_run_info
 from steptape.store.sealing import seal
 
 #: Programs and cases, of which one program runs in another environment.
-collect_ignore_glob = ["compat/*"]
+collect_ignore_glob = ["compat/*", "trackers/*"]
 
 #: 2026-01-02 03:04:05 UTC.
 STARTED_NS = 1_767_323_045_000_000_000

@@ -12,13 +12,14 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-ROOMS = ("store", "rules", "recorder", "replay", "api")
+ROOMS = ("store", "rules", "recorder", "importers", "replay", "api")
 
 #: The rooms that each room may import, itself aside.
 MAY_IMPORT = {
     "store": set(),
     "rules": {"store"},
     "recorder": {"rules", "store"},
+    "importers": {"store"},
     "replay": {"rules", "store"},
     "api": {"replay", "rules", "store"},
     "examples": {"recorder"},
@@ -28,7 +29,8 @@ MAY_IMPORT = {
 #: an error too.
 OWNERS = {
     "duckdb": {"store"},
-    "pyarrow": {"store"},
+    # Importers read tables with it that other tools exported.
+    "pyarrow": {"store", "importers"},
     # Rules add up long windows with it, in the order of `rules/reductions.py`; the engine itself loads without it.
     # A sweep asks a rule at all events at once, over numpy's arrays.
     "numpy": {"store", "rules", "replay"},
@@ -51,6 +53,7 @@ OWNERS = {
         "cli_options",
         "difference_command",
         "doctor_command",
+        "import_command",
         "policy_commands",
         "sweep_command",
         "tail_command",

@@ -94,3 +94,13 @@ def test_what_is_no_run_is_not_deleted(tmp_path: Path) -> None:
     with pytest.raises(NotARun):
         delete_run(tmp_path / "precious")
     assert (tmp_path / "precious").exists()
+
+
+def test_an_imported_run_that_does_not_say_when_it_was_is_never_too_old(
+    dated: Callable[[int], Path], store_path: Path
+) -> None:
+    """Its source has no clock: the day is unknown, not 1970."""
+    dated(0)
+    entries, _ = open_store(store_path).entries()
+
+    assert expendable(entries, now=EPOCH + timedelta(days=40), older_than=timedelta(days=1)) == []

@@ -1,0 +1,94 @@
+"""What a source has that its run has not: stored events and the source's facts in, new facts out."""
+
+from __future__ import annotations
+
+import itertools
+import struct
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from typing import TypeAlias
+
+from ..store import Event, TelemetryError
+from ..store.event_json import encoded_attrs
+from .source import Fact
+
+#: Where a value stands, its name and its bits; of an event without values its attributes.
+_Cell: TypeAlias = tuple[int, str, int, str, bytes]
+
+
+class SourceRewritten(TelemetryError):
+    """A source no longer says what was imported from it."""
+
+
+def news_of(stored: Iterable[Event], facts: Iterator[Fact], where: str) -> Iterator[Fact]:
+    """The facts that are not stored yet, in the order of the source.
+
+    Usually the source begins with everything that is stored. It need not: values that reached a file late, or out of
+    order, are found wherever they stand, and a row that was read half-written is completed by the rest of its values.
+
+    Raises:
+        SourceRewritten: A stored value is not in the source any more.
+        TelemetryError: Of the source itself.
+    """
+    held = iter(stored)
+    rest: list[Event] = []
+    first: list[Fact] = []
+    for event in held:
+        fact = next(facts, None)
+        if fact is None or not _is_same(event, fact):
+            rest = [event, *held]
+            first = [] if fact is None else [fact]
+            break
+    if not rest:
+        yield from facts
+        return
+    missing: Counter[_Cell] = Counter(cell for event in rest for cell in _cells(event.attempt, event))
+    kept = [fact for each in itertools.chain(first, facts) if (fact := _unseen(each, missing)) is not None]
+    lost = next((cell for cell, count in missing.items() if count > 0 and cell[3]), None)
+    if lost is not None:
+        _, _, step, name, bits = lost
+        raise SourceRewritten(
+            f"the source does not say any more that {name!r} was {struct.unpack('<d', bits)[0]} at step {step}",
+            where=where,
+            fix="The run is left as it is. To import the source anew, delete the run first",
+        )
+    yield from kept
+
+
+def _is_same(event: Event, fact: Fact) -> bool:
+    return (
+        event.step == fact.step
+        and event.kind == fact.kind
+        and event.attempt == fact.attempt
+        and len(event.metrics) == len(fact.metrics)
+        and all(name in event.metrics and _bits(event.metrics[name]) == _bits(v) for name, v in fact.metrics.items())
+        and (bool(fact.metrics) or _attrs(event) == _attrs(fact))
+    )
+
+
+def _bits(value: float) -> bytes:
+    return struct.pack("<d", value)
+
+
+def _attrs(entry: Event | Fact) -> bytes:
+    return encoded_attrs(entry.attrs).encode()
+
+
+def _cells(attempt: int, entry: Event | Fact) -> Iterator[_Cell]:
+    for name, value in entry.metrics.items():
+        yield attempt, entry.kind, entry.step, name, _bits(value)
+    if not entry.metrics:
+        yield attempt, entry.kind, entry.step, "", _attrs(entry)
+
+
+def _unseen(fact: Fact, missing: Counter[_Cell]) -> Fact | None:
+    """The fact with those of its values that are not stored; None when all are."""
+    unseen = {}
+    for cell in _cells(fact.attempt, fact):
+        if missing[cell] > 0:
+            missing[cell] -= 1
+        elif cell[3]:
+            unseen[cell[3]] = fact.metrics[cell[3]]
+        else:
+            return fact
+    return fact._replace(metrics=unseen) if unseen else None

@@ -1,0 +1,222 @@
+"""Importing: paths of other tools' logs in, runs of a store out, and a word on each."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from itertools import chain
+from pathlib import Path
+from typing import Any, Final
+
+from ..store import RunInfo, TelemetryError, open_run
+from ..store.run_info import read_run_info
+from .discovery import Source
+from .growth import news_of
+from .names import with_names
+from .run_writing import Course, Courses, write_grown, write_new
+from .source import ImportedRun, ReadOptions, UnreadableSource
+from .storable import storable, storable_config, storable_time
+
+#: A run id that an import makes: when the run began, where that is known, and what it was made from.
+_IMPORTED: Final = re.compile(r"(?:\d{8}T\d{6}|import)-([0-9a-f]{10})")
+
+
+class State(StrEnum):
+    """What an import did to a run."""
+
+    NEW = "new"
+    GROWN = "grown"
+    UNCHANGED = "unchanged"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of one run of a source, or of a source that tells none.
+
+    Attributes:
+        state: What was done.
+        kind: The source's kind.
+        path: The source.
+        run_id, name: The run; empty where nothing was imported.
+        events: Events that were written.
+        steps: The highest step of the run.
+        problem: What could not be read; everything else was.
+    """
+
+    state: State
+    kind: str
+    path: Path
+    run_id: str = ""
+    name: str = ""
+    events: int = 0
+    steps: int = 0
+    problem: str | None = None
+
+
+def import_source(store: Path, source: Source, options: ReadOptions, known: dict[str, Path]) -> Iterator[Outcome]:
+    """Import the runs of a source.
+
+    Nothing of a source makes this raise: what is wrong is told in the outcomes.
+
+    Args:
+        store: The store's folder, which is there.
+        source: What to import.
+        options: What a person said about it.
+        known: Folders of imported runs by what they were made from, as ``imported_runs`` lists them; updated.
+
+    Raises:
+        OSError: The store cannot be written.
+    """
+    try:
+        digest = source.digest()
+        for run in source.reader.read(source.files, options):
+            yield _import_run(store, source, run, digest, known, options.renamed)
+    except TelemetryError as error:
+        yield Outcome(State.FAILED, source.reader.kind, source.path, problem=str(_with_place(error, source)))
+
+
+def imported_runs(store: Path) -> dict[str, Path]:
+    """The folders of imported runs, by what they were made from."""
+    with os.scandir(store) as entries:
+        return {match[1]: Path(entry) for entry in entries if (match := _IMPORTED.fullmatch(entry.name))}
+
+
+def import_sources(
+    store: Path,
+    sources: Sequence[Source],
+    options: ReadOptions,
+    on_source: Callable[[Source], object] | None = None,
+) -> Iterator[Outcome]:
+    """Import sources into a store, which is made if it is not there. One import at a time writes into a store.
+
+    Args:
+        store: The store's folder.
+        sources: What to import.
+        options: What a person said about them.
+        on_source: Told of each source when it is done.
+
+    Raises:
+        TelemetryError: The store cannot be written.
+    """
+    try:
+        store.mkdir(parents=True, exist_ok=True)
+        with _turn(store):
+            known = imported_runs(store)
+            for source in sources:
+                yield from import_source(store, source, options, known)
+                if on_source is not None:
+                    on_source(source)
+    except OSError as error:
+        raise TelemetryError(f"cannot be written ({error.strerror or error})", where=str(store)) from None
+
+
+@contextmanager
+def _turn(store: Path) -> Iterator[None]:
+    """Hold the lock that one import of a store has at a time; it ends with the process."""
+    fd = os.open(store, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(fd)
+
+
+def _import_run(
+    store: Path, source: Source, run: ImportedRun, digest: str, known: dict[str, Path], renamed: Mapping[str, str]
+) -> Outcome:
+    identity = source.identity(run.identity)
+    provenance: dict[str, Any] = {"kind": source.reader.kind, "path": storable(str(source.path)), "sha256": digest}
+    run = replace(run, started_ns=storable_time(run.started_ns), ended_ns=storable_time(run.ended_ns))
+    folder = known.get(identity)
+    try:
+        if folder is not None:
+            return _grow(folder, source, run, provenance)
+        facts = with_names(run.facts, renamed)
+        return _make(store, identity, source, replace(run, facts=facts), provenance | {"renamed": dict(renamed)}, known)
+    except TelemetryError as error:
+        return Outcome(State.FAILED, source.reader.kind, source.path, problem=str(_with_place(error, source)))
+
+
+def _make(
+    store: Path, identity: str, source: Source, run: ImportedRun, provenance: dict[str, Any], known: dict[str, Path]
+) -> Outcome:
+    first = next(run.facts, None)
+    if first is None:
+        raise UnreadableSource("the source tells no event")
+    began_ns = run.started_ns or first.time_ns
+    run_id = f"{_stamp(began_ns)}-{identity}"
+    info = {
+        "name": storable(run.name or source.name + (f"-{int(run.identity) + 1}" if run.identity.isdecimal() else "")),
+        "group": storable(run.group),
+        "tags": tuple(map(storable, run.tags)),
+        "config": storable_config(run.config),
+        "source": provenance,
+    }
+    folder = store / run_id
+    courses, told = write_new(folder, run_id, run, chain((first,), run.facts), info)
+    known[identity] = folder
+    return _outcome(State.NEW, source, told, courses, courses.events)
+
+
+def _grow(folder: Path, source: Source, run: ImportedRun, provenance: dict[str, Any]) -> Outcome:
+    info = read_run_info(folder)
+    before = info.source or {}
+    if before.get("sha256") == provenance["sha256"]:
+        problem = before.get("problem")
+        return Outcome(
+            State.UNCHANGED, source.reader.kind, source.path, info.run_id, info.name, 0, info.last.steps or 0, problem
+        )
+    provenance["renamed"] = before.get("renamed") or {}
+    stored = list(open_run(folder).events(attempts="all"))
+    courses = _courses_of(stored, info)
+    count = courses.events
+    # Whether the source says something else now shows before its first news; then the run is not touched.
+    named = with_names(run.facts, provenance["renamed"])
+    news = news_of(stored, named, f"{source.path} ({info.run_id})")
+    first = next(news, None)
+    facts = news if first is None else chain((first,), news)
+    told = write_grown(folder, replace(info, source=provenance), run, facts, courses)
+    added = courses.events - count
+    return _outcome(State.GROWN if added else State.UNCHANGED, source, told, courses, added)
+
+
+def _courses_of(stored: Sequence[Any], info: RunInfo) -> Courses:
+    """What the attempts of a run came to when it was imported last."""
+    courses = Courses()
+    for event in stored:
+        course = courses.by_attempt.setdefault(event.attempt, Course(event.attempt, 0, event.step, event.step))
+        course.events += 1
+        course.steps = max(course.steps, event.step)
+        course.ended_ns = max(course.ended_ns, event.time_ns)
+    for attempt in info.attempts:
+        if attempt.attempt in courses.by_attempt:
+            courses.by_attempt[attempt.attempt].started_ns = attempt.started_ns
+    return courses
+
+
+def _outcome(state: State, source: Source, told: RunInfo, courses: Courses, events: int) -> Outcome:
+    steps = max(course.steps for course in courses.by_attempt.values())
+    problem = None if courses.problem is None else str(_with_place(courses.problem, source))
+    return Outcome(state, source.reader.kind, source.path, told.run_id, told.name, events, steps, problem)
+
+
+def _with_place(error: TelemetryError, source: Source) -> TelemetryError:
+    """The error with the source as its place, where a reader named none."""
+    if error.where:
+        return error
+    return UnreadableSource(error.what, where=str(source.path), got=error.got, fix=error.fix)
+
+
+def _stamp(time_ns: int) -> str:
+    """The time in a run id, or what stands for an unknown one."""
+    try:
+        return time.strftime("%Y%m%dT%H%M%S", time.gmtime(time_ns // 1_000_000_000)) if time_ns > 0 else "import"
+    except (OverflowError, ValueError, OSError):
+        return "import"

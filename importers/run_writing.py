@@ -1,0 +1,220 @@
+"""Facts in, a run's folder out: journal, ``run.json``, Parquet.
+
+A new run is written beside the store's runs and renamed when it is whole. A grown one gets the journal of what is new,
+as a recorder's would be; readers see it like a live run's.
+"""
+
+from __future__ import annotations
+
+import shutil
+import struct
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Final
+
+from ..store import Attempt, RunInfo, TelemetryError
+from ..store.digests import DIGESTS_JSON
+from ..store.event_json import encoded_attrs
+from ..store.events import KINDS
+from ..store.journal import JournalWriter
+from ..store.run_info import write_run_info
+from ..store.sealing import seal
+from .source import Fact, ImportedRun, UnreadableSource
+from .storable import storable
+
+_UNKNOWN: Final = float("nan")
+
+
+@dataclass(slots=True)
+class Course:
+    """What the events of an attempt come to, as far as ``run.json`` tells it.
+
+    Attributes:
+        attempt: Its number.
+        events: How many it has.
+        first_step: The step of its first event.
+        steps: The highest step.
+        started_ns, ended_ns: Wall clock of its first and last event that has one; 0 when none has.
+    """
+
+    attempt: int
+    events: int = 0
+    first_step: int = 0
+    steps: int = 0
+    started_ns: int = 0
+    ended_ns: int = 0
+
+
+@dataclass(slots=True)
+class Courses:
+    """The courses of a run's attempts, and what stopped the source from telling more."""
+
+    by_attempt: dict[int, Course] = field(default_factory=dict)
+    problem: TelemetryError | None = None
+
+    @property
+    def events(self) -> int:
+        """Events of all attempts."""
+        return sum(course.events for course in self.by_attempt.values())
+
+    def attempts(self, run: ImportedRun) -> tuple[Attempt, ...]:
+        """The attempts as ``run.json`` lists them.
+
+        How an attempt ended that another one followed is not known but that it did; of the last one the source may say
+        it. An attempt goes on from what came before the first step that it logged.
+        """
+        courses = sorted((number, course) for number, course in self.by_attempt.items() if course.events)
+        last = courses[-1][0]
+        entries: list[Attempt] = []
+        for number, course in courses:
+            entry = Attempt(
+                number,
+                "interrupted" if number < last else run.status or "completed",
+                (run.started_ns if number == 0 else None) or course.started_ns,
+                (run.ended_ns if number == last else None) or course.ended_ns or None,
+                plan=run.plan,
+                steps=course.steps,
+                failure=run.failure if number == last else None,
+            )
+            if entries:
+                entry = replace(entry, parent=entries[-1].attempt, from_step=course.first_step - 1)
+            entries.append(entry)
+        return tuple(entries)
+
+
+def write_new(
+    folder: Path, run_id: str, run: ImportedRun, facts: Iterable[Fact], info: dict[str, Any]
+) -> tuple[Courses, RunInfo]:
+    """Write a whole run, or nothing.
+
+    Args:
+        folder: Its folder, which is not there.
+        run_id: Its id.
+        run: What the source says of it.
+        facts: Its facts.
+        info: Name, group, tags, config and source, as ``RunInfo`` takes them.
+
+    Raises:
+        TelemetryError: The source tells no event, or none that a run can hold.
+    """
+    aside = folder.with_name(f".{run_id}.importing")
+    shutil.rmtree(aside, ignore_errors=True)
+    aside.mkdir(parents=True)
+    try:
+        courses = Courses()
+        append_facts(aside, run_id, facts, courses, run.started_ns)
+        if not courses.events:
+            raise courses.problem or UnreadableSource("the source tells no event")
+        told = _told(RunInfo(run_id, attempts=courses.attempts(run), **info), courses)
+        write_run_info(aside, told)
+        seal(aside)
+        aside.rename(folder)
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+    return courses, told
+
+
+def write_grown(folder: Path, known: RunInfo, run: ImportedRun, news: Iterable[Fact], courses: Courses) -> RunInfo:
+    """Add to a run what its source tells anew.
+
+    Digests are taken of what has ended; what grows had not, so they are taken again.
+
+    Args:
+        folder: The run's folder.
+        known: Its ``run.json``, with the source as it is now.
+        run: What the source says of it now.
+        news: The new facts, those of an attempt together.
+        courses: Of what is there; updated.
+    """
+    (folder / DIGESTS_JSON).unlink(missing_ok=True)
+    append_facts(folder, known.run_id, news, courses, run.started_ns)
+    told = _told(replace(known, attempts=courses.attempts(run)), courses)
+    write_run_info(folder, told)
+    seal(folder)
+    return told
+
+
+def _told(info: RunInfo, courses: Courses) -> RunInfo:
+    """With what is wrong with the source, so that importing it again says so again."""
+    problem = None if courses.problem is None else storable(str(courses.problem))
+    return replace(info, source={**(info.source or {}), "problem": problem})
+
+
+def append_facts(
+    folder: Path, run_id: str, facts: Iterable[Fact], courses: Courses, started_ns: int | None = None
+) -> None:
+    """Write facts behind those that the courses count. An error of the source ends them and is kept in the courses.
+
+    Raises:
+        OSError: The journal cannot be written.
+    """
+    writer: JournalWriter | None = None
+    course = Course(-1)
+    checked: set[tuple[str, tuple[str, ...]]] = set()
+    try:
+        for fact in _until_error(facts, courses):
+            if writer is None or fact.attempt != course.attempt:
+                if writer is not None:
+                    writer.close()
+                course = _course(courses, fact, started_ns)
+                writer = JournalWriter(folder, run_id=run_id, attempt=fact.attempt, first_seq=course.events)
+            names = tuple(fact.metrics)
+            if (fact.kind, names) not in checked:
+                _check(fact.kind, names)
+                checked.add((fact.kind, names))
+            elapsed_ns = fact.elapsed_ns
+            if elapsed_ns is None:
+                elapsed_ns = max(0, fact.time_ns - course.started_ns) if fact.time_ns and course.started_ns else 0
+            writer.append(
+                fact.kind,
+                names,
+                tuple(fact.metrics.values()),
+                step=fact.step,
+                epoch=_UNKNOWN if fact.epoch is None else fact.epoch,
+                time_ns=fact.time_ns,
+                elapsed_ns=elapsed_ns,
+                attrs=encoded_attrs(fact.attrs).encode() if fact.attrs else b"",
+            )
+            course.events += 1
+            course.steps = max(course.steps, fact.step)
+            course.started_ns = course.started_ns or fact.time_ns
+            course.ended_ns = max(course.ended_ns, fact.time_ns)
+    except TelemetryError as error:
+        courses.problem = error
+    except (struct.error, RecursionError) as error:
+        courses.problem = UnreadableSource(f"an event of it fits into no log ({error})")
+    finally:
+        if writer is not None:
+            writer.close()
+
+
+def _course(courses: Courses, fact: Fact, started_ns: int | None) -> Course:
+    """The course of a fact's attempt; a first attempt's clock starts when the source says that the run did."""
+    known = courses.by_attempt.get(fact.attempt)
+    if known is None:
+        began_ns = started_ns if fact.attempt == 0 and started_ns and started_ns <= fact.time_ns else fact.time_ns
+        known = Course(fact.attempt, first_step=fact.step, steps=fact.step, started_ns=began_ns)
+        courses.by_attempt[fact.attempt] = known
+    return known
+
+
+def _until_error(facts: Iterable[Fact], courses: Courses) -> Iterator[Fact]:
+    try:
+        yield from facts
+    except TelemetryError as error:
+        courses.problem = error
+
+
+def _check(kind: str, names: tuple[str, ...]) -> None:
+    """Refuse what a log cannot hold.
+
+    Raises:
+        UnreadableSource: The kind is unknown, or a name is no text.
+    """
+    if kind not in KINDS:
+        raise UnreadableSource("a reader told of an event of an unknown kind", got=kind)
+    try:
+        "".join(names).encode()
+    except UnicodeEncodeError:
+        raise UnreadableSource("the name of a metric is no text: half a surrogate pair") from None

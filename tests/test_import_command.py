@@ -1,0 +1,187 @@
+"""``steptape import``: what is printed, which status it ends with, and how it keeps up with logs that grow."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from event_files import losses, write_events
+
+from steptape.store import open_store
+
+Call = Callable[..., subprocess.CompletedProcess[str]]
+
+COMMAND = (sys.executable, "-m", "steptape.cli")
+NAME = "events.out.tfevents.1767323045.host"
+
+
+@pytest.fixture
+def call(tmp_path: Path) -> Call:
+    """Runs ``steptape`` with the arguments, in the test's folder."""
+
+    def run(*arguments: object) -> subprocess.CompletedProcess[str]:
+        command = [*COMMAND, *map(str, arguments)]
+        return subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path, timeout=120)
+
+    return run
+
+
+@pytest.fixture
+def logs(tmp_path: Path) -> Path:
+    """A folder of two logs and a file that is none."""
+    folder = tmp_path / "logs"
+    write_events(folder / "a" / NAME, losses([1.0, 0.5]))
+    (folder / "metrics.csv").write_text("step,loss\n1,0.5\n")
+    (folder / "notes.md").write_text("nothing")
+    return folder
+
+
+def documents(result: subprocess.CompletedProcess[str]) -> list[dict[str, Any]]:
+    """What was printed with ``--json``."""
+    return [json.loads(line) for line in result.stdout.splitlines()]
+
+
+def test_a_folder_of_logs_becomes_runs_and_a_summary(call: Call, logs: Path, tmp_path: Path) -> None:
+    """A line a run, and how many there were."""
+    result = call("import", "auto", logs, "--store", "runs")
+
+    assert (result.returncode, result.stderr) == (0, "")
+    assert result.stdout.splitlines()[-1] == "2 runs: 2 new"
+    assert [run.info.name for run in open_store(tmp_path / "runs")] == ["a", "logs"]
+
+
+def test_importing_again_says_that_nothing_changed(call: Call, logs: Path) -> None:
+    """For programs, an object a run."""
+    call("import", "auto", logs, "--store", "runs")
+
+    result = call("import", "auto", logs, "--store", "runs", "--json")
+
+    assert [(doc["state"], doc["events"], doc["kind"]) for doc in documents(result)] == [
+        ("unchanged", 0, "table"),
+        ("unchanged", 0, "tensorboard"),
+    ]
+
+
+def test_what_cannot_be_read_is_named_and_the_rest_is_imported(call: Call, logs: Path) -> None:
+    """On stderr, with status 1."""
+    (logs / "trainer_state.json").write_text('{"log_history": [')
+
+    result = call("import", "auto", logs, "missing", "--store", "runs")
+
+    assert result.returncode == 1
+    assert "warning: missing: no such file or folder" in result.stderr
+    assert "logs: this is no JSON" in result.stderr.replace("/trainer_state.json", "")
+    assert result.stdout.splitlines()[-1] == "2 runs: 2 new, 2 failed"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("nonsense", "."), "nothing reads this kind; got 'nonsense'"),
+        (("auto", ".", "--pattern", "x"), "say 'text' instead of 'auto'"),
+        (("text", "logs/metrics.csv", "--pattern", "("), "--pattern is no regular expression"),
+    ],
+)
+def test_a_wrong_command_line_is_told(call: Call, logs: Path, arguments: tuple[str, ...], said: str) -> None:
+    """With what to write instead."""
+    result = call("import", *arguments, "--store", "runs")
+
+    assert logs.is_dir()
+    assert result.returncode != 0
+    assert said in result.stderr.replace("\n", " ").replace("│ ", "")
+
+
+def test_nothing_to_import_is_no_success(call: Call, tmp_path: Path) -> None:
+    """Status 1, and a sentence."""
+    (tmp_path / "notes.md").write_text("nothing")
+
+    result = call("import", "auto", tmp_path, "--store", tmp_path / "runs")
+
+    assert result.returncode == 1
+    assert "no reader knows any of its 1 files" in result.stderr
+
+
+def test_follow_keeps_up_with_a_log_that_grows(tmp_path: Path, logs: Path) -> None:
+    """Until Ctrl-C, which is how it ends."""
+    command = [*COMMAND, "import", "auto", str(logs), "--store", str(tmp_path / "runs"), "--follow", "--json"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        first = [json.loads(process.stdout.readline()) for _ in range(2)]
+        with open(logs / "metrics.csv", "a") as file:
+            file.write("2,0.4\n3,0.")
+        grown = json.loads(process.stdout.readline())
+        process.send_signal(signal.SIGINT)
+
+    assert process.returncode == 0
+    assert [doc["state"] for doc in first] == ["new", "new"]
+    assert (grown["state"], grown["events"], grown["steps"]) == ("grown", 1, 2)
+
+
+READER = """
+from steptape.importers import Fact, ImportedRun, SingleFile
+
+class MyReader(SingleFile):
+    kind = "mine"
+    title = "files of mine"
+
+    def recognises(self, path, head):
+        return head.startswith(b"MINE")
+
+    def read(self, files, options):
+        numbers = files[0].read_text().split()[1:]
+        yield ImportedRun(Fact("step_end", step, {"loss": float(text)}) for step, text in enumerate(numbers, start=1))
+"""
+
+
+def test_a_reader_of_another_package_is_found_by_its_entry_point(tmp_path: Path) -> None:
+    """By its kind, and by ``auto``."""
+    package = tmp_path / "site"
+    (package / "mine-1.dist-info").mkdir(parents=True)
+    (package / "mine.py").write_text(READER)
+    (package / "mine-1.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: mine\nVersion: 1\n")
+    (package / "mine-1.dist-info" / "entry_points.txt").write_text("[steptape.importers]\nmine = mine:MyReader\n")
+    (tmp_path / "x.log").write_text("MINE 0.5 0.25")
+
+    results = [
+        subprocess.run(
+            [*COMMAND, "import", kind, "x.log", "--store", "runs", "--json"],
+            capture_output=True,
+            text=True,
+            check=True,
+            cwd=tmp_path,
+            env={**os.environ, "PYTHONPATH": str(package)},
+        )
+        for kind in ("auto", "mine")
+    ]
+
+    assert [(doc["kind"], doc["state"], doc["steps"]) for result in results for doc in documents(result)] == [
+        ("mine", "new", 2),
+        ("mine", "unchanged", 2),
+    ]
+
+
+def test_history_is_imported_into_the_cache_and_backtested_at_once(tmp_path: Path) -> None:
+    """One command on a folder of event files; a second time the logs are as they were."""
+    values = [*(1.0 / step for step in range(1, 60)), *([9.0] * 20)]
+    write_events(tmp_path / "logs" / "a" / NAME, losses(values))
+    environment = {**os.environ, "STEPTAPE_CACHE": str(tmp_path / "cache")}
+
+    result = subprocess.run(
+        [*COMMAND, "backtest", "loss_spike", "--history", "logs", "--json"],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=tmp_path,
+        env=environment,
+    )
+
+    (run,) = json.loads(result.stdout)["runs"]
+    assert run["stop"]["step"] == 64
+    assert len(list((tmp_path / "cache" / "history").iterdir())) == 1

@@ -1,0 +1,249 @@
+"""Trackers' databases, W&B's run files and exported Parquet: what becomes a run, and what is left out."""
+
+from __future__ import annotations
+
+import json
+import math
+import sqlite3
+import struct
+import zlib
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from event_files import field, varint
+
+from steptape.importers import Outcome, ReadOptions, find_sources, import_sources, readers
+from steptape.store import Run, open_run
+
+Imports = Callable[[Path], list[tuple[Outcome, Run]]]
+
+
+@pytest.fixture
+def imports(tmp_path: Path) -> Imports:
+    """Imports a path; the outcomes, each with its run."""
+
+    def run(path: Path) -> list[tuple[Outcome, Run]]:
+        sources = find_sources([path], readers()).sources
+        outcomes = list(import_sources(tmp_path / "store", sources, ReadOptions()))
+        return [(outcome, open_run(tmp_path / "store" / outcome.run_id)) for outcome in outcomes]
+
+    return run
+
+
+def database(path: Path, tables: dict[str, tuple[str, Sequence[tuple[Any, ...]]]]) -> Path:
+    """A database of these tables: their columns, and their rows."""
+    with sqlite3.connect(path) as connection:
+        for name, (columns, rows) in tables.items():
+            connection.execute(f"CREATE TABLE {name} ({columns})")
+            connection.executemany(f"INSERT INTO {name} VALUES ({', '.join('?' * len(columns.split(',')))})", rows)
+    connection.close()
+    return path
+
+
+def events_of(run: Run) -> list[tuple[Any, ...]]:
+    """Attempt, kind, step and values."""
+    return [(event.attempt, event.kind, event.step, dict(event.metrics)) for event in run.events(attempts="all")]
+
+
+def test_runs_of_a_trackio_project_are_told_apart_by_their_ids(tmp_path: Path, imports: Imports) -> None:
+    """Two may have one name; nested values are flattened, and what JSON cannot hold is spelled."""
+    rows = [
+        (1, "a", "2026-01-02T03:04:05+00:00", "r", 0, b'{"loss": 1.0, "val": {"acc": 0.5}}'),
+        (2, "b", "2026-01-02T03:04:06+00:00", "r", 0, '{"loss": "NaN"}'),
+        (3, "a", "2026-01-02T03:04:07+00:00", "r", 10, '{"loss": "-Infinity"}'),
+    ]
+    path = database(
+        tmp_path / "p.db",
+        {
+            "metrics": ("id, run_id, timestamp, run_name, step, metrics", rows),
+            "configs": ("id, run_id, run_name, config, created_at", [(1, "a", "r", '{"lr": 0.1, "_Group": "g"}', "")]),
+        },
+    )
+
+    (first, run), (_, second) = imports(path)
+
+    assert events_of(run) == [
+        (0, "step_end", 0, {"loss": 1.0}),
+        (0, "evaluate", 0, {"val/acc": 0.5}),
+        (0, "step_end", 10, {"loss": -math.inf}),
+    ]
+    assert math.isnan(events_of(second)[0][3]["loss"])
+    assert (first.name, run.info.group, run.info.config) == ("p/r", "g", {"lr": 0.1})
+    assert [event.elapsed_ns for event in run.events()] == [0, 0, 2_000_000_000]
+
+
+def mlflow_database(path: Path, metrics: Sequence[tuple[Any, ...]]) -> Path:
+    """MLflow's tables with one active run and one that was deleted."""
+    runs = [("r1", "first", "FAILED", 1000, 9000, 1, "active"), ("r2", "gone", "FINISHED", 0, 0, 1, "deleted")]
+    return database(
+        path,
+        {
+            "experiments": ("experiment_id, name", [(1, "exp")]),
+            "runs": ("run_uuid, name, status, start_time, end_time, experiment_id, lifecycle_stage", runs),
+            "metrics": ("key, value, timestamp, run_uuid, step, is_nan", metrics),
+            "params": ("key, value, run_uuid", [("lr", "0.1", "r1")]),
+            "tags": ("key, value, run_uuid", []),
+        },
+    )
+
+
+def test_a_run_of_mlflow_s_database_is_a_run(tmp_path: Path, imports: Imports) -> None:
+    """Values of one step are one event; steps that go backwards another attempt."""
+    metrics = [
+        ("loss", 1.0, 2000, "r1", 1, 0),
+        ("val/loss", 0.0, 2500, "r1", 1, 1),
+        *(("loss", value, 3000 + value, "r1", step, 0) for step, value in ((2, 2), (3, 3), (2, 4))),
+        ("loss", 9.0, 1, "r2", 1, 0),
+    ]
+
+    ((outcome, run),) = imports(mlflow_database(tmp_path / "mlflow.db", metrics))
+
+    assert [entry[:3] for entry in events_of(run)] == [
+        (0, "step_end", 1),
+        (0, "evaluate", 1),
+        (0, "step_end", 2),
+        (0, "step_end", 3),
+        (1, "step_end", 2),
+    ]
+    assert math.isnan(events_of(run)[1][3]["val/loss"])
+    assert (outcome.name, run.status, run.info.config) == ("exp/first", "failed", {"lr": "0.1"})
+    assert next(iter(run.events())).elapsed_ns == 1_000_000_000
+
+
+def test_a_damaged_value_of_a_database_is_told(tmp_path: Path) -> None:
+    """SQLite lets a cell hold anything."""
+    path = mlflow_database(tmp_path / "mlflow.db", [("loss", "x", 1, "r1", 1, 0)])
+
+    (outcome,) = import_sources(tmp_path / "store", find_sources([path], readers()).sources, ReadOptions())
+
+    assert outcome.problem == f"{path}: a value must be a number; got 'x'"
+
+
+def test_a_folder_of_mlflow_s_file_store_is_a_run(tmp_path: Path, imports: Imports) -> None:
+    """A metric's file has a line a value; its name may hold slashes."""
+    folder = tmp_path / "mlruns" / "1" / "abc"
+    (folder / "metrics" / "val").mkdir(parents=True)
+    (folder.parent / "meta.yaml").write_text("name: exp\nexperiment_id: '1'\n")
+    (folder / "meta.yaml").write_text("artifact_uri: x\nrun_id: abc\nrun_name: r\nstart_time: 1000\nstatus: 3\n")
+    (folder / "metrics" / "loss").write_text("2000 0.5 1\n3000 nan 2\n")
+    (folder / "metrics" / "val" / "loss").write_text("2500 inf 1\n")
+
+    ((outcome, run),) = imports(tmp_path / "mlruns")
+
+    assert [entry[1:3] for entry in events_of(run)] == [("step_end", 1), ("evaluate", 1), ("step_end", 2)]
+    assert events_of(run)[1][3] == {"val/loss": math.inf}
+    assert (outcome.name, run.status) == ("exp/r", "completed")
+
+
+def test_a_folder_of_mlflow_s_file_store_grows(tmp_path: Path, imports: Imports) -> None:
+    """Its metrics lie beside the file that it is known by."""
+    folder = tmp_path / "mlruns" / "1" / "abc"
+    (folder / "metrics").mkdir(parents=True)
+    (folder / "meta.yaml").write_text("artifact_uri: x\nrun_id: abc\n")
+    (folder / "metrics" / "loss").write_text("2000 0.5 1\n")
+    imports(tmp_path / "mlruns")
+    (folder / "metrics" / "loss").write_text("2000 0.5 1\n3000 0.4 2\n")
+
+    ((outcome, run),) = imports(tmp_path / "mlruns")
+
+    assert (outcome.state, outcome.events) == ("grown", 1)
+    assert [entry[2] for entry in events_of(run)] == [1, 2]
+
+
+def test_what_a_tracker_has_just_written_is_read_from_beside_its_database(tmp_path: Path, imports: Imports) -> None:
+    """SQLite's write-ahead log, while the tracker still runs."""
+    path = tmp_path / "p.db"
+    row = "INSERT INTO metrics VALUES (?, 'a', '2026-01-02T03:04:05+00:00', 'r', ?, '{\"loss\": 0.5}')"
+    connection = sqlite3.connect(path)
+    connection.execute("PRAGMA journal_mode = WAL")
+    connection.execute("CREATE TABLE metrics (id, run_id, timestamp, run_name, step, metrics)")
+    connection.execute(row, (1, 1))
+    connection.commit()
+    imports(path)
+    connection.execute(row, (2, 2))
+    connection.commit()
+
+    ((outcome, _),) = imports(path)
+    connection.close()
+
+    assert (outcome.state, outcome.events, outcome.steps) == ("grown", 1, 2)
+
+
+def test_a_parquet_table_is_a_run(tmp_path: Path, imports: Imports) -> None:
+    """A null was not logged; text is an attribute; our own tables are no logs."""
+    rows = [
+        {"_step": 0, "_timestamp": 1767323045.5, "loss": 0.1, "val/acc": None, "note": "x"},
+        {"_step": 1, "_timestamp": 1767323046.5, "loss": math.nan, "val/acc": 0.5, "note": None},
+    ]
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "history.parquet")
+
+    ((_, run),) = imports(tmp_path / "history.parquet")
+
+    assert [entry[1:3] for entry in events_of(run)] == [("step_end", 0), ("step_end", 1), ("evaluate", 1)]
+    first = next(iter(run.events()))
+    assert (dict(first.metrics), dict(first.attrs), first.time_ns) == (
+        {"loss": 0.1},
+        {"note": "x"},
+        1_767_323_045_500_000_000,
+    )
+    sealed = next(run.folder.glob("events-*.parquet"))
+    assert find_sources([run.folder], readers()).sources == ()
+    assert "no reader knows this file" in str(find_sources([sealed], readers()).problems[0])
+
+
+def wandb_file(path: Path, *records: bytes) -> Path:
+    """A ``.wandb`` file of these records, each in as many pieces as blocks it crosses."""
+    block = 32 * 1024
+    content = bytearray(b":W&B\xe1\xbe\x00")
+    for record in records:
+        rest, is_first = record, True
+        while is_first or rest:
+            left = block - len(content) % block
+            if left < 7:
+                content += bytes(left)
+                left = block
+            piece, rest = rest[: left - 7], rest[left - 7 :]
+            sort = (1 if not rest else 2) if is_first else (4 if not rest else 3)
+            content += struct.pack("<IHB", zlib.crc32(piece, zlib.crc32(bytes((sort,)))), len(piece), sort) + piece
+            is_first = False
+    path.write_bytes(content)
+    return path
+
+
+def history(step: int, **values: Any) -> bytes:
+    """A record of a history row."""
+    items = b"".join(field(1, field(1, key) + field(16, json.dumps(value))) for key, value in values.items())
+    return field(2, items + field(2, b"\x08" + varint(step)))
+
+
+def test_records_of_wandb_that_cross_blocks_are_put_together(tmp_path: Path, imports: Imports) -> None:
+    """A block has 32 KiB; media are left out, nested values have dots, the exit code tells the end."""
+    records = [
+        history(0, loss=0.5, note="x" * 100_000, image={"_type": "image-file", "size": 5}, deep={"a/b": {"c": 1}}),
+        *(history(step, loss=float(step), _runtime=step / 2, _timestamp=1767323045.0) for step in range(1, 2000)),
+        field(18, b"\x08\x01"),
+    ]
+
+    ((outcome, run),) = imports(wandb_file(tmp_path / "run-abc.wandb", *records))
+
+    assert outcome.problem is None
+    assert events_of(run)[0] == (0, "step_end", 0, {"loss": 0.5, "deep.a/b.c": 1.0})
+    assert [entry[2] for entry in events_of(run)] == list(range(2000))
+    assert list(run.events())[-1].elapsed_ns == 999_500_000_000
+    assert run.status == "failed"
+
+
+def test_what_json_cannot_hold_is_spelled_in_a_configuration(tmp_path: Path, imports: Imports) -> None:
+    """NaN by its name, half a surrogate pair as a question mark; a time out of range is none."""
+    run = field(1, "r") + field(8, "n") + field(4, field(1, field(1, "lr") + field(16, "NaN")))
+    run += field(4, field(1, field(1, "note") + field(16, '"\\ud800"'))) + field(17, b"\x08" + varint(2**62))
+
+    ((outcome, imported),) = imports(wandb_file(tmp_path / "run-r.wandb", field(17, run), history(1, loss=0.5)))
+
+    assert outcome.problem is None
+    assert imported.info.config == {"lr": "NaN", "note": "?"}
+    assert imported.info.last.started_ns == 0

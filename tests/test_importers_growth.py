@@ -1,0 +1,224 @@
+"""Importing again: what is there stays, what is new is added, and a source that says something else is told of."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+
+from steptape.importers import Outcome, ReadOptions, State, find_sources, import_sources, readers
+from steptape.store import Event, Run, open_run, open_store
+
+Imports = Callable[..., list[Outcome]]
+
+HEADING = "step,loss,val_loss\n"
+
+
+@pytest.fixture
+def imports(tmp_path: Path) -> Imports:
+    """Imports a path into the store ``runs``: ``imports(path, step_column=...)``."""
+
+    def run(path: Path, **options: object) -> list[Outcome]:
+        sources = find_sources([path], readers()).sources
+        return list(import_sources(tmp_path / "runs", sources, ReadOptions(**options)))
+
+    return run
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Callable[[str], Path]:
+    """Writer of a table with a step, a loss and an evaluation loss."""
+
+    def write(rows: str) -> Path:
+        path = tmp_path / "metrics.csv"
+        path.write_text(HEADING + rows)
+        return path
+
+    return write
+
+
+def only_run(tmp_path: Path) -> Run:
+    """The store's one run."""
+    (run,) = open_store(tmp_path / "runs")
+    return run
+
+
+def told(events: Sequence[Event]) -> list[tuple[str, int, dict[str, float]]]:
+    """Kind, step and values of events."""
+    return [(event.kind, event.step, dict(event.metrics)) for event in events]
+
+
+def test_importing_again_changes_nothing(tmp_path: Path, imports: Imports, table: Callable[[str], Path]) -> None:
+    """Not even the time of a file."""
+    path = table("1,0.5,\n2,0.4,0.6\n")
+    imports(path)
+    before = {file: file.stat().st_mtime_ns for file in (tmp_path / "runs").rglob("*")}
+
+    (again,) = imports(path)
+
+    assert (again.state, again.events) == (State.UNCHANGED, 0)
+    assert {file: file.stat().st_mtime_ns for file in (tmp_path / "runs").rglob("*")} == before
+
+
+def test_a_source_that_has_grown_adds_what_is_new(
+    tmp_path: Path, imports: Imports, table: Callable[[str], Path]
+) -> None:
+    """To the same run, whose digests are taken again."""
+    imports(table("1,0.5,\n2,0.4,0.6\n"))
+
+    (grown,) = imports(table("1,0.5,\n2,0.4,0.6\n3,0.3,\n4,nan,0.5\n"))
+
+    run = only_run(tmp_path)
+    assert (grown.state, grown.events, grown.steps) == (State.GROWN, 3, 4)
+    assert [event.seq for event in run.events()] == [0, 1, 2, 3, 4, 5]
+    assert told(list(run.events()))[3:5] == [
+        ("step_end", 3, {"loss": 0.3}),
+        ("step_end", 4, {"loss": pytest.approx(math.nan, nan_ok=True)}),
+    ]
+    assert run.info.last.steps == 4
+    assert run.digest_faults() == []
+
+
+def test_a_row_that_was_read_half_written_is_completed(
+    tmp_path: Path, imports: Imports, table: Callable[[str], Path]
+) -> None:
+    """By an event of the values that had been missing."""
+    imports(table("1,0.5,\n2,0.4,\n"))
+
+    imports(table("1,0.5,\n2,0.4,0.6\n"))
+
+    assert told(list(only_run(tmp_path).events()))[-1] == ("evaluate", 2, {"val_loss": 0.6})
+
+
+def test_rows_that_come_in_between_are_added_at_the_end(
+    tmp_path: Path, imports: Imports, table: Callable[[str], Path]
+) -> None:
+    """As of a logger that flushes late; the log only grows."""
+    imports(table("1,0.5,\n3,0.3,\n"))
+
+    imports(table("1,0.5,\n2,0.4,\n3,0.3,\n"))
+
+    assert [event.step for event in only_run(tmp_path).events()] == [1, 3, 2]
+
+
+def test_a_source_that_says_something_else_is_told_of_and_the_run_stays(
+    tmp_path: Path, imports: Imports, table: Callable[[str], Path]
+) -> None:
+    """Rewritten or cut short: what was imported was said once."""
+    imports(table("1,0.5,\n2,0.4,\n"))
+    before = told(list(only_run(tmp_path).events()))
+
+    (outcome,) = imports(table("1,0.7,\n2,0.4,\n3,0.3,\n"))
+
+    assert outcome.state is State.FAILED
+    assert outcome.problem is not None
+    assert "'loss' was 0.5 at step 1" in outcome.problem
+    assert told(list(only_run(tmp_path).events())) == before
+
+
+def test_steps_that_go_backwards_are_another_attempt(
+    tmp_path: Path, imports: Imports, table: Callable[[str], Path]
+) -> None:
+    """What the first one logged after the place that the second went on from was rolled back."""
+    imports(table("10,0.5,\n20,0.4,\n30,0.9,\n20,0.41,\n30,0.3,\n"))
+
+    run = only_run(tmp_path)
+    assert [(e.attempt, e.step, e.metrics["loss"]) for e in run.events()] == [(0, 10, 0.5), (1, 20, 0.41), (1, 30, 0.3)]
+    assert [(e.attempt, e.step) for e in run.events(attempts="all")] == [(0, 10), (0, 20), (0, 30), (1, 20), (1, 30)]
+    assert [attempt.from_step for attempt in run.info.attempts] == [None, 19]
+
+
+def test_evaluations_that_lag_behind_are_no_other_attempt(
+    tmp_path: Path, imports: Imports, table: Callable[[str], Path]
+) -> None:
+    """Only a metric that goes backwards itself tells of a resume."""
+    imports(table("10,0.5,\n20,0.4,\n10,,0.6\n20,,0.5\n"))
+
+    assert len(only_run(tmp_path).info.attempts) == 1
+
+
+def test_a_file_that_begins_anew_holds_several_runs(
+    tmp_path: Path, imports: Imports, table: Callable[[str], Path]
+) -> None:
+    """Each with its own id, and the same ones when the file has grown."""
+    first = imports(table("1,0.5,\n2,0.4,\n1,0.6,\n2,0.3,\n"))
+
+    second = imports(table("1,0.5,\n2,0.4,\n1,0.6,\n2,0.3,\n3,0.2,\n"))
+
+    assert [outcome.run_id for outcome in first] == [outcome.run_id for outcome in second]
+    assert [outcome.events for outcome in second] == [0, 1]
+    assert [run.info.name.endswith("-2") for run in open_store(tmp_path / "runs")].count(True) == 1
+
+
+def test_an_attempt_that_grows_later_goes_on_where_it_was(
+    tmp_path: Path, imports: Imports, table: Callable[[str], Path]
+) -> None:
+    """And a resume that comes later is found."""
+    imports(table("10,0.5,\n20,0.4,\n"))
+    imports(table("10,0.5,\n20,0.4,\n30,0.3,\n"))
+    imports(table("10,0.5,\n20,0.4,\n30,0.3,\n20,0.35,\n"))
+
+    run = only_run(tmp_path)
+    assert [(e.attempt, e.seq, e.step) for e in run.events(attempts="all")] == [
+        (0, 0, 10),
+        (0, 1, 20),
+        (0, 2, 30),
+        (1, 0, 20),
+    ]
+    assert run.digest_faults() == []
+
+
+def test_an_unfinished_last_line_is_waited_for_while_its_file_grows(
+    tmp_path: Path, imports: Imports, table: Callable[[str], Path]
+) -> None:
+    """A number that was cut short would be another number."""
+    imports(table("1,0.5,\n2,0.41"), is_growing=True)
+    assert [event.step for event in only_run(tmp_path).events()] == [1]
+
+    imports(table("1,0.5,\n2,0.4125,\n"), is_growing=True)
+
+    assert told(list(only_run(tmp_path).events()))[-1] == ("step_end", 2, {"loss": 0.4125})
+
+
+def test_a_run_says_where_it_came_from(tmp_path: Path, imports: Imports, table: Callable[[str], Path]) -> None:
+    """Kind, path, digest, and what is wrong with it, if anything."""
+    path = table("1,0.5,\nx,0.4,\n")
+
+    (outcome,) = imports(path)
+
+    source = open_run(tmp_path / "runs" / outcome.run_id).info.source
+    assert source is not None
+    assert (source["kind"], source["path"]) == ("table", str(path))
+    assert len(source["sha256"]) == 64
+    assert (
+        source["problem"]
+        == f"{path}: 1 row was left out, the first on line 3: no step in 'x'. Everything else was taken"
+    )
+
+
+def test_a_metric_can_be_given_the_name_that_policies_use(
+    tmp_path: Path, imports: Imports, table: Callable[[str], Path]
+) -> None:
+    """For good: the run keeps it when its source has grown, whatever is said then."""
+    imports(table("1,0.5,0.6\n"), renamed={"val_loss": "eval_loss"})
+    (grown,) = imports(table("1,0.5,0.6\n2,0.4,0.7\n"))
+
+    assert grown.problem is None
+    assert only_run(tmp_path).series("eval_loss", kind="evaluate")["value"].to_pylist() == [0.6, 0.7]
+    assert (only_run(tmp_path).info.source or {})["renamed"] == {"val_loss": "eval_loss"}
+
+
+def test_a_config_s_secrets_are_not_imported(tmp_path: Path, imports: Imports) -> None:
+    """As when a run is recorded."""
+    folder = tmp_path / "exp" / "abc"
+    (folder / "metrics").mkdir(parents=True)
+    (folder / "params").mkdir()
+    (folder / "meta.yaml").write_text("artifact_uri: x\nrun_id: abc\nrun_name: r\nstatus: 3\n")
+    (folder / "metrics" / "loss").write_text("1700000000000 0.5 1\n")
+    (folder / "params" / "api_key").write_text("hunter2")
+
+    imports(tmp_path / "exp")
+
+    assert only_run(tmp_path).info.config == {"api_key": "[redacted]"}

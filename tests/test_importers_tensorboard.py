@@ -1,0 +1,183 @@
+"""TensorBoard's event files: both versions, folders as runs, and files that are cut short or damaged."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from event_files import STARTED_S, event, field, losses, record, simple, tensor, write_events
+
+from steptape.importers import Outcome, ReadOptions, find_sources, import_sources, reader_of
+from steptape.store import Run, open_run
+
+Imports = Callable[[Path], list[tuple[Outcome, Run | None]]]
+
+NAME = "events.out.tfevents.1767323045.host"
+
+
+@pytest.fixture
+def imports(tmp_path: Path) -> Imports:
+    """Imports a path; the outcomes, each with its run."""
+
+    def run(path: Path) -> list[tuple[Outcome, Run | None]]:
+        store = tmp_path / "store"
+        sources = find_sources([path], [reader_of("tensorboard")]).sources
+        outcomes = list(import_sources(store, sources, ReadOptions()))
+        return [(outcome, open_run(store / outcome.run_id) if outcome.run_id else None) for outcome in outcomes]
+
+    return run
+
+
+def only(imports: Imports, path: Path) -> Run:
+    """The one run of a path, without a problem."""
+    ((outcome, run),) = imports(path)
+    assert outcome.problem is None
+    assert run is not None
+    return run
+
+
+def values(run: Run, metric: str) -> list[tuple[int, float]]:
+    """Steps and values of a metric."""
+    return [(event.step, event.metrics[metric]) for event in run.events(attempts="all") if metric in event.metrics]
+
+
+def test_a_value_of_version_1_is_the_float_that_it_is(tmp_path: Path, imports: Imports) -> None:
+    """Single precision, held exactly, infinities included; a step may be negative."""
+    third = struct.unpack("<f", struct.pack("<f", 1 / 3))[0]
+    path = write_events(tmp_path / "run" / NAME, losses([1 / 3, float("inf")], first_step=-1))
+
+    assert values(only(imports, path), "loss") == [(-1, third), (0, float("inf"))]
+
+
+@pytest.mark.parametrize(
+    ("content", "value"),
+    [
+        (b"\x08\x01" + field(4, struct.pack("<f", 0.5)), 0.5),
+        (b"\x08\x02" + field(4, struct.pack("<d", 0.1)), 0.1),
+        (b"\x08\x01" + field(5, struct.pack("<f", 0.25)), 0.25),
+        (b"\x08\x02" + field(6, struct.pack("<d", 1e300)), 1e300),
+        (b"\x08\x09" + field(10, b"\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01"), -1.0),
+        (b"\x08\x13" + field(4, struct.pack("<e", 1.5)), 1.5),
+        (b"\x08\x0e" + field(4, b"\xc0\x3f"), 1.5),
+        (b"\x08\x13\x68\x80\x78", 1.0),
+    ],
+    ids=["float", "double", "float_val", "double_val", "int64_val", "half", "bfloat16", "half_val"],
+)
+def test_a_tensor_of_one_number_is_a_value(tmp_path: Path, imports: Imports, content: bytes, value: float) -> None:
+    """Of version 2, whatever its type."""
+    path = write_events(tmp_path / "run" / NAME, [event(3, STARTED_S, tensor("loss", content, "scalars"))])
+
+    assert values(only(imports, path), "loss") == [(3, value)]
+
+
+def test_tensors_of_other_plugins_are_no_values(tmp_path: Path, imports: Imports) -> None:
+    """A tag's plugin is named in its first event alone."""
+    number = b"\x08\x01" + field(4, struct.pack("<f", 0.5))
+    events = [event(1, STARTED_S, tensor("text", number, "text")), event(2, STARTED_S, tensor("text", number))]
+    path = write_events(tmp_path / "run" / NAME, [*events, *losses([0.5])])
+
+    assert only(imports, path).metrics() == ["loss"]
+
+
+def test_values_of_one_step_are_one_update_and_one_evaluation(tmp_path: Path, imports: Imports) -> None:
+    """With the wall clock of their last value, and the time since the first."""
+    events = [
+        event(5, STARTED_S, simple("train/loss", 1.0)),
+        event(5, STARTED_S + 1, simple("train/lr", 0.5)),
+        event(5, STARTED_S + 9, simple("eval/loss", 2.0)),
+    ]
+    run = only(imports, write_events(tmp_path / "run" / NAME, events))
+
+    assert [(e.kind, e.step, dict(e.metrics), e.elapsed_ns) for e in run.events()] == [
+        ("step_end", 5, {"train/loss": 1.0, "train/lr": 0.5}, 0),
+        ("evaluate", 5, {"eval/loss": 2.0}, 8_000_000_000),
+    ]
+    assert run.info.last.started_ns == (int(STARTED_S) + 1) * 1_000_000_000
+
+
+def test_each_folder_of_a_tree_is_a_run(tmp_path: Path, imports: Imports) -> None:
+    """Called by its path below the folder that was named."""
+    write_events(tmp_path / "logs" / "a" / NAME, losses([1.0]))
+    write_events(tmp_path / "logs" / "b" / "c" / NAME, losses([2.0]))
+
+    assert [outcome.name for outcome, _ in imports(tmp_path / "logs")] == ["a", "b/c"]
+
+
+def test_files_of_one_folder_are_one_run_and_a_resume_its_next_attempt(tmp_path: Path, imports: Imports) -> None:
+    """The second file goes on from before the first one's end."""
+    write_events(tmp_path / "run" / f"{NAME}.0", losses([1.0, 0.9, 0.8, 0.7]))
+    later = [event(step, STARTED_S + 100 + step, simple("loss", 0.5)) for step in (3, 4)]
+    write_events(tmp_path / "run" / f"{NAME}.1", later)
+
+    run = only(imports, tmp_path / "run")
+
+    assert [(e.attempt, e.step) for e in run.events()] == [(0, 1), (0, 2), (1, 3), (1, 4)]
+
+
+def test_a_file_that_begins_where_the_first_began_is_another_run(tmp_path: Path, imports: Imports) -> None:
+    """Two trainings into one folder."""
+    write_events(tmp_path / "run" / f"{NAME}.0", losses([1.0, 0.9]))
+    write_events(tmp_path / "run" / f"{NAME}.1", [event(1, STARTED_S + 100, simple("loss", 0.5))])
+
+    assert [outcome.steps for outcome, _ in imports(tmp_path / "run")] == [2, 1]
+
+
+def test_the_two_folders_of_keras_are_one_run(tmp_path: Path, imports: Imports) -> None:
+    """Training and validation log the same tags."""
+    write_events(tmp_path / "fit" / "train" / f"{NAME}.v2", losses([1.0, 0.9], "epoch_loss"))
+    write_events(tmp_path / "fit" / "validation" / f"{NAME}.v2", losses([1.5, 1.4], "epoch_loss"))
+
+    run = only(imports, tmp_path / "fit")
+
+    assert [(e.kind, e.step, *e.metrics) for e in run.events()] == [
+        ("step_end", 1, "train/epoch_loss"),
+        ("evaluate", 1, "validation/epoch_loss"),
+        ("step_end", 2, "train/epoch_loss"),
+        ("evaluate", 2, "validation/epoch_loss"),
+    ]
+
+
+def test_a_file_that_is_cut_short_keeps_its_whole_records(tmp_path: Path, imports: Imports) -> None:
+    """And says where it ends; so does one with a flipped bit."""
+    path = write_events(tmp_path / "run" / NAME, losses([1.0, 0.9, 0.8]))
+    path.write_bytes(path.read_bytes()[:-3])
+    ((outcome, run),) = imports(path)
+
+    assert outcome.problem is not None
+    assert "cut short within a record" in outcome.problem
+    assert run is not None
+    assert values(run, "loss") == [(1, 1.0), (2, pytest.approx(0.9))]
+
+
+def test_a_record_whose_checksum_differs_ends_the_file(tmp_path: Path, imports: Imports) -> None:
+    """What comes behind it cannot be trusted to begin where it should."""
+    path = write_events(tmp_path / "run" / NAME, losses([1.0, 0.9, 0.8]))
+    content = bytearray(path.read_bytes())
+    content[-10] ^= 1
+    path.write_bytes(content)
+    ((outcome, run),) = imports(path)
+
+    assert outcome.problem is not None
+    assert f"{path} @ byte" in outcome.problem
+    assert run is not None
+    assert len(values(run, "loss")) == 2
+
+
+def test_a_file_without_a_scalar_is_told_of(tmp_path: Path, imports: Imports) -> None:
+    """It holds graphs, pictures, or nothing yet."""
+    path = write_events(tmp_path / "run" / NAME, [])
+    ((outcome, run),) = imports(path)
+
+    assert run is None
+    assert outcome.problem == f"{path}: no scalar in these event files"
+
+
+def test_a_record_that_is_no_event_is_our_error(tmp_path: Path, imports: Imports) -> None:
+    """Its checksum is right, its content is not."""
+    path = write_events(tmp_path / "run" / NAME, [])
+    path.write_bytes(path.read_bytes() + record(b"\x0f\xff\xff"))
+    ((outcome, _),) = imports(path)
+
+    assert outcome.problem == f"{path}: no protocol buffer: wire type 7"

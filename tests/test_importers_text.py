@@ -1,0 +1,296 @@
+"""Tables, JSON lines, text logs and trainer states: what their rows become, and what is wrong with bad ones."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from steptape.importers import Outcome, ReadOptions, find_sources, import_sources, reader_of, readers
+from steptape.store import Run, open_run
+
+Written = Callable[..., tuple[Outcome, list[tuple[Any, ...]]]]
+
+NS = 1_000_000_000
+
+
+@pytest.fixture
+def written(tmp_path: Path) -> Written:
+    """Writes a file and imports it: ``written(name, content, kind, **options)``; the outcome, and its events."""
+
+    def write(name: str, content: str | bytes, kind: str = "", **options: str) -> tuple[Outcome, list[tuple[Any, ...]]]:
+        path = tmp_path / "logs" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content.encode() if isinstance(content, str) else content)
+        found = find_sources([path], [reader_of(kind)] if kind else readers())
+        if found.problems:
+            (problem,) = found.problems
+            return Outcome("failed", "", path, problem=str(problem)), []
+        store = tmp_path / "store"
+        (outcome,) = import_sources(store, found.sources, ReadOptions(**options))
+        run = open_run(store / outcome.run_id) if outcome.run_id else None
+        return outcome, events_of(run) if run else []
+
+    return write
+
+
+def events_of(run: Run) -> list[tuple[Any, ...]]:
+    """Kind, step and values."""
+    return [(event.kind, event.step, dict(event.metrics)) for event in run.events(attempts="all")]
+
+
+def only_run(tmp_path: Path) -> Run:
+    """The one run of the store."""
+    (folder,) = (path for path in (tmp_path / "store").iterdir() if not path.name.startswith("."))
+    return open_run(folder)
+
+
+def test_a_row_of_keras_is_an_update_and_an_evaluation(written: Written) -> None:
+    """Its steps are epochs: it has no finer count."""
+    _, events = written("history.csv", "epoch,accuracy,loss,val_loss\n0,0.5,1.0,1.5\n1,0.6,0.9,1.4\n")
+
+    assert events[:2] == [("step_end", 0, {"accuracy": 0.5, "loss": 1.0}), ("evaluate", 0, {"val_loss": 1.5})]
+
+
+def test_a_row_of_ultralytics_evaluates_what_it_calls_metrics(written: Written, tmp_path: Path) -> None:
+    """And counts the seconds since the begin."""
+    head = "                  epoch,  time, train/box_loss, metrics/mAP50(B), val/box_loss, lr/pg0\n"
+    _, events = written("results.csv", head + "1, 2.5, 1.0, 0.4, 1.1, 0.01\n")
+
+    assert events == [
+        ("step_end", 1, {"train/box_loss": 1.0, "lr/pg0": 0.01}),
+        ("evaluate", 1, {"val/box_loss": 1.1, "metrics/mAP50(B)": 0.4}),
+    ]
+    assert {event.elapsed_ns for event in only_run(tmp_path).events()} == {2_500_000_000}
+
+
+def test_rows_of_algoperf_are_trainings_or_evaluations(written: Written, tmp_path: Path) -> None:
+    """As a whole, with the duration as clock and as value; what lies beside them is the configuration."""
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "logs" / "hparams.json").write_text('{"beta1": 0.9}')
+    head = "global_step,loss,train/loss,validation/loss,score,total_duration,accumulated_submission_time\n"
+    _, events = written("measurements.csv", head + "0,0.7,,,,,\n1,,0.6,0.8,5.0,7.5,5.0\n")
+
+    assert events == [
+        ("step_end", 0, {"loss": 0.7}),
+        (
+            "evaluate",
+            1,
+            {
+                "train/loss": 0.6,
+                "validation/loss": 0.8,
+                "score": 5.0,
+                "accumulated_submission_time": 5.0,
+                "total_duration": 7.5,
+            },
+        ),
+    ]
+    run = only_run(tmp_path)
+    assert [event.elapsed_ns for event in run.events()] == [0, 7_500_000_000]
+    assert run.info.config == {"beta1": 0.9}
+
+
+def test_text_in_a_table_is_kept_as_text(written: Written, tmp_path: Path) -> None:
+    """And an empty cell is a value that was not logged."""
+    written("log.tsv", "step\tloss\tnote\tlr\n1\t0.5\tbad shard\t\n")
+
+    (event,) = only_run(tmp_path).events()
+    assert (dict(event.metrics), dict(event.attrs)) == ({"loss": 0.5}, {"note": "bad shard"})
+
+
+def test_a_clock_of_a_table_is_the_events(written: Written, tmp_path: Path) -> None:
+    """As TensorBoard exports it, or W&B; the first value's time is when the run began."""
+    written("export.csv", "Wall time,Step,Value\n1767323045.5,1,0.5\n1767323047.5,2,0.4\n")
+
+    run = only_run(tmp_path)
+    assert [(event.time_ns, event.elapsed_ns) for event in run.events()] == [
+        (1_767_323_045_500_000_000, 0),
+        (1_767_323_047_500_000_000, 2 * NS),
+    ]
+    assert run.run_id.startswith("20260102T030405-")
+
+
+def test_a_column_without_a_name_is_no_metric(written: Written) -> None:
+    """It is the index that pandas writes."""
+    _, events = written("x.csv", ",step,loss\n0,1,0.5\n1,2,0.4\n")
+
+    assert events == [("step_end", 1, {"loss": 0.5}), ("step_end", 2, {"loss": 0.4})]
+
+
+def test_a_table_names_its_steps_with_an_option(written: Written) -> None:
+    """Where several columns could count them, or none is called so."""
+    _, events = written("x.csv", "step,tokens,loss\n1,1000,0.5\n", step_column="tokens")
+
+    assert events == [("step_end", 1000, {"step": 1.0, "loss": 0.5})]
+
+
+def test_json_lines_are_rows(written: Written, tmp_path: Path) -> None:
+    """Nested objects are flattened; what JSON cannot hold is read however it is spelled."""
+    lines = ['{"step": 1, "train": {"loss": NaN}, "lr": "Infinity"}', '{"step": 2, "eval": {"loss": 0.5}, "ok": true}']
+    _, events = written("log.jsonl", "\n".join(lines) + "\n")
+
+    assert [(kind, step, list(metrics)) for kind, step, metrics in events] == [
+        ("step_end", 1, ["lr", "train/loss"]),
+        ("evaluate", 2, ["eval/loss"]),
+    ]
+    assert math.isnan(events[0][2]["train/loss"])
+    assert events[0][2]["lr"] == math.inf
+    assert [dict(event.attrs) for event in only_run(tmp_path).events()] == [{}, {"ok": True}]
+
+
+def test_a_line_of_text_is_a_row(written: Written, tmp_path: Path) -> None:
+    """Values with units are text, but for the time since the begin; the total of the steps is the plan."""
+    text = (
+        "torch 2.1\nstep:5/30 train_loss:2.5 train_time:75.180s step_avg:601ms\nstep:10/30 val_loss:nan train_time:2m\n"
+    )
+    _, events = written("stdout.txt", text)
+
+    run = only_run(tmp_path)
+    assert [(kind, step, list(metrics)) for kind, step, metrics in events] == [
+        ("step_end", 5, ["train_loss"]),
+        ("evaluate", 10, ["val_loss"]),
+    ]
+    assert [event.elapsed_ns for event in run.events()] == [75_180_000_000, 120 * NS]
+    assert next(iter(run.events())).attrs == {"step_avg": "601ms"}
+    assert run.info.last.plan.total_steps == 30
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "iter 7: loss 2.5, lr 0.001",
+        "[2026-01-02 03:04:05] INFO Iteration: 7 | loss = 2.5 | lr = 1e-3",
+        "step=7, loss=2.5 lr=1e-03 (1.2s/it)",
+        "Step 7 loss: 2.500 lr: 0.001",
+    ],
+)
+def test_many_a_shape_of_line_is_understood(written: Written, line: str) -> None:
+    """Names and numbers, with a colon, an equals sign or a blank between them."""
+    _, events = written("run.log", f"{line}\n{line.replace('7', '8')}\n")
+
+    assert events[0] == ("step_end", 7, {"loss": 2.5, "lr": 0.001})
+
+
+def test_a_comma_within_a_number_groups_thousands_or_says_nothing(written: Written) -> None:
+    """Where it may be a decimal point, the value is not taken."""
+    _, events = written("x.log", "step: 1,000 loss: 2.5 acc: 0,25\nstep: 2,000 loss: 2.4 acc: 12,1\n")
+
+    assert events == [("step_end", 1000, {"loss": 2.5}), ("step_end", 2000, {"loss": 2.4})]
+
+
+def test_a_pattern_says_how_lines_look(written: Written) -> None:
+    """Its named groups are the values."""
+    text = "noise\n<7> L=2.5 A=0.5\n<8> L=2.4 A=-\n"
+
+    _, events = written("out.log", text, "text", pattern=r"<(?P<step>\d+)> L=(?P<loss>\S+) A=(?P<val_acc>\S+)")
+
+    assert events == [
+        ("step_end", 7, {"loss": 2.5}),
+        ("evaluate", 7, {"val_acc": 0.5}),
+        ("step_end", 8, {"loss": 2.4}),
+    ]
+
+
+def state(rows: list[dict[str, Any]], **more: Any) -> str:
+    """A trainer's state."""
+    return json.dumps({"log_history": rows, "global_step": 20, "max_steps": 40, "num_train_epochs": 2, **more})
+
+
+ROWS = [
+    {"epoch": 0.5, "step": 10, "loss": 2.0, "learning_rate": 0.1, "remaining": "1h"},
+    {"epoch": 1.0, "step": 20, "loss": math.nan},
+    {"epoch": 1.0, "step": 20, "eval_loss": 1.5},
+    {"epoch": 1.0, "step": 20, "train_runtime": 60.0, "train_loss": 2.1},
+]
+
+
+def test_a_trainer_s_rows_are_updates_with_their_logs_evaluations_and_a_summary(
+    written: Written, tmp_path: Path
+) -> None:
+    """As the trainer's callbacks saw them, with the fraction of the epoch."""
+    _, events = written("trainer_state.json", state(ROWS))
+
+    assert [(kind, step, *metrics) for kind, step, metrics in events] == [
+        ("step_end", 10, "loss", "learning_rate"),
+        ("log", 10, "loss", "learning_rate"),
+        ("step_end", 20, "loss"),
+        ("log", 20, "loss"),
+        ("evaluate", 20, "eval_loss"),
+        ("log", 20, "train_runtime", "train_loss"),
+    ]
+    run = only_run(tmp_path)
+    first = next(iter(run.events()))
+    assert (first.epoch, dict(first.attrs), first.time_ns) == (0.5, {"remaining": "1h"}, 0)
+    assert (run.status, run.info.last.plan.total_steps) == ("interrupted", 40)
+
+
+def test_states_of_checkpoints_are_one_run_with_its_checkpoints(tmp_path: Path) -> None:
+    """The longest history is read; a checkpoint is saved after the rows of its step."""
+    for step, rows in ((10, ROWS[:1]), (20, ROWS)):
+        folder = tmp_path / "out" / f"checkpoint-{step}"
+        folder.mkdir(parents=True)
+        (folder / "trainer_state.json").write_text(state(rows))
+    (outcome,) = import_sources(tmp_path / "store", find_sources([tmp_path], readers()).sources, ReadOptions())
+
+    run = open_run(tmp_path / "store" / outcome.run_id)
+    assert [event.kind for event in run.events()] == [
+        *("step_end", "log", "save"),
+        *("step_end", "log", "evaluate", "log", "save"),
+    ]
+    assert [(event.step, event.attrs) for event in run.events() if event.kind == "save"] == [
+        (10, {"path": "checkpoint-10"}),
+        (20, {"path": "checkpoint-20"}),
+    ]
+    assert run.info.name == "out"
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "problem"),
+    [
+        ("trainer_state.json", state(ROWS)[:-9], "this is no JSON, or not all of it"),
+        ("trainer_state.json", '{"log_history": 5}', "a trainer's state has a list 'log_history'"),
+        ("empty.csv", "", "the file is empty"),
+        ("x.csv", "a,b\n1,2\n", "no reader knows this file"),
+        ("x.csv", "step,loss\n" + b"1,\xff\n".decode("latin-1"), None),
+        ("x.csv", b"step,loss\n1,0.5\n2,\xff\xfe\n", "this is no text in utf-8"),
+        ("x.csv", "step,loss,loss\n1,2,3\n", "two columns have one name; got 'loss'"),
+        ("x.csv", "step,loss\n1,2,3\n2,0.5\n", "line 2: 3 cells under 2 columns"),
+        ("x.csv", "step,loss\n1.5,2\n2,0.5\n", "line 2: no step in '1.5'"),
+        ("x.csv", "step,loss\n1e999,2\n", "no step in '1e999'"),
+        ("x.csv", "step," + ",".join(f"m{i}" for i in range(20_001)) + "\n", "more than 20000 columns"),
+        ("x.jsonl", '{"step": 1, "loss": 0.5}\n{"step": 2, "lo', "line 2: no JSON object"),
+        ("x.jsonl", '{"step": 1, "loss": 0.5}\n{"step": "x"}\n', "line 2: no step in 'x'"),
+        ("x.jsonl", '{"lr": 1}\n{"step": 1, "loss": 0.5}\n', "1 row was left out, the first on line 1: no key"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_with_a_file_is_said(
+    written: Written, name: str, content: str | bytes, problem: str | None
+) -> None:
+    """With its path; everything that is right is taken."""
+    outcome, _ = written(name, content)
+
+    if problem is None:
+        assert outcome.problem is None
+    else:
+        assert outcome.problem is not None
+        assert problem in outcome.problem
+        assert name in outcome.problem
+
+
+def test_a_table_in_utf_16_is_read(written: Written) -> None:
+    """As Windows' shells write it, with a byte order mark."""
+    _, events = written("x.csv", "step,loss\r\n1,0.5\r\n".encode("utf-16"))
+
+    assert events == [("step_end", 1, {"loss": 0.5})]
+
+
+def test_a_line_of_a_million_columns_is_refused_quickly(written: Written) -> None:
+    """Before a row is read."""
+    outcome, _ = written("x.csv", "step," + ",".join(f"m{i}" for i in range(1_000_000)) + "\n1\n")
+
+    assert outcome.problem is not None
+    assert outcome.run_id == ""

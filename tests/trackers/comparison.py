@@ -1,0 +1,63 @@
+"""What real trackers wrote, imported and held against what the tools themselves read: every value, to the bit."""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from steptape.importers import Outcome, ReadOptions, State, find_sources, import_sources, readers
+from steptape.store import open_run
+
+Series = dict[str, list[list[object]]]
+
+
+def imported(outcomes: Sequence[Outcome], store: Path) -> Series:
+    """Steps and bits of every value of a source's runs; a study's trials are series of one metric."""
+    series: Series = {}
+    for outcome in outcomes:
+        run = open_run(store / outcome.run_id)
+        for event in run.events(attempts="all"):
+            if outcome.kind == "trainer_state" and event.kind == "step_end":
+                continue  # A training row is a log as well.
+            for metric, value in event.metrics.items():
+                name = run.info.name.rpartition("/")[2] if outcome.kind == "optuna" else metric
+                if outcome.kind != "optuna" or metric == "intermediate_value":
+                    series.setdefault(name, []).append([event.step, value.hex()])
+    return series
+
+
+def differences(expected: Series, found: Series) -> list[str]:
+    """Sentences, a metric each."""
+    told = []
+    for name in sorted(expected.keys() | found.keys()):
+        theirs, ours = expected.get(name, []), found.get(name, [])
+        if sorted(map(str, theirs)) != sorted(map(str, ours)):
+            at = next((pair for pair in zip(theirs, ours, strict=False) if pair[0] != pair[1]), None)
+            told.append(f"{name}: {len(theirs)} values there, {len(ours)} here; first difference: {at}")
+    return told
+
+
+def main(out: Path) -> int:
+    """Import what is expected, and compare; the exit status."""
+    expected: dict[str, Series] = json.loads((out / "expected.json").read_text())
+    status = 0
+    with tempfile.TemporaryDirectory() as folder:
+        store = Path(folder)
+        for place, series in expected.items():
+            path = out / place if not Path(place).is_absolute() else Path(place)
+            outcomes = list(import_sources(store, find_sources([path], readers()).sources, ReadOptions()))
+            told = differences(series, imported([o for o in outcomes if o.state is not State.FAILED], store))
+            told += [outcome.problem for outcome in outcomes if outcome.problem and "cut short" not in outcome.problem]
+            values = sum(map(len, series.values()))
+            print(f"{'DIFFERS' if told or not values else 'same'}: {place}: {values} values")
+            for line in told:
+                print(f"  {line}")
+            status |= bool(told) or not values
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1])))
