@@ -9,6 +9,7 @@ EXAMPLES: Final = {
     "backtest": (
         "steptape backtest overfitting --store runs",
         "steptape backtest policy.yaml digits --store runs --set spike=2.5 --html report.html",
+        "steptape backtest loss_spike --history logs",
     ),
     "check": ("steptape check policy.yaml --store runs",),
     "delete": ("steptape delete --store runs --older-than 90d --dry-run", "steptape delete digits --store runs"),
@@ -16,6 +17,10 @@ EXAMPLES: Final = {
     "diff": ("steptape diff policy.yaml policy.yaml --set-new spike=2.5 --store runs",),
     "doctor": ("steptape doctor runs", "steptape doctor runs/20260102T030405-5ea1ed --json"),
     "export": ("steptape export digits --store runs --output digits.jsonl",),
+    "import": (
+        "steptape import auto logs --store runs",
+        "steptape import text out.log --store runs --pattern '<(?P<step>\\d+)> loss (?P<loss>\\S+)'",
+    ),
     "query": ("steptape query runs 'SELECT run_id, min(eval_loss) FROM evals GROUP BY run_id'",),
     "replay": (
         "steptape replay overfitting digits --store runs",
