@@ -37,6 +37,14 @@ def get(client: httpx.Client, path: str, **params: Any) -> Any:
     return json.loads(answer.text, parse_constant=pytest.fail)
 
 
+@pytest.mark.parametrize("moment", ["0001-01-01T00:00:00+14:00", "9999-12-31T23:59:59-14:00"])
+def test_a_time_that_is_in_no_year_of_utc_is_refused(client: httpx.Client, moment: str) -> None:
+    """Its own zone has it, UTC does not."""
+    answer = client.get("/api/v1/runs", params={"started__gt": moment})
+
+    assert (answer.status_code, answer.json()["code"]) == (422, "invalid-parameter")
+
+
 @pytest.mark.parametrize(
     ("filters", "found"),
     [
