@@ -16,9 +16,10 @@ class Limits:
         body_s: Until a body has to be there.
         send_s: Until a piece of an answer has to be taken.
         query: What one statement of SQL may cost.
-        query_workers: Statements that run at a time; each in a process of its own.
+        query_workers: Statements that run at a time, each in a process of its own; and trials of rules, likewise.
         query_worker_bytes: What such a process may hold; beyond it, it fails or dies, and is replaced.
-        queries_waiting: Statements that wait for their turn; further ones are refused.
+        queries_waiting: Statements that wait for their turn, and trials of rules; further ones are refused.
+        rules_s: Until a trial of rules is ended: a check, or a file of tests.
         jobs_waiting: Jobs that wait for their turn; further ones are refused.
         jobs_kept: Finished jobs that are remembered, with their results.
         job_s: Until a job is ended.
@@ -35,6 +36,7 @@ class Limits:
     query_workers: int = 2
     query_worker_bytes: int = 3 << 30
     queries_waiting: int = 16
+    rules_s: float = 10.0
     jobs_waiting: int = 20
     jobs_kept: int = 200
     job_s: float = 3600.0
