@@ -24,6 +24,7 @@ class Limits:
         jobs_kept: Finished jobs that are remembered, with their results.
         job_s: Until a job is ended.
         job_result_bytes: Of a job's result.
+        series_values: Values of all series of one answer.
         streams: Live tails at a time.
         heartbeat_s: Between two signs of life in a live tail.
         wait_s: What a long poll may wait.
@@ -41,6 +42,7 @@ class Limits:
     jobs_kept: int = 200
     job_s: float = 3600.0
     job_result_bytes: int = 64 << 20
+    series_values: int = 2_000_000
     streams: int = 64
     heartbeat_s: float = 15.0
     wait_s: float = 60.0
