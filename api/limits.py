@@ -23,7 +23,7 @@ class Limits:
         jobs_waiting: Jobs that wait for their turn; further ones are refused.
         jobs_kept: Finished jobs that are remembered, with their results.
         job_s: Until a job is ended.
-        job_result_bytes: Of a job's result.
+        job_result_bytes: Of a job's result, and of what a trial of rules comes to.
         series_values: Values of all series of one answer.
         streams: Live tails at a time.
         heartbeat_s: Between two signs of life in a live tail.

@@ -14,7 +14,7 @@ from .errors import InvalidRequest
 from .following import Places
 from .limits import Limits
 
-_KINDS: Final = {kind.__name__: kind for kind in (RunNotFound, NotARun, DamagedLog)}
+_KINDS: Final = {kind.__name__: kind for kind in (RunNotFound, NotARun, DamagedLog, InvalidRequest)}
 
 
 class RuleProcesses:
@@ -35,14 +35,15 @@ class RuleProcesses:
 
         Raises:
             Busy: Too many are waiting.
-            InvalidRequest: It took too long or too much.
+            InvalidRequest: It took too long or too much, or the answer is too long.
             TelemetryError: A run cannot be read.
         """
         with self._places.place():
             return await to_thread.run_sync(self._answer, document, limiter=self._threads)
 
     def _answer(self, document: dict[str, Any]) -> dict[str, Any]:
-        command = [sys.executable, "-m", "steptape.api.rule_worker", str(self._limits.query_worker_bytes)]
+        bounds = (self._limits.query_worker_bytes, self._limits.job_result_bytes)
+        command = [sys.executable, "-m", "steptape.api.rule_worker", *map(str, bounds)]
         asked = json.dumps(document).encode()
         try:
             done = subprocess.run(
@@ -57,7 +58,8 @@ class RuleProcesses:
             what = f"the rules took longer than {self._limits.rules_s:g} s, and were ended"
             raise InvalidRequest(what, fix="Ask for fewer steps, rules or runs") from None
         if done.returncode != 0:
-            raise InvalidRequest("the rules took more memory than they may", fix="Ask for fewer steps, rules or runs")
+            fix = "They may have taken too much memory: ask for fewer steps, rules or runs"
+            raise InvalidRequest("the process that tried the rules ended before it was done", fix=fix)
         told = json.loads(done.stdout)
         if "error" in told:
             kind = _KINDS.get(told["error"].pop("kind"), TelemetryError)

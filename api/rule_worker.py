@@ -70,17 +70,22 @@ def _problems(problems: Iterable[Problem]) -> list[dict[str, Any]]:
 
 
 def main() -> None:
-    """``python -m steptape.api.rule_worker BYTES``: answer one request, in so much memory."""
+    """``python -m steptape.api.rule_worker BYTES ANSWER_BYTES``: answer one request, in so much memory and text."""
     os.nice(5)  # The server answers first.
     bytes_allowed = int(sys.argv[1])
     resource.setrlimit(resource.RLIMIT_DATA, (bytes_allowed, bytes_allowed))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     document = json.load(sys.stdin)
     try:
-        told = {"answer": {"check": check, "test": test}[document["kind"]](document)}
+        told: dict[str, Any] = {"answer": {"check": check, "test": test}[document["kind"]](document)}
     except TelemetryError as error:
         told = {"error": {"kind": type(error).__name__, "what": error.what, "where": error.where, "fix": error.fix}}
-    sys.stdout.write(json.dumps(told))
+    text = json.dumps(told)
+    if len(text) > int(sys.argv[2]):
+        what = f"the answer is longer than {int(sys.argv[2]):,} bytes"
+        told = {"error": {"kind": "InvalidRequest", "what": what, "where": "", "fix": "Ask for fewer steps or rules"}}
+        text = json.dumps(told)
+    sys.stdout.write(text)
 
 
 if __name__ == "__main__":

@@ -224,6 +224,16 @@ def test_rules_that_take_too_long_are_ended_and_others_are_tried(store: Path, pa
     assert light.json()["ok"]
 
 
+def test_a_trial_that_comes_to_too_much_is_refused(store: Path) -> None:
+    """A decision at each of many steps, none of which was expected."""
+    tests = "policy: p\ntests: [{name: t, series: {loss: 0x1000}, expect: [], after_stop: go_on}]"
+    with served(store, limits=replace(SMALL, job_result_bytes=10_000)) as client:
+        answer = client.post("/api/v1/rules/test", json={"tests": tests, "policies": {"p": POLICY}})
+
+    assert (answer.status_code, answer.json()["code"]) == (422, "invalid-request")
+    assert "longer than 10,000 bytes" in answer.json()["detail"]
+
+
 def test_a_job_about_a_run_that_was_deleted_meanwhile_says_so(store: Path) -> None:
     """And not only that it ended."""
     gone = {"kind": "verification", "store": str(store), "request": {"runs": [RUN]}, "runs": [f"{RUN[:-1]}f"]}
