@@ -42,6 +42,7 @@ from .models import Problem
 from .page_login import Session
 from .problems import MEDIA_TYPE, STATUSES, install_handlers
 from .query_workers import QueryWorkers
+from .rule_processes import RuleProcesses
 from .tokens import Tokens
 from .traffic import Traffic
 
@@ -98,6 +99,7 @@ def create_app(
     app.state.streams = Places(limits.streams)
     app.state.traffic = Traffic()
     app.state.jobs = JobQueue(limits)
+    app.state.rule_processes = RuleProcesses(limits)
     app.state.query_workers = QueryWorkers(store.path, limits)
     # Threads of their own: however many queries wait, other requests do not.
     app.state.query_threads = CapacityLimiter(limits.query_workers + limits.queries_waiting + 1)

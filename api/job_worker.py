@@ -35,7 +35,7 @@ Told = Callable[[Progress], object]
 def run_job(document: dict[str, Any], tell: Callable[[dict[str, Any]], None]) -> None:
     """Do what a document asks, and tell of progress, then of the result or the error."""
     store = open_store(Path(document["store"]))
-    runs = [store.run(key) for key in document["runs"]]
+    runs: list[Run] = []
 
     def progressed(progress: Progress) -> None:
         # Runs may be read several times; of the job's runs, so many as of all that is to be read are done with.
@@ -43,6 +43,8 @@ def run_job(document: dict[str, Any], tell: Callable[[dict[str, Any]], None]) ->
 
     makers = {"backtest": _backtest, "sweep": _sweep, "verification": _verification}
     try:
+        # A run may have been deleted since it was asked about.
+        runs += [store.run(key) for key in document["runs"]]
         tell({"result": makers[document["kind"]](document["request"], document, runs, progressed)})
     except TelemetryError as error:
         tell({"error": str(error)})

@@ -91,6 +91,8 @@ def sort_of(error: TelemetryError) -> Sort:
 
 def detail_of(error: TelemetryError, store: Path) -> str:
     """What the error says, less the hint, and with files named from the store on."""
+    if isinstance(error, PolicyError):
+        return without_path(str(error), store)  # All its problems, a line each.
     return without_path(str(TelemetryError(error.what, where=error.where, got=error.got)), store)
 
 

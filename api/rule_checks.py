@@ -6,28 +6,15 @@ from typing import Any
 
 from fastapi import APIRouter, Request
 from pydantic import BaseModel, ConfigDict, Field
+from starlette.concurrency import run_in_threadpool
 
-from ..replay import findings_against
-from ..rules import (
-    Param,
-    Policy,
-    PolicyError,
-    Problem,
-    findings_of,
-    load_policy,
-    parse_policy,
-    parse_tests,
-    result_json,
-    run_test,
-)
+from ..rules import Param
 from .access import OpenStore, find_run
 from .models import Model
 from .policies import policies_known
+from .rule_processes import RuleProcesses
 
 router = APIRouter()
-
-#: How a policy that came with the request is called in messages.
-SENT = "policy"
 
 
 class CheckRequest(BaseModel):
@@ -90,42 +77,25 @@ class TestAnswer(Model):
 
 
 @router.post("/rules/check", summary="Check a rule file")
-def check_rules(store: OpenStore, body: CheckRequest) -> CheckAnswer:
+async def check_rules(request: Request, store: OpenStore, body: CheckRequest) -> CheckAnswer:
     """All errors of a rule file at once and, where it loads, what looks wrong in it."""
-    try:
-        policy = parse_policy(body.text, source=SENT, params=body.params)
-    except PolicyError as error:
-        return CheckAnswer(ok=False, digest=None, problems=_problems(error.problems), warnings=[])
-    findings = set(findings_of(policy))
-    if body.runs:
-        findings |= set(findings_against(policy, [find_run(store, key).open() for key in body.runs]))
-    warnings = [
-        RuleWarningItem(line=found.line, column=found.column, message=found.message, code=str(found.code))
-        for found in sorted(findings)
-    ]
-    return CheckAnswer(ok=True, digest=policy.digest, problems=[], warnings=warnings)
+    folders = await run_in_threadpool(lambda: [str(find_run(store, key).open().folder) for key in body.runs])
+    document = {"kind": "check", "text": body.text, "params": body.params, "folders": folders}
+    return CheckAnswer.model_validate(await _processes(request).ask(document))
 
 
 @router.post("/rules/test", summary="Run tests of rules")
-def test_rules(request: Request, body: TestRequest) -> TestAnswer:
+async def test_rules(request: Request, body: TestRequest) -> TestAnswer:
     """Play the imagined runs of a file of tests, and compare what is decided with what it expects."""
-    try:
-        known = _policies(request, body)
-        results = [result_json(run_test(test)) for test in parse_tests(body.tests, source="tests", policies=known)]
-    except PolicyError as error:
-        return TestAnswer(ok=False, problems=_problems(error.problems), results=[])
-    return TestAnswer(ok=all(result["ok"] for result in results), problems=[], results=results)
+    known = {
+        name: str(path)
+        for name, path in policies_known(request.app.state.policies).items()
+        if name not in body.policies and name in body.tests
+    }
+    document = {"kind": "test", "tests": body.tests, "policies": body.policies, "known": known}
+    return TestAnswer.model_validate(await _processes(request).ask(document))
 
 
-def _policies(request: Request, body: TestRequest) -> dict[str, Policy]:
-    """Policies by name: those that were sent and, where one is named, those that the server knows."""
-    known = {name: parse_policy(text, source=name) for name, text in body.policies.items()}
-    for name, path in policies_known(request.app.state.policies).items():
-        if name not in known and name in body.tests:
-            known[name] = load_policy(path)
-    return known
-
-
-def _problems(problems: Any) -> list[RuleProblem]:
-    found: list[Problem] = list(problems)
-    return [RuleProblem(line=p.line, column=p.column, message=p.message) for p in found]
+def _processes(request: Request) -> RuleProcesses:
+    processes: RuleProcesses = request.app.state.rule_processes
+    return processes

@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import Field, create_model
+from pydantic import AfterValidator, Field, create_model
+from pydantic_core import PydanticCustomError
 
 from ..store.catalog import Entry
 from ..store.run_info import STATUSES
@@ -41,6 +42,17 @@ Sort = Annotated[str, Field(pattern=f"^-?({'|'.join(SORTABLE)})$")]
 _Text = Annotated[str, Field(max_length=1000)]
 _Finite = Annotated[float, Field(allow_inf_nan=False)]
 
+
+def _in_utc(moment: datetime) -> datetime:
+    """A time as runs have it: naive, in UTC. One that names no zone is taken to be one of these."""
+    try:
+        return moment.astimezone(UTC).replace(tzinfo=None) if moment.tzinfo else moment
+    except OverflowError:
+        raise PydanticCustomError("time_out_of_range", "this time is beyond the years 1 to 9999 in UTC") from None
+
+
+_Time = Annotated[datetime, AfterValidator(_in_utc)]
+
 _WORDS: Final = {
     "eq": "is this",
     "ne": "is there, and not this",
@@ -61,7 +73,7 @@ def _parameters() -> dict[str, Any]:
         (_TEXTS, _OF_TEXTS, _Text),
         (("status",), ("ne", "in"), _Text),
         (_NUMBERS, _OF_NUMBERS, _Finite),
-        (_TIMES, _OF_TIMES, datetime),
+        (_TIMES, _OF_TIMES, _Time),
     )
     for fields, operators, type_ in groups:
         for field in fields:
@@ -159,9 +171,6 @@ def after(entries: list[Entry], sort: str, last: Position) -> list[Entry]:
 
 
 def _condition(field: str, name: str, wanted: Any) -> Callable[[RunSummary], bool]:
-    if isinstance(wanted, datetime):
-        # Runs have naive times, in UTC; a time that names no zone is taken to be one of these.
-        wanted = wanted.astimezone(UTC).replace(tzinfo=None) if wanted.tzinfo else wanted
     compare = _OPERATORS[name]
 
     def holds(run: RunSummary) -> bool:

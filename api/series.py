@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Annotated, Any, Final
 
 from fastapi import APIRouter, Request, Response
@@ -66,7 +66,8 @@ def read_series(request: Request, run: RequestedRun, query: Annotated[SeriesQuer
 
     What a resume rolled back is left out.
     """
-    page = SeriesPage(items=run.read(lambda snapshot: list(_items(snapshot, query))), next=None)
+    most: int = request.app.state.limits.series_values
+    page = SeriesPage(items=run.read(lambda snapshot: list(_bounded(_items(snapshot, query), most))), next=None)
     return page_answer(request, page, query.format, page.rows())
 
 
@@ -77,11 +78,24 @@ def read_series_of_runs(request: Request, store: OpenStore, query: Annotated[Run
         raise InvalidRequest(f"one answer has at most {_MOST_SERIES} series", fix="Ask for fewer runs or metrics")
     runs = [find_run(store, key) for key in dict.fromkeys(query.run)]
     check_freshness(request, runs)
-    items = [
-        item for run in runs for item in run.read(lambda snapshot: list(_items(snapshot, query, lacking_is_empty=True)))
-    ]
-    page = SeriesPage(items=items, next=None)
+    most: int = request.app.state.limits.series_values
+
+    def items_of(snapshot: Snapshot) -> list[SeriesItem]:
+        return list(_bounded(_items(snapshot, query, lacking_is_empty=True), most))
+
+    found = (item for run in runs for item in run.read(items_of))
+    page = SeriesPage(items=list(_bounded(found, most)), next=None)
     return page_answer(request, page, query.format, page.rows())
+
+
+def _bounded(items: Iterable[SeriesItem], most: int) -> Iterator[SeriesItem]:
+    """The items, as long as they have so many values in all: what is on its way out is held as a whole."""
+    left = most
+    for item in items:
+        left -= len(item.value)
+        if left < 0:
+            raise InvalidRequest(f"one answer has at most {most:,} values", fix="Ask for fewer points, runs or metrics")
+        yield item
 
 
 def _items(snapshot: Snapshot, query: SeriesQuery, *, lacking_is_empty: bool = False) -> Iterator[SeriesItem]:

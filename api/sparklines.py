@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Sequence
 from functools import lru_cache
@@ -13,6 +14,8 @@ from ..store.snapshot import Snapshot, retrying, take_snapshot
 from ..store.summary import leading_metric
 from ..store.timeline import PLACE, effective_lineage, effective_rows
 from .downsampling import kept_indices
+
+_LOGGER: Final = logging.getLogger("steptape.api")
 
 WIDTH: Final = 120
 HEIGHT: Final = 24
@@ -27,20 +30,33 @@ _REMEMBERED: Final = 2048
 def sparkline(snapshot: Snapshot) -> str:
     """The points of a run's leading metric, for a ``polyline`` of ``WIDTH`` by ``HEIGHT``; empty without two of them.
 
-    A run that nobody writes any more is read once.
+    A run that nobody writes any more is read once. One that cannot be read, or is gone by now, has no line.
     """
     listing = snapshot.listing
-    return _line(snapshot) if listing.journals else _remembered(snapshot.folder, listing.sealed)
+    try:
+        return _live_line(snapshot) if listing.journals else _remembered(snapshot.folder, listing.sealed)
+    except Exception as error:
+        # Whatever is wrong with one run's files, it must not hide the others: their table is what was asked for.
+        _LOGGER.warning("no line of %s: %r", snapshot.info.run_id, error)
+        return ""
+
+
+def _live_line(snapshot: Snapshot) -> str:
+    try:
+        return _line(snapshot)
+    except FileNotFoundError:
+        # It was sealed since it was looked at.
+        return retrying(lambda: _line(take_snapshot(snapshot.folder)))
 
 
 @lru_cache(maxsize=_REMEMBERED)
 def _remembered(folder: Path, _files: tuple[SealedFile, ...]) -> str:
-    return _line(take_snapshot(folder))
+    return retrying(lambda: _line(take_snapshot(folder)))
 
 
 def _line(snapshot: Snapshot) -> str:
     metric = leading_metric(list(snapshot.columns.by_metric))
-    return "" if metric is None else points_of(retrying(lambda: _values(snapshot, metric)))
+    return "" if metric is None else points_of(_values(snapshot, metric))
 
 
 def _values(snapshot: Snapshot, metric: str) -> list[float]:

@@ -15,7 +15,7 @@ from fastapi.responses import StreamingResponse
 from pydantic import Field
 from starlette.concurrency import run_in_threadpool
 
-from ..store import Event
+from ..store import Event, TelemetryError
 from ..store.event_json import event_to_line
 from ..store.snapshot import Snapshot
 from ..store.snapshot_parts import after, of_rank
@@ -59,7 +59,8 @@ async def tail_run(
 ) -> StreamingResponse:
     """Server-sent events: `data` is an event as in `events`, `id` its `ATTEMPT.SEQ`, from which a client resumes.
 
-    An event named `end` tells the run's status when it has ended. What a resume rolled back is sent, too.
+    An event named `end` tells the run's status when it has ended, or that it is `gone`: deleted, or damaged. What a
+    resume rolled back is sent, too.
     """
     asked = last_event_id or query.after
     passed = await run_in_threadpool(run.read, lambda snapshot: _end_of(snapshot, query.rank))
@@ -87,7 +88,11 @@ async def _stream(
                 yield ": still here\n\n"
                 continue
             while True:
-                events, status = await run_in_threadpool(_look, run, query.rank, passed)
+                try:
+                    events, status = await run_in_threadpool(_look, run, query.rank, passed)
+                except (TelemetryError, FileNotFoundError):
+                    # The answer has begun: a browser whose stream just breaks off would ask again for ever.
+                    events, status = [], "gone"
                 for event in events:
                     passed = event.attempt, event.seq
                     if query.kind in (None, event.kind):

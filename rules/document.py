@@ -122,13 +122,16 @@ class Document:
     def _check(self, root: yaml.Node) -> None:
         """Refuse tags that build objects, text that is no Unicode, and aliases that expand beyond the bounds."""
         problems: set[Problem] = set()
-        count = 0
+        count = length = 0
         waiting = [(root, 1)]
         while waiting:
             node, depth = waiting.pop()
             count += 1
+            length += len(node.value) if isinstance(node, yaml.ScalarNode) else 0
             if count > MAX_NODES:
                 raise self._error(self.place(node), f"more than {MAX_NODES:,} values once aliases are expanded")
+            if length > MAX_BYTES:
+                raise self._error(self.place(node), f"more than {MAX_BYTES:,} characters once aliases are expanded")
             if depth > MAX_DEPTH:
                 raise self._error(self.place(node), f"nested deeper than {MAX_DEPTH} levels")
             message = _objection(node)

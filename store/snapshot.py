@@ -121,12 +121,16 @@ class Snapshot:
         if not long:
             return read_parquet(file.path, wanted)
         table = read_parquet(file.path, ["seq", *wanted])
-        rows = self._long_rows(file, long)
-        for metric in long:
-            own = rows.filter(pc.equal(rows["metric"], metric)).combine_chunks()
-            place = pc.index_in(table["seq"], value_set=own["seq"].combine_chunks())
-            table = table.append_column(asked.by_metric[metric], own["value"].take(place))
-        return table.select([name for name in wanted if name in table.column_names])
+        held = dict(zip(table.column_names, table.columns, strict=True))
+        nothing = pa.nulls(table.num_rows, pa.float64())
+        held |= {asked.by_metric[metric]: nothing for metric in long}
+        # Grouped once, and joined once: 5,000 metrics, each looked for in all rows, took a second a thousand values.
+        rows = self._long_rows(file, long).group_by("metric", use_threads=False)
+        own = rows.aggregate([("seq", "list"), ("value", "list")])
+        for metric, seqs, values in zip(own["metric"].to_pylist(), own["seq_list"], own["value_list"], strict=True):
+            place = pc.index_in(table["seq"], value_set=seqs.values)
+            held[asked.by_metric[metric]] = values.values.take(place)
+        return pa.table({name: held[name] for name in wanted if name in held})
 
     def _with_long(self, file: SealedFile, events: Iterator[Event]) -> Iterator[Event]:
         """The events of a file with the metrics that ``metrics`` files hold."""

@@ -13,6 +13,7 @@ import httpx
 import pytest
 
 from api_serving import RUN, SMALL, begin, recorded, served, step
+from steptape.api.job_worker import run_job
 from steptape.replay import BASELINES, backtest, report_json
 from steptape.rules import parse_policy
 from steptape.store import open_store
@@ -158,6 +159,15 @@ def test_a_job_that_cannot_be_is_refused_before_it_is_queued(
     assert client.get("/api/v1/jobs").json()["items"] == []
 
 
+def test_a_policy_that_does_not_load_is_refused_with_its_problems(client: httpx.Client) -> None:
+    """Each with its place."""
+    text = POLICY.replace("loss <", "loss <<").replace("on_step_end", "on_nothing")
+    answer = client.post("/api/v1/backtests", json={"policy_text": text})
+
+    lines = answer.json()["detail"].splitlines()
+    assert [line.split(": ")[0] for line in lines] == ["policy:5:16", "policy:6:11"]
+
+
 def test_rules_are_checked_with_line_and_column(client: httpx.Client) -> None:
     """Errors, or what looks wrong."""
     wrong = client.post("/api/v1/rules/check", json={"text": POLICY.replace("loss <", "loss <<")}).json()
@@ -175,3 +185,60 @@ def test_tests_of_rules_are_run(client: httpx.Client) -> None:
     answer = client.post("/api/v1/rules/test", json={"tests": tests, "policies": {"mine": POLICY}}).json()
 
     assert (answer["ok"], [result["test"] for result in answer["results"]]) == (True, ["t"])
+
+
+#: Twenty rules, each of which does at every event as much as a rule may.
+HEAVY = "controllers:\n" + "".join(
+    f"""
+  - name: heavy{number}
+    triggers: [on_step_end]
+    rule: len([x for x in [1, 2, 3, 4, 5, 6, 7, 8, 9]*900 if x*x > loss]) > 100000
+    operations: [hfcontrols.should_log]
+"""
+    for number in range(20)
+)
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (
+            "test",
+            {
+                "tests": "policy: p\ntests: [{name: t, series: {loss: 1+1x100000}, expect: []}]",
+                "policies": {"p": HEAVY},
+            },
+        ),
+        ("check", {"text": HEAVY, "runs": [f"{RUN[:-1]}c"]}),
+    ],
+)
+def test_rules_that_take_too_long_are_ended_and_others_are_tried(store: Path, path: str, body: dict[str, Any]) -> None:
+    """The server itself does nothing of what they do."""
+    recorded(store, f"{RUN[:-1]}c", steps=2000)
+    with served(store, limits=replace(SMALL, rules_s=3.0)) as client:
+        answer = client.post(f"/api/v1/rules/{path}", json=body)
+        light = client.post("/api/v1/rules/check", json={"text": POLICY})
+
+    assert (answer.status_code, answer.json()["code"]) == (422, "invalid-request")
+    assert "took longer than 3 s" in answer.json()["detail"]
+    assert light.json()["ok"]
+
+
+def test_a_trial_that_comes_to_too_much_is_refused(store: Path) -> None:
+    """A decision at each of many steps, none of which was expected."""
+    tests = "policy: p\ntests: [{name: t, series: {loss: 0x1000}, expect: [], after_stop: go_on}]"
+    with served(store, limits=replace(SMALL, job_result_bytes=10_000)) as client:
+        answer = client.post("/api/v1/rules/test", json={"tests": tests, "policies": {"p": POLICY}})
+
+    assert (answer.status_code, answer.json()["code"]) == (422, "invalid-request")
+    assert "longer than 10,000 bytes" in answer.json()["detail"]
+
+
+def test_a_job_about_a_run_that_was_deleted_meanwhile_says_so(store: Path) -> None:
+    """And not only that it ended."""
+    gone = {"kind": "verification", "store": str(store), "request": {"runs": [RUN]}, "runs": [f"{RUN[:-1]}f"]}
+    told: list[dict[str, Any]] = []
+    run_job(gone, told.append)
+
+    assert [list(message) for message in told] == [["error"]]
+    assert "no run has this id or name" in told[0]["error"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import threading
 import time
 from collections.abc import Iterator
@@ -57,6 +58,23 @@ def test_a_tail_shows_events_as_they_are_written_until_the_run_ends(store: Path)
 
     assert seen == [("0.0", 1), ("0.1", 2), ("0.2", 3), ("0.3", 3)]
     assert end == {"status": "completed"}
+
+
+def test_a_tail_of_a_run_that_is_deleted_ends_and_says_so(store: Path) -> None:
+    """It does not break off, upon which a browser would come again."""
+    writer = begin(store)
+    step(writer, 1)
+    with served(store) as client, client.stream("GET", f"/api/v1/runs/{RUN}/tail?after=0.-1") as answer:
+        seen = []
+        for event in events_of(answer):
+            seen.append(event.get("event", event.get("id")))
+            if event.get("id") == "0.0":
+                writer.close()
+                shutil.rmtree(store / RUN)
+            elif event.get("event") == "end":
+                end = json.loads(event["data"])
+
+    assert (seen[-2:], end) == (["0.0", "end"], {"status": "gone"})
 
 
 def test_a_tail_resumes_after_the_last_event_that_was_seen(store: Path) -> None:

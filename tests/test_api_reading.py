@@ -6,6 +6,7 @@ import io
 import json
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from api_serving import RUN, recorded, served
+from api_serving import RUN, SMALL, recorded, served
 
 OTHERS = ("20260102T000000-bbbbbb", "20260103T000000-cccccc")
 
@@ -35,6 +36,14 @@ def get(client: httpx.Client, path: str, **params: Any) -> Any:
     answer = client.get(f"/api/v1{path}", params=params)
     assert answer.status_code == 200, answer.text
     return json.loads(answer.text, parse_constant=pytest.fail)
+
+
+@pytest.mark.parametrize("moment", ["0001-01-01T00:00:00+14:00", "9999-12-31T23:59:59-14:00"])
+def test_a_time_that_is_in_no_year_of_utc_is_refused(client: httpx.Client, moment: str) -> None:
+    """Its own zone has it, UTC does not."""
+    answer = client.get("/api/v1/runs", params={"started__gt": moment})
+
+    assert (answer.status_code, answer.json()["code"]) == (422, "invalid-parameter")
 
 
 @pytest.mark.parametrize(
@@ -238,3 +247,18 @@ def test_a_folder_of_policies_can_be_asked_by_name(tmp_path: Path) -> None:
     assert rows["wrong"]["digest"] is None
     assert str(tmp_path) not in json.dumps(rows)
     assert detail["text"].startswith("controllers:")
+
+
+@pytest.mark.parametrize(
+    "path", [f"/runs/{RUN}/series?metric=loss&metric=batch_size", f"/series?run={RUN}&run=b&metric=loss"]
+)
+def test_the_values_of_one_answer_have_a_limit(tmp_path: Path, path: str) -> None:
+    """All series together; fewer points fit."""
+    recorded(tmp_path, name="a")
+    recorded(tmp_path, OTHERS[0], name="b")
+    with served(tmp_path, limits=replace(SMALL, series_values=39)) as client:
+        whole = client.get(f"/api/v1{path}")
+        fewer = client.get(f"/api/v1{path}&points=8")
+
+    assert (whole.status_code, whole.json()["code"]) == (422, "invalid-request")
+    assert fewer.status_code == 200

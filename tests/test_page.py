@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from collections.abc import Iterator
 from html.parser import HTMLParser
 from pathlib import Path
@@ -14,8 +15,9 @@ import httpx
 import pytest
 from served_page import POLICY, STEPS, WRONG, record_run, serving
 
+from steptape.api.sparklines import sparkline
 from steptape.recorder import Recorder
-from steptape.store import open_store
+from steptape.store import open_run, open_store
 
 #: What would run, or end the text that it stands in, if it were not escaped.
 HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)>\"'&{{7*7}}"
@@ -262,3 +264,23 @@ def test_the_page_is_no_part_of_the_api_s_document(client: httpx.Client) -> None
     paths = client.get("/api/v1/openapi.json").json()["paths"]
 
     assert not [path for path in paths if path.startswith(("/runs", "/static", "/login")) or path == "/"]
+
+
+def test_a_run_that_cannot_be_drawn_hides_no_other(tmp_path: Path) -> None:
+    """Its file is damaged, say."""
+    record_run(tmp_path, "whole")
+    (file,) = record_run(tmp_path, "damaged").glob("events-*.parquet")
+    file.write_bytes(file.read_bytes()[:100])
+    with serving(tmp_path) as url:
+        page = httpx.get(url)
+
+    assert (page.status_code, page.text.count("<polyline")) == (200, 1)
+
+
+def test_a_run_that_was_deleted_since_it_was_looked_at_has_no_line(tmp_path: Path) -> None:
+    """The table that shows it is as old as the last look at the store."""
+    folder = record_run(tmp_path, "gone")
+    snapshot = open_run(folder).snapshot()
+    shutil.rmtree(folder)
+
+    assert sparkline(snapshot) == ""

@@ -247,6 +247,10 @@ def test_a_rule_cannot_change_what_it_sees() -> None:
             ),
             "more than 20,000 values once aliases are expanded",
         ),
+        (
+            "a: &a " + "x" * 100_000 + "\nb: [" + "*a, " * 11 + "]",
+            "more than 1,048,576 characters once aliases are expanded",
+        ),
         ("a: &a [*a]\n", "nested deeper than 40 levels"),
         ("a: &a {b: *a}\n", "nested deeper than 40 levels"),
         ("[" * 100_000, "nested deeper than 40 levels"),
