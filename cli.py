@@ -173,6 +173,8 @@ def verify(
     chosen, problems = runs_chosen(runs, store)
     complain_of(problems)
     status = CANNOT_OPEN if problems else 0
+    if not chosen and not problems:
+        say("No runs, so nothing to verify.")
     for run in chosen:
         try:
             verdict = verify_run(run)

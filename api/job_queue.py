@@ -164,13 +164,17 @@ class JobQueue:
                     return
                 job = self._waiting.popleft()
                 job.status, job.started = "running", datetime.now(UTC)
-                self._process = subprocess.Popen(
-                    [sys.executable, "-m", "steptape.api.job_worker"],
-                    stdin=subprocess.PIPE,
-                    stdout=subprocess.PIPE,
-                    stderr=subprocess.DEVNULL,
-                    text=True,
-                )
+                try:
+                    self._process = subprocess.Popen(
+                        [sys.executable, "-m", "steptape.api.job_worker", str(self._limits.job_bytes)],
+                        stdin=subprocess.PIPE,
+                        stdout=subprocess.PIPE,
+                        stderr=subprocess.DEVNULL,
+                        text=True,
+                    )
+                except OSError as error:
+                    self._fail(job, f"no process could be started for it ({error.strerror})")
+                    continue
             try:
                 self._follow(job, self._process)
             except (OSError, ValueError) as error:

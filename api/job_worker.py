@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -48,6 +49,8 @@ def run_job(document: dict[str, Any], tell: Callable[[dict[str, Any]], None]) ->
         tell({"result": makers[document["kind"]](document["request"], document, runs, progressed)})
     except TelemetryError as error:
         tell({"error": str(error)})
+    except MemoryError:
+        tell({"error": "it took more memory than a job may: ask for fewer runs or variants"})
 
 
 def _backtest(request: dict[str, Any], document: dict[str, Any], runs: Sequence[Run], told: Told) -> dict[str, Any]:
@@ -119,8 +122,11 @@ def _teller(stream: TextIO, store: Path) -> Callable[[dict[str, Any]], None]:
 
 
 def main() -> None:
-    """``python -m steptape.api.job_worker``."""
+    """``python -m steptape.api.job_worker BYTES``: do one job in so much memory."""
     os.nice(5)  # The server answers first.
+    bytes_allowed = int(sys.argv[1])
+    resource.setrlimit(resource.RLIMIT_DATA, (bytes_allowed, bytes_allowed))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     # What code below prints must not be taken for a message.
     answers, sys.stdout = sys.stdout, sys.stderr
     document = json.load(sys.stdin)

@@ -23,6 +23,7 @@ class Limits:
         jobs_waiting: Jobs that wait for their turn; further ones are refused.
         jobs_kept: Finished jobs that are remembered, with their results.
         job_s: Until a job is ended.
+        job_bytes: What its process may hold; beyond it, the job fails.
         job_result_bytes: Of a job's result, and of what a trial of rules comes to.
         series_values: Values of all series of one answer.
         streams: Live tails at a time.
@@ -41,6 +42,7 @@ class Limits:
     jobs_waiting: int = 20
     jobs_kept: int = 200
     job_s: float = 3600.0
+    job_bytes: int = 8 << 30
     job_result_bytes: int = 64 << 20
     series_values: int = 2_000_000
     streams: int = 64

@@ -120,6 +120,8 @@ def _regret_lines(total: Mapping[str, Any], backtest: Backtest) -> Iterator[str]
         return
     how = "guessed" if objective.guessed else "declared"
     yield f"Metric of merit: {objective.metric}, {objective.mode} is better ({how})."
+    if backtest.results and not any(result.evaluations for result in backtest.results):
+        yield f"No run evaluates {objective.metric}, so what a stop would have cost is not known."
     for name, key in (("Regret", "relative_regret"), ("Deployable regret", "relative_deployable_regret")):
         regret = total[key]
         if regret["runs"]:

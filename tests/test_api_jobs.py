@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -134,6 +135,34 @@ def test_a_job_that_takes_too_long_fails(store: Path) -> None:
         job = ended(client, start(client, "verifications"))
 
     assert (job["status"], job["error"]) == ("failed", "it took longer than 0.05 s")
+
+
+def test_a_job_takes_no_more_memory_than_it_may(store: Path) -> None:
+    """It fails, and the server lives on."""
+    writer = begin(store, "20260105T000000-long00")
+    for number in range(1, 60_000):
+        step(writer, number)
+    writer.close()
+    with served(store, limits=replace(SMALL, job_bytes=1 << 20)) as client:
+        job = ended(client, start(client, "backtests", policy_text=POLICY))
+
+        assert job["status"] == "failed"
+        assert "ended before it was done" in job["error"] or "more memory" in job["error"]
+        assert client.get("/healthz").status_code == 200
+
+
+def test_a_job_that_no_process_can_be_started_for_fails_and_the_next_one_runs(
+    store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As when the machine has no room for one more."""
+    with served(store) as client:
+        with monkeypatch.context() as patch:
+            patch.setattr(sys, "executable", str(store / "no-python"))
+            refused = ended(client, start(client, "backtests", policy_text=POLICY))
+        done = ended(client, start(client, "backtests", policy_text=POLICY))
+
+    assert (refused["status"], done["status"]) == ("failed", "done")
+    assert "no process could be started" in refused["error"]
 
 
 @pytest.mark.parametrize(
