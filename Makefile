@@ -1,6 +1,7 @@
 # Everything runs in .venv, which the first target that needs it makes.
 PYTHON ?= python3
 FUZZ_S ?= 600
+TEST_PROCESSES ?= 2
 VENV := .venv
 BIN := $(VENV)/bin
 COMPAT := .venv-compat
@@ -32,7 +33,7 @@ demo: $(READY)  ## Train on real data, backtest rules on it, train again under t
 	$(BIN)/steptape demo
 
 test: $(READY)  ## Run the tests
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses $(TEST_PROCESSES) --dist worksteal
 
 compat: $(READY) $(COMPAT)/.ready $(TRACKERS)/.ready  ## Compare firings with the real trainer controller, and imports with real trackers
 	HF_HUB_OFFLINE=1 PYTHONPATH=tests $(COMPAT)/bin/python -W ignore -m compat.upstream
