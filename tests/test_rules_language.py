@@ -86,8 +86,8 @@ def test_the_limits_are_those_of_the_code() -> None:
     limits = {cells[0]: cells[1] for cells in rows("Limits")}
 
     assert limits["policy file"] == (
-        f"{document.MAX_BYTES >> 20} MiB, {document.MAX_NODES:,} values with aliases expanded, "
-        f"{document.MAX_DEPTH} levels"
+        f"{document.MAX_BYTES >> 20} MiB and {document.MAX_NODES:,} values, both with aliases expanded, "
+        f"and {document.MAX_DEPTH} levels"
     )
     assert limits["rule"] == (f"{expressions.MAX_RULE_LENGTH:,} characters, {expressions.MAX_EXPRESSION_DEPTH} levels")
     assert limits["window"] == f"{window_arguments.MAX_WINDOW:,} values"
