@@ -6,31 +6,51 @@ Most events of a long run matter by kind, step and time alone. Of rows of a tabl
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from functools import cached_property
 from itertools import accumulate, pairwise
+from operator import attrgetter
+from typing import Any
 
 from ..store.event_rows import EventRows
 from ..store.events import RULE_KINDS, Event
 
 
-@dataclass(frozen=True, slots=True)
 class EventStream:
     """One stream of the deciding rank's events, in which those of an attempt stand together.
 
-    Attributes:
+    Args:
         facts: All but what recorded rules did. An event's index is its place among these.
         recorded: What recorded rules did, in order.
-        kinds, steps, attempts, elapsed_ns: Of each fact.
+
+    Attributes:
+        facts, recorded: As given.
+        kinds: Of each fact.
         with_attrs: Indices of the facts that have attributes.
     """
 
-    facts: Sequence[Event]
-    recorded: Sequence[Event]
-    kinds: Sequence[str]
-    steps: Sequence[int]
-    attempts: Sequence[int]
-    elapsed_ns: Sequence[int]
-    with_attrs: frozenset[int]
+    def __init__(self, facts: Sequence[Event], recorded: Sequence[Event]) -> None:
+        self.facts = facts
+        self.recorded = recorded
+        self.kinds: Sequence[str] = self._column("kind")
+        of_rows = facts.rows_with_attrs if isinstance(facts, EventRows) else None
+        self.with_attrs = frozenset(
+            of_rows if of_rows is not None else (index for index, event in enumerate(facts) if event.attrs)
+        )
+
+    @cached_property
+    def steps(self) -> Sequence[int]:
+        """Of each fact."""
+        return self._column("step")
+
+    @cached_property
+    def attempts(self) -> Sequence[int]:
+        """Of each fact."""
+        return self._column("attempt")
+
+    @cached_property
+    def elapsed_ns(self) -> Sequence[int]:
+        """Of each fact."""
+        return self._column("elapsed_ns")
 
     def of_kind(self, kind: str) -> Iterator[tuple[int, Event]]:
         """The facts of a kind, each with its index."""
@@ -55,8 +75,10 @@ class EventStream:
 
     def time_before(self) -> dict[int, int]:
         """For each attempt, the training time that was over when it began, in ns; empty for one attempt."""
+        if not self.facts or self.facts[0].attempt == self.facts[-1].attempt:
+            return {}
         spans = self.spans()
-        return dict(zip(spans, accumulate(spans.values(), initial=0), strict=False)) if len(spans) > 1 else {}
+        return dict(zip(spans, accumulate(spans.values(), initial=0), strict=False))
 
     def stretches(self) -> list[tuple[int, int]]:
         """Of each attempt, the index of its first fact and the one after its last."""
@@ -66,28 +88,17 @@ class EventStream:
         begins = (index for index, (one, following) in enumerate(pairwise(attempts), 1) if one != following)
         return list(pairwise([0, *begins, len(attempts)]))
 
+    def _column(self, name: str) -> list[Any]:
+        """A field of the envelope, of each fact."""
+        if isinstance(self.facts, EventRows):
+            return self.facts.column(name)
+        return list(map(attrgetter(name), self.facts))
+
 
 def event_stream(events: Sequence[Event]) -> EventStream:
     """A stream of events, apart."""
     if isinstance(events, EventRows):
         recorded = events.of_kinds(RULE_KINDS)
-        facts = events.of_kinds(RULE_KINDS, others=True) if recorded else events
-        return EventStream(
-            facts,
-            recorded,
-            facts.column("kind"),
-            facts.column("step"),
-            facts.column("attempt"),
-            facts.column("elapsed_ns"),
-            frozenset(facts.rows_with_attrs),
-        )
-    made = [event for event in events if event.kind not in RULE_KINDS]
-    return EventStream(
-        made,
-        [event for event in events if event.kind in RULE_KINDS],
-        [event.kind for event in made],
-        [event.step for event in made],
-        [event.attempt for event in made],
-        [event.elapsed_ns for event in made],
-        frozenset(index for index, event in enumerate(made) if event.attrs),
-    )
+        return EventStream(events.of_kinds(RULE_KINDS, others=True) if recorded else events, recorded)
+    facts = [event for event in events if event.kind not in RULE_KINDS]
+    return EventStream(facts, [event for event in events if event.kind in RULE_KINDS])
