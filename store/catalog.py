@@ -10,12 +10,14 @@ import functools
 import os
 import threading
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Final
 
 from .errors import NotARun, TelemetryError
+from .garbage import collection_paused
 from .run_folder import RUN_ID, RUN_JSON
 from .snapshot import Snapshot, retrying, take_snapshot
 from .summary import RunSummary, summarize
@@ -120,6 +122,17 @@ class Catalog:
         entries: dict[str, Entry] = {}
         problems: list[tuple[Path, TelemetryError]] = []
         folders = self._candidates()
+        with collection_paused():
+            self._read_all(folders, entries, problems)
+        if len(self._settled) > len(entries):
+            for gone in self._settled.keys() - set(folders):
+                self._settled.pop(gone, None)
+        return Look(tuple(entries.values()), tuple(problems))
+
+    def _read_all(
+        self, folders: Sequence[Path], entries: dict[str, Entry], problems: list[tuple[Path, TelemetryError]]
+    ) -> None:
+        """Add what is in the folders, by run id, and what cannot be read of it."""
         for folder in folders:
             stamp = _stamp(folder)
             if not stamp[1]:
@@ -139,10 +152,6 @@ class Catalog:
             if twin is not entry:
                 what = "another run here has the same id, and is read instead"
                 problems.append((folder, NotARun(what, where=str(folder), got=twin.snapshot.folder.name)))
-        if len(self._settled) > len(entries):
-            for gone in self._settled.keys() - set(folders):
-                self._settled.pop(gone, None)
-        return Look(tuple(entries.values()), tuple(problems))
 
     def recent(self) -> Look:
         """Every run as of now or, where looking takes long, as of a few seconds ago at most."""

@@ -75,14 +75,15 @@ def read_columns(folder: Path) -> Columns:
     Raises:
         DamagedLog: The file is there and is no such mapping.
     """
-    path = folder / COLUMNS_JSON
+    path = f"{folder}/{COLUMNS_JSON}"
     try:
-        return Columns(json.loads(path.read_bytes()))
+        with open(path, "rb") as file:
+            return Columns(json.loads(file.read()))
     except FileNotFoundError:
         return Columns()
     except (ValueError, TypeError, AttributeError) as error:
         fix = "The metadata of the newest events-*.parquet holds the same mapping, under 'steptape.columns'"
-        raise DamagedLog(f"this is no mapping of metrics to columns ({error})", where=str(path), fix=fix) from None
+        raise DamagedLog(f"this is no mapping of metrics to columns ({error})", where=path, fix=fix) from None
 
 
 def write_columns(folder: Path, columns: Columns) -> None:
