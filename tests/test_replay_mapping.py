@@ -124,7 +124,7 @@ import os, sys, time
 from steptape.replay.mapping import Readers
 
 def slow(number):
-    print(os.getpid(), flush=True)
+    os.write(1, f"{os.getpid()}\\n".encode())
     time.sleep(60)
 
 if __name__ == "__main__":
