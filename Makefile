@@ -19,7 +19,7 @@ FUZZ = -max_total_time=$(FUZZ_S) -timeout=30 -rss_limit_mb=3000 -max_len=4096 -d
 .PHONY: help demo test compat lint format fuzz fuzz-api clean
 
 help:  ## Show this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 $(READY): pyproject.toml
 	@command -v $(PYTHON) > /dev/null || { echo "No $(PYTHON) here: install Python 3.11 or newer, or name one: make PYTHON=..."; exit 2; }
