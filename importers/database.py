@@ -40,7 +40,7 @@ def opened(path: Path) -> Iterator[sqlite3.Connection]:
             connection.set_progress_handler(lambda: next(looks, None) is None, _INSTRUCTIONS_A_LOOK)
             connection.text_factory = lambda raw: raw.decode(errors="replace")
             yield connection
-    except (sqlite3.Error, OverflowError) as error:
+    except (sqlite3.Error, OverflowError, UnicodeDecodeError) as error:  # The last of a message that quotes the file.
         raise UnreadableSource(f"this is no database of its kind, or damaged ({error})", where=str(path)) from None
 
 

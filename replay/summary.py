@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Final
 
 from .aggregation import NOTABLE_REGRET, aggregate, comparison, detection_json, human_json, without_regret
 from .amounts import duration, short_duration, size
 from .backtesting import Backtest
+
+#: As many runs are named one by one when something is to be said of them.
+_NAMED: Final = 3
 
 
 def headline(backtest: Backtest) -> str:
@@ -66,13 +69,14 @@ def summary_lines(backtest: Backtest) -> list[str]:
     if total["validity"]:
         labels = ", ".join(f"{count} {label}" for label, count in total["validity"].items())
         lines.append(f"Decisions: {labels}.")
-    lines += [f"{result.run_id}: {note}." for result in backtest.results for note in result.notes]
-    noted = {result.run_id for result in backtest.results if result.notes}
-    lines += [
-        f"{run.run_id}: not counted in the regret: {run.reason}."
+    notes = [(result.run_id, note) for result in backtest.results for note in result.notes]
+    noted = {run_id for run_id, _ in notes}
+    notes += [
+        (run.run_id, f"not counted in the regret: {run.reason}")
         for run in without_regret(backtest)
         if run.run_id not in noted
     ]
+    lines += _note_lines(notes)
     lines += [f"Excluded {run.run_id}: {run.reason}." for run in backtest.excluded]
     return lines
 
@@ -102,6 +106,18 @@ def _cost_lines(total: Mapping[str, Any], backtest: Backtest) -> Iterator[str]:
         yield f"Of a run's steps it saves {share['mean']:.1%} in the mean [{share['low']:.1%}, {share['high']:.1%}]."
     if total["right_censored"]:
         yield f"{total['right_censored']} runs might have gone on: what they would have saved is a lower bound."
+
+
+def _note_lines(notes: Iterable[tuple[str, str]]) -> Iterator[str]:
+    """What is to be said of runs, by id; what many share once, the JSON and the page have it run by run."""
+    sharing: dict[str, list[str]] = {}
+    for run_id, note in notes:
+        sharing.setdefault(note, []).append(run_id)
+    for note, run_ids in sharing.items():
+        if len(run_ids) <= _NAMED:
+            yield from (f"{run_id}: {note}." for run_id in run_ids)
+        else:
+            yield f"{len(run_ids):,} runs, such as {run_ids[0]}: {note}."
 
 
 def _comparison_lines(backtest: Backtest) -> Iterator[str]:

@@ -17,6 +17,8 @@ import pytest
 from event_files import field, varint
 
 from steptape.importers import Outcome, ReadOptions, find_sources, import_sources, readers
+from steptape.importers.database import opened
+from steptape.importers.source import UnreadableSource
 from steptape.store import Run, open_run
 
 Imports = Callable[[Path], list[tuple[Outcome, Run]]]
@@ -121,6 +123,17 @@ def test_a_damaged_value_of_a_database_is_told(tmp_path: Path) -> None:
     (outcome,) = import_sources(tmp_path / "store", find_sources([path], readers()).sources, ReadOptions())
 
     assert outcome.problem == f"{path}: a value must be a number; got 'x'"
+
+
+def test_a_database_whose_error_message_is_no_text_is_told(tmp_path: Path) -> None:
+    """SQLite quotes the damaged schema as it stands."""
+    path = tmp_path / "study.db"
+    with sqlite3.connect(path) as connection:
+        connection.execute("CREATE TABLE studies (study_id INTEGER)")
+    path.write_bytes(path.read_bytes().replace(b"CREATE TABLE studies", b"CREATE T\x9cBLE studies"))
+
+    with pytest.raises(UnreadableSource, match="no database"), opened(path) as connection:
+        connection.execute("SELECT 1 FROM studies")
 
 
 def test_a_folder_of_mlflow_s_file_store_is_a_run(tmp_path: Path, imports: Imports) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -188,6 +189,25 @@ def test_without_an_objective_regret_is_not_invented(policy: Policy, store_recor
     assert report.objective is None
     assert one(report)["regret"] == {"absolute": None, "relative": None}
     assert any("--objective" in line for line in summary_lines(report))
+
+
+@pytest.mark.parametrize(("count", "lines"), [(3, 3), (4, 1)])
+def test_what_is_to_be_said_of_many_runs_is_said_once(
+    policy: Policy, store_record: Callable[..., Path], tmp_path: Path, count: int, lines: int
+) -> None:
+    """Of a few it is said of each by name; the JSON always has it run by run."""
+    folder = store_record([Event("step_end", step=1, metrics={"loss": 3.0})])
+    runs = []
+    for number in range(count):
+        shutil.copytree(folder, tmp_path / "copies" / f"run-{number}")
+        runs.append(open_run(tmp_path / "copies" / f"run-{number}"))
+    report = backtest(policy, runs, objective=declared_objective("eval_loss", "min"))
+
+    said = [line for line in summary_lines(report) if "regret unknown" in line]
+
+    assert len(said) == lines
+    assert (lines > 1) or said[0].startswith("4 runs, such as ")
+    assert all(any("regret unknown" in note for note in run["notes"]) for run in report_json(report)["runs"])
 
 
 def test_the_aggregate_is_the_sum_of_the_runs(policy: Policy, record: Callable[..., Run]) -> None:
