@@ -39,6 +39,7 @@ class WindowSums:
         self._length = 0
         self._from = np.zeros(len(values))
 
+    @np.errstate(over="ignore", invalid="ignore")
     def of(self, length: int) -> Floats:
         """At each value the sum of the last ones, as many as a window holds there; shape (n,)."""
         values, count = self.values, len(self.values)

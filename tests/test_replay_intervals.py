@@ -30,6 +30,13 @@ def test_an_interval_encloses_the_mean_about_as_theory_says() -> None:
     assert interval(values) == found
 
 
+def test_the_order_of_the_runs_changes_no_bit() -> None:
+    """Imported runs stand in the order of their ids, which differ from one place to the next."""
+    values = [(index * 37 % 101) ** 1.5 / 7 for index in range(60)]
+
+    assert interval(values) == interval(values[::-1]) == interval(values[30:] + values[:30])
+
+
 def test_pairs_take_the_noise_between_runs_out() -> None:
     """Runs that differ wildly, and a policy that is better by the same in each: no width is left."""
     found = paired_interval([float(n) + 0.5 for n in range(10)], [float(n) for n in range(10)])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from numpy import array
 
@@ -15,6 +15,7 @@ NUMBERS = st.one_of(st.floats(), st.sampled_from([-0.0, 0.0, 0.1, 1e16, -1e16, m
 
 
 @given(st.lists(NUMBERS, max_size=30), st.lists(st.integers(1, 40), min_size=1, max_size=6))
+@example([1e308, 1e308, -math.inf, math.inf], [2, 4])
 def test_sums_of_windows_are_left_to_right_whatever_lengths_were_asked_for_before(
     values: list[float], lengths: list[int]
 ) -> None:
