@@ -1,13 +1,16 @@
 """Digests of the columns of a table, taken piece by piece: Arrow tables flow in, SHA-256 of each column flows out.
 
-The pieces are of any size. A value counts by its bits, and where it stands by its row.
+The pieces are of any size. A value counts by its bits, and where it stands by its row. Pieces that are read from
+Parquet have the digests of the ones that were written; ``Alongside`` takes them while these are written.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from typing import Final, NamedTuple
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Executor, Future
+from typing import Final, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -34,20 +37,65 @@ class ColumnDigest(NamedTuple):
     values: str
 
 
+class TableDigests(Protocol):
+    """The digests of the columns of a table."""
+
+    def add(self, table: pa.Table) -> bool:
+        """More rows; whether they stood in their order. If not, what is taken is worth nothing."""
+
+    def taken(self) -> dict[str, ColumnDigest]:
+        """The digests so far of the columns that have any value."""
+
+
+def table_digests(table: str) -> TableDigests:
+    """The digests to be taken of a table of this name, empty."""
+    return LongDigests() if table == "metrics" else ColumnDigests()
+
+
+class Alongside:
+    """The digests of a table, taken by a thread while another one writes it: SHA-256 leaves the interpreter to others.
+
+    Args:
+        table: Its name.
+        thread: What takes them.
+    """
+
+    def __init__(self, table: str, thread: Executor) -> None:
+        self._digests = table_digests(table)
+        self._thread = thread
+        self._adding: list[Future[bool]] = []
+
+    def watch(self, pieces: Iterable[pa.Table]) -> Iterator[pa.Table]:
+        """The pieces as they are. Few are held: one is handed on when the one before has its digest."""
+        for piece in pieces:
+            if self._adding:
+                self._adding[-1].result()
+            self._adding.append(self._thread.submit(self._digests.add, piece))
+            yield piece
+
+    def taken(self) -> dict[str, ColumnDigest] | None:
+        """The digests of what was watched; None when its rows did not stand in their order."""
+        return self._digests.taken() if all(adding.result() for adding in self._adding) else None
+
+
 class ColumnDigests:
-    """The columns of a table whose rows come in their order."""
+    """The columns of a table that has a row an event, or a row a sample."""
 
     def __init__(self) -> None:
         self._rows = 0
+        self._last = -1
         self._columns: dict[str, _Column] = {}
 
-    def add(self, table: pa.Table) -> None:
-        """More rows. A column that they do not have is null in them."""
+    def add(self, table: pa.Table) -> bool:
+        """More rows; whether they stood in their order. A column that they do not have is null in them."""
         for name in table.column_names:
             self._columns.setdefault(name, _Column(self._rows))
         for name, column in self._columns.items():
             column.add(table[name] if name in table.column_names else pa.chunked_array([pa.nulls(table.num_rows)]))
         self._rows += table.num_rows
+        seqs = np.concatenate([[self._last], table["seq"].to_numpy()])
+        self._last = seqs[-1]
+        return bool((seqs[1:] >= seqs[:-1]).all())
 
     def taken(self) -> dict[str, ColumnDigest]:
         """The digest of each column that has any value."""
@@ -70,7 +118,10 @@ class _Column:
 
     def add(self, values: pa.ChunkedArray) -> None:
         """More rows."""
-        self._places.update(_bits(values.is_valid().cast(pa.uint8()).combine_chunks()))
+        if values.null_count:
+            self._places.update(_bits(values.is_valid().cast(pa.uint8()).combine_chunks()))
+        else:
+            self._places.update(b"\1" * len(values))
         present = values.drop_null().combine_chunks()
         self._count += len(present)
         if pa.types.is_dictionary(present.type):
@@ -142,16 +193,16 @@ class _LongMetric:
         return ColumnDigest(self._count, self._seqs.hexdigest(), "", self._values.hexdigest())
 
 
-def _characters(texts: pa.Array) -> bytes:
+def _characters(texts: pa.Array) -> memoryview:
     """All bytes of texts, one after another."""
     if not len(texts):
-        return b""
+        return memoryview(b"")
     _, offsets, data = texts.buffers()
     ends = np.frombuffer(offsets, np.int64)[texts.offset : texts.offset + len(texts) + 1]
-    return np.frombuffer(data or b"", np.uint8)[ends[0] : ends[-1]].tobytes()
+    return np.frombuffer(data or b"", np.uint8)[ends[0] : ends[-1]].data
 
 
-def _bits(array: pa.Array) -> bytes:
+def _bits(array: pa.Array) -> memoryview:
     """The bits of numbers without nulls."""
     numbers: npt.NDArray[np.generic] = array.to_numpy(zero_copy_only=False)
-    return numbers.tobytes() if len(array) else b""
+    return np.ascontiguousarray(numbers).data

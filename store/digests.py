@@ -10,17 +10,18 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final
 
-from .column_digests import ColumnDigest, ColumnDigests, LongDigests
+from .column_digests import ColumnDigest, table_digests
 from .columns import read_columns
 from .errors import DamagedLog
 from .run_folder import Listing, SealedFile, list_files, replace_file
 from .run_info import Attempt, read_run_info
-from .tables import is_in_order, read_parquet, row_groups_of
+from .tables import read_parquet, row_groups_of
 
 DIGESTS_JSON: Final = "digests.json"
 FORMAT: Final = 1
@@ -87,12 +88,16 @@ def read_digests(folder: Path) -> Digests:
         raise DamagedLog(f"these are no digests ({error!r})", where=str(path)) from None
 
 
-def take_digests(folder: Path) -> None:
+#: Digests of the columns of files, by path, that are known without reading them.
+Known = Mapping[Path, dict[str, ColumnDigest]]
+
+
+def take_digests(folder: Path, known: Known) -> None:
     """Keep the digests of what has finished and has none yet. The lock of the run's sealers is held."""
     kept, info, listing = read_digests(folder), read_run_info(folder), list_files(folder)
     live = {journal[1:3] for journal in listing.journals}
     logs = {
-        stream: (last, log_digest(folder, listing, stream))
+        stream: (last, log_digest(folder, listing, stream, known))
         for stream, last in _ends(listing).items()
         if stream not in live and kept.logs.get(stream, (None,))[0] != last
     }
@@ -150,20 +155,23 @@ def _told(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return {name: value for name, value in pairs if value is not None}
 
 
-def log_digest(folder: Path, listing: Listing, stream: tuple[int, int]) -> str:
+def log_digest(folder: Path, listing: Listing, stream: tuple[int, int], known: Known = MappingProxyType({})) -> str:
     """The digest of everything sealed of an attempt and rank. Memory does not grow with the run.
 
     Args:
         folder: The run's folder.
         listing: Its files.
         stream: Attempt and rank.
+        known: What need not be read.
     """
     # A metric may be called as a column of samples is.
     columns = {"events": read_columns(folder).by_column()}
     digest = hashlib.sha256(f"steptape log {FORMAT}\n".encode())
     for table in ("events", "metrics", "samples"):
         files = [file for file in listing.table(table) if file[2:4] == stream]
-        digests = _digests_of_long(files) if table == "metrics" else _digests_of(files)
+        digests = known.get(files[0].path) if len(files) == 1 else None
+        if digests is None:
+            digests = _digests_of(table, files)
         metric_of = columns.get(table, {})
         named = ((table, name in metric_of, metric_of.get(name, name), *own) for name, own in digests.items())
         for line in sorted(named):
@@ -176,22 +184,12 @@ def _ends(listing: Listing) -> dict[tuple[int, int], int]:
     return {(file.attempt, file.rank): file.last for file in listing.table("events")}
 
 
-def _digests_of(files: Iterable[SealedFile]) -> dict[str, ColumnDigest]:
-    """Of each column; a file whose rows stand in another order than ``seq`` is read as a whole."""
-    digests = ColumnDigests()
-    for file in files:
-        parts = row_groups_of(file.path) if is_in_order(file.path) else [read_parquet(file.path)]
-        for part in parts:
-            digests.add(part)
-    return digests.taken()
-
-
-def _digests_of_long(files: Sequence[SealedFile]) -> dict[str, ColumnDigest]:
-    """Of each metric that is no column; files whose rows stand in an order of another's are read as a whole."""
-    digests = LongDigests()
+def _digests_of(table: str, files: Sequence[SealedFile]) -> dict[str, ColumnDigest]:
+    """Of each column; files whose rows stand in an order of another's are read as a whole."""
+    digests = table_digests(table)
     if all(digests.add(part) for file in files for part in row_groups_of(file.path)):
         return digests.taken()
-    digests = LongDigests()
+    digests = table_digests(table)
     for file in files:
         digests.add(read_parquet(file.path))
     return digests.taken()

@@ -9,6 +9,9 @@ stall the training loop for milliseconds. Each step leaves a folder that reads t
 3. the files of a finished (attempt, rank) are merged into one, and only then deleted (until then readers pass over
    files whose range another file holds);
 4. of what is finished a digest is kept.
+
+Checksums are looked at, and digests taken, by a second thread while the first one writes: most of what either does goes
+on without the interpreter.
 """
 
 from __future__ import annotations
@@ -27,6 +30,7 @@ from typing import Final
 import numpy as np
 import pyarrow as pa
 
+from .column_digests import Alongside, ColumnDigest
 from .columns import Columns, read_columns, write_columns
 from .digests import DIGESTS_JSON, take_digests
 from .errors import TelemetryError
@@ -74,12 +78,13 @@ def seal(folder: Path, *, other_hosts: bool = False) -> int:
     """
     run_id = read_run_info(folder).run_id
     _keep_freed_memory()
-    with _turn(folder):
+    with _turn(folder), ThreadPoolExecutor(1) as thread:
         _remove_leftovers(folder)
+        sealer = _Sealer(folder, run_id, other_hosts, thread)
         streams = itertools.groupby(list_files(folder).journals, key=lambda journal: journal[1:3])
-        sealed = sum(_seal_stream(folder, run_id, journals, other_hosts) for _, journals in streams)
-        _compact(folder)
-        take_digests(folder)
+        sealed = sum(sealer.seal_stream(list(journals)) for _, journals in streams)
+        sealer.compact()
+        take_digests(folder, sealer.digests())
     return sealed
 
 
@@ -115,58 +120,153 @@ def _keep_freed_memory() -> None:
     np.empty(KEPT_BYTES, np.uint8)
 
 
-def _seal_stream(folder: Path, run_id: str, journals: Iterable[JournalFile], other_hosts: bool) -> int:
-    """Seal the segments of one (attempt, rank) from the first on, up to one that is being written or may be.
-
-    In order, because readers pass over all records below the last sealed ``seq``. Each under a lock, because a segment
-    that is this moment being created looks like a dead writer's.
-    """
-    sealed = 0
-    for journal in journals:
-        with idle(journal.path) as is_idle:
-            if not is_idle:
-                break
-            try:
-                # Checksums are looked at beside the writing, which takes longer and waits for them in the end.
-                segment = read_segment(journal.path, checks=False)
-                if not (other_hosts or is_of_this_machine(segment.header.get("writer") or {})):
-                    break
-                sealed += _seal_segment(folder, run_id, journal, segment)
-            except Exception:
-                # What comes of records that are not sound may fail in any way. What is sound fails again.
-                _remove_leftovers(folder)
-                sealed += _seal_segment(folder, run_id, journal, read_segment(journal.path))
-    return sealed
-
-
 class _NotSound(Exception):
     """A record has another checksum than it should."""
 
 
-def _seal_segment(folder: Path, run_id: str, journal: JournalFile, segment: Segment) -> int:
-    """Turn a segment into tables and delete it.
+class _Sealer:
+    """What one turn does with the files of a run.
 
-    Raises:
-        _NotSound: It was read without a look at its checksums, and one is wrong. Nothing has happened then.
+    Args:
+        folder: The run's folder.
+        run_id: The run.
+        other_hosts: Whether what another machine wrote is sealed, too.
+        thread: Looks at checksums and takes digests, while tables are written.
     """
-    with ThreadPoolExecutor(1) as beside:
-        soundness = beside.submit(is_sound, segment)
-        fresh = segment.from_seq(list_files(folder).sealed_until("events", journal.attempt, journal.rank))
+
+    def __init__(self, folder: Path, run_id: str, other_hosts: bool, thread: ThreadPoolExecutor) -> None:
+        self._folder = folder
+        self._run_id = run_id
+        self._other_hosts = other_hosts
+        self._thread = thread
+        self._digests: dict[Path, Alongside] = {}
+
+    def digests(self) -> dict[Path, dict[str, ColumnDigest]]:
+        """Digests of the columns of files that hold all that there will be of a table, by path."""
+        taken = {path: digests.taken() for path, digests in self._digests.items()}
+        return {path: digests for path, digests in taken.items() if digests is not None}
+
+    def seal_stream(self, journals: Sequence[JournalFile]) -> int:
+        """Seal the segments of one (attempt, rank) from the first on, up to one that is being written or may be.
+
+        In order, because readers pass over all records below the last sealed ``seq``. Each under a lock, because a
+        segment that is this moment being created looks like a dead writer's.
+        """
+        sealed = 0
+        for journal in journals:
+            with idle(journal.path) as is_idle:
+                if not is_idle:
+                    break
+                try:
+                    # Checksums are looked at beside the writing, which takes longer and waits for them in the end.
+                    segment = read_segment(journal.path, checks=False)
+                    if not (self._other_hosts or is_of_this_machine(segment.header.get("writer") or {})):
+                        break
+                    sealed += self._seal_segment(journal, segment, is_all=len(journals) == 1)
+                except Exception:
+                    # What comes of records that are not sound may fail in any way. What is sound fails again.
+                    # By the thread, so that nothing of the first try goes on.
+                    self._thread.submit(_remove_leftovers, self._folder).result()
+                    sealed += self._seal_segment(journal, read_segment(journal.path), is_all=len(journals) == 1)
+        return sealed
+
+    def _seal_segment(self, journal: JournalFile, segment: Segment, *, is_all: bool) -> int:
+        """Turn a segment into tables and delete it.
+
+        Args:
+            journal: Where the segment lies.
+            segment: What it holds.
+            is_all: Whether it is the only one of its attempt and rank.
+
+        Raises:
+            _NotSound: It was read without a look at its checksums, and one is wrong. Nothing has happened then.
+        """
+        soundness = self._thread.submit(is_sound, segment)
+        sealed_until = list_files(self._folder).sealed_until("events", journal.attempt, journal.rank)
+        fresh = segment.from_seq(sealed_until)
         if len(fresh):
-            columns = read_columns(folder)
+            columns = read_columns(self._folder)
             known = len(columns.by_metric)
             columns.extend(fresh.metric_names())
-            is_kept = len(columns.by_metric) == known and (folder / COLUMNS_JSON).exists()
-            keep_columns = None if is_kept else partial(write_columns, folder, columns)
-            readiness = beside.submit(_make_ready, soundness, keep_columns)
-            _publish_segment(folder, run_id, journal, fresh, columns, readiness)
+            is_kept = len(columns.by_metric) == known and (self._folder / COLUMNS_JSON).exists()
+            keep_columns = None if is_kept else partial(write_columns, self._folder, columns)
+            readiness = self._thread.submit(_make_ready, soundness, keep_columns)
+            self._publish_segment(journal, fresh, columns, readiness, is_all=is_all and not sealed_until)
         elif not soundness.result():
             raise _NotSound
-    if segment.torn_bytes:
-        journal.path.rename(journal.path.with_name(f"torn-{journal.path.name}"))
-    else:
-        journal.path.unlink()
-    return len(fresh)
+        if segment.torn_bytes:
+            journal.path.rename(journal.path.with_name(f"torn-{journal.path.name}"))
+        else:
+            journal.path.unlink()
+        return len(fresh)
+
+    def _publish_segment(
+        self, journal: JournalFile, segment: Segment, columns: Columns, readiness: Future[None], *, is_all: bool
+    ) -> None:
+        """The tables of a segment, that of the events last: until it is there, all of its events count as unsealed.
+
+        Args:
+            journal: Where the segment lay.
+            segment: What of it is not sealed.
+            columns: The columns of its metrics and of those before.
+            readiness: What has to be over before any table is there.
+            is_all: Whether these are all events of an attempt and rank.
+        """
+        wide, long = columns.wide(), columns.long()
+        first, last = segment.only(np.array([0, len(segment) - 1])).seq.tolist()
+        pieces = list(segment.pieces(CELLS_PER_ROW_GROUP))
+
+        def publish_table(table: str, schema: pa.Schema, always: Collection[str], tables: Iterable[pa.Table]) -> None:
+            path = self._folder / sealed_name(table, journal.attempt, journal.rank, first, last)
+            aside = _written_aside(self._watched(table, tables, path) if is_all else tables, schema, always, path)
+            readiness.result()
+            publish(aside, path)
+
+        if segment.has_samples():
+            tables = (samples_table(self._run_id, piece) for piece in pieces)
+            publish_table("samples", SAMPLES_SCHEMA, SAMPLES_ALWAYS, tables)
+        if not set(long).isdisjoint(segment.metric_names()):
+            tables = (metrics_table(self._run_id, piece, long) for piece in pieces)
+            publish_table("metrics", METRICS_SCHEMA, METRICS_ALWAYS, tables)
+        common = (wide.by_metric[metric] for metric in segment.common_metrics() if metric in wide.by_metric)
+        tables = (events_table(self._run_id, piece, wide) for piece in pieces)
+        publish_table("events", events_schema(wide), EVENT_ALWAYS.union(common), tables)
+
+    def compact(self) -> None:
+        """Merge the files of each (attempt, rank): all of one that has no journal left, some of one that goes on.
+
+        Each table in itself, and what was merged is deleted before the next: a folder never holds many files.
+        """
+        remove_files(file.path for file in list_files(self._folder).superseded)
+        listing = list_files(self._folder)
+        live = {journal[1:3] for journal in listing.journals}
+        for (table, *stream), group in itertools.groupby(listing.sealed, key=lambda file: file[1:4]):
+            files = list(group)
+            goes_on = tuple(stream) in live
+            if goes_on:
+                files = files[_first_to_merge([file.path.stat().st_size for file in files]) :]
+            if len(files) > 1:
+                self._merge(table, files, is_all=not goes_on)
+                remove_files(file.path for file in files)
+
+    def _merge(self, table: str, files: Sequence[SealedFile], *, is_all: bool) -> None:
+        """One file of several, row group by row group: memory does not grow with the run."""
+        first, last = files[0], files[-1]
+        path = self._folder / sealed_name(table, first.attempt, first.rank, first.first, last.last)
+        own = [read_schema(file.path) for file in files]
+        schema = {"samples": SAMPLES_SCHEMA, "metrics": METRICS_SCHEMA}.get(table)
+        if schema is None:
+            present = {column for schema in own for column in schema.names}
+            by_metric = read_columns(self._folder).by_metric
+            schema = events_schema(Columns({m: c for m, c in by_metric.items() if c in present}))
+        always = set.intersection(*({field.name for field in schema if not field.nullable} for schema in own))
+        groups = (group for file in files for group in row_groups_of(file.path))
+        publish(_written_aside(self._watched(table, groups, path) if is_all else groups, schema, always, path), path)
+
+    def _watched(self, table: str, pieces: Iterable[pa.Table], path: Path) -> Iterator[pa.Table]:
+        """The pieces of a table as they are, of which digests are taken while they are written."""
+        self._digests[path] = Alongside(table, self._thread)
+        return self._digests[path].watch(pieces)
 
 
 def _make_ready(soundness: Future[bool], keep_columns: Callable[[], None] | None) -> None:
@@ -175,62 +275,6 @@ def _make_ready(soundness: Future[bool], keep_columns: Callable[[], None] | None
         raise _NotSound
     if keep_columns is not None:
         keep_columns()
-
-
-def _publish_segment(
-    folder: Path,
-    run_id: str,
-    journal: JournalFile,
-    segment: Segment,
-    columns: Columns,
-    readiness: Future[None],
-) -> None:
-    """The tables of a segment, that of the events last: until it is there, all of its events count as unsealed.
-
-    Args:
-        folder: The run's folder.
-        run_id: The run.
-        journal: Where the segment lay.
-        segment: What of it is not sealed.
-        columns: The columns of its metrics and of those before.
-        readiness: What has to be over before any table is there.
-    """
-    wide, long = columns.wide(), columns.long()
-    first, last = segment.only(np.array([0, len(segment) - 1])).seq.tolist()
-    pieces = list(segment.pieces(CELLS_PER_ROW_GROUP))
-
-    def publish_table(table: str, schema: pa.Schema, always: Collection[str], tables: Iterable[pa.Table]) -> None:
-        path = folder / sealed_name(table, journal.attempt, journal.rank, first, last)
-        aside = _written_aside(tables, schema, always, path)
-        readiness.result()
-        publish(aside, path)
-
-    if segment.has_samples():
-        tables = (samples_table(run_id, piece) for piece in pieces)
-        publish_table("samples", SAMPLES_SCHEMA, SAMPLES_ALWAYS, tables)
-    if not set(long).isdisjoint(segment.metric_names()):
-        tables = (metrics_table(run_id, piece, long) for piece in pieces)
-        publish_table("metrics", METRICS_SCHEMA, METRICS_ALWAYS, tables)
-    always = EVENT_ALWAYS | {wide.by_metric[metric] for metric in segment.common_metrics() if metric in wide.by_metric}
-    tables = (events_table(run_id, piece, wide) for piece in pieces)
-    publish_table("events", events_schema(wide), always, tables)
-
-
-def _compact(folder: Path) -> None:
-    """Merge the files of each (attempt, rank): all of one that has no journal left, some of one that goes on.
-
-    Each table in itself, and what was merged is deleted before the next: a folder never holds many files.
-    """
-    remove_files(file.path for file in list_files(folder).superseded)
-    listing = list_files(folder)
-    live = {journal[1:3] for journal in listing.journals}
-    for (table, *stream), group in itertools.groupby(listing.sealed, key=lambda file: file[1:4]):
-        files = list(group)
-        if tuple(stream) in live:
-            files = files[_first_to_merge([file.path.stat().st_size for file in files]) :]
-        if len(files) > 1:
-            _merge(folder, table, files)
-            remove_files(file.path for file in files)
 
 
 def _first_to_merge(sizes: Sequence[int]) -> int:
@@ -250,20 +294,6 @@ def _first_to_merge(sizes: Sequence[int]) -> int:
         if size < 2 * newer:
             return index
     return len(sizes) - 1
-
-
-def _merge(folder: Path, table: str, files: Sequence[SealedFile]) -> None:
-    """One file of several, row group by row group: memory does not grow with the run."""
-    first, last = files[0], files[-1]
-    name = sealed_name(table, first.attempt, first.rank, first.first, last.last)
-    own = [read_schema(file.path) for file in files]
-    schema = {"samples": SAMPLES_SCHEMA, "metrics": METRICS_SCHEMA}.get(table)
-    if schema is None:
-        present = {column for schema in own for column in schema.names}
-        schema = events_schema(Columns({m: c for m, c in read_columns(folder).by_metric.items() if c in present}))
-    always = set.intersection(*({field.name for field in schema if not field.nullable} for schema in own))
-    groups = (group for file in files for group in row_groups_of(file.path))
-    publish(_written_aside(groups, schema, always, folder / name), folder / name)
 
 
 def _written_aside(tables: Iterable[pa.Table], schema: pa.Schema, always: Collection[str], path: Path) -> Path:

@@ -119,16 +119,6 @@ def read_parquet(path: Path, wanted: Iterable[str] | None = None, *, threads: bo
     return _in_seq_order(table) if "seq" in table.column_names else table
 
 
-def is_in_order(path: Path) -> bool:
-    """Whether the rows of a sealed file stand in ``seq`` order.
-
-    Raises:
-        FileNotFoundError, DamagedLog: As ``read_parquet``.
-    """
-    with _opened(path) as file:
-        return _ascends(file.read(columns=["seq"])["seq"])
-
-
 def _ascends(seq: pa.ChunkedArray) -> bool:
     return len(seq) < 2 or bool(pc.all(pc.less_equal(seq[:-1], seq[1:])).as_py())
 

@@ -6,15 +6,18 @@ import math
 import shutil
 import struct
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
 from steptape.recorder import Recorder
 from steptape.store import Attempt, Event, Plan, open_run
+from steptape.store.column_digests import Alongside
 from steptape.store.columns import METRICS_AS_COLUMNS
 from steptape.store.digests import DIGESTS_JSON, attempt_digest, digest_faults, read_digests
 from steptape.store.journal_format import INTEGER_IDS, SampleLosses
@@ -91,6 +94,7 @@ def test_the_digest_does_not_know_how_the_log_was_cut(store_record: Callable[...
     folder = store_record(EVENTS, samples=samples, segment_bytes=segment_bytes, sealed=True)
 
     assert read_digests(folder).logs[(0, 0)] == (39, EXPECTED)
+    assert digest_faults(folder) == []
 
 
 def wide(step: int) -> dict[str, float]:
@@ -109,7 +113,28 @@ def test_the_digest_covers_metrics_that_are_no_columns(store_record: Callable[..
     turned = rewritten(cut, "metrics", lambda rows: rows.take(pa.array(range(rows.num_rows)[::-1])))
 
     assert read_digests(whole).logs == read_digests(cut).logs
-    assert digest_faults(turned) == []
+    assert digest_faults(whole) == digest_faults(cut) == digest_faults(turned) == []
+
+
+@pytest.mark.parametrize("table", ["events", "samples", "metrics"])
+def test_digests_taken_alongside_are_worth_nothing_where_rows_stood_in_another_order(
+    store_record: Callable[..., Path], table: str
+) -> None:
+    """Of files that somebody has rewritten, and that are merged as they are. They are read in their order then."""
+    events = [Event("step_end", step=step, metrics=wide(step)) for step in range(1, 9)]
+    folder = store_record(events, samples={index: losses(index) for index in range(8)}, sealed=True)
+    (path,) = folder.glob(f"{table}-*.parquet")
+    rows = pq.read_table(path)
+    backwards = rows.take(pa.array(range(rows.num_rows)[::-1]))
+
+    with ThreadPoolExecutor(1) as thread:
+        ordered, within, between = (Alongside(table, thread) for _ in range(3))
+        assert list(ordered.watch([rows.slice(0, 5), rows.slice(5)])) == [rows.slice(0, 5), rows.slice(5)]
+        list(within.watch([backwards]))
+        list(between.watch([rows.filter(pc.field("seq") > 3), rows.filter(pc.field("seq") <= 3)]))
+
+        assert ordered.taken()
+        assert within.taken() is between.taken() is None
 
 
 @pytest.mark.parametrize("column", ["run_id", "attempt", "seq", "metric", "value"])
