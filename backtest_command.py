@@ -20,7 +20,7 @@ from .cli_options import (
     user_cache,
 )
 from .console import print_json, print_table, reading_runs, say
-from .import_command import imported_history
+from .import_command import RenameOption, imported_history, renamed
 from .replay import (
     BASELINES,
     COMPARISON_HEADINGS,
@@ -58,6 +58,7 @@ def backtest(
         list[Path] | None,
         typer.Option(metavar="PATH", help="Judge it on other tools' logs there: they are imported into a cache."),
     ] = None,
+    renames: RenameOption = None,
     objective: Annotated[
         str | None, typer.Option(metavar="METRIC", help="The evaluation metric that runs are judged by.")
     ] = None,
@@ -90,9 +91,11 @@ def backtest(
     """Say what a policy would have saved and cost."""
     if mode and not objective:
         raise typer.BadParameter("--mode says which way a metric is better: name it with --objective")
+    if renames and history is None:
+        raise typer.BadParameter("--rename says what metrics of --history are to be called")
     declared = declared_objective(objective, mode) if objective else None
     loaded = _policy(policy, settings, declared)
-    chosen, problems = runs_chosen(runs, store) if history is None else imported_history(history)
+    chosen, problems = runs_chosen(runs, store) if history is None else imported_history(history, renamed(renames))
     complain_of(problems)
     compared = _baselines(baselines or (["all"] if html else []))
     began_s = time.monotonic()

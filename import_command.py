@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Final, TypeAlias
 
@@ -24,6 +25,7 @@ from .importers import (
     reader_of,
     readers,
     signature,
+    unusable_readers,
 )
 from .store import Run, TelemetryError, open_run
 
@@ -35,6 +37,11 @@ Signatures: TypeAlias = dict[tuple[str, Path], tuple[tuple[str, int, int], ...]]
 
 #: Seconds between two looks at sources that grow.
 FOLLOW_EVERY_S: Final = 2.0
+
+RenameOption = Annotated[
+    list[str] | None,
+    typer.Option("--rename", metavar="OLD=NEW", help="What to call a metric, as policies name it: val_loss=eval_loss"),
+]
 
 _HEADINGS: Final = ("run_id", "name", "kind", "state", "events", "steps")
 
@@ -55,12 +62,7 @@ def import_runs(
     step: Annotated[
         str | None, typer.Option(metavar="COLUMN", help="The column or key that counts steps, where several could.")
     ] = None,
-    renames: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--rename", metavar="OLD=NEW", help="What to call a metric, as policies name it: val_loss=eval_loss"
-        ),
-    ] = None,
+    renames: RenameOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Import past runs from the logs of other tools.
@@ -71,8 +73,8 @@ def import_runs(
     """
     if pattern is not None and kind == AUTO:
         raise typer.BadParameter("--pattern says how lines of text look: say 'text' instead of 'auto'")
-    chosen = readers() if kind == AUTO else (reader_of(kind),)
-    options = ReadOptions(pattern, step, _renamed(renames or ()), is_growing=follow)
+    chosen = _every_reader() if kind == AUTO else (reader_of(kind),)
+    options = ReadOptions(pattern, step, renamed(renames), is_growing=follow)
     seen: Signatures = {}
     outcomes = list(_told(find_and_import(paths, chosen, store, options, seen), as_json))
     if follow:
@@ -83,9 +85,9 @@ def import_runs(
         raise typer.Exit(FINDINGS)
 
 
-def _renamed(renames: Iterable[str]) -> dict[str, str]:
+def renamed(renames: Iterable[str] | None) -> dict[str, str]:
     """New names by old ones."""
-    pairs = [rename.partition("=") for rename in renames]
+    pairs = [rename.partition("=") for rename in renames or ()]
     for old, _, new in pairs:
         if not old or not new:
             raise typer.BadParameter(f"--rename takes OLD=NEW; got {old or new!r}")
@@ -119,8 +121,14 @@ def find_and_import(
             yield from import_sources(store, changed, options, lambda _: bar.advance(task))
 
 
-def imported_history(paths: Sequence[Path]) -> tuple[list[Run], list[TelemetryError]]:
+def imported_history(paths: Sequence[Path], renames: Mapping[str, str]) -> tuple[list[Run], list[TelemetryError]]:
     """The runs of other tools' logs, imported into the user's cache; and what was wrong with some of them.
+
+    Runs whose metrics are renamed otherwise are other runs there.
+
+    Args:
+        paths: Files and folders of logs.
+        renames: What metrics are called, by their names in the logs.
 
     Raises:
         TelemetryError: The user has no cache, or nothing there can be read.
@@ -128,13 +136,21 @@ def imported_history(paths: Sequence[Path]) -> tuple[list[Run], list[TelemetryEr
     cache = user_cache()
     if cache is None:
         raise TelemetryError("there is no folder for a cache", fix="Name one in STEPTAPE_CACHE")
-    store = cache.folder / HISTORY
-    outcomes = list(find_and_import(paths, readers(), store, ReadOptions(), {}))
+    named = "\n".join(f"{old}={new}" for old, new in sorted(renames.items()))
+    store = cache.folder / (f"{HISTORY}-{hashlib.sha256(named.encode()).hexdigest()[:10]}" if named else HISTORY)
+    outcomes = list(find_and_import(paths, _every_reader(), store, ReadOptions(renamed=renames), {}))
     problems = [UnreadableSource(outcome.problem) for outcome in outcomes if outcome.problem is not None]
     found = dict.fromkeys(outcome.run_id for outcome in outcomes if outcome.run_id)
     if not found:
         raise problems[0]
     return [open_run(store / run_id) for run_id in found], list(problems)
+
+
+def _every_reader() -> tuple[Reader, ...]:
+    """All readers that can be had; what is wrong with the others is told."""
+    for problem in unusable_readers():
+        complain(f"warning: {problem}")
+    return readers()
 
 
 def _told(outcomes: Iterator[Outcome], as_json: bool) -> Iterator[Outcome]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from .discovery import Found, Source, find_sources, signature
 from .growth import SourceRewritten
 from .importing import Outcome, State, import_sources
-from .registry import AUTO, GROUP, reader_of, readers
+from .registry import AUTO, GROUP, reader_of, readers, unusable_readers
 from .source import Fact, ImportedRun, Reader, ReadOptions, SingleFile, UnreadableSource
 
 __all__ = [
@@ -30,4 +30,5 @@ __all__ = [
     "reader_of",
     "readers",
     "signature",
+    "unusable_readers",
 ]

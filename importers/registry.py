@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from importlib.metadata import EntryPoint, entry_points
-from typing import Final
+from typing import Final, NamedTuple
 
 from ..store import TelemetryError
 from .source import Reader
@@ -19,32 +19,30 @@ _ORDER: Final = ("tensorboard", "wandb", "optuna", "mlflow", "trackio", "trainer
 _LAST: Final = "text"
 
 
-@functools.cache
 def readers() -> tuple[Reader, ...]:
-    """All readers, in the order in which files are shown to them.
+    """All readers that can be had, in the order in which files are shown to them."""
+    return tuple(sorted(_registered().by_kind.values(), key=lambda reader: (_place(reader.kind), reader.kind)))
 
-    Raises:
-        TelemetryError: An entry point cannot be loaded, or two are for one kind.
-    """
-    loaded = [_loaded(point) for point in entry_points(group=GROUP)]
-    kinds = [reader.kind for reader in loaded]
-    for kind in kinds:
-        if kinds.count(kind) > 1 or kind == AUTO:
-            raise TelemetryError("two readers are for one kind", where=f"entry points {GROUP!r}", got=kind)
-    return tuple(sorted(loaded, key=lambda reader: (_place(reader.kind), reader.kind)))
+
+def unusable_readers() -> tuple[TelemetryError, ...]:
+    """What is wrong with the entry points that give no reader."""
+    return tuple(_registered().problems.values())
 
 
 def reader_of(kind: str) -> Reader:
     """The reader of a kind.
 
     Raises:
-        TelemetryError: There is none.
+        TelemetryError: There is none, or it cannot be had.
     """
-    for reader in readers():
-        if reader.kind == kind:
-            return reader
-    known = ", ".join(sorted(reader.kind for reader in readers()))
-    raise TelemetryError("nothing reads this kind", got=kind, fix=f"Kinds: {AUTO}, {known}")
+    registered = _registered()
+    if kind in registered.by_kind:
+        return registered.by_kind[kind]
+    if kind in registered.problems:
+        raise registered.problems[kind]
+    raise TelemetryError(
+        "nothing reads this kind", got=kind, fix=f"Kinds: {AUTO}, {', '.join(sorted(registered.by_kind))}"
+    )
 
 
 def _place(kind: str) -> int:
@@ -52,10 +50,44 @@ def _place(kind: str) -> int:
     return _ORDER.index(kind) if kind in _ORDER else len(_ORDER) + (kind == _LAST)
 
 
+class _Registered(NamedTuple):
+    """The entry points of the group.
+
+    Attributes:
+        by_kind: Readers.
+        problems: Why others give none, by their names.
+    """
+
+    by_kind: dict[str, Reader]
+    problems: dict[str, TelemetryError]
+
+
+@functools.cache
+def _registered() -> _Registered:
+    registered = _Registered({}, {})
+    for point in sorted(entry_points(group=GROUP), key=_is_foreign):
+        try:
+            reader = _loaded(point)
+            if reader.kind in registered.by_kind or reader.kind == AUTO:
+                raise TelemetryError(
+                    "this reader is for a kind that has one", where=f"{GROUP}: {point.name}", got=reader.kind
+                )
+            registered.by_kind[reader.kind] = reader
+        except TelemetryError as error:
+            registered.problems[point.name] = error
+    return registered
+
+
+def _is_foreign(point: EntryPoint) -> bool:
+    return not point.module.startswith(f"{__name__.partition('.')[0]}.")
+
+
 def _loaded(point: EntryPoint) -> Reader:
     # Whatever a foreign package does when it is imported is told as what it is: a reader that cannot be had.
     try:
         reader: Reader = point.load()()
+        if not isinstance(reader.kind, str):
+            raise TypeError("its kind is no text")
     except Exception as error:
         raise TelemetryError(f"this reader cannot be loaded ({error!r})", where=f"{GROUP}: {point.name}") from error
     return reader

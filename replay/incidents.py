@@ -4,7 +4,8 @@ They come from a file of labels, or from annotations with the attribute ``incide
 
     rec.annotate("loss spike after the restart", incident="spike", first_step=1200, last_step=1260)
 
-``first_step`` and ``last_step`` may be left out: the step of the annotation stands for both.
+``first_step`` and ``last_step`` may be left out: the step of the annotation stands for both. Annotations that were made
+afterwards (``POST /api/v1/runs/{id}/annotations``) count alike; one that names no step is about the whole run.
 """
 
 from __future__ import annotations
@@ -15,11 +16,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from ..store.annotations import read_annotations
 from ..store.errors import TelemetryError
 from ..store.events import Event
 
 #: The columns of a file of labels; ``name`` may be absent.
 COLUMNS: Final = ("run", "first_step", "last_step", "name")
+
+#: Attribute of an annotation that makes a label of it; its value is what the incident was.
+_INCIDENT: Final = "incident"
+
+_LAST_STEP: Final = 2**63 - 1
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -77,15 +84,29 @@ def read_labels(path: str | Path) -> Labels:
     return Labels(by_run)
 
 
-def incidents_in(annotations: Iterable[Event]) -> tuple[Incident, ...] | None:
-    """What annotations label, in order; None when none of them is a label."""
-    found = [_annotated(event) for event in annotations if "incident" in event.attrs]
-    return tuple(sorted(found)) or None
+def incidents_in(annotations: Iterable[Event]) -> list[Incident]:
+    """What annotations of the training program label."""
+    return [_annotated(event) for event in annotations if _INCIDENT in event.attrs]
+
+
+def incidents_noted(folder: Path) -> list[Incident]:
+    """What annotations label that were made afterwards of the run of a folder.
+
+    Raises:
+        DamagedLog: They cannot be read.
+    """
+    notes = (note for note in read_annotations(folder) if _INCIDENT in note.attrs)
+    return [
+        Incident(0, _LAST_STEP, str(note.attrs[_INCIDENT]))
+        if note.first_step is None
+        else Incident(note.first_step, _step_of(note.last_step, note.first_step), str(note.attrs[_INCIDENT]))
+        for note in notes
+    ]
 
 
 def _annotated(event: Event) -> Incident:
     first = _step_of(event.attrs.get("first_step"), event.step)
-    return Incident(first, max(first, _step_of(event.attrs.get("last_step"), event.step)), str(event.attrs["incident"]))
+    return Incident(first, max(first, _step_of(event.attrs.get("last_step"), event.step)), str(event.attrs[_INCIDENT]))
 
 
 def _step_of(value: Any, default: int) -> int:

@@ -20,7 +20,7 @@ from .event_stream import event_stream
 from .history import NOTHING_ROLLED_BACK, Checkpoint, History, RolledBack, history_of, read_lineage, restored_steps
 from .human_action import Lead, lead_over
 from .identity import UNKNOWN, RunIdentity, identity_of
-from .incidents import Incident, Labels, incidents_in
+from .incidents import Incident, Labels, incidents_in, incidents_noted
 from .objective import Evaluation, Objective, best
 from .replaying import Ending, Replay, replay_stream
 from .results import Outlay, RunResult
@@ -94,7 +94,8 @@ def facts_of_run(policy: Policy, run: Run, settings: Settings = DEFAULT_SETTINGS
     with collection_paused():
         events, rolled_back = read_lineage(run, samples=policy.reads_samples)
         info = run.info
-        facts = facts_of(policy, info.run_id, info.name, run.status, events, info.last.plan, settings)
+        noted = incidents_noted(run.folder)
+        facts = facts_of(policy, info.run_id, info.name, run.status, events, info.last.plan, settings, noted)
     identity = dataclasses.replace(facts.identity, log_digest=run.log_digest)
     restored = restored_steps(info.attempts)
     return dataclasses.replace(facts, rolled_back=rolled_back, identity=identity, restored_steps=restored)
@@ -108,12 +109,14 @@ def facts_of(
     events: Sequence[Event],
     plan: Plan,
     settings: Settings = DEFAULT_SETTINGS,
+    noted: Sequence[Incident] = (),
 ) -> RunFacts:
-    """The same of one stream of the deciding rank's events."""
+    """The same of one stream of the deciding rank's events, and of the incidents that were noted of it afterwards."""
     stream = event_stream(events)
     replayed = replay_stream(policy, stream, plan, delay_steps=settings.delay_steps)
     history = history_of(stream)
-    labelled = incidents_in(history.annotations) if settings.labels is None else settings.labels.of(run_id, name)
+    annotated = tuple(sorted([*incidents_in(history.annotations), *noted]))
+    labelled = annotated or None if settings.labels is None else settings.labels.of(run_id, name)
     return RunFacts(
         run_id=run_id,
         name=name,

@@ -140,13 +140,20 @@ class MyReader(SingleFile):
 """
 
 
+def install_reader(package: Path, name: str, code: str) -> None:
+    """Put a package there whose class ``MyReader`` is a reader."""
+    (package / f"{name}-1.dist-info").mkdir(parents=True)
+    (package / f"{name}.py").write_text(code)
+    (package / f"{name}-1.dist-info" / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1\n")
+    (package / f"{name}-1.dist-info" / "entry_points.txt").write_text(
+        f"[steptape.importers]\n{name} = {name}:MyReader\n"
+    )
+
+
 def test_a_reader_of_another_package_is_found_by_its_entry_point(tmp_path: Path) -> None:
     """By its kind, and by ``auto``."""
     package = tmp_path / "site"
-    (package / "mine-1.dist-info").mkdir(parents=True)
-    (package / "mine.py").write_text(READER)
-    (package / "mine-1.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: mine\nVersion: 1\n")
-    (package / "mine-1.dist-info" / "entry_points.txt").write_text("[steptape.importers]\nmine = mine:MyReader\n")
+    install_reader(package, "mine", READER)
     (tmp_path / "x.log").write_text("MINE 0.5 0.25")
 
     results = [
@@ -167,6 +174,33 @@ def test_a_reader_of_another_package_is_found_by_its_entry_point(tmp_path: Path)
     ]
 
 
+def test_readers_that_cannot_be_had_are_told_of_and_stop_nothing(tmp_path: Path) -> None:
+    """One that fails when it is loaded, and one for a kind that there is; asked for by name, the first is an error."""
+    package = tmp_path / "site"
+    install_reader(package, "broken", "raise RuntimeError('no such database driver')")
+    install_reader(package, "second", READER.replace('"mine"', '"table"'))
+    (tmp_path / "x.csv").write_text("step,loss\n1,0.5\n2,0.25\n")
+
+    auto, broken, table = (
+        subprocess.run(
+            [*COMMAND, "import", kind, "x.csv", "--store", f"runs-{kind}", "--json"],
+            capture_output=True,
+            text=True,
+            check=False,
+            cwd=tmp_path,
+            env={**os.environ, "PYTHONPATH": str(package)},
+        )
+        for kind in ("auto", "broken", "table")
+    )
+
+    assert (auto.returncode, table.returncode, broken.returncode) == (0, 0, 2)
+    assert [(doc["kind"], doc["steps"]) for doc in [*documents(auto), *documents(table)]] == [("table", 2)] * 2
+    assert "no such database driver" in auto.stderr
+    assert "no such database driver" in broken.stderr
+    assert "steptape.importers: second: this reader is for a kind that has one" in auto.stderr
+    assert table.stderr == ""
+
+
 def test_history_is_imported_into_the_cache_and_backtested_at_once(tmp_path: Path) -> None:
     """One command on a folder of event files; a second time the logs are as they were."""
     values = [*(1.0 / step for step in range(1, 60)), *([9.0] * 20)]
@@ -185,3 +219,21 @@ def test_history_is_imported_into_the_cache_and_backtested_at_once(tmp_path: Pat
     (run,) = json.loads(result.stdout)["runs"]
     assert run["stop"]["step"] == 64
     assert len(list((tmp_path / "cache" / "history").iterdir())) == 1
+
+
+def test_metrics_of_history_are_renamed_as_policies_name_them(tmp_path: Path) -> None:
+    """And again otherwise, without a trace of the first names."""
+    (tmp_path / "a.csv").write_text("step,train,val\n" + "".join(f"{s},{1 / s},{1 / s}\n" for s in range(1, 41)))
+    environment = {**os.environ, "STEPTAPE_CACHE": str(tmp_path / "cache")}
+
+    def objective(*renames: str) -> str | None:
+        result = subprocess.run(
+            [*COMMAND, "backtest", "loss_spike", "--history", "a.csv", "--json", *renames],
+            capture_output=True, text=True, check=True, cwd=tmp_path, env=environment,
+        )  # fmt: skip
+        found: dict[str, str] = json.loads(result.stdout)["objective"] or {}
+        return found.get("metric")
+
+    assert objective() is None
+    assert objective("--rename", "val=eval_loss", "--rename", "train=loss") == "eval_loss"
+    assert objective("--rename", "val=eval_accuracy") == "eval_accuracy"

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from steptape.replay import Incident, Labels, backtest, read_labels, report_json, summary_lines
+from steptape.replay import Cache, Incident, Labels, backtest, read_labels, report_json, summary_lines
 from steptape.replay.detection import Alarm, detect, middle_and_p90, together
 from steptape.rules import parse_policy
 from steptape.store import Event, TelemetryError, open_run
+from steptape.store.annotations import Annotation, append_annotation
 
 NOTES = """
 controllers:
@@ -80,6 +82,23 @@ def test_annotations_label_incidents(store_record: Callable[..., Path]) -> None:
     assert found["delay_steps"] == {"median": 1, "p90": 1}
     assert found["delay_s"] == {"median": 1.0, "p90": 1.0}
     assert any("1 labelled incidents" in line for line in summary_lines(report))
+
+
+def test_annotations_made_afterwards_label_incidents_too(store_record: Callable[..., Path], tmp_path: Path) -> None:
+    """Over HTTP; also of a run that was judged before, and is in the cache."""
+    events = [Event("step_end", step=s, metrics={"loss": 3.0 if s in (6, 9) else 1.0}) for s in range(1, 11)]
+    folder = store_record(events, sealed=True)
+    cache = Cache(tmp_path / "cache")
+
+    def found() -> dict[str, Any] | None:
+        return report_json(backtest(parse_policy(NOTES), [open_run(folder)], cache=cache))["detection"]
+
+    assert found() is None
+    append_annotation(folder, Annotation("a", 1, "bad shard", first_step=5, last_step=7, attrs={"incident": "spike"}))
+    append_annotation(folder, Annotation("b", 2, "looks fine", first_step=9))
+    assert found() | {"incidents": 1, "found": 1, "alarms": 2, "true_alarms": 1} == found()
+    append_annotation(folder, Annotation("c", 3, "wrong tokenizer", attrs={"incident": "all of it"}))
+    assert found() | {"incidents": 2, "found": 2, "alarms": 2, "true_alarms": 2} == found()
 
 
 def test_runs_without_labels_are_not_scored(store_record: Callable[..., Path]) -> None:
