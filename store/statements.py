@@ -84,6 +84,10 @@ def _check_files(connection: duckdb.DuckDBPyConnection, refusal: str) -> None:
 _REFUSED_FOLDER: Final = re.compile(r'Cannot access file "(.*)/\*\*/\*\.parquet"')
 
 
+#: How DuckDB tells of a Parquet file that it cannot take apart: by its name, or by the error of what takes headers apart.
+_DAMAGED_FILE: Final = re.compile(r"""\bfile ['"](?P<path>[^'"]*\.parquet)['"]|TProtocolException""")
+
+
 @contextmanager
 def translated() -> Iterator[None]:
     """DuckDB's errors as ours; a missing file as Python's, which makes readers look again."""
@@ -92,6 +96,10 @@ def translated() -> Iterator[None]:
     except duckdb.IOException as error:
         raise FileNotFoundError(str(error)) from None
     except duckdb.Error as error:
+        damaged = _DAMAGED_FILE.search(str(error))
+        if damaged is not None:
+            fix = "Restore it, or move it away; 'steptape doctor' says which it is and what is lost"
+            raise QueryRefused("a file of a run is damaged", where=damaged["path"] or "", fix=fix) from None
         raise QueryRefused(f"the query failed: {error}", fix=f"Views: {', '.join(VIEWS)}") from None
 
 
