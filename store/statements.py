@@ -84,8 +84,10 @@ def _check_files(connection: duckdb.DuckDBPyConnection, refusal: str) -> None:
 _REFUSED_FOLDER: Final = re.compile(r'Cannot access file "(.*)/\*\*/\*\.parquet"')
 
 
-#: How DuckDB tells of a Parquet file that it cannot take apart: by its name, or by the error of what takes headers apart.
-_DAMAGED_FILE: Final = re.compile(r"""\bfile ['"](?P<path>[^'"]*\.parquet)['"]|TProtocolException""")
+#: How DuckDB tells of a Parquet file that it cannot take apart: by its name, or in the words of its Thrift library.
+_DAMAGED_FILE: Final = re.compile(
+    r"""\bfile ['"](?P<path>[^'"]*\.parquet)['"]|TProtocolException|^don't know what type"""
+)
 
 
 @contextmanager

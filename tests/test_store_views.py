@@ -12,6 +12,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from steptape.recorder import Recorder
 from steptape.store import Event, Plan, QueryRefused, Run, open_run, open_store
 from steptape.store.journal import JournalWriter
 from steptape.store.journal_format import TEXT_IDS, SampleLosses
@@ -524,13 +525,13 @@ def test_two_columns_of_one_name_are_refused(store_record: Callable[..., Path], 
 
 
 @pytest.mark.parametrize("damage", [lambda whole: whole[:100], lambda whole: whole[:4] + b"\xff" * 8 + whole[12:]])
-def test_a_query_that_meets_a_damaged_file_says_so(
-    store_record: Callable[..., Path], store_path: Path, damage: Callable[[bytes], bytes]
-) -> None:
+def test_a_query_that_meets_a_damaged_file_says_so(tmp_path: Path, damage: Callable[[bytes], bytes]) -> None:
     """With a way to go on, and not with the text of a view that nobody wrote."""
-    folder = store_record(EVENTS, sealed=True)
-    (path,) = folder.glob("events-*.parquet")
+    with Recorder(tmp_path) as rec:
+        rec.step(loss=1.0)
+    seal(rec.folder)
+    (path,) = rec.folder.glob("events-*.parquet")
     path.write_bytes(damage(path.read_bytes()))
 
     with pytest.raises(QueryRefused, match=r"a file of a run is damaged\. Restore it.*'steptape doctor'"):
-        open_store(store_path).sql("SELECT run_id, attempt, rank, seq, loss FROM steps")
+        open_store(tmp_path).sql("SELECT run_id, attempt, rank, seq, loss FROM steps")
