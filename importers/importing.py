@@ -74,12 +74,17 @@ def import_source(store: Path, source: Source, options: ReadOptions, known: dict
     Raises:
         OSError: The store cannot be written.
     """
+    told: set[str | None] = set()
     try:
         digest = source.digest()
         for run in source.reader.read(source.files, options):
-            yield _import_run(store, source, run, digest, known, options.renamed)
+            outcome = _import_run(store, source, run, digest, known, options.renamed)
+            told.add(outcome.problem)
+            yield outcome
     except TelemetryError as error:
-        yield Outcome(State.FAILED, source.reader.kind, source.path, problem=str(_with_place(error, source)))
+        # A reader comes to the end of a source again whose run is unchanged, and has its problem kept with it.
+        if (problem := str(_with_place(error, source))) not in told:
+            yield Outcome(State.FAILED, source.reader.kind, source.path, problem=problem)
 
 
 def imported_runs(store: Path) -> dict[str, Path]:

@@ -81,6 +81,17 @@ def test_what_cannot_be_read_is_named_and_the_rest_is_imported(call: Call, logs:
     assert result.stdout.splitlines()[-1] == "2 runs: 2 new, 2 failed"
 
 
+def test_what_was_left_out_is_told_once_of_an_unchanged_source_too(call: Call, tmp_path: Path) -> None:
+    """Importing again says what importing said, but for what is new."""
+    (tmp_path / "cut.jsonl").write_text('{"step": 1, "loss": 0.5}\n{"step": 2, "lo')
+    first = call("import", "auto", "cut.jsonl", "--store", "runs")
+    again = call("import", "auto", "cut.jsonl", "--store", "runs")
+
+    assert again.stderr == first.stderr != ""
+    assert again.returncode == first.returncode == 1
+    assert again.stdout.splitlines()[-1] == "1 run: 1 unchanged, 1 with something left out"
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
