@@ -81,6 +81,18 @@ def test_what_cannot_be_read_is_named_and_the_rest_is_imported(call: Call, logs:
     assert result.stdout.splitlines()[-1] == "2 runs: 2 new, 2 failed"
 
 
+@pytest.mark.parametrize("arguments", ["import auto begun.csv --store runs", "backtest loss_spike --history begun.csv"])
+def test_a_log_that_holds_no_row_is_told_of(call: Call, tmp_path: Path, arguments: str) -> None:
+    """It is no run, and no reason to stay silent."""
+    (tmp_path / "begun.csv").write_text("step,loss\n")
+
+    result = call(*arguments.split())
+
+    assert result.returncode != 0
+    assert "begun.csv: the source tells no event" in result.stderr
+    assert "Traceback" not in result.stderr
+
+
 def test_what_was_left_out_is_told_once_of_an_unchanged_source_too(call: Call, tmp_path: Path) -> None:
     """Importing again says what importing said, but for what is new."""
     (tmp_path / "cut.jsonl").write_text('{"step": 1, "loss": 0.5}\n{"step": 2, "lo')
