@@ -25,7 +25,7 @@ from .cli_options import (
     StoreArgument,
     StoreOption,
 )
-from .console import complain, print_json, print_rows, print_table, say
+from .console import complain, escape_what_cannot_be_shown, print_json, print_rows, print_table, say
 from .difference_command import diff
 from .doctor_command import doctor
 from .import_command import import_runs
@@ -343,12 +343,15 @@ for command in app.registered_commands:
 def main() -> None:
     """Entry point of the ``steptape`` command."""
     try:
+        escape_what_cannot_be_shown()
         app()
-    except BrokenPipeError:
-        # Whoever read has had enough, as head has. Nothing is left to say, at exit neither.
+    except BrokenPipeError:  # Whoever read has had enough, as head has. Nothing is left to say, at exit neither.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except (TelemetryError, OSError) as error:
         complain(f"error: {error}")
+        sys.exit(CANNOT_OPEN)
+    except UnicodeEncodeError as error:  # Of a path: output takes any text, and what reads Parquet takes UTF-8 alone.
+        complain(f"error: a path is not UTF-8; got {error.object!r}. Rename the folder")
         sys.exit(CANNOT_OPEN)
 
 
