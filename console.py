@@ -73,8 +73,8 @@ def print_rows(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> Non
 
 
 def print_json(value: Any) -> None:
-    """One line of strict JSON on stdout: non-finite numbers by name, times in ISO 8601 (UTC)."""
-    print(json.dumps(encoded(value), ensure_ascii=False, allow_nan=False, default=_json_text))
+    """One line of strict JSON on stdout, at once: non-finite numbers by name, times in ISO 8601 (UTC)."""
+    print_line(json.dumps(encoded(value), ensure_ascii=False, allow_nan=False, default=_json_text))
 
 
 def shown(value: object) -> str:

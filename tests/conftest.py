@@ -40,6 +40,14 @@ def interruptible() -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def buffered() -> Iterator[None]:
+    """What tests start writes into pipes as it does for users, and what has to be there at once has to be flushed."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("PYTHONUNBUFFERED", raising=False)
+        yield
+
+
 @pytest.fixture
 def store_path(tmp_path: Path) -> Path:
     """An empty store."""
