@@ -49,6 +49,21 @@ def test_answers_come_in_order_and_are_counted() -> None:
     assert seen == [Progress(done, 20) for done in range(1, 21)]
 
 
+def test_where_processes_cannot_share_work_one_does_it_all() -> None:
+    """As in a sandbox without a /dev/shm to write to; a process that may write no file makes no semaphore, either."""
+    program = """
+import operator, resource
+from steptape.replay.mapping import Readers, can_share_work
+resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+with Readers(2) as readers:
+    print(can_share_work(), list(readers.mapped(operator.neg, range(3))))
+"""
+    command = [sys.executable, "-B", "-c", program]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+
+    assert (done.stdout, done.stderr) == ("False [0, -1, -2]\n", "")
+
+
 @pytest.mark.parametrize("processes", [1, 2])
 def test_a_failure_is_told_with_what_it_came_of(processes: int) -> None:
     """The others are not asked any more."""
