@@ -37,7 +37,7 @@ from .replay import (
 from .replay import replay as run_replay
 from .replay import verify as verify_run
 from .rules import Decision, Outcome, RuleError
-from .showing import run_document, run_sheet
+from .showing import run_document, run_sheet, started_of
 from .store import TelemetryError, open_run, open_store
 from .store.deletion import delete_run, expendable
 from .store.event_json import event_to_line
@@ -101,7 +101,8 @@ def runs(store: StoreArgument = Path("runs"), as_json: JsonOption = False) -> No
     elif rows:
         columns = ("run_id", "name", "group", "status", "started", "duration_s", "steps", "planned_steps")
         headings = [f"{name} (UTC)" if name == "started" else name for name in columns]
-        print_table(headings, [[row[name] for name in columns] for row in rows], numeric=columns[5:])
+        shown = [row | {"started": started_of(row)} for row in rows]
+        print_table(headings, [[row[name] for name in columns] for row in shown], numeric=columns[5:])
     else:
         say(f"no runs in {store}")
     complain_of(problems)

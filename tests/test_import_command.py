@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -55,6 +56,17 @@ def test_a_folder_of_logs_becomes_runs_and_a_summary(call: Call, logs: Path, tmp
     assert (result.returncode, result.stderr) == (0, "")
     assert result.stdout.splitlines()[-1] == "2 runs: 2 new"
     assert [run.info.name for run in open_store(tmp_path / "runs")] == ["a", "logs"]
+
+
+def test_a_run_whose_source_has_no_clock_is_not_said_to_be_of_1970(call: Call, logs: Path) -> None:
+    """In the list and on its page there is no time."""
+    call("import", "table", logs / "metrics.csv", "--store", "runs")
+
+    listed, shown = call("runs", "runs").stdout, call("show", "logs", "--store", "runs").stdout
+
+    assert re.search(r"logs +- +completed +- ", listed)
+    assert "1 step, nobody said when" in shown
+    assert "1970" not in listed + shown
 
 
 def test_importing_again_says_that_nothing_changed(call: Call, logs: Path) -> None:
