@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from steptape.replay import BASELINES, Progress, backtest, difference
-from steptape.replay.mapping import Readers
+from steptape.replay.mapping import Readers, can_share_work
 from steptape.rules import Policy, parse_policy
 from steptape.store import Event, TelemetryError, open_store
 
@@ -73,6 +73,7 @@ def test_a_failure_is_told_with_what_it_came_of(processes: int) -> None:
     assert raised.value.__notes__ == ["This came of -3"]
 
 
+@pytest.mark.skipif(not can_share_work(), reason="processes cannot share work here: there is no /dev/shm")
 def test_a_process_that_is_lost_is_told_of() -> None:
     """And nobody waits for it."""
     with pytest.raises(TelemetryError, match="a process that read runs was lost"), Readers(2) as readers:
