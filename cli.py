@@ -25,7 +25,7 @@ from .cli_options import (
     StoreArgument,
     StoreOption,
 )
-from .console import complain, print_json, print_rows, print_table, say
+from .console import complain, escape_what_cannot_be_shown, print_json, print_rows, print_table, say
 from .difference_command import diff
 from .doctor_command import doctor
 from .import_command import import_runs
@@ -37,7 +37,7 @@ from .replay import (
 from .replay import replay as run_replay
 from .replay import verify as verify_run
 from .rules import Decision, Outcome, RuleError
-from .showing import run_document, run_sheet
+from .showing import run_document, run_sheet, started_of
 from .store import TelemetryError, open_run, open_store
 from .store.deletion import delete_run, expendable
 from .store.event_json import event_to_line
@@ -101,7 +101,8 @@ def runs(store: StoreArgument = Path("runs"), as_json: JsonOption = False) -> No
     elif rows:
         columns = ("run_id", "name", "group", "status", "started", "duration_s", "steps", "planned_steps")
         headings = [f"{name} (UTC)" if name == "started" else name for name in columns]
-        print_table(headings, [[row[name] for name in columns] for row in rows], numeric=columns[5:])
+        shown = [row | {"started": started_of(row)} for row in rows]
+        print_table(headings, [[row[name] for name in columns] for row in shown], numeric=columns[5:])
     else:
         say(f"no runs in {store}")
     complain_of(problems)
@@ -343,12 +344,15 @@ for command in app.registered_commands:
 def main() -> None:
     """Entry point of the ``steptape`` command."""
     try:
+        escape_what_cannot_be_shown()
         app()
-    except BrokenPipeError:
-        # Whoever read has had enough, as head has. Nothing is left to say, at exit neither.
+    except BrokenPipeError:  # Whoever read has had enough, as head has. Nothing is left to say, at exit neither.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except (TelemetryError, OSError) as error:
         complain(f"error: {error}")
+        sys.exit(CANNOT_OPEN)
+    except UnicodeEncodeError as error:  # Of a path: output takes any text, and what reads Parquet takes UTF-8 alone.
+        complain(f"error: a path is not UTF-8; got {error.object!r}. Rename the folder")
         sys.exit(CANNOT_OPEN)
 
 

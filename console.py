@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import codecs
 import json
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import date, datetime, time
+from io import TextIOWrapper
 from typing import Any, Final
 
 from rich.console import Console
@@ -19,6 +21,13 @@ from .store.event_json import encoded
 
 #: Tables are as wide as what they hold: a cell is never cut or folded, in a terminal or in a pipe.
 TABLE_WIDTH: Final = 100_000
+
+
+def escape_what_cannot_be_shown() -> None:
+    """From now on a character that stdout has no bytes for is written as JSON's escape of it, and ends nothing."""
+    codecs.register_error("json-escape", _as_json_escape)
+    if isinstance(sys.stdout, TextIOWrapper):
+        sys.stdout.reconfigure(errors="json-escape")
 
 
 def stdout() -> Console:
@@ -64,8 +73,8 @@ def print_rows(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> Non
 
 
 def print_json(value: Any) -> None:
-    """One line of strict JSON on stdout: non-finite numbers by name, times in ISO 8601 (UTC)."""
-    print(json.dumps(encoded(value), ensure_ascii=False, allow_nan=False, default=_json_text))
+    """One line of strict JSON on stdout, at once: non-finite numbers by name, times in ISO 8601 (UTC)."""
+    print_line(json.dumps(encoded(value), ensure_ascii=False, allow_nan=False, default=_json_text))
 
 
 def shown(value: object) -> str:
@@ -97,6 +106,12 @@ def reading_runs() -> Iterator[Callable[[ReadProgress], None]]:
     with progress() as bar:
         task = bar.add_task("reading runs", total=None)
         yield lambda come: bar.update(task, completed=come.done, total=come.total)
+
+
+def _as_json_escape(error: UnicodeError) -> tuple[str, int]:
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    return json.dumps(error.object[error.start : error.end])[1:-1], error.end
 
 
 def _json_text(value: Any) -> str:

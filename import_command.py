@@ -208,4 +208,4 @@ def _summarise(outcomes: list[Outcome]) -> None:
     told = [f"{counts[state]} {state}" for state in State if counts[state]]
     incomplete = sum(outcome.problem is not None for outcome in rows)
     told += [f"{incomplete} with something left out"] if incomplete else []
-    say(f"{len(rows)} runs: {', '.join(told) or 'nothing to import'}")
+    say(f"{len(rows)} run{'s' * (len(rows) != 1)}: {', '.join(told) or 'nothing to import'}")

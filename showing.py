@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 from shutil import get_terminal_size
 from typing import Any, Final
 
@@ -33,6 +34,12 @@ SHOWN_DECISIONS: Final = 20
 #: Lines of a plot, and its most columns: wider ones are no easier to read.
 _PLOT_LINES: Final = 8
 _PLOT_COLUMNS: Final = 110
+
+
+def started_of(row: Mapping[str, Any]) -> datetime | None:
+    """When a run of the ``runs`` view began, UTC; None for one whose source had no clock, which has 0 for it."""
+    started: datetime = row["started"]
+    return None if started == datetime(1970, 1, 1) else started
 
 
 def run_document(run: Run) -> dict[str, Any]:
@@ -66,8 +73,10 @@ def run_sheet(run: Run, plotted: Sequence[str] = ()) -> None:
     plots = [line for metric in plotted or _first_metric(run) for line in _plot(run, metric)]
     planned = f" of {shown['planned_steps']}" if shown["planned_steps"] else ""
     say(f"{shown['name']}  {shown['run_id']}  {shown['status']}")
-    started = f"{shown['started']:%Y-%m-%d %H:%M:%S} UTC"
-    say(f"{shown['steps']}{planned} steps in {duration(shown['duration_s'])}, started {started}")
+    began = started_of(shown)
+    took = duration(shown["duration_s"])
+    when = f" in {took}, started {began:%Y-%m-%d %H:%M:%S} UTC" if began else ", nobody said when"
+    say(f"{shown['steps']}{planned} step{'s' * (shown['steps'] != 1)}{when}")
     if shown["tags"] or shown["group"]:
         say(f"group {shown['group'] or '-'}, tags {', '.join(shown['tags']) or '-'}")
     if shown["failure"]:

@@ -26,6 +26,9 @@ from .storable import storable, storable_config, storable_time
 #: A run id that an import makes: when the run began, where that is known, and what it was made from.
 _IMPORTED: Final = re.compile(r"(?:\d{8}T\d{6}|import)-([0-9a-f]{10})")
 
+#: What is wrong with a source that could be read, and holds nothing: a table of headings, for one.
+NO_EVENT: Final = "the source tells no event"
+
 
 class State(StrEnum):
     """What an import did to a run."""
@@ -74,12 +77,19 @@ def import_source(store: Path, source: Source, options: ReadOptions, known: dict
     Raises:
         OSError: The store cannot be written.
     """
+    told: set[str | None] = set()
     try:
         digest = source.digest()
         for run in source.reader.read(source.files, options):
-            yield _import_run(store, source, run, digest, known, options.renamed)
+            outcome = _import_run(store, source, run, digest, known, options.renamed)
+            told.add(outcome.problem)
+            yield outcome
+        if not told and not options.is_growing:
+            raise UnreadableSource(NO_EVENT)
     except TelemetryError as error:
-        yield Outcome(State.FAILED, source.reader.kind, source.path, problem=str(_with_place(error, source)))
+        # A reader comes to the end of a source again whose run is unchanged, and has its problem kept with it.
+        if (problem := str(_with_place(error, source))) not in told:
+            yield Outcome(State.FAILED, source.reader.kind, source.path, problem=problem)
 
 
 def imported_runs(store: Path) -> dict[str, Path]:
@@ -149,7 +159,7 @@ def _make(
 ) -> Outcome:
     first = next(run.facts, None)
     if first is None:
-        raise UnreadableSource("the source tells no event")
+        raise UnreadableSource(NO_EVENT)
     began_ns = run.started_ns or first.time_ns
     run_id = f"{_stamp(began_ns)}-{identity}"
     info = {

@@ -149,7 +149,7 @@ def _summary(standings: Sequence[Standing | None], backtest: Backtest) -> dict[s
     known = [standing for standing in standings if standing is not None]
     return {
         "runs": len(known),
-        "stopped": sum(standing.stopped for standing in known),
+        "stopped": sum(sorted(standing.stopped for standing in known)),
         **{name: asdict(interval(_values(standings, name, backtest))) for name in _COMPARED},
     }
 
@@ -198,4 +198,5 @@ def _spread(values: Sequence[float | None]) -> dict[str, Any]:
 
 def _total(results: Sequence[RunResult], amount: Callable[[RunResult], float | None]) -> float | None:
     known = [value for value in map(amount, results) if value is not None]
-    return sum(known) if known else None
+    # By size: the order of the runs comes from where they lie, and would change the last bit.
+    return sum(sorted(known)) if known else None

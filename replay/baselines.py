@@ -20,7 +20,7 @@ from .cache import Cache, answer_about, policy_identity
 from .judging import Settings, facts_of_run, judge
 from .mapping import Readers
 from .objective import Evaluation, Mode, Objective, best
-from .pruners import Pruner, asha, median_pruner, pruned_at
+from .pruners import Pruner, asha, median_pruner, pruned_at, says_when
 from .results import RunResult, relative
 from .value_encoding import ValueCodec
 
@@ -34,6 +34,9 @@ _ONLY_LOSSES: Final = frozenset(("prechelt_gl", "prechelt_pq"))
 
 #: Why a baseline that watches the metric of merit has nothing to say.
 NO_MERIT: Final = "there is no metric of merit to watch"
+
+#: Why one that compares runs has nothing to say.
+NO_CLOCK: Final = "no run says when it was"
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,12 +197,14 @@ def baseline_outcomes(
     standings[NEVER.name] = tuple(_never(result) for result in results)
     standings[ORACLE.name] = tuple(_oracle(result, objective) for result in results)
     standings[RANDOM.name] = _random(results, objective)
-    if objective is not None:
-        for baseline in baselines:
-            if baseline.pruner is not None:
-                stops = pruned_at(baseline.pruner, results, objective)
-                pairs = zip(results, stops, strict=True)
-                standings[baseline.name] = tuple(_pruned(*pair, objective, settings.delay_steps) for pair in pairs)
+    for baseline in baselines:
+        if baseline.pruner is None or objective is None:
+            continue
+        if not any(map(says_when, results)):
+            reasons[baseline.name] = NO_CLOCK if results else ""
+            continue
+        pairs = zip(results, pruned_at(baseline.pruner, results, objective), strict=True)
+        standings[baseline.name] = tuple(_pruned(*pair, objective, settings.delay_steps) for pair in pairs)
     outcomes = tuple(
         BaselineOutcome(
             baseline,
@@ -265,8 +270,13 @@ def _never(result: RunResult) -> Standing:
     )
 
 
-def _pruned(result: RunResult, stop: Evaluation | None, objective: Objective, delay_steps: int) -> Standing:
-    """A stop at an evaluation: what is due at its step is still made, and so many updates more."""
+def _pruned(result: RunResult, stop: Evaluation | None, objective: Objective, delay_steps: int) -> Standing | None:
+    """A stop at an evaluation: what is due at its step is still made, and so many updates more.
+
+    None for a run that does not say when it was.
+    """
+    if not says_when(result):
+        return None
     if stop is None:
         return _never(result)
     recorded, last_step = result.recorded, stop.step + delay_steps

@@ -94,11 +94,12 @@ def _summary(difference: PolicyDifference) -> str:
     if stops[StopChange.NOT_KNOWN]:
         parts.append(f"of {stops[StopChange.NOT_KNOWN]} the end is not known")
     if steps := difference.total(lambda run: run.steps):
-        parts.append(f"{abs(steps):,.0f} steps {'fewer' if steps < 0 else 'more'}")
+        parts.append(f"{abs(steps):,.0f} step{'s' * (abs(steps) != 1)} {'fewer' if steps < 0 else 'more'}")
     if seconds := difference.total(lambda run: run.seconds):
         parts.append(f"{duration(abs(seconds))} {'less' if seconds < 0 else 'more'}")
     if checkpoints := difference.total(lambda run: run.checkpoints):
-        parts.append(f"{abs(checkpoints):,.0f} checkpoints {'fewer' if checkpoints < 0 else 'more'}")
+        what = f"checkpoint{'s' * (abs(checkpoints) != 1)}"
+        parts.append(f"{abs(checkpoints):,.0f} {what} {'fewer' if checkpoints < 0 else 'more'}")
     for word, regret in (
         ("regret", difference.mean(lambda run: run.regret)),
         ("deployable regret", difference.mean(lambda run: run.deployable_regret)),

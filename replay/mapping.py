@@ -37,16 +37,25 @@ class Progress(NamedTuple):
     total: int
 
 
+def can_share_work() -> bool:
+    """Whether processes can wait for each other: a sandbox without a ``/dev/shm`` to write to has no semaphores."""
+    try:
+        multiprocessing.get_context("spawn").Lock()
+    except OSError:
+        return False
+    return True
+
+
 class Readers:
     """What reads runs: this process, or several others. Passes over the runs, one after the other, share them.
 
     Args:
-        processes: How many; 1 is this one alone.
+        processes: How many; 1 is this one alone, which reads all where processes cannot share work.
         on_progress: Told after each run that is read.
     """
 
     def __init__(self, processes: int = 1, on_progress: Callable[[Progress], object] | None = None) -> None:
-        self._processes = processes
+        self._processes = processes if processes > 1 and can_share_work() else 1
         self._on_progress = on_progress
         self._done = self._total = 0
         self._pool: ProcessPoolExecutor | None = None

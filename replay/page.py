@@ -218,7 +218,8 @@ def _rests_on(backtest: Backtest) -> Iterator[str]:
     if any(outcome.baseline.pruner is not None for outcome in backtest.baselines):
         yield (
             "Pruners compare a run with those that began before it, by what these had recorded by then on the wall "
-            "clock; a run that began later is never seen. Their step is the number of the evaluation."
+            "clock; a run that began later is never seen. Runs that do not say when they were have no part in that. "
+            "Their step is the number of the evaluation."
         )
 
 

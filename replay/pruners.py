@@ -2,7 +2,8 @@
 
 Results of a backtest flow in, one stop or none for each flows out. Runs are taken in the order in which they began. A
 run sees of the earlier ones what these had recorded by then on the wall clock, up to where the pruner itself would have
-ended them, and of later ones nothing. What tuners call a step is the number of the evaluation here, from 1 on.
+ended them, and of those that began with it or later nothing. A run that does not say when it was sees none and is seen
+by none. What tuners call a step is the number of the evaluation here, from 1 on.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Iterable, Sequence
+from itertools import groupby
 from typing import Final, NamedTuple
 
 from .objective import Evaluation, Mode, Objective
@@ -78,19 +80,34 @@ def asha(costs: Sequence[float], earlier: Sequence[Earlier], now_ns: int) -> boo
     return bool(others) and costs[-1] > _quantile(others, 1 / REDUCTION)
 
 
+def says_when(run: RunResult) -> bool:
+    """Whether a run's log has a clock: else nobody knows which runs came before it, and what these had recorded."""
+    return run.began_ns > 0 and all(evaluation.time_ns > 0 for evaluation in run.evaluations)
+
+
 def pruned_at(pruner: Pruner, results: Sequence[RunResult], objective: Objective) -> list[Evaluation | None]:
-    """For each result the evaluation at which a pruner would have ended the run; None where it would not."""
+    """For each result the evaluation at which a pruner would have ended the run; None where it would not.
+
+    Args:
+        pruner: Which.
+        results: Those of the runs, in any order.
+        objective: The metric of merit.
+    """
     stops: list[Evaluation | None] = [None] * len(results)
     earlier: list[Earlier] = []
-    for index in sorted(range(len(results)), key=lambda index: (results[index].began_ns, index)):
-        run = results[index]
-        costs = [one.value if objective.mode is Mode.MIN else -one.value for one in run.evaluations]
-        times = [one.time_ns for one in run.evaluations]
-        made = next((n for n, now in enumerate(times, start=1) if pruner(costs[:n], earlier, now)), None)
-        if made is not None:
-            stops[index] = run.evaluations[made - 1]
-        ran_out = made is None and run.status in ("completed", "stopped")
-        earlier.append(Earlier(costs[:made], times[:made], run.ended_ns if ran_out else None))
+    clocked = sorted((run.began_ns, index) for index, run in enumerate(results) if says_when(run))
+    for _, beginning in groupby(clocked, key=lambda entry: entry[0]):
+        begun: list[Earlier] = []
+        for _, index in beginning:
+            run = results[index]
+            costs = [one.value if objective.mode is Mode.MIN else -one.value for one in run.evaluations]
+            times = [one.time_ns for one in run.evaluations]
+            made = next((n for n, now in enumerate(times, start=1) if pruner(costs[:n], earlier, now)), None)
+            if made is not None:
+                stops[index] = run.evaluations[made - 1]
+            ran_out = made is None and run.status in ("completed", "stopped")
+            begun.append(Earlier(costs[:made], times[:made], run.ended_ns if ran_out else None))
+        earlier += begun
     return stops
 
 

@@ -124,6 +124,9 @@ def _comparison_lines(backtest: Backtest) -> Iterator[str]:
     """What the table of baselines does not say."""
     rows = comparison(backtest)
     yield from (f"{row['title']}: {row['reason']}." for row in rows if "reason" in row)
+    for row, outcome in zip(rows[1:], backtest.baselines, strict=True):
+        if outcome.baseline.pruner is not None and 0 < row.get("runs", 0) < len(backtest.results):
+            yield f"{row['title']}: of {row['runs']} of {len(backtest.results)} runs, those that say when they were."
     clear = [row["policy_less_this"]["share_saved"]["low"] is not None for row in rows if "policy_less_this" in row]
     if any(clear):
         yield "Δ: the policy less the baseline, in points; * where the 95 % interval leaves out 0."

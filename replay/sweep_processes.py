@@ -11,6 +11,7 @@ from typing import Final
 from ..rules import Param, Policy, parse_policy
 from ..rules.registration import METRIC_CLASSES, OPERATION_CLASSES
 from ..store import Run
+from .mapping import can_share_work
 from .objective import Objective
 from .results import Excluded
 from .sweep_task import RunSweeper, SweptRun
@@ -48,7 +49,7 @@ def swept_in_processes(task: Task, runs: Sequence[Run], processes: int) -> Itera
         PolicyError: The processes do not know a metric or an operation of the policy, which is known here.
     """
     processes = min(processes, len(runs))
-    if processes <= 1:
+    if processes <= 1 or not can_share_work():
         yield from map(RunSweeper(task.variants, task.objective), runs)
         return
     # Not forked: DuckDB, Arrow and polars have threads of their own, and what those hold a fork never lets go.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -30,6 +31,20 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Commands keep their answers among the tests' files, and not with those of whoever runs the tests."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("STEPTAPE_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def interruptible() -> None:
+    """What tests start can be interrupted, although a shell ignores SIGINT for what it runs in the background."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def buffered() -> Iterator[None]:
+    """What tests start writes into pipes as it does for users, and what has to be there at once has to be flushed."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("PYTHONUNBUFFERED", raising=False)
         yield
 
 

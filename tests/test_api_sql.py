@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import httpx
@@ -11,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from api_serving import RUN, recorded, served
+from api_serving import RUN, SMALL, patiently, recorded, served
 
 #: Statements that would read, write, load, change or hold what is not theirs. ``{out}`` is a file that must not appear,
 #: ``{secret}`` one that must not be read, ``{run}`` the run's folder.
@@ -129,6 +130,13 @@ def client(folder: Path) -> Iterator[httpx.Client]:
         yield client
 
 
+@pytest.fixture(scope="module")
+def hurried(folder: Path) -> Iterator[httpx.Client]:
+    """A client of a server that gives a statement two seconds."""
+    with served(folder / "runs", limits=replace(SMALL, query=replace(SMALL.query, seconds=2.0))) as client:
+        yield client
+
+
 def ask(client: httpx.Client, sql: str, **params: str) -> httpx.Response:
     """The answer to a statement."""
     return client.post("/api/v1/query", json={"sql": sql}, params=params)
@@ -167,13 +175,13 @@ def test_no_statement_gets_out(client: httpx.Client, folder: Path, name: str) ->
 
 
 @pytest.mark.parametrize("name", BOMBS)
-def test_no_statement_takes_more_than_it_may(client: httpx.Client, name: str) -> None:
+def test_no_statement_takes_more_than_it_may(hurried: httpx.Client, name: str) -> None:
     """It is ended, other requests are answered meanwhile, and the next question too."""
-    answer = ask(client, BOMBS[name])
+    answer = ask(hurried, BOMBS[name])
 
     assert (answer.status_code, answer.json()["code"]) in [(422, "query-refused"), (422, "query-timed-out")]
-    assert client.get(f"/api/v1/runs/{RUN}").status_code == 200
-    assert ask(client, "SELECT count(*) AS n FROM steps").json()["rows"] == [[20]]
+    assert hurried.get(f"/api/v1/runs/{RUN}").status_code == 200
+    assert patiently(lambda: ask(hurried, "SELECT count(*) AS n FROM steps")).json()["rows"] == [[20]]
 
 
 def test_a_result_is_cut_at_the_row_limit_and_says_so(client: httpx.Client) -> None:

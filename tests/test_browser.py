@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -83,7 +84,9 @@ def url(store: Path) -> Iterator[str]:
 def browser() -> Iterator[Any]:
     """Debian's Chromium."""
     with sync_api.sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        # Its socket lies in the temporary folder, and a path that is longer than a socket's may be ends it.
+        environment = {**os.environ, "TMPDIR": "/tmp"}
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"], env=environment)
         yield browser
         browser.close()
 

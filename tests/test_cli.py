@@ -9,7 +9,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -31,10 +31,12 @@ def steptape(*arguments: object, status: int = 0, given: str | None = None) -> s
     return result.stdout
 
 
-def call(*arguments: object, given: str | None = None) -> subprocess.CompletedProcess[str]:
+def call(
+    *arguments: object, given: str | None = None, environment: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
     """The command, run in a process of its own."""
     command = [sys.executable, "-m", "steptape.cli", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, check=False, input=given)
+    return subprocess.run(command, capture_output=True, text=True, check=False, input=given, env=environment)
 
 
 def lines(text: str) -> list[Any]:
@@ -368,6 +370,35 @@ def test_names_that_hold_control_characters_do_not_break_a_table(tmp_path: Path)
 
     assert "two\\nlines" in steptape("runs", tmp_path)
     assert "a\\nb" in steptape("show", rec.folder)
+
+
+def test_what_a_terminal_cannot_show_is_written_as_an_escape(tmp_path: Path) -> None:
+    """In a locale that is not UTF-8, for people and as JSON for programs."""
+    with Recorder(tmp_path, name="größer → 😀") as rec:
+        rec.annotate("größer → 😀")
+    ascii_only = {**os.environ, "PYTHONIOENCODING": "ascii"}
+
+    shown = call("runs", tmp_path, environment=ascii_only)
+    told = call("runs", tmp_path, "--json", environment=ascii_only)
+    exported = call("export", rec.folder, environment=ascii_only)
+
+    assert r"gr\u00f6\u00dfer \u2192 \ud83d\ude00" in shown.stdout
+    assert [row["name"] for row in lines(told.stdout)] == ["größer → 😀"]
+    assert "größer → 😀" in [event["attrs"].get("text") for event in lines(exported.stdout)]
+    assert [done.stderr for done in (shown, told, exported)] == ["", "", ""]
+
+
+def test_a_path_that_is_not_utf_8_is_refused_without_a_trace(tmp_path: Path) -> None:
+    """The files of a run cannot be opened below one."""
+    with Recorder(tmp_path / "runs") as rec:
+        rec.step(loss=1.0)
+    folder = (tmp_path / "runs").rename(os.fsdecode(os.fsencode(tmp_path) + b"/runs-\xe9"))
+
+    done = call("backtest", "loss_spike", "--store", folder)
+
+    assert done.returncode == 2
+    assert "not UTF-8" in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 def test_the_version_is_printed() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -57,6 +58,17 @@ def test_a_folder_of_logs_becomes_runs_and_a_summary(call: Call, logs: Path, tmp
     assert [run.info.name for run in open_store(tmp_path / "runs")] == ["a", "logs"]
 
 
+def test_a_run_whose_source_has_no_clock_is_not_said_to_be_of_1970(call: Call, logs: Path) -> None:
+    """In the list and on its page there is no time."""
+    call("import", "table", logs / "metrics.csv", "--store", "runs")
+
+    listed, shown = call("runs", "runs").stdout, call("show", "logs", "--store", "runs").stdout
+
+    assert re.search(r"logs +- +completed +- ", listed)
+    assert "1 step, nobody said when" in shown
+    assert "1970" not in listed + shown
+
+
 def test_importing_again_says_that_nothing_changed(call: Call, logs: Path) -> None:
     """For programs, an object a run."""
     call("import", "auto", logs, "--store", "runs")
@@ -79,6 +91,29 @@ def test_what_cannot_be_read_is_named_and_the_rest_is_imported(call: Call, logs:
     assert "warning: missing: no such file or folder" in result.stderr
     assert "logs: this is no JSON" in result.stderr.replace("/trainer_state.json", "")
     assert result.stdout.splitlines()[-1] == "2 runs: 2 new, 2 failed"
+
+
+@pytest.mark.parametrize("arguments", ["import auto begun.csv --store runs", "backtest loss_spike --history begun.csv"])
+def test_a_log_that_holds_no_row_is_told_of(call: Call, tmp_path: Path, arguments: str) -> None:
+    """It is no run, and no reason to stay silent."""
+    (tmp_path / "begun.csv").write_text("step,loss\n")
+
+    result = call(*arguments.split())
+
+    assert result.returncode != 0
+    assert "begun.csv: the source tells no event" in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_what_was_left_out_is_told_once_of_an_unchanged_source_too(call: Call, tmp_path: Path) -> None:
+    """Importing again says what importing said, but for what is new."""
+    (tmp_path / "cut.jsonl").write_text('{"step": 1, "loss": 0.5}\n{"step": 2, "lo')
+    first = call("import", "auto", "cut.jsonl", "--store", "runs")
+    again = call("import", "auto", "cut.jsonl", "--store", "runs")
+
+    assert again.stderr == first.stderr != ""
+    assert again.returncode == first.returncode == 1
+    assert again.stdout.splitlines()[-1] == "1 run: 1 unchanged, 1 with something left out"
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from steptape.replay import BASELINES, Progress, backtest, difference
-from steptape.replay.mapping import Readers
+from steptape.replay.mapping import Readers, can_share_work
 from steptape.rules import Policy, parse_policy
 from steptape.store import Event, TelemetryError, open_store
 
@@ -49,6 +49,21 @@ def test_answers_come_in_order_and_are_counted() -> None:
     assert seen == [Progress(done, 20) for done in range(1, 21)]
 
 
+def test_where_processes_cannot_share_work_one_does_it_all() -> None:
+    """As in a sandbox without a /dev/shm to write to; a process that may write no file makes no semaphore, either."""
+    program = """
+import operator, resource
+from steptape.replay.mapping import Readers, can_share_work
+resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+with Readers(2) as readers:
+    print(can_share_work(), list(readers.mapped(operator.neg, range(3))))
+"""
+    command = [sys.executable, "-B", "-c", program]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+
+    assert (done.stdout, done.stderr) == ("False [0, -1, -2]\n", "")
+
+
 @pytest.mark.parametrize("processes", [1, 2])
 def test_a_failure_is_told_with_what_it_came_of(processes: int) -> None:
     """The others are not asked any more."""
@@ -58,6 +73,7 @@ def test_a_failure_is_told_with_what_it_came_of(processes: int) -> None:
     assert raised.value.__notes__ == ["This came of -3"]
 
 
+@pytest.mark.skipif(not can_share_work(), reason="processes cannot share work here: there is no /dev/shm")
 def test_a_process_that_is_lost_is_told_of() -> None:
     """And nobody waits for it."""
     with pytest.raises(TelemetryError, match="a process that read runs was lost"), Readers(2) as readers:

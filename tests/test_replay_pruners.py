@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from random import Random
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from steptape.replay import BASELINES, Backtest, backtest, comparison, declared_
 from steptape.replay.objective import Evaluation
 from steptape.replay.pruners import asha, median_pruner, pruned_at
 from steptape.replay.results import Outlay, RunResult
+from steptape.replay.summary import summary_lines
 from steptape.rules import parse_policy
 from steptape.store import Event, open_run
 
@@ -23,7 +25,7 @@ ACCURACY = declared_objective("eval_acc", "max")
 RUNS = st.lists(st.lists(st.sampled_from([0.25, 0.5, 1.0, 2.0, 4.0, math.nan]), max_size=20), min_size=1, max_size=12)
 
 
-def result_of(values: Sequence[float], began_ns: int = 0, every_ns: int = 0, status: str = "completed") -> RunResult:
+def result_of(values: Sequence[float], began_ns: int, every_ns: int, status: str = "completed") -> RunResult:
     """A run with those evaluations, one after the other on the wall clock."""
     made = tuple(Evaluation(i, i + 1, value, began_ns + (i + 1) * every_ns) for i, value in enumerate(values))
     outlay = Outlay(len(values), None, 0, None, None, None, None)
@@ -80,7 +82,7 @@ def plain_asha(runs: Sequence[Sequence[float]]) -> list[int | None]:
 @settings(max_examples=150, deadline=None)
 def test_pruners_stop_where_the_tools_would(runs: list[list[float]]) -> None:
     """Of runs one after the other, in the order in which they began."""
-    results = [result_of(values, began_ns=1000 * number, every_ns=1) for number, values in enumerate(runs)]
+    results = [result_of(values, began_ns=1000 * number, every_ns=1) for number, values in enumerate(runs, start=1)]
 
     for pruner, plain in ((median_pruner, plain_median), (asha, plain_asha)):
         found = [None if stop is None else stop.event_index for stop in pruned_at(pruner, results, LOSS)]
@@ -98,17 +100,35 @@ def test_a_run_sees_no_run_that_began_later_and_of_earlier_ones_only_what_they_h
     assert [stop is not None for stop in stops] == [True, False, False, False]
 
 
+@given(
+    runs=st.lists(
+        st.tuples(st.integers(0, 4), st.lists(st.sampled_from([0.25, 0.5, 1.0, 2.0]), max_size=6)), max_size=12
+    ),
+    seed=st.randoms(use_true_random=False),
+)
+@settings(max_examples=150, deadline=None)
+def test_the_order_in_which_runs_stand_ends_none(runs: list[tuple[int, list[float]]], seed: Random) -> None:
+    """It comes from the names of folders, and tells nothing of runs that began at one time or at none that is known."""
+    results = [result_of(values, began_ns=began, every_ns=int(began > 0)) for began, values in runs]
+    order = seed.sample(range(len(results)), len(results))
+
+    for pruner in (median_pruner, asha):
+        shuffled = pruned_at(pruner, [results[index] for index in order], LOSS)
+        assert [pruned_at(pruner, results, LOSS)[index] for index in order] == shuffled
+
+
 @pytest.mark.parametrize("status", ["failed", "crashed", "running", "interrupted"])
 def test_a_run_that_did_not_end_well_is_no_measure_for_the_median(status: str) -> None:
     """Five completed ones are needed before anything is pruned."""
-    before = [result_of([0.1], began_ns=10 * n, every_ns=1, status=status if n == 4 else "completed") for n in range(5)]
+    states = ["completed"] * 4 + [status]
+    before = [result_of([0.1], began_ns=10 + n, every_ns=1, status=state) for n, state in enumerate(states)]
 
     assert pruned_at(median_pruner, [*before, result_of([9.0], began_ns=100, every_ns=1)], LOSS)[-1] is None
 
 
 def test_where_high_is_better_the_low_run_is_pruned() -> None:
     """Of five runs at 0.9, the sixth at 0.2."""
-    before = [result_of([0.9], began_ns=10 * number, every_ns=1) for number in range(5)]
+    before = [result_of([0.9], began_ns=10 + number, every_ns=1) for number in range(5)]
     runs = [*before, result_of([0.2], began_ns=100, every_ns=1), result_of([0.95], began_ns=200, every_ns=1)]
 
     for pruner in (median_pruner, asha):
@@ -149,3 +169,18 @@ def test_pruners_need_a_metric_of_merit(store_record: Callable[..., Path]) -> No
     row = comparison(backtest(parse_policy("controllers: []"), [run], baselines=[BASELINES["asha"]]))[1]
 
     assert "no metric of merit" in row["reason"]
+
+
+def test_a_run_that_does_not_say_when_it_was_is_compared_with_none(store_record: Callable[..., Path]) -> None:
+    """Which runs came before it nobody knows; the report says how many are left out, and where all are, why."""
+    at = {"step": 1, "metrics": {"eval_loss": 1.0}}
+    clocked = open_run(store_record([Event("evaluate", time_ns=1_000, **at)], run_id="clocked"))
+    timeless = open_run(store_record([Event("evaluate", **at)], run_id="timeless"))
+    policy, baselines = parse_policy("controllers: []"), [BASELINES["asha"]]
+
+    mixed = backtest(policy, [clocked, timeless], baselines=baselines)
+    free = backtest(policy, [timeless], baselines=baselines)
+
+    assert comparison(mixed)[1]["runs"] == 1
+    assert "ASHA rungs (Ray Tune): of 1 of 2 runs, those that say when they were." in summary_lines(mixed)
+    assert comparison(free)[1]["reason"] == "no run says when it was"

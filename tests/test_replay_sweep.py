@@ -12,6 +12,8 @@ from typer.testing import CliRunner
 from steptape.cli import app
 from steptape.recorder import Recorder
 from steptape.replay import Mode, Objective, SweptRun, backtest, sweep
+from steptape.replay.aggregation import aggregate
+from steptape.replay.mapping import can_share_work
 from steptape.replay.sweep_processes import Task, swept_in_processes, worthwhile_processes
 from steptape.replay.sweep_schedule import schedule_of, schedules_of
 from steptape.replay.sweep_stream import read_stream
@@ -91,6 +93,26 @@ def test_checkpoints_and_what_can_be_deployed_are_those_of_each_backtest(tmp_pat
         )
 
 
+def test_the_order_of_the_runs_changes_no_bit_of_a_total(tmp_path: Path) -> None:
+    """Imported runs stand in the order of their ids, which differ from one place to the next."""
+    runs = []
+    for number in range(9):
+        with Recorder(tmp_path / "runs") as rec:
+            for step in range(1, 13):
+                rec.step(loss=9.0 if step == 4 else 1.0)
+                rec.evaluate(eval_loss=(number + 1) ** 1.5 / (step + number / 7))
+        runs.append(open_run(rec.folder))
+    policy = parse_policy(POLICY)
+
+    totals, turned = (sweep(policy, AXES, order).totals for order in (runs, runs[::-1]))
+    report, turned_report = (aggregate(backtest(policy, order)) for order in (runs, runs[::-1]))
+
+    assert repr({name: found.tolist() for name, found in totals.items()}) == repr(
+        {name: found.tolist() for name, found in turned.items()}
+    )
+    assert report == turned_report
+
+
 def test_a_stop_keeps_fewer_checkpoints_and_deploys_a_worse_value(tmp_path: Path) -> None:
     """Both count up to the stop, and regret is against the best recorded value that has a checkpoint."""
     with Recorder(tmp_path / "runs") as rec:
@@ -137,6 +159,7 @@ def test_what_the_event_engine_decides_is_sooner_worth_processes(runs: list[Run]
     assert worthwhile_processes(policy, variants_of(policy, {"spike": [1.5, 2.0]}), [runs[0]] * 100, 4) == 4
 
 
+@pytest.mark.skipif(not can_share_work(), reason="processes cannot share work here: there is no /dev/shm")
 def test_a_registered_metric_is_known_here_and_refused_by_name_in_processes_of_their_own(runs: list[Run]) -> None:
     """Not a process that breaks, but the policy's own error."""
     text = POLICY.replace("loss > spike * mean(loss, window)", "last > spike")
