@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
 import zlib
@@ -11,7 +12,7 @@ from typing import Final
 
 from .errors import DamagedLog
 from .events import ENVELOPE
-from .run_folder import COLUMNS_JSON, replace_file
+from .run_folder import COLUMNS_JSON, read_file, replace_file
 
 #: Columns of the events table that are not metrics.
 RESERVED: Final = frozenset(("run_id", *ENVELOPE, "attrs"))
@@ -77,13 +78,19 @@ def read_columns(folder: Path) -> Columns:
     """
     path = f"{folder}/{COLUMNS_JSON}"
     try:
-        with open(path, "rb") as file:
-            return Columns(json.loads(file.read()))
+        return Columns(_mapping(read_file(folder, COLUMNS_JSON)))
     except FileNotFoundError:
         return Columns()
     except (ValueError, TypeError, AttributeError) as error:
         fix = "The metadata of the newest events-*.parquet holds the same mapping, under 'steptape.columns'"
         raise DamagedLog(f"this is no mapping of metrics to columns ({error})", where=path, fix=fix) from None
+
+
+@functools.lru_cache(maxsize=64)
+def _mapping(content: bytes) -> dict[str, str]:
+    """What ``columns.json`` says; runs of one training program say the same. Not to be changed."""
+    mapping: dict[str, str] = json.loads(content)
+    return mapping
 
 
 def write_columns(folder: Path, columns: Columns) -> None:

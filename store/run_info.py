@@ -10,7 +10,7 @@ from typing import Any, Final, TypeVar
 
 from .errors import NotARun, UnsupportedVersion
 from .plan import Plan
-from .run_folder import RUN_JSON, replace_file
+from .run_folder import RUN_JSON, read_file, replace_file
 
 FORMAT: Final = 2
 
@@ -124,8 +124,7 @@ def read_run_info(folder: Path) -> RunInfo:
     """
     path = f"{folder}/{RUN_JSON}"  # Ten times as quick as a Path, which counts where there are thousands of runs.
     try:
-        with open(path, "rb") as file:
-            document = json.loads(file.read())
+        document = json.loads(read_file(folder, RUN_JSON))
         version = document.get("format")
         if isinstance(version, int) and version > FORMAT:
             raise UnsupportedVersion(
