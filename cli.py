@@ -12,6 +12,7 @@ from typing import Annotated
 
 import typer
 
+from . import replay as replay_room
 from .addressing import age, complain_of, events_named, policy_named, run_named, runs_chosen
 from .backtest_command import backtest
 from .cli_examples import epilog
@@ -30,12 +31,6 @@ from .difference_command import diff
 from .doctor_command import doctor
 from .import_command import import_runs
 from .policy_commands import check, run_tests
-from .replay import (
-    Replay,
-    Verification,
-)
-from .replay import replay as run_replay
-from .replay import verify as verify_run
 from .rules import Decision, Outcome, RuleError
 from .showing import run_document, run_sheet
 from .store import TelemetryError, open_run, open_store
@@ -143,7 +138,7 @@ def replay(
     effective timeline; what recorded rules did (decisions, errors, warnings) is not counted.
     """
     loaded = policy_named(policy, settings)
-    replayed = run_replay(loaded, events_named(source, store))
+    replayed = replay_room.replay(loaded, events_named(source, store))
     if as_json:
         for judged in replayed.outcomes:
             print_json(judged.to_json())
@@ -177,7 +172,7 @@ def verify(
         say("No runs, so nothing to verify.")
     for run in chosen:
         try:
-            verdict = verify_run(run)
+            verdict = replay_room.verify(run)
         except TelemetryError as error:
             complain(f"error: {error}")
             status = CANNOT_OPEN
@@ -352,7 +347,7 @@ def main() -> None:
         sys.exit(CANNOT_OPEN)
 
 
-def _print_replay(replayed: Replay) -> None:
+def _print_replay(replayed: replay_room.Replay) -> None:
     rows = [
         (
             judged.outcome.step,
@@ -377,7 +372,7 @@ def _said(outcome: Outcome) -> object:
     return outcome.error if isinstance(outcome, RuleError) else "warning"
 
 
-def _print_verdict(verdict: Verification, as_json: bool) -> None:
+def _print_verdict(verdict: replay_room.Verification, as_json: bool) -> None:
     if as_json:
         print_json(verdict.to_json())
         return
