@@ -17,13 +17,12 @@ from pathlib import Path
 from typing import Final
 
 from .errors import NotARun, TelemetryError
+from .folder_content import FolderContent, is_settled, stamp_of
 from .garbage import collection_paused
-from .run_folder import RUN_ID, RUN_JSON
-from .snapshot import Snapshot, retrying, take_snapshot
+from .reading_ahead import ReadingAhead
+from .run_folder import run_names
+from .snapshot import Snapshot, retrying, snapshot_of, take_snapshot
 from .summary import RunSummary, summarize
-
-#: A folder that changed this recently may change again without its time showing it: file systems tick in milliseconds.
-SETTLED_NS: Final = 2_000_000_000
 
 #: A look at all runs that took less than this is not worth keeping.
 _CHEAP_S: Final = 0.01
@@ -81,21 +80,24 @@ class Catalog:
         self._listed: tuple[int, list[Path]] | None = None
         self._looking = threading.Lock()
         self._last: _TimedLook | None = None
+        self._reading_ahead: ReadingAhead | None = None
+        self._read_ahead: dict[str, FolderContent] = {}
+
+    def expect(self, reading_ahead: ReadingAhead) -> None:
+        """Have the next look wait for what is being read ahead, and use what of it still holds."""
+        self._reading_ahead = reading_ahead
 
     def folders(self) -> list[Path]:
         """Folders of runs, oldest first."""
-        return [folder for folder in self._candidates() if _stamp(folder)[1]]
+        return [folder for folder in self._candidates() if stamp_of(str(folder))[1]]
 
     def _candidates(self) -> list[Path]:
         """Folders that may be runs, oldest first; listed anew when one has come or gone."""
         changed_ns = os.stat(self._path).st_mtime_ns
         if self._listed is not None and self._listed[0] == changed_ns:
             return self._listed[1]
-        with os.scandir(self._path) as entries:
-            names = sorted(entry.name for entry in entries if RUN_ID.fullmatch(entry.name) and entry.is_dir())
-        folders = [self._path / name for name in names]
-        is_settled = time.time_ns() - changed_ns > SETTLED_NS
-        self._listed = (changed_ns, folders) if is_settled else None
+        folders = [self._path / name for name in run_names(self._path)]
+        self._listed = (changed_ns, folders) if is_settled(changed_ns) else None
         return folders
 
     def entry(self, folder: Path) -> Entry:
@@ -104,14 +106,16 @@ class Catalog:
         Raises:
             TelemetryError: It cannot be read.
         """
-        return self._entry(folder, _stamp(folder))
+        return self._entry(folder, stamp_of(str(folder)))
 
     def _entry(self, folder: Path, stamp: tuple[int, int]) -> Entry:
         known = self._settled.get(folder)
         if known is not None and known.stamp == stamp:
             return known
-        entry = retrying(lambda: _read(folder, stamp))
-        if not entry.snapshot.listing.journals and time.time_ns() - max(stamp) > SETTLED_NS:
+        content = self._read_ahead.pop(folder.name, None)
+        snapshot = snapshot_of(folder, content) if content is not None and content.stamp == stamp else None
+        entry = retrying(lambda: _read(folder, stamp)) if snapshot is None else _entry_of(snapshot, stamp)
+        if not entry.snapshot.listing.journals and is_settled(max(stamp)):
             self._settled[folder] = entry
         else:
             self._settled.pop(folder, None)
@@ -122,8 +126,11 @@ class Catalog:
         entries: dict[str, Entry] = {}
         problems: list[tuple[Path, TelemetryError]] = []
         folders = self._candidates()
+        if self._reading_ahead is not None:
+            self._read_ahead, self._reading_ahead = self._reading_ahead.contents(), None
         with collection_paused():
             self._read_all(folders, entries, problems)
+            self._read_ahead = {}
         if len(self._settled) > len(entries):
             for gone in self._settled.keys() - set(folders):
                 self._settled.pop(gone, None)
@@ -134,7 +141,7 @@ class Catalog:
     ) -> None:
         """Add what is in the folders, by run id, and what cannot be read of it."""
         for folder in folders:
-            stamp = _stamp(folder)
+            stamp = stamp_of(str(folder))
             if not stamp[1]:
                 continue
             try:
@@ -204,16 +211,8 @@ def catalog_of(path: Path) -> Catalog:
 
 
 def _read(folder: Path, stamp: tuple[int, int]) -> Entry:
-    snapshot = take_snapshot(folder)
+    return _entry_of(take_snapshot(folder), stamp)
+
+
+def _entry_of(snapshot: Snapshot, stamp: tuple[int, int]) -> Entry:
     return Entry(snapshot, summarize(snapshot), stamp)
-
-
-def _stamp(folder: Path) -> tuple[int, int]:
-    """When the folder's list of files and its ``run.json`` last changed; zeros for what is not there."""
-    times = []
-    for path in (str(folder), f"{folder}/{RUN_JSON}"):
-        try:
-            times.append(os.stat(path).st_mtime_ns)
-        except OSError:
-            times.append(0)
-    return times[0], times[1]

@@ -76,14 +76,25 @@ def read_columns(folder: Path) -> Columns:
     Raises:
         DamagedLog: The file is there and is no such mapping.
     """
-    path = f"{folder}/{COLUMNS_JSON}"
     try:
-        return Columns(_mapping(read_file(folder, COLUMNS_JSON)))
+        content = read_file(folder, COLUMNS_JSON)
     except FileNotFoundError:
         return Columns()
+    return columns_of(content, folder)
+
+
+def columns_of(content: bytes, folder: Path) -> Columns:
+    """The mapping that the file of a run's folder says.
+
+    Raises:
+        DamagedLog: It is none.
+    """
+    try:
+        return Columns(_mapping(content))
     except (ValueError, TypeError, AttributeError) as error:
+        where = f"{folder}/{COLUMNS_JSON}"
         fix = "The metadata of the newest events-*.parquet holds the same mapping, under 'steptape.columns'"
-        raise DamagedLog(f"this is no mapping of metrics to columns ({error})", where=path, fix=fix) from None
+        raise DamagedLog(f"this is no mapping of metrics to columns ({error})", where=where, fix=fix) from None
 
 
 @functools.lru_cache(maxsize=64)

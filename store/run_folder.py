@@ -95,14 +95,19 @@ def list_files(folder: Path) -> Listing:
         NotARun: There is no such folder.
     """
     try:
-        names = sorted(os.listdir(folder))
+        names = os.listdir(folder)
     except (FileNotFoundError, NotADirectoryError, ValueError):  # ValueError: a path with a NUL in it.
         raise NotARun(
             "no such run folder", where=str(folder), fix="'steptape runs STORE' lists what is there"
         ) from None
+    return listing_of(folder, names)
+
+
+def listing_of(folder: Path, names: Iterable[str]) -> Listing:
+    """What files of these names in a run's folder are."""
     sealed: list[SealedFile] = []
     journals: list[JournalFile] = []
-    for name in names:
+    for name in sorted(names):
         if name.endswith(".parquet") and (match := _SEALED.fullmatch(name)):
             table, *numbers = match.groups()
             sealed.append(SealedFile(folder / name, table, *map(int, numbers)))
@@ -131,6 +136,21 @@ def read_file(folder: Path, name: str) -> bytes:
         os.close(fd)
 
 
+def is_journal(name: str) -> bool:
+    """Whether a file of that name is a journal segment."""
+    return name.startswith("journal-") and _JOURNAL.fullmatch(name) is not None
+
+
+def run_names(store: str | Path) -> list[str]:
+    """Names of the folders of a store that may be runs, in order.
+
+    Raises:
+        OSError: It cannot be listed.
+    """
+    with os.scandir(store) as entries:
+        return sorted(entry.name for entry in entries if RUN_ID.fullmatch(entry.name) and entry.is_dir())
+
+
 def folders_with_journals(store: Path) -> list[Path]:
     """The run folders of a store that hold a journal: of a run that lives, or of one that died.
 
@@ -140,7 +160,7 @@ def folders_with_journals(store: Path) -> list[Path]:
     with contextlib.suppress(OSError), os.scandir(store) as entries:
         for entry in entries:
             with contextlib.suppress(OSError):
-                if entry.is_dir() and any(map(_JOURNAL.fullmatch, os.listdir(entry))):
+                if entry.is_dir() and any(map(is_journal, os.listdir(entry))):
                     found.append(Path(entry))
     return sorted(found)
 
