@@ -51,7 +51,7 @@ def serve(
             got=host,
             fix=f"Give --tokens FILE or {TOKENS_VARIABLE}; or use 127.0.0.1, and reach it from elsewhere by 'ssh -L'",
         )
-    with reading_ahead(Path(store_path)) as expected:
+    with reading_ahead(Path(store_path)) as ahead:
         # To load all this takes as long as to read ten thousand runs, which goes on meanwhile.
         import uvicorn
 
@@ -60,7 +60,7 @@ def serve(
         from .connections import prepare, settings
 
         app = create_app(store_path, tokens=tokens, allowed_hosts=(host, *allowed_hosts), policies_path=policies_path)
-        catalog_of(app.state.store_path).expect(expected)
+        catalog_of(app.state.store_path).expect(ahead.contents)
         with _listening(host, port) as listener:
             prepare(listener)
             address = f"[{host}]" if ":" in host else host

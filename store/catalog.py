@@ -10,7 +10,7 @@ import functools
 import os
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -19,7 +19,6 @@ from typing import Final
 from .errors import NotARun, TelemetryError
 from .folder_content import FolderContent, is_settled, stamp_of
 from .garbage import collection_paused
-from .reading_ahead import ReadingAhead
 from .run_folder import run_names
 from .snapshot import Snapshot, retrying, snapshot_of, take_snapshot
 from .summary import RunSummary, summarize
@@ -80,12 +79,16 @@ class Catalog:
         self._listed: tuple[int, list[Path]] | None = None
         self._looking = threading.Lock()
         self._last: _TimedLook | None = None
-        self._reading_ahead: ReadingAhead | None = None
+        self._expected: Callable[[], dict[str, FolderContent]] | None = None
         self._read_ahead: dict[str, FolderContent] = {}
 
-    def expect(self, reading_ahead: ReadingAhead) -> None:
-        """Have the next look wait for what is being read ahead, and use what of it still holds."""
-        self._reading_ahead = reading_ahead
+    def expect(self, contents: Callable[[], dict[str, FolderContent]]) -> None:
+        """Have the next look use what somebody else has read of the folders, as far as it still holds.
+
+        Args:
+            contents: Waits for it and gives it, by the folders' names.
+        """
+        self._expected = contents
 
     def folders(self) -> list[Path]:
         """Folders of runs, oldest first."""
@@ -126,8 +129,8 @@ class Catalog:
         entries: dict[str, Entry] = {}
         problems: list[tuple[Path, TelemetryError]] = []
         folders = self._candidates()
-        if self._reading_ahead is not None:
-            self._read_ahead, self._reading_ahead = self._reading_ahead.contents(), None
+        if self._expected is not None:
+            self._read_ahead, self._expected = self._expected(), None
         with collection_paused():
             self._read_all(folders, entries, problems)
             self._read_ahead = {}
