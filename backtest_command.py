@@ -9,6 +9,7 @@ from typing import Annotated, Final
 
 import typer
 
+from . import replay
 from .addressing import complain_of, params_of, policy_named, runs_chosen
 from .cli_options import (
     JsonOption,
@@ -21,24 +22,6 @@ from .cli_options import (
 )
 from .console import print_json, print_table, reading_runs, say
 from .import_command import RenameOption, imported_history, renamed
-from .replay import (
-    BASELINES,
-    COMPARISON_HEADINGS,
-    TABLE_HEADINGS,
-    Backtest,
-    Baseline,
-    Objective,
-    baseline_policy,
-    comparison,
-    comparison_rows,
-    declared_objective,
-    read_labels,
-    report_json,
-    report_page,
-    summary_lines,
-    table_rows,
-)
-from .replay import backtest as run_backtest
 from .rules import Policy
 
 #: What stands before the name of a baseline in the place of a policy.
@@ -93,21 +76,21 @@ def backtest(
         raise typer.BadParameter("--mode says which way a metric is better: name it with --objective")
     if renames and history is None:
         raise typer.BadParameter("--rename says what metrics of --history are to be called")
-    declared = declared_objective(objective, mode) if objective else None
+    declared = replay.declared_objective(objective, mode) if objective else None
     loaded = _policy(policy, settings, declared)
     chosen, problems = runs_chosen(runs, store) if history is None else imported_history(history, renamed(renames))
     complain_of(problems)
     compared = _baselines(baselines or (["all"] if html else []))
     began_s = time.monotonic()
     with reading_runs() as on_progress:
-        result = run_backtest(
+        result = replay.backtest(
             loaded,
             chosen,
             objective=declared,
             on_progress=on_progress,
             delay_steps=delay,
             cost_per_hour=cost_per_hour,
-            labels=read_labels(labels) if labels else None,
+            labels=replay.read_labels(labels) if labels else None,
             tolerance_steps=tolerance,
             baselines=compared,
             with_coverage=coverage or html is not None,
@@ -116,39 +99,45 @@ def backtest(
         )
     result = dataclasses.replace(result, took_s=time.monotonic() - began_s)
     if html is not None:
-        html.write_text(report_page(result), encoding="utf-8")
+        html.write_text(replay.report_page(result), encoding="utf-8")
     if as_json:
-        print_json(report_json(result))
+        print_json(replay.report_json(result))
     else:
         _print(result)
 
 
-def _print(result: Backtest) -> None:
-    print_table(TABLE_HEADINGS, table_rows(result), numeric=TABLE_HEADINGS[1:-1])
+def _print(result: replay.Backtest) -> None:
+    print_table(replay.TABLE_HEADINGS, replay.table_rows(result), numeric=replay.TABLE_HEADINGS[1:-1])
     say()
     if result.baselines:
-        print_table(COMPARISON_HEADINGS, comparison_rows(comparison(result)), numeric=COMPARISON_HEADINGS[1:])
+        print_table(
+            replay.COMPARISON_HEADINGS,
+            replay.comparison_rows(replay.comparison(result)),
+            numeric=replay.COMPARISON_HEADINGS[1:],
+        )
         say()
-    for line in summary_lines(result):
+    for line in replay.summary_lines(result):
         say(line)
 
 
-def _policy(name: str, settings: list[str] | None, objective: Objective | None) -> Policy:
+def _policy(name: str, settings: list[str] | None, objective: replay.Objective | None) -> Policy:
     """A policy file, one of steptape's, or a baseline, which watches ``eval_loss`` where no objective was declared."""
     prefix, _, baseline = name.partition(":")
     if prefix != _BASELINE or not baseline:
         return policy_named(name, settings)
     (chosen,) = _baselines([baseline])
     try:
-        return baseline_policy(chosen, objective or declared_objective("eval_loss", "min"), params_of(settings))
+        return replay.baseline_policy(
+            chosen, objective or replay.declared_objective("eval_loss", "min"), params_of(settings)
+        )
     except ValueError as error:
         raise typer.BadParameter(f"baseline {baseline}: {error}") from None
 
 
-def _baselines(names: list[str]) -> list[Baseline]:
+def _baselines(names: list[str]) -> list[replay.Baseline]:
     if "all" in names:
-        return list(BASELINES.values())
-    unknown = [name for name in names if name not in BASELINES]
+        return list(replay.BASELINES.values())
+    unknown = [name for name in names if name not in replay.BASELINES]
     if unknown:
-        raise typer.BadParameter(f"no such baseline: {unknown[0]}. Known: all, {', '.join(BASELINES)}")
-    return [BASELINES[name] for name in dict.fromkeys(names)]
+        raise typer.BadParameter(f"no such baseline: {unknown[0]}. Known: all, {', '.join(replay.BASELINES)}")
+    return [replay.BASELINES[name] for name in dict.fromkeys(names)]

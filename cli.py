@@ -12,6 +12,7 @@ from typing import Annotated
 
 import typer
 
+from . import replay as replay_room
 from .addressing import age, complain_of, events_named, policy_named, run_named, runs_chosen
 from .backtest_command import backtest
 from .cli_examples import epilog
@@ -30,12 +31,6 @@ from .difference_command import diff
 from .doctor_command import doctor
 from .import_command import import_runs
 from .policy_commands import check, run_tests
-from .replay import (
-    Replay,
-    Verification,
-)
-from .replay import replay as run_replay
-from .replay import verify as verify_run
 from .rules import Decision, Outcome, RuleError
 from .showing import run_document, run_sheet, started_of
 from .store import TelemetryError, open_run, open_store
@@ -144,7 +139,7 @@ def replay(
     effective timeline; what recorded rules did (decisions, errors, warnings) is not counted.
     """
     loaded = policy_named(policy, settings)
-    replayed = run_replay(loaded, events_named(source, store))
+    replayed = replay_room.replay(loaded, events_named(source, store))
     if as_json:
         for judged in replayed.outcomes:
             print_json(judged.to_json())
@@ -178,7 +173,7 @@ def verify(
         say("No runs, so nothing to verify.")
     for run in chosen:
         try:
-            verdict = verify_run(run)
+            verdict = replay_room.verify(run)
         except TelemetryError as error:
             complain(f"error: {error}")
             status = CANNOT_OPEN
@@ -287,7 +282,7 @@ def delete(
         limit = None if older_than is None else age(older_than)
         now = datetime.now(UTC).replace(tzinfo=None)
         chosen = expendable(entries, now=now, older_than=limit, keep_last=keep_last)
-        folders = [entry.snapshot.folder for entry in chosen]
+        folders = [entry.folder for entry in chosen]
     else:
         raise typer.BadParameter("name a RUN, or give --store STORE with --older-than AGE or --keep-last N")
     for folder in folders:
@@ -356,7 +351,7 @@ def main() -> None:
         sys.exit(CANNOT_OPEN)
 
 
-def _print_replay(replayed: Replay) -> None:
+def _print_replay(replayed: replay_room.Replay) -> None:
     rows = [
         (
             judged.outcome.step,
@@ -381,7 +376,7 @@ def _said(outcome: Outcome) -> object:
     return outcome.error if isinstance(outcome, RuleError) else "warning"
 
 
-def _print_verdict(verdict: Verification, as_json: bool) -> None:
+def _print_verdict(verdict: replay_room.Verification, as_json: bool) -> None:
     if as_json:
         print_json(verdict.to_json())
         return

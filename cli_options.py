@@ -9,7 +9,7 @@ from typing import Annotated, Final
 
 import typer
 
-from .replay import Cache
+from . import replay
 
 #: Exit status of a command that found something, and of one that could not open what it was given.
 FINDINGS: Final = 1
@@ -43,16 +43,16 @@ def processes_for(runs: int, asked: int | None) -> int:
     return asked or max(1, min(os.cpu_count() or 1, runs // _RUNS_A_PROCESS))
 
 
-def user_cache(environment: Mapping[str, str] = os.environ) -> Cache | None:
+def user_cache(environment: Mapping[str, str] = os.environ) -> replay.Cache | None:
     """The cache of whoever is logged in: ``STEPTAPE_CACHE``, or ``steptape`` among their caches; None without a home.
 
     Commands keep answers and the library does not, because a person asks again and a program says what it wants.
     """
     if folder := environment.get("STEPTAPE_CACHE"):
-        return Cache(Path(folder))
+        return replay.Cache(Path(folder))
     if caches := environment.get("XDG_CACHE_HOME"):
-        return Cache(Path(caches) / "steptape")
+        return replay.Cache(Path(caches) / "steptape")
     try:
-        return Cache(Path.home() / ".cache" / "steptape")
+        return replay.Cache(Path.home() / ".cache" / "steptape")
     except RuntimeError:
         return None

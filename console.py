@@ -16,7 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
-from .replay import Progress as ReadProgress
+from . import replay
 from .store.event_json import encoded
 
 #: Tables are as wide as what they hold: a cell is never cut or folded, in a terminal or in a pipe.
@@ -101,7 +101,7 @@ def progress() -> Progress:
 
 
 @contextmanager
-def reading_runs() -> Iterator[Callable[[ReadProgress], None]]:
+def reading_runs() -> Iterator[Callable[[replay.Progress], None]]:
     """One bar for everything that reads runs; what it gives is told how far that has come."""
     with progress() as bar:
         task = bar.add_task("reading runs", total=None)

@@ -6,10 +6,10 @@ from typing import Annotated
 
 import typer
 
+from . import replay
 from .addressing import complain_of, policy_named, runs_chosen
 from .cli_options import FINDINGS, JsonOption, NoCacheOption, ProcessesOption, StoreOption, processes_for, user_cache
 from .console import print_json, reading_runs, say
-from .replay import declared_objective, difference, difference_json, difference_lines
 
 _POLICY = "A rule file, or the name of one that comes with steptape."
 
@@ -43,9 +43,9 @@ def diff(
     policies = policy_named(old, old_settings), policy_named(new, new_settings)
     chosen, problems = runs_chosen(runs, store)
     complain_of(problems)
-    declared = declared_objective(objective, mode) if objective else None
+    declared = replay.declared_objective(objective, mode) if objective else None
     with reading_runs() as on_progress:
-        found = difference(
+        found = replay.difference(
             *policies,
             chosen,
             objective=declared,
@@ -54,8 +54,8 @@ def diff(
             cache=None if no_cache else user_cache(),
         )
     if as_json:
-        print_json(difference_json(found))
+        print_json(replay.difference_json(found))
     else:
-        for line in difference_lines(found):
+        for line in replay.difference_lines(found):
             say(line)
     raise typer.Exit(FINDINGS if found.changed else 0)

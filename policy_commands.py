@@ -11,10 +11,10 @@ from typing import Annotated, Any
 
 import typer
 
+from . import replay
 from .addressing import complain_of, policy_path, runs_chosen, tests_path
 from .cli_options import CANNOT_OPEN, FINDINGS, JsonOption, StoreOption
 from .console import complain, print_json, say
-from .replay import findings_against
 from .rules import (
     Finding,
     FindingCode,
@@ -81,7 +81,7 @@ def _checked(path: Path, runs: Sequence[Run], ignored: set[FindingCode], as_json
         else:
             _print_with_carets(error.problems)
         return FINDINGS
-    findings = [*findings_of(policy), *(findings_against(policy, runs) if runs else ())]
+    findings = [*findings_of(policy), *(replay.findings_against(policy, runs) if runs else ())]
     findings = sorted({finding for finding in findings if finding.code not in ignored})
     if as_json:
         print_json(_check_json(policy.source, policy, (), findings))

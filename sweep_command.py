@@ -11,11 +11,10 @@ from typing import Annotated, Any, Final
 
 import typer
 
+from . import replay
 from .addressing import complain_of, policy_named, runs_chosen, setting_value
 from .cli_options import JsonOption, PolicyArgument, StoreOption
 from .console import complain, print_json, print_table, reading_runs, say
-from .replay import Sweep, declared_objective
-from .replay import sweep as run_sweep
 from .rules import Param
 from .store import TelemetryError
 
@@ -66,9 +65,9 @@ def sweep(
     loaded = policy_named(policy, None)
     chosen, problems = runs_chosen(runs, store)
     complain_of(problems)
-    declared = declared_objective(objective, mode) if objective else None
+    declared = replay.declared_objective(objective, mode) if objective else None
     with reading_runs() as on_progress:
-        result = run_sweep(
+        result = replay.sweep(
             loaded,
             axes,
             chosen,
@@ -123,7 +122,7 @@ def _values(text: str) -> list[Param]:
     return [setting_value(str(value)) for value in steps]
 
 
-def _print_front(result: Sweep, rows: Sequence[dict[str, Any]]) -> None:
+def _print_front(result: replay.Sweep, rows: Sequence[dict[str, Any]]) -> None:
     shown = [rows[index] for index in result.front]
     if shown:
         names = list(result.axes)
@@ -143,7 +142,7 @@ def _print_front(result: Sweep, rows: Sequence[dict[str, Any]]) -> None:
         say(sentence)
 
 
-def _print_lines(result: Sweep, rows: Sequence[dict[str, Any]]) -> None:
+def _print_lines(result: replay.Sweep, rows: Sequence[dict[str, Any]]) -> None:
     declared = result.objective
     tried = {
         "variants": len(rows),
@@ -159,14 +158,14 @@ def _print_lines(result: Sweep, rows: Sequence[dict[str, Any]]) -> None:
         complain(sentence)
 
 
-def _limits(result: Sweep) -> Iterator[str]:
+def _limits(result: replay.Sweep) -> Iterator[str]:
     for what, reason in result.engine_reasons.items():
         yield f"Decided by the event engine, {what}: {reason}."
     for run in result.excluded:
         yield f"Excluded {run.run_id}: {run.reason}."
 
 
-def _cells(row: dict[str, Any], result: Sweep) -> tuple[str, ...]:
+def _cells(row: dict[str, Any], result: replay.Sweep) -> tuple[str, ...]:
     return (
         f"{row['stopped']} of {len(result.runs)}",
         f"{row['steps_saved']:,.0f}",

@@ -5,7 +5,14 @@ Requests in; JSON pages and problem details (RFC 9457) out. Reads through the st
 
 from __future__ import annotations
 
-from .app import create_app
-from .server import serve
+from typing import TYPE_CHECKING
+
+from ..store.late_loading import loaded_late
+
+if TYPE_CHECKING:
+    from .app import create_app
+    from .server import serve
 
 __all__ = ["create_app", "serve"]
+
+__getattr__ = loaded_late(__name__, {"app": ["create_app"], "server": ["serve"]})

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Final, Literal
 from fastapi import APIRouter, Request, Response
 from fastapi import Path as InPath
 
-from ..replay import BASELINES
+from .. import replay
 from ..rules import KNOWN_SEMANTICS, parse_policy
 from ..store import Store
 from .access import OpenStore, RunAccess, find_run
@@ -82,9 +82,9 @@ _ACCEPTED: Final[dict[int | str, dict[str, Any]]] = {
 @router.post("/backtests", summary="Start a backtest", status_code=202, responses=_ACCEPTED)
 def start_backtest(request: Request, response: Response, store: OpenStore, body: BacktestRequest) -> JobItem:
     """What a policy would have saved and cost in recorded runs. The same question about unchanged logs is one job."""
-    unknown = [name for name in body.baselines if name not in (*BASELINES, "all")]
+    unknown = [name for name in body.baselines if name not in (*replay.BASELINES, "all")]
     if unknown:
-        raise InvalidRequest("no such baseline", got=unknown[0], fix=f"Known: all, {', '.join(BASELINES)}")
+        raise InvalidRequest("no such baseline", got=unknown[0], fix=f"Known: all, {', '.join(replay.BASELINES)}")
     return _started(request, response, store, body, body.params)
 
 
@@ -192,7 +192,7 @@ def _policy_text(request: Request, body: PolicyJobRequest) -> tuple[str, str]:
 
 def _runs(store: Store, body: JobRequest) -> list[RunAccess]:
     if body.runs is None:
-        return [RunAccess(store, entry.snapshot.folder) for entry in store.catalog.look().entries]
+        return [RunAccess(store, entry.folder) for entry in store.catalog.look().entries]
     return [find_run(store, key) for key in dict.fromkeys(body.runs)]
 
 

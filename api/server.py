@@ -11,11 +11,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-import uvicorn
-
 from ..store import TelemetryError
-from .app import create_app
-from .connections import prepare, settings
+from ..store.garbage import collection_paused
+from ..store.reading_ahead import reading_ahead
 from .tokens import Tokens, parse_tokens, read_tokens
 
 #: Environment variable with lines of ``token scope name``.
@@ -54,15 +52,27 @@ def serve(
             got=host,
             fix=f"Give --tokens FILE or {TOKENS_VARIABLE}; or use 127.0.0.1, and reach it from elsewhere by 'ssh -L'",
         )
-    app = create_app(store_path, tokens=tokens, allowed_hosts=(host, *allowed_hosts), policies_path=policies_path)
-    with _listening(host, port) as listener:
-        address = f"[{host}]" if ":" in host else host
-        url = f"http://{address}:{listener.getsockname()[1]}"
-        told = f"{url}/ for people and {url}/api/v1/runs for programs"
-        sys.stderr.write(f"steptape: {store_path} is served at {told} (Ctrl-C ends it)\n")
-        sys.stderr.flush()
-        with contextlib.suppress(KeyboardInterrupt):
-            uvicorn.Server(uvicorn.Config(app, **settings())).run([listener])
+    with reading_ahead(Path(store_path)) as ahead:
+        # To load all this takes as long as to read ten thousand runs, which goes on meanwhile. It all stays: nothing of
+        # it is garbage to be looked for.
+        with collection_paused():
+            import uvicorn
+
+            from ..store.catalog import catalog_of
+            from .app import create_app
+            from .connections import prepare, settings
+
+        app = create_app(store_path, tokens=tokens, allowed_hosts=(host, *allowed_hosts), policies_path=policies_path)
+        catalog_of(app.state.store_path).expect(ahead.runs)
+        with _listening(host, port) as listener:
+            prepare(listener)
+            address = f"[{host}]" if ":" in host else host
+            url = f"http://{address}:{listener.getsockname()[1]}"
+            told = f"{url}/ for people and {url}/api/v1/runs for programs"
+            sys.stderr.write(f"steptape: {store_path} is served at {told} (Ctrl-C ends it)\n")
+            sys.stderr.flush()
+            with contextlib.suppress(KeyboardInterrupt):
+                uvicorn.Server(uvicorn.Config(app, **settings())).run([listener])
 
 
 def is_loopback(host: str) -> bool:
@@ -89,10 +99,8 @@ def _listening(host: str, port: int) -> socket.socket:
     try:
         if not 0 <= port <= 65535:
             raise OSError("ports end at 65535")
-        listener = socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+        return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
     except OSError as error:
         raise TelemetryError(
             f"cannot listen there ({error})", where=f"{host}:{port}", fix="Choose another port"
         ) from None
-    prepare(listener)
-    return listener

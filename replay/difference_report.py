@@ -9,7 +9,7 @@ from typing import Any
 
 from ..rules import ACT, Policy
 from .amounts import duration
-from .difference import Order, PolicyDifference, RunDifference, StopChange
+from .differing import Order, PolicyDifference, RunDifference, StopChange
 
 
 def difference_json(difference: PolicyDifference) -> dict[str, Any]:

@@ -6,7 +6,7 @@ never.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from .errors import (
     DamagedLog,
@@ -20,14 +20,13 @@ from .errors import (
     UnsupportedVersion,
 )
 from .events import KINDS, LOOP_KINDS, Event
+from .late_loading import loaded_late
 from .plan import Plan
 from .run_info import Attempt, PolicyRecord, RunInfo
 
 if TYPE_CHECKING:
     from .run import Run
     from .store import Store, open_run, open_store
-
-_READING = {"Run": "run", "Store": "store", "open_run": "store", "open_store": "store"}
 
 __all__ = [
     "KINDS",
@@ -52,10 +51,4 @@ __all__ = [
     "open_store",
 ]
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _READING:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from importlib import import_module
-
-    return getattr(import_module(f".{_READING[name]}", __name__), name)
+__getattr__ = loaded_late(__name__, {"run": ["Run"], "store": ["Store", "open_run", "open_store"]})

@@ -10,20 +10,18 @@ import functools
 import os
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Final
 
 from .errors import NotARun, TelemetryError
+from .folder_content import FolderContent, RunAhead, is_settled, stamp_of
 from .garbage import collection_paused
-from .run_folder import RUN_ID, RUN_JSON
-from .snapshot import Snapshot, retrying, take_snapshot
+from .run_folder import run_names
+from .snapshot import Snapshot, retrying, snapshot_of, take_snapshot
 from .summary import RunSummary, summarize
-
-#: A folder that changed this recently may change again without its time showing it: file systems tick in milliseconds.
-SETTLED_NS: Final = 2_000_000_000
 
 #: A look at all runs that took less than this is not worth keeping.
 _CHEAP_S: Final = 0.01
@@ -36,13 +34,33 @@ _FRESH_AT_MOST_S: Final = 1.0
 _USABLE_S: Final = 2.0
 
 
-@dataclass(frozen=True, slots=True)
 class Entry:
-    """A run of the catalog: its files, the row that lists show, and when its folder had last changed."""
+    """A run of the catalog.
 
-    snapshot: Snapshot
-    summary: RunSummary
-    stamp: tuple[int, int]
+    Args:
+        folder: The run's folder.
+        stamp: When it had last changed.
+        summary: The row that lists show.
+        found: What it holds. Most runs are listed and never opened: what was read ahead becomes a snapshot only when
+            somebody asks for it.
+    """
+
+    __slots__ = ("_found", "folder", "stamp", "summary")
+
+    def __init__(
+        self, folder: Path, stamp: tuple[int, int], summary: RunSummary, found: Snapshot | FolderContent
+    ) -> None:
+        self.folder = folder
+        self.stamp = stamp
+        self.summary = summary
+        self._found = found
+
+    @property
+    def snapshot(self) -> Snapshot:
+        """The run's files."""
+        if isinstance(self._found, FolderContent):
+            self._found = snapshot_of(self.folder, self._found)
+        return self._found
 
 
 @dataclass(frozen=True)
@@ -81,21 +99,29 @@ class Catalog:
         self._listed: tuple[int, list[Path]] | None = None
         self._looking = threading.Lock()
         self._last: _TimedLook | None = None
+        self._waiting = threading.Lock()
+        self._expected: Callable[[], dict[str, RunAhead]] | None = None
+        self._ahead: dict[str, RunAhead] = {}
+
+    def expect(self, runs: Callable[[], dict[str, RunAhead]]) -> None:
+        """Have the next look use what somebody else has read of the runs, as far as it still holds.
+
+        Args:
+            runs: Waits for it and gives it, by the folders' names.
+        """
+        self._expected = runs
 
     def folders(self) -> list[Path]:
         """Folders of runs, oldest first."""
-        return [folder for folder in self._candidates() if _stamp(folder)[1]]
+        return [folder for folder in self._candidates() if stamp_of(folder)[1]]
 
     def _candidates(self) -> list[Path]:
         """Folders that may be runs, oldest first; listed anew when one has come or gone."""
         changed_ns = os.stat(self._path).st_mtime_ns
         if self._listed is not None and self._listed[0] == changed_ns:
             return self._listed[1]
-        with os.scandir(self._path) as entries:
-            names = sorted(entry.name for entry in entries if RUN_ID.fullmatch(entry.name) and entry.is_dir())
-        folders = [self._path / name for name in names]
-        is_settled = time.time_ns() - changed_ns > SETTLED_NS
-        self._listed = (changed_ns, folders) if is_settled else None
+        folders = [self._path / name for name in run_names(self._path)]
+        self._listed = (changed_ns, folders) if is_settled(changed_ns) else None
         return folders
 
     def entry(self, folder: Path) -> Entry:
@@ -104,14 +130,18 @@ class Catalog:
         Raises:
             TelemetryError: It cannot be read.
         """
-        return self._entry(folder, _stamp(folder))
+        return self._entry(folder, stamp_of(folder))
 
     def _entry(self, folder: Path, stamp: tuple[int, int]) -> Entry:
         known = self._settled.get(folder)
         if known is not None and known.stamp == stamp:
             return known
+        ahead = self._ahead.pop(folder.name, None)
+        if ahead is not None and ahead.content.stamp == stamp:
+            entry = self._settled[folder] = Entry(folder, stamp, ahead.summary, ahead.content)
+            return entry
         entry = retrying(lambda: _read(folder, stamp))
-        if not entry.snapshot.listing.journals and time.time_ns() - max(stamp) > SETTLED_NS:
+        if not entry.snapshot.listing.journals and is_settled(max(stamp)):
             self._settled[folder] = entry
         else:
             self._settled.pop(folder, None)
@@ -122,8 +152,12 @@ class Catalog:
         entries: dict[str, Entry] = {}
         problems: list[tuple[Path, TelemetryError]] = []
         folders = self._candidates()
+        with self._waiting:
+            if self._expected is not None:
+                self._ahead, self._expected = self._expected(), None
         with collection_paused():
             self._read_all(folders, entries, problems)
+            self._ahead = {}
         if len(self._settled) > len(entries):
             for gone in self._settled.keys() - set(folders):
                 self._settled.pop(gone, None)
@@ -134,7 +168,7 @@ class Catalog:
     ) -> None:
         """Add what is in the folders, by run id, and what cannot be read of it."""
         for folder in folders:
-            stamp = _stamp(folder)
+            stamp = stamp_of(folder)
             if not stamp[1]:
                 continue
             try:
@@ -148,10 +182,10 @@ class Catalog:
                 problem.__cause__ = error
                 problems.append((folder, problem))
                 continue
-            twin = entries.setdefault(entry.snapshot.info.run_id, entry)
+            twin = entries.setdefault(entry.summary.run_id, entry)
             if twin is not entry:
                 what = "another run here has the same id, and is read instead"
-                problems.append((folder, NotARun(what, where=str(folder), got=twin.snapshot.folder.name)))
+                problems.append((folder, NotARun(what, where=str(folder), got=twin.folder.name)))
 
     def recent(self) -> Look:
         """Every run as of now or, where looking takes long, as of a few seconds ago at most."""
@@ -205,15 +239,4 @@ def catalog_of(path: Path) -> Catalog:
 
 def _read(folder: Path, stamp: tuple[int, int]) -> Entry:
     snapshot = take_snapshot(folder)
-    return Entry(snapshot, summarize(snapshot), stamp)
-
-
-def _stamp(folder: Path) -> tuple[int, int]:
-    """When the folder's list of files and its ``run.json`` last changed; zeros for what is not there."""
-    times = []
-    for path in (str(folder), f"{folder}/{RUN_JSON}"):
-        try:
-            times.append(os.stat(path).st_mtime_ns)
-        except OSError:
-            times.append(0)
-    return times[0], times[1]
+    return Entry(folder, stamp, summarize(snapshot), snapshot)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
 import zlib
@@ -11,7 +12,7 @@ from typing import Final
 
 from .errors import DamagedLog
 from .events import ENVELOPE
-from .run_folder import COLUMNS_JSON, replace_file
+from .run_folder import COLUMNS_JSON, read_file, replace_file
 
 #: Columns of the events table that are not metrics.
 RESERVED: Final = frozenset(("run_id", *ENVELOPE, "attrs"))
@@ -75,15 +76,32 @@ def read_columns(folder: Path) -> Columns:
     Raises:
         DamagedLog: The file is there and is no such mapping.
     """
-    path = f"{folder}/{COLUMNS_JSON}"
     try:
-        with open(path, "rb") as file:
-            return Columns(json.loads(file.read()))
+        content = read_file(folder, COLUMNS_JSON)
     except FileNotFoundError:
         return Columns()
+    return columns_of(content, folder)
+
+
+def columns_of(content: bytes, folder: Path) -> Columns:
+    """The mapping that the file of a run's folder says.
+
+    Raises:
+        DamagedLog: It is none.
+    """
+    try:
+        return Columns(_mapping(content))
     except (ValueError, TypeError, AttributeError) as error:
+        where = f"{folder}/{COLUMNS_JSON}"
         fix = "The metadata of the newest events-*.parquet holds the same mapping, under 'steptape.columns'"
-        raise DamagedLog(f"this is no mapping of metrics to columns ({error})", where=path, fix=fix) from None
+        raise DamagedLog(f"this is no mapping of metrics to columns ({error})", where=where, fix=fix) from None
+
+
+@functools.lru_cache(maxsize=64)
+def _mapping(content: bytes) -> dict[str, str]:
+    """What ``columns.json`` says; runs of one training program say the same. Not to be changed."""
+    mapping: dict[str, str] = json.loads(content)
+    return mapping
 
 
 def write_columns(folder: Path, columns: Columns) -> None:

@@ -9,6 +9,7 @@ import secrets
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
+from operator import itemgetter
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -22,6 +23,9 @@ RUN_ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
 _JOURNAL: Final = re.compile(r"journal-(\d+)-(\d+)-(\d{12,})")
 _SEALED: Final = re.compile(r"(events|samples|metrics)-(\d+)-(\d+)-(\d{12,})-(\d{12,})\.parquet")
+
+#: What a file is read by, piece by piece: nearly all that are read whole are smaller.
+_SMALL_BYTES: Final = 16384
 
 
 class JournalFile(NamedTuple):
@@ -51,6 +55,10 @@ class SealedFile(NamedTuple):
     def overlaps(self, other: SealedFile) -> bool:
         """Whether both have events of one (attempt, rank) and range, of whatever table."""
         return self[2:4] == other[2:4] and self.first <= other.last and other.first <= self.last
+
+
+#: What files are sorted by: everything but the path.
+_PLACE: Final = itemgetter(slice(1, None))
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,26 +95,60 @@ def list_files(folder: Path) -> Listing:
         NotARun: There is no such folder.
     """
     try:
-        names = sorted(os.listdir(folder))
+        names = os.listdir(folder)
     except (FileNotFoundError, NotADirectoryError, ValueError):  # ValueError: a path with a NUL in it.
         raise NotARun(
             "no such run folder", where=str(folder), fix="'steptape runs STORE' lists what is there"
         ) from None
-    sealed = [
-        SealedFile(folder / name, match[1], *(int(match[i]) for i in range(2, 6)))
-        for name in names
-        if name.endswith(".parquet") and (match := _SEALED.fullmatch(name))
-    ]
-    journals = [
-        JournalFile(folder / name, *(int(match[i]) for i in range(1, 4)))
-        for name in names
-        if name.startswith("journal-") and (match := _JOURNAL.fullmatch(name))
-    ]
-    superseded = [file for file in sealed if any(other.holds(file) for other in sealed)]
-    current = [file for file in sealed if file not in superseded]
-    return Listing(
-        tuple(sorted(current, key=lambda f: f[1:])), tuple(sorted(journals, key=lambda f: f[1:])), tuple(superseded)
-    )
+    return listing_of(folder, names)
+
+
+def listing_of(folder: Path, names: Iterable[str]) -> Listing:
+    """What files of these names in a run's folder are."""
+    sealed: list[SealedFile] = []
+    journals: list[JournalFile] = []
+    for name in sorted(names):
+        if name.endswith(".parquet") and (match := _SEALED.fullmatch(name)):
+            table, *numbers = match.groups()
+            sealed.append(SealedFile(folder / name, table, *map(int, numbers)))
+        elif name.startswith("journal-") and (match := _JOURNAL.fullmatch(name)):
+            journals.append(JournalFile(folder / name, *map(int, match.groups())))
+    sealed.sort(key=_PLACE)
+    journals.sort(key=_PLACE)
+    superseded = [file for file in sealed if any(other.holds(file) for other in sealed)] if len(sealed) > 1 else []
+    current = [file for file in sealed if file not in superseded] if superseded else sealed
+    return Listing(tuple(current), tuple(journals), tuple(superseded))
+
+
+def read_file(folder: Path, name: str) -> bytes:
+    """The content of a small file in a folder, in half the time of ``open``, where there are thousands of folders.
+
+    Raises:
+        OSError: As ``open``.
+    """
+    fd = os.open(f"{folder}/{name}", os.O_RDONLY)
+    try:
+        content = os.read(fd, _SMALL_BYTES)
+        while more := os.read(fd, _SMALL_BYTES):
+            content += more
+        return content
+    finally:
+        os.close(fd)
+
+
+def is_journal(name: str) -> bool:
+    """Whether a file of that name is a journal segment."""
+    return name.startswith("journal-") and _JOURNAL.fullmatch(name) is not None
+
+
+def run_names(store: str | Path) -> list[str]:
+    """Names of the folders of a store that may be runs, in order.
+
+    Raises:
+        OSError: It cannot be listed.
+    """
+    with os.scandir(store) as entries:
+        return sorted(entry.name for entry in entries if RUN_ID.fullmatch(entry.name) and entry.is_dir())
 
 
 def folders_with_journals(store: Path) -> list[Path]:
@@ -118,7 +160,7 @@ def folders_with_journals(store: Path) -> list[Path]:
     with contextlib.suppress(OSError), os.scandir(store) as entries:
         for entry in entries:
             with contextlib.suppress(OSError):
-                if entry.is_dir() and any(map(_JOURNAL.fullmatch, os.listdir(entry))):
+                if entry.is_dir() and any(map(is_journal, os.listdir(entry))):
                     found.append(Path(entry))
     return sorted(found)
 

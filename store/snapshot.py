@@ -11,14 +11,15 @@ from typing import Final, TypeVar
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from .columns import Columns, read_columns
+from .columns import Columns, columns_of, read_columns
 from .event_rows import EventRows, events_of
 from .event_samples import SAMPLE_COLUMNS, with_samples
 from .events import Event
+from .folder_content import FolderContent
 from .journal_reading import Segment, is_being_written, read_segment
 from .journal_tables import Tail
-from .run_folder import Listing, SealedFile, list_files
-from .run_info import RunInfo, read_run_info
+from .run_folder import Listing, SealedFile, list_files, listing_of
+from .run_info import RunInfo, read_run_info, run_info_of
 from .tables import METRICS_SCHEMA, SAMPLES_SCHEMA, events_schema, read_metrics, read_parquet
 
 _Result = TypeVar("_Result")
@@ -169,6 +170,17 @@ def take_snapshot(folder: Path) -> Snapshot:
     return retrying(lambda: _take_snapshot(folder))
 
 
+def snapshot_of(folder: Path, content: FolderContent) -> Snapshot:
+    """The folder of a finished run as it was when its content was read.
+
+    Raises:
+        NotARun, DamagedLog: As ``take_snapshot``.
+    """
+    columns = Columns() if content.columns_json is None else columns_of(content.columns_json, folder)
+    info = run_info_of(content.run_json, folder)
+    return _without_tail(folder, info, listing_of(folder, content.names), columns, is_live=False)
+
+
 def retrying(read: Callable[[], _Result]) -> _Result:
     """The result of a read that may meet a file which a sealer has just replaced."""
     for _ in range(ATTEMPTS_TO_READ - 1):
@@ -189,7 +201,7 @@ def _take_snapshot(folder: Path) -> Snapshot:
         # what was listed first is still a state that the run was in.
         is_live = not set(list_files(folder).journals) <= set(listing.journals)
     if not listing.journals:
-        return Snapshot(folder, info, listing, _NO_TAIL, _NO_TAIL, _NO_TAIL, read_columns(folder), is_live)
+        return _without_tail(folder, info, listing, read_columns(folder), is_live=is_live)
     segments = [(journal, read_segment(journal.path)) for journal in listing.journals]
 
     def tail_of(table: str) -> Tail:
@@ -202,6 +214,10 @@ def _take_snapshot(folder: Path) -> Snapshot:
     for segment in tail.segments:
         columns.extend(segment.metric_names())
     return Snapshot(folder, info, listing, tail, tail_of("samples"), tail_of("metrics"), columns, is_live)
+
+
+def _without_tail(folder: Path, info: RunInfo, listing: Listing, columns: Columns, *, is_live: bool) -> Snapshot:
+    return Snapshot(folder, info, listing, _NO_TAIL, _NO_TAIL, _NO_TAIL, columns, is_live)
 
 
 def _is_held(listing: Listing) -> bool:

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from steptape.store import open_store
-from steptape.store.catalog import SETTLED_NS, Catalog
+from steptape.store.catalog import Catalog
+from steptape.store.folder_content import SETTLED_NS
 
 
 @pytest.fixture

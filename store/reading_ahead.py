@@ -1,0 +1,75 @@
+"""The folders of a large store, read by other processes while this one has something to do, as to load itself.
+
+Threads would not do: each waits for the interpreter's lock after every call, as long as another one computes. And where
+the files are not in the system's cache, several processes wait for the disk at the same time.
+
+A path flows in, and what its runs come to flows out; whether that still holds is for whoever uses it to see.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import pickle
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Final, NamedTuple
+
+from .folder_content import RunAhead
+from .run_folder import run_names
+
+#: Fewer runs are read in the time that a process takes to start.
+_WORTH_IT: Final = 1000
+
+#: Runs of one process, as long as there are not too many processes.
+_SHARE: Final = 5000
+_MOST_PROCESSES: Final = 4
+
+
+class _Reader(NamedTuple):
+    process: subprocess.Popen[bytes]
+    answer: IO[bytes]
+
+
+class ReadingAhead:
+    """What is being read of a store."""
+
+    def __init__(self, readers: list[_Reader]) -> None:
+        self._readers = readers
+
+    def runs(self) -> dict[str, RunAhead]:
+        """The finished runs by the names of their folders, once they have been read. Only who asks first gets them."""
+        found: dict[str, RunAhead] = {}
+        while self._readers:
+            process, answer = self._readers.pop(0)
+            with answer:
+                if process.wait() == 0:
+                    answer.seek(0)
+                    with contextlib.suppress(pickle.UnpicklingError, EOFError):
+                        found |= pickle.load(answer)  # Of a process of our own, in a file that has no name.
+        return found
+
+
+@contextlib.contextmanager
+def reading_ahead(store: Path) -> Iterator[ReadingAhead]:
+    """Have the folders of a store read from now on; nothing of a small one, or one that cannot be listed."""
+    readers: list[_Reader] = []
+    with contextlib.ExitStack() as stack:
+        # Whatever fails is read by whoever asks for it: nothing is lost but time.
+        with contextlib.suppress(OSError):
+            shares = _shares(len(run_names(store)))
+            for share in range(shares):
+                # A pipe would have to be emptied meanwhile, by a thread that waits for the interpreter's lock.
+                answer = stack.enter_context(tempfile.TemporaryFile())
+                command = [sys.executable, "-m", f"{__package__}.ahead_worker", str(store), str(share), str(shares)]
+                process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=answer, stderr=subprocess.DEVNULL)
+                stack.enter_context(process)
+                stack.callback(process.kill)
+                readers.append(_Reader(process, answer))
+        yield ReadingAhead(readers)
+
+
+def _shares(runs: int) -> int:
+    return 0 if runs < _WORTH_IT else min(_MOST_PROCESSES, -(-runs // _SHARE))
