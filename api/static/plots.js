@@ -45,7 +45,7 @@ export function placeOf(item, step) {
 /** Series without those that say again what an earlier one said: some loops report a value as two kinds of events. */
 export const distinct = (items) =>
   items.filter((item, index) => {
-    const says = (one) => JSON.stringify([one.run_id, one.metric, one.x, one.value]);
+    const says = (one) => JSON.stringify([one.run_id, one.metric, one.step, one.value]);
     return items.findIndex((other) => says(other) === says(item)) === index;
   });
 
