@@ -16,8 +16,10 @@ from fastapi.routing import APIRoute
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from ..replay.amounts import duration, size
+from ..replay.amounts import duration
 from ..store import TelemetryError
+from ..store.summary import RunSummary
+from .page_files import map_style_id
 from .problems import detail_of, hint_of, sort_of
 
 #: Nothing is loaded from another host, no script stands in a page, and no other site may frame one. The hash is that of
@@ -29,6 +31,8 @@ CONTENT_SECURITY_POLICY: Final = (
 )
 
 _DASH: Final = "\N{EN DASH}"
+
+_EPOCH: Final = datetime(1970, 1, 1)
 
 #: What a browser that has signed in sends along.
 COOKIE: Final = "steptape_token"
@@ -87,19 +91,24 @@ def error_page(request: Request, status: int, title: str, detail: str, hint: str
 def number(value: object) -> str:
     """A number as a table shows it; a dash for None.
 
-    >>> number(0.123456789), number(12000)
-    ('0.12346', '12,000')
+    >>> number(0.123456789), number(12000), number(1205612.3)
+    ('0.12346', '12,000', '1,205,612')
     """
     if value is None:
         return _DASH
     if isinstance(value, float):
-        return f"{value:.5g}"
+        return f"{value:,.0f}" if 1e4 <= abs(value) < 1e15 else f"{value:.5g}"
     return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
 
 
 def moment(value: datetime | None) -> str:
-    """A time (UTC) to the minute; a dash for None."""
-    return _DASH if value is None else f"{value:%Y-%m-%d %H:%M}"
+    """A time (UTC) to the minute; a dash for None, and for the epoch: that is the time of runs without a clock."""
+    return _DASH if value is None or value == _EPOCH else f"{value:%Y-%m-%d %H:%M}"
+
+
+def time_taken(run: RunSummary) -> str:
+    """How long a run took; a dash where it has no clock."""
+    return _DASH if run.started == _EPOCH and not run.duration_s else duration(run.duration_s)
 
 
 def compact(value: object) -> str:
@@ -137,8 +146,8 @@ _ENVIRONMENT: Final = Environment(
 _ENVIRONMENT.filters |= {
     "compact": compact,
     "data_block": _data_block,
-    "duration": duration,
     "moment": moment,
     "number": number,
-    "size": size,
+    "time_taken": time_taken,
 }
+_ENVIRONMENT.globals["map_style_id"] = map_style_id

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 
 def duration(seconds: float | None) -> str:
-    """Seconds as people read them: ``1.5 s``, ``4 min 10 s``, ``3.2 h``."""
+    """Seconds as people read them: ``15 ms``, ``1.5 s``, ``4 min 10 s``, ``3.2 h``."""
     if seconds is None:
         return "unknown time"
     if abs(seconds) < 60:
-        return f"{seconds:.3g} s"
+        return _below_a_minute(seconds)
     if abs(seconds) < 3600:
         minutes, rest = divmod(round(seconds), 60)
         return f"{minutes} min {rest} s"
@@ -26,7 +26,11 @@ def short_duration(seconds: float | None) -> str:
     for size, unit in ((3600, "h"), (60, "min")):
         if abs(seconds) >= size:
             return f"{seconds / size:,.1f} {unit}"
-    return f"{seconds:.3g} s"
+    return _below_a_minute(seconds)
+
+
+def _below_a_minute(seconds: float) -> str:
+    return f"{1000 * seconds:.3g} ms" if 0 < abs(seconds) < 0.1 else f"{seconds:.3g} s"
 
 
 def size(byte_count: float | None) -> str:

@@ -103,7 +103,7 @@ def _figures(backtest: Backtest, total: Mapping[str, Any]) -> str:
             cards.append((f"{regret['mean']:.2%}", f"mean {title}{within}, worst {regret['max']:.2%}"))
     return (
         '<section class="figures">'
-        + "".join(f"<div><b>{escape(number)}</b><span>{escape(text)}</span></div>" for number, text in cards)
+        + "".join(f"<div><b>{escape(number)}</b><span>{_unbroken(escape(text))}</span></div>" for number, text in cards)
         + "</section>"
     )
 
@@ -123,7 +123,7 @@ def _against(backtest: Backtest, rows: Sequence[Mapping[str, Any]]) -> str:
         f"<th>deployable<br>regret</th></tr></thead><tbody>{body}</tbody></table></div>"
     )
     caption = (
-        '<p class="faint">Means over runs, 95 % intervals by bootstrap over runs where there are eight or more. '
+        '<p class="faint">Means over runs, 95% intervals by bootstrap over runs where there are eight or more. '
         "Below a baseline's numbers: the policy less the baseline, run by run.</p>"
     )
     return (
@@ -259,7 +259,7 @@ def _seqs(result: RunResult) -> str:
 
 def _unbroken(text: str) -> str:
     """The text with its amounts kept together with their units."""
-    return re.sub(r"(?<=\d) (?=(s|min|h|runs?)\b)", "&nbsp;", text)
+    return re.sub(r"(?<=\d) (?=(ms|s|min|h|B|kB|MB|GB|TB|runs?)\b)", "&nbsp;", text)
 
 
 def _list(sentences: Iterable[str]) -> str:

@@ -70,8 +70,8 @@ def incidents_table(backtest: Backtest) -> str:
         ("F1", _share(found["f1"])),
         ("false alarms per 1,000 healthy steps", _plain(found["false_alarms_per_1000_steps"])),
         ("false alarms per run", _plain(found["false_alarms_per_run"])),
-        ("steps to the first alarm: median, 90 %", _pair(found["delay_steps"])),
-        ("seconds to the first alarm: median, 90 %", _pair(found["delay_s"])),
+        ("steps to the first alarm: median, 90%", _pair(found["delay_steps"])),
+        ("seconds to the first alarm: median, 90%", _pair(found["delay_s"])),
     ]
     body = "".join(f"<tr><td>{escape(name)}</td><td>{escape(value)}</td></tr>" for name, value in rows)
     return f'<section><h2>Labelled incidents</h2><div class="scroll"><table class="slim">{body}</table></div></section>'
@@ -150,7 +150,8 @@ def coverage_table(backtest: Backtest) -> str:
 
 
 def _controller_rows(controller: ControllerCoverage) -> str:
-    did = f"<td>{controller.fired_runs} runs</td><td>{controller.decisions:,}</td><td>{controller.flaps:,}</td>"
+    runs = "run" if controller.fired_runs == 1 else "runs"
+    did = f"<td>{controller.fired_runs} {runs}</td><td>{controller.decisions:,}</td><td>{controller.flaps:,}</td>"
     rows = [
         f'<tr><td class="clause"><b>{escape(controller.controller)}</b>'
         f"{_clause_cells(controller.rule)}{did}<td>{controller.pending_steps:,}</td></tr>"

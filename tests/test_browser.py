@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from served_page import POLICY, SPIKE, WRONG, record_run, serving
+from served_page import POLICY, SPIKE, WRONG, loss_at, record_run, serving
 
 from steptape.api.tokens import parse_tokens
 from steptape.recorder import Recorder
@@ -93,7 +93,10 @@ def browser() -> Iterator[Any]:
 
 @pytest.fixture
 def open_page(browser: Any, url: str) -> Iterator[Callable[..., Any]]:
-    """Opener of pages: ``open_page("/runs/digits", width=390)``. No script of a page may fail or ask another host."""
+    """Opener of pages: ``open_page("/runs/digits", width=390)``.
+
+    No script of a page may fail or ask another host, and the browser may complain of nothing.
+    """
     wrong: list[str] = []
     contexts = []
 
@@ -103,6 +106,8 @@ def open_page(browser: Any, url: str) -> Iterator[Callable[..., Any]]:
         page = context.new_page()
         page.set_default_timeout(PATIENCE)
         page.on("pageerror", lambda error: wrong.append(str(error)))
+        page.on("console", lambda message: message.type == "error" and wrong.append(message.text))
+        page.on("response", lambda answer: answer.status >= 400 and wrong.append(f"{answer.status} {answer.url}"))
         page.on(
             "request", lambda request: request.url.startswith((base, "data:", "blob:")) or wrong.append(request.url)
         )
@@ -267,6 +272,55 @@ def test_a_long_run_is_drawn_in_few_points_and_finer_when_zoomed(store: Path, op
     assert whole <= 1200
     assert 500 < closer <= 1200
     assert page.evaluate(f"{drawn('loss')}._fullLayout.xaxis.range[1]") == 100_000
+
+
+def test_a_constant_is_drawn_at_its_own_height(store: Path, open_page: Callable[..., Any]) -> None:
+    """A learning rate of 0.1 is no flat line at zero."""
+    page = open_page(f"/runs/{run_id(store, 'guarded')}")
+    when(page, f"{drawn('lr')}?.data?.[0].x.length === 200")
+    low, high = page.evaluate(f"{drawn('lr')}._fullLayout.yaxis.range")
+
+    assert 0 < low < 0.1 < high < 0.2
+
+
+def test_marks_stand_above_the_curve(store: Path, open_page: Callable[..., Any]) -> None:
+    """The highest value leaves room for the firing that it caused."""
+    page = open_page(f"/runs/{run_id(store, 'guarded')}")
+    when(page, f"{drawn('loss')}?.data?.some((trace) => trace.name === 'decision')")
+    highest = loss_at(SPIKE)
+
+    assert page.evaluate(f"{drawn('loss')}._fullLayout.yaxis.range[1]") > 1.1 * highest
+
+
+def test_a_value_reported_as_two_kinds_of_events_is_drawn_once(store: Path, open_page: Callable[..., Any]) -> None:
+    """In the run and in the comparison; different ones are told apart."""
+    with Recorder(store, name="twice", log_every=1) as rec:
+        for step in range(1, 11):
+            rec.step(loss=1 / step)
+            rec.evaluate(loss=2 / step)
+    page = open_page(f"/runs/{rec.run_id}")
+    when(page, f"{drawn('loss')}?.data?.length > 0")
+    names = page.evaluate(f"{drawn('loss')}.data.map((trace) => trace.name)")
+    caption = page.inner_text("figure[data-metric=loss] figcaption")
+    other = open_page(f"/compare?run={rec.run_id}&run=free")
+
+    assert names == ["step_end", "evaluate"]
+    assert "step_end 0.1" in caption
+    assert "evaluate 0.2" in caption
+    other.wait_for_selector("#plot[data-curves='3']")
+
+
+def test_the_rules_stay_within_their_column(open_page: Callable[..., Any]) -> None:
+    """However long their lines are, beside the report and on a phone."""
+    for width in (1280, 390):
+        page = open_page("/backtest?policy=guard", width=width)
+        page.click("aside summary")
+        inner, outer = (
+            page.evaluate(f"document.querySelector('{part}').getBoundingClientRect().right")
+            for part in ("aside pre", "aside")
+        )
+
+        assert inner <= outer
 
 
 def test_the_keyboard_reaches_everything(open_page: Callable[..., Any]) -> None:

@@ -14,8 +14,10 @@ from urllib.parse import quote
 import httpx
 import pytest
 from served_page import POLICY, STEPS, WRONG, record_run, serving
+from typer.testing import CliRunner
 
 from steptape.api.sparklines import sparkline
+from steptape.cli import app
 from steptape.recorder import Recorder
 from steptape.store import open_run, open_store
 
@@ -193,6 +195,37 @@ def test_a_run_s_page_tells_what_is_known(client: httpx.Client) -> None:
     assert data_of(text)["metrics"] == ["loss", "lr", "eval_loss"]
 
 
+def test_a_run_without_a_clock_tells_no_time(tmp_path: Path) -> None:
+    """Rather than 1970: imported logs often have none."""
+    (tmp_path / "log.csv").write_text("step,loss\n1,2.0\n2,1.0\n")
+    assert CliRunner().invoke(app, ["import", "auto", str(tmp_path), "--store", str(tmp_path / "runs")]).exit_code == 0
+    with serving(tmp_path / "runs") as url:
+        page = httpx.get(url).text
+
+    assert "1970" not in page
+    assert page.count("<td>\N{EN DASH}</td>") == 1
+
+
+def test_an_attempt_that_goes_on_says_how_far_it_is(tmp_path: Path) -> None:
+    """As the head of the page does."""
+    with Recorder(tmp_path) as rec:
+        for _ in range(1234):
+            rec.step(loss=1.0)
+        with serving(tmp_path) as url:
+            page = httpx.get(f"{url}/runs/{rec.run_id}").text
+
+    assert "<td>1,234</td>" in page
+
+
+def test_the_style_sheet_that_the_policy_would_refuse_is_never_made(client: httpx.Client) -> None:
+    """The chart library passes it over where an element has its id: the browser's console stays empty."""
+    charts = client.get("/static/plotly.min.js").text
+    for path in ("/runs/guarded", "/compare?run=guarded", "/backtest"):
+        ids = [attributes["id"] for tag, attributes in tags_of(client.get(path).text) if tag == "template"]
+
+        assert [f'document.getElementById("{found}")' in charts for found in ids] == [True]
+
+
 def test_the_samples_with_wrong_labels_come_first(client: httpx.Client) -> None:
     """By mean loss."""
     samples = re.findall(r"<code>(cat-\d+)</code>", client.get("/runs/guarded/worst-samples").text)
@@ -204,9 +237,9 @@ def test_runs_that_are_compared_show_what_they_differ_in(client: httpx.Client) -
     """And nothing of what is the same."""
     text = client.get("/compare", params={"run": ["guarded", "free"]}).text
 
-    assert re.search(
-        r"optimizer\.lr</td><td class=\"left\"><code>0\.1</code></td><td class=\"left\"><code>0\.2</code>", text
-    )
+    assert '<th class="left">optimizer.lr</th>' in text
+    assert re.search(r"guarded</td><td class=\"left\"><code>0\.1</code></td>", text)
+    assert re.search(r"free</td><td class=\"left\"><code>0\.2</code></td>", text)
     assert [run["name"] for run in data_of(text)] == ["guarded", "free"]
 
 

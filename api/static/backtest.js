@@ -1,6 +1,6 @@
 // The page of backtests: a job is started, followed and read; a changed parameter starts the next.
 import { address, ask, counted, duration, element, gathered, pageData, percent, post, runPath, shown, table, toNumber } from "./dom.js";
-import { COLOURS, colour, draw, firingsOf, lineOf, marksOf, shapesOf } from "./plots.js";
+import { COLOURS, colour, distinct, draw, firingsOf, lineOf, marksOf, shapesOf } from "./plots.js";
 
 const data = pageData();
 const by = (id) => document.getElementById(id);
@@ -49,7 +49,7 @@ async function start() {
   try {
     asked = { policy: data.policy, params: params(), runs: chosen(), baselines: ["all"], coverage: true };
   } catch (error) {
-    return state(error.message);
+    return state(error.message, true);
   }
   try {
     if (job && ["queued", "running"].includes(job.status)) ask(`/api/v1/jobs/${job.id}`, { method: "DELETE" }).catch(() => null);
@@ -57,7 +57,7 @@ async function start() {
     job = started;
     await followJob(started);
   } catch (error) {
-    state(error.message);
+    state(error.message, true);
     running(false);
   }
 }
@@ -78,7 +78,7 @@ async function followJob(started) {
   if (job !== started) return;
   report = found ?? report;
   running(false);
-  if (now.status !== "done") return state(now.error ?? `The job was ${now.status}.`);
+  if (now.status !== "done") return state(now.error ?? `The job was ${now.status}.`, now.status === "failed");
   state("");
   await showReport(now);
 }
@@ -89,7 +89,11 @@ function running(is) {
   by("start").textContent = is ? "Running …" : report ? "Run again" : "Run the backtest";
 }
 
-const state = (text) => (by("state").textContent = text);
+/** Say how far the job is, or what is wrong. */
+function state(text, isWrong = false) {
+  by("state").textContent = text;
+  by("state").className = isWrong ? "notice wrong" : "faint";
+}
 
 // ---- What it came to ----------------------------------------------------------------------------------------------
 
@@ -150,7 +154,7 @@ function comparisonTable() {
   const rows = report.comparison.map((row) =>
     row.reason
       ? [row.title, row.reason, "", "", ""]
-      : [row.name === "policy" ? element("b", {}, row.title) : row.title, `${shown(row.stopped)} of ${row.runs}`, percent(row.share_saved.mean), percent(row.relative_regret.mean, 2), percent(row.relative_deployable_regret.mean, 2)],
+      : [row.name === "policy" ? element("b", {}, row.title) : row.title, `${Number(row.stopped.toPrecision(3))} of ${row.runs}`, percent(row.share_saved.mean), percent(row.relative_regret.mean, 2), percent(row.relative_deployable_regret.mean, 2)],
   );
   if (!rows.length) return "";
   return element("details", {}, element("summary", {}, "Against simpler policies"), table(["", "stops", "steps saved", "regret", "deployable regret"], rows));
@@ -176,7 +180,7 @@ async function curvesOf(entry) {
     const names = metrics.map((metric) => metric.name);
     const wanted = [names.includes("loss") ? "loss" : names[0], report.objective?.metric].filter((name) => names.includes(name));
     const { items } = await ask(address(runPath(entry.run_id, "/series"), { metric: [...new Set(wanted)], points: 600 }));
-    curves.set(entry.run_id, items.filter((item) => item.step.length));
+    curves.set(entry.run_id, distinct(items.filter((item) => item.step.length)));
   }
   return curves.get(entry.run_id);
 }
@@ -205,11 +209,13 @@ by("policy").addEventListener("change", () => {
   const all = chosen().length === boxes().length;
   location.assign(address("/backtest", { policy: by("policy").value, run: all ? [] : chosen() }));
 });
-by("job").addEventListener("submit", (event) => {
+by("job").addEventListener("submit", async (event) => {
   event.preventDefault();
-  start();
+  await start();
+  // On a narrow screen the report stands below the form.
+  if (report && by("report").getBoundingClientRect().top > innerHeight / 2) by("report").scrollIntoView();
 });
-by("cancel").addEventListener("click", () => ask(`/api/v1/jobs/${job.id}`, { method: "DELETE" }).catch((error) => state(error.message)));
+by("cancel").addEventListener("click", () => ask(`/api/v1/jobs/${job.id}`, { method: "DELETE" }).catch((error) => state(error.message, true)));
 const again = gathered(() => job && start(), 400);
 document.addEventListener("input", (event) => {
   if (event.target.matches("[data-param]")) again();

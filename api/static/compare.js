@@ -1,6 +1,6 @@
 // The page that lays runs over each other.
 import { address, ask, pageData, shown, toNumber } from "./dom.js";
-import { COLOURS, draw, lineOf, onZoom } from "./plots.js";
+import { COLOURS, distinct, draw, lineOf, onZoom } from "./plots.js";
 
 const runs = pageData();
 const [metric, axis, log] = ["metric", "axis", "log"].map((id) => document.getElementById(id));
@@ -36,7 +36,7 @@ function show() {
   const traces = [];
   const without = [];
   runs.forEach((run, index) => {
-    const own = items.filter((item) => item.run_id === run.id && item.step.length);
+    const own = distinct(items.filter((item) => item.run_id === run.id && item.step.length));
     if (!own.length) without.push(run.name);
     for (const item of own) {
       const name = own.length > 1 ? `${run.name} (${item.kind})` : run.name;

@@ -56,17 +56,18 @@ export const post = (path, body) =>
 /** A number of the API: those that are not finite come as text. */
 export const toNumber = (value) => (value === null || value === undefined ? NaN : Number(value));
 
-/** A number as text: five digits, thousands apart. */
+/** A number as text: five digits, or all before the point, thousands apart. */
 export function shown(value) {
   if (value === null || value === undefined) return "–";
   if (typeof value !== "number") return typeof value === "object" ? JSON.stringify(value) : String(value);
-  if (Number.isInteger(value)) return value.toLocaleString("en");
+  const size = Math.abs(value);
+  if (size < 1e15 && (Number.isInteger(value) || size >= 1e4)) return Math.round(value).toLocaleString("en");
   const text = value.toPrecision(5);
   return text.includes("e") ? text : String(Number(text));
 }
 
 export const percent = (value, digits = 1) =>
-  value === null || value === undefined ? "–" : `${(100 * Number(value)).toFixed(digits)} %`;
+  value === null || value === undefined ? "–" : `${(100 * Number(value)).toFixed(digits)}%`;
 
 /** A number of things: `1 run`, `2 runs`. */
 export const counted = (count, what) => `${shown(count)} ${what}${count === 1 ? "" : "s"}`;
@@ -79,6 +80,9 @@ export function duration(seconds) {
   if (Math.abs(seconds) < 3600) return `${Math.floor(seconds / 60)} min ${Math.round(seconds % 60)} s`;
   return `${(seconds / 3600).toFixed(1)} h`;
 }
+
+/** Whether a finger is what points: it scrolls the page, also over a plot. */
+export const isTouch = matchMedia("(pointer: coarse)").matches;
 
 /** The page's own data block. */
 export const pageData = () => JSON.parse(document.getElementById("data").textContent);

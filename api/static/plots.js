@@ -1,13 +1,16 @@
 // Curves by plotly, in the page's own colours, with what happened to the run drawn on them.
-import { toNumber } from "./dom.js";
+import { isTouch, toNumber } from "./dom.js";
 
 const Plotly = globalThis.Plotly;
 
 /** Points of a curve: more than a plot is wide in pixels; the API keeps extremes. */
 export const POINTS = 1200;
 
-/** Vertical lines are drawn for so many decisions at most; each has its mark all the same. */
-const MOST_LINES = 40;
+/** Vertical lines are drawn for so many decisions at most, or for those alone that stop; each has its mark all the same. */
+const MOST_LINES = 12;
+
+/** Rings are drawn for so many decisions at most: more are not told apart. */
+const MOST_RINGS = 40;
 
 /** Colours of runs and of kinds of events, told apart on light and on dark. */
 export const COLOURS = ["#3b82c4", "#d9822b", "#3f9d6b", "#b84f8c", "#8a6fd1", "#c44e4e", "#2fa3a3", "#a98a2b", "#7a8794", "#5b8c3a"];
@@ -39,9 +42,17 @@ export function placeOf(item, step) {
   return item.x[low - 1] + share * (item.x[low] - item.x[low - 1]);
 }
 
+/** Series without those that say again what an earlier one said: some loops report a value as two kinds of events. */
+export const distinct = (items) =>
+  items.filter((item, index) => {
+    const says = (one) => JSON.stringify([one.run_id, one.metric, one.step, one.value]);
+    return items.findIndex((other) => says(other) === says(item)) === index;
+  });
+
 /** A series of the API as a trace. */
 export function lineOf(item, style = {}) {
   const isSparse = item.x.length <= 60;
+  const isDense = item.x.length > 600;
   return {
     type: "scatter",
     mode: isSparse ? "lines+markers" : "lines",
@@ -49,9 +60,10 @@ export function lineOf(item, style = {}) {
     y: item.value.map((value) => (Number.isFinite(toNumber(value)) ? Number(value) : null)),
     customdata: item.step,
     name: style.name ?? item.kind ?? item.metric,
-    line: { width: style.width ?? 1.4, color: style.colour, dash: style.dash },
+    line: { width: style.width ?? (isDense ? 1.2 : 1.5), color: style.colour, dash: style.dash },
     marker: { size: 4, color: style.colour },
     opacity: style.opacity ?? 1,
+    cliponaxis: false,
     connectgaps: false,
     hovertemplate: `%{y:.5g}<extra>${plain(style.name ?? item.kind ?? "")}</extra>`,
   };
@@ -68,7 +80,7 @@ export function marksOf(kind, item, marks) {
     y: placed.map(() => look.height),
     yaxis: "y2",
     customdata: placed.map(([, mark]) => mark.step),
-    text: placed.map(([, mark]) => plain(mark.text)),
+    text: placed.map(([, mark]) => inLines(mark.text)),
     name: look.title,
     cliponaxis: false,
     marker: { symbol: look.symbol, size: look.size, opacity: look.opacity ?? 1, line: { width: look.line ?? 0 }, color: placed.map(([, mark]) => mark.colour ?? colour(look.colour)) },
@@ -76,9 +88,9 @@ export function marksOf(kind, item, marks) {
   };
 }
 
-/** Where decisions meet the curve; nothing where they are too many to be told apart. */
+/** Where decisions meet the curve; nothing where there are none, or too many to be told apart. */
 export function firingsOf(item, marks) {
-  if (marks.length > MOST_LINES) return [];
+  if (!marks.length || marks.length > MOST_RINGS) return [];
   const at = marks.map((mark) => item.step.findIndex((step) => step >= mark.step)).filter((index) => index >= 0);
   const ring = {
     type: "scatter",
@@ -86,6 +98,7 @@ export function firingsOf(item, marks) {
     x: at.map((index) => item.x[index]),
     y: at.map((index) => (Number.isFinite(toNumber(item.value[index])) ? Number(item.value[index]) : null)),
     name: "fired",
+    cliponaxis: false,
     marker: { symbol: "circle-open", size: 7, color: colour("--stop"), line: { width: 1.5 } },
     hoverinfo: "skip",
   };
@@ -98,11 +111,14 @@ export const gapsOf = (item) =>
     Number.isFinite(toNumber(value)) ? [] : [{ step: item.step[index], text: `step ${item.step[index]}: ${value}` }],
   );
 
-/** Vertical lines at decisions and attempts, bands over what annotations span, and what a stop would have spared. */
+/**
+ * Vertical lines at decisions and attempts, bands over what annotations span, and what a stop would have spared. Of
+ * decisions too many for a line each, those that are `isStop` have one.
+ */
 export function shapesOf(item, { decisions = [], attempts = [], spans = [], spared = null }) {
   const line = (step, name, dash) => {
     const x = placeOf(item, step);
-    return x === null ? [] : [{ type: "line", x0: x, x1: x, y0: 0, y1: 1, yref: "paper", line: { width: 1, color: colour(name), dash } }];
+    return x === null ? [] : [{ type: "line", x0: x, x1: x, y0: 0, y1: 1, yref: "paper", opacity: 0.7, line: { width: 1, color: colour(name), dash } }];
   };
   const band = (from, to, name) => {
     const x0 = placeOf(item, from);
@@ -111,46 +127,69 @@ export function shapesOf(item, { decisions = [], attempts = [], spans = [], spar
   };
   const last = item.step.at(-1);
   return [
-    ...(decisions.length <= MOST_LINES ? decisions.flatMap((mark) => line(mark.step, "--stop", "dot")) : []),
+    ...decisions.filter((mark) => mark.isStop || decisions.length <= MOST_LINES).flatMap((mark) => line(mark.step, "--stop", "dot")),
     ...attempts.flatMap((attempt) => (attempt.from_step === null ? [] : line(attempt.from_step, "--faint", "dash"))),
     ...spans.flatMap((span) => band(span.step, span.last, "--span")),
     ...(spared !== null && spared < last ? band(spared, last, "--spared") : []),
   ];
 }
 
-/** The axis ends where the curves do, whatever room their marks would like. */
-function ends(traces) {
-  const lines = traces.filter((trace) => trace.yaxis !== "y2" && trace.x.length > 1);
-  if (!lines.length) return {};
-  const minallowed = Math.min(...lines.map((trace) => trace.x[0]));
-  const maxallowed = Math.max(...lines.map((trace) => trace.x.at(-1)));
-  return maxallowed > minallowed ? { autorangeoptions: { minallowed, maxallowed } } : {};
+/** The axis ends where the curves do, whatever room their marks would like. A single value stands in the middle. */
+function ends(lines, axis) {
+  const filled = lines.filter((trace) => trace.x.length);
+  if (!filled.length) return {};
+  const minallowed = Math.min(...filled.map((trace) => trace.x[0]));
+  const maxallowed = Math.max(...filled.map((trace) => trace.x.at(-1)));
+  if (maxallowed > minallowed) return { autorangeoptions: { minallowed, maxallowed } };
+  return axis === "step" ? { range: [minallowed - 1, minallowed + 1], dtick: 1 } : {};
+}
+
+/** The axis of values: marks stand above the curves, a constant is not drawn as if it were zero, no label is cut off. */
+function heights(lines, marks, log) {
+  const finite = lines.flatMap((trace) => trace.y.filter((value) => value !== null && (!log || value > 0)));
+  if (!finite.length) return {};
+  const scale = log ? Math.log10 : (value) => value;
+  const low = finite.reduce((least, value) => Math.min(least, scale(value)), Infinity);
+  const high = finite.reduce((most, value) => Math.max(most, scale(value)), -Infinity);
+  const size = finite.reduce((most, value) => Math.max(most, Math.abs(value)), 0);
+  const exponentformat = !log && size >= 1000 && size < 1e13 ? "SI" : "e";
+  if (low === high) {
+    const around = log ? 1 : Math.abs(low) / 2 || 1;
+    return { exponentformat, range: [low - around, high + around] };
+  }
+  const room = marks.some((trace) => trace.name === MARKS.annotation.title) ? 0.2 : 0.12;
+  const top = high + room * (high - low);
+  const isMarked = marks.some((trace) => [MARKS.annotation.title, MARKS.decision.title].includes(trace.name));
+  return { exponentformat, ...(isMarked ? { autorangeoptions: { include: log ? 10 ** top : top } } : {}) };
 }
 
 /** Draw or redraw a plot. What the reader has zoomed to stays. */
 export function draw(div, traces, { shapes = [], title = "", log = false, axis = "step", height = 230, legend = false } = {}) {
   const faint = colour("--faint");
-  const grid = { gridcolor: colour("--rule"), zeroline: false, linecolor: colour("--rule"), tickfont: { color: faint } };
-  const unit = { step: "", epoch: "", elapsed: " s", samples: "" }[axis];
+  const grid = { gridcolor: colour("--rule"), zeroline: false, linecolor: colour("--rule"), tickfont: { color: faint }, layer: "below traces" };
+  const lines = traces.filter((trace) => trace.yaxis !== "y2");
+  const marks = traces.filter((trace) => trace.yaxis === "y2");
+  const unit = axis === "elapsed" ? " s" : "";
+  const place = { step: "step %{x:,d}", elapsed: "%{x:.4g}" }[axis] ?? `${axis} %{x:.4g}`;
   const layout = {
     height,
     margin: { l: 52, r: 12, t: title ? 28 : 10, b: 28 },
     title: title ? { text: plain(title), x: 0, xanchor: "left", xref: "paper", pad: { l: 0 }, font: { size: 13, color: colour("--ink") } } : undefined,
     font: { family: getComputedStyle(document.body).fontFamily, size: 11, color: colour("--ink") },
     paper_bgcolor: "rgba(0,0,0,0)",
-    plot_bgcolor: "rgba(0,0,0,0)",
+    plot_bgcolor: colour("--paper"),
     hovermode: "x unified",
     hoverlabel: { bgcolor: colour("--panel"), bordercolor: colour("--rule"), font: { color: colour("--ink"), size: 11 }, align: "left" },
     showlegend: legend,
     legend: { orientation: "h", x: 0, y: -0.16, yanchor: "top", font: { color: colour("--ink") } },
-    xaxis: { ...grid, ...ends(traces), ticksuffix: unit, hoverformat: axis === "step" ? ",d" : ".4g", unifiedhovertitle: { text: `${axis} %{x}` } },
-    yaxis: { ...grid, type: log ? "log" : "linear", nticks: 6, exponentformat: "power" },
+    xaxis: { ...grid, ...ends(lines, axis), separatethousands: true, exponentformat: "none", ticksuffix: unit, unifiedhovertitle: { text: place + unit }, spikethickness: 1, spikedash: "dot", spikecolor: faint },
+    yaxis: { ...grid, ...heights(lines, marks, log), type: log ? "log" : "linear", nticks: 6, automargin: true },
     yaxis2: { overlaying: "y", range: [0, 1], visible: false, fixedrange: true },
     shapes,
     uirevision: `${axis} ${log}`,
-    dragmode: matchMedia("(pointer: coarse)").matches ? false : "zoom",
+    dragmode: isTouch ? false : "zoom",
   };
-  return Plotly.react(div, traces, layout, { displayModeBar: false, responsive: true, doubleClick: "reset" });
+  return Plotly.react(div, traces, layout, { displayModeBar: false, responsive: true, doubleClick: "reset", showTips: false });
 }
 
 /** Tell when the reader zooms along the axis: its two ends, or null twice for all of it. */
@@ -159,6 +198,19 @@ export function onZoom(div, tell) {
     if (change["xaxis.autorange"]) tell(null, null);
     else if ("xaxis.range[0]" in change) tell(Number(change["xaxis.range[0]"]), Number(change["xaxis.range[1]"]));
   });
+}
+
+/** Characters of a line of a label. */
+const LINE = 44;
+
+/** Text in lines for a label: plotly breaks none, and cuts off what is wider than the plot. */
+function inLines(text) {
+  const lines = [""];
+  for (const word of String(text).split(" ")) {
+    if (lines.at(-1) && lines.at(-1).length + word.length > LINE) lines.push("");
+    lines.push(`${lines.pop()} ${word}`.trim());
+  }
+  return lines.map(plain).join("<br>");
 }
 
 /** Text that plotly shows as it is: it would read some tags in it. */

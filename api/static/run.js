@@ -1,6 +1,6 @@
 // The page of a run: its curves with what happened drawn on them, the samples behind a spike, decisions; live if it is.
-import { address, ask, counted, element, gathered, pageData, refreshParts, runPath, shown, table, toNumber } from "./dom.js";
-import { COLOURS, POINTS, draw, firingsOf, gapsOf, lineOf, marksOf, onZoom, shapesOf } from "./plots.js";
+import { address, ask, counted, element, gathered, isTouch, pageData, percent, refreshParts, runPath, shown, table, toNumber } from "./dom.js";
+import { COLOURS, POINTS, distinct, draw, firingsOf, gapsOf, lineOf, marksOf, onZoom, shapesOf } from "./plots.js";
 
 const run = pageData();
 const axis = document.getElementById("axis");
@@ -38,6 +38,7 @@ async function readFacts() {
   ]);
   facts.decisions = decided.items.map((item) => ({
     ...item,
+    isStop: item.operations.some((operation) => operation.endsWith("should_training_stop")),
     text: `step ${item.step}: ${item.controller}${item.mode === "shadow" ? " (shadow)" : ""}, ${values(item)}`,
   }));
   facts.errors = decided.rule_errors;
@@ -52,13 +53,16 @@ async function readFacts() {
 function showDecisions() {
   const newest = facts.decisions.slice(-LISTED_IN_ALL).reverse();
   const says = newest.some((item) => item.message);
-  const rows = newest.map((item) => [
-    shown(item.step),
-    element("span", { class: `severity ${item.severity ?? ""}` }, item.controller ?? "–"),
-    item.mode === "shadow" ? `shadow (${item.operations.join(", ")})` : item.operations.join(", "),
-    element("code", {}, values(item)),
-    ...(says ? [item.message ?? ""] : []),
-  ]);
+  const rows = newest.map((item) => {
+    const orders = item.operations.map((operation) => operation.split(".").at(-1)).join(", ");
+    return [
+      shown(item.step),
+      element("span", { class: `severity ${item.severity ?? ""}` }, item.controller ?? "–"),
+      item.mode === "shadow" ? `shadow (${orders})` : orders,
+      element("code", {}, values(item)),
+      ...(says ? [item.message ?? ""] : []),
+    ];
+  });
   const headings = ["step", "controller", "operations", "because", ...(says ? ["message"] : [])];
   const listed = (part) => table(headings, part, [1, 2, 3, 4]);
   const place = document.getElementById("decisions");
@@ -79,11 +83,12 @@ function showLegend() {
   const said = [
     facts.decisions.length && `▼ ${counted(facts.decisions.length, "decision")}`,
     facts.annotations.length && `◆ ${counted(facts.annotations.length, "annotation")}`,
-    facts.saves.length && `below: ${counted(facts.saves.length, "checkpoint")}`,
-    facts.epochs.length && `above: ${counted(facts.epochs.length, "epoch")}`,
+    facts.saves.length && `ticks below: ${counted(facts.saves.length, "checkpoint")}`,
+    facts.epochs.length && `ticks above: ${counted(facts.epochs.length, "epoch")}`,
     run.attempts.length && `dashed: ${counted(run.attempts.length, "resume")}`,
+    !isTouch && "drag to zoom, double-click to see all",
   ].filter(Boolean);
-  say([...said, "drag to zoom, double-click to see all"].join("   "));
+  say(said.join("   "));
 }
 
 // ---- Curves -------------------------------------------------------------------------------------------------------
@@ -102,7 +107,7 @@ async function read(wanted) {
 }
 
 function show(plot, items) {
-  const filled = items.filter((item) => item.step.length);
+  const filled = distinct(items.filter((item) => item.step.length));
   plot.items = filled;
   const longest = filled.reduce((best, item) => (item.step.length > (best?.step.length ?? 0) ? item : best), null);
   const traces = filled.map((item, index) => lineOf(item, { colour: COLOURS[index], name: filled.length > 1 ? item.kind : plot.metric }));
@@ -120,11 +125,24 @@ function show(plot, items) {
     if (gaps.length) traces.push(marksOf("gap", longest, gaps));
     shapes = shapesOf(longest, { decisions, attempts: run.attempts, spans: annotations });
   }
-  plot.note.textContent = filled.some((item) => item.sampled) ? `extremes of ${shown(longest.n_raw)} values` : "";
+  plot.note.replaceChildren(...captionOf(plot, filled, longest));
   draw(plot.div, traces, { shapes, log: log.checked, axis: axis.value });
   plot.figure.dataset.points = String(longest?.n_raw ?? 0);
   if (!plot.listens) listen(plot);
   if (longest && plot.metric === run.leading && looked === null) lookAround(largestJump(longest));
+}
+
+/** What stands beside a metric's name: its last value, which colour is which kind of event, and whether all is drawn. */
+function captionOf(plot, items, longest) {
+  const said = items.map((item, index) => {
+    const last = plot.zoom[0] === null ? shown(toNumber(item.value.at(-1))) : "";
+    if (items.length === 1) return [last];
+    const swatch = element("i", { class: "swatch" });
+    swatch.style.background = COLOURS[index];
+    return [swatch, `${item.kind} ${last}`];
+  });
+  if (items.some((item) => item.sampled)) said.push([`extremes of ${shown(longest.n_raw)} values`]);
+  return said.filter((parts) => parts.join("")).map((parts) => element("span", {}, parts));
 }
 
 /** The step at which a series rises most from one value to the next: where a reader would look first. */
@@ -185,7 +203,7 @@ function layOut() {
 
 function addPlot(metric) {
   const div = element("div", { class: "plot" });
-  const note = element("span", { class: "faint" });
+  const note = element("span", { class: "faint said" });
   const caption = element("figcaption", {}, element("b", {}, metric), " ", note);
   const figure = element("figure", { "data-metric": metric, class: metric === run.leading ? "wide" : null }, caption, div);
   plots.set(metric, { metric, div, note, figure, items: [], zoom: [null, null], isSeen: false, listens: false });
@@ -211,12 +229,12 @@ const lookAround = gathered(async (step, isClick = false) => {
       element("code", {}, item.sample_id ?? `#${item.position}`),
       shown(toNumber(item.loss)),
       shown(toNumber(item.typical)),
-      element("span", { class: "share" }, element("i", { "data-share": String(Number(item.share) || 0) }), `${Math.round(100 * Number(item.share))} %`),
+      element("span", { class: "share" }, element("b", {}, percent(item.share, 0)), element("i", { "data-share": String(Number(item.share) || 0) })),
       shown(item.seen),
     ]);
     place.replaceChildren(
       items.length
-        ? table(["sample", "loss", "typical", "share of the excess", "seen before"], rows)
+        ? table(["sample", "loss", "typical", "share of the excess", "seen before"], rows, [0, 3])
         : element("p", { class: "faint" }, `No sample loss was recorded at step ${shown(step)}.`),
       held === null ? "" : element("button", { type: "button", class: "quiet", onclick: () => (held = null) }, `step ${shown(step)} is held: let go`),
     );
