@@ -12,7 +12,7 @@ const PLOTTED = 24;
 /** Between two looks at a job, in milliseconds. */
 const PAUSE = 250;
 
-const VALIDITY = { exact: "--good", observed: "--accent", "prefix-exact": "--stop", censored: "--note" };
+const VALIDITY = { exact: "--good", observed: "--accent", "prefix-exact": "--stop", approximate: "--note", censored: "--note" };
 
 let job = null;
 let report = null;
