@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import settings
 
 from steptape.store import Attempt, Event, Plan, RunInfo
 from steptape.store.event_json import encoded_attrs
@@ -21,6 +22,10 @@ from steptape.store.sealing import seal
 
 #: Programs and cases, of which one program runs in another environment.
 collect_ignore_glob = ["compat/*", "trackers/*"]
+
+# Hypothesis gives an example 200 ms otherwise, which a busy machine does not always keep.
+settings.register_profile("unhurried", deadline=None)
+settings.load_profile("unhurried")
 
 #: 2026-01-02 03:04:05 UTC.
 STARTED_NS = 1_767_323_045_000_000_000
