@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import time
-from typing import Any
+import signal
+from collections.abc import Iterator
+from types import FrameType
+from typing import Any, Final
 
 import pytest
 from hypothesis import example, given, settings
@@ -21,6 +23,26 @@ controller_metrics:
   - {name: l, class: Loss}
   - {name: e, class: EvalMetrics}
 """
+
+
+#: What takes a moment where it is bounded, and years where it is not, is ended when it has computed for so long.
+ENDS_AFTER_S: Final = 20.0
+
+
+@contextlib.contextmanager
+def ending() -> Iterator[None]:
+    """Fail what does not end by itself, by the processor's time: it does not matter how busy the machine is."""
+
+    def fail(_signal: int, _frame: FrameType | None) -> None:
+        pytest.fail(f"it has computed for {ENDS_AFTER_S:g} s")
+
+    before = signal.signal(signal.SIGVTALRM, fail)
+    signal.setitimer(signal.ITIMER_VIRTUAL, ENDS_AFTER_S)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+        signal.signal(signal.SIGVTALRM, before)
 
 
 def policy(rule: str, more: str = "") -> str:
@@ -129,11 +151,8 @@ def policy(rule: str, more: str = "") -> str:
 )
 def test_what_could_reach_out_or_blow_up_is_refused_at_load(rule: str) -> None:
     """Every known escape of expression languages, quickly and as one of our own errors."""
-    started = time.perf_counter()
-
-    with pytest.raises(PolicyError):
+    with ending(), pytest.raises(PolicyError):
         parse_policy(policy(rule))
-    assert time.perf_counter() - started < 2.0
 
 
 EVENTS = [
@@ -195,11 +214,10 @@ def run(rule: str) -> Any:
 )
 def test_what_grows_out_of_bounds_or_fails_is_recorded_and_nothing_else(rule: str) -> None:
     """At once, and the training goes on."""
-    started = time.perf_counter()
-    outcomes = run(rule)
+    with ending():
+        outcomes = run(rule)
 
     assert [type(outcome) for outcome in outcomes] == [RuleError]
-    assert time.perf_counter() - started < 2.0
 
 
 @pytest.mark.parametrize("rule", ["w.keys.x == 1", "l.keys == 1", "s.items.x == 1", "w['items'] == 1"])
@@ -301,16 +319,14 @@ def test_a_rule_cannot_change_what_it_sees() -> None:
         ("params: {a: 1:99999999999999999999:0.5e}", "controllers"),
     ],
 )
-def test_yaml_that_could_blow_up_is_refused_quickly(text: str, message: str) -> None:
+def test_yaml_that_could_blow_up_is_refused(text: str, message: str) -> None:
     """Alias bombs, deep nesting, tags that build objects, files too long."""
-    started = time.perf_counter()
-
-    if message == "controllers":
-        assert parse_policy(text).params["a"] == "1:99999999999999999999:0.5e"
-    else:
-        with pytest.raises(PolicyError, match=message):
-            parse_policy(text)
-    assert time.perf_counter() - started < 3.0
+    with ending():
+        if message == "controllers":
+            assert parse_policy(text).params["a"] == "1:99999999999999999999:0.5e"
+        else:
+            with pytest.raises(PolicyError, match=message):
+                parse_policy(text)
 
 
 WORDS = r"""
