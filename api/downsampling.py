@@ -7,6 +7,8 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Final
 
+from ..store.stretches import ends_and_extremes
+
 #: What one bucket keeps at most: first, last, smallest, largest, and the first NaN, infinity and negative infinity.
 KEPT_PER_BUCKET: Final = 7
 
@@ -33,6 +35,9 @@ def kept_indices(values: Sequence[float], points: int) -> Sequence[int]:
     if len(values) <= points:
         return range(len(values))
     buckets = max(1, points // _KEPT_IF_FINITE)
+    if (kept_if_finite := ends_and_extremes(values, buckets)) is not None:
+        return kept_if_finite
+    values = [float(value) for value in values]
     while len(kept := list(_kept(values, buckets))) > points and buckets > 1:
         # Non-finite values take places of their own: make do with fewer buckets, in proportion.
         buckets = max(1, min(buckets - 1, buckets * points // len(kept)))

@@ -136,8 +136,7 @@ def _on_axis(snapshot: Snapshot, query: SeriesQuery, columns: list[str]) -> Any:
 
 
 def _item(run_id: str, metric: str, kind: str | None, rows: Any, query: SeriesQuery) -> SeriesItem:
-    values = rows.column(rows.num_columns - 1).to_numpy().tolist()
-    kept = kept_indices(values, query.points)
+    kept = kept_indices(rows.column(rows.num_columns - 1).to_numpy(), query.points)
     drawn = rows if len(kept) == rows.num_rows else rows_at(rows, kept)
     return SeriesItem.model_construct(
         run_id=run_id,
@@ -146,7 +145,7 @@ def _item(run_id: str, metric: str, kind: str | None, rows: Any, query: SeriesQu
         n_raw=rows.num_rows,
         sampled=len(kept) < rows.num_rows,
         axis=query.axis,
-        value=[values[index] for index in kept],
+        value=drawn.column(drawn.num_columns - 1).to_pylist(),
         **{name: drawn[name].to_pylist() for name in (*_CLOCKS, "x")},
     )
 

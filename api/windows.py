@@ -127,7 +127,7 @@ def read_windows(request: Request, run: RequestedRun, query: Annotated[WindowsQu
 
 
 def _item(run_id: str, query: WindowsQuery, kind: str, rows: Any) -> WindowsItem:
-    kept = kept_indices(rows["value"].to_pylist(), query.points)
+    kept = kept_indices(rows["value"].to_numpy(), query.points)
     drawn = rows_at(rows, kept)
     return WindowsItem(
         run_id=run_id,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import pytest
@@ -9,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from steptape.api.downsampling import KEPT_PER_BUCKET, kept_indices
+from steptape.store.stretches import ends_and_extremes
 
 FLOATS = st.lists(st.floats(width=64), min_size=1, max_size=400)
 MOSTLY_FINITE = st.lists(
@@ -78,6 +80,21 @@ def test_every_stretch_keeps_its_own_extremes() -> None:
     kept = [values[index] for index in kept_indices(values, 400)]
 
     assert kept.count(0.0) == kept.count(99.0) == 100
+
+
+@given(values=st.lists(st.floats(allow_nan=False, allow_infinity=False), min_size=8, max_size=400), drawn=st.data())
+def test_all_stretches_at_once_are_as_one_by_one(values: list[float], drawn: st.DataObject) -> None:
+    """Equal values, signed zeros and sums that overflow included."""
+    count = drawn.draw(st.integers(1, len(values)))
+
+    at_once = ends_and_extremes(values, count)
+
+    bounds = [len(values) * i // count for i in range(count + 1)]
+    expected: set[int] = set()
+    for start, end in itertools.pairwise(bounds):
+        stretch = values[start:end]
+        expected |= {start, end - 1, start + stretch.index(min(stretch)), start + stretch.index(max(stretch))}
+    assert at_once == sorted(expected)
 
 
 def test_a_run_that_diverged_shows_where() -> None:
