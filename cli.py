@@ -281,7 +281,7 @@ def delete(
         limit = None if older_than is None else age(older_than)
         now = datetime.now(UTC).replace(tzinfo=None)
         chosen = expendable(entries, now=now, older_than=limit, keep_last=keep_last)
-        folders = [entry.snapshot.folder for entry in chosen]
+        folders = [entry.folder for entry in chosen]
     else:
         raise typer.BadParameter("name a RUN, or give --store STORE with --older-than AGE or --keep-last N")
     for folder in folders:

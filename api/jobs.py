@@ -192,7 +192,7 @@ def _policy_text(request: Request, body: PolicyJobRequest) -> tuple[str, str]:
 
 def _runs(store: Store, body: JobRequest) -> list[RunAccess]:
     if body.runs is None:
-        return [RunAccess(store, entry.snapshot.folder) for entry in store.catalog.look().entries]
+        return [RunAccess(store, entry.folder) for entry in store.catalog.look().entries]
     return [find_run(store, key) for key in dict.fromkeys(body.runs)]
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Final
 
 from .errors import NotARun, TelemetryError
-from .folder_content import FolderContent, is_settled, stamp_of
+from .folder_content import FolderContent, RunAhead, is_settled, stamp_of
 from .garbage import collection_paused
 from .run_folder import run_names
 from .snapshot import Snapshot, retrying, snapshot_of, take_snapshot
@@ -34,13 +34,33 @@ _FRESH_AT_MOST_S: Final = 1.0
 _USABLE_S: Final = 2.0
 
 
-@dataclass(frozen=True, slots=True)
 class Entry:
-    """A run of the catalog: its files, the row that lists show, and when its folder had last changed."""
+    """A run of the catalog.
 
-    snapshot: Snapshot
-    summary: RunSummary
-    stamp: tuple[int, int]
+    Args:
+        folder: The run's folder.
+        stamp: When it had last changed.
+        summary: The row that lists show.
+        found: What it holds. Most runs are listed and never opened: as long as nobody asks for the snapshot, a tenth of
+            its memory holds what it is made of.
+    """
+
+    __slots__ = ("_found", "folder", "stamp", "summary")
+
+    def __init__(
+        self, folder: Path, stamp: tuple[int, int], summary: RunSummary, found: Snapshot | FolderContent
+    ) -> None:
+        self.folder = folder
+        self.stamp = stamp
+        self.summary = summary
+        self._found = found
+
+    @property
+    def snapshot(self) -> Snapshot:
+        """The run's files."""
+        if isinstance(self._found, FolderContent):
+            self._found = snapshot_of(self.folder, self._found)
+        return self._found
 
 
 @dataclass(frozen=True)
@@ -79,16 +99,16 @@ class Catalog:
         self._listed: tuple[int, list[Path]] | None = None
         self._looking = threading.Lock()
         self._last: _TimedLook | None = None
-        self._expected: Callable[[], dict[str, FolderContent]] | None = None
-        self._read_ahead: dict[str, FolderContent] = {}
+        self._expected: Callable[[], dict[str, RunAhead]] | None = None
+        self._ahead: dict[str, RunAhead] = {}
 
-    def expect(self, contents: Callable[[], dict[str, FolderContent]]) -> None:
-        """Have the next look use what somebody else has read of the folders, as far as it still holds.
+    def expect(self, runs: Callable[[], dict[str, RunAhead]]) -> None:
+        """Have the next look use what somebody else has read of the runs, as far as it still holds.
 
         Args:
-            contents: Waits for it and gives it, by the folders' names.
+            runs: Waits for it and gives it, by the folders' names.
         """
-        self._expected = contents
+        self._expected = runs
 
     def folders(self) -> list[Path]:
         """Folders of runs, oldest first."""
@@ -115,9 +135,11 @@ class Catalog:
         known = self._settled.get(folder)
         if known is not None and known.stamp == stamp:
             return known
-        content = self._read_ahead.pop(folder.name, None)
-        snapshot = snapshot_of(folder, content) if content is not None and content.stamp == stamp else None
-        entry = retrying(lambda: _read(folder, stamp)) if snapshot is None else _entry_of(snapshot, stamp)
+        ahead = self._ahead.pop(folder.name, None)
+        if ahead is not None and ahead.content.stamp == stamp:
+            entry = self._settled[folder] = Entry(folder, stamp, ahead.summary, ahead.content)
+            return entry
+        entry = retrying(lambda: _read(folder, stamp))
         if not entry.snapshot.listing.journals and is_settled(max(stamp)):
             self._settled[folder] = entry
         else:
@@ -130,10 +152,10 @@ class Catalog:
         problems: list[tuple[Path, TelemetryError]] = []
         folders = self._candidates()
         if self._expected is not None:
-            self._read_ahead, self._expected = self._expected(), None
+            self._ahead, self._expected = self._expected(), None
         with collection_paused():
             self._read_all(folders, entries, problems)
-            self._read_ahead = {}
+            self._ahead = {}
         if len(self._settled) > len(entries):
             for gone in self._settled.keys() - set(folders):
                 self._settled.pop(gone, None)
@@ -158,10 +180,10 @@ class Catalog:
                 problem.__cause__ = error
                 problems.append((folder, problem))
                 continue
-            twin = entries.setdefault(entry.snapshot.info.run_id, entry)
+            twin = entries.setdefault(entry.summary.run_id, entry)
             if twin is not entry:
                 what = "another run here has the same id, and is read instead"
-                problems.append((folder, NotARun(what, where=str(folder), got=twin.snapshot.folder.name)))
+                problems.append((folder, NotARun(what, where=str(folder), got=twin.folder.name)))
 
     def recent(self) -> Look:
         """Every run as of now or, where looking takes long, as of a few seconds ago at most."""
@@ -214,8 +236,5 @@ def catalog_of(path: Path) -> Catalog:
 
 
 def _read(folder: Path, stamp: tuple[int, int]) -> Entry:
-    return _entry_of(take_snapshot(folder), stamp)
-
-
-def _entry_of(snapshot: Snapshot, stamp: tuple[int, int]) -> Entry:
-    return Entry(snapshot, summarize(snapshot), stamp)
+    snapshot = take_snapshot(folder)
+    return Entry(folder, stamp, summarize(snapshot), snapshot)

@@ -7,6 +7,7 @@ import time
 from typing import Final, NamedTuple
 
 from .run_folder import COLUMNS_JSON, RUN_JSON, is_journal, read_file
+from .run_row import RunSummary
 
 #: A folder that changed this recently may change again without its time showing it: file systems tick in milliseconds.
 SETTLED_NS: Final = 2_000_000_000
@@ -25,6 +26,13 @@ class FolderContent(NamedTuple):
     names: list[str]
     run_json: bytes
     columns_json: bytes | None
+
+
+class RunAhead(NamedTuple):
+    """A finished run, before anybody has asked for it: its folder, which is in order, and its row."""
+
+    content: FolderContent
+    summary: RunSummary
 
 
 def stamp_of(folder: str) -> tuple[int, int]:

@@ -3,13 +3,13 @@
 Threads would not do: each waits for the interpreter's lock after every call, as long as another one computes. And where
 the files are not in the system's cache, several processes wait for the disk at the same time.
 
-A path flows in, and what the folders hold flows out, as bytes; whether it still holds is for whoever uses it to see.
+A path flows in, and what its runs come to flows out; whether that still holds is for whoever uses it to see.
 """
 
 from __future__ import annotations
 
 import contextlib
-import marshal
+import pickle
 import subprocess
 import sys
 import tempfile
@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Final, NamedTuple
 
-from .folder_content import FolderContent
+from .folder_content import RunAhead
 from .run_folder import run_names
 
 #: Fewer runs are read in the time that a process takes to start.
@@ -39,16 +39,15 @@ class ReadingAhead:
     def __init__(self, readers: list[_Reader]) -> None:
         self._readers = readers
 
-    def contents(self) -> dict[str, FolderContent]:
-        """What the folders hold, by name, once they have been read. Who asks first gets it, and nobody else."""
-        found: dict[str, FolderContent] = {}
+    def runs(self) -> dict[str, RunAhead]:
+        """The finished runs by the names of their folders, once they have been read. Only who asks first gets them."""
+        found: dict[str, RunAhead] = {}
         while self._readers:
             process, answer = self._readers.pop(0)
             with answer:
                 if process.wait() == 0:
                     answer.seek(0)
-                    contents = marshal.loads(answer.read())
-                    found |= {name: FolderContent(*content) for name, content in contents.items()}
+                    found |= pickle.load(answer)  # Of a process of our own, in a file that has no name.
         return found
 
 

@@ -170,18 +170,15 @@ def take_snapshot(folder: Path) -> Snapshot:
     return retrying(lambda: _take_snapshot(folder))
 
 
-def snapshot_of(folder: Path, content: FolderContent) -> Snapshot | None:
-    """The same of what a folder was found to hold; None where that does not say whether the run goes on.
+def snapshot_of(folder: Path, content: FolderContent) -> Snapshot:
+    """The folder of a finished run as it was when its content was read.
 
     Raises:
         NotARun, DamagedLog: As ``take_snapshot``.
     """
-    listing = listing_of(folder, content.names)
-    info = run_info_of(content.run_json, folder)
-    if listing.journals or info.last.status == "running":
-        return None
     columns = Columns() if content.columns_json is None else columns_of(content.columns_json, folder)
-    return _without_tail(folder, info, listing, columns, is_live=False)
+    info = run_info_of(content.run_json, folder)
+    return _without_tail(folder, info, listing_of(folder, content.names), columns, is_live=False)
 
 
 def retrying(read: Callable[[], _Result]) -> _Result:

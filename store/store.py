@@ -54,7 +54,7 @@ class Store:
 
     def __iter__(self) -> Iterator[Run]:
         """The runs that can be read, oldest first."""
-        return (Run(entry.snapshot.folder) for entry in self.entries()[0])
+        return (Run(entry.folder) for entry in self.entries()[0])
 
     def entries(self) -> tuple[list[Entry], list[TelemetryError]]:
         """Every run as of now, oldest first, and what was wrong with those that cannot be read."""
@@ -94,7 +94,7 @@ class Store:
             return self.path / key
         named = self.recent().by_name.get(key, [])
         if len(named) == 1:
-            return named[0].snapshot.folder
+            return named[0].folder
         if named:
             ids = ", ".join(entry.summary.run_id for entry in named[:10])
             raise RunNotFound("several runs have this name", where=str(self.path), got=key, fix=f"Say which: {ids}")

@@ -47,10 +47,10 @@ def back_date(folder: Path) -> None:
 def look_ahead(store: Path, meanwhile: Callable[[], object] = lambda: None) -> Look:
     """A look at a store that was read ahead before something happened to it."""
     with reading_ahead(store) as ahead:
-        contents = ahead.contents()
+        runs = ahead.runs()
     meanwhile()
     catalog = Catalog(store)
-    catalog.expect(lambda: contents)
+    catalog.expect(lambda: runs)
     return catalog.look()
 
 
@@ -85,10 +85,10 @@ def test_finished_runs_are_read_ahead_and_no_others(large: Path) -> None:
     (large / "run-0001" / "run.json").touch()
 
     with reading_ahead(large) as ahead:
-        contents = ahead.contents()
+        runs = ahead.runs()
 
-    assert sorted(contents) == NAMES[2:]
-    assert contents["run-0002"] == settled_content(str(large / "run-0002"))
+    assert sorted(runs) == NAMES[2:]
+    assert runs["run-0002"].content == settled_content(str(large / "run-0002"))
 
 
 def test_what_happens_after_a_run_was_read_ahead_is_seen(large: Path) -> None:
@@ -116,7 +116,7 @@ def test_a_store_that_is_small_or_missing_is_not_read_ahead(tmp_path: Path) -> N
     found = []
     for store in (tmp_path, tmp_path / "missing"):
         with reading_ahead(store) as ahead:
-            found.append(ahead.contents())
+            found.append(ahead.runs())
 
     assert found == [{}, {}]
 
