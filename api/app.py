@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from anyio import CapacityLimiter
-from fastapi import APIRouter, FastAPI
+from fastapi import FastAPI
 from fastapi.routing import APIRoute
 
 from ..store import StoreNotFound, TelemetryError, open_store
@@ -112,10 +112,8 @@ def create_app(
     app.add_middleware(Guard, traffic=app.state.traffic, send_s=limits.send_s)
     problems: dict[int | str, dict[str, Any]] = {status: {"model": Problem} for status in STATUSES}
     app.include_router(service.router, responses={s: p for s, p in problems.items() if s not in (404, 422)})
-    v1 = APIRouter(prefix=PREFIX, responses=problems)
     for room in _ENDPOINTS:
-        v1.include_router(room.router)
-    app.include_router(v1)
+        app.include_router(room.router, prefix=PREFIX, responses=problems)
     app.include_router(page_routes.router)
     return app
 

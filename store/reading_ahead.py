@@ -24,7 +24,7 @@ from .run_folder import run_names
 _WORTH_IT: Final = 1000
 
 #: Runs of one process, as long as there are not too many processes.
-_SHARE: Final = 2500
+_SHARE: Final = 5000
 _MOST_PROCESSES: Final = 4
 
 
