@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import duckdb
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -29,6 +28,9 @@ from .timeline import (
     samples_table_along,
 )
 from .views import ALL_DECISIONS, connect
+
+if TYPE_CHECKING:
+    import duckdb
 
 #: Columns of a series, beside its value.
 SERIES_CLOCKS = ("attempt", "rank", "seq", "kind", "step", "epoch", "time_ns", "elapsed_ns")

@@ -5,13 +5,15 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
-import duckdb
 import pyarrow as pa
 
 from .errors import QueryRefused
 from .spikes import SPIKING_SAMPLES
+
+if TYPE_CHECKING:
+    import duckdb
 
 VIEWS: Final = ("runs", "events", "steps", "evals", "saves", "samples", "decisions", "windows")
 
@@ -46,6 +48,8 @@ def query_batches(connection: duckdb.DuckDBPyConnection, statement: str) -> Iter
 @contextmanager
 def _planned(connection: duckdb.DuckDBPyConnection, statement: str) -> Iterator[duckdb.DuckDBPyRelation]:
     """The statement, once it is known to be a single one that only reads."""
+    import duckdb  # Loaded already, by whoever has made the connection.
+
     if not _is_unicode(statement):
         raise QueryRefused("a query is Unicode text", got=statement)
     statements = duckdb.extract_statements(statement)
@@ -87,6 +91,8 @@ _REFUSED_FOLDER: Final = re.compile(r'Cannot access file "(.*)/\*\*/\*\.parquet"
 @contextmanager
 def translated() -> Iterator[None]:
     """DuckDB's errors as ours; a missing file as Python's, which makes readers look again."""
+    import duckdb
+
     try:
         yield
     except duckdb.IOException as error:

@@ -9,9 +9,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-import duckdb
 import pyarrow as pa
 
 from .columns import Columns
@@ -23,6 +22,9 @@ from .statements import translated
 from .summary import RUNS_SCHEMA, summarize
 from .tables import EVENT_FIELDS, METRICS_SCHEMA, SAMPLES_SCHEMA, events_schema
 from .timeline import effective_lineage, rolled_back
+
+if TYPE_CHECKING:
+    import duckdb
 
 #: Metrics that store-wide views have as columns: the commonest over all runs. ``series(name)`` reaches every one.
 METRIC_COLUMNS: Final = 256
@@ -54,6 +56,8 @@ def connect(
         FileNotFoundError: A Parquet file was merged away meanwhile; take a new snapshot.
         QueryRefused: A Parquet file is damaged.
     """
+    import duckdb  # 50 ms to load, and a server asks its queries in processes of their own.
+
     connection = duckdb.connect(config={"python_enable_replacements": False, "autoinstall_known_extensions": False})
     with translated():
         _create_views(connection, snapshots)
