@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from ..store import TelemetryError
+from ..store.garbage import collection_paused
 from ..store.reading_ahead import reading_ahead
 from .tokens import Tokens, parse_tokens, read_tokens
 
@@ -53,11 +54,12 @@ def serve(
         )
     with reading_ahead(Path(store_path)) as ahead:
         # To load all this takes as long as to read ten thousand runs, which goes on meanwhile.
-        import uvicorn
+        with collection_paused():
+            import uvicorn
 
-        from ..store.catalog import catalog_of
-        from .app import create_app
-        from .connections import prepare, settings
+            from ..store.catalog import catalog_of
+            from .app import create_app
+            from .connections import prepare, settings
 
         app = create_app(store_path, tokens=tokens, allowed_hosts=(host, *allowed_hosts), policies_path=policies_path)
         catalog_of(app.state.store_path).expect(ahead.runs)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -98,6 +100,30 @@ def test_an_interrupt_ends_it_in_order(store: Path) -> None:
         out, err = process.communicate(timeout=20)
 
     assert (process.returncode, out, err) == (0, "", "")
+
+
+def test_a_large_store_is_served_as_it_is(store: Path) -> None:
+    """All its runs are there, those that were read ahead and those that were not; one that comes later, too."""
+    for number in range(1000):
+        add_finished_run(store, f"finished-{number:04d}")
+    with serving(store) as (_, url):
+        while (ready := httpx.get(url.replace("/api/v1/runs", "/readyz"))).status_code != 200:
+            time.sleep(0.05)
+        add_finished_run(store, "later")
+        detail = httpx.get(f"{url}/finished-0500").json()
+        later = httpx.get(f"{url}/later").json()
+
+    assert ready.json()["runs"] == 1001
+    assert (detail["name"], later["name"]) == ("finished-0500", "later")
+
+
+def add_finished_run(store: Path, name: str) -> None:
+    """A run without events, that nothing has touched for a while."""
+    (store / name).mkdir()
+    path = store / name / "run.json"
+    path.write_bytes(RunInfo(name, name, (Attempt(0, "completed", 10**9, 2 * 10**9, steps=3),)).to_json())
+    for touched in (path, path.parent):
+        os.utime(touched, (10**9, 10**9))
 
 
 def test_answers_do_not_wait_for_the_network(store: Path) -> None:

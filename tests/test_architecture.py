@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import ast
+import importlib
+import pkgutil
 import subprocess
 import sys
 import textwrap
+import types
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -203,9 +206,37 @@ def test_the_server_and_the_command_line_load_without_torch() -> None:
         import sys
         sys.modules["torch"] = None
         import steptape.api, steptape.cli, steptape.replay
+        for room in (steptape.api, steptape.replay):
+            assert all(getattr(room, name) is not None for name in room.__all__)
         print("loaded")
     """)
 
     result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
 
     assert result.stdout == "loaded\n"
+
+
+def test_a_server_starts_without_what_only_its_other_processes_need() -> None:
+    """Queries, backtests and sweeps run elsewhere: whoever opens the page waits for none of that to be loaded."""
+    script = textwrap.dedent("""
+        import sys
+        import steptape.cli, steptape.api.app, steptape.api.connections
+        heavy = {"duckdb", "polars", "plotly", "steptape.replay.backtesting", "steptape.replay.sweeping"}
+        print(sorted(heavy & set(sys.modules)))
+    """)
+
+    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+
+    assert result.stdout == "[]\n"
+
+
+@pytest.mark.parametrize("name", ["store", "replay", "api"])
+def test_a_room_that_loads_late_offers_all_that_it_names(name: str) -> None:
+    """Each name is what the module that it comes from calls so, and no module has taken a name for itself."""
+    room = importlib.import_module(f"steptape.{name}")
+    for module in pkgutil.iter_modules(room.__path__):
+        importlib.import_module(f"{room.__name__}.{module.name}")
+
+    assert [each for each in room.__all__ if isinstance(getattr(room, each), types.ModuleType)] == []
+    with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
+        _ = room.nothing
