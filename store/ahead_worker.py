@@ -35,7 +35,7 @@ def read_share(store: Path, share: int, shares: int) -> dict[str, RunAhead]:
 
 
 def _run(folder: Path) -> RunAhead | None:
-    content = settled_content(str(folder))
+    content = settled_content(folder)
     if content is None:
         return None
     info = run_info_of(content.run_json, folder)

@@ -41,8 +41,8 @@ class Entry:
         folder: The run's folder.
         stamp: When it had last changed.
         summary: The row that lists show.
-        found: What it holds. Most runs are listed and never opened: as long as nobody asks for the snapshot, a tenth of
-            its memory holds what it is made of.
+        found: What it holds. Most runs are listed and never opened: what was read ahead becomes a snapshot only when
+            somebody asks for it.
     """
 
     __slots__ = ("_found", "folder", "stamp", "summary")
@@ -99,6 +99,7 @@ class Catalog:
         self._listed: tuple[int, list[Path]] | None = None
         self._looking = threading.Lock()
         self._last: _TimedLook | None = None
+        self._waiting = threading.Lock()
         self._expected: Callable[[], dict[str, RunAhead]] | None = None
         self._ahead: dict[str, RunAhead] = {}
 
@@ -112,7 +113,7 @@ class Catalog:
 
     def folders(self) -> list[Path]:
         """Folders of runs, oldest first."""
-        return [folder for folder in self._candidates() if stamp_of(str(folder))[1]]
+        return [folder for folder in self._candidates() if stamp_of(folder)[1]]
 
     def _candidates(self) -> list[Path]:
         """Folders that may be runs, oldest first; listed anew when one has come or gone."""
@@ -129,7 +130,7 @@ class Catalog:
         Raises:
             TelemetryError: It cannot be read.
         """
-        return self._entry(folder, stamp_of(str(folder)))
+        return self._entry(folder, stamp_of(folder))
 
     def _entry(self, folder: Path, stamp: tuple[int, int]) -> Entry:
         known = self._settled.get(folder)
@@ -151,8 +152,9 @@ class Catalog:
         entries: dict[str, Entry] = {}
         problems: list[tuple[Path, TelemetryError]] = []
         folders = self._candidates()
-        if self._expected is not None:
-            self._ahead, self._expected = self._expected(), None
+        with self._waiting:
+            if self._expected is not None:
+                self._ahead, self._expected = self._expected(), None
         with collection_paused():
             self._read_all(folders, entries, problems)
             self._ahead = {}
@@ -166,7 +168,7 @@ class Catalog:
     ) -> None:
         """Add what is in the folders, by run id, and what cannot be read of it."""
         for folder in folders:
-            stamp = stamp_of(str(folder))
+            stamp = stamp_of(folder)
             if not stamp[1]:
                 continue
             try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from pathlib import Path
 from typing import Final, NamedTuple
 
 from .run_folder import COLUMNS_JSON, RUN_JSON, is_journal, read_file
@@ -35,10 +36,10 @@ class RunAhead(NamedTuple):
     summary: RunSummary
 
 
-def stamp_of(folder: str) -> tuple[int, int]:
+def stamp_of(folder: Path) -> tuple[int, int]:
     """When the folder's list of files and its ``run.json`` last changed; zeros for what is not there."""
     times = []
-    for path in (folder, f"{folder}/{RUN_JSON}"):
+    for path in (str(folder), f"{folder}/{RUN_JSON}"):
         try:
             times.append(os.stat(path).st_mtime_ns)
         except OSError:
@@ -51,7 +52,7 @@ def is_settled(changed_ns: int) -> bool:
     return time.time_ns() - changed_ns > SETTLED_NS
 
 
-def settled_content(folder: str) -> FolderContent | None:
+def settled_content(folder: Path) -> FolderContent | None:
     """What the folder holds; None where it may change without its stamp showing it.
 
     Raises:

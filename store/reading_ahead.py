@@ -47,7 +47,8 @@ class ReadingAhead:
             with answer:
                 if process.wait() == 0:
                     answer.seek(0)
-                    found |= pickle.load(answer)  # Of a process of our own, in a file that has no name.
+                    with contextlib.suppress(pickle.UnpicklingError, EOFError):
+                        found |= pickle.load(answer)  # Of a process of our own, in a file that has no name.
         return found
 
 

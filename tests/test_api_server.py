@@ -83,6 +83,15 @@ def serving(store: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
         process.communicate()
 
 
+def add_finished_run(store: Path, name: str) -> None:
+    """A run without events, that nothing has touched for a while."""
+    (store / name).mkdir()
+    path = store / name / "run.json"
+    path.write_bytes(RunInfo(name, name, (Attempt(0, "completed", 10**9, 2 * 10**9, steps=3),)).to_json())
+    for touched in (path, path.parent):
+        os.utime(touched, (10**9, 10**9))
+
+
 def test_the_address_that_is_told_answers(store: Path) -> None:
     """From the moment it is told."""
     with serving(store) as (_, url):
@@ -115,15 +124,6 @@ def test_a_large_store_is_served_as_it_is(store: Path) -> None:
 
     assert ready.json()["runs"] == 1001
     assert (detail["name"], later["name"]) == ("finished-0500", "later")
-
-
-def add_finished_run(store: Path, name: str) -> None:
-    """A run without events, that nothing has touched for a while."""
-    (store / name).mkdir()
-    path = store / name / "run.json"
-    path.write_bytes(RunInfo(name, name, (Attempt(0, "completed", 10**9, 2 * 10**9, steps=3),)).to_json())
-    for touched in (path, path.parent):
-        os.utime(touched, (10**9, 10**9))
 
 
 def test_answers_do_not_wait_for_the_network(store: Path) -> None:

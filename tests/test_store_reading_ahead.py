@@ -88,7 +88,7 @@ def test_finished_runs_are_read_ahead_and_no_others(large: Path) -> None:
         runs = ahead.runs()
 
     assert sorted(runs) == NAMES[2:]
-    assert runs["run-0002"].content == settled_content(str(large / "run-0002"))
+    assert runs["run-0002"].content == settled_content(large / "run-0002")
 
 
 def test_what_happens_after_a_run_was_read_ahead_is_seen(large: Path) -> None:
@@ -121,7 +121,7 @@ def test_a_store_that_is_small_or_missing_is_not_read_ahead(tmp_path: Path) -> N
     assert found == [{}, {}]
 
 
-@pytest.mark.parametrize("python", ["/bin/false", "/nowhere/python"])
+@pytest.mark.parametrize("python", ["/bin/false", "/bin/true", "/nowhere/python"])
 def test_readers_that_fail_cost_time_alone(large: Path, monkeypatch: pytest.MonkeyPatch, python: str) -> None:
     """The runs are read as if nobody had read ahead."""
     monkeypatch.setattr(sys, "executable", python)
