@@ -53,7 +53,8 @@ def serve(
             fix=f"Give --tokens FILE or {TOKENS_VARIABLE}; or use 127.0.0.1, and reach it from elsewhere by 'ssh -L'",
         )
     with reading_ahead(Path(store_path)) as ahead:
-        # To load all this takes as long as to read ten thousand runs, which goes on meanwhile.
+        # To load all this takes as long as to read ten thousand runs, which goes on meanwhile. It all stays: nothing of
+        # it is garbage to be looked for.
         with collection_paused():
             import uvicorn
 
