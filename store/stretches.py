@@ -18,7 +18,7 @@ def ends_and_extremes(values: Sequence[float], stretches: int) -> list[int] | No
         Places in ascending order, each once; None where a value is NaN or infinite.
 
     >>> ends_and_extremes([5.0, 1.0, 9.0, 2.0, 3.0, 3.0], 2)
-    [0, 1, 2, 3, 5]
+    [0, 1, 2, 3, 4, 5]
     """
     series = np.asarray(values, dtype=np.float64)
     if not np.isfinite(series).all():
