@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -27,6 +28,9 @@ _SETTINGS: Final = ("hparams.json", "meta_data_0.json")
 
 #: What AlgoPerf's metadata tell of the machine is no setting of the run.
 _READINGS: Final = ("cpu", "gpu", "mem.", "net.", "os_", "python_", "git_")
+
+#: What may be a number and a half, or one of thousands: nobody can say.
+_WITH_DECIMAL_COMMA: Final = re.compile(r"[+-]?\d+,\d+([eE][+-]?\d+)?")
 
 _MOST_SETTINGS_BYTES: Final = 1024 * 1024
 
@@ -93,7 +97,7 @@ def _checked(layout: Layout | None, path: Path, columns: list[str], options: Rea
 
 
 def _rows(table: Any, columns: list[str], layout: Layout, path: Path) -> Iterator[Row]:
-    """The rows that have a step, and at the end an error that tells of those that have none."""
+    """The rows that have a step, and at the end an error that tells of what could not be taken as it was meant."""
     at = {name: index for index, name in enumerate(columns)}
     step_at = at[layout.step]
     wall_at = None if layout.wall_clock is None else at[layout.wall_clock]
@@ -103,6 +107,7 @@ def _rows(table: Any, columns: list[str], layout: Layout, path: Path) -> Iterato
     if layout.is_algoperf and watch_at is not None:
         metrics_at.append((watch_at, columns[watch_at]))
     omissions = Omissions(str(path))
+    with_comma = ""
     for cells in table:
         if len(cells) != len(columns):
             if not cells:
@@ -127,10 +132,15 @@ def _rows(table: Any, columns: list[str], layout: Layout, path: Path) -> Iterato
                     metrics[name] = value
                 elif not cell.isspace():
                     attrs[name] = cell.strip()
+                    if not with_comma and _WITH_DECIMAL_COMMA.fullmatch(attrs[name]):
+                        with_comma = f"{attrs[name]!r} under {name!r} on line {table.line_num + 1}"
         wall_ns = wall_clock_ns(cells[wall_at]) if wall_at is not None else 0
         elapsed_ns = None if watch_at is None else nanoseconds(number(cells[watch_at]))
         yield Row(step, metrics, attrs, wall_ns, elapsed_ns)
     omissions.tell()
+    if with_comma:
+        what = f"numbers with a decimal comma are taken as text, the first is {with_comma}"
+        raise UnreadableSource(what, where=str(path), fix="Write them with a point")
 
 
 def _facts_of_algoperf(row: Row, attempt: int) -> Iterator[Fact]:

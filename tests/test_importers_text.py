@@ -102,6 +102,15 @@ def test_text_in_a_table_is_kept_as_text(written: Written, tmp_path: Path) -> No
     assert (dict(event.metrics), dict(event.attrs)) == ({"loss": 0.5}, {"note": "bad shard"})
 
 
+def test_a_decimal_comma_in_a_table_is_told_of(written: Written, tmp_path: Path) -> None:
+    """1,234 may be one or a thousand: it stays text, and nobody is left to wonder where the loss is."""
+    outcome, events = written("log.csv", "step;loss;note\n1;1,5;a,b\n2;0,25;c\n")
+
+    assert "taken as text, the first is '1,5' under 'loss' on line 2. Write them with a point" in str(outcome.problem)
+    assert [(kind, step) for kind, step, _ in events if kind != "run_start"] == [("log", 1), ("log", 2)]
+    assert [event.attrs["loss"] for event in only_run(tmp_path).events() if event.kind == "log"] == ["1,5", "0,25"]
+
+
 def test_a_clock_of_a_table_is_the_events(written: Written, tmp_path: Path) -> None:
     """As TensorBoard exports it, or W&B; the first value's time is when the run began."""
     written("export.csv", "Wall time,Step,Value\n1767323045.5,1,0.5\n1767323047.5,2,0.4\n")
