@@ -385,7 +385,8 @@ def _print_verdict(verdict: replay_room.Verification, as_json: bool) -> None:
         say(f"{verdict.run_id}: DAMAGED: {verdict.fault}{note}")
         return
     if verdict.difference is None:
-        say(f"{verdict.run_id}: identical, {verdict.outcomes} outcomes, digest {verdict.digest[:12]}{note}")
+        counted = f"{verdict.outcomes} outcome{'s' * (verdict.outcomes != 1)}"
+        say(f"{verdict.run_id}: identical, {counted}, digest {verdict.digest[:12]}{note}")
         return
     sides = verdict.difference.to_json()
     say(f"{verdict.run_id}: DIFFERS at outcome {sides['position']} of attempt {sides['attempt']}{note}")

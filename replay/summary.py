@@ -55,11 +55,12 @@ def _count(number: int, what: str) -> str:
 def summary_lines(backtest: Backtest) -> list[str]:
     """The aggregate in sentences."""
     total = aggregate(backtest)
-    lines = [f"{total['stopped']} of {total['runs']} runs would have been stopped, rules fired in {total['fired']}."]
+    stopped = f"{total['stopped']} of {_count(total['runs'], 'run')} would have been stopped"
+    lines = [f"{stopped}, rules fired in {total['fired']}."]
     if total["steps"]:
         lines.append(_saved_line(total))
-    if total["checkpoints"]:
-        lines.append(_wasted_line(total))
+    if total["checkpoints"] or total["checkpoints_saved"]:
+        lines.append(_checkpoints_line(total))
     lines += _cost_lines(total, backtest)
     lines += _comparison_lines(backtest)
     lines += _regret_lines(total, backtest)
@@ -82,19 +83,23 @@ def summary_lines(backtest: Backtest) -> list[str]:
 
 
 def _saved_line(total: Mapping[str, Any]) -> str:
-    saved = total["steps_saved"] or 0
+    saved, elapsed_s = total["steps_saved"] or 0, total["elapsed_s"]
+    of_the_time = "" if elapsed_s is None else f", {duration(total['seconds_saved'])} of {duration(elapsed_s)}"
     return (
-        f"Saved: {saved:,} of {total['steps']:,} steps ({saved / total['steps']:.0%}), "
-        f"{duration(total['seconds_saved'])} of {duration(total['elapsed_s'])}, "
-        f"{total['checkpoints_saved']} of {total['checkpoints']} checkpoints, "
-        f"{size(total['bytes_saved'])} of {size(total['checkpoint_bytes'])}, "
-        f"{total['evaluations_saved']} of {total['evaluations']} evaluations."
+        f"Saved: {saved:,} of {_count(total['steps'], 'step')} ({saved / total['steps']:.0%}){of_the_time}, "
+        f"{total['evaluations_saved'] or 0:,} of {_count(total['evaluations'], 'evaluation')}."
     )
 
 
-def _wasted_line(total: Mapping[str, Any]) -> str:
-    was, is_now = total["checkpoints_never_restored"], total["checkpoints_never_restored_predicted"]
-    return f"Checkpoints that were never restored: {was} of {total['checkpoints']}; under the policy {is_now}."
+def _checkpoints_line(total: Mapping[str, Any]) -> str:
+    recorded, predicted = total["checkpoints"], total["checkpoints"] - (total["checkpoints_saved"] or 0)
+    told = total["checkpoint_bytes"]
+    sizes = f" ({size(total['bytes_saved'])} of {size(told)} saved)" if told else ""
+    never, is_now = total["checkpoints_never_restored"], total["checkpoints_never_restored_predicted"] or 0
+    return (
+        f"Checkpoints: {recorded:,} recorded, {predicted:,} under the policy{sizes}; "
+        f"never restored: {never:,} and {is_now:,}."
+    )
 
 
 def _cost_lines(total: Mapping[str, Any], backtest: Backtest) -> Iterator[str]:
