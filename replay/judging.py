@@ -185,7 +185,7 @@ def _predicted(facts: RunFacts, objective: Objective | None) -> Outlay:
     stop = replayed.stop
     if stop is not None and stop.validity is Validity.OBSERVED:
         return _recorded(facts, objective)
-    kept = _asked_checkpoints(replayed, history) if _asks_for_checkpoints(replayed.policy) else None
+    kept = _asked_checkpoints(replayed, history) if asks_for_checkpoints(replayed.policy) else None
     outlay = _up_to(replayed.ending, facts, objective, kept)
     asked = {judged.decided_at for judged in replayed.reached if Effect.EVALUATE in replayed.effects(judged)}
     return dataclasses.replace(outlay, evaluations=outlay.evaluations + len(asked - history.evaluated_steps))
@@ -217,7 +217,8 @@ def _up_to(
     )
 
 
-def _asks_for_checkpoints(policy: Policy) -> bool:
+def asks_for_checkpoints(policy: Policy) -> bool:
+    """Whether rules of the policy save: their checkpoints take the place of the loop's own."""
     acting = (controller for controller in policy.controllers if not controller.is_shadow)
     return any(policy.effects(name) is Effect.SAVE for controller in acting for name in controller.operations)
 

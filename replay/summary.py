@@ -8,6 +8,7 @@ from typing import Any, Final
 from .aggregation import NOTABLE_REGRET, aggregate, comparison, detection_json, human_json, without_regret
 from .amounts import duration, short_duration, size
 from .backtesting import Backtest
+from .judging import asks_for_checkpoints
 
 #: As many runs are named one by one when something is to be said of them.
 _NAMED: Final = 3
@@ -60,7 +61,7 @@ def summary_lines(backtest: Backtest) -> list[str]:
     if total["steps"]:
         lines.append(_saved_line(total))
     if total["checkpoints"] or total["checkpoints_saved"]:
-        lines.append(_checkpoints_line(total))
+        lines.append(_checkpoints_line(total, backtest))
     lines += _cost_lines(total, backtest)
     lines += _comparison_lines(backtest)
     lines += _regret_lines(total, backtest)
@@ -91,13 +92,14 @@ def _saved_line(total: Mapping[str, Any]) -> str:
     )
 
 
-def _checkpoints_line(total: Mapping[str, Any]) -> str:
+def _checkpoints_line(total: Mapping[str, Any], backtest: Backtest) -> str:
     recorded, predicted = total["checkpoints"], total["checkpoints"] - (total["checkpoints_saved"] or 0)
+    whose = "that rules ask for in their place" if asks_for_checkpoints(backtest.policy) else "under the policy"
     told = total["checkpoint_bytes"]
     sizes = f" ({size(total['bytes_saved'])} of {size(told)} saved)" if told else ""
     never, is_now = total["checkpoints_never_restored"], total["checkpoints_never_restored_predicted"] or 0
     return (
-        f"Checkpoints: {recorded:,} recorded, {predicted:,} under the policy{sizes}; "
+        f"Checkpoints: {recorded:,} recorded, {predicted:,} {whose}{sizes}; "
         f"never restored: {never:,} and {is_now:,}."
     )
 
