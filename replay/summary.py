@@ -99,8 +99,7 @@ def _checkpoints_line(total: Mapping[str, Any], backtest: Backtest) -> str:
     sizes = f" ({size(total['bytes_saved'])} of {size(told)} saved)" if told else ""
     never, is_now = total["checkpoints_never_restored"], total["checkpoints_never_restored_predicted"] or 0
     return (
-        f"Checkpoints: {recorded:,} recorded, {predicted:,} {whose}{sizes}; "
-        f"never restored: {never:,} and {is_now:,}."
+        f"Checkpoints: {recorded:,} recorded, {predicted:,} {whose}{sizes}; never restored: {never:,} and {is_now:,}."
     )
 
 
