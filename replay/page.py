@@ -94,7 +94,7 @@ def _figures(backtest: Backtest, total: Mapping[str, Any]) -> str:
     if total["cost_saved"] is not None:
         amount = f"{_bound(total)}{total['cost_saved']:,.2f}"
         cards.append((amount, f"saved at {backtest.cost_per_hour:g} per rank and hour"))
-    if total["bytes_saved"] is not None:
+    if total["checkpoint_bytes"] and total["bytes_saved"] is not None:
         cards.append((size(total["bytes_saved"]), f"of checkpoints saved of {size(total['checkpoint_bytes'])}"))
     for key, title in (("relative_regret", "regret"), ("relative_deployable_regret", "deployable regret")):
         regret = total[key]
