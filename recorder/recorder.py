@@ -31,7 +31,7 @@ from .ranks import this_rank
 from .repeated_steps import RepeatedSteps
 from .steering import Steering
 from .tape import Tape
-from .termination import Terminated, raise_on_sigterm, restore_sigterm
+from .termination import Terminated, raise_on_sigterm, restore_sigterm, signals_held
 from .values import as_config, as_epoch, as_text, as_whole, path_text
 
 _NOTHING: Final[Mapping[str, Any]] = {}
@@ -353,7 +353,8 @@ class Recorder:
 
     def _write_info(self, info: RunInfo) -> None:
         if self._decides:
-            write_run_info(self.folder, info)
+            with signals_held():
+                write_run_info(self.folder, info)
 
     def _begin_anew(self) -> None:
         """Say again what the run is, in the place of a folder that somebody deleted."""
@@ -400,12 +401,10 @@ class Recorder:
         # A forked child runs its parent's exit handlers too; the run is not its to end.
         if self._closed or os.getpid() != self._pid:
             return
-        self._closed = True
-        atexit.unregister(self._close_at_exit)
-        if self._handles_sigterm:
-            restore_sigterm()
         failure = None if error is None else failure_of(error)
         try:
+            self._closed = True
+            atexit.unregister(self._close_at_exit)
             if error is None:
                 counts = dict(self._tape.error_counts)
                 self._emit("train_end", attrs={"status": status, **({"rule_errors": counts} if counts else {})})
@@ -413,7 +412,11 @@ class Recorder:
                 self._emit("failure", attrs={**(failure or {}), "traceback": innermost_frames(error)})
         finally:
             # A callback that a rule calls at the very end may raise; the run has ended all the same.
-            self._write_end(status, failure)
+            try:
+                self._write_end(status, failure)
+            finally:
+                if self._handles_sigterm:
+                    restore_sigterm()
 
     def _write_end(self, status: str, failure: dict[str, str] | None) -> None:
         """Say how the run ended, and let go of its journal: each even where the other fails."""

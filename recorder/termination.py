@@ -1,15 +1,24 @@
-"""Ending a run properly when its process is asked to: SIGTERM becomes an exception that unwinds the training loop."""
+"""Ending a run properly when its process is asked to: SIGTERM becomes an exception that unwinds the training loop.
+
+Once: launchers pass on what the batch system has sent to everybody already, and the second one must not end the ending.
+"""
 
 from __future__ import annotations
 
 import os
 import signal
 import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import FrameType
-from typing import ClassVar, Final, NoReturn
+from typing import ClassVar, Final
 
 #: What a shell reports of a process that SIGTERM ended.
 EXIT_STATUS: Final = 128 + signal.SIGTERM
+
+#: Seconds within which SIGTERM again is the same request: less than batch systems wait before they kill.
+ONE_REQUEST_S: Final = 5.0
 
 
 class Terminated(SystemExit):
@@ -17,12 +26,14 @@ class Terminated(SystemExit):
 
     Attributes:
         latest: The one that was raised last, since the interpreter keeps no ``SystemExit`` for exit handlers to see.
+        raised_s: When it was made, by the monotonic clock.
     """
 
     latest: ClassVar[Terminated | None] = None
 
     def __init__(self) -> None:
         super().__init__(EXIT_STATUS)
+        self.raised_s = time.monotonic()
         Terminated.latest = self
 
     def __str__(self) -> str:
@@ -49,7 +60,29 @@ def restore_sigterm() -> None:
     global _wanted
     _wanted -= 1
     if _wanted == 0:
+        Terminated.latest = None
         _restore()
+
+
+@contextmanager
+def signals_held() -> Iterator[None]:
+    """Have Ctrl-C and SIGTERM wait for the end of something short; in the main thread, which is where they arrive."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    came: list[int] = []
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    # One that was not set by Python could not be set again.
+    known = {number: handler for number, handler in handlers.items() if handler is not None}
+    for number in known:
+        signal.signal(number, lambda number, _: came.append(number))
+    try:
+        yield
+    finally:
+        for number, handler in known.items():
+            signal.signal(number, handler)
+        for held in dict.fromkeys(came):
+            signal.raise_signal(held)
 
 
 def _forget() -> None:
@@ -64,8 +97,10 @@ def _restore() -> None:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
-def _raise(signum: int, frame: FrameType | None) -> NoReturn:  # noqa: ARG001 - the signature of a handler
-    raise Terminated
+def _raise(signum: int, frame: FrameType | None) -> None:  # noqa: ARG001 - the signature of a handler
+    latest = Terminated.latest
+    if latest is None or time.monotonic() - latest.raised_s > ONE_REQUEST_S:
+        raise Terminated
 
 
 #: Recorders that want the handler.

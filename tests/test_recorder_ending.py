@@ -8,6 +8,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,6 +16,7 @@ import pytest
 from torch.utils.data import DataLoader
 
 from steptape.recorder import Recorder
+from steptape.recorder.termination import signals_held
 from steptape.store import Run, open_run, open_store
 
 HEAD = """
@@ -44,6 +46,71 @@ def only_run(store: Path) -> Run:
     """The store's one run."""
     (run,) = list(open_store(store))
     return run
+
+
+@pytest.mark.parametrize("pause_s", [0.0, 0.001, 0.003])
+def test_a_second_sigterm_does_not_end_the_ending(tmp_path: Path, pause_s: float) -> None:
+    """Batch systems send it to everybody, and launchers pass theirs on."""
+    process = run_script(
+        tmp_path,
+        """
+        with Recorder(sys.argv[1]) as rec:
+            while True:
+                rec.step(loss=1.0)
+                print("ready", flush=True)
+        """,
+    )
+    assert process.stdout is not None
+    process.stdout.readline()
+    process.send_signal(signal.SIGTERM)
+    time.sleep(pause_s)
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=30)
+
+    assert process.returncode == 143
+    assert only_run(tmp_path).status == "interrupted"
+
+
+def test_signals_wait_for_the_end_of_what_is_short() -> None:
+    """Ctrl-C twice is one; handlers are as they were."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    done = []
+
+    def write() -> None:
+        with signals_held():
+            signal.raise_signal(signal.SIGINT)
+            signal.raise_signal(signal.SIGINT)
+            done.append("the end")
+
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            write()
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+    assert done == ["the end"]
+
+
+def test_sigterm_that_a_program_has_caught_is_no_part_of_its_next_run(tmp_path: Path) -> None:
+    """What comes for that one ends it, however soon."""
+    process = run_script(
+        tmp_path,
+        """
+        for name in ("one", "two"):
+            try:
+                with Recorder(sys.argv[1], name=name) as rec:
+                    rec.step(loss=1.0)
+                    os.kill(os.getpid(), signal.SIGTERM)
+                    rec.step(loss=1.0)
+            except SystemExit:
+                pass
+        """,
+    )
+    process.communicate(timeout=30)
+
+    assert process.returncode == 0
+    assert [run.status for run in open_store(tmp_path)] == ["interrupted"] * 2
 
 
 @pytest.mark.parametrize(
