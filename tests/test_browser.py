@@ -19,6 +19,7 @@ from served_page import POLICY, SPIKE, WRONG, loss_at, record_run, serving
 from steptape.api.tokens import parse_tokens
 from steptape.recorder import Recorder
 from steptape.store import open_store
+from steptape.store.annotations import read_annotations
 from steptape.store.sealing import seal
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
@@ -188,6 +189,28 @@ def test_the_samples_behind_a_spike_and_the_mislabelled_ones_are_found(
 
     assert set(worst[:2]) == set(WRONG)
     assert re.search(r"cat-\d+", page.inner_text("#around"))
+
+
+def test_what_a_reader_notes_is_on_the_curve_and_labels_an_incident(
+    store: Path, open_page: Callable[..., Any]
+) -> None:
+    """Of the steps that the curves show, unless the reader says others."""
+    page = open_page(f"/runs/{run_id(store, 'long')}")
+    when(page, f"{drawn('loss')}?.data?.length")
+    page.evaluate(f"Plotly.relayout({drawn('loss')}, {{'xaxis.range[0]': 199.5, 'xaxis.range[1]': 300.25}})")
+    when(page, "document.querySelector('#annotate [name=first]').value === '200'")
+    page.fill("#annotate [name=text]", HOSTILE)
+    page.fill("#annotate [name=last]", "250")
+    page.check("#annotate [name=incident]")
+    page.click("#annotate button")
+    page.wait_for_selector("#annotations td")
+    when(page, f"{drawn('loss')}.data.some(trace => trace.name === 'annotation')")
+    cells = page.eval_on_selector_all("#annotations td", "cells => cells.map(c => c.textContent)")
+    (note,) = read_annotations(open_store(store).run("long").folder)
+
+    assert cells[:3] == ["200 to 250", HOSTILE, HOSTILE]
+    assert (note.text, note.first_step, note.last_step, dict(note.attrs)) == (HOSTILE, 200, 250, {"incident": HOSTILE})
+    assert page.input_value("#annotate [name=text]") == ""
 
 
 def test_two_runs_are_compared(store: Path, open_page: Callable[..., Any]) -> None:

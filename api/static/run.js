@@ -1,5 +1,6 @@
 // The page of a run: its curves with what happened drawn on them, the samples behind a spike, decisions; live if it is.
 import { address, ask, counted, element, gathered, isTouch, pageData, percent, refreshParts, runPath, shown, table, toNumber } from "./dom.js";
+import { offerSteps, showAnnotations, takeAnnotations } from "./notes.js";
 import { COLOURS, POINTS, distinct, draw, firingsOf, gapsOf, lineOf, marksOf, onZoom, shapesOf } from "./plots.js";
 
 const run = pageData();
@@ -47,6 +48,7 @@ async function readFacts() {
   facts.annotations = noted.items
     .filter((item) => item.first_step !== null)
     .map((item) => ({ step: item.first_step, last: item.last_step ?? item.first_step, text: item.text }));
+  showAnnotations(noted.items);
   showDecisions();
 }
 
@@ -157,6 +159,7 @@ function listen(plot) {
   onZoom(plot.div, (from, to) => {
     for (const other of plots.values()) other.zoom = [from, to];
     for (const other of plots.values()) if (other !== plot && other.listens) follow(other, from, to);
+    if (axis.value === "step") offerSteps(from, to);
     read(visible());
   });
   plot.div.on("plotly_hover", (event) => lookAround(event.points[0].customdata));
@@ -294,6 +297,10 @@ axis.addEventListener("change", () => {
 });
 log.addEventListener("change", () => read(visible()));
 search.addEventListener("input", gathered(layOut, 150));
+takeAnnotations(run.id, async () => {
+  await readFacts();
+  await read(visible());
+});
 document.addEventListener("themechange", () => visible().forEach((plot) => show(plot, plot.items)));
 
 await readFacts().catch((error) => say(error.message));

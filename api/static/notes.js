@@ -1,0 +1,41 @@
+// What people note about a run: the table of annotations, and the form that adds one.
+import { element, post, runPath, shown, table } from "./dom.js";
+
+const form = document.getElementById("annotate");
+const { text, first, last, incident } = form.elements;
+const status = document.getElementById("noted");
+
+/** The annotations, the newest first. */
+export function showAnnotations(items) {
+  const rows = [...items].reverse().map((item) => [
+    item.first_step === null ? "all" : item.last_step > item.first_step ? `${shown(item.first_step)} to ${shown(item.last_step)}` : shown(item.first_step),
+    item.text,
+    "incident" in item.attrs ? element("span", { class: "chip censored" }, shown(item.attrs.incident)) : "",
+    item.author ?? (item.origin === "recorder" ? "the program" : "–"),
+  ]);
+  const none = element("p", { class: "faint" }, "Nobody has noted anything.");
+  document.getElementById("annotations").replaceChildren(rows.length ? table(["steps", "note", "incident", "by"], rows, [0, 1, 2, 3]) : none);
+}
+
+/** Offer the part of the run that the curves show as what the next note is about. */
+export function offerSteps(from, to) {
+  first.value = from === null ? "" : Math.max(0, Math.ceil(from));
+  last.value = to === null ? "" : Math.max(0, Math.floor(to));
+}
+
+/** Have the form add annotations to a run; `done` is called after each. */
+export function takeAnnotations(id, done) {
+  form.addEventListener("submit", async (event) => {
+    event.preventDefault();
+    const step = (field) => (field.value === "" ? null : Number(field.value));
+    const note = { text: text.value, first_step: step(first), last_step: step(last), attrs: incident.checked ? { incident: text.value } : {} };
+    try {
+      await post(runPath(id, "/annotations"), note);
+      form.reset();
+      status.textContent = "";
+      await done();
+    } catch (error) {
+      status.textContent = error.message;
+    }
+  });
+}
