@@ -191,9 +191,7 @@ def test_the_samples_behind_a_spike_and_the_mislabelled_ones_are_found(
     assert re.search(r"cat-\d+", page.inner_text("#around"))
 
 
-def test_what_a_reader_notes_is_on_the_curve_and_labels_an_incident(
-    store: Path, open_page: Callable[..., Any]
-) -> None:
+def test_what_a_reader_notes_is_on_the_curve_and_labels_an_incident(store: Path, open_page: Callable[..., Any]) -> None:
     """Of the steps that the curves show, unless the reader says others."""
     page = open_page(f"/runs/{run_id(store, 'long')}")
     when(page, f"{drawn('loss')}?.data?.length")
