@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import pickle
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -19,6 +18,7 @@ from pathlib import Path
 from typing import IO, Final, NamedTuple
 
 from .folder_content import RunAhead
+from .module_command import module_command
 from .run_folder import run_names
 
 #: Fewer runs are read in the time that a process takes to start.
@@ -76,7 +76,7 @@ def reading_ahead(store: Path) -> Iterator[ReadingAhead]:
             for share in range(shares):
                 # A pipe would have to be emptied meanwhile, by a thread that waits for the interpreter's lock.
                 answer = stack.enter_context(tempfile.TemporaryFile())
-                command = [sys.executable, "-m", f"{__package__}.ahead_worker", str(store), str(share), str(shares)]
+                command = module_command(f"{__package__}.ahead_worker", str(store), str(share), str(shares))
                 process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=answer, stderr=subprocess.DEVNULL)
                 stack.enter_context(process)
                 stack.callback(process.kill)
