@@ -14,7 +14,8 @@ from fastapi import Path as InPath
 from .. import replay
 from ..rules import KNOWN_SEMANTICS, parse_policy
 from ..store import Store
-from .access import OpenStore, RunAccess, find_run
+from ..store.annotations import ANNOTATIONS
+from .access import OpenStore, RunAccess, file_stamp, find_run
 from .answers import JSON, answer
 from .errors import InvalidRequest, JobNotDone, NotModified
 from .job_queue import Job, JobQueue
@@ -197,23 +198,16 @@ def _runs(store: Store, body: JobRequest) -> list[RunAccess]:
 
 
 def _digest(document: dict[str, Any], runs: Sequence[RunAccess]) -> str:
-    """Of the question, and of the state that the logs are in: what files there are, and how long the journals."""
+    """Of the question, and of the state that the logs and the notes about them are in."""
     asked = {**document, "request": {**document["request"], "runs": None}, "semantics": sorted(KNOWN_SEMANTICS)}
     digest = hashlib.sha256(json.dumps(asked, sort_keys=True).encode())
     for run in runs:
         entry = run.entry()
         listing = entry.snapshot.listing
-        lengths = [_length(journal.path) for journal in listing.journals]
-        digest.update(repr((entry.stamp, [file.path.name for file in listing.sealed], lengths)).encode())
+        # Journals and notes are appended to, and what somebody edits in its place is to be found by a verification.
+        files = [*(file.path for file in (*listing.sealed, *listing.journals)), run.folder / ANNOTATIONS]
+        digest.update(repr((entry.stamp, [(path.name, *file_stamp(path)) for path in files])).encode())
     return digest.hexdigest()[:24]
-
-
-def _length(path: Any) -> int:
-    try:
-        size: int = path.stat().st_size
-    except OSError:
-        return -1
-    return size
 
 
 def _item(job: Job) -> JobItem:
