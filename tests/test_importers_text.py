@@ -186,9 +186,11 @@ def test_many_a_shape_of_line_is_understood(written: Written, line: str) -> None
 
 def test_a_comma_within_a_number_groups_thousands_or_says_nothing(written: Written) -> None:
     """Where it may be a decimal point, the value is not taken."""
-    _, events = written("x.log", "step: 1,000 loss: 2.5 acc: 0,25\nstep: 2,000 loss: 2.4 acc: 12,1\n")
+    odd = ("0,25", "12,1", "0,453", "0,4532", "12,3456", "1.234,5", "0.1,0.1", "1.2.3")
+    lines = [f"step: {step},000 loss: 2.5 acc: {value}\n" for step, value in enumerate(odd, start=1)]
+    _, events = written("x.log", "".join(lines))
 
-    assert events == [("step_end", 1000, {"loss": 2.5}), ("step_end", 2000, {"loss": 2.4})]
+    assert events == [("step_end", 1000 * step, {"loss": 2.5}) for step in range(1, len(odd) + 1)]
 
 
 def test_a_pattern_says_how_lines_look(written: Written) -> None:
