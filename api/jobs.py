@@ -120,7 +120,7 @@ def read_job(request: Request, job_id: JobId) -> JobItem:
     response_class=Response,
 )
 def read_job_result(request: Request, job_id: JobId) -> Response:
-    """What it came to, as the command of the same name prints it with `--json`."""
+    """What it came to, with the numbers that the command of the same name prints with `--json`."""
     job = _finished(request, job_id)
     assert job.result is not None
     return answer(request, job.result.encode(), JSON)

@@ -111,6 +111,14 @@ def test_a_decimal_comma_in_a_table_is_told_of(written: Written, tmp_path: Path)
     assert [event.attrs["loss"] for event in only_run(tmp_path).events() if event.kind == "log"] == ["1,5", "0,25"]
 
 
+@pytest.mark.parametrize("cell", ["-1,5e-3", ",5", "1.234,5"])
+def test_a_decimal_comma_is_one_however_the_number_is_written(written: Written, cell: str) -> None:
+    """With an exponent, without a zero, and with points that group thousands."""
+    outcome, _ = written("log.csv", f"step;loss\n1;{cell}\n")
+
+    assert f"the first is {cell!r} under 'loss' on line 2" in str(outcome.problem)
+
+
 def test_a_clock_of_a_table_is_the_events(written: Written, tmp_path: Path) -> None:
     """As TensorBoard exports it, or W&B; the first value's time is when the run began."""
     written("export.csv", "Wall time,Step,Value\n1767323045.5,1,0.5\n1767323047.5,2,0.4\n")
