@@ -205,8 +205,9 @@ def _digest(document: dict[str, Any], runs: Sequence[RunAccess]) -> str:
         entry = run.entry()
         listing = entry.snapshot.listing
         # Journals and notes are appended to, and what somebody edits in its place is to be found by a verification.
-        files = [*(file.path for file in (*listing.sealed, *listing.journals)), run.folder / ANNOTATIONS]
-        digest.update(repr((entry.stamp, [(path.name, *file_stamp(path)) for path in files])).encode())
+        files = [file.path for file in listing.sealed] + [journal.path for journal in listing.journals]
+        stamps = [(path.name, *file_stamp(path)) for path in (*files, run.folder / ANNOTATIONS)]
+        digest.update(repr((entry.stamp, stamps)).encode())
     return digest.hexdigest()[:24]
 
 
