@@ -91,7 +91,7 @@ def check_freshness(request: Request, runs: Iterable[RunAccess]) -> None:
         entry = run.entry()
         if entry.snapshot.listing.journals:
             return
-        noted = _stamp(run.folder / ANNOTATIONS)
+        noted = file_stamp(run.folder / ANNOTATIONS)
         digest.update(repr((entry.summary.run_id, entry.stamp, noted)).encode())
     etag = f'"{digest.hexdigest()[:32]}"'
     request.state.etag = etag
@@ -100,7 +100,8 @@ def check_freshness(request: Request, runs: Iterable[RunAccess]) -> None:
         raise NotModified(etag)
 
 
-def _stamp(path: Path) -> tuple[int, int]:
+def file_stamp(path: Path) -> tuple[int, int]:
+    """When a file last changed, and its size in bytes; zeros for one that is not there."""
     try:
         status = path.stat()
     except OSError:

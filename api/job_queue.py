@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import subprocess
-import sys
 import threading
 from collections import OrderedDict, deque
 from collections.abc import Iterator
@@ -14,6 +13,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Final, Literal
 
+from ..store.module_command import module_command
 from .errors import Busy, JobNotFound, NotYours
 from .limits import Limits
 from .tokens import Holder, Scope
@@ -166,7 +166,7 @@ class JobQueue:
                 job.status, job.started = "running", datetime.now(UTC)
                 try:
                     self._process = subprocess.Popen(
-                        [sys.executable, "-m", "steptape.api.job_worker", str(self._limits.job_bytes)],
+                        module_command("steptape.api.job_worker", str(self._limits.job_bytes)),
                         stdin=subprocess.PIPE,
                         stdout=subprocess.PIPE,
                         stderr=subprocess.DEVNULL,

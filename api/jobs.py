@@ -14,7 +14,8 @@ from fastapi import Path as InPath
 from .. import replay
 from ..rules import KNOWN_SEMANTICS, parse_policy
 from ..store import Store
-from .access import OpenStore, RunAccess, find_run
+from ..store.annotations import ANNOTATIONS
+from .access import OpenStore, RunAccess, file_stamp, find_run
 from .answers import JSON, answer
 from .errors import InvalidRequest, JobNotDone, NotModified
 from .job_queue import Job, JobQueue
@@ -119,7 +120,7 @@ def read_job(request: Request, job_id: JobId) -> JobItem:
     response_class=Response,
 )
 def read_job_result(request: Request, job_id: JobId) -> Response:
-    """What it came to, as the command of the same name prints it with `--json`."""
+    """What it came to, with the numbers that the command of the same name prints with `--json`."""
     job = _finished(request, job_id)
     assert job.result is not None
     return answer(request, job.result.encode(), JSON)
@@ -197,23 +198,17 @@ def _runs(store: Store, body: JobRequest) -> list[RunAccess]:
 
 
 def _digest(document: dict[str, Any], runs: Sequence[RunAccess]) -> str:
-    """Of the question, and of the state that the logs are in: what files there are, and how long the journals."""
+    """Of the question, and of the state that the logs and the notes about them are in."""
     asked = {**document, "request": {**document["request"], "runs": None}, "semantics": sorted(KNOWN_SEMANTICS)}
     digest = hashlib.sha256(json.dumps(asked, sort_keys=True).encode())
     for run in runs:
         entry = run.entry()
         listing = entry.snapshot.listing
-        lengths = [_length(journal.path) for journal in listing.journals]
-        digest.update(repr((entry.stamp, [file.path.name for file in listing.sealed], lengths)).encode())
+        # Journals and notes are appended to, and what somebody edits in its place is to be found by a verification.
+        files = [file.path for file in listing.sealed] + [journal.path for journal in listing.journals]
+        stamps = [(path.name, *file_stamp(path)) for path in (*files, run.folder / ANNOTATIONS)]
+        digest.update(repr((entry.stamp, stamps)).encode())
     return digest.hexdigest()[:24]
-
-
-def _length(path: Any) -> int:
-    try:
-        size: int = path.stat().st_size
-    except OSError:
-        return -1
-    return size
 
 
 def _item(job: Job) -> JobItem:

@@ -9,7 +9,7 @@ from fastapi import APIRouter, Request, Response
 from fastapi import Query as InQuery
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from ..store.annotations import Annotation, append_annotation, new_annotation_id, read_annotations
+from ..store.annotations import Annotation, append_annotation, new_annotation_id, read_annotations, step_told
 from ..store.event_json import decoded_attrs, encoded
 from ..store.snapshot import Snapshot
 from ..store.timeline import effective_lineage, effective_rows
@@ -110,8 +110,8 @@ def _recorded(snapshot: Snapshot) -> list[AnnotationItem]:
 def _from_event(row: dict[str, Any]) -> Annotation:
     attrs = decoded_attrs(row["attrs"] or "{}")
     text = attrs.pop("text", "")
-    first, last = (
-        attrs.pop(name) if isinstance(attrs.get(name), int) else row["step"] for name in ("first_step", "last_step")
-    )
+    told = {name: step_told(attrs.get(name)) for name in ("first_step", "last_step")}
+    first, last = (row["step"] if step is None else step for step in told.values())
+    attrs = {name: value for name, value in attrs.items() if told.get(name) is None}
     identity = f"{row['attempt']}.{row['rank']}.{row['seq']}"
     return Annotation(identity, row["time_ns"], str(text), None, first, last, attrs)

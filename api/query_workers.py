@@ -10,7 +10,6 @@ import os
 import queue
 import select
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -20,6 +19,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from ..store import QueryRefused, QueryTimedOut, RunNotFound, TelemetryError
+from ..store.module_command import module_command
 from .errors import Busy
 from .limits import Limits
 
@@ -106,7 +106,7 @@ class _Worker:
     """One process, from its start until it is killed."""
 
     def __init__(self, store: Path, memory_bytes: int) -> None:
-        command = [sys.executable, "-m", "steptape.store.query_worker", str(store), str(memory_bytes)]
+        command = module_command("steptape.store.query_worker", str(store), str(memory_bytes))
         # Of the environment it needs what finds Python and its packages, and nothing that may be secret.
         kept = ("PATH", "HOME", "LANG", "LC_ALL", "PYTHONPATH", "VIRTUAL_ENV", "TMPDIR", "TZ", "LD_LIBRARY_PATH")
         environment = {name: os.environ[name] for name in kept if name in os.environ}

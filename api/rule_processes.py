@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from typing import Any, Final
 
 from anyio import CapacityLimiter, to_thread
 
 from ..store import DamagedLog, NotARun, RunNotFound, TelemetryError
+from ..store.module_command import module_command
 from .errors import InvalidRequest
 from .following import Places
 from .limits import Limits
@@ -43,7 +43,7 @@ class RuleProcesses:
 
     def _answer(self, document: dict[str, Any]) -> dict[str, Any]:
         bounds = (self._limits.query_worker_bytes, self._limits.job_result_bytes)
-        command = [sys.executable, "-m", "steptape.api.rule_worker", *map(str, bounds)]
+        command = module_command("steptape.api.rule_worker", *map(str, bounds))
         asked = json.dumps(document).encode()
         try:
             done = subprocess.run(

@@ -72,6 +72,8 @@ def split_row(metrics: Mapping[str, float]) -> Iterator[tuple[str, Mapping[str, 
 def with_names(facts: Iterator[Fact], renamed: Mapping[str, str]) -> Iterator[Fact]:
     """The facts with metrics called otherwise; a value keeps its name where its event has the other one already.
 
+    So it does where two of an event would get one name: the first has it.
+
     Args:
         facts: Of a run.
         renamed: New names by old ones.
@@ -82,7 +84,9 @@ def with_names(facts: Iterator[Fact], renamed: Mapping[str, str]) -> Iterator[Fa
     for fact in facts:
         metrics = fact.metrics
         if not renamed.keys().isdisjoint(metrics):
-            names = [new if (new := renamed.get(name, name)) not in metrics else name for name in metrics]
-            if len(set(names)) == len(names):
-                fact = fact._replace(metrics=dict(zip(names, metrics.values(), strict=True)))
+            called: dict[str, float] = {}
+            for name, value in metrics.items():
+                new = renamed.get(name, name)
+                called[name if new in metrics or new in called else new] = value
+            fact = fact._replace(metrics=called)
         yield fact

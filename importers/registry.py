@@ -79,15 +79,19 @@ def _registered() -> _Registered:
 
 
 def _is_foreign(point: EntryPoint) -> bool:
-    return not point.module.startswith(f"{__name__.partition('.')[0]}.")
+    # Not its ``module``: of a value that names none, that cannot be had.
+    return not point.value.startswith(f"{__name__.partition('.')[0]}.")
 
 
 def _loaded(point: EntryPoint) -> Reader:
-    # Whatever a foreign package does when it is imported is told as what it is: a reader that cannot be had.
+    # Whatever a foreign package does when it is imported, to exit included, is told as what it is: a reader that cannot
+    # be had.
     try:
-        reader: Reader = point.load()()
+        reader = point.load()()
+        if not isinstance(reader, Reader):
+            raise TypeError("it lacks what a reader has")
         if not isinstance(reader.kind, str):
             raise TypeError("its kind is no text")
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise TelemetryError(f"this reader cannot be loaded ({error!r})", where=f"{GROUP}: {point.name}") from error
     return reader

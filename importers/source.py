@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from ..store import Plan, TelemetryError
 
@@ -90,6 +90,7 @@ class ReadOptions:
     is_growing: bool = False
 
 
+@runtime_checkable
 class Reader(Protocol):
     """Reads one kind of source.
 

@@ -30,7 +30,7 @@ _SETTINGS: Final = ("hparams.json", "meta_data_0.json")
 _READINGS: Final = ("cpu", "gpu", "mem.", "net.", "os_", "python_", "git_")
 
 #: What may be a number and a half, or one of thousands: nobody can say.
-_WITH_DECIMAL_COMMA: Final = re.compile(r"[+-]?\d+,\d+([eE][+-]?\d+)?")
+_WITH_DECIMAL_COMMA: Final = re.compile(r"[+-]?(\d+|\d{1,3}(\.\d{3})+)?,\d+([eE][+-]?\d+)?")
 
 _MOST_SETTINGS_BYTES: Final = 1024 * 1024
 

@@ -16,10 +16,12 @@ from .source import ImportedRun, ReadOptions, SingleFile, UnreadableSource
 _SUFFIXES: Final = (".log", ".txt", ".out", ".err", "")
 
 #: A name, a colon, an equals sign or a blank, and a number, perhaps with its total (``125/3040``) or its unit. Commas
-#: group thousands; a number with another comma is none, since nobody knows what it means, nor is a time of day.
+#: group thousands; a number with another comma is none, since nobody knows what it means, nor is a version or a time of
+#: day.
 _PAIR: Final = re.compile(
     r"(?<![\w./-])([A-Za-z][\w./-]{0,100}?)\s{0,3}(?:[:=]\s{0,3}|\s)"
-    r"([+-]?(?:(?:\d{1,3}(?:,\d{3})+|\d+)\.?\d*(?:[eE][+-]?\d+)?|\.\d+|nan|inf(?:inity)?)(?!\d|,\d|[\w.]*:\d))"
+    r"([+-]?(?:(?:[1-9]\d{0,2}(?:,\d{3})+|\d+)(?:\.\d*)?(?:[eE][+-]?\d+)?|\.\d+|nan|inf(?:inity)?)"
+    r"(?!\.?\d|,\d|[\w.]*:\d))"
     r"(?:/(\d+))?([A-Za-z%]*)",
     re.IGNORECASE,
 )

@@ -18,11 +18,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, Final
 
+from ..store.module_command import module_command
 from ..store.run_folder import folders_with_journals
 
 logger = logging.getLogger("steptape")
-
-_COMMAND: Final = (sys.executable, "-m", "steptape.store.sealing_service")
 
 #: Dead runs of the same store that one recorder has sealed: as many as a pipe takes at once.
 _MOST_OTHERS: Final = 100
@@ -109,8 +108,9 @@ class BackgroundSealing:
 
 def _start() -> subprocess.Popen[bytes] | None:
     environment = {**os.environ, "PYTHONPATH": _import_path()}
+    command = module_command("steptape.store.sealing_service")
     try:
-        return subprocess.Popen(_COMMAND, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, bufsize=0)
+        return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, bufsize=0)
     except OSError as error:
         logger.warning("journals stay unsealed: no process could be started (%s)", error)
         return None

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from ..store.annotations import read_annotations
+from ..store.annotations import read_annotations, step_told
 from ..store.errors import TelemetryError
 from ..store.events import Event
 
@@ -99,18 +99,19 @@ def incidents_noted(folder: Path) -> list[Incident]:
     return [
         Incident(0, _LAST_STEP, str(note.attrs[_INCIDENT]))
         if note.first_step is None
-        else Incident(note.first_step, _step_of(note.last_step, note.first_step), str(note.attrs[_INCIDENT]))
+        else _incident_between(note.first_step, note.last_step, note.attrs)
         for note in notes
     ]
 
 
 def _annotated(event: Event) -> Incident:
-    first = _step_of(event.attrs.get("first_step"), event.step)
-    return Incident(first, max(first, _step_of(event.attrs.get("last_step"), event.step)), str(event.attrs[_INCIDENT]))
+    first, last = (step_told(event.attrs.get(name)) for name in ("first_step", "last_step"))
+    return _incident_between(event.step if first is None else first, event.step if last is None else last, event.attrs)
 
 
-def _step_of(value: Any, default: int) -> int:
-    return value if isinstance(value, int) and not isinstance(value, bool) else default
+def _incident_between(first_step: int, last_step: int | None, attrs: Mapping[str, Any]) -> Incident:
+    last_step = first_step if last_step is None else last_step
+    return Incident(first_step, max(first_step, last_step), str(attrs[_INCIDENT]))
 
 
 def _incident(row: Mapping[str, str | None], where: str) -> list[Incident]:

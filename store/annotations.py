@@ -126,6 +126,17 @@ def _annotations(content: bytes) -> Iterator[Annotation]:
             continue
 
 
+def step_told(value: object) -> int | None:
+    """The step that an attribute of a training program's note tells; None where it tells none.
+
+    >>> step_told(1200), step_told(1200.0), step_told("1200"), step_told(True)
+    (1200, 1200, None, None)
+    """
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
 def _text(value: object) -> str | None:
     return None if value is None else str(value)
 

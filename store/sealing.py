@@ -78,8 +78,7 @@ def seal(folder: Path, *, other_hosts: bool = False) -> int:
     """
     run_id = read_run_info(folder).run_id
     _keep_freed_memory()
-    with _turn(folder), ThreadPoolExecutor(1) as thread:
-        _remove_leftovers(folder)
+    with _turn(folder), _no_leftovers(folder), ThreadPoolExecutor(1) as thread:
         sealer = _Sealer(folder, run_id, other_hosts, thread)
         streams = itertools.groupby(list_files(folder).journals, key=lambda journal: journal[1:3])
         sealed = sum(sealer.seal_stream(list(journals)) for _, journals in streams)
@@ -108,6 +107,20 @@ def _turn(folder: Path) -> Iterator[None]:
         yield
     finally:
         os.close(fd)
+
+
+@contextmanager
+def _no_leftovers(folder: Path) -> Iterator[None]:
+    """Delete what a sealer that died left half-written, and what this one leaves when it fails.
+
+    Where the disk is full, the training that goes on has that room then.
+    """
+    _remove_leftovers(folder)
+    try:
+        yield
+    except BaseException:
+        _remove_leftovers(folder)
+        raise
 
 
 def _keep_freed_memory() -> None:
@@ -306,7 +319,7 @@ def _written_aside(tables: Iterable[pa.Table], schema: pa.Schema, always: Collec
 
 
 def _remove_leftovers(folder: Path) -> None:
-    """Delete what a sealer that died left half-written."""
+    """Delete what is half-written."""
     remove_files(folder.glob(".*.parquet.tmp"))
     for name in (COLUMNS_JSON, DIGESTS_JSON):
         remove_files(folder.glob(f".{name}.*.tmp"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from collections.abc import Iterator
@@ -88,6 +89,33 @@ def test_another_question_or_a_changed_log_is_another_job(client: httpx.Client, 
     later = start(client, "backtests", policy_text=POLICY)
 
     assert len({first["id"], other["id"], later["id"]}) == 3
+
+
+def test_a_note_more_is_another_job_and_counts_as_the_command_counts_it(client: httpx.Client, store: Path) -> None:
+    """Incidents that are noted one after the other, over HTTP, label runs for the next backtest over HTTP."""
+    detections = []
+    for first_step in (1, 4):
+        note = {"text": "bad shard", "first_step": first_step, "attrs": {"incident": "spike"}}
+        assert client.post(f"/api/v1/runs/{RUN}/annotations", json=note).status_code == 201
+        job = ended(client, start(client, "backtests", policy_text=POLICY, tolerance_steps=1, runs=[RUN]))
+        expected = backtest(parse_policy(POLICY), [open_store(store).run(RUN)], tolerance_steps=1)
+        detections.append(client.get(job["result"]).json()["detection"])
+        assert detections[-1] == json.loads(json.dumps(report_json(expected)["detection"]))
+
+    assert detections[0] != detections[1]
+
+
+def test_a_file_that_was_edited_in_its_place_is_verified_again(client: httpx.Client, store: Path) -> None:
+    """The folder does not show that it was."""
+    first = ended(client, start(client, "verifications", runs=[RUN]))
+    (events,) = (store / RUN).glob("events-*")
+    with open(events, "r+b") as file:
+        file.seek(os.path.getsize(events) // 2)
+        file.write(b"damaged")
+    again = ended(client, start(client, "verifications", runs=[RUN]))
+
+    verdicts = [client.get(job["result"]).json()["identical"] for job in (first, again)]
+    assert verdicts == [True, False]
 
 
 def test_a_sweep_gives_every_variant(client: httpx.Client) -> None:

@@ -236,6 +236,34 @@ def test_readers_that_cannot_be_had_are_told_of_and_stop_nothing(tmp_path: Path)
     assert table.stderr == ""
 
 
+@pytest.mark.parametrize(
+    ("name", "code", "said"),
+    [
+        ("leaves", "raise SystemExit('no licence')", "no licence"),
+        ("hollow", "class MyReader: kind = title = 'hollow'", "it lacks what a reader has"),
+        ("hy-phen", READER, "hy-phen"),
+    ],
+)
+def test_whatever_is_no_reader_is_told_of_and_stops_nothing(tmp_path: Path, name: str, code: str, said: str) -> None:
+    """A package that ends Python when it is loaded, half a reader, and a module that cannot be called so."""
+    package = tmp_path / "site"
+    install_reader(package, name, code)
+    (tmp_path / "x.csv").write_text("step,loss\n1,0.5\n")
+
+    result = subprocess.run(
+        [*COMMAND, "import", "auto", "x.csv", "--store", "runs", "--json"],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(package)},
+    )
+
+    assert (result.returncode, [doc["kind"] for doc in documents(result)]) == (0, ["table"])
+    assert result.stderr.startswith(f"warning: steptape.importers: {name}: this reader cannot be loaded")
+    assert said in result.stderr
+
+
 def test_history_is_imported_into_the_cache_and_backtested_at_once(tmp_path: Path) -> None:
     """One command on a folder of event files; a second time the logs are as they were."""
     values = [*(1.0 / step for step in range(1, 60)), *([9.0] * 20)]

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from steptape.importers import Outcome, ReadOptions, State, find_sources, import_sources, readers
+from steptape.importers import Fact, Outcome, ReadOptions, State, find_sources, import_sources, readers
+from steptape.importers.names import with_names
 from steptape.store import Event, Run, open_run, open_store
 
 Imports = Callable[..., list[Outcome]]
@@ -208,6 +209,15 @@ def test_a_metric_can_be_given_the_name_that_policies_use(
     assert grown.problem is None
     assert only_run(tmp_path).series("eval_loss", kind="evaluate")["value"].to_pylist() == [0.6, 0.7]
     assert (only_run(tmp_path).info.source or {})["renamed"] == {"val_loss": "eval_loss"}
+
+
+def test_of_two_metrics_of_an_event_that_are_to_have_one_name_the_first_has_it() -> None:
+    """The other keeps its own, as does one whose new name is there already; the rest are called as they are to be."""
+    fact = Fact("evaluate", 1, {"val": 0.5, "dev": 0.25, "acc": 0.75, "top1": 1.0})
+    renamed = {"val": "eval_loss", "dev": "eval_loss", "acc": "accuracy", "top1": "acc"}
+    (named,) = with_names(iter([fact]), renamed)
+
+    assert named.metrics == {"eval_loss": 0.5, "dev": 0.25, "accuracy": 0.75, "top1": 1.0}
 
 
 def test_a_config_s_secrets_are_not_imported(tmp_path: Path, imports: Imports) -> None:

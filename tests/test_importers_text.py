@@ -111,6 +111,14 @@ def test_a_decimal_comma_in_a_table_is_told_of(written: Written, tmp_path: Path)
     assert [event.attrs["loss"] for event in only_run(tmp_path).events() if event.kind == "log"] == ["1,5", "0,25"]
 
 
+@pytest.mark.parametrize("cell", ["-1,5e-3", ",5", "1.234,5"])
+def test_a_decimal_comma_is_one_however_the_number_is_written(written: Written, cell: str) -> None:
+    """With an exponent, without a zero, and with points that group thousands."""
+    outcome, _ = written("log.csv", f"step;loss\n1;{cell}\n")
+
+    assert f"the first is {cell!r} under 'loss' on line 2" in str(outcome.problem)
+
+
 def test_a_clock_of_a_table_is_the_events(written: Written, tmp_path: Path) -> None:
     """As TensorBoard exports it, or W&B; the first value's time is when the run began."""
     written("export.csv", "Wall time,Step,Value\n1767323045.5,1,0.5\n1767323047.5,2,0.4\n")
@@ -186,9 +194,11 @@ def test_many_a_shape_of_line_is_understood(written: Written, line: str) -> None
 
 def test_a_comma_within_a_number_groups_thousands_or_says_nothing(written: Written) -> None:
     """Where it may be a decimal point, the value is not taken."""
-    _, events = written("x.log", "step: 1,000 loss: 2.5 acc: 0,25\nstep: 2,000 loss: 2.4 acc: 12,1\n")
+    odd = ("0,25", "12,1", "0,453", "0,4532", "12,3456", "1.234,5", "0.1,0.1", "1.2.3")
+    lines = [f"step: {step},000 loss: 2.5 acc: {value}\n" for step, value in enumerate(odd, start=1)]
+    _, events = written("x.log", "".join(lines))
 
-    assert events == [("step_end", 1000, {"loss": 2.5}), ("step_end", 2000, {"loss": 2.4})]
+    assert events == [("step_end", 1000 * step, {"loss": 2.5}) for step in range(1, len(odd) + 1)]
 
 
 def test_a_pattern_says_how_lines_look(written: Written) -> None:

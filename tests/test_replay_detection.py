@@ -67,12 +67,13 @@ def test_without_alarms_or_incidents_nothing_is_divided() -> None:
     assert middle_and_p90([*range(1, 11)]) == (5.5, 9)
 
 
-def test_annotations_label_incidents(store_record: Callable[..., Path]) -> None:
-    """``rec.annotate(text, incident=name, first_step=..., last_step=...)``."""
+@pytest.mark.parametrize(("first_step", "last_step"), [(5, 7), (5.0, 7.0)])
+def test_annotations_label_incidents(store_record: Callable[..., Path], first_step: float, last_step: float) -> None:
+    """``rec.annotate(text, incident=name, first_step=..., last_step=...)``; steps that were reckoned may be floats."""
     events = [
         Event("step_end", step=s, elapsed_ns=s * 10**9, metrics={"loss": 3.0 if s == 6 else 1.0}) for s in range(1, 11)
     ]
-    label = {"text": "bad shard", "incident": "spike", "first_step": 5, "last_step": 7}
+    label = {"text": "bad shard", "incident": "spike", "first_step": first_step, "last_step": last_step}
     run = open_run(store_record([*events, Event("annotation", step=10, attrs=label)]))
 
     report = backtest(parse_policy(NOTES), [run])

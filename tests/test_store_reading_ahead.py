@@ -129,6 +129,21 @@ def test_readers_that_fail_cost_time_alone(large: Path, monkeypatch: pytest.Monk
     assert len(look_ahead(large).entries) == RUNS
 
 
+@pytest.mark.parametrize("program", ["kill -STOP $$", "echo 'Import hooks are there'"])
+def test_readers_that_never_end_or_say_something_else_cost_time_alone(
+    large: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch, program: str
+) -> None:
+    """Nobody waits for a stopped process for ever, and what a start-up file of Python's prints is no answer."""
+    python = tmp_path_factory.mktemp("bin") / "python"
+    python.write_text(f"#!/bin/sh\n{program}\n")
+    python.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(python))
+    monkeypatch.setattr("steptape.store.reading_ahead._START_S", 0.1)
+    monkeypatch.setattr("steptape.store.reading_ahead._SLOW_RUN_S", 0.0)
+
+    assert len(look_ahead(large).entries) == RUNS
+
+
 def test_readers_that_nobody_waits_for_are_ended(large: Path) -> None:
     """A server that cannot start leaves no process behind."""
     with reading_ahead(large) as ahead:

@@ -398,6 +398,27 @@ def test_leftovers_of_dead_sealers_are_removed(store_record: Callable[..., Path]
     assert (before, names(folder)) == (content(folder), ["events-0-0-000000000000-000000000023.parquet"])
 
 
+FULL = """
+import resource, sys
+from pathlib import Path
+from steptape.store.sealing import seal
+
+resource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000))
+seal(Path(sys.argv[1]))
+"""
+
+
+def test_a_sealer_that_has_no_room_takes_none(store_record: Callable[..., Path]) -> None:
+    """The log stays as it was, and the training that goes on has the rest of the disk for itself."""
+    folder = store_record(EVENTS * 40, samples=SAMPLES)
+    before = content(folder)
+    done = subprocess.run([sys.executable, "-c", FULL, folder], capture_output=True, text=True, check=False)
+
+    assert "OSError" in done.stderr
+    assert content(folder) == before
+    assert not list(folder.glob("*.tmp"))
+
+
 def test_files_of_other_names_are_left_alone(store_record: Callable[..., Path]) -> None:
     """A run folder may hold checkpoints and notes."""
     folder = store_record(EVENTS)
