@@ -23,8 +23,10 @@ from .run_folder import run_names
 from .snapshot import Snapshot, retrying, snapshot_of, take_snapshot
 from .summary import RunSummary, summarize
 
-#: A look at all runs that took less than this is not worth keeping.
+#: A look at all runs that took less than this is not worth keeping, nor one at fewer runs: that was slow because the
+#: machine was busy, and the next one will not be.
 _CHEAP_S: Final = 0.01
+_FEW_RUNS: Final = 100
 
 #: A look is as good as new for so many times what it took, and for a second at most: looking takes a tenth of the time.
 _FRESH_TIMES: Final = 10
@@ -216,7 +218,7 @@ class Catalog:
         started_s = time.monotonic()
         look = self.look()
         took_s = time.monotonic() - started_s
-        if took_s < _CHEAP_S:
+        if took_s < _CHEAP_S or len(look.entries) + len(look.problems) < _FEW_RUNS:
             return _TimedLook(look, 0.0, 0.0)
         fresh_until_s = time.monotonic() + min(_FRESH_AT_MOST_S, _FRESH_TIMES * took_s)
         return _TimedLook(look, fresh_until_s, fresh_until_s + _USABLE_S)
