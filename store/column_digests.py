@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Executor, Future
 from typing import Final, NamedTuple, Protocol
 
@@ -16,6 +16,12 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
+
+#: Columns of each table that hardly change from row to row: what they change to, and where, is all that is digested.
+CHANGING_SELDOM: Final = {
+    "events": frozenset(("run_id", "attempt", "rank", "kind", "micro_step", "value_lag")),
+    "samples": frozenset(("run_id", "attempt", "rank", "seq", "step", "micro_step")),
+}
 
 #: Columns of the ``metrics`` table that say whose rows these are, and are the same in every row.
 _OWNER: Final = ("run_id", "attempt", "rank")
@@ -47,9 +53,22 @@ class TableDigests(Protocol):
         """The digests so far of the columns that have any value."""
 
 
+class Column(Protocol):
+    """The digest of a column, empty where it has begun."""
+
+    def add(self, values: pa.ChunkedArray) -> None:
+        """More rows."""
+
+    def taken(self) -> ColumnDigest:
+        """The digest so far."""
+
+
 def table_digests(table: str) -> TableDigests:
     """The digests to be taken of a table of this name, empty."""
-    return LongDigests() if table == "metrics" else ColumnDigests()
+    if table == "metrics":
+        return LongDigests()
+    seldom = CHANGING_SELDOM[table]
+    return ColumnDigests(lambda name: _SeldomChanging() if name in seldom else _Changing())
 
 
 class Alongside:
@@ -79,19 +98,26 @@ class Alongside:
 
 
 class ColumnDigests:
-    """The columns of a table that has a row an event, or a row a sample."""
+    """The columns of a table that has a row an event, or a row a sample.
 
-    def __init__(self) -> None:
+    Args:
+        column: Makes the digest of a column of this name.
+    """
+
+    def __init__(self, column: Callable[[str], Column]) -> None:
+        self._column = column
         self._rows = 0
         self._last = -1
-        self._columns: dict[str, _Column] = {}
+        self._columns: dict[str, Column] = {}
 
     def add(self, table: pa.Table) -> bool:
         """More rows; whether they stood in their order. A column that they do not have is null in them."""
         for name in table.column_names:
-            self._columns.setdefault(name, _Column(self._rows))
+            if name not in self._columns:
+                self._columns[name] = self._column(name)
+                self._columns[name].add(_nothing(self._rows))
         for name, column in self._columns.items():
-            column.add(table[name] if name in table.column_names else pa.chunked_array([pa.nulls(table.num_rows)]))
+            column.add(table[name] if name in table.column_names else _nothing(table.num_rows))
         self._rows += table.num_rows
         seqs = np.concatenate([[self._last], table["seq"].to_numpy()])
         self._last = seqs[-1]
@@ -103,42 +129,102 @@ class ColumnDigests:
         return {name: digest for name, digest in digests.items() if digest.number}
 
 
-class _Column:
-    """One column.
+def _nothing(rows: int) -> pa.ChunkedArray:
+    return pa.chunked_array([pa.nulls(rows)])
 
-    Args:
-        missing: Rows before its first one, without a value.
-    """
 
-    def __init__(self, missing: int) -> None:
+class _Places:
+    """Which rows of a column have a value: digested are those where this changes, from "all have" at the beginning."""
+
+    def __init__(self) -> None:
+        self._rows = 0
+        self._last = True
+        self._digest = hashlib.sha256()
+
+    def present(self, values: pa.ChunkedArray) -> pa.Array:
+        """The values of more rows, which are counted."""
+        has = values.is_valid().to_numpy() if values.null_count else np.ones(min(1, len(values)), np.bool_)
+        if len(has):
+            changes = self._rows + np.flatnonzero(np.diff(has, prepend=self._last))
+            self._digest.update(changes.astype(np.int64))
+            self._last = bool(has[-1])
+        self._rows += len(values)
+        return (values.drop_null() if values.null_count else values).combine_chunks()
+
+    def taken(self) -> str:
+        """The digest so far."""
+        return self._digest.hexdigest()
+
+
+class _Changing:
+    """A column of which each value is digested."""
+
+    def __init__(self) -> None:
         self._count = 0
-        self._places = hashlib.sha256(bytes(missing))
+        self._places = _Places()
         self._lengths = hashlib.sha256()
         self._values = hashlib.sha256()
 
     def add(self, values: pa.ChunkedArray) -> None:
         """More rows."""
-        if values.null_count:
-            self._places.update(_bits(values.is_valid().cast(pa.uint8()).combine_chunks()))
-        else:
-            self._places.update(b"\1" * len(values))
-        present = values.drop_null().combine_chunks()
+        present = self._places.present(values)
         self._count += len(present)
-        if pa.types.is_dictionary(present.type):
-            present = present.dictionary_decode()
         if pa.types.is_list(present.type):
-            self._lengths.update(_bits(pc.list_value_length(present).cast(pa.int64())))
-            self._values.update(_bits(present.flatten()))
+            self._lengths.update(bits(pc.list_value_length(present).cast(pa.int64())))
+            self._values.update(bits(present.flatten()))
         elif pa.types.is_string(present.type) or pa.types.is_large_string(present.type):
             texts = present.cast(pa.large_binary())
-            self._lengths.update(_bits(pc.binary_length(texts)))
-            self._values.update(_characters(texts))
-        else:
-            self._values.update(_bits(present))
+            self._lengths.update(bits(pc.binary_length(texts)))
+            self._values.update(characters(texts))
+        elif not pa.types.is_null(present.type):
+            self._values.update(bits(present))
 
     def taken(self) -> ColumnDigest:
-        """The digests so far."""
-        return ColumnDigest(self._count, self._places.hexdigest(), self._lengths.hexdigest(), self._values.hexdigest())
+        """The digest so far."""
+        return ColumnDigest(self._count, self._places.taken(), self._lengths.hexdigest(), self._values.hexdigest())
+
+
+class _SeldomChanging:
+    """A column of which those values are digested that differ from the one before, each with its place among all."""
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._last: int | str | None = None
+        self._places = _Places()
+        self._lengths = hashlib.sha256()
+        self._values = hashlib.sha256()
+
+    def add(self, values: pa.ChunkedArray) -> None:
+        """More rows."""
+        present = self._places.present(values)
+        if not len(present):
+            return
+        if pa.types.is_integer(present.type):
+            numbers = present.to_numpy().astype(np.int64)
+            changes = self._changes(numbers, int(numbers[0]))
+            self._last = int(numbers[-1])
+            self._values.update(np.stack([self._count + changes, numbers[changes]], axis=1))
+        else:
+            coded = present if pa.types.is_dictionary(present.type) else present.dictionary_encode()
+            texts = coded.dictionary.to_pylist()
+            code_of: dict[str, int] = {}  # Two codes may mean one text.
+            codes = np.array([code_of.setdefault(text, code) for code, text in enumerate(texts)])[coded.indices]
+            changes = self._changes(codes, texts[codes[0]])
+            self._last = texts[codes[-1]]
+            changed = coded.dictionary.take(pa.array(codes[changes])).cast(pa.large_binary())
+            lengths = pc.binary_length(changed).to_numpy()
+            self._lengths.update(np.stack([self._count + changes, lengths], axis=1))
+            self._values.update(characters(changed))
+        self._count += len(present)
+
+    def _changes(self, values: npt.NDArray[np.int64], first: int | str) -> npt.NDArray[np.int64]:
+        """Which of the values differ from the one before."""
+        differs = np.concatenate([[first != self._last], values[1:] != values[:-1]])
+        return np.flatnonzero(differs)
+
+    def taken(self) -> ColumnDigest:
+        """The digest so far."""
+        return ColumnDigest(self._count, self._places.taken(), self._lengths.hexdigest(), self._values.hexdigest())
 
 
 class LongDigests:
@@ -193,7 +279,7 @@ class _LongMetric:
         return ColumnDigest(self._count, self._seqs.hexdigest(), "", self._values.hexdigest())
 
 
-def _characters(texts: pa.Array) -> memoryview:
+def characters(texts: pa.Array) -> memoryview:
     """All bytes of texts, one after another."""
     if not len(texts):
         return memoryview(b"")
@@ -202,7 +288,7 @@ def _characters(texts: pa.Array) -> memoryview:
     return np.frombuffer(data or b"", np.uint8)[ends[0] : ends[-1]].data
 
 
-def _bits(array: pa.Array) -> memoryview:
+def bits(array: pa.Array) -> memoryview:
     """The bits of numbers without nulls."""
     numbers: npt.NDArray[np.generic] = array.to_numpy(zero_copy_only=False)
     return np.ascontiguousarray(numbers).data

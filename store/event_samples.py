@@ -35,7 +35,7 @@ def _by_seq(rows: pa.Table) -> Iterator[tuple[int, SampleLosses]]:
     tokens = pc.fill_null(rows["tokens"], 0).to_numpy().astype("<i4").tobytes()
     is_counted = pc.is_valid(rows["tokens"]).to_numpy().tobytes()
     integers = _as_integers(rows["sample_id"])
-    texts = rows["sample_id"].to_pylist() if integers is None else []
+    texts = rows["sample_id"].cast(pa.string()).to_pylist() if integers is None else []
     seqs, first, count = np.unique(rows["seq"].to_numpy(), return_index=True, return_counts=True)
     for seq, begin, end in zip(seqs.tolist(), first.tolist(), (first + count).tolist(), strict=True):
         if integers is not None:
@@ -49,7 +49,7 @@ def _by_seq(rows: pa.Table) -> Iterator[tuple[int, SampleLosses]]:
 
 
 def _as_integers(ids: pa.ChunkedArray) -> bytes | None:
-    """The ids as int64, when all of them are integers in decimal; else None.
+    """The ids as int64, when all of them are integers, in decimal where they are text; else None.
 
     It spares an object a sample: 6 to 15 us for an event with 64 of them, against 55 as text.
     """
@@ -57,6 +57,6 @@ def _as_integers(ids: pa.ChunkedArray) -> bytes | None:
         integers = pc.cast(ids, pa.int64())
     except pa.ArrowInvalid:
         return None
-    if ids.null_count or not pc.all(pc.equal(pc.cast(integers, pa.string()), ids)).as_py():
+    if ids.null_count or not pc.all(pc.equal(pc.cast(integers, ids.type), ids)).as_py():
         return None  # Something is not an id, or is written as no integer is: "007", "+1".
     return bytes(integers.to_numpy().astype("<i8").tobytes())

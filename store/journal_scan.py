@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -29,6 +29,10 @@ def segment_of(data: bytes, where: str, *, checks: bool = True) -> Segment:
         return _Scan(data).to_segment(where, checks)
 
 
+#: What a record of an event begins with.
+_HEAD: Final = np.dtype([("tag", "u1"), ("flags", "u1"), ("layout_id", "<u4")])
+
+
 class _Scan:
     """One walk over a segment's frames."""
 
@@ -37,14 +41,14 @@ class _Scan:
         self._header: dict[str, Any] = {}
         self._layouts: list[Layout] = []
         self._known: dict[int, int] = {}
-        self._few: list[tuple[int, int, int]] = []
-        self._parts: list[tuple[Integers, Integers, Integers]] = []
+        self._few: list[tuple[int, int, int, int]] = []
+        self._parts: list[tuple[Integers, Integers, Integers, Integers]] = []
 
     def to_segment(self, where: str, checks: bool) -> Segment:
         whole = PREAMBLE.size
         for start, length, count in runs_of_frames(self._data, checks=checks):
             stride = FRAME.size + length
-            if count < LONG_RUN:
+            if count < LONG_RUN or length < _HEAD.itemsize:
                 for index in range(count):
                     self._frame(start + index * stride, length)
             else:
@@ -52,17 +56,17 @@ class _Scan:
             whole = start - FRAME.size + count * stride
         self._flush()
         columns = zip(*self._parts, strict=True) if self._parts else ((column,) for column in NOTHING)
-        layout, starts, ends = (_joined(column) for column in columns)
+        layout, flags, starts, ends = (_joined(column) for column in columns)
         if len(layout):
             self._header["attempt"], self._header["rank"]
         torn = len(self._data) - whole
-        return Segment(self._header, torn, where, self._data, tuple(self._layouts), layout, starts, ends)
+        return Segment(self._header, torn, where, self._data, tuple(self._layouts), layout, flags, starts, ends)
 
     def _frame(self, start: int, length: int) -> None:
         tag, end = self._data[start], start + length
         if tag == TAG_EVENT:
             (layout_id,) = LENGTH.unpack_from(self._data, start + field_offset("layout_id"))
-            self._few.append((self._known[layout_id], start, end))
+            self._few.append((self._known[layout_id], self._data[start + field_offset("flags")], start, end))
         elif tag == TAG_LAYOUT:
             layout_id = LAYOUT.unpack_from(self._data, start)[1]
             kind, *names = json.loads(self._data[start + LAYOUT.size : end])
@@ -74,21 +78,20 @@ class _Scan:
     def _run(self, start: int, length: int, count: int) -> None:
         """Frames of one length: nearly always events."""
         stride = FRAME.size + length
-        tags = np.ndarray((count,), np.uint8, self._data, start, (stride,))
+        # Copied once: each of its fields by itself would walk through all of the segment.
+        heads = np.ndarray((count,), _HEAD, self._data, start, (stride,)).copy()
         first = 0
-        for other in [*np.flatnonzero(tags != TAG_EVENT).tolist(), count]:
+        for other in [*np.flatnonzero(heads["tag"] != TAG_EVENT).tolist(), count]:
             if other > first:
-                self._events(start + first * stride, length, other - first)
+                self._events(heads[first:other], start + first * stride, length)
             if other < count:
                 self._frame(start + other * stride, length)
             first = other + 1
 
-    def _events(self, start: int, length: int, count: int) -> None:
-        stride = FRAME.size + length
-        ids = np.ndarray((count,), np.dtype("<u4"), self._data, start + field_offset("layout_id"), (stride,))
+    def _events(self, heads: npt.NDArray[np.void], start: int, length: int) -> None:
         self._flush()
-        starts = start + stride * np.arange(count, dtype=np.int64)
-        self._take(self._layout_of(ids), starts, starts + length)
+        starts = start + (FRAME.size + length) * np.arange(len(heads), dtype=np.int64)
+        self._take(self._layout_of(heads["layout_id"]), heads["flags"], starts, starts + length)
 
     def _layout_of(self, ids: npt.NDArray[np.uint32]) -> Integers:
         if (ids == ids[0]).all():
@@ -96,11 +99,11 @@ class _Scan:
         distinct, which = np.unique(ids, return_inverse=True)
         return np.array([self._known[layout_id] for layout_id in distinct.tolist()], np.int64)[which]
 
-    def _take(self, layout: Integers, start: Integers, end: Integers) -> None:
+    def _take(self, layout: Integers, flags: npt.NDArray[np.integer], start: Integers, end: Integers) -> None:
         """Add events, whose payloads must hold what their layouts say."""
         sizes = np.array([EVENT.size + 8 * len(known.names) for known in self._layouts], np.int64)
         require(end - start >= sizes[layout], "it is shorter than its layout")
-        self._parts.append((layout, start, end))
+        self._parts.append((layout, flags.astype(np.int64), start, end))
 
     def _flush(self) -> None:
         if self._few:

@@ -90,8 +90,8 @@ class SampleSpans(NamedTuple):
     token_count: Integers
 
 
-#: The columns ``layout``, ``start`` and ``end`` of a segment without events.
-NOTHING: Final[tuple[Integers, Integers, Integers]] = (np.zeros(0, np.int64),) * 3
+#: The columns ``layout``, ``flags``, ``start`` and ``end`` of a segment without events.
+NOTHING: Final[tuple[Integers, ...]] = (np.zeros(0, np.int64),) * 4
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -105,6 +105,7 @@ class Segment:
         data: Its bytes.
         layouts: Its layouts, in order of appearance.
         layout: Which of them each event has. Shape (events,).
+        flags: What each event holds beside its values. Shape (events,).
         start, end: Where the payload of each event lies, in ``seq`` order. Shape (events,).
     """
 
@@ -114,8 +115,9 @@ class Segment:
     data: bytes = b""
     layouts: tuple[Layout, ...] = ()
     layout: Integers = field(default_factory=lambda: NOTHING[0])
-    start: Integers = field(default_factory=lambda: NOTHING[1])
-    end: Integers = field(default_factory=lambda: NOTHING[2])
+    flags: Integers = field(default_factory=lambda: NOTHING[1])
+    start: Integers = field(default_factory=lambda: NOTHING[2])
+    end: Integers = field(default_factory=lambda: NOTHING[3])
 
     def __len__(self) -> int:
         return len(self.start)
@@ -136,11 +138,6 @@ class Segment:
         return self._numbers("<i8", self.start + field_offset("seq"))
 
     @property
-    def flags(self) -> npt.NDArray[np.uint8]:
-        """The flags of each event."""
-        return self.gathered(np.dtype("u1"), self.start + field_offset("flags"))
-
-    @property
     def records(self) -> list[Record]:
         """The events one by one.
 
@@ -152,7 +149,8 @@ class Segment:
 
     def only(self, chosen: Chosen) -> Segment:
         """The segment as if it held these of its events alone."""
-        return dataclasses.replace(self, layout=self.layout[chosen], start=self.start[chosen], end=self.end[chosen])
+        columns = {name: getattr(self, name)[chosen] for name in ("layout", "flags", "start", "end")}
+        return dataclasses.replace(self, **columns)
 
     def from_seq(self, seq: int) -> Segment:
         """The segment without the events below this ``seq``."""

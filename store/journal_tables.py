@@ -11,13 +11,12 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from .columns import Columns
 from .event_json import encoded_attrs
 from .journal_format import INTEGER_IDS, NO_IDS
 from .journal_segment import Chosen, Integers, Record, SampleSpans, Segment, readable
-from .tables import ATTRS_FIELD, EVENT_FIELDS, METRICS_SCHEMA, SAMPLES_SCHEMA, coded, events_schema
+from .tables import ATTRS_FIELD, EVENT_FIELDS, METRICS_SCHEMA, SAMPLES_SCHEMA, coded, events_schema, samples_schema
 
 #: Fields of the envelope that every record carries as they stand in the table.
 _CARRIED: Final = ("seq", "step", "micro_step", "time_ns", "elapsed_ns", "value_lag")
@@ -113,8 +112,27 @@ def metrics_table(run_id: str, segment: Segment, metrics: Collection[str]) -> pa
     return pa.Table.from_arrays(arrays, schema=coded(METRICS_SCHEMA))
 
 
-def samples_table(run_id: str, segment: Segment) -> pa.Table:
+def samples_schema_of(segment: Segment) -> pa.Schema:
+    """What a file of the sample losses of these events holds.
+
+    Raises:
+        DamagedLog: A record whose checksum is right cannot be read.
+    """
+    with readable(segment.where):
+        spans = segment.sample_spans()
+    return samples_schema(
+        has_integer_ids=set(np.unique(spans.id_kind).tolist()) - {NO_IDS} == {INTEGER_IDS},
+        has_token_losses=bool(spans.flagged_count.any()),
+    )
+
+
+def samples_table(run_id: str, segment: Segment, schema: pa.Schema = SAMPLES_SCHEMA) -> pa.Table:
     """The sample losses of the events, one row a sample, in the order of the batch.
+
+    Args:
+        run_id: The run.
+        segment: The events.
+        schema: The columns, ids as integers or text, with or without losses of tokens.
 
     Raises:
         DamagedLog: A record whose checksum is right cannot be read.
@@ -123,7 +141,7 @@ def samples_table(run_id: str, segment: Segment) -> pa.Table:
         spans = segment.sample_spans()
         total = int(spans.counts.sum())
         if not total:
-            return coded(SAMPLES_SCHEMA).empty_table()
+            return coded(schema).empty_table()
         losses, positions = np.empty(total, np.float32), np.empty(total, np.int32)
         tokens, has_tokens = np.zeros(total, np.int32), np.zeros(total, np.bool_)
         for chosen, rows, count in _same_count(spans.counts):
@@ -140,8 +158,8 @@ def samples_table(run_id: str, segment: Segment) -> pa.Table:
         for _, of_layout, heads in sampled.by_layout():
             for name, column in of_event.items():
                 column[of_layout] = heads[name]
-        ids = _sample_ids(segment, spans)
-        token_losses = _token_losses(segment, spans)
+        ids = _sample_ids(segment, spans, schema.field("sample_id").type)
+        token_losses = [_token_losses(segment, spans)] if "token_losses" in schema.names else []
     arrays = [
         *_identity(run_id, segment, total),
         *(pa.array(np.repeat(column, spans.counts)) for column in of_event.values()),
@@ -149,9 +167,9 @@ def samples_table(run_id: str, segment: Segment) -> pa.Table:
         ids,
         pa.array(losses),
         pa.array(tokens, mask=~has_tokens) if has_tokens.any() else pa.nulls(total, pa.int32()),
-        token_losses,
+        *token_losses,
     ]
-    return pa.Table.from_arrays(arrays, schema=coded(SAMPLES_SCHEMA))
+    return pa.Table.from_arrays(arrays, schema=coded(schema))
 
 
 @dataclass(slots=True)
@@ -261,23 +279,23 @@ def _token_losses(segment: Segment, spans: SampleSpans) -> pa.Array:
     return pa.ListArray.from_arrays(pa.array(offsets_of_rows), values, type=kind, mask=pa.array(begins < 0))
 
 
-def _sample_ids(segment: Segment, spans: SampleSpans) -> pa.ChunkedArray:
-    """Sample ids as text; neighbouring events with ids of one kind are converted in one go."""
+def _sample_ids(segment: Segment, spans: SampleSpans, type_: pa.DataType) -> pa.ChunkedArray:
+    """Sample ids as integers or text; neighbouring events with ids of one kind are converted in one go."""
     chunks = []
     changes = np.flatnonzero(np.diff(spans.id_kind)) + 1
     for first, last in itertools.pairwise([0, *changes.tolist(), len(spans.id_kind)]):
         kind, counts = int(spans.id_kind[first]), spans.counts[first:last]
         if kind == NO_IDS:
-            chunks.append(pa.nulls(int(counts.sum()), pa.string()))
+            chunks.append(pa.nulls(int(counts.sum()), type_))
         elif kind == INTEGER_IDS:
             integers = np.empty(int(counts.sum()), np.int64)
             for chosen, rows, count in _same_count(counts):
                 integers[rows] = segment.blocks("<i8", count, spans.ids[first:last][chosen])
-            chunks.append(pc.cast(pa.array(integers), pa.string()))
+            chunks.append(pa.array(integers).cast(type_))
         else:
             places = zip(spans.ids[first:last].tolist(), spans.ids_size[first:last].tolist(), strict=True)
             texts = [text for begin, size in places for text in json.loads(segment.data[begin : begin + size])]
             if len(texts) != counts.sum():
                 raise ValueError("it has more or fewer sample ids than samples")
             chunks.append(pa.array(texts, pa.string()))
-    return pa.chunked_array(chunks, pa.string())
+    return pa.chunked_array(chunks, type_)

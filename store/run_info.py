@@ -12,7 +12,7 @@ from .errors import NotARun, UnsupportedVersion
 from .plan import Plan
 from .run_folder import RUN_JSON, read_file, replace_file
 
-FORMAT: Final = 2
+FORMAT: Final = 3
 
 _Value = TypeVar("_Value")
 
@@ -89,6 +89,7 @@ class RunInfo:
         attempts: In order; at least one.
         source: What it was imported from: ``kind``, ``path``, ``sha256``, and as ``problem`` what could not be read of
             it; None when it was recorded here.
+        format: The version of FORMAT.md by which its folder was made.
     """
 
     run_id: str
@@ -98,6 +99,7 @@ class RunInfo:
     tags: tuple[str, ...] = ()
     config: dict[str, Any] = field(default_factory=dict)
     source: dict[str, Any] | None = None
+    format: int = field(default=FORMAT, compare=False)
 
     @property
     def last(self) -> Attempt:
@@ -105,8 +107,8 @@ class RunInfo:
         return self.attempts[-1]
 
     def to_json(self) -> bytes:
-        """The content of ``run.json``."""
-        document = {"format": FORMAT, **dataclasses.asdict(self)}
+        """The content of ``run.json``, in this steptape's format."""
+        document = {"format": FORMAT, **dataclasses.asdict(dataclasses.replace(self, format=FORMAT))}
         return (json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False) + "\n").encode()
 
 
@@ -169,6 +171,7 @@ def _info_from(document: dict[str, Any]) -> RunInfo:
         tags=tuple(str(tag) for tag in _typed(document, "tags", list) or ()),
         config=_typed(document, "config", dict) or {},
         source=_typed(document, "source", dict),
+        format=_typed(document, "format", int) or 1,
     )
 
 

@@ -10,22 +10,23 @@ stall the training loop for milliseconds. Each step leaves a folder that reads t
    files whose range another file holds);
 4. of what is finished a digest is kept.
 
-Checksums are looked at, and digests taken, by a second thread while the first one writes: most of what either does goes
-on without the interpreter.
+A second thread makes one half of each table, and looks at checksums and takes digests while the first one writes: most
+of what either does goes on without the interpreter.
 """
 
 from __future__ import annotations
 
 import fcntl
+import functools
 import itertools
 import os
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -36,9 +37,9 @@ from .digests import DIGESTS_JSON, take_digests
 from .errors import TelemetryError
 from .host import is_of_this_machine
 from .journal_reading import Segment, idle, is_being_written, is_sound, read_segment
-from .journal_tables import events_table, metrics_table, samples_table
+from .journal_tables import events_table, metrics_table, samples_schema_of, samples_table
 from .run_folder import COLUMNS_JSON, JournalFile, SealedFile, list_files, publish, remove_files, sealed_name
-from .run_info import read_run_info
+from .run_info import RunInfo, read_run_info
 from .tables import (
     CELLS_PER_ROW_GROUP,
     EVENT_ALWAYS,
@@ -47,10 +48,15 @@ from .tables import (
     SAMPLES_ALWAYS,
     SAMPLES_SCHEMA,
     events_schema,
+    joint_samples_schema,
     read_schema,
     row_groups_of,
+    with_ids_of,
     write_tables,
 )
+
+#: The first format whose files may hold ids of samples as integers, or no column of token losses.
+SAMPLES_AS_THEY_COME: Final = 3
 
 #: What is freed below this size is kept for the next allocation (the most that glibc can be told).
 KEPT_BYTES: Final = 31 * 1024 * 1024
@@ -76,10 +82,10 @@ def seal(folder: Path, *, other_hosts: bool = False) -> int:
         NotARun: The folder is none.
         DamagedLog: A segment is no journal; it stays as it is.
     """
-    run_id = read_run_info(folder).run_id
+    info = read_run_info(folder)
     _keep_freed_memory()
     with _turn(folder), _no_leftovers(folder), ThreadPoolExecutor(1) as thread:
-        sealer = _Sealer(folder, run_id, other_hosts, thread)
+        sealer = _Sealer(folder, info, other_hosts, thread)
         streams = itertools.groupby(list_files(folder).journals, key=lambda journal: journal[1:3])
         sealed = sum(sealer.seal_stream(list(journals)) for _, journals in streams)
         sealer.compact()
@@ -133,6 +139,9 @@ def _keep_freed_memory() -> None:
     np.empty(KEPT_BYTES, np.uint8)
 
 
+_TableOf: TypeAlias = Callable[[Segment], pa.Table]
+
+
 class _NotSound(Exception):
     """A record has another checksum than it should."""
 
@@ -142,14 +151,15 @@ class _Sealer:
 
     Args:
         folder: The run's folder.
-        run_id: The run.
+        info: The run.
         other_hosts: Whether what another machine wrote is sealed, too.
-        thread: Looks at checksums and takes digests, while tables are written.
+        thread: Makes one half of each table; looks at checksums and takes digests while tables are written.
     """
 
-    def __init__(self, folder: Path, run_id: str, other_hosts: bool, thread: ThreadPoolExecutor) -> None:
+    def __init__(self, folder: Path, info: RunInfo, other_hosts: bool, thread: ThreadPoolExecutor) -> None:
         self._folder = folder
-        self._run_id = run_id
+        self._run_id = info.run_id
+        self._format = info.format
         self._other_hosts = other_hosts
         self._thread = thread
         self._digests: dict[Path, Alongside] = {}
@@ -194,7 +204,6 @@ class _Sealer:
         Raises:
             _NotSound: It was read without a look at its checksums, and one is wrong. Nothing has happened then.
         """
-        soundness = self._thread.submit(is_sound, segment)
         sealed_until = list_files(self._folder).sealed_until("events", journal.attempt, journal.rank)
         fresh = segment.from_seq(sealed_until)
         if len(fresh):
@@ -203,10 +212,10 @@ class _Sealer:
             columns.extend(fresh.metric_names())
             is_kept = len(columns.by_metric) == known and (self._folder / COLUMNS_JSON).exists()
             keep_columns = None if is_kept else partial(write_columns, self._folder, columns)
-            readiness = self._thread.submit(_make_ready, soundness, keep_columns)
-            self._publish_segment(journal, fresh, columns, readiness, is_all=is_all and not sealed_until)
-        elif not soundness.result():
-            raise _NotSound
+            make_ready = partial(_make_ready, segment, keep_columns)
+            self._publish_segment(journal, fresh, columns, make_ready, is_all=is_all and not sealed_until)
+        else:
+            _make_ready(segment)
         if segment.torn_bytes:
             journal.path.rename(journal.path.with_name(f"torn-{journal.path.name}"))
         else:
@@ -214,7 +223,7 @@ class _Sealer:
         return len(fresh)
 
     def _publish_segment(
-        self, journal: JournalFile, segment: Segment, columns: Columns, readiness: Future[None], *, is_all: bool
+        self, journal: JournalFile, segment: Segment, columns: Columns, make_ready: Callable[[], None], *, is_all: bool
     ) -> None:
         """The tables of a segment, that of the events last: until it is there, all of its events count as unsealed.
 
@@ -222,28 +231,41 @@ class _Sealer:
             journal: Where the segment lay.
             segment: What of it is not sealed.
             columns: The columns of its metrics and of those before.
-            readiness: What has to be over before any table is there.
+            make_ready: What has to be over before any table is there.
             is_all: Whether these are all events of an attempt and rank.
         """
         wide, long = columns.wide(), columns.long()
         first, last = segment.only(np.array([0, len(segment) - 1])).seq.tolist()
         pieces = list(segment.pieces(CELLS_PER_ROW_GROUP))
+        readiness = functools.cache(partial(self._thread.submit, make_ready))
 
-        def publish_table(table: str, schema: pa.Schema, always: Collection[str], tables: Iterable[pa.Table]) -> None:
+        def publish_table(table: str, schema: pa.Schema, always: Collection[str], make: _TableOf) -> None:
             path = self._folder / sealed_name(table, journal.attempt, journal.rank, first, last)
+            tables = self._made_by_both(make, pieces)
+            tables = itertools.chain([next(tables)], tables)
+            # Only now, because the thread would see to this before its half of the first table.
+            readiness()
             aside = _written_aside(self._watched(table, tables, path) if is_all else tables, schema, always, path)
-            readiness.result()
+            readiness().result()
             publish(aside, path)
 
         if segment.has_samples():
-            tables = (samples_table(self._run_id, piece) for piece in pieces)
-            publish_table("samples", SAMPLES_SCHEMA, SAMPLES_ALWAYS, tables)
+            schema = samples_schema_of(segment) if self._format >= SAMPLES_AS_THEY_COME else SAMPLES_SCHEMA
+            make = partial(samples_table, self._run_id, schema=schema)
+            publish_table("samples", schema, SAMPLES_ALWAYS, make)
         if not set(long).isdisjoint(segment.metric_names()):
-            tables = (metrics_table(self._run_id, piece, long) for piece in pieces)
-            publish_table("metrics", METRICS_SCHEMA, METRICS_ALWAYS, tables)
+            make = partial(metrics_table, self._run_id, metrics=long)
+            publish_table("metrics", METRICS_SCHEMA, METRICS_ALWAYS, make)
         common = (wide.by_metric[metric] for metric in segment.common_metrics() if metric in wide.by_metric)
-        tables = (events_table(self._run_id, piece, wide) for piece in pieces)
-        publish_table("events", events_schema(wide), EVENT_ALWAYS.union(common), tables)
+        make = partial(events_table, self._run_id, columns=wide)
+        publish_table("events", events_schema(wide), EVENT_ALWAYS.union(common), make)
+
+    def _made_by_both(self, make: _TableOf, pieces: Iterable[Segment]) -> Iterator[pa.Table]:
+        """The tables of pieces of a segment, one half of each made by the thread."""
+        for piece in pieces:
+            middle = len(piece) // 2
+            other = self._thread.submit(make, piece.only(slice(middle, None)))
+            yield pa.concat_tables([make(piece.only(slice(middle))), other.result()])
 
     def compact(self) -> None:
         """Merge the files of each (attempt, rank): all of one that has no journal left, some of one that goes on.
@@ -267,13 +289,17 @@ class _Sealer:
         first, last = files[0], files[-1]
         path = self._folder / sealed_name(table, first.attempt, first.rank, first.first, last.last)
         own = [read_schema(file.path) for file in files]
-        schema = {"samples": SAMPLES_SCHEMA, "metrics": METRICS_SCHEMA}.get(table)
-        if schema is None:
+        groups = (group for file in files for group in row_groups_of(file.path))
+        if table == "samples":
+            schema = joint_samples_schema(own)
+            groups = (with_ids_of(group, schema) for group in groups)
+        elif table == "metrics":
+            schema = METRICS_SCHEMA
+        else:
             present = {column for schema in own for column in schema.names}
             by_metric = read_columns(self._folder).by_metric
             schema = events_schema(Columns({m: c for m, c in by_metric.items() if c in present}))
         always = set.intersection(*({field.name for field in schema if not field.nullable} for schema in own))
-        groups = (group for file in files for group in row_groups_of(file.path))
         publish(_written_aside(self._watched(table, groups, path) if is_all else groups, schema, always, path), path)
 
     def _watched(self, table: str, pieces: Iterable[pa.Table], path: Path) -> Iterator[pa.Table]:
@@ -282,9 +308,13 @@ class _Sealer:
         return self._digests[path].watch(pieces)
 
 
-def _make_ready(soundness: Future[bool], keep_columns: Callable[[], None] | None) -> None:
-    """See to what has to precede the tables of a segment: that it is sound, and that its columns are on the disk."""
-    if not soundness.result():
+def _make_ready(segment: Segment, keep_columns: Callable[[], None] | None = None) -> None:
+    """See to what has to precede the tables of a segment: that it is sound, and that its columns are on the disk.
+
+    Raises:
+        _NotSound: It is not.
+    """
+    if not is_sound(segment):
         raise _NotSound
     if keep_columns is not None:
         keep_columns()

@@ -20,7 +20,16 @@ from .journal_reading import Segment, is_being_written, read_segment
 from .journal_tables import Tail
 from .run_folder import Listing, SealedFile, list_files, listing_of
 from .run_info import RunInfo, read_run_info, run_info_of
-from .tables import METRICS_SCHEMA, SAMPLES_SCHEMA, events_schema, read_metrics, read_parquet
+from .tables import (
+    METRICS_SCHEMA,
+    SAMPLES_SCHEMA,
+    events_schema,
+    joint_samples_schema,
+    read_metrics,
+    read_parquet,
+    read_samples,
+    with_ids_of,
+)
 
 _Result = TypeVar("_Result")
 
@@ -82,10 +91,10 @@ class Snapshot:
 
     def samples_table(self) -> pa.Table:
         """Sample losses, one row a sample, in (attempt, rank, seq, position) order."""
-        parts = [(f[2:4], read_parquet(f.path, SAMPLES_SCHEMA.names)) for f in self.listing.table("samples")]
+        parts = [(f[2:4], read_samples(f.path, SAMPLES_SCHEMA.names)) for f in self.listing.table("samples")]
         streams = self.tail_samples.streams()
         tails = [(_stream(tail.segments[0]), tail.samples_table(self.info.run_id)) for tail in streams]
-        # Files of format 1 have no token losses.
+        # Files without token losses do not have the column.
         empty = SAMPLES_SCHEMA.empty_table()
         return pa.concat_tables([empty, *_in_order(parts, tails)], promote_options="default")
 
@@ -155,9 +164,11 @@ class Snapshot:
     def _sample_rows(self, file: SealedFile) -> pa.Table:
         """The rows of ``samples`` files that belong to the range of a file of events."""
         beside = [other for other in self.listing.table("samples") if other.overlaps(file)]
-        empty = SAMPLES_SCHEMA.empty_table().select(SAMPLE_COLUMNS)
-        rows = pa.concat_tables([empty, *(read_parquet(f.path, SAMPLE_COLUMNS) for f in beside)])
-        return _within(rows, file)
+        if not beside:
+            return SAMPLES_SCHEMA.empty_table().select(SAMPLE_COLUMNS)
+        parts = [read_parquet(f.path, SAMPLE_COLUMNS) for f in beside]
+        schema = joint_samples_schema([part.schema for part in parts])
+        return _within(pa.concat_tables([with_ids_of(part, schema) for part in parts]), file)
 
 
 def take_snapshot(folder: Path) -> Snapshot:
