@@ -35,7 +35,7 @@ from steptape.store.run_folder import list_files
 from steptape.store.run_info import write_run_info
 from steptape.store.sealing import seal
 
-REPETITIONS = 5
+REPETITIONS = 15
 
 NAMES = tuple(f"train/metric_{index}" for index in range(10))
 

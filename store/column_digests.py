@@ -143,10 +143,11 @@ class _Places:
 
     def present(self, values: pa.ChunkedArray) -> pa.Array:
         """The values of more rows, which are counted."""
+        # Where all have a value, one of them says so.
         has = values.is_valid().to_numpy() if values.null_count else np.ones(min(1, len(values)), np.bool_)
         if len(has):
             changes = self._rows + np.flatnonzero(np.diff(has, prepend=self._last))
-            self._digest.update(changes.astype(np.int64))
+            self._digest.update(changes.astype(np.int64).data)
             self._last = bool(has[-1])
         self._rows += len(values)
         return (values.drop_null() if values.null_count else values).combine_chunks()
@@ -168,7 +169,15 @@ class _Changing:
     def add(self, values: pa.ChunkedArray) -> None:
         """More rows."""
         present = self._places.present(values)
-        self._count += len(present)
+        if len(present):
+            self._digest(present)
+            self._count += len(present)
+
+    def taken(self) -> ColumnDigest:
+        """The digest so far."""
+        return ColumnDigest(self._count, self._places.taken(), self._lengths.hexdigest(), self._values.hexdigest())
+
+    def _digest(self, present: pa.Array) -> None:
         if pa.types.is_list(present.type):
             self._lengths.update(bits(pc.list_value_length(present).cast(pa.int64())))
             self._values.update(bits(present.flatten()))
@@ -176,55 +185,37 @@ class _Changing:
             texts = present.cast(pa.large_binary())
             self._lengths.update(bits(pc.binary_length(texts)))
             self._values.update(characters(texts))
-        elif not pa.types.is_null(present.type):
+        else:
             self._values.update(bits(present))
 
-    def taken(self) -> ColumnDigest:
-        """The digest so far."""
-        return ColumnDigest(self._count, self._places.taken(), self._lengths.hexdigest(), self._values.hexdigest())
 
-
-class _SeldomChanging:
+class _SeldomChanging(_Changing):
     """A column of which those values are digested that differ from the one before, each with its place among all."""
 
     def __init__(self) -> None:
-        self._count = 0
+        super().__init__()
         self._last: int | str | None = None
-        self._places = _Places()
-        self._lengths = hashlib.sha256()
-        self._values = hashlib.sha256()
 
-    def add(self, values: pa.ChunkedArray) -> None:
-        """More rows."""
-        present = self._places.present(values)
-        if not len(present):
-            return
+    def _digest(self, present: pa.Array) -> None:
         if pa.types.is_integer(present.type):
             numbers = present.to_numpy().astype(np.int64)
-            changes = self._changes(numbers, int(numbers[0]))
-            self._last = int(numbers[-1])
-            self._values.update(np.stack([self._count + changes, numbers[changes]], axis=1))
-        else:
-            coded = present if pa.types.is_dictionary(present.type) else present.dictionary_encode()
-            texts = coded.dictionary.to_pylist()
-            code_of: dict[str, int] = {}  # Two codes may mean one text.
-            codes = np.array([code_of.setdefault(text, code) for code, text in enumerate(texts)])[coded.indices]
-            changes = self._changes(codes, texts[codes[0]])
-            self._last = texts[codes[-1]]
-            changed = coded.dictionary.take(pa.array(codes[changes])).cast(pa.large_binary())
-            lengths = pc.binary_length(changed).to_numpy()
-            self._lengths.update(np.stack([self._count + changes, lengths], axis=1))
-            self._values.update(characters(changed))
-        self._count += len(present)
+            changes = self._changes(numbers, int(numbers[0]), int(numbers[-1]))
+            self._values.update(_pairs(self._count + changes, numbers[changes]))
+            return
+        coded = present if pa.types.is_dictionary(present.type) else present.dictionary_encode()
+        texts = coded.dictionary.to_pylist()
+        code_of: dict[str, int] = {}  # Two codes may mean one text.
+        codes = np.array([code_of.setdefault(text, code) for code, text in enumerate(texts)])[coded.indices]
+        changes = self._changes(codes, texts[codes[0]], texts[codes[-1]])
+        changed = coded.dictionary.take(pa.array(codes[changes])).cast(pa.large_binary())
+        self._lengths.update(_pairs(self._count + changes, pc.binary_length(changed).to_numpy()))
+        self._values.update(characters(changed))
 
-    def _changes(self, values: npt.NDArray[np.int64], first: int | str) -> npt.NDArray[np.int64]:
-        """Which of the values differ from the one before."""
+    def _changes(self, values: npt.NDArray[np.int64], first: int | str, last: int | str) -> npt.NDArray[np.int64]:
+        """Which of the values differ from the one before; the first and the last of them are these."""
         differs = np.concatenate([[first != self._last], values[1:] != values[:-1]])
+        self._last = last
         return np.flatnonzero(differs)
-
-    def taken(self) -> ColumnDigest:
-        """The digest so far."""
-        return ColumnDigest(self._count, self._places.taken(), self._lengths.hexdigest(), self._values.hexdigest())
 
 
 class LongDigests:
@@ -286,6 +277,11 @@ def characters(texts: pa.Array) -> memoryview:
     _, offsets, data = texts.buffers()
     ends = np.frombuffer(offsets, np.int64)[texts.offset : texts.offset + len(texts) + 1]
     return np.frombuffer(data or b"", np.uint8)[ends[0] : ends[-1]].data
+
+
+def _pairs(places: npt.NDArray[np.int64], numbers: npt.NDArray[np.int64]) -> memoryview:
+    """Places and what stands there, in turn."""
+    return np.stack([places, numbers], axis=1).data
 
 
 def bits(array: pa.Array) -> memoryview:

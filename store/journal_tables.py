@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from .columns import Columns
 from .event_json import encoded_attrs
-from .journal_format import INTEGER_IDS, NO_IDS
+from .journal_format import INTEGER_IDS, NO_IDS, TEXT_IDS
 from .journal_segment import Chosen, Integers, Record, SampleSpans, Segment, readable
 from .tables import ATTRS_FIELD, EVENT_FIELDS, METRICS_SCHEMA, SAMPLES_SCHEMA, coded, events_schema, samples_schema
 
@@ -121,7 +121,7 @@ def samples_schema_of(segment: Segment) -> pa.Schema:
     with readable(segment.where):
         spans = segment.sample_spans()
     return samples_schema(
-        has_integer_ids=set(np.unique(spans.id_kind).tolist()) - {NO_IDS} == {INTEGER_IDS},
+        has_integer_ids=not (spans.id_kind == TEXT_IDS).any(),
         has_token_losses=bool(spans.flagged_count.any()),
     )
 

@@ -20,7 +20,7 @@ from steptape.store.sealing import seal
 
 DATA = Path(__file__).parent / "data"
 SAMPLE = DATA / "format-1"
-VERSIONS = (1, 2)
+VERSIONS = (1, 2, 3)
 SEALED, JOURNAL = "20260102T030405-5ea1ed", "20260102T030405-0a11ed"
 STARTED_NS = 1_767_323_045_000_000_000
 WRITER = {"host": "node-1", "boot_id": "11111111-2222-3333-4444-555555555555", "pid": 4321}
@@ -62,17 +62,20 @@ SAMPLES = [
 ]
 
 
-#: What the samples of format 2 hold beside that; those of format 1 hold nothing beside it.
-SINCE_FORMAT_2 = {
-    2: {"position": 31, "token_losses": [math.inf]},
-    3: {"position": 4, "token_losses": [0, 0.5, math.nan]},
+#: What the samples of later formats hold beside that or instead of it, by row.
+SINCE_FORMAT: dict[int, dict[int, dict[str, Any]]] = {
+    2: {2: {"position": 31, "token_losses": [math.inf]}, 3: {"position": 4, "token_losses": [0, 0.5, math.nan]}},
+    3: {2: {"sample_id": "7"}, 3: {"sample_id": "0"}},
 }
 
 
 def samples_of(version: int) -> list[dict[str, Any]]:
     """The samples of both runs of a version."""
-    since = SINCE_FORMAT_2 if version > 1 else {}
-    return [{**sample, "token_losses": None, **since.get(row, {})} for row, sample in enumerate(SAMPLES)]
+    samples = [{**sample, "token_losses": None} for sample in SAMPLES]
+    for since, rows in SINCE_FORMAT.items():
+        for row, own in rows.items() if since <= version else ():
+            samples[row] |= own
+    return samples
 
 
 @pytest.mark.parametrize("version", VERSIONS)
@@ -191,22 +194,19 @@ def test_plain_duckdb_and_plain_pyarrow_read_a_sealed_run() -> None:
     )
 
 
-#: The blocks of samples, as they stand at the end of an event's record.
-BLOCKS = [
-    struct.pack("<IBB2f2q", 2, 1, 0, 1.5, math.nan, -1, 2**60),
-    struct.pack("<IBB2fI", 2, 2, 1, math.inf, 0.25, 10) + '["ü","b"]'.encode() + struct.pack("<2i", 7, 8),
-]
+#: Two blocks of samples for each version, as they stand at the end of an event's record.
+FIRST = struct.pack("<IBB2f2q", 2, 1, 0, 1.5, math.nan, -1, 2**60)
+TEXTS = struct.pack("<I", 10) + '["ü","b"]'.encode()
+TOKENS = struct.pack("<2i", 7, 8)
+SINCE_2 = struct.pack("<2i", 31, 4) + struct.pack("<I2I2I4f", 2, 1, 0, 3, 1, 0.0, 0.5, math.nan, math.inf)
 BLOCKS_OF = {
-    1: BLOCKS,
-    2: [
-        BLOCKS[0],
-        BLOCKS[1][:5]
-        + bytes([1 | 2 | 4])
-        + BLOCKS[1][6:]
-        + struct.pack("<2i", 31, 4)
-        + struct.pack("<I2I2I4f", 2, 1, 0, 3, 1, 0.0, 0.5, math.nan, math.inf),
-    ],
+    1: [FIRST, struct.pack("<IBB2f", 2, 2, 1, math.inf, 0.25) + TEXTS + TOKENS],
+    2: [FIRST, struct.pack("<IBB2f", 2, 2, 1 | 2 | 4, math.inf, 0.25) + TEXTS + TOKENS + SINCE_2],
+    3: [FIRST, struct.pack("<IBB2f2q", 2, 1, 1 | 2 | 4, math.inf, 0.25, 7, 0) + TOKENS + SINCE_2],
 }
+
+#: The version of the journals in folders of each version.
+JOURNAL_VERSIONS = {1: 1, 2: 2, 3: 2}
 
 
 @pytest.mark.parametrize("version", VERSIONS)
@@ -243,7 +243,7 @@ def test_a_journal_can_be_read_from_its_description_alone(version: int) -> None:
                 (kind, step, seq, micro_step, known_epoch, time_ns, elapsed_ns, value_lag, metrics, attrs, rest.hex())
             )
 
-    assert (magic, own_version) == (b"STPJ", version)
+    assert (magic, own_version) == (b"STPJ", JOURNAL_VERSIONS[version])
     assert header == {"run_id": JOURNAL, "attempt": 0, "rank": 0, "first_seq": 0, "writer": WRITER}
     assert str([event[:-1] for event in events]) == str(
         [
@@ -262,12 +262,14 @@ def test_the_samples_are_small(version: int) -> None:
     assert sum(path.stat().st_size for path in files) < 50_000
 
 
-def test_a_journal_and_a_sealed_run_of_format_1_can_be_sealed_today(tmp_path: Path) -> None:
-    """What they hold stays what it was, and the token losses that they cannot hold are null."""
-    store = open_store(shutil.copytree(SAMPLE, tmp_path / "runs"))
+@pytest.mark.parametrize("version", VERSIONS)
+def test_a_journal_and_a_sealed_run_of_every_format_can_be_sealed_today(tmp_path: Path, version: int) -> None:
+    """What they hold stays what it was; the token losses that those of format 1 cannot hold are null."""
+    store = open_store(shutil.copytree(DATA / f"format-{version}", tmp_path / "runs"))
+    expected = str(samples_of(version)).replace("[0,", "[0.0,")
     for run_id in (SEALED, JOURNAL):
         seal(store.path / run_id, other_hosts=True)
         run = store.run(run_id)
 
-        assert str(run.samples().drop_columns(["run_id", "attempt", "rank"]).to_pylist()) == str(samples_of(1))
+        assert str(run.samples().drop_columns(["run_id", "attempt", "rank"]).to_pylist()) == expected
         assert not list(run.folder.glob("journal-*"))

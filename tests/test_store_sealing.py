@@ -22,8 +22,9 @@ from steptape.store import DamagedLog, Event, NotARun, open_run
 from steptape.store.columns import METRICS_AS_COLUMNS
 from steptape.store.host import boot_id
 from steptape.store.journal import JournalWriter
-from steptape.store.journal_format import INTEGER_IDS, NO_IDS, SampleLosses
+from steptape.store.journal_format import INTEGER_IDS, NO_IDS, TEXT_IDS, SampleLosses
 from steptape.store.run_folder import list_files
+from steptape.store.run_info import FORMAT
 from steptape.store.sealing import main, seal
 
 EVENTS = [
@@ -86,7 +87,7 @@ def test_a_finished_run_of_many_segments_becomes_one_file_a_table(store_record: 
 def test_files_of_samples_without_token_losses_are_read_and_merged_as_ever(
     store_folder: Callable[..., Path], store_append: Callable[..., int]
 ) -> None:
-    """Format 1 had no such column: null there, beside what newer files hold."""
+    """They do not have the column: null there, beside what other files hold."""
     folder = store_folder(status="running")
     losses = SampleLosses(struct.pack("<f", 1.5), b"", NO_IDS)
     flagged = {"flagged": struct.pack("<I", 0), "flagged_tokens": struct.pack("<I", 1), "token_losses": losses.losses}
@@ -94,17 +95,78 @@ def test_files_of_samples_without_token_losses_are_read_and_merged_as_ever(
     for step, samples in enumerate((losses, dataclasses.replace(losses, **flagged))):
         store_append(writer, Event("step_end", step=step), samples)
         seal(folder)
-    old, _ = sorted(folder.glob("samples-*"))
-    pq.write_table(pq.read_table(old).drop_columns("token_losses"), old)
+    has_column = ["token_losses" in pq.read_schema(path).names for path in sorted(folder.glob("samples-*"))]
     run = open_run(folder)
     query = "SELECT token_losses FROM samples ORDER BY seq"
     before = run.samples()["token_losses"].to_pylist(), run.rows(query)
     writer.close()
     seal(folder)
 
+    assert has_column == [False, True]
     assert len(list(folder.glob("samples-*"))) == 1
     assert before == ([None, [1.5]], [{"token_losses": None}, {"token_losses": [1.5]}])
     assert (run.samples()["token_losses"].to_pylist(), run.rows(query)) == before
+
+
+INTEGERS = SampleLosses(struct.pack("<2f", 1.5, 2.5), struct.pack("<2q", -7, 2**62), INTEGER_IDS)
+TEXTS = SampleLosses(struct.pack("<2f", 1.5, 2.5), b'["007","a"]', TEXT_IDS)
+NAMELESS = SampleLosses(struct.pack("<2f", 1.5, 2.5), b"", NO_IDS)
+
+
+@pytest.mark.parametrize(
+    ("losses", "type_", "ids"),
+    [
+        ((INTEGERS, INTEGERS), "int64", ["-7", str(2**62)] * 2),
+        ((INTEGERS, NAMELESS), "int64", ["-7", str(2**62), None, None]),
+        ((INTEGERS, TEXTS), "string", ["-7", str(2**62), "007", "a"]),
+        ((TEXTS, NAMELESS), "string", ["007", "a", None, None]),
+        ((NAMELESS, NAMELESS), "int64", [None] * 4),
+    ],
+)
+@pytest.mark.parametrize("segment_bytes", [1, 1 << 20])
+def test_ids_of_samples_are_integers_in_a_file_where_none_is_text_and_text_to_everybody(
+    store_record: Callable[..., Path],
+    losses: tuple[SampleLosses, SampleLosses],
+    type_: str,
+    ids: list[str | None],
+    segment_bytes: int,
+) -> None:
+    """However the file was made: of one segment, or of two that had a file each."""
+    events = [Event("step_end", step=step, metrics={"loss": 1.0}) for step in (1, 2)]
+    folder = store_record(events, samples=dict(enumerate(losses)), segment_bytes=segment_bytes)
+    run = open_run(folder)
+    before = run.samples(), run.rows("FROM samples ORDER BY seq, position"), list(run.events(samples=True))
+    seal(folder)
+    (path,) = folder.glob("samples-*.parquet")
+
+    assert str(pq.read_schema(path).field("sample_id").type) == type_
+    assert run.samples().equals(before[0])
+    assert run.samples()["sample_id"].to_pylist() == ids
+    assert run.rows("FROM samples ORDER BY seq, position") == before[1]
+    assert run.rows("SELECT loss FROM samples WHERE sample_id = '-7'") == [{"loss": 1.5}] * losses.count(INTEGERS)
+    assert [sample_ids(event) for event in run.events(samples=True)] == [sample_ids(event) for event in before[2]]
+
+
+def sample_ids(event: Event) -> list[str] | None:
+    """The ids that an event's samples have, as text."""
+    ids = event.samples.ids if event.samples else b""
+    if event.samples and event.samples.id_kind == INTEGER_IDS:
+        return [str(number) for number in struct.unpack(f"<{len(ids) // 8}q", ids)]
+    return json.loads(ids) if ids else None
+
+
+def test_a_run_of_an_older_format_gets_the_files_that_its_readers_know(store_record: Callable[..., Path]) -> None:
+    """Ids as text and a column of token losses, until a recorder of today goes on with it."""
+    events = [Event("step_end", step=step, metrics={"loss": 1.0}) for step in (1, 2)]
+    folder = store_record(events, samples={0: INTEGERS, 1: INTEGERS})
+    run_json = folder / "run.json"
+    run_json.write_text(run_json.read_text().replace(f'"format": {FORMAT}', '"format": 2', 1))
+    seal(folder)
+    (path,) = folder.glob("samples-*.parquet")
+
+    assert open_run(folder).info.format == 2
+    assert str(pq.read_schema(path).field("sample_id").type) == "string"
+    assert "token_losses" in pq.read_schema(path).names
 
 
 def test_every_attempt_and_rank_keeps_its_own_files(store_record: Callable[..., Path]) -> None:

@@ -21,6 +21,7 @@ from steptape.store import (
     open_store,
 )
 from steptape.store.journal_format import SampleLosses
+from steptape.store.run_info import FORMAT
 
 
 def test_a_store_that_does_not_exist_is_named(tmp_path: Path) -> None:
@@ -169,9 +170,9 @@ def test_a_run_json_that_is_a_folder_is_told_too(store_path: Path, store_folder:
 def test_a_run_of_a_newer_format_is_refused(store_folder: Callable[..., Path]) -> None:
     """Before anything else of it is looked at."""
     folder = store_folder()
-    (folder / "run.json").write_text(json.dumps({"format": 3, "runs": "are different now"}))
+    (folder / "run.json").write_text(json.dumps({"format": FORMAT + 1, "runs": "are different now"}))
 
-    with pytest.raises(UnsupportedVersion, match=r"run format 3, and this steptape reads up to 2. Upgrade steptape"):
+    with pytest.raises(UnsupportedVersion, match=f"run format {FORMAT + 1}, .* reads up to {FORMAT}. Upgrade steptape"):
         open_run(folder)
 
 
