@@ -18,7 +18,6 @@ import itertools
 import json
 import os
 import random
-import resource
 import shutil
 import statistics
 import struct
@@ -29,8 +28,6 @@ import time
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -38,6 +35,7 @@ import numpy as np
 import torch
 from peers import print_peers
 from seal import curves, measure, noise, write_journal
+from turns import Call, Case, Rounds, clock, in_us
 
 from steptape.recorder import Recorder
 
@@ -55,11 +53,6 @@ RULES: Final = "controllers:\n" + "".join(
     f"    rule: len({name}) > 9 and {name} > 2 * mean({name}, 10) + 1000\n"
     for name in NAMES
 )
-
-#: Makes one call with a recorder and what is recorded, and returns what it took, in nanoseconds.
-Call = Callable[[Recorder, Any], int]
-
-clock = time.perf_counter_ns
 
 
 def ten_floats(rec: Recorder, values: Sequence[Any], samples: object = None, sample_ids: object = None) -> int:
@@ -103,126 +96,6 @@ def with_samples(samples: object, sample_ids: object) -> Call:
     return lambda rec, values: ten_floats(rec, values, samples, sample_ids)
 
 
-@dataclass(slots=True)
-class Rounds:
-    """What calls took, by rounds, and the longest of those that the kernel did not interrupt, in nanoseconds."""
-
-    taken_ns: list[list[int]] = field(default_factory=list)
-    longest_unpreempted_ns: int = 0
-
-    def add(self, call: Callable[[Any], int], values: Sequence[Any]) -> None:
-        """One more round: call with each of the values."""
-        self.taken_ns.append([])
-        self.extend(call, values)
-
-    def extend(self, call: Callable[[Any], int], values: Sequence[Any]) -> None:
-        """More calls of the newest round."""
-        taken_ns = self.taken_ns[-1]
-        preemptions = preemptions_so_far()
-        for given in values:
-            taken_ns.append(call(given))
-            before, preemptions = preemptions, preemptions_so_far()
-            if preemptions == before and taken_ns[-1] > self.longest_unpreempted_ns:
-                self.longest_unpreempted_ns = taken_ns[-1]
-
-    def medians_ns(self) -> list[float]:
-        """The median of each round."""
-        return [statistics.median(taken_ns) for taken_ns in self.taken_ns]
-
-    def figures(self) -> dict[str, Any]:
-        """Median over the medians of rounds, percentiles over all calls."""
-        every = sorted(itertools.chain.from_iterable(self.taken_ns))
-        return {
-            "calls": len(every),
-            "median_us": in_us(statistics.median(self.medians_ns())),
-            "p99_us": in_us(every[int(len(every) * 0.99)]),
-            "p999_us": in_us(every[int(len(every) * 0.999)]),
-            "longest_us": in_us(every[-1]),
-            "longest_unpreempted_us": in_us(self.longest_unpreempted_ns),
-        }
-
-
-def preemptions_so_far() -> int:
-    """How often this thread lost the processor against its will."""
-    return resource.getrusage(resource.RUSAGE_THREAD).ru_nivcsw
-
-
-@dataclass(slots=True)
-class Case:
-    """A recorder and a floor, which take turns.
-
-    Attributes:
-        call: What is timed.
-        values: What it is called with, by turns.
-        has_rules: Whether ``RULES`` are live.
-        share: What part of the calls of other cases this one makes.
-    """
-
-    call: Call
-    values: list[Any]
-    has_rules: bool = False
-    share: float = 1.0
-    recorder: Recorder = field(init=False)
-    step: Callable[[Any], int] = field(init=False)
-    floor: Callable[[object], int] = field(init=False)
-    record_bytes: int = field(init=False)
-    rounds: Rounds = field(default_factory=Rounds)
-    floor_rounds: Rounds = field(default_factory=Rounds)
-
-    @contextmanager
-    def opened(self, place: Path) -> Iterator[None]:
-        """Have a recorder, and the descriptor of a file that equally long records are written to."""
-        policy = place / "policy.yaml"
-        policy.write_text(RULES)
-        fd = os.open(place / f"floor-{id(self)}", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-        with Recorder(place / "runs", rules=policy if self.has_rules else None) as self.recorder:
-            self.step = partial(self.call, self.recorder)
-            # The second record of its sort is what all further ones are like.
-            for values in self.values[:2]:
-                before = journal_bytes(self.recorder.folder)
-                self.step(values)
-            self.record_bytes = journal_bytes(self.recorder.folder) - before
-            record = bytes(self.record_bytes)
-
-            def write_floor(_: object) -> int:
-                start = clock()
-                os.write(fd, record)
-                return clock() - start
-
-            self.floor = write_floor
-            yield
-        os.close(fd)
-
-    def take_turns(self, calls: int) -> None:
-        """One round: so many writes of the floor, then so many steps."""
-        calls = max(int(calls * self.share), 1)
-        values = list(itertools.islice(itertools.cycle(self.values), calls))
-        self.floor_rounds.add(self.floor, values)
-        self.rounds.add(self.step, values)
-
-    def figures(self) -> dict[str, Any]:
-        """What its line says."""
-        mine, floor = self.rounds, self.floor_rounds
-        ratios = (mine_ns / bare_ns for mine_ns, bare_ns in zip(mine.medians_ns(), floor.medians_ns(), strict=True))
-        floor_figures = {f"floor_{name}": figure for name, figure in floor.figures().items() if name != "calls"}
-        return {
-            "record_bytes": self.record_bytes,
-            **mine.figures(),
-            **floor_figures,
-            "ratio": round(statistics.median(ratios), 2),
-        }
-
-
-def journal_bytes(folder: Path) -> int:
-    """Size of a run's journal."""
-    return sum(path.stat().st_size for path in folder.glob("journal-*"))
-
-
-def in_us(ns: float) -> float:
-    """Microseconds, to the hundredth."""
-    return round(ns / 1e3, 2)
-
-
 def back_to_back(draw: random.Random) -> dict[str, Case]:
     """The cases that are called without a pause."""
     floats = [[draw.random() for _ in NAMES] for _ in range(64)]
@@ -240,7 +113,7 @@ def back_to_back(draw: random.Random) -> dict[str, Case]:
             with_samples(torch.from_numpy(array), torch.from_numpy(id_array)), floats
         ),
         f"10 floats, {SAMPLES} samples: lists": Case(with_samples(losses, ids), floats),
-        "10 floats, 10 rules": Case(only_floats, floats, has_rules=True),
+        "10 floats, 10 rules": Case(only_floats, floats, rules=RULES),
         f"{MANY:,} floats in a dict": Case(in_a_dict, many, share=0.02),
     }
 
