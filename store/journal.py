@@ -7,11 +7,11 @@ import fcntl
 import os
 import struct
 import weakref
-import zlib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
+from .checksum import crc32
 from .journal_format import (
     EVENT_HEAD,
     FRAME,
@@ -162,7 +162,7 @@ class JournalWriter:
             payload += LENGTH.pack(len(attrs)) + attrs
         if samples:
             payload += samples.to_bytes()
-        self._write(b"".join((prefix, FRAME.pack(len(payload), zlib.crc32(payload)), payload)))
+        self._write(b"".join((prefix, FRAME.pack(len(payload), crc32(payload)), payload)))
         if prefix:
             self._layouts[kind, names] = (layout_id, packer)
             self._layout_count += 1
@@ -213,7 +213,7 @@ class JournalWriter:
             "_BaseException": BaseException,
             "_pack": packer.pack,
             "_frame": FRAME.pack,
-            "_crc32": zlib.crc32,
+            "_crc32": crc32,
             "_write": os.write,
             "_no_room": _no_room,
         }

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import json
 import struct
-import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
+
+from .checksum import crc32
 
 MAGIC: Final = b"STPJ"
 VERSION: Final = 2
@@ -102,7 +103,7 @@ class SampleLosses:
 
 def framed(payload: bytes) -> bytes:
     """The payload behind its length and checksum."""
-    return FRAME.pack(len(payload), zlib.crc32(payload)) + payload
+    return FRAME.pack(len(payload), crc32(payload)) + payload
 
 
 def header_record(header: dict[str, Any]) -> bytes:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import struct
-import zlib
 from collections.abc import Iterator
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
+from .checksum import crc32
 from .journal_format import FRAME, PREAMBLE
 
 #: Frames of one length that lie behind each other are worth numpy's overhead from this many on.
@@ -78,7 +78,6 @@ def _whole(data: bytes, position: int, length: int, count: int) -> int:
     right = _whole_together(data, position, length, count, together) if count >= LONG_RUN and together > 1 else 0
     # What is left was too little to be checked together, or has the damaged frame at its beginning.
     frames = memoryview(data)[position + right * stride : position + count * stride]
-    crc32 = zlib.crc32
     for index, (checksum, payload) in enumerate(struct.Struct(f"<4xI{length}s").iter_unpack(frames)):
         if crc32(payload) != checksum:
             return right + index
@@ -109,6 +108,6 @@ def _whole_together(data: bytes, position: int, length: int, count: int, togethe
         view = words.view(np.uint8).data
         size = together * word.itemsize
         for offset in range(0, len(view), size):
-            if zlib.crc32(view[offset : offset + size], _RESIDUE) != _RESIDUE:
+            if crc32(view[offset : offset + size], _RESIDUE) != _RESIDUE:
                 return begin + offset // word.itemsize
     return count

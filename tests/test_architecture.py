@@ -32,6 +32,7 @@ MAY_IMPORT = {
 #: an error too.
 OWNERS = {
     "duckdb": {"store"},
+    "isal": {"store"},
     # Importers read tables with it that other tools exported.
     "pyarrow": {"store", "importers"},
     # Rules add up long windows with it, in the order of `rules/reductions.py`; the engine itself loads without it.
