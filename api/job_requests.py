@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from ..replay.objective import mode_of
 from ..rules import Param
 
 Kind = Literal["backtest", "sweep", "verification"]
@@ -35,11 +36,13 @@ class PolicyJobRequest(JobRequest):
     """Which way that metric is better; guessed from its name unless given."""
 
     @model_validator(mode="after")
-    def _one_policy(self) -> PolicyJobRequest:
+    def _clear_question(self) -> PolicyJobRequest:
         if (self.policy is None) == (self.policy_text is None):
             raise ValueError("one of 'policy' and 'policy_text' is needed")
         if self.mode is not None and self.objective is None:
             raise ValueError("'mode' says which way the metric 'objective' is better")
+        if self.objective and self.mode is None and mode_of(self.objective) is None:
+            raise ValueError("whether the metric 'objective' is better low or high is not clear: 'mode' says it")
         return self
 
 

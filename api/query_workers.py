@@ -116,9 +116,12 @@ class _Worker:
         # Of the environment it needs what finds Python and its packages, and nothing that may be secret.
         kept = ("PATH", "HOME", "LANG", "LC_ALL", "PYTHONPATH", "VIRTUAL_ENV", "TMPDIR", "TZ", "LD_LIBRARY_PATH")
         environment = {name: os.environ[name] for name in kept if name in os.environ}
-        self._process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=environment
-        )
+        try:
+            self._process = subprocess.Popen(
+                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=environment
+            )
+        except OSError as error:
+            raise Busy(f"no process could be started ({error.strerror})", fix="Ask again later") from None
         self.is_alive = True
         try:
             self._frame(time.monotonic() + _START_S)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -90,6 +91,20 @@ def test_a_run_that_takes_too_much_is_refused_in_words_of_its_own(store: Path, p
         assert (answer.status_code, answer.json()["code"]) == (422, "query-refused")
         assert "SELECT" not in answer.text
         assert client.get("/healthz").status_code == 200
+
+
+def test_a_question_that_no_process_can_be_started_for_may_be_asked_again(
+    store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As when the machine has no room for one more."""
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "executable", str(store / "no-python"))
+        with served(store) as client:
+            refused = client.get(f"/api/v1/runs/{RUN}/samples")
+            patch.undo()
+            found = client.get(f"/api/v1/runs/{RUN}/samples")
+
+    assert (refused.status_code, refused.json()["code"], found.status_code) == (503, "busy", 200)
 
 
 def test_a_page_of_large_samples_holds_fewer_and_the_next_one_goes_on(tmp_path: Path) -> None:
