@@ -43,6 +43,7 @@ from .page_login import Session
 from .problems import MEDIA_TYPE, STATUSES, install_handlers
 from .query_workers import QueryWorkers
 from .rule_processes import RuleProcesses
+from .slashed_names import SlashedNames
 from .tokens import Tokens
 from .traffic import Traffic
 
@@ -105,6 +106,7 @@ def create_app(
     app.state.query_threads = CapacityLimiter(limits.query_workers + limits.queries_waiting + 1)
     install_handlers(app)
     # The last one added is the first one asked.
+    app.add_middleware(SlashedNames)
     app.add_middleware(HeadRequests)
     app.add_middleware(Bodies, limits=limits)
     app.add_middleware(Gate, hosts={*LOOPBACK_NAMES, *(host.lower() for host in allowed_hosts)}, tokens=tokens)

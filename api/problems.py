@@ -46,6 +46,9 @@ MEDIA_TYPE: Final = "application/problem+json"
 #: Statuses that any request can end with; the OpenAPI document says so for each.
 STATUSES: Final = (400, 401, 403, 404, 406, 408, 409, 413, 415, 421, 422, 431, 500, 503)
 
+#: Said where a path below a run leads nowhere.
+_SLASH_HINT: Final = "Of a run whose name has a slash in it, give the id, or the name with %2F in its place"
+
 _LOGGER: Final = logging.getLogger("steptape.api")
 
 
@@ -154,7 +157,9 @@ async def _on_http_exception(request: Request, error: Exception) -> Response:
     sort = Sort(error.status_code, phrase.lower().replace(" ", "-"), phrase)
     if error.headers and "GET" in error.headers.get("allow", error.headers.get("Allow", "")):
         error.headers = {"Allow": f"{error.headers.get('Allow')}, HEAD"}
-    return _response(sort, f"{request.method} {shortened(request.url.path)}: {error.detail}", headers=error.headers)
+    hint = _SLASH_HINT if error.status_code == 404 and "/runs/" in request.url.path else None
+    detail = f"{request.method} {shortened(request.url.path)}: {error.detail}"
+    return _response(sort, detail, hint=hint, headers=error.headers)
 
 
 async def _on_vanished_file(request: Request, error: Exception) -> Response:
