@@ -8,6 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from ..replay.objective import mode_of
 from ..rules import Param
+from ..store.errors import shortened
 
 Kind = Literal["backtest", "sweep", "verification"]
 
@@ -68,6 +69,14 @@ class SweepRequest(PolicyJobRequest):
 
     axes: dict[str, Annotated[list[Param], Field(min_length=1, max_length=10_000)]] = Field(min_length=1, max_length=20)
     """Values to try, by param."""
+
+    @model_validator(mode="after")
+    def _numbers_fit_into_columns(self) -> SweepRequest:
+        for name, values in self.axes.items():
+            for value in values:
+                if isinstance(value, int) and not -(2**63) <= value < 2**63:
+                    raise ValueError(f"axis '{name}': {shortened(str(value))} does not fit into 64 bits")
+        return self
 
 
 class VerificationRequest(JobRequest):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Mapping, Sequence
 from http import HTTPStatus
@@ -199,4 +200,6 @@ def _response(
         hint=hint,
         errors=None if errors is None else list(errors),
     )
-    return Response(problem.model_dump_json(exclude_none=True), sort.status, headers, MEDIA_TYPE)
+    # What was sent may be shown, and half a surrogate pair in it is text to Python alone.
+    text = json.dumps(problem.model_dump(exclude_none=True), ensure_ascii=False, separators=(",", ":"))
+    return Response(text.encode(errors="replace"), sort.status, headers, MEDIA_TYPE)

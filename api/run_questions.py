@@ -7,7 +7,8 @@ from typing import Any, NamedTuple
 from anyio import CapacityLimiter, to_thread
 from fastapi import Request
 
-from ..store import QueryRefused, QueryTimedOut
+from ..store import DamagedLog, QueryRefused, QueryTimedOut
+from ..store.statements import DAMAGED_FILE
 from ..store.table_formats import from_arrow_stream
 from .access import RunAccess
 from .query_workers import Answer, QueryWorkers
@@ -31,6 +32,7 @@ async def ask_run(request: Request, run: RunAccess, statement: str, *, rows: int
 
     Raises:
         QueryRefused, QueryTimedOut: It takes more than a question may; the statement is not shown.
+        DamagedLog: A file of the run is damaged.
         Busy: Too many questions are waiting.
     """
     workers: QueryWorkers = request.app.state.query_workers
@@ -42,5 +44,7 @@ async def ask_run(request: Request, run: RunAccess, statement: str, *, rows: int
     try:
         answer = await to_thread.run_sync(ask, limiter=limiter)
     except (QueryRefused, QueryTimedOut) as error:
-        raise type(error)(error.what, where=error.where or run.folder.name, fix=error.fix) from None
+        if error.what == DAMAGED_FILE:
+            raise DamagedLog(error.what, where=error.where or run.folder.name, fix=error.fix) from None
+        raise type(error)(error.what, where=run.folder.name, fix=error.fix) from None
     return Found(from_arrow_stream(answer.rows), answer.truncated)

@@ -210,6 +210,8 @@ def test_a_job_that_no_process_can_be_started_for_fails_and_the_next_one_runs(
         ("sweeps", {"policy_text": POLICY, "axes": {}}, "invalid-parameter"),
         ("sweeps", {"policy_text": POLICY, "axes": {"least": [0.1]}, "objective": "score"}, "invalid-parameter"),
         ("sweeps", {"policy_text": POLICY, "axes": {"other": [1, 2]}}, "invalid-policy"),
+        ("sweeps", {"policy_text": POLICY, "axes": {"\ud800": [1, 2]}}, "invalid-policy"),
+        ("sweeps", {"policy_text": POLICY, "axes": {"least": [1, 10**400]}}, "invalid-parameter"),
         ("sweeps", {"policy_text": POLICY, "axes": {"least": [0.1, 0.2, "low", 0.3]}}, "invalid-policy"),
         ("sweeps", {"policy_text": WAITING, "axes": {"least": [0.1] * 400, "wait": [1] * 400}}, "invalid-request"),
         ("verifications", {"runs": []}, "invalid-parameter"),
@@ -219,7 +221,8 @@ def test_a_job_that_cannot_be_is_refused_before_it_is_queued(
     client: httpx.Client, kind: str, body: dict[str, Any], code: str
 ) -> None:
     """With what is wrong."""
-    answer = client.post(f"/api/v1/{kind}", json=body)
+    headers = {"Content-Type": "application/json"}
+    answer = client.post(f"/api/v1/{kind}", content=json.dumps(body), headers=headers)
 
     assert answer.json()["code"] == code
     assert client.get("/api/v1/jobs").json()["items"] == []
