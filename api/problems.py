@@ -105,6 +105,11 @@ def hint_of(error: TelemetryError, store: Path) -> str | None:
     return without_path(error.fix, store) or None
 
 
+def hint_at(path: str) -> str | None:
+    """What can be done at a path that leads nowhere; None where nothing is known."""
+    return _SLASH_HINT if "/runs/" in path else None
+
+
 def without_path(text: str, store: Path) -> str:
     """The text without the store's absolute path, which is nobody's business but the server's.
 
@@ -120,7 +125,7 @@ def install_handlers(app: FastAPI) -> None:
     """Make the application answer every error with problem details."""
     app.add_exception_handler(TelemetryError, _on_telemetry_error)
     app.add_exception_handler(RequestValidationError, _on_invalid_parameters)
-    app.add_exception_handler(HTTPException, _on_http_exception)
+    app.add_exception_handler(HTTPException, on_http_exception)
     app.add_exception_handler(FileNotFoundError, _on_vanished_file)
     app.add_exception_handler(NotModified, _on_not_modified)
 
@@ -152,13 +157,14 @@ async def _on_invalid_parameters(_: Request, error: Exception) -> Response:
     return _response(_INVALID, detail, errors=errors)
 
 
-async def _on_http_exception(request: Request, error: Exception) -> Response:
+async def on_http_exception(request: Request, error: Exception) -> Response:
+    """The answer where no endpoint is, or none with the method."""
     assert isinstance(error, HTTPException)
     phrase = HTTPStatus(error.status_code).phrase
     sort = Sort(error.status_code, phrase.lower().replace(" ", "-"), phrase)
     if error.headers and "GET" in error.headers.get("allow", error.headers.get("Allow", "")):
         error.headers = {"Allow": f"{error.headers.get('Allow')}, HEAD"}
-    hint = _SLASH_HINT if error.status_code == 404 and "/runs/" in request.url.path else None
+    hint = hint_at(request.url.path) if error.status_code == 404 else None
     detail = f"{request.method} {shortened(request.url.path)}: {error.detail}"
     return _response(sort, detail, hint=hint, headers=error.headers)
 

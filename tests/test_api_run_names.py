@@ -64,6 +64,17 @@ def test_a_slash_as_such_divides_a_path_and_the_answer_says_what_to_write(client
     assert (answer.status_code, "%2F" in answer.json()["hint"]) == (404, True)
 
 
+@pytest.mark.parametrize("path", ["/runs/team/digits", "/<script>", "/static/nothing", "/runs/"])
+def test_a_person_at_an_address_that_leads_nowhere_is_shown_a_page(client: httpx.Client, path: str) -> None:
+    """Which leads on."""
+    answer = client.get(path, headers={"Accept": "text/html,*/*;q=0.8"})
+
+    assert (answer.status_code, answer.headers["content-type"]) == (404, "text/html; charset=utf-8")
+    assert "All runs" in answer.text
+    assert "<script>" not in answer.text
+    assert ("%2F" in answer.text) == path.startswith("/runs/")
+
+
 @pytest.mark.parametrize("path", ["..%2F..%2Fetc", "%2e%2e%2f%2e%2e", f"x%2F{RUN[:-1]}b", f"{RUN[:-1]}b%2Frun.json"])
 def test_an_encoded_slash_leads_nowhere(client: httpx.Client, path: str) -> None:
     """It is part of a name, which no run has."""
