@@ -61,10 +61,10 @@ def _in_turn(axes: Mapping[str, Sequence[Param]], known: Mapping[str, Param]) ->
 
     Of an axis that is no param, one value says so.
     """
-    ends = {name: {0: None, len(values) - 1: None} for name, values in axes.items()}
     for name, values in axes.items():
-        for index in ends[name] if name in known else (0,):
-            yield name, values[index]
+        yield name, values[0]
+        if name in known and len(values) > 1:
+            yield name, values[-1]
     for name, values in axes.items():
         if name in known:
             yield from ((name, value) for value in values[1:-1])

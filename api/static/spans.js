@@ -47,6 +47,7 @@ export function precisionOf(from, to) {
 
 /** Ticks from one end to the other, as many as have room in so many pixels, with their labels. */
 export function spanTicks(from, to, width) {
+  width = Math.max(width, 100); // Of a plot that is not laid out yet it is nothing.
   for (const step of STEPS) {
     const room = (width * step) / (to - from);
     if (!(room > Math.min(ROOM, width / 5))) continue;
