@@ -19,6 +19,7 @@ from ..store.annotations import ANNOTATIONS
 from ..store.catalog import Entry
 from ..store.snapshot import Snapshot, retrying
 from .errors import NotModified
+from .slashed_names import RUN_KEY
 
 _Result = TypeVar("_Result")
 
@@ -67,9 +68,12 @@ def find_run(store: Store, key: str) -> RunAccess:
 def _run(
     request: Request,
     store: OpenStore,
-    key: Annotated[str, InPath(alias="id", description="The run's id, or its name where one run alone has it.")],
+    key: Annotated[
+        str,
+        InPath(alias="id", description="The run's id, or its name where one run alone has it; a slash in it is `%2F`."),
+    ],
 ) -> RunAccess:
-    run = find_run(store, key)
+    run = find_run(store, getattr(request.state, RUN_KEY, key))
     check_freshness(request, [run])
     return run
 

@@ -8,16 +8,19 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from enum import StrEnum
 from typing import Any, Final, Union, get_args, get_origin
+from urllib.parse import quote
 
 from fastapi import Request
 from fastapi.responses import Response
 from pydantic import BaseModel
-from starlette.datastructures import URL
 
 from ..store.table_formats import ColumnType, table_of, to_arrow_stream, to_csv, to_parquet
 from .errors import NotAcceptable
 
 JSON: Final = "application/json"
+
+#: What stands for itself in a path, beside letters and digits (RFC 3986), or stands for something else already.
+_IN_PATHS: Final = "/%:@!$&'()*+,;=-._~"
 
 
 class Form(StrEnum):
@@ -80,7 +83,7 @@ def page_answer(
         rows: Rows of the table that forms other than JSON hold; the items unless given.
     """
     form = form_of(request, asked)
-    headers = {} if page.next is None else {"Link": f'<{_next_url(request.url, page.next)}>; rel="next"'}
+    headers = {} if page.next is None else {"Link": f'<{_next_url(request, page.next)}>; rel="next"'}
     if form is Form.JSON:
         return answer(request, page.model_dump_json().encode(), JSON, headers)
     if form is Form.NDJSON:
@@ -127,9 +130,10 @@ def _column_type(annotation: Any) -> ColumnType:
     return known.get(annotation, "string")
 
 
-def _next_url(url: URL, cursor: str) -> str:
-    following = url.include_query_params(cursor=cursor)
-    return f"{following.path}?{following.query}"
+def _next_url(request: Request, cursor: str) -> str:
+    # The path as it was sent: decoded, a run's name may hold what no header or no path can.
+    path = quote(request.scope["raw_path"], safe=_IN_PATHS)
+    return f"{path}?{request.url.include_query_params(cursor=cursor).query}"
 
 
 def _accepted(header: str) -> Iterable[tuple[str, float]]:

@@ -12,6 +12,7 @@ from typing import Any, Final
 from anyio import CapacityLimiter
 from fastapi import FastAPI
 from fastapi.routing import APIRoute
+from starlette.exceptions import HTTPException
 
 from ..store import StoreNotFound, TelemetryError, open_store
 from . import (
@@ -39,10 +40,12 @@ from .head_requests import HeadRequests
 from .job_queue import JobQueue
 from .limits import DEFAULT_LIMITS, Limits
 from .models import Problem
+from .page_layout import show_lost
 from .page_login import Session
 from .problems import MEDIA_TYPE, STATUSES, install_handlers
 from .query_workers import QueryWorkers
 from .rule_processes import RuleProcesses
+from .slashed_names import SlashedNames
 from .tokens import Tokens
 from .traffic import Traffic
 
@@ -104,7 +107,9 @@ def create_app(
     # Threads of their own: however many queries wait, other requests do not.
     app.state.query_threads = CapacityLimiter(limits.query_workers + limits.queries_waiting + 1)
     install_handlers(app)
+    app.add_exception_handler(HTTPException, show_lost)
     # The last one added is the first one asked.
+    app.add_middleware(SlashedNames)
     app.add_middleware(HeadRequests)
     app.add_middleware(Bodies, limits=limits)
     app.add_middleware(Gate, hosts={*LOOPBACK_NAMES, *(host.lower() for host in allowed_hosts)}, tokens=tokens)

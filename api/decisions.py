@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, TypeVar
 
 from fastapi import APIRouter, Request, Response
 from fastapi import Query as InQuery
-from pydantic import TypeAdapter
+from pydantic import TypeAdapter, ValidationError
 
+from ..store import DamagedLog
+from ..store.errors import shortened
 from ..store.event_json import decoded_attrs, encoded
 from ..store.snapshot import Snapshot
 from ..store.timeline import effective_lineage, effective_rows
@@ -19,6 +21,8 @@ from .pagination import from_cursor, to_cursor
 from .queries import Int32, Int64, PagedQuery
 
 router = APIRouter()
+
+_Item = TypeVar("_Item", DecisionItem, RuleErrorItem)
 
 _ORDER: Final = ("attempt", "rank", "seq")
 _PLACE: Final = TypeAdapter(tuple[Int32, Int32, Int64])
@@ -56,19 +60,31 @@ def _page(snapshot: Snapshot, query: PagedQuery) -> DecisionPage:
     if query.cursor is not None:
         place = from_cursor(query.cursor, filters, _PLACE)
         start = row_after(decisions, _ORDER, place)
-    items = [DecisionItem.model_validate(row) for row in _rows(decisions.slice(start, query.limit))]
+    items = _items(DecisionItem, decisions.slice(start, query.limit))
     more = start + len(items) < decisions.num_rows
     return DecisionPage(
         items=items,
         next=to_cursor(filters, _place(items[-1])) if more else None,
-        rule_errors=[RuleErrorItem.model_validate(row) for row in _rows(rows_where(events, "kind", "rule_error"))],
+        rule_errors=_items(RuleErrorItem, rows_where(events, "kind", "rule_error")),
     )
 
 
-def _rows(events: Any) -> list[dict[str, Any]]:
-    """Events of the rule engine as rows: the envelope, and the attributes beside it."""
-    rows: list[dict[str, Any]] = events.to_pylist()
-    return [_NOT_SAID | encoded(decoded_attrs(row.pop("attrs") or "{}")) | row for row in rows]
+def _items(model: type[_Item], events: Any) -> list[_Item]:
+    """Events of the rule engine: the envelope, and the attributes beside it.
+
+    Raises:
+        DamagedLog: The attributes say something else than a rule engine does.
+    """
+    items = []
+    for row in events.to_pylist():
+        said = encoded(decoded_attrs(row.pop("attrs") or "{}"))
+        try:
+            items.append(model.model_validate(_NOT_SAID | said | row))
+        except ValidationError as error:
+            wrong = error.errors()[0]
+            where = f"{row['kind']} {row['attempt']}/{row['rank']}/{row['seq']}, {wrong['loc'][0]}"
+            raise DamagedLog(wrong["msg"], where=where, got=shortened(repr(wrong["input"]))) from None
+    return items
 
 
 def _place(item: DecisionItem) -> tuple[int, int, int]:

@@ -2,6 +2,10 @@
 
 A page of another site that a browser on this machine shows reaches 127.0.0.1 as well: by a name of its own that it has
 made to point there (the Host header then has that name), or by a form (the Origin header then has its own).
+
+Wrong tokens are not counted, and whoever sends them need not wait. A token that was made as the server advises has 192
+bits, which no rate of guesses gets at, and tokens are compared in constant time; while behind a proxy all clients have
+one address, so that one of them could lock out the others. Answers with 401 are counted in ``/metrics``.
 """
 
 from __future__ import annotations

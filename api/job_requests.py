@@ -6,7 +6,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from ..replay.objective import mode_of
 from ..rules import Param
+from ..store.errors import shortened
 
 Kind = Literal["backtest", "sweep", "verification"]
 
@@ -35,11 +37,13 @@ class PolicyJobRequest(JobRequest):
     """Which way that metric is better; guessed from its name unless given."""
 
     @model_validator(mode="after")
-    def _one_policy(self) -> PolicyJobRequest:
+    def _clear_question(self) -> PolicyJobRequest:
         if (self.policy is None) == (self.policy_text is None):
             raise ValueError("one of 'policy' and 'policy_text' is needed")
         if self.mode is not None and self.objective is None:
             raise ValueError("'mode' says which way the metric 'objective' is better")
+        if self.objective and self.mode is None and mode_of(self.objective) is None:
+            raise ValueError("whether the metric 'objective' is better low or high is not clear: 'mode' says it")
         return self
 
 
@@ -65,6 +69,14 @@ class SweepRequest(PolicyJobRequest):
 
     axes: dict[str, Annotated[list[Param], Field(min_length=1, max_length=10_000)]] = Field(min_length=1, max_length=20)
     """Values to try, by param."""
+
+    @model_validator(mode="after")
+    def _numbers_fit_into_columns(self) -> SweepRequest:
+        for name, values in self.axes.items():
+            for value in values:
+                if isinstance(value, int) and not -(2**63) <= value < 2**63:
+                    raise ValueError(f"axis '{name}': {shortened(str(value))} does not fit into 64 bits")
+        return self
 
 
 class VerificationRequest(JobRequest):

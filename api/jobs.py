@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
+from types import MappingProxyType
 from typing import Annotated, Any, Final, Literal
 
 from fastapi import APIRouter, Request, Response
 from fastapi import Path as InPath
+from starlette.concurrency import run_in_threadpool
 
 from .. import replay
-from ..rules import KNOWN_SEMANTICS, parse_policy
+from ..rules import KNOWN_SEMANTICS, PolicyError, Problem
 from ..store import Store
 from ..store.annotations import ANNOTATIONS
 from .access import OpenStore, RunAccess, file_stamp, find_run
@@ -29,6 +31,7 @@ from .job_requests import (
 )
 from .models import Model, Page
 from .policies import policy_named
+from .rule_processes import RuleProcesses
 
 router = APIRouter()
 
@@ -81,24 +84,29 @@ _ACCEPTED: Final[dict[int | str, dict[str, Any]]] = {
 
 
 @router.post("/backtests", summary="Start a backtest", status_code=202, responses=_ACCEPTED)
-def start_backtest(request: Request, response: Response, store: OpenStore, body: BacktestRequest) -> JobItem:
+async def start_backtest(request: Request, response: Response, store: OpenStore, body: BacktestRequest) -> JobItem:
     """What a policy would have saved and cost in recorded runs. The same question about unchanged logs is one job."""
-    unknown = [name for name in body.baselines if name not in (*replay.BASELINES, "all")]
-    if unknown:
-        raise InvalidRequest("no such baseline", got=unknown[0], fix=f"Known: all, {', '.join(replay.BASELINES)}")
-    return _started(request, response, store, body, body.params)
+    if body.baselines:
+        await run_in_threadpool(_check_baselines, body.baselines)
+    return await _started(request, response, store, body, params=body.params)
 
 
 @router.post("/sweeps", summary="Start a sweep", status_code=202, responses=_ACCEPTED)
-def start_sweep(request: Request, response: Response, store: OpenStore, body: SweepRequest) -> JobItem:
-    """Every combination of some params' values over recorded runs."""
-    return _started(request, response, store, body, {name: values[0] for name, values in body.axes.items()})
+async def start_sweep(request: Request, response: Response, store: OpenStore, body: SweepRequest) -> JobItem:
+    """Every combination of some params' values over recorded runs: at most 100,000 of them.
+
+    Values that the policy does not take are refused at once, with their axis. (Of thousands of values some may be left
+    for the job to refuse: they are tried for some seconds.)
+    """
+    return await _started(request, response, store, body, axes=body.axes)
 
 
 @router.post("/verifications", summary="Start a verification", status_code=202, responses=_ACCEPTED)
-def start_verification(request: Request, response: Response, store: OpenStore, body: VerificationRequest) -> JobItem:
+async def start_verification(
+    request: Request, response: Response, store: OpenStore, body: VerificationRequest
+) -> JobItem:
     """Whether what rules decided live is what their replay decides, and the logs are what was written."""
-    return _started(request, response, store, body, {})
+    return await _started(request, response, store, body)
 
 
 @router.get("/jobs", summary="Jobs")
@@ -162,25 +170,59 @@ def _finished(request: Request, job_id: str) -> Job:
     return job
 
 
-def _started(request: Request, response: Response, store: Store, body: JobRequest, params: dict[str, Any]) -> JobItem:
+def _check_baselines(names: Sequence[str]) -> None:
+    # Asked for the first time, the baselines are loaded, which takes a while.
+    unknown = [name for name in names if name not in (*replay.BASELINES, "all")]
+    if unknown:
+        raise InvalidRequest("no such baseline", got=unknown[0], fix=f"Known: all, {', '.join(replay.BASELINES)}")
+
+
+async def _started(
+    request: Request, response: Response, store: Store, body: JobRequest, **values: Mapping[str, Any]
+) -> JobItem:
     document: dict[str, Any] = {"kind": kind_of(body), "store": str(store.path), "request": body.model_dump()}
     if isinstance(body, PolicyJobRequest):
-        text, source = _policy_text(request, body)
-        policy = parse_policy(text, source=source, params=params)  # Refused here, not in the job.
-        document |= {"policy_text": policy.text, "policy_source": source}
-    runs = _runs(store, body)
-    document["runs"] = [run.folder.name for run in runs]
-    queued = _queue(request).submit(
-        Job(
-            id=f"{document['kind']}-{_digest(document, runs)}",
-            kind=document["kind"],
-            document=document,
-            owner=request.state.holder.name,
-            runs=len(runs),
-        )
-    )
+        text, source = await run_in_threadpool(_policy_text, request, body)
+        await _check_policy(request, text, source, **values)  # Refused here, not in the job.
+        document |= {"policy_text": text, "policy_source": source}
+    queued = await run_in_threadpool(_queued, request, store, body, document)
     response.headers["Location"] = f"/api/v1/jobs/{queued.id}"
     return _item(queued)
+
+
+async def _check_policy(
+    request: Request,
+    text: str,
+    source: str,
+    *,
+    params: Mapping[str, Any] = MappingProxyType({}),
+    axes: Mapping[str, Any] = MappingProxyType({}),
+) -> None:
+    """Refuse a policy that does not load with these values.
+
+    Raises:
+        PolicyError: With all its problems.
+        InvalidRequest: It takes too long to tell, or there are too many combinations of values.
+    """
+    processes: RuleProcesses = request.app.state.rule_processes
+    seconds = request.app.state.limits.rules_s / 2
+    asked = {"text": text, "source": source, "params": dict(params), "axes": dict(axes), "seconds": seconds}
+    told = await processes.ask({"kind": "job", **asked})
+    if told["problems"]:
+        raise PolicyError(Problem(source, **problem) for problem in told["problems"])
+
+
+def _queued(request: Request, store: Store, body: JobRequest, document: dict[str, Any]) -> Job:
+    runs = _runs(store, body)
+    document["runs"] = [run.folder.name for run in runs]
+    job = Job(
+        id=f"{document['kind']}-{_digest(document, runs)}",
+        kind=document["kind"],
+        document=document,
+        owner=request.state.holder.name,
+        runs=len(runs),
+    )
+    return _queue(request).submit(job)
 
 
 def _policy_text(request: Request, body: PolicyJobRequest) -> tuple[str, str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
 from fastapi import APIRouter, Request, Response
 from fastapi import Query as InQuery
@@ -20,6 +20,9 @@ from .models import Model, Page
 from .queries import FormedQuery, Int64
 
 router = APIRouter()
+
+#: Of the attributes of a note: enough for any configuration, and far from where writing them as JSON fails.
+_MOST_LEVELS: Final = 40
 
 
 class AnnotationItem(Model):
@@ -61,7 +64,18 @@ class NewAnnotation(BaseModel):
     def _steps_are_in_order(self) -> NewAnnotation:
         if self.last_step is not None and (self.first_step is None or self.first_step > self.last_step):
             raise ValueError("'last_step' comes with a 'first_step' that is not greater")
+        if _depth(self.attrs) > _MOST_LEVELS:
+            raise ValueError(f"'attrs' are nested at most {_MOST_LEVELS} levels deep")
         return self
+
+
+def _depth(value: Any) -> int:
+    """How many levels of lists and objects a JSON value has."""
+    levels, level = 0, [value]
+    while level := [part for part in level if isinstance(part, (dict, list))]:
+        levels += 1
+        level = [inner for part in level for inner in (part.values() if isinstance(part, dict) else part)]
+    return levels
 
 
 @router.get("/runs/{id}/annotations", summary="Annotations", response_model=AnnotationPage, responses=IN_EVERY_FORM)

@@ -15,12 +15,14 @@ from fastapi.responses import HTMLResponse
 from fastapi.routing import APIRoute
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
+from starlette.exceptions import HTTPException as StarletteHTTPException
 
 from ..replay.amounts import duration
 from ..store import TelemetryError
+from ..store.errors import shortened
 from ..store.summary import RunSummary
 from .page_files import map_style_id
-from .problems import detail_of, hint_of, sort_of
+from .problems import detail_of, hint_at, hint_of, on_http_exception, sort_of
 
 #: Nothing is loaded from another host, no script stands in a page, and no other site may frame one. The hash is that of
 #: the empty text: the chart library makes an empty style sheet, and fills it by rules, which needs no permission. (The
@@ -81,6 +83,16 @@ class PageRoute(APIRoute):
                 return error_page(request, error.status_code, phrase, str(error.detail), None)
 
         return handle_page
+
+
+async def show_lost(request: Request, error: Exception) -> Response:
+    """What is answered where no endpoint is: a page to a person who has mistyped an address, or else a problem."""
+    assert isinstance(error, StarletteHTTPException)
+    path = request.url.path
+    is_person = request.method == "GET" and "text/html" in request.headers.get("accept", "")
+    if error.status_code == 404 and is_person and not path.startswith("/api/"):
+        return error_page(request, 404, "There is no such page", shortened(path), hint_at(path))
+    return await on_http_exception(request, error)
 
 
 def error_page(request: Request, status: int, title: str, detail: str, hint: str | None) -> Response:

@@ -101,7 +101,8 @@ class Session:
             if message["type"] == "http.response.start" and message["status"] == 401:
                 is_refused = True
                 query = scope["query_string"].decode("latin-1")
-                target = scope["path"] + (f"?{query}" if query else "")
+                # As it was sent: decoded, a name with a slash or a question mark in it would be another path.
+                target = scope["raw_path"].decode("latin-1") + (f"?{query}" if query else "")
                 await RedirectResponse(f"/login?{urlencode({'next': target})}", 303)(scope, receive, send)
             elif not is_refused:
                 await send(message)

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from anyio import CapacityLimiter, to_thread
 from fastapi import APIRouter, Request, Response
 
 from ..store.event_json import encoded
 from ..store.snapshot import Snapshot
 from ..store.summary import leading_metric, summarize
-from ..store.table_formats import from_arrow_stream
 from .access import RequestedRun
 from .page_layout import PageRoute, flattened, page
 from .page_runs import share_done
-from .query_workers import QueryWorkers
+from .run_questions import ask_run
 
 router = APIRouter(include_in_schema=False, route_class=PageRoute)
 
@@ -53,10 +51,8 @@ async def show_worst_samples(request: Request, run: RequestedRun) -> Response:
 
     It reads every sample loss there is, so that it is asked as users' SQL is: elsewhere, within limits.
     """
-    workers: QueryWorkers = request.app.state.query_workers
-    limiter: CapacityLimiter = request.app.state.query_threads
-    found = await to_thread.run_sync(workers.ask, _WORST_SAMPLES, run.folder.name, limiter=limiter)
-    return page(request, "worst_samples.html", samples=from_arrow_stream(found.rows).to_pylist())
+    found = await ask_run(request, run, _WORST_SAMPLES, rows=WORST)
+    return page(request, "worst_samples.html", samples=found.table.to_pylist())
 
 
 def run_data(snapshot: Snapshot) -> dict[str, Any]:

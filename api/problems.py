@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Mapping, Sequence
 from http import HTTPStatus
@@ -45,6 +46,9 @@ MEDIA_TYPE: Final = "application/problem+json"
 
 #: Statuses that any request can end with; the OpenAPI document says so for each.
 STATUSES: Final = (400, 401, 403, 404, 406, 408, 409, 413, 415, 421, 422, 431, 500, 503)
+
+#: Said where a path below a run leads nowhere.
+_SLASH_HINT: Final = "Of a run whose name has a slash in it, give the id, or the name with %2F in its place"
 
 _LOGGER: Final = logging.getLogger("steptape.api")
 
@@ -101,6 +105,11 @@ def hint_of(error: TelemetryError, store: Path) -> str | None:
     return without_path(error.fix, store) or None
 
 
+def hint_at(path: str) -> str | None:
+    """What can be done at a path that leads nowhere; None where nothing is known."""
+    return _SLASH_HINT if "/runs/" in path else None
+
+
 def without_path(text: str, store: Path) -> str:
     """The text without the store's absolute path, which is nobody's business but the server's.
 
@@ -116,7 +125,7 @@ def install_handlers(app: FastAPI) -> None:
     """Make the application answer every error with problem details."""
     app.add_exception_handler(TelemetryError, _on_telemetry_error)
     app.add_exception_handler(RequestValidationError, _on_invalid_parameters)
-    app.add_exception_handler(HTTPException, _on_http_exception)
+    app.add_exception_handler(HTTPException, on_http_exception)
     app.add_exception_handler(FileNotFoundError, _on_vanished_file)
     app.add_exception_handler(NotModified, _on_not_modified)
 
@@ -148,13 +157,16 @@ async def _on_invalid_parameters(_: Request, error: Exception) -> Response:
     return _response(_INVALID, detail, errors=errors)
 
 
-async def _on_http_exception(request: Request, error: Exception) -> Response:
+async def on_http_exception(request: Request, error: Exception) -> Response:
+    """The answer where no endpoint is, or none with the method."""
     assert isinstance(error, HTTPException)
     phrase = HTTPStatus(error.status_code).phrase
     sort = Sort(error.status_code, phrase.lower().replace(" ", "-"), phrase)
     if error.headers and "GET" in error.headers.get("allow", error.headers.get("Allow", "")):
         error.headers = {"Allow": f"{error.headers.get('Allow')}, HEAD"}
-    return _response(sort, f"{request.method} {shortened(request.url.path)}: {error.detail}", headers=error.headers)
+    hint = hint_at(request.url.path) if error.status_code == 404 else None
+    detail = f"{request.method} {shortened(request.url.path)}: {error.detail}"
+    return _response(sort, detail, hint=hint, headers=error.headers)
 
 
 async def _on_vanished_file(request: Request, error: Exception) -> Response:
@@ -194,4 +206,6 @@ def _response(
         hint=hint,
         errors=None if errors is None else list(errors),
     )
-    return Response(problem.model_dump_json(exclude_none=True), sort.status, headers, MEDIA_TYPE)
+    # What was sent may be shown, and half a surrogate pair in it is text to Python alone.
+    text = json.dumps(problem.model_dump(exclude_none=True), ensure_ascii=False, separators=(",", ":"))
+    return Response(text.encode(errors="replace"), sort.status, headers, MEDIA_TYPE)

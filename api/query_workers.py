@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -55,15 +55,21 @@ class QueryWorkers:
         self._lock = threading.Lock()
         self._is_closed = False
 
-    def ask(self, statement: str, run: str | None) -> Answer:
+    def ask(self, statement: str, run: str | None, *, rows: int | None = None) -> Answer:
         """The answer to one statement over the whole store, or one run.
+
+        Args:
+            statement: SQL.
+            run: A run's id, or its name where one run alone has it; None for the store.
+            rows: How many rows to hand out at most; as many as the limits say unless given.
 
         Raises:
             QueryRefused, QueryTimedOut, RunNotFound, TelemetryError: As the worker says; or it died.
             Busy: Too many are waiting.
         """
         with self._worker() as worker:
-            request = {"statement": statement, "run": run, **asdict(self._limits.query)}
+            limits = self._limits.query if rows is None else replace(self._limits.query, rows=rows)
+            request = {"statement": statement, "run": run, **asdict(limits)}
             return worker.ask(request, self._limits.query.seconds + _GRACE_S)
 
     def warm(self) -> None:
@@ -110,9 +116,12 @@ class _Worker:
         # Of the environment it needs what finds Python and its packages, and nothing that may be secret.
         kept = ("PATH", "HOME", "LANG", "LC_ALL", "PYTHONPATH", "VIRTUAL_ENV", "TMPDIR", "TZ", "LD_LIBRARY_PATH")
         environment = {name: os.environ[name] for name in kept if name in os.environ}
-        self._process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=environment
-        )
+        try:
+            self._process = subprocess.Popen(
+                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=environment
+            )
+        except OSError as error:
+            raise Busy(f"no process could be started ({error.strerror})", fix="Ask again later") from None
         self.is_alive = True
         try:
             self._frame(time.monotonic() + _START_S)

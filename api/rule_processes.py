@@ -10,7 +10,7 @@ from anyio import CapacityLimiter, to_thread
 
 from ..store import DamagedLog, NotARun, RunNotFound, TelemetryError
 from ..store.module_command import module_command
-from .errors import InvalidRequest
+from .errors import Busy, InvalidRequest
 from .following import Places
 from .limits import Limits
 
@@ -34,7 +34,7 @@ class RuleProcesses:
         """The answer of ``rule_worker`` to a document.
 
         Raises:
-            Busy: Too many are waiting.
+            Busy: Too many are waiting, or the machine has no room for a process more.
             InvalidRequest: It took too long or too much, or the answer is too long.
             TelemetryError: A run cannot be read.
         """
@@ -57,6 +57,8 @@ class RuleProcesses:
         except subprocess.TimeoutExpired:
             what = f"the rules took longer than {self._limits.rules_s:g} s, and were ended"
             raise InvalidRequest(what, fix="Ask for fewer steps, rules or runs") from None
+        except OSError as error:
+            raise Busy(f"no process could be started ({error.strerror})", fix="Ask again later") from None
         if done.returncode != 0:
             fix = "They may have taken too much memory: ask for fewer steps, rules or runs"
             raise InvalidRequest("the process that tried the rules ended before it was done", fix=fix)

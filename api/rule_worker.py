@@ -28,6 +28,7 @@ from ..rules import (
     run_test,
 )
 from ..store import Run, TelemetryError
+from .job_checks import check_job
 
 #: How a policy that came with the request is called in messages.
 SENT: Final = "policy"
@@ -60,6 +61,16 @@ def test(document: dict[str, Any]) -> dict[str, Any]:
     return {"ok": all(result["ok"] for result in results), "problems": [], "results": results}
 
 
+def job(document: dict[str, Any]) -> dict[str, Any]:
+    """What is wrong with the policy of a job, or with the values that it is to be tried with."""
+    asked = {name: document[name] for name in ("source", "params", "axes", "seconds")}
+    try:
+        check_job(document["text"], **asked)
+    except PolicyError as error:
+        return {"problems": _problems(error.problems)}
+    return {"problems": []}
+
+
 def _policies(document: dict[str, Any]) -> dict[str, Policy]:
     policies = {name: parse_policy(text, source=name) for name, text in document["policies"].items()}
     return policies | {name: load_policy(path) for name, path in document["known"].items()}
@@ -77,7 +88,7 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     document = json.load(sys.stdin)
     try:
-        told: dict[str, Any] = {"answer": {"check": check, "test": test}[document["kind"]](document)}
+        told: dict[str, Any] = {"answer": {"check": check, "test": test, "job": job}[document["kind"]](document)}
     except TelemetryError as error:
         told = {"error": {"kind": type(error).__name__, "what": error.what, "where": error.where, "fix": error.fix}}
     text = json.dumps(told)

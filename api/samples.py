@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Any, Final
 
 from fastapi import APIRouter, Request, Response
 from fastapi import Query as InQuery
 from pydantic import Field, TypeAdapter, model_validator
+from starlette.concurrency import run_in_threadpool
 
-from ..store import Run
-from .access import RequestedRun
+from ..store.snapshot import Snapshot
+from ..store.spikes import COLUMNS
+from ..store.timeline import PLACE, effective_lineage, effective_rows
+from .access import RequestedRun, RunAccess
 from .answers import IN_EVERY_FORM, page_answer
-from .errors import StepNotFound
-from .log_order import row_after
+from .errors import InvalidRequest, StepNotFound
 from .models import SampleItem, SamplePage, SpikingSample, SpikingSamplePage
 from .pagination import from_cursor, to_cursor
 from .queries import FormedQuery, Int32, Int64
+from .run_questions import ask_run
 
 router = APIRouter()
 
@@ -47,18 +51,14 @@ class SamplesQuery(FormedQuery):
 
 
 @router.get("/runs/{id}/samples", summary="Sample losses", response_model=SamplePage, responses=IN_EVERY_FORM)
-def list_samples(request: Request, run: RequestedRun, query: Annotated[SamplesQuery, InQuery()]) -> Response:
+async def list_samples(request: Request, run: RequestedRun, query: Annotated[SamplesQuery, InQuery()]) -> Response:
     """Per-sample losses of all ranks, in (attempt, rank, seq, position) order, or the highest first.
 
-    What a resume rolled back is left out.
+    What a resume rolled back is left out. Where the losses of tokens make samples large, a page may hold fewer than
+    `limit`; `next` goes on from there.
     """
-    opened = run.open()
-    if query.top is not None:
-        count = min(query.top, query.limit or query.top)
-        page = SamplePage(items=_items(opened.samples(step=query.step, top=count)), next=None)
-    else:
-        page = _page(opened, query)
-    return page_answer(request, page, query.format)
+    page = await (_page(request, run, query) if query.top is None else _highest(request, run, query, query.top))
+    return await run_in_threadpool(page_answer, request, page, query.format)
 
 
 class SpikeQuery(FormedQuery):
@@ -80,32 +80,58 @@ class SpikeQuery(FormedQuery):
     response_model=SpikingSamplePage,
     responses=IN_EVERY_FORM,
 )
-def list_spiking_samples(request: Request, run: RequestedRun, query: Annotated[SpikeQuery, InQuery()]) -> Response:
+async def list_spiking_samples(
+    request: Request, run: RequestedRun, query: Annotated[SpikeQuery, InQuery()]
+) -> Response:
     """The samples recorded around a step that pushed the loss above normal, the hardest first. NaN losses lead."""
-    opened = run.open()
-    bounds = run.read(lambda snapshot: snapshot.events_table(("step",)))["step"].to_pylist()
-    if query.step not in bounds:
-        fix = f"Its steps are {min(bounds)} to {max(bounds)}" if bounds else "It has no events"
-        raise StepNotFound("the run has no such step", where=opened.run_id, got=query.step, fix=fix)
-    table = opened.spiking_samples(query.step, radius=query.radius, top=query.top, baseline=query.baseline)
-    page = SpikingSamplePage(items=[SpikingSample.model_validate(row) for row in table.to_pylist()], next=None)
-    return page_answer(request, page, query.format)
+    await run_in_threadpool(run.read, lambda snapshot: _check_step(snapshot, query.step))
+    options = f"radius := {query.radius}, top := {query.top}, baseline := {query.baseline}"
+    statement = f"SELECT {', '.join(COLUMNS)} FROM spiking_samples({query.step}, {options})"
+    found = await ask_run(request, run, statement, rows=query.top)
+    page = SpikingSamplePage(items=[SpikingSample.model_validate(row) for row in found.table.to_pylist()], next=None)
+    return await run_in_threadpool(page_answer, request, page, query.format)
 
 
-def _page(run: Run, query: SamplesQuery) -> SamplePage:
-    filters = ("samples", run.run_id, query.step)
-    table = run.samples(step=query.step).sort_by([(name, "ascending") for name in _ORDER])
-    start = 0
+def _check_step(snapshot: Snapshot, step: int) -> None:
+    cuts = effective_lineage(snapshot).cuts
+    table = effective_rows(snapshot.events_table(("step", *(PLACE if cuts else ()))), cuts)
+    steps = table["step"].to_numpy()
+    if not (steps == step).any():
+        fix = f"Its steps are {steps.min()} to {steps.max()}" if len(steps) else "It has no events"
+        raise StepNotFound("the run has no such step", where=snapshot.info.run_id, got=step, fix=fix)
+
+
+async def _page(request: Request, run: RunAccess, query: SamplesQuery) -> SamplePage:
+    filters = ("samples", run.folder.name, query.step)
+    conditions = [] if query.step is None else [f"step = {query.step}"]
     if query.cursor is not None:
         place = from_cursor(query.cursor, filters, _PLACE)
-        start = row_after(table, _ORDER, place)
-    items = _items(table.slice(start, query.limit or _PAGE))
-    more = start + len(items) < table.num_rows
+        conditions.append(f"({', '.join(_ORDER)}) > {place}")
+    limit = query.limit or _PAGE
+    found = await ask_run(request, run, _statement(conditions, ", ".join(_ORDER), limit + 1), rows=limit + 1)
+    items = await run_in_threadpool(_items, found.table.slice(0, limit))
+    more = found.is_cut_short or found.table.num_rows > limit
     return SamplePage(items=items, next=to_cursor(filters, _place(items[-1])) if more else None)
 
 
+async def _highest(request: Request, run: RunAccess, query: SamplesQuery, top: int) -> SamplePage:
+    count = min(top, query.limit or top)
+    conditions = [] if query.step is None else [f"step = {query.step}"]
+    # NaN is above all numbers in SQL, too.
+    statement = _statement(conditions, f"loss DESC, seq, position, {', '.join(_ORDER)}", count)
+    found = await ask_run(request, run, statement, rows=count)
+    if found.is_cut_short:
+        raise InvalidRequest("so many samples take more than one answer may", where="query.top", got=top)
+    return SamplePage(items=await run_in_threadpool(_items, found.table), next=None)
+
+
+def _statement(conditions: Sequence[str], order: str, count: int) -> str:
+    where = f"WHERE {' AND '.join(conditions)}" if conditions else ""
+    return f"SELECT {', '.join(_FIELDS)} FROM samples {where} ORDER BY {order} LIMIT {count}"
+
+
 def _items(table: Any) -> list[SampleItem]:
-    return [SampleItem.model_validate(row) for row in table.select(_FIELDS).to_pylist()]
+    return [SampleItem.model_validate(row) for row in table.to_pylist()]
 
 
 def _place(item: SampleItem) -> tuple[int, int, int, int]:

@@ -102,7 +102,7 @@ def _items(snapshot: Snapshot, query: SeriesQuery, *, lacking_is_empty: bool = F
     by_metric = snapshot.columns.by_metric
     names = list(dict.fromkeys(query.metric))
     if not lacking_is_empty:
-        _check_metrics(snapshot, names)
+        check_metrics(snapshot, names)
     columns = {metric: by_metric[metric] for metric in names if metric in by_metric}
     table = _on_axis(snapshot, query, list(columns.values()))
     run_id = snapshot.info.run_id
@@ -150,7 +150,12 @@ def _item(run_id: str, metric: str, kind: str | None, rows: Any, query: SeriesQu
     )
 
 
-def _check_metrics(snapshot: Snapshot, metrics: list[str]) -> None:
+def check_metrics(snapshot: Snapshot, metrics: list[str]) -> None:
+    """Refuse metrics that the run does not have.
+
+    Raises:
+        MetricNotFound: No event carries one of them.
+    """
     columns = snapshot.columns.by_metric
     missing = [metric for metric in metrics if metric not in columns]
     if missing:

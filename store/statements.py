@@ -88,6 +88,9 @@ def _check_files(connection: duckdb.DuckDBPyConnection, refusal: str) -> None:
 _REFUSED_FOLDER: Final = re.compile(r'Cannot access file "(.*)/\*\*/\*\.parquet"')
 
 
+#: What a refusal says where no question about the run can be answered.
+DAMAGED_FILE: Final = "a file of a run is damaged"
+
 #: How DuckDB tells of a Parquet file that it cannot take apart: by its name, or in the words of its Thrift library.
 _DAMAGED_FILE: Final = re.compile(
     r"""\bfile ['"](?P<path>[^'"]*\.parquet)['"]|TProtocolException|^don't know what type"""
@@ -107,7 +110,7 @@ def translated() -> Iterator[None]:
         damaged = _DAMAGED_FILE.search(str(error))
         if damaged is not None:
             fix = "Restore it, or move it away; 'steptape doctor' says which it is and what is lost"
-            raise QueryRefused("a file of a run is damaged", where=damaged["path"] or "", fix=fix) from None
+            raise QueryRefused(DAMAGED_FILE, where=damaged["path"] or "", fix=fix) from None
         raise QueryRefused(f"the query failed: {error}", fix=f"Views: {', '.join(VIEWS)}") from None
 
 

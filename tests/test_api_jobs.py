@@ -29,6 +29,8 @@ controllers:
     operations: [hfcontrols.should_training_stop]
 """
 
+WAITING = POLICY.replace("0.1}", "0.1, wait: 2}") + "    patience: {patience_threshold: wait}\n"
+
 
 @pytest.fixture
 def store(tmp_path: Path) -> Path:
@@ -186,11 +188,13 @@ def test_a_job_that_no_process_can_be_started_for_fails_and_the_next_one_runs(
     with served(store) as client:
         with monkeypatch.context() as patch:
             patch.setattr(sys, "executable", str(store / "no-python"))
-            refused = ended(client, start(client, "backtests", policy_text=POLICY))
-        done = ended(client, start(client, "backtests", policy_text=POLICY))
+            failed = ended(client, start(client, "verifications"))
+            refused = client.post("/api/v1/backtests", json={"policy_text": POLICY})
+        done = ended(client, start(client, "verifications"))
 
-    assert (refused["status"], done["status"]) == ("failed", "done")
-    assert "no process could be started" in refused["error"]
+    assert (failed["status"], done["status"]) == ("failed", "done")
+    assert "no process could be started" in failed["error"]
+    assert (refused.status_code, refused.json()["code"]) == (503, "busy")
 
 
 @pytest.mark.parametrize(
@@ -202,7 +206,14 @@ def test_a_job_that_no_process_can_be_started_for_fails_and_the_next_one_runs(
         ("backtests", {"policy_text": POLICY, "params": {"other": 1}}, "invalid-policy"),
         ("backtests", {"policy_text": POLICY, "baselines": ["nothing"]}, "invalid-request"),
         ("backtests", {"policy_text": POLICY, "runs": ["../outside"]}, "run-not-found"),
+        ("backtests", {"policy_text": POLICY, "objective": "score"}, "invalid-parameter"),
         ("sweeps", {"policy_text": POLICY, "axes": {}}, "invalid-parameter"),
+        ("sweeps", {"policy_text": POLICY, "axes": {"least": [0.1]}, "objective": "score"}, "invalid-parameter"),
+        ("sweeps", {"policy_text": POLICY, "axes": {"other": [1, 2]}}, "invalid-policy"),
+        ("sweeps", {"policy_text": POLICY, "axes": {"\ud800": [1, 2]}}, "invalid-policy"),
+        ("sweeps", {"policy_text": POLICY, "axes": {"least": [1, 10**400]}}, "invalid-parameter"),
+        ("sweeps", {"policy_text": POLICY, "axes": {"least": [0.1, 0.2, "low", 0.3]}}, "invalid-policy"),
+        ("sweeps", {"policy_text": WAITING, "axes": {"least": [0.1] * 400, "wait": [1] * 400}}, "invalid-request"),
         ("verifications", {"runs": []}, "invalid-parameter"),
     ],
 )
@@ -210,10 +221,48 @@ def test_a_job_that_cannot_be_is_refused_before_it_is_queued(
     client: httpx.Client, kind: str, body: dict[str, Any], code: str
 ) -> None:
     """With what is wrong."""
-    answer = client.post(f"/api/v1/{kind}", json=body)
+    headers = {"Content-Type": "application/json"}
+    answer = client.post(f"/api/v1/{kind}", content=json.dumps(body), headers=headers)
 
     assert answer.json()["code"] == code
     assert client.get("/api/v1/jobs").json()["items"] == []
+
+
+@pytest.mark.parametrize(
+    ("axes", "said"),
+    [
+        ({"least": [0.1, "low", 0.3]}, ["axis 'least', value 'low': param 'least': an override must be a number"]),
+        ({"least": [0.1], "wait": [1, 2.5, 3]}, ["axis 'wait', value 2.5: "]),
+        ({"least": ["a", "b"], "wait": [True]}, ["axis 'least', value 'a'", "axis 'least', value 'b'", "axis 'wait'"]),
+        ({"lest": [1, 2]}, ["axis 'lest', value 1: params: no such param to override"]),
+        ({"least": [*map(str, range(100))]}, ["axis 'least', value '"] * 20),
+    ],
+)
+def test_a_value_that_a_policy_does_not_take_is_named_with_its_axis(
+    client: httpx.Client, axes: dict[str, list[Any]], said: list[str]
+) -> None:
+    """Wherever it stands on the axis, and before anything is queued."""
+    answer = client.post("/api/v1/sweeps", json={"policy_text": WAITING, "axes": axes})
+
+    assert (answer.status_code, answer.json()["code"]) == (422, "invalid-policy")
+    lines = answer.json()["detail"].splitlines()
+    assert len(lines) == len(said)
+    for line, part in zip(lines, said, strict=True):
+        assert part in line
+    assert client.get("/api/v1/jobs").json()["items"] == []
+
+
+def test_a_policy_that_takes_too_long_to_load_is_refused(store: Path) -> None:
+    """The server itself does not load it."""
+    text = POLICY + "".join(
+        f"  - {{name: c{number}, triggers: [on_step_end], rule: {'loss > 1 or ' * 12}loss < 0, operations: []}}\n"
+        for number in range(900)
+    )
+    with served(store, limits=replace(SMALL, rules_s=1.0)) as client:
+        answer = client.post("/api/v1/backtests", json={"policy_text": text})
+
+    assert (answer.status_code, answer.json()["code"]) == (422, "invalid-request")
+    assert "took longer than 1 s" in answer.json()["detail"]
 
 
 def test_a_policy_that_does_not_load_is_refused_with_its_problems(client: httpx.Client) -> None:

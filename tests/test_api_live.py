@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import reduce
 from pathlib import Path
 
 import httpx
@@ -168,8 +169,14 @@ def test_a_live_run_may_be_annotated_while_it_is_written(store: Path) -> None:
     assert (notes[0]["origin"], notes[0]["first_step"], notes[0]["attrs"]) == ("recorder", 1, {"x": 1})
 
 
-@pytest.mark.parametrize("body", [{}, {"text": ""}, {"text": "x", "last_step": 3}, {"text": "x", "first_step": -1}])
-def test_an_annotation_that_says_nothing_is_refused(store: Path, body: dict[str, object]) -> None:
+DEEP = reduce(lambda inner, _: {"a": [inner]}, range(200), {})
+
+
+@pytest.mark.parametrize(
+    "body",
+    [{}, {"text": ""}, {"text": "x", "last_step": 3}, {"text": "x", "first_step": -1}, {"text": "x", "attrs": DEEP}],
+)
+def test_an_annotation_that_says_nothing_or_cannot_be_kept_is_refused(store: Path, body: dict[str, object]) -> None:
     """Nothing is written."""
     folder = recorded(store)
     with served(store) as client:

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 from served_page import POLICY, SPIKE, WRONG, loss_at, record_run, serving
 
+from api_serving import RUN, begin, finish
 from steptape.api.tokens import parse_tokens
 from steptape.recorder import Recorder
 from steptape.store import open_store
@@ -209,6 +210,44 @@ def test_what_a_reader_notes_is_on_the_curve_and_labels_an_incident(store: Path,
     assert cells[:3] == ["200 to 250", HOSTILE, HOSTILE]
     assert (note.text, note.first_step, note.last_step, dict(note.attrs)) == (HOSTILE, 200, 250, {"incident": HOSTILE})
     assert page.input_value("#annotate [name=text]") == ""
+
+
+@pytest.mark.parametrize(
+    ("length_s", "labels", "zoom_s", "zoomed_labels"),
+    [
+        (40, ["0", "5 s", "10 s"], (20, 21), ["20 s", "20.1 s", "20.2 s"]),
+        (3 * 3600, ["0", "15 min", "30 min"], (3600, 7200), ["1 h", "1 h 5 min", "1 h 10 min"]),
+        (9 * 86400, ["0", "1 d", "2 d"], (86400, 2 * 86400), ["1 d", "1 d 2 h", "1 d 4 h"]),
+    ],
+)
+def test_time_is_told_in_units_that_fit_what_is_shown(
+    tmp_path: Path,
+    open_page: Callable[..., Any],
+    length_s: int,
+    labels: list[str],
+    zoom_s: tuple[int, int],
+    zoomed_labels: list[str],
+) -> None:
+    """Also where a zoom shows a part, and beside a curve that has no value there."""
+    writer = begin(tmp_path)
+    for number in range(1, 201):
+        metrics = {"loss": 1.0} | ({"rare": 1.0} if number in (1, 200) else {})
+        at = {"step": number, "time_ns": number, "elapsed_ns": length_s * number * 5_000_000}
+        writer.append("step_end", tuple(metrics), tuple(metrics.values()), **at)
+    finish(tmp_path, writer, steps=200)
+    ticks = f"[...{drawn('loss')}.querySelectorAll('.xtick text')].map(tick => tick.textContent)"
+    with serving(tmp_path) as address:
+        page = open_page(f"/runs/{RUN}", base=address)
+        page.select_option("#axis", "elapsed")
+        when(page, f"JSON.stringify({ticks}.slice(0, 3)) === {json.dumps(json.dumps(labels, separators=(',', ':')))}")
+        page.evaluate(
+            f"Plotly.relayout({drawn('loss')}, {{'xaxis.range[0]': {zoom_s[0]}, 'xaxis.range[1]': {zoom_s[1]}}})"
+        )
+        when(page, f"{ticks}[0] === '{zoomed_labels[0]}' && {ticks}[1] === '{zoomed_labels[1]}'")
+        beside = page.evaluate(ticks.replace(drawn("loss"), drawn("rare")))
+
+        assert page.evaluate(ticks)[:3] == zoomed_labels
+        assert beside[0] == zoomed_labels[0]
 
 
 def test_two_runs_are_compared(store: Path, open_page: Callable[..., Any]) -> None:

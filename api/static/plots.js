@@ -1,10 +1,14 @@
 // Curves by plotly, in the page's own colours, with what happened to the run drawn on them.
 import { isTouch, toNumber } from "./dom.js";
+import { inWords, precisionOf, spanTicks } from "./spans.js";
 
 const Plotly = globalThis.Plotly;
 
 /** Points of a curve: more than a plot is wide in pixels; the API keeps extremes. */
 export const POINTS = 1200;
+
+/** Pixels to the left and right of the curves. */
+const SIDES = { l: 52, r: 12 };
 
 /** Vertical lines are drawn for so many decisions at most, or for those alone that stop; each has its mark all the same. */
 const MOST_LINES = 12;
@@ -49,8 +53,10 @@ export const distinct = (items) =>
     return items.findIndex((other) => says(other) === says(item)) === index;
   });
 
-/** A series of the API as a trace. */
+/** A series of the API as a trace. On an axis of time, each value tells when it was and at which step. */
 export function lineOf(item, style = {}) {
+  const isTime = item.axis === "elapsed";
+  const precision = precisionOf(item.x[0], item.x.at(-1));
   const isSparse = item.x.length <= 60;
   const isDense = item.x.length > 600;
   return {
@@ -65,7 +71,8 @@ export function lineOf(item, style = {}) {
     opacity: style.opacity ?? 1,
     cliponaxis: false,
     connectgaps: false,
-    hovertemplate: `%{y:.5g}<extra>${plain(style.name ?? item.kind ?? "")}</extra>`,
+    text: isTime ? item.x.map((seconds) => inWords(seconds, precision)) : undefined,
+    hovertemplate: `%{y:.5g}${isTime ? "<br>%{text}, step %{customdata:,d}" : ""}<extra>${plain(style.name ?? item.kind ?? "")}</extra>`,
   };
 }
 
@@ -138,10 +145,13 @@ export function shapesOf(item, { decisions = [], attempts = [], spans = [], spar
 function ends(lines, axis) {
   const filled = lines.filter((trace) => trace.x.length);
   if (!filled.length) return {};
-  const minallowed = Math.min(...filled.map((trace) => trace.x[0]));
+  const first = Math.min(...filled.map((trace) => trace.x[0]));
   const maxallowed = Math.max(...filled.map((trace) => trace.x.at(-1)));
-  if (maxallowed > minallowed) return { autorangeoptions: { minallowed, maxallowed } };
-  return axis === "step" ? { range: [minallowed - 1, minallowed + 1], dtick: 1 } : {};
+  // Time is told from the beginning, which comes before the first value.
+  const minallowed = axis === "elapsed" && first > 0 && first < maxallowed / 5 ? 0 : first;
+  if (maxallowed > minallowed) return { autorangeoptions: { minallowed, maxallowed, include: minallowed } };
+  const range = [minallowed - 1, minallowed + 1];
+  return { step: { range, dtick: 1 }, elapsed: { range } }[axis] ?? {};
 }
 
 /** The axis of values: marks stand above the curves, a constant is not drawn as if it were zero, no label is cut off. */
@@ -163,17 +173,29 @@ function heights(lines, marks, log) {
   return { exponentformat, ...(isMarked ? { autorangeoptions: { include: log ? 10 ** top : top } } : {}) };
 }
 
+/** Ticks of an axis of time, for as much of it as the reader has zoomed to or, without a zoom, as the curves span. */
+function timeTicks(div, span, uirevision) {
+  const isZoomed = div.layout?.uirevision === uirevision && div.layout.xaxis.autorange === false;
+  const { minallowed, maxallowed } = span.autorangeoptions ?? {};
+  const [from, to] = isZoomed ? div.layout.xaxis.range : (span.range ?? [minallowed, maxallowed]);
+  if (from === undefined) return {};
+  const { values, labels } = spanTicks(from, to, div.clientWidth - SIDES.l - SIDES.r);
+  return { tickmode: "array", tickvals: values, ticktext: labels };
+}
+
 /** Draw or redraw a plot. What the reader has zoomed to stays. */
 export function draw(div, traces, { shapes = [], title = "", log = false, axis = "step", height = 230, legend = false } = {}) {
   const faint = colour("--faint");
   const grid = { gridcolor: colour("--rule"), zeroline: false, linecolor: colour("--rule"), tickfont: { color: faint }, layer: "below traces" };
   const lines = traces.filter((trace) => trace.yaxis !== "y2");
   const marks = traces.filter((trace) => trace.yaxis === "y2");
-  const unit = axis === "elapsed" ? " s" : "";
-  const place = { step: "step %{x:,d}", elapsed: "%{x:.4g}" }[axis] ?? `${axis} %{x:.4g}`;
+  const uirevision = `${axis} ${log}`;
+  const place = { step: "step %{x:,d}", elapsed: "time of training" }[axis] ?? `${axis} %{x:.4g}`;
+  const span = ends(lines, axis);
+  const ticks = axis === "elapsed" ? timeTicks(div, span, uirevision) : {};
   const layout = {
     height,
-    margin: { l: 52, r: 12, t: title ? 28 : 10, b: 28 },
+    margin: { ...SIDES, t: title ? 28 : 10, b: 28 },
     title: title ? { text: plain(title), x: 0, xanchor: "left", xref: "paper", pad: { l: 0 }, font: { size: 13, color: colour("--ink") } } : undefined,
     font: { family: getComputedStyle(document.body).fontFamily, size: 11, color: colour("--ink") },
     paper_bgcolor: "rgba(0,0,0,0)",
@@ -182,11 +204,11 @@ export function draw(div, traces, { shapes = [], title = "", log = false, axis =
     hoverlabel: { bgcolor: colour("--panel"), bordercolor: colour("--rule"), font: { color: colour("--ink"), size: 11 }, align: "left" },
     showlegend: legend,
     legend: { orientation: "h", x: 0, y: -0.16, yanchor: "top", font: { color: colour("--ink") } },
-    xaxis: { ...grid, ...ends(lines, axis), separatethousands: true, exponentformat: "none", ticksuffix: unit, unifiedhovertitle: { text: place + unit }, spikethickness: 1, spikedash: "dot", spikecolor: faint },
+    xaxis: { ...grid, ...span, separatethousands: true, exponentformat: "none", ...ticks, unifiedhovertitle: { text: place }, spikethickness: 1, spikedash: "dot", spikecolor: faint },
     yaxis: { ...grid, ...heights(lines, marks, log), type: log ? "log" : "linear", nticks: 6, automargin: true },
     yaxis2: { overlaying: "y", range: [0, 1], visible: false, fixedrange: true },
     shapes,
-    uirevision: `${axis} ${log}`,
+    uirevision,
     dragmode: isTouch ? false : "zoom",
   };
   return Plotly.react(div, traces, layout, { displayModeBar: false, responsive: true, doubleClick: "reset", showTips: false });
