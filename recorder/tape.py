@@ -195,8 +195,7 @@ class Tape:
         """Let go of the journal, and turn it into Parquet in another process."""
         with self.lock:
             self.journal.close()
-        if not self._sealing.finish():
-            logger.warning("the journal of %s could not be sealed; it is kept and readable as it is", self._folder)
+        self._sealing.finish()
 
     def discard(self) -> None:
         """Take back a journal that nothing was written to."""
