@@ -264,6 +264,26 @@ def test_whatever_is_no_reader_is_told_of_and_stops_nothing(tmp_path: Path, name
     assert said in result.stderr
 
 
+def test_a_reader_that_fails_while_it_reads_is_told_of_and_stops_nothing(tmp_path: Path) -> None:
+    """Here with an error that ends the import where the store is at fault."""
+    package = tmp_path / "site"
+    install_reader(package, "mine", READER.replace("numbers =", "raise OSError('no such database')\n        numbers ="))
+    (tmp_path / "a.log").write_text("MINE 0.5 0.25")
+    (tmp_path / "b.csv").write_text("step,loss\n1,0.5\n")
+
+    result = subprocess.run(
+        [*COMMAND, "import", "auto", "a.log", "b.csv", "--store", "runs"],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(package)},
+    )
+
+    assert (result.returncode, result.stdout.splitlines()[-1]) == (1, "1 run: 1 new, 1 failed")
+    assert result.stderr.startswith("warning: a.log: the reader 'mine' failed (OSError('no such database') in mine.py:")
+
+
 def test_history_is_imported_into_the_cache_and_backtested_at_once(tmp_path: Path) -> None:
     """One command on a folder of event files; a second time the logs are as they were."""
     values = [*(1.0 / step for step in range(1, 60)), *([9.0] * 20)]
