@@ -22,6 +22,7 @@ from .cli_options import (
 )
 from .console import print_json, print_table, reading_runs, say
 from .import_command import RenameOption, imported_history, renamed
+from .output_file import check_output, output_file
 from .rules import Policy
 
 #: What stands before the name of a baseline in the place of a policy.
@@ -76,6 +77,8 @@ def backtest(
         raise typer.BadParameter("--mode says which way a metric is better: name it with --objective")
     if renames and history is None:
         raise typer.BadParameter("--rename says what metrics of --history are to be called")
+    if html is not None:
+        check_output(html)
     declared = replay.declared_objective(objective, mode) if objective else None
     loaded = _policy(policy, settings, declared)
     chosen, problems = runs_chosen(runs, store) if history is None else imported_history(history, renamed(renames))
@@ -99,7 +102,8 @@ def backtest(
         )
     result = dataclasses.replace(result, took_s=time.monotonic() - began_s)
     if html is not None:
-        html.write_text(replay.report_page(result), encoding="utf-8")
+        with output_file(html) as page:
+            page.write(replay.report_page(result))
     if as_json:
         print_json(replay.report_json(result))
     else:

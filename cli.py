@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from contextlib import nullcontext
 from datetime import UTC, datetime
 from enum import StrEnum
 from importlib.metadata import version
@@ -30,6 +31,7 @@ from .console import complain, escape_what_cannot_be_shown, print_json, print_ro
 from .difference_command import diff
 from .doctor_command import doctor
 from .import_command import import_runs
+from .output_file import output_file
 from .policy_commands import check, run_tests
 from .rules import Decision, Outcome, RuleError
 from .showing import run_document, run_sheet, started_of
@@ -219,14 +221,10 @@ def export(
     every: Annotated[bool, typer.Option("--all", help="Also the events that a resume rolled back.")] = False,
 ) -> None:
     """Write a run's events as text, in order."""
-    writers = {ExportFormat.JSONL: event_to_line}
-    lines = map(writers[form], run_named(run, store).events(rank=None, attempts="all" if every else "effective"))
-    if output is None:
-        for line in lines:
-            print(line)
-        return
-    with open(output, "w", encoding="utf-8") as file:
-        file.writelines(line + "\n" for line in lines)
+    as_line = {ExportFormat.JSONL: event_to_line}[form]
+    with nullcontext(sys.stdout) if output is None else output_file(output) as file:
+        events = run_named(run, store).events(rank=None, attempts="all" if every else "effective")
+        file.writelines(as_line(event) + "\n" for event in events)
 
 
 @app.command()

@@ -341,15 +341,6 @@ def test_verify_of_a_whole_store_says_when_a_run_cannot_be_opened(demo_store: Pa
     assert "broken" in result.stderr
 
 
-def test_files_that_cannot_be_written_are_exit_status_2(live: Run, tmp_path: Path) -> None:
-    """Without a trace."""
-    result = call("export", live.folder, "--output", tmp_path / "nowhere" / "x.jsonl")
-
-    assert result.returncode == 2
-    assert result.stderr.startswith("error: ")
-    assert "Traceback" not in result.stderr
-
-
 def test_a_mode_without_its_objective_is_refused(demo_store: Path) -> None:
     """It would be silently ignored otherwise."""
     assert call("backtest", "overfitting", "--store", demo_store, "--mode", "max").returncode == 2
