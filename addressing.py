@@ -86,22 +86,25 @@ def runs_chosen(keys: list[str] | None, store: Path | None) -> tuple[list[Run], 
 
 def events_named(source: str, store: Path | None) -> Run | list[Event]:
     """What to replay: standard input (``-``), a file of JSON lines, or a run."""
-    if store is None and source == "-":
-        return list(events_from_lines(sys.stdin, source="<stdin>"))
-    if store is None and Path(source).is_file():
-        with _readable(source) as lines:
-            return list(events_from_lines(lines, source=source))
+    is_stdin = source == "-"
+    if store is None and (is_stdin or Path(source).is_file()):
+        where = "<stdin>" if is_stdin else source
+        with _readable(sys.stdin.fileno() if is_stdin else source, where) as lines:
+            return list(events_from_lines(lines, source=where))
     return run_named(source, store)
 
 
 @contextmanager
-def _readable(path: str) -> Iterator[Iterable[str]]:
-    """The lines of a text file; bytes that are no UTF-8 are an error of ours."""
+def _readable(file: str | int, where: str) -> Iterator[Iterable[str]]:
+    """The lines of a text file, or of an open one; bytes that are no UTF-8 are an error of ours.
+
+    Standard input too is read as UTF-8, which JSON is in any locale.
+    """
     try:
-        with open(path, encoding="utf-8-sig") as file:
-            yield file
+        with open(file, encoding="utf-8-sig", closefd=isinstance(file, str)) as lines:
+            yield lines
     except (OSError, UnicodeDecodeError) as error:
-        raise TelemetryError(f"cannot be read ({error})", where=path) from None
+        raise TelemetryError(f"cannot be read ({error})", where=where) from None
 
 
 def complain_of(problems: Iterable[TelemetryError]) -> None:

@@ -50,7 +50,7 @@ def backtest(store_path: Path, store_record: Callable[..., Path], tmp_path: Path
 def test_html_is_written_beside_what_is_printed(backtest: Callable[..., str], tmp_path: Path) -> None:
     """With every baseline and the coverage, which nobody has to ask for."""
     printed = backtest("--html", tmp_path / "report.html")
-    page = (tmp_path / "report.html").read_text()
+    page = (tmp_path / "report.html").read_text(encoding="utf-8")
 
     assert page.startswith("<!doctype html>")
     assert "Lightning EarlyStopping" in page

@@ -354,6 +354,24 @@ def test_a_stream_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
     assert len(lines(steptape("replay", "overfitting", path, "--json"))) == 1
 
 
+def test_a_stream_is_read_as_utf_8_in_any_locale(tmp_path: Path) -> None:
+    """As JSON is; what is no UTF-8 is told of."""
+    policy = tmp_path / "policy.yaml"
+    controller = "{name: high, triggers: [on_log], rule: series('größe') > 0, operations: [hfcontrols.should_log]}"
+    policy.write_text(f"controllers: [{controller}]", encoding="utf-8")
+    stream = '{"event": "log", "metrics": {"größe": 1}}\n'.encode()
+    command = [sys.executable, "-m", "steptape.cli", "replay", str(policy), "-", "--json"]
+    no_locale = {**os.environ, "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+
+    read = subprocess.run(command, input=stream, capture_output=True, env=no_locale, check=False)
+    broken = subprocess.run(command, input=b"\xe4" + stream, capture_output=True, check=False)
+
+    assert (read.returncode, read.stderr) == (0, b"")
+    assert json.loads(read.stdout)["controller"] == "high"
+    assert broken.returncode == 2
+    assert broken.stderr.startswith(b"error: <stdin>: cannot be read (")
+
+
 def test_names_that_hold_control_characters_do_not_break_a_table(tmp_path: Path) -> None:
     """They are spelt out."""
     with Recorder(tmp_path, name="two\nlines") as rec:
@@ -367,16 +385,20 @@ def test_what_a_terminal_cannot_show_is_written_as_an_escape(tmp_path: Path) -> 
     """In a locale that is not UTF-8, for people and as JSON for programs."""
     with Recorder(tmp_path, name="größer → 😀") as rec:
         rec.annotate("größer → 😀")
+        for step in range(3):
+            rec.step(loss=1.0 - step)
     ascii_only = {**os.environ, "PYTHONIOENCODING": "ascii"}
 
     shown = call("runs", tmp_path, environment=ascii_only)
     told = call("runs", tmp_path, "--json", environment=ascii_only)
     exported = call("export", rec.folder, environment=ascii_only)
+    sheet = call("show", rec.folder, "--plot", "loss", environment=ascii_only)
 
     assert r"gr\u00f6\u00dfer \u2192 \ud83d\ude00" in shown.stdout
     assert [row["name"] for row in lines(told.stdout)] == ["größer → 😀"]
     assert "größer → 😀" in [event["attrs"].get("text") for event in lines(exported.stdout)]
-    assert [done.stderr for done in (shown, told, exported)] == ["", "", ""]
+    assert "\n         1 |'" in sheet.stdout
+    assert [done.stderr for done in (shown, told, exported, sheet)] == ["", "", "", ""]
 
 
 def test_a_path_that_is_not_utf_8_is_refused_without_a_trace(tmp_path: Path) -> None:
@@ -445,6 +467,15 @@ def test_show_plots_what_is_looked_at_first_or_what_is_named(demo_store: Path) -
     assert "eval_loss (evaluate) over steps" in named
     assert "grad_norm (step_end) over steps" in named
     assert call("show", *run, "--plot", "nothing").returncode == 2
+
+
+def test_a_metric_that_is_to_be_plotted_and_has_no_two_numbers_is_told_of(tmp_path: Path) -> None:
+    """Nobody asked for the one that is plotted else."""
+    with Recorder(tmp_path) as rec:
+        rec.step(loss=math.nan)
+
+    assert "\nloss: too few numbers to plot\n" in steptape("show", rec.folder, "--plot", "loss")
+    assert "too few numbers" not in steptape("show", rec.folder)
 
 
 def test_every_command_ends_its_help_with_examples() -> None:
