@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -12,6 +13,7 @@ import typer
 
 from .console import complain
 from .rules import Policy, load_policy, shipped_policies, shipped_tests
+from .rules.errors import suggestion
 from .store import Event, Run, TelemetryError, open_run, open_store
 from .store.event_json import events_from_lines
 
@@ -30,7 +32,21 @@ def tests_path(name: str) -> Path:
 
 def policy_named(name: str, settings: Iterable[str] | None) -> Policy:
     """The policy of that name, some params replaced by ``PARAM=VALUE`` settings."""
-    return load_policy(policy_path(name), params=params_of(settings))
+    return load_policy(openable(policy_path(name)), params=params_of(settings))
+
+
+def openable(path: Path) -> Path:
+    """The path of a rule file that can be opened.
+
+    Raises:
+        TelemetryError: It cannot, and what may have been meant.
+    """
+    if not path.is_file():
+        what = "no such file, and no policy of that name comes with steptape"
+        raise TelemetryError(what, where=str(path), fix=suggestion(str(path), shipped_policies()))
+    if not os.access(path, os.R_OK):
+        raise TelemetryError("cannot be read (permission denied)", where=str(path))
+    return path
 
 
 def params_of(settings: Iterable[str] | None) -> dict[str, float | int | bool | str]:

@@ -40,7 +40,9 @@ def backtest(
     store: StoreOption = None,
     history: Annotated[
         list[Path] | None,
-        typer.Option(metavar="PATH", help="Judge it on other tools' logs there: they are imported into a cache."),
+        typer.Option(
+            metavar="PATH", readable=False, help="Judge it on other tools' logs there: they are imported into a cache."
+        ),
     ] = None,
     renames: RenameOption = None,
     objective: Annotated[
@@ -83,6 +85,9 @@ def backtest(
     loaded = _policy(policy, settings, declared)
     chosen, problems = runs_chosen(runs, store) if history is None else imported_history(history, renamed(renames))
     complain_of(problems)
+    if not chosen and not as_json and html is None:
+        say(f"no runs in {store}, so nothing to judge it on")
+        return
     compared = _baselines(baselines or (["all"] if html else []))
     began_s = time.monotonic()
     with reading_runs() as on_progress:

@@ -92,8 +92,9 @@ def run_sheet(run: Run, plotted: Sequence[str] = ()) -> None:
         say(f"checkpoints: {saves['count']}, {size(saves['size_bytes'])}, the last at step {saves['last_step']}")
     for line in ("", *plots) if plots else ():
         say(line)
-    say()
-    print_rows(shown["metrics"], ("metric", "kind", "count", "first", "last", "min", "max", "not_finite"))
+    if shown["metrics"]:
+        say()
+        print_rows(shown["metrics"], ("metric", "kind", "count", "first", "last", "min", "max", "not_finite"))
     if shown["decisions"]:
         say()
         columns = ["step", "controller", "operations", "values"]

@@ -50,7 +50,10 @@ def braille_plot(
         for column, row in _line(before or (x, y), (x, y)):
             grid[row // 4][column // 2] |= _DOTS[column % 2][row % 4]
         before = x, y
-    labels = [f"{high:.4g}", *[""] * (height - 2), f"{low:.4g}"] if height > 1 else [f"{high:.4g}"]
+    labels = [""] * height
+    if high > low:
+        labels[-1] = f"{low:.4g}"
+    labels[0 if high > low else height // 2] = f"{high:.4g}"
     axis, character = ("|", _ascii) if is_ascii else ("\N{BOX DRAWINGS LIGHT VERTICAL}", _braille)
     rows = [
         f"{label:>{_LABEL}} {axis}" + "".join(map(character, cells)) for label, cells in zip(labels, grid, strict=True)

@@ -61,7 +61,7 @@ def _git_commit(folder: Path) -> dict[str, Any] | None:
 def _git(folder: Path, *arguments: str) -> str | None:
     command = ["git", "-C", str(folder), *arguments]
     try:
-        result = subprocess.run(command, capture_output=True, text=True, timeout=_GIT_TIMEOUT_S, check=True)
+        result = subprocess.run(command, capture_output=True, timeout=_GIT_TIMEOUT_S, check=True)
     except (OSError, subprocess.SubprocessError):
         return None
-    return result.stdout.strip()
+    return result.stdout.decode(errors="replace").strip()  # It may name files, in whatever encoding.

@@ -202,10 +202,10 @@ class Tape:
         self.journal.discard()
         self._sealing.stop()
 
-    def warn_once(self, message: str) -> None:
-        """Tell the user something, the first time only."""
-        if message not in self._warned:
-            self._warned.add(message)
+    def warn_once(self, message: str, *, about: str = "") -> None:
+        """Tell the user something, the first time only; of messages that differ by a value, by what they are about."""
+        if (about or message) not in self._warned:
+            self._warned.add(about or message)
             logger.warning("%s", message)
 
     def _guarded(
@@ -290,7 +290,7 @@ class Tape:
         except TelemetryError as error:
             if self._strict:
                 raise
-            self.warn_once(f"sample losses were not recorded: {error}")
+            self.warn_once(f"sample losses were not recorded: {error}", about=error.what)
             return None
 
     # --- what is due before or after an event ------------------------------------------------------------------------

@@ -184,7 +184,7 @@ def test_seal_leaves_another_machine_s_journal_alone_unless_told(store_folder: C
     left, told = first.stdout, first.stderr
     sealed = steptape("seal", folder, "--other-hosts")
 
-    assert (left, sealed) == ("run-1: 0 events sealed\n", "run-1: 1 events sealed\n")
+    assert (left, sealed) == ("run-1: 0 events sealed\n", "run-1: 1 event sealed\n")
     assert "another machine wrote it" in told
     assert "--other-hosts" in told
 
@@ -476,6 +476,39 @@ def test_a_metric_that_is_to_be_plotted_and_has_no_two_numbers_is_told_of(tmp_pa
 
     assert "\nloss: too few numbers to plot\n" in steptape("show", rec.folder, "--plot", "loss")
     assert "too few numbers" not in steptape("show", rec.folder)
+
+
+def test_help_may_be_asked_for_in_short() -> None:
+    """Of everything and of a command."""
+    assert steptape("-h") == steptape("--help")
+    assert steptape("show", "-h") == steptape("show", "--help")
+
+
+def test_an_empty_store_is_told_of(tmp_path: Path) -> None:
+    """Where there is nothing to do, and not by silence."""
+    assert steptape("seal", "--store", tmp_path) == f"no runs in {tmp_path}\n"
+    assert steptape("delete", "--store", tmp_path, "--keep-last", "0") == "no run to delete\n"
+    assert steptape("seal", "--store", tmp_path, "--json") == ""
+
+
+def test_a_policy_that_there_is_not_may_be_another_one(live: Run) -> None:
+    """One that comes with steptape is suggested."""
+    said = "loss_spik: no such file, and no policy of that name comes with steptape. Did you mean 'loss_spike'?"
+    for command in (("replay", "loss_spik", live.folder), ("check", "loss_spik")):
+        result = call(*command)
+
+        assert (result.returncode, result.stderr) == (2, f"error: {said}\n")
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="nothing is forbidden to root")
+def test_a_policy_that_may_not_be_read_is_exit_status_2(tmp_path: Path) -> None:
+    """As one that is not there."""
+    path = tmp_path / "policy.yaml"
+    path.touch(mode=0o000)
+
+    result = call("check", path)
+
+    assert (result.returncode, result.stderr) == (2, f"error: {path}: cannot be read (permission denied)\n")
 
 
 def test_every_command_ends_its_help_with_examples() -> None:

@@ -236,6 +236,17 @@ def test_readers_that_cannot_be_had_are_told_of_and_stop_nothing(tmp_path: Path)
     assert table.stderr == ""
 
 
+@pytest.mark.skipif(os.geteuid() == 0, reason="nothing is forbidden to root")
+def test_a_named_file_that_may_not_be_read_is_told_of_and_stops_nothing(call: Call, logs: Path) -> None:
+    """As one in a folder is."""
+    (logs / "closed.csv").touch(mode=0o000)
+
+    result = call("import", "auto", logs / "closed.csv", logs / "metrics.csv", "--store", "runs")
+
+    assert (result.returncode, result.stdout.splitlines()[-1]) == (1, "1 run: 1 new, 1 failed")
+    assert result.stderr.startswith(f"warning: {logs / 'closed.csv'}: cannot be read (Permission denied)")
+
+
 @pytest.mark.parametrize(
     ("name", "code", "said"),
     [

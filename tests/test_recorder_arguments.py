@@ -35,6 +35,15 @@ def test_metric_names_that_are_no_plain_text_become_text(tmp_path: Path, key: An
     assert list(first.metrics) == [str(key).encode("utf-8", "backslashreplace").decode()]
 
 
+def test_a_loop_whose_steps_are_all_wrong_is_told_of_it_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Each is wrong with another value."""
+    with Recorder(tmp_path) as rec:
+        for step in range(10):
+            rec.step(step=2**62 + step, loss=1.0)
+
+    assert [message.partition(";")[0] for message in caplog.messages] == ["step must be a whole number from 0 to 2**53"]
+
+
 @pytest.mark.parametrize("step", [np.int64(5), torch.tensor(5), 5.0, np.int32(5), True + 4])
 def test_a_step_may_be_any_whole_number(tmp_path: Path, step: Any) -> None:
     """Numpy integers, integer tensors, and floats that are whole."""
