@@ -213,3 +213,14 @@ def test_a_callback_that_raises_at_the_very_end_leaves_the_run_ended(tmp_path: P
     run = open_run(rec.folder)
     assert run.status == "completed"
     assert [event.kind for event in run.events()][-2:] == ["train_end", "decision"]
+
+
+def test_a_loop_in_a_folder_that_has_been_deleted_is_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As schedulers delete theirs while a program goes on; its git commit is nobody's then."""
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+
+    (event,) = recorded(tmp_path / "runs")
+
+    assert event.metrics == {"loss": 1.0}
