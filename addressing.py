@@ -36,12 +36,12 @@ def policy_named(name: str, settings: Iterable[str] | None) -> Policy:
 
 
 def openable(path: Path) -> Path:
-    """The path of a rule file that can be opened.
+    """The path of a rule file, or of a pipe that one comes through, that can be opened.
 
     Raises:
         TelemetryError: It cannot, and what may have been meant.
     """
-    if not path.is_file():
+    if path.is_dir() or not path.exists():
         what = "no such file, and no policy of that name comes with steptape"
         raise TelemetryError(what, where=str(path), fix=suggestion(str(path), shipped_policies()))
     if not os.access(path, os.R_OK):

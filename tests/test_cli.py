@@ -500,6 +500,14 @@ def test_a_policy_that_there_is_not_may_be_another_one(live: Run) -> None:
         assert (result.returncode, result.stderr) == (2, f"error: {said}\n")
 
 
+def test_a_policy_may_come_through_a_pipe(live: Run, tmp_path: Path) -> None:
+    """As a shell's ``<(...)`` is one; a folder is no policy."""
+    rules = "controllers: [{name: always, triggers: [on_step_end], rule: 'True', operations: [hfcontrols.should_log]}]"
+
+    assert "always" in steptape("replay", "/dev/stdin", live.folder, given=rules)
+    assert call("check", tmp_path).returncode == 2
+
+
 @pytest.mark.skipif(os.geteuid() == 0, reason="nothing is forbidden to root")
 def test_a_policy_that_may_not_be_read_is_exit_status_2(tmp_path: Path) -> None:
     """As one that is not there."""
