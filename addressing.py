@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -12,6 +13,7 @@ import typer
 
 from .console import complain
 from .rules import Policy, load_policy, shipped_policies, shipped_tests
+from .rules.errors import suggestion
 from .store import Event, Run, TelemetryError, open_run, open_store
 from .store.event_json import events_from_lines
 
@@ -30,7 +32,21 @@ def tests_path(name: str) -> Path:
 
 def policy_named(name: str, settings: Iterable[str] | None) -> Policy:
     """The policy of that name, some params replaced by ``PARAM=VALUE`` settings."""
-    return load_policy(policy_path(name), params=params_of(settings))
+    return load_policy(openable(policy_path(name)), params=params_of(settings))
+
+
+def openable(path: Path) -> Path:
+    """The path of a rule file, or of a pipe that one comes through, that can be opened.
+
+    Raises:
+        TelemetryError: It cannot, and what may have been meant.
+    """
+    if path.is_dir() or not path.exists():
+        what = "no such file, and no policy of that name comes with steptape"
+        raise TelemetryError(what, where=str(path), fix=suggestion(str(path), shipped_policies()))
+    if not os.access(path, os.R_OK):
+        raise TelemetryError("cannot be read (permission denied)", where=str(path))
+    return path
 
 
 def params_of(settings: Iterable[str] | None) -> dict[str, float | int | bool | str]:
@@ -86,22 +102,25 @@ def runs_chosen(keys: list[str] | None, store: Path | None) -> tuple[list[Run], 
 
 def events_named(source: str, store: Path | None) -> Run | list[Event]:
     """What to replay: standard input (``-``), a file of JSON lines, or a run."""
-    if store is None and source == "-":
-        return list(events_from_lines(sys.stdin, source="<stdin>"))
-    if store is None and Path(source).is_file():
-        with _readable(source) as lines:
-            return list(events_from_lines(lines, source=source))
+    is_stdin = source == "-"
+    if store is None and (is_stdin or Path(source).is_file()):
+        where = "<stdin>" if is_stdin else source
+        with _readable(sys.stdin.fileno() if is_stdin else source, where) as lines:
+            return list(events_from_lines(lines, source=where))
     return run_named(source, store)
 
 
 @contextmanager
-def _readable(path: str) -> Iterator[Iterable[str]]:
-    """The lines of a text file; bytes that are no UTF-8 are an error of ours."""
+def _readable(file: str | int, where: str) -> Iterator[Iterable[str]]:
+    """The lines of a text file, or of an open one; bytes that are no UTF-8 are an error of ours.
+
+    Standard input too is read as UTF-8, which JSON is in any locale.
+    """
     try:
-        with open(path, encoding="utf-8-sig") as file:
-            yield file
+        with open(file, encoding="utf-8-sig", closefd=isinstance(file, str)) as lines:
+            yield lines
     except (OSError, UnicodeDecodeError) as error:
-        raise TelemetryError(f"cannot be read ({error})", where=path) from None
+        raise TelemetryError(f"cannot be read ({error})", where=where) from None
 
 
 def complain_of(problems: Iterable[TelemetryError]) -> None:

@@ -22,6 +22,7 @@ from .cli_options import (
 )
 from .console import print_json, print_table, reading_runs, say
 from .import_command import RenameOption, imported_history, renamed
+from .output_file import check_output, output_file
 from .rules import Policy
 
 #: What stands before the name of a baseline in the place of a policy.
@@ -39,7 +40,9 @@ def backtest(
     store: StoreOption = None,
     history: Annotated[
         list[Path] | None,
-        typer.Option(metavar="PATH", help="Judge it on other tools' logs there: they are imported into a cache."),
+        typer.Option(
+            metavar="PATH", readable=False, help="Judge it on other tools' logs there: they are imported into a cache."
+        ),
     ] = None,
     renames: RenameOption = None,
     objective: Annotated[
@@ -76,10 +79,15 @@ def backtest(
         raise typer.BadParameter("--mode says which way a metric is better: name it with --objective")
     if renames and history is None:
         raise typer.BadParameter("--rename says what metrics of --history are to be called")
+    if html is not None:
+        check_output(html)
     declared = replay.declared_objective(objective, mode) if objective else None
     loaded = _policy(policy, settings, declared)
     chosen, problems = runs_chosen(runs, store) if history is None else imported_history(history, renamed(renames))
     complain_of(problems)
+    if not chosen and not as_json and html is None:
+        say(f"no runs in {store}, so nothing to judge it on")
+        return
     compared = _baselines(baselines or (["all"] if html else []))
     began_s = time.monotonic()
     with reading_runs() as on_progress:
@@ -99,7 +107,8 @@ def backtest(
         )
     result = dataclasses.replace(result, took_s=time.monotonic() - began_s)
     if html is not None:
-        html.write_text(replay.report_page(result), encoding="utf-8")
+        with output_file(html) as page:
+            page.write(replay.report_page(result))
     if as_json:
         print_json(replay.report_json(result))
     else:

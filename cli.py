@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from contextlib import nullcontext
 from datetime import UTC, datetime
 from enum import StrEnum
 from importlib.metadata import version
@@ -26,10 +27,11 @@ from .cli_options import (
     StoreArgument,
     StoreOption,
 )
-from .console import complain, escape_what_cannot_be_shown, print_json, print_rows, print_table, say
+from .console import complain, counted, escape_what_cannot_be_shown, print_json, print_rows, print_table, say
 from .difference_command import diff
 from .doctor_command import doctor
 from .import_command import import_runs
+from .output_file import output_file
 from .policy_commands import check, run_tests
 from .rules import Decision, Outcome, RuleError
 from .showing import run_document, run_sheet, started_of
@@ -46,6 +48,7 @@ app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
 )
 
 
@@ -219,14 +222,10 @@ def export(
     every: Annotated[bool, typer.Option("--all", help="Also the events that a resume rolled back.")] = False,
 ) -> None:
     """Write a run's events as text, in order."""
-    writers = {ExportFormat.JSONL: event_to_line}
-    lines = map(writers[form], run_named(run, store).events(rank=None, attempts="all" if every else "effective"))
-    if output is None:
-        for line in lines:
-            print(line)
-        return
-    with open(output, "w", encoding="utf-8") as file:
-        file.writelines(line + "\n" for line in lines)
+    as_line = {ExportFormat.JSONL: event_to_line}[form]
+    with nullcontext(sys.stdout) if output is None else output_file(output) as file:
+        events = run_named(run, store).events(rank=None, attempts="all" if every else "effective")
+        file.writelines(as_line(event) + "\n" for event in events)
 
 
 @app.command()
@@ -238,19 +237,20 @@ def seal(
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Turn the journals of dead runs into Parquet.
+    """Turn the journals of dead runs into Parquet; without RUN, of every run of the store.
 
-    What a live process still writes stays as it is, and so does what another machine wrote. Without RUN, every run of
-    the store.
+    What a live process still writes stays as it is, and so does what another machine wrote.
     """
     chosen, problems = runs_chosen(runs, store)
     complain_of(problems)
+    if not chosen and not as_json:
+        say(f"no runs in {store}")
     for run in chosen:
         events = seal_run(run.folder, other_hosts=other_hosts)
         if as_json:
             print_json({"run_id": run.run_id, "events_sealed": events})
         else:
-            say(f"{run.run_id}: {events} events sealed")
+            say(f"{run.run_id}: {counted(events, 'event')} sealed")
         for path in foreign_journals(run.folder):
             complain(f"{path}: another machine wrote it and may still do; --other-hosts seals it all the same")
 
@@ -285,6 +285,8 @@ def delete(
         folders = [entry.folder for entry in chosen]
     else:
         raise typer.BadParameter("name a RUN, or give --store STORE with --older-than AGE or --keep-last N")
+    if not folders and not as_json:
+        say("no run to delete")
     for folder in folders:
         if not dry_run:
             delete_run(folder)
@@ -366,7 +368,7 @@ def _print_replay(replayed: replay_room.Replay) -> None:
     print_table(("step", "event", "controller", "operations", "validity", "values"), rows, numeric=("step",))
     stop = replayed.stop
     end = "no stop" if stop is None else f"stop at step {stop.outcome.step} ({stop.validity})"
-    say(f"{replayed.event_count} events, {len(replayed.decisions)} decisions, {end}")
+    say(f"{counted(replayed.event_count, 'event')}, {counted(len(replayed.decisions), 'decision')}, {end}")
 
 
 def _said(outcome: Outcome) -> object:
@@ -385,8 +387,8 @@ def _print_verdict(verdict: replay_room.Verification, as_json: bool) -> None:
         say(f"{verdict.run_id}: DAMAGED: {verdict.fault}{note}")
         return
     if verdict.difference is None:
-        counted = f"{verdict.outcomes} outcome{'s' * (verdict.outcomes != 1)}"
-        say(f"{verdict.run_id}: identical, {counted}, digest {verdict.digest[:12]}{note}")
+        said = counted(verdict.outcomes, "outcome")
+        say(f"{verdict.run_id}: identical, {said}, digest {verdict.digest[:12]}{note}")
         return
     sides = verdict.difference.to_json()
     say(f"{verdict.run_id}: DIFFERS at outcome {sides['position']} of attempt {sides['attempt']}{note}")

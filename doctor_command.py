@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from .cli_options import FINDINGS, JsonOption
-from .console import print_json, progress, say
+from .console import counted, print_json, progress, say
 from .store import open_store
 from .store.diagnosis import Finding, diagnose, folders_to_look_at, is_run_folder, twins
 
@@ -37,7 +37,6 @@ def doctor(
         else:
             say(f"{finding} [{finding.code}]")
     if not as_json:
-        runs = f"{len(folders)} {'run' if len(folders) == 1 else 'runs'}"
-        say(f"{runs}: {f'{len(found)} findings' if found else 'nothing is wrong'}")
+        say(f"{counted(len(folders), 'run')}: {counted(len(found), 'finding') if found else 'nothing is wrong'}")
     if found:
         raise typer.Exit(FINDINGS)

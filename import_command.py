@@ -12,7 +12,7 @@ from typing import Annotated, Any, Final, TypeAlias
 import typer
 
 from .cli_options import FINDINGS, JsonOption, user_cache
-from .console import complain, print_json, print_table, progress, say
+from .console import complain, counted, print_json, print_table, progress, say
 from .importers import (
     AUTO,
     Outcome,
@@ -48,7 +48,7 @@ _HEADINGS: Final = ("run_id", "name", "kind", "state", "events", "steps")
 
 def import_runs(
     kind: Annotated[str, typer.Argument(metavar="KIND", help="What the paths hold; 'auto' to recognise it.")],
-    paths: Annotated[list[Path], typer.Argument(metavar="PATH...", help="Files and folders of logs.")],
+    paths: Annotated[list[Path], typer.Argument(metavar="PATH...", readable=False, help="Files and folders of logs.")],
     store: Annotated[
         Path, typer.Option("--store", metavar="STORE", envvar="STEPTAPE_STORE", help="Where the runs go.")
     ],
@@ -179,7 +179,7 @@ def _follow(
             changes = (outcome for outcome in outcomes if outcome.kind and outcome.state is not State.UNCHANGED)
             for outcome in _told(changes, as_json):
                 if not as_json and outcome.events:
-                    say(f"{outcome.run_id}: {outcome.events} events more, step {outcome.steps}")
+                    say(f"{outcome.run_id}: {counted(outcome.events, 'event')} more, step {outcome.steps}")
     except KeyboardInterrupt:
         return
 
@@ -208,4 +208,4 @@ def _summarise(outcomes: list[Outcome]) -> None:
     told = [f"{counts[state]} {state}" for state in State if counts[state]]
     incomplete = sum(outcome.problem is not None for outcome in rows)
     told += [f"{incomplete} with something left out"] if incomplete else []
-    say(f"{len(rows)} run{'s' * (len(rows) != 1)}: {', '.join(told) or 'nothing to import'}")
+    say(f"{counted(len(rows), 'run')}: {', '.join(told) or 'nothing to import'}")

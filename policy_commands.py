@@ -12,9 +12,9 @@ from typing import Annotated, Any
 import typer
 
 from . import replay
-from .addressing import complain_of, policy_path, runs_chosen, tests_path
+from .addressing import complain_of, openable, policy_path, runs_chosen, tests_path
 from .cli_options import CANNOT_OPEN, FINDINGS, JsonOption, StoreOption
-from .console import complain, print_json, say
+from .console import complain, counted, print_json, say
 from .rules import (
     Finding,
     FindingCode,
@@ -29,7 +29,7 @@ from .rules import (
     result_lines,
     run_test,
 )
-from .store import Run
+from .store import Run, TelemetryError
 
 
 def check(
@@ -59,8 +59,10 @@ def check(
     status = CANNOT_OPEN if problems else 0
     for name in names:
         path = policy_path(name)
-        if not path.is_file():
-            complain(f"error: {path}: no such file, and no policy of that name comes with steptape")
+        try:
+            openable(path)
+        except TelemetryError as error:
+            complain(f"error: {error}")
             status = CANNOT_OPEN
             continue
         status = max(status, _checked(path, runs, set(ignored or ()), as_json))
@@ -87,15 +89,11 @@ def _checked(path: Path, runs: Sequence[Run], ignored: set[FindingCode], as_json
         print_json(_check_json(policy.source, policy, (), findings))
         return FINDINGS if findings else 0
     _print_with_carets(findings)
-    verdict = _counted(len(findings), "warning") if findings else "fine"
-    against = f" against {_counted(len(runs), 'run')}" if runs else ""
-    rules = _counted(len(policy.controllers), "controller")
+    verdict = counted(len(findings), "warning") if findings else "fine"
+    against = f" against {counted(len(runs), 'run')}" if runs else ""
+    rules = counted(len(policy.controllers), "controller")
     say(f"{policy.source}: {verdict}{against}, {rules}, digest {policy.digest[:12]}")
     return FINDINGS if findings else 0
-
-
-def _counted(count: int, noun: str) -> str:
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 def _check_json(

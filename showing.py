@@ -70,7 +70,8 @@ def run_sheet(run: Run, plotted: Sequence[str] = ()) -> None:
         TelemetryError: No event carries a metric that is to be plotted.
     """
     shown = run_document(run)
-    plots = [line for metric in plotted or _first_metric(run) for line in _plot(run, metric)]
+    plots = [line for metric in plotted for line in _plot(run, metric) or [f"{metric}: too few numbers to plot"]]
+    plots = plots or [line for metric in _first_metric(run) for line in _plot(run, metric)]
     planned = f" of {shown['planned_steps']}" if shown["planned_steps"] else ""
     say(f"{shown['name']}  {shown['run_id']}  {shown['status']}")
     began = started_of(shown)
@@ -91,8 +92,9 @@ def run_sheet(run: Run, plotted: Sequence[str] = ()) -> None:
         say(f"checkpoints: {saves['count']}, {size(saves['size_bytes'])}, the last at step {saves['last_step']}")
     for line in ("", *plots) if plots else ():
         say(line)
-    say()
-    print_rows(shown["metrics"], ("metric", "kind", "count", "first", "last", "min", "max", "not_finite"))
+    if shown["metrics"]:
+        say()
+        print_rows(shown["metrics"], ("metric", "kind", "count", "first", "last", "min", "max", "not_finite"))
     if shown["decisions"]:
         say()
         columns = ["step", "controller", "operations", "values"]
@@ -109,14 +111,13 @@ def _first_metric(run: Run) -> list[str]:
 
 def _plot(run: Run, metric: str) -> list[str]:
     """A metric over steps, as the first kind of event has it that carries it; nothing without two values."""
-    if not _can_print_dots():
-        return []
     table = run.series(metric)
     kind = table["kind"][0].as_py() if table.num_rows else None
     points = [row for row in table.select(["kind", "step", "value", "rank"]).to_pylist() if row["kind"] == kind]
     own = [row for row in points if row["rank"] == points[0]["rank"]]
     width = min(_PLOT_COLUMNS, get_terminal_size().columns)
-    lines = braille_plot([row["step"] for row in own], [row["value"] for row in own], width=width, height=_PLOT_LINES)
+    steps, values = ([row[name] for row in own] for name in ("step", "value"))
+    lines = braille_plot(steps, values, width=width, height=_PLOT_LINES, is_ascii=not _can_print_dots())
     return [f"{metric} ({kind}) over steps", *lines] if lines else []
 
 

@@ -14,7 +14,7 @@ import typer
 from . import replay
 from .addressing import complain_of, policy_named, runs_chosen, setting_value
 from .cli_options import JsonOption, PolicyArgument, StoreOption
-from .console import complain, print_json, print_table, reading_runs, say
+from .console import complain, counted, print_json, print_table, reading_runs, say
 from .rules import Param
 from .store import TelemetryError
 
@@ -130,7 +130,7 @@ def _print_front(result: replay.Sweep, rows: Sequence[dict[str, Any]]) -> None:
         cells = [(*(row[name] for name in names), *_cells(row, result)) for row in shown]
         print_table(headings, cells, numeric=headings)
         say()
-    runs = f"{len(result.runs)} run{'s' * (len(result.runs) != 1)}"
+    runs = counted(len(result.runs), "run")
     say(f"{len(rows):,} variants tried on {runs}; {len(shown)} on the front of steps saved against regret.")
     say("The best of many variants looks better on the runs that it was picked by than it will on others.")
     if result.objective is None:

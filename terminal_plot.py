@@ -10,11 +10,17 @@ from typing import Final
 _DOTS: Final = ((0x01, 0x02, 0x04, 0x40), (0x08, 0x10, 0x20, 0x80))
 _BLANK: Final = 0x2800
 
+#: The dots in the upper and in the lower half of a braille character.
+_UPPER: Final = 0x1B
+_LOWER: Final = 0xE4
+
 #: Width of the numbers beside the plot, in characters.
 _LABEL: Final = 10
 
 
-def braille_plot(steps: Sequence[int], values: Sequence[float], *, width: int, height: int) -> list[str]:
+def braille_plot(
+    steps: Sequence[int], values: Sequence[float], *, width: int, height: int, is_ascii: bool = False
+) -> list[str]:
     """A curve over steps, its highest and lowest value beside it, its first and last step below.
 
     Of the values that share a column of dots, the line goes from the lowest to the highest, so that a spike of one step
@@ -25,6 +31,7 @@ def braille_plot(steps: Sequence[int], values: Sequence[float], *, width: int, h
         values: Shape (n,).
         width: Of all, in characters, labels included.
         height: Of the plot, in lines.
+        is_ascii: Make do with two rows of dots in a character, for terminals that know ASCII alone.
 
     Returns:
         The lines; none when fewer than two values are finite.
@@ -43,13 +50,24 @@ def braille_plot(steps: Sequence[int], values: Sequence[float], *, width: int, h
         for column, row in _line(before or (x, y), (x, y)):
             grid[row // 4][column // 2] |= _DOTS[column % 2][row % 4]
         before = x, y
-    labels = [f"{high:.4g}", *[""] * (height - 2), f"{low:.4g}"] if height > 1 else [f"{high:.4g}"]
+    labels = [""] * height
+    if high > low:
+        labels[-1] = f"{low:.4g}"
+    labels[0 if high > low else height // 2] = f"{high:.4g}"
+    axis, character = ("|", _ascii) if is_ascii else ("\N{BOX DRAWINGS LIGHT VERTICAL}", _braille)
     rows = [
-        f"{label:>{_LABEL}} \N{BOX DRAWINGS LIGHT VERTICAL}" + "".join(chr(_BLANK + cell) for cell in cells)
-        for label, cells in zip(labels, grid, strict=True)
+        f"{label:>{_LABEL}} {axis}" + "".join(map(character, cells)) for label, cells in zip(labels, grid, strict=True)
     ]
     ends = f"{first:,}".ljust(across // 2 - len(f"{last:,}")) + f"{last:,}"
     return [*rows, " " * (_LABEL + 2) + ends]
+
+
+def _braille(cell: int) -> str:
+    return chr(_BLANK + cell)
+
+
+def _ascii(cell: int) -> str:
+    return " .':"[2 * bool(cell & _UPPER) + bool(cell & _LOWER)]
 
 
 def _thinned(points: Sequence[tuple[int, float]], columns: int) -> Sequence[tuple[int, float]]:

@@ -170,7 +170,7 @@ class JobQueue:
                         stdin=subprocess.PIPE,
                         stdout=subprocess.PIPE,
                         stderr=subprocess.DEVNULL,
-                        text=True,
+                        encoding="utf-8",
                     )
                 except OSError as error:
                     self._fail(job, f"no process could be started for it ({error.strerror})")

@@ -130,7 +130,9 @@ def main() -> None:
     # What code below prints must not be taken for a message.
     answers, sys.stdout = sys.stdout, sys.stderr
     document = json.load(sys.stdin)
-    run_job(document, _teller(answers, Path(document["store"])))
+    # Whatever the locale: the server reads UTF-8.
+    with open(answers.fileno(), "w", encoding="utf-8", closefd=False) as messages:
+        run_job(document, _teller(messages, Path(document["store"])))
 
 
 if __name__ == "__main__":

@@ -105,6 +105,7 @@ def find_sources(paths: Sequence[Path], readers: Sequence[Reader]) -> Found:
     by_kind = {reader.kind: reader for reader in readers}
     names: dict[tuple[str, Path], str] = {}
     problems: list[UnreadableSource] = []
+    failures: dict[str, list[UnreadableSource]] = {}
     unknown = 0
     for root in paths:
         if not root.exists():
@@ -112,14 +113,14 @@ def find_sources(paths: Sequence[Path], readers: Sequence[Reader]) -> Found:
             continue
         for path in _files_of(root):
             try:
-                reader = _reader_of(path, readers, is_named=path == root)
+                reader = _reader_of(path, readers, failures, is_named=path == root)
+                if reader is None:
+                    unknown += 1
+                    continue
+                place = reader.source_of(path)
             except UnreadableSource as error:
                 problems.append(error)
                 continue
-            if reader is None:
-                unknown += 1
-                continue
-            place = reader.source_of(path)
             files = groups.setdefault((reader.kind, place), [])
             names.setdefault((reader.kind, place), _name(place, root))
             if path not in files:
@@ -128,6 +129,7 @@ def find_sources(paths: Sequence[Path], readers: Sequence[Reader]) -> Found:
         Source(by_kind[kind], place, tuple(sorted(files)), names[kind, place])
         for (kind, place), files in groups.items()
     )
+    problems += map(_told_once, failures.values())
     return Found(sources, tuple(problems), unknown)
 
 
@@ -147,8 +149,16 @@ def _files_of(root: Path) -> Iterator[Path]:
         yield from (Path(folder, name) for name in sorted(files) if not name.startswith("."))
 
 
-def _reader_of(path: Path, readers: Sequence[Reader], *, is_named: bool) -> Reader | None:
+def _reader_of(
+    path: Path, readers: Sequence[Reader], failures: dict[str, list[UnreadableSource]], *, is_named: bool
+) -> Reader | None:
     """Who reads a file; None when nobody does and nobody asked for this very file.
+
+    Args:
+        path: The file.
+        readers: Who may.
+        failures: Of readers that could not say whether they do, by kind; added to. The next ones are asked then.
+        is_named: Whether somebody asked for this very file.
 
     Raises:
         UnreadableSource: It cannot be opened, is empty, or nobody reads it although it was named.
@@ -161,8 +171,11 @@ def _reader_of(path: Path, readers: Sequence[Reader], *, is_named: bool) -> Read
     except OSError as error:
         raise UnreadableSource(f"cannot be read ({error.strerror or error})", where=str(path)) from None
     for reader in readers:
-        if reader.recognises(path, head):
-            return reader
+        try:
+            if reader.recognises(path, head):
+                return reader
+        except UnreadableSource as error:
+            failures.setdefault(reader.kind, []).append(error)
     if not is_named:
         return None
     if not head:
@@ -172,6 +185,14 @@ def _reader_of(path: Path, readers: Sequence[Reader], *, is_named: bool) -> Read
     raise UnreadableSource(
         "no reader knows this file", where=str(path), fix="Name its kind instead of auto, if it is of one"
     )
+
+
+def _told_once(failures: Sequence[UnreadableSource]) -> UnreadableSource:
+    """The first failure of a reader, which fails alike on most files, and on how many others it failed too."""
+    first, *others = failures
+    if not others:
+        return first
+    return UnreadableSource(f"{first.what}, and on {len(others)} more", where=first.where, fix=first.fix)
 
 
 def _name(place: Path, root: Path) -> str:
@@ -203,7 +224,11 @@ def _content_digest(path: Path) -> bytes:
 def signature(source: Source) -> tuple[tuple[str, int, int], ...]:
     """Names, sizes and times of a source's files: what changes when it grows."""
     entries = []
-    for path in source.watched():
+    try:
+        watched = source.watched()
+    except UnreadableSource:  # It is told when the source is read.
+        watched = list(source.files)
+    for path in watched:
         try:
             status = path.stat()
             entries.append((str(path), status.st_size, status.st_mtime_ns))

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from .lines import decoded_head, text_lines
 from .numbers import flattened, nanoseconds, number_of, sorted_out, step_of
-from .problems import Omissions
+from .problems import DecimalCommas, Omissions
 from .rows import MOST_METRICS, Row, runs_of
 from .source import ImportedRun, ReadOptions, SingleFile, UnreadableSource
 from .table_columns import Layout, layout_of, wall_clock_ns
@@ -51,6 +51,7 @@ def _object(line: str) -> dict[str, Any] | None:
 
 def _rows(path: Path, options: ReadOptions) -> Iterator[Row]:
     omissions = Omissions(str(path))
+    commas = DecimalCommas(str(path))
     layout: Layout | None = None
     for line_number, line in enumerate(text_lines(path, is_growing=options.is_growing), start=1):
         if not line.strip():
@@ -71,8 +72,10 @@ def _rows(path: Path, options: ReadOptions) -> Iterator[Row]:
             continue
         if len(row.metrics) > MOST_METRICS:
             raise UnreadableSource(f"more than {MOST_METRICS} metrics", where=f"{path}:{line_number}")
+        commas.look_at(row.attrs, line_number)
         yield row
     omissions.tell()
+    commas.tell()
 
 
 def _row(document: dict[str, Any], layout: Layout) -> Row:

@@ -7,6 +7,7 @@ from importlib.metadata import EntryPoint, entry_points
 from typing import Final, NamedTuple
 
 from ..store import TelemetryError
+from .foreign_reader import ForeignReader
 from .source import Reader
 
 GROUP: Final = "steptape.importers"
@@ -94,4 +95,4 @@ def _loaded(point: EntryPoint) -> Reader:
             raise TypeError("its kind is no text")
     except (Exception, SystemExit) as error:
         raise TelemetryError(f"this reader cannot be loaded ({error!r})", where=f"{GROUP}: {point.name}") from error
-    return reader
+    return ForeignReader(reader) if _is_foreign(point) else reader

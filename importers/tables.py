@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import csv
 import json
-import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -16,7 +15,7 @@ from typing import Any, Final
 from .lines import decoded_head, text_lines
 from .names import is_evaluation
 from .numbers import nanoseconds, number, step_of
-from .problems import Omissions
+from .problems import DecimalCommas, Omissions
 from .rows import MOST_METRICS, Row, facts_by_name, runs_of
 from .source import Fact, ImportedRun, ReadOptions, SingleFile, UnreadableSource
 from .table_columns import Layout, layout_of, unknown_step_column, wall_clock_ns
@@ -28,9 +27,6 @@ _SETTINGS: Final = ("hparams.json", "meta_data_0.json")
 
 #: What AlgoPerf's metadata tell of the machine is no setting of the run.
 _READINGS: Final = ("cpu", "gpu", "mem.", "net.", "os_", "python_", "git_")
-
-#: What may be a number and a half, or one of thousands: nobody can say.
-_WITH_DECIMAL_COMMA: Final = re.compile(r"[+-]?(\d+|\d{1,3}(\.\d{3})+)?,\d+([eE][+-]?\d+)?")
 
 _MOST_SETTINGS_BYTES: Final = 1024 * 1024
 
@@ -107,7 +103,7 @@ def _rows(table: Any, columns: list[str], layout: Layout, path: Path) -> Iterato
     if layout.is_algoperf and watch_at is not None:
         metrics_at.append((watch_at, columns[watch_at]))
     omissions = Omissions(str(path))
-    with_comma = ""
+    commas = DecimalCommas(str(path))
     for cells in table:
         if len(cells) != len(columns):
             if not cells:
@@ -132,15 +128,13 @@ def _rows(table: Any, columns: list[str], layout: Layout, path: Path) -> Iterato
                     metrics[name] = value
                 elif not cell.isspace():
                     attrs[name] = cell.strip()
-                    if not with_comma and _WITH_DECIMAL_COMMA.fullmatch(attrs[name]):
-                        with_comma = f"{attrs[name]!r} under {name!r} on line {table.line_num + 1}"
+        if attrs:
+            commas.look_at(attrs, table.line_num + 1)
         wall_ns = wall_clock_ns(cells[wall_at]) if wall_at is not None else 0
         elapsed_ns = None if watch_at is None else nanoseconds(number(cells[watch_at]))
         yield Row(step, metrics, attrs, wall_ns, elapsed_ns)
     omissions.tell()
-    if with_comma:
-        what = f"numbers with a decimal comma are taken as text, the first is {with_comma}"
-        raise UnreadableSource(what, where=str(path), fix="Write them with a point")
+    commas.tell()
 
 
 def _facts_of_algoperf(row: Row, attempt: int) -> Iterator[Fact]:

@@ -10,6 +10,7 @@ from typing import Any, Final, NamedTuple
 from ..store import Plan
 from .lines import decoded_head, text_lines
 from .numbers import NS, nanoseconds, number, step_of
+from .problems import DecimalCommas
 from .rows import Row, runs_of
 from .source import ImportedRun, ReadOptions, SingleFile, UnreadableSource
 
@@ -65,14 +66,18 @@ class TextLogReader(SingleFile):
         (path,) = files
         parse = _parser(options.pattern)
         totals: list[int] = []
+        commas = DecimalCommas(str(path))
 
         def rows() -> Iterator[Row]:
-            for line in text_lines(path, errors="replace", is_growing=options.is_growing):
+            lines = text_lines(path, errors="replace", is_growing=options.is_growing)
+            for line_number, line in enumerate(lines, start=1):
                 parsed = parse(line)
                 if parsed is not None:
                     if parsed.total_steps is not None:
                         totals[:] = [parsed.total_steps]
+                    commas.look_at(parsed.row.attrs, line_number)
                     yield parsed.row
+            commas.tell()
 
         found = False
         for run in runs_of(rows(), plan=lambda: Plan(total_steps=totals[0] if totals else None)):

@@ -20,6 +20,7 @@ from typing import IO, Final
 
 from ..store.module_command import module_command
 from ..store.run_folder import folders_with_journals
+from .standstill import LOOK_EVERY_S, Standstill
 
 logger = logging.getLogger("steptape")
 
@@ -37,7 +38,8 @@ class BackgroundSealing:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._asked = 0
-        self._process = _start()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._begin()
         _open_sealings.add(self)
         others = [other for other in folders_with_journals(folder.parent) if other != folder]
         if others:
@@ -48,30 +50,45 @@ class BackgroundSealing:
         process = self._process
         if process is None or process.stdout is None:
             return
-        answers = select.poll()  # select.select fails for a descriptor above 1023.
-        answers.register(process.stdout, select.POLLIN)
-        while self._asked and answers.poll(0):
+        while self._asked and _has_answered(process.stdout, within_s=0):
             self._answer(process.stdout)
         if not self._asked:
             self._ask([self._folder])
 
-    def finish(self) -> bool:
-        """Seal everything, and wait for it. Whether it worked; what did not is kept, and readable as it is."""
-        is_sealed = self._finish()
-        if is_sealed is None:  # It was killed, maybe only just now.
-            self.stop()
-            self._process = _start()
+    def finish(self) -> None:
+        """Seal everything, and wait for it as long as it gets on; what is not sealed then is told of."""
+        try:
             is_sealed = self._finish()
+            if is_sealed is None:  # It was killed, maybe only just now.
+                self.stop()
+                self._begin()
+                is_sealed = self._finish()
+            why = "" if is_sealed else "could not be sealed"
+        except _StandsStill:
+            why = "is not sealed: the process that was to do it stands still, stopped or waiting for a disk or a lock"
         self.stop()
-        return bool(is_sealed)
+        if why:
+            logger.warning(
+                "the journal of %s %s; it is kept and readable as it is, and the next recorder of this store, or "
+                "'steptape seal', tries again",
+                self._folder,
+                why,
+            )
 
     def stop(self) -> None:
-        """Let the process end."""
-        if self._process is not None:
-            # It waits for the process, after the pipes are closed.
-            with self._process:
-                self._process = None
+        """Let the process end; one that stands still is killed, after which others can finish what it was at."""
+        process, self._process = self._process, None
         self._asked = 0
+        if process is None or process.stdin is None or process.stdout is None:
+            return
+        process.stdin.close()
+        with process.stdout:
+            while not _has_ended(process, process.stdout):
+                if self._standstill.is_reached():
+                    process.kill()
+                    # What waits in the kernel, as for a disk that is gone, outlives even that. It is not waited for.
+                    _has_ended(process, process.stdout)
+                    return
 
     def let_go(self) -> None:
         """In a forked child: close its copies of the pipes, by whose end the process learns that its work is done."""
@@ -79,12 +96,24 @@ class BackgroundSealing:
             self._process.stdin.close()
             self._process.stdout.close()
 
+    def _begin(self) -> None:
+        self._process = _start()
+        if self._process is not None:
+            self._standstill = Standstill(self._process.pid)
+
     def _finish(self) -> bool | None:
-        """Whether the process could seal everything; None when there is none to ask."""
+        """Whether the process could seal everything; None when there is none to ask.
+
+        Raises:
+            _StandsStill: It does not get on.
+        """
         self._ask([self._folder])
         answer = None
         while self._asked and self._process is not None and self._process.stdout is not None:
-            answer = self._answer(self._process.stdout)
+            if _has_answered(self._process.stdout, within_s=LOOK_EVERY_S):
+                answer = self._answer(self._process.stdout)
+            elif self._standstill.is_reached():
+                raise _StandsStill
         return answer
 
     def _ask(self, folders: Sequence[Path], *, is_quiet: bool = False) -> None:
@@ -106,6 +135,10 @@ class BackgroundSealing:
         return answer == b"done\n" if answer else None
 
 
+class _StandsStill(Exception):
+    """The process that seals does not get on."""
+
+
 def _start() -> subprocess.Popen[bytes] | None:
     environment = {**os.environ, "PYTHONPATH": _import_path()}
     command = module_command("steptape.store.sealing_service")
@@ -114,6 +147,22 @@ def _start() -> subprocess.Popen[bytes] | None:
     except OSError as error:
         logger.warning("journals stay unsealed: no process could be started (%s)", error)
         return None
+
+
+def _has_answered(stdout: IO[bytes], *, within_s: float) -> bool:
+    """Whether something can be read, or nothing will come any more."""
+    answers = select.poll()  # select.select fails for a descriptor above 1023.
+    answers.register(stdout, select.POLLIN)
+    return bool(answers.poll(within_s * 1000))
+
+
+def _has_ended(process: subprocess.Popen[bytes], stdout: IO[bytes]) -> bool:
+    """Whether the process ends before the next look at it, which closes its end of the pipe."""
+    while _has_answered(stdout, within_s=LOOK_EVERY_S):
+        if not stdout.readline():
+            process.wait()
+            break
+    return process.poll() is not None
 
 
 def _import_path() -> str:

@@ -33,7 +33,7 @@ def describe_environment() -> dict[str, Any]:
         "python": platform.python_version(),
         "versions": {"steptape": _version("steptape"), **loaded},
         "argv": redacted_arguments(sys.argv),
-        "git": _git_commit(Path.cwd()),
+        "git": _git_commit(),
     }
 
 
@@ -51,17 +51,17 @@ def _boot_id() -> str | None:
         return None
 
 
-def _git_commit(folder: Path) -> dict[str, Any] | None:
-    commit = _git(folder, "rev-parse", "HEAD")
+def _git_commit() -> dict[str, Any] | None:
+    """The commit of the current folder, which may have been deleted; None where there is none."""
+    commit = _git("rev-parse", "HEAD")
     if commit is None:
         return None
-    return {"commit": commit, "dirty": bool(_git(folder, "status", "--porcelain", "--untracked-files=no"))}
+    return {"commit": commit, "dirty": bool(_git("status", "--porcelain", "--untracked-files=no"))}
 
 
-def _git(folder: Path, *arguments: str) -> str | None:
-    command = ["git", "-C", str(folder), *arguments]
+def _git(*arguments: str) -> str | None:
     try:
-        result = subprocess.run(command, capture_output=True, text=True, timeout=_GIT_TIMEOUT_S, check=True)
+        result = subprocess.run(("git", *arguments), capture_output=True, timeout=_GIT_TIMEOUT_S, check=True)
     except (OSError, subprocess.SubprocessError):
         return None
-    return result.stdout.strip()
+    return result.stdout.decode(errors="replace").strip()  # It may name files, in whatever encoding.

@@ -317,7 +317,7 @@ class Recorder:
         except InvalidEvent as error:
             if self._strict:
                 raise
-            self._tape.warn_once(f"{error}; taken as {default!r}")
+            self._tape.warn_once(f"{error}; taken as {default!r}", about=error.what)
             return default
 
     def _open_tape(self, rank: int, value_lag: int) -> Tape:

@@ -195,18 +195,17 @@ class Tape:
         """Let go of the journal, and turn it into Parquet in another process."""
         with self.lock:
             self.journal.close()
-        if not self._sealing.finish():
-            logger.warning("the journal of %s could not be sealed; it is kept and readable as it is", self._folder)
+        self._sealing.finish()
 
     def discard(self) -> None:
         """Take back a journal that nothing was written to."""
         self.journal.discard()
         self._sealing.stop()
 
-    def warn_once(self, message: str) -> None:
-        """Tell the user something, the first time only."""
-        if message not in self._warned:
-            self._warned.add(message)
+    def warn_once(self, message: str, *, about: str = "") -> None:
+        """Tell the user something, the first time only; of messages that differ by a value, by what they are about."""
+        if (about or message) not in self._warned:
+            self._warned.add(about or message)
             logger.warning("%s", message)
 
     def _guarded(
@@ -291,7 +290,7 @@ class Tape:
         except TelemetryError as error:
             if self._strict:
                 raise
-            self.warn_once(f"sample losses were not recorded: {error}")
+            self.warn_once(f"sample losses were not recorded: {error}", about=error.what)
             return None
 
     # --- what is due before or after an event ------------------------------------------------------------------------

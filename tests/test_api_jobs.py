@@ -83,6 +83,15 @@ def test_a_backtest_is_what_the_command_says(client: httpx.Client, store: Path) 
     assert client.get(job["result"], headers={"If-None-Match": result.headers["etag"]}).status_code == 304
 
 
+def test_a_job_is_done_in_any_locale(client: httpx.Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its report holds arrows, which some locales have no bytes for."""
+    monkeypatch.setenv("PYTHONIOENCODING", "ascii")
+
+    job = ended(client, start(client, "backtests", policy_text=POLICY))
+
+    assert (job["status"], client.get(job["report"]).status_code) == ("done", 200)
+
+
 def test_another_question_or_a_changed_log_is_another_job(client: httpx.Client, store: Path) -> None:
     """Results are kept by both."""
     first = start(client, "backtests", policy_text=POLICY)

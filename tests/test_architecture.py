@@ -76,7 +76,7 @@ def source_files() -> list[Path]:
 
 def imports_of(path: Path) -> Iterator[tuple[int, int, str]]:
     """Line, level and dotted name of every import, inside functions and ``if TYPE_CHECKING`` too."""
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
             for alias in node.names:
                 yield node.lineno, 0, alias.name

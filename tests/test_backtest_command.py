@@ -47,10 +47,20 @@ def backtest(store_path: Path, store_record: Callable[..., Path], tmp_path: Path
     return call
 
 
+def test_a_store_without_runs_has_nothing_to_judge_a_policy_on(tmp_path: Path) -> None:
+    """Which is said, and for programs is an empty report."""
+    command = [sys.executable, "-m", "steptape.cli", "backtest", "loss_spike", "--store", str(tmp_path)]
+    said = subprocess.run(command, capture_output=True, text=True, check=False)
+    document = subprocess.run([*command, "--json"], capture_output=True, text=True, check=False)
+
+    assert (said.returncode, said.stdout) == (0, f"no runs in {tmp_path}, so nothing to judge it on\n")
+    assert (document.returncode, json.loads(document.stdout)["runs"]) == (0, [])
+
+
 def test_html_is_written_beside_what_is_printed(backtest: Callable[..., str], tmp_path: Path) -> None:
     """With every baseline and the coverage, which nobody has to ask for."""
     printed = backtest("--html", tmp_path / "report.html")
-    page = (tmp_path / "report.html").read_text()
+    page = (tmp_path / "report.html").read_text(encoding="utf-8")
 
     assert page.startswith("<!doctype html>")
     assert "Lightning EarlyStopping" in page

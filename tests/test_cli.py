@@ -184,7 +184,7 @@ def test_seal_leaves_another_machine_s_journal_alone_unless_told(store_folder: C
     left, told = first.stdout, first.stderr
     sealed = steptape("seal", folder, "--other-hosts")
 
-    assert (left, sealed) == ("run-1: 0 events sealed\n", "run-1: 1 events sealed\n")
+    assert (left, sealed) == ("run-1: 0 events sealed\n", "run-1: 1 event sealed\n")
     assert "another machine wrote it" in told
     assert "--other-hosts" in told
 
@@ -341,15 +341,6 @@ def test_verify_of_a_whole_store_says_when_a_run_cannot_be_opened(demo_store: Pa
     assert "broken" in result.stderr
 
 
-def test_files_that_cannot_be_written_are_exit_status_2(live: Run, tmp_path: Path) -> None:
-    """Without a trace."""
-    result = call("export", live.folder, "--output", tmp_path / "nowhere" / "x.jsonl")
-
-    assert result.returncode == 2
-    assert result.stderr.startswith("error: ")
-    assert "Traceback" not in result.stderr
-
-
 def test_a_mode_without_its_objective_is_refused(demo_store: Path) -> None:
     """It would be silently ignored otherwise."""
     assert call("backtest", "overfitting", "--store", demo_store, "--mode", "max").returncode == 2
@@ -361,6 +352,24 @@ def test_a_stream_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
     path.write_bytes(b'\xef\xbb\xbf{"event": "step_end", "metrics": {"loss": NaN}}\n')
 
     assert len(lines(steptape("replay", "overfitting", path, "--json"))) == 1
+
+
+def test_a_stream_is_read_as_utf_8_in_any_locale(tmp_path: Path) -> None:
+    """As JSON is; what is no UTF-8 is told of."""
+    policy = tmp_path / "policy.yaml"
+    controller = "{name: high, triggers: [on_log], rule: series('größe') > 0, operations: [hfcontrols.should_log]}"
+    policy.write_text(f"controllers: [{controller}]", encoding="utf-8")
+    stream = '{"event": "log", "metrics": {"größe": 1}}\n'.encode()
+    command = [sys.executable, "-m", "steptape.cli", "replay", str(policy), "-", "--json"]
+    no_locale = {**os.environ, "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+
+    read = subprocess.run(command, input=stream, capture_output=True, env=no_locale, check=False)
+    broken = subprocess.run(command, input=b"\xe4" + stream, capture_output=True, check=False)
+
+    assert (read.returncode, read.stderr) == (0, b"")
+    assert json.loads(read.stdout)["controller"] == "high"
+    assert broken.returncode == 2
+    assert broken.stderr.startswith(b"error: <stdin>: cannot be read (")
 
 
 def test_names_that_hold_control_characters_do_not_break_a_table(tmp_path: Path) -> None:
@@ -376,16 +385,20 @@ def test_what_a_terminal_cannot_show_is_written_as_an_escape(tmp_path: Path) -> 
     """In a locale that is not UTF-8, for people and as JSON for programs."""
     with Recorder(tmp_path, name="größer → 😀") as rec:
         rec.annotate("größer → 😀")
+        for step in range(3):
+            rec.step(loss=1.0 - step)
     ascii_only = {**os.environ, "PYTHONIOENCODING": "ascii"}
 
     shown = call("runs", tmp_path, environment=ascii_only)
     told = call("runs", tmp_path, "--json", environment=ascii_only)
     exported = call("export", rec.folder, environment=ascii_only)
+    sheet = call("show", rec.folder, "--plot", "loss", environment=ascii_only)
 
     assert r"gr\u00f6\u00dfer \u2192 \ud83d\ude00" in shown.stdout
     assert [row["name"] for row in lines(told.stdout)] == ["größer → 😀"]
     assert "größer → 😀" in [event["attrs"].get("text") for event in lines(exported.stdout)]
-    assert [done.stderr for done in (shown, told, exported)] == ["", "", ""]
+    assert "\n         1 |'" in sheet.stdout
+    assert [done.stderr for done in (shown, told, exported, sheet)] == ["", "", "", ""]
 
 
 def test_a_path_that_is_not_utf_8_is_refused_without_a_trace(tmp_path: Path) -> None:
@@ -454,6 +467,56 @@ def test_show_plots_what_is_looked_at_first_or_what_is_named(demo_store: Path) -
     assert "eval_loss (evaluate) over steps" in named
     assert "grad_norm (step_end) over steps" in named
     assert call("show", *run, "--plot", "nothing").returncode == 2
+
+
+def test_a_metric_that_is_to_be_plotted_and_has_no_two_numbers_is_told_of(tmp_path: Path) -> None:
+    """Nobody asked for the one that is plotted else."""
+    with Recorder(tmp_path) as rec:
+        rec.step(loss=math.nan)
+
+    assert "\nloss: too few numbers to plot\n" in steptape("show", rec.folder, "--plot", "loss")
+    assert "too few numbers" not in steptape("show", rec.folder)
+
+
+def test_help_may_be_asked_for_in_short() -> None:
+    """Of everything and of a command."""
+    assert steptape("-h") == steptape("--help")
+    assert steptape("show", "-h") == steptape("show", "--help")
+
+
+def test_an_empty_store_is_told_of(tmp_path: Path) -> None:
+    """Where there is nothing to do, and not by silence."""
+    assert steptape("seal", "--store", tmp_path) == f"no runs in {tmp_path}\n"
+    assert steptape("delete", "--store", tmp_path, "--keep-last", "0") == "no run to delete\n"
+    assert steptape("seal", "--store", tmp_path, "--json") == ""
+
+
+def test_a_policy_that_there_is_not_may_be_another_one(live: Run) -> None:
+    """One that comes with steptape is suggested."""
+    said = "loss_spik: no such file, and no policy of that name comes with steptape. Did you mean 'loss_spike'?"
+    for command in (("replay", "loss_spik", live.folder), ("check", "loss_spik")):
+        result = call(*command)
+
+        assert (result.returncode, result.stderr) == (2, f"error: {said}\n")
+
+
+def test_a_policy_may_come_through_a_pipe(live: Run, tmp_path: Path) -> None:
+    """As a shell's ``<(...)`` is one; a folder is no policy."""
+    rules = "controllers: [{name: always, triggers: [on_step_end], rule: 'True', operations: [hfcontrols.should_log]}]"
+
+    assert "always" in steptape("replay", "/dev/stdin", live.folder, given=rules)
+    assert call("check", tmp_path).returncode == 2
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="nothing is forbidden to root")
+def test_a_policy_that_may_not_be_read_is_exit_status_2(tmp_path: Path) -> None:
+    """As one that is not there."""
+    path = tmp_path / "policy.yaml"
+    path.touch(mode=0o000)
+
+    result = call("check", path)
+
+    assert (result.returncode, result.stderr) == (2, f"error: {path}: cannot be read (permission denied)\n")
 
 
 def test_every_command_ends_its_help_with_examples() -> None:

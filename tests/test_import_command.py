@@ -236,6 +236,17 @@ def test_readers_that_cannot_be_had_are_told_of_and_stop_nothing(tmp_path: Path)
     assert table.stderr == ""
 
 
+@pytest.mark.skipif(os.geteuid() == 0, reason="nothing is forbidden to root")
+def test_a_named_file_that_may_not_be_read_is_told_of_and_stops_nothing(call: Call, logs: Path) -> None:
+    """As one in a folder is."""
+    (logs / "closed.csv").touch(mode=0o000)
+
+    result = call("import", "auto", logs / "closed.csv", logs / "metrics.csv", "--store", "runs")
+
+    assert (result.returncode, result.stdout.splitlines()[-1]) == (1, "1 run: 1 new, 1 failed")
+    assert result.stderr.startswith(f"warning: {logs / 'closed.csv'}: cannot be read (Permission denied)")
+
+
 @pytest.mark.parametrize(
     ("name", "code", "said"),
     [
@@ -262,6 +273,26 @@ def test_whatever_is_no_reader_is_told_of_and_stops_nothing(tmp_path: Path, name
     assert (result.returncode, [doc["kind"] for doc in documents(result)]) == (0, ["table"])
     assert result.stderr.startswith(f"warning: steptape.importers: {name}: this reader cannot be loaded")
     assert said in result.stderr
+
+
+def test_a_reader_that_fails_while_it_reads_is_told_of_and_stops_nothing(tmp_path: Path) -> None:
+    """Here with an error that ends the import where the store is at fault."""
+    package = tmp_path / "site"
+    install_reader(package, "mine", READER.replace("numbers =", "raise OSError('no such database')\n        numbers ="))
+    (tmp_path / "a.log").write_text("MINE 0.5 0.25")
+    (tmp_path / "b.csv").write_text("step,loss\n1,0.5\n")
+
+    result = subprocess.run(
+        [*COMMAND, "import", "auto", "a.log", "b.csv", "--store", "runs"],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(package)},
+    )
+
+    assert (result.returncode, result.stdout.splitlines()[-1]) == (1, "1 run: 1 new, 1 failed")
+    assert result.stderr.startswith("warning: a.log: the reader 'mine' failed (OSError('no such database') in mine.py:")
 
 
 def test_history_is_imported_into_the_cache_and_backtested_at_once(tmp_path: Path) -> None:

@@ -159,6 +159,15 @@ def test_json_lines_are_rows(written: Written, tmp_path: Path) -> None:
     assert [dict(event.attrs) for event in only_run(tmp_path).events()] == [{}, {"ok": True}]
 
 
+def test_a_decimal_comma_in_json_lines_is_told_of(written: Written) -> None:
+    """Only as text can JSON hold it, and as text it is kept."""
+    lines = ['{"step": 1, "loss": "0,5", "note": "a, b"}', '{"step": 2, "loss": {"ce": "0,25"}}']
+    outcome, events = written("log.jsonl", "\n".join(lines) + "\n")
+
+    assert "taken as text, the first is '0,5' under 'loss' on line 1. Write them with a point" in str(outcome.problem)
+    assert [(kind, step) for kind, step, _ in events] == [("log", 1), ("log", 2)]
+
+
 def test_a_line_of_text_is_a_row(written: Written, tmp_path: Path) -> None:
     """Values with units are text, but for the time since the begin; the total of the steps is the plan."""
     text = (
@@ -199,6 +208,14 @@ def test_a_comma_within_a_number_groups_thousands_or_says_nothing(written: Writt
     _, events = written("x.log", "".join(lines))
 
     assert events == [("step_end", 1000 * step, {"loss": 2.5}) for step in range(1, len(odd) + 1)]
+
+
+def test_a_decimal_comma_that_a_pattern_finds_is_told_of(written: Written) -> None:
+    """It is the person who gave the pattern that takes it for a number."""
+    pattern = r"(?P<step>\d+) loss (?P<loss>[\d,]+)"
+    outcome, _ = written("out.log", "go\n1 loss 0,453\n2 loss 0,4\n", "text", pattern=pattern)
+
+    assert "taken as text, the first is '0,453' under 'loss' on line 2" in str(outcome.problem)
 
 
 def test_a_pattern_says_how_lines_look(written: Written) -> None:

@@ -109,7 +109,9 @@ def test_every_file_that_a_page_loads_is_served(client: httpx.Client, path: str)
 def test_every_script_that_a_script_imports_is_served(client: httpx.Client) -> None:
     """Modules name each other."""
     scripts = Path(__file__).parents[1].joinpath("api", "static").glob("*.js")
-    imported = {name for path in scripts for name in re.findall(r'from "\./([\w.]+)"', path.read_text())}
+    imported = {
+        name for path in scripts for name in re.findall(r'from "\./([\w.]+)"', path.read_text(encoding="utf-8"))
+    }
 
     assert imported
     assert all(client.get(f"/static/{name}").status_code == 200 for name in imported)

@@ -7,6 +7,7 @@ means that the messages have changed: read them.
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -23,7 +24,8 @@ DATA = Path(__file__).parent / "data"
 def call(folder: Path, *arguments: object) -> subprocess.CompletedProcess[str]:
     """The command, run in a folder."""
     command = [sys.executable, "-m", "steptape.cli", *map(str, arguments)]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    environment = {**os.environ, "PYTHONIOENCODING": "utf-8"}  # Whatever the locale of whoever tests.
+    return subprocess.run(command, cwd=folder, capture_output=True, encoding="utf-8", check=False, env=environment)
 
 
 def told(result: subprocess.CompletedProcess[str]) -> str:

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-README = (ROOT / "README.md").read_text()
+README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
 def blocks(language: str) -> list[str]:
@@ -57,7 +57,11 @@ def test_every_guarantee_names_a_test_that_exists() -> None:
         for name in re.findall(r"`([^`]+)`", row.rsplit("|", 2)[-2]) if row.count("|") > 2 else []:
             path, _, function = name.partition("::")
             file = path or file
-            text = (ROOT / "tests" / str(file)).read_text() if file and (ROOT / "tests" / file).exists() else ""
+            text = (
+                (ROOT / "tests" / str(file)).read_text(encoding="utf-8")
+                if file and (ROOT / "tests" / file).exists()
+                else ""
+            )
             if not text or (function and f"def {function}(" not in text):
                 missing.append(name)
 

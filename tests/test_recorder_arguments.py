@@ -35,6 +35,15 @@ def test_metric_names_that_are_no_plain_text_become_text(tmp_path: Path, key: An
     assert list(first.metrics) == [str(key).encode("utf-8", "backslashreplace").decode()]
 
 
+def test_a_loop_whose_steps_are_all_wrong_is_told_of_it_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Each is wrong with another value."""
+    with Recorder(tmp_path) as rec:
+        for step in range(10):
+            rec.step(step=2**62 + step, loss=1.0)
+
+    assert [message.partition(";")[0] for message in caplog.messages] == ["step must be a whole number from 0 to 2**53"]
+
+
 @pytest.mark.parametrize("step", [np.int64(5), torch.tensor(5), 5.0, np.int32(5), True + 4])
 def test_a_step_may_be_any_whole_number(tmp_path: Path, step: Any) -> None:
     """Numpy integers, integer tensors, and floats that are whole."""
@@ -204,3 +213,14 @@ def test_a_callback_that_raises_at_the_very_end_leaves_the_run_ended(tmp_path: P
     run = open_run(rec.folder)
     assert run.status == "completed"
     assert [event.kind for event in run.events()][-2:] == ["train_end", "decision"]
+
+
+def test_a_loop_in_a_folder_that_has_been_deleted_is_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As schedulers delete theirs while a program goes on; its git commit is nobody's then."""
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+
+    (event,) = recorded(tmp_path / "runs")
+
+    assert event.metrics == {"loss": 1.0}

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import fcntl
+import logging
 import os
 import resource
+import signal
+import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from steptape.recorder import Recorder
+from steptape.recorder import Recorder, standstill
+from steptape.recorder.standstill import Standstill
 from steptape.store import open_run
+from steptape.store.sealing import seal
 
 
 @pytest.fixture
@@ -63,3 +70,87 @@ def test_what_is_no_text_in_the_import_path_is_passed_over(tmp_path: Path, monke
         rec.step(loss=1.0)
 
     assert not list(rec.folder.glob("journal-*"))
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody is waited for long."""
+    monkeypatch.setattr(standstill, "MOST_QUIET_LOOKS", 1)
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_sealing_process_that_is_stopped_does_not_hold_up_the_end(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is told of once, nothing is left of the process, and the journal is there for whoever seals it next."""
+    with caplog.at_level(logging.WARNING), Recorder(tmp_path) as rec:
+        rec.step(loss=1.0)
+        process = rec._tape._sealing._process
+        assert process is not None
+        process.send_signal(signal.SIGSTOP)
+
+    assert process.returncode == -signal.SIGKILL
+    (told,) = caplog.messages
+    assert "stands still" in told
+    assert "the next recorder" in told
+    assert open_run(rec.folder).status == "completed"
+    assert open_run(rec.folder).series("loss")["value"].to_pylist() == [1.0]
+    assert seal(rec.folder) > 0
+    assert not list(rec.folder.glob("journal-*"))
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_folder_that_somebody_else_holds_does_not_hold_up_the_end(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As ``steptape seal`` does that was stopped in the middle."""
+    with caplog.at_level(logging.WARNING), Recorder(tmp_path) as rec:
+        rec.step(loss=1.0)
+        fd = os.open(rec.folder, os.O_RDONLY)
+        fcntl.flock(fd, fcntl.LOCK_EX)
+    os.close(fd)
+
+    assert ["stands still" in message for message in caplog.messages] == [True]
+    assert open_run(rec.folder).series("loss")["value"].to_pylist() == [1.0]
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_recorder_that_could_not_begin_does_not_wait_for_a_stopped_process(tmp_path: Path) -> None:
+    """Whose constructor gives back what it had begun."""
+    with Recorder(tmp_path) as rec:
+        rec.step(loss=1.0)
+        sealing = rec._tape._sealing
+        process = sealing._process
+        assert process is not None
+        process.send_signal(signal.SIGSTOP)
+        sealing.stop()
+
+    assert process.returncode == -signal.SIGKILL
+
+
+@pytest.mark.parametrize(
+    ("body", "stands_still"),
+    [
+        ("while True: pass", False),
+        ("while True: os.write(fd, b' '); time.sleep(0.01)", False),
+        ("time.sleep(60)", True),
+    ],
+    ids=["computing", "writing", "waiting"],
+)
+def test_a_process_stands_still_that_neither_computes_nor_writes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, body: str, stands_still: bool
+) -> None:
+    """However long it takes."""
+    monkeypatch.setattr(standstill, "MOST_QUIET_LOOKS", 3)
+    code = f"import os, time; fd = os.open({str(tmp_path / 'out')!r}, os.O_CREAT | os.O_WRONLY); print()\n{body}"
+    with subprocess.Popen((sys.executable, "-uc", code), stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        looked_at = Standstill(process.pid)
+        looks = []
+        for _ in range(8):
+            looks.append(looked_at.is_reached())
+            time.sleep(0.1)
+        process.kill()
+
+    assert any(looks) == stands_still

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -141,7 +142,8 @@ def test_one_way_is_the_reverse_of_the_other(runs: list[Run]) -> None:
 def call(folder: Path, *arguments: object) -> subprocess.CompletedProcess[str]:
     """The command, run in a folder."""
     command = [sys.executable, "-m", "steptape.cli", "diff", *map(str, arguments)]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    environment = {**os.environ, "PYTHONIOENCODING": "utf-8"}  # Whatever the locale of whoever tests.
+    return subprocess.run(command, cwd=folder, capture_output=True, encoding="utf-8", check=False, env=environment)
 
 
 def test_the_command_writes_markdown_and_exits_with_1_when_behaviour_changes(runs: list[Run], tmp_path: Path) -> None:

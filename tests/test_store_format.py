@@ -168,8 +168,8 @@ print(str({
 
 def test_plain_duckdb_and_plain_pyarrow_read_a_sealed_run() -> None:
     """In a process where steptape cannot be imported."""
-    command = [sys.executable, "-W", "error", "-c", PLAIN, str(SAMPLE / SEALED)]
-    printed = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
+    command = [sys.executable, "-X", "utf8", "-W", "error", "-c", PLAIN, str(SAMPLE / SEALED)]
+    printed = subprocess.run(command, capture_output=True, encoding="utf-8", check=True, timeout=60).stdout
     mapping = {"loss": "loss", "Loss": "Loss~7e13be37", "epoch": "epoch~b2fdf2af", "eval/größe": "eval/größe"}
 
     assert printed.strip() == str(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 import struct
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -385,6 +386,8 @@ def test_a_store_may_lie_under_any_path(
     tmp_path: Path, store_record: Callable[..., Path], store_steps: Any, name: str
 ) -> None:
     """Also one that DuckDB would take for a pattern; its neighbour, which the pattern matches, is not read."""
+    if not name.isascii() and sys.getfilesystemencoding() == "ascii":
+        pytest.skip("in this locale no such folder can be named")
     for folder, value in ((name, 1.0), ("abc", 100.0), ("stXr", 100.0), ("whatX", 100.0)):
         store_record(store_steps([value]), root=tmp_path / folder, samples=SAMPLES | {0: SAMPLES[1]}, sealed=True)
     store = open_store(tmp_path / name)

@@ -57,3 +57,23 @@ def test_a_level_line_is_drawn() -> None:
     lines = braille_plot([1, 2, 3], [2.0, 2.0, 2.0], width=40, height=4)
 
     assert any(dots(line).strip(BLANK) for line in lines[:4])
+
+
+def test_a_constant_has_its_value_beside_the_line() -> None:
+    """Once."""
+    lines = braille_plot([1, 2, 3], [0.1, 0.1, 0.1], width=14, height=3)
+
+    labels = [line.partition("\N{BOX DRAWINGS LIGHT VERTICAL}")[0].strip() for line in lines[:3]]
+    assert labels == ["", "0.1", ""]
+    assert [set(dots(line)) == {BLANK} for line in lines[:3]] == [True, False, True]
+
+
+def test_a_terminal_that_knows_ascii_alone_is_shown_coarser_dots() -> None:
+    """Two rows in a character: the upper one, the lower one, or both."""
+    lines = braille_plot([1, 2, 3, 4], [1.0, 0.0, 0.0, 1.0], width=14, height=1, is_ascii=True)
+
+    assert lines[0] == "         1 |::"
+    assert braille_plot([1, 2], [1.0, 0.0], width=15, height=2, is_ascii=True)[:2] == [
+        "         1 |:. ",
+        "         0 | ':",
+    ]

@@ -52,7 +52,7 @@ def fuzz(
         "--request-timeout", "60", "--generation-database", "none",
         "--phases", phases,
     ]  # fmt: skip
-    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    result = subprocess.run(command, capture_output=True, encoding="utf-8", check=False)
     found = re.search(r"Test cases:\s*\n\s*(\d+) generated", result.stdout)
     return result.returncode, int(found[1]) if found else 0, result.stdout + result.stderr
 

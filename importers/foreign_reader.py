@@ -1,0 +1,128 @@
+"""Readers of other packages, whose every failure is told as what is wrong with a source: the import goes on behind it.
+
+What ours cannot read they say themselves, and a bug of ours should be seen as one; of a stranger's we know neither.
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from operator import index
+from pathlib import Path
+
+from ..store import Plan, TelemetryError
+from ..store.run_info import STATUSES
+from .source import Fact, ImportedRun, Reader, ReadOptions, UnreadableSource
+
+
+class ForeignReader:
+    """A reader around another package's.
+
+    Args:
+        reader: That one.
+    """
+
+    def __init__(self, reader: Reader) -> None:
+        self.kind = reader.kind
+        self.title = str(reader.title)
+        self._reader = reader
+
+    def recognises(self, path: Path, head: bytes) -> bool:
+        """Whether a file is of this kind.
+
+        Raises:
+            UnreadableSource: The reader failed.
+        """
+        with self._failure_told(path):
+            return bool(self._reader.recognises(path, head))
+
+    def source_of(self, path: Path) -> Path:
+        """What a recognised file is a part of.
+
+        Raises:
+            UnreadableSource: The reader failed.
+        """
+        with self._failure_told(path):
+            return Path(self._reader.source_of(path))
+
+    def beside(self, path: Path) -> Iterable[Path]:
+        """Files that are read along with a recognised one.
+
+        Raises:
+            UnreadableSource: The reader failed.
+        """
+        with self._failure_told(path):
+            return [Path(beside) for beside in self._reader.beside(path)]
+
+    def read(self, files: Sequence[Path], options: ReadOptions) -> Iterator[ImportedRun]:
+        """The runs of one source.
+
+        Raises:
+            UnreadableSource: The reader failed, or gave what is no run.
+            TelemetryError: What the reader says.
+        """
+        with self._failure_told(files[0]):
+            for run in self._reader.read(files, options):
+                yield replace(_checked(run), facts=self._facts(run.facts, files[0]))
+
+    def _facts(self, facts: Iterable[Fact], path: Path) -> Iterator[Fact]:
+        with self._failure_told(path):
+            for fact in facts:
+                yield _taken(fact)
+
+    @contextmanager
+    def _failure_told(self, path: Path) -> Iterator[None]:
+        try:
+            yield
+        except TelemetryError:
+            raise
+        except (Exception, SystemExit) as error:  # It may do anything.
+            frames = traceback.extract_tb(error.__traceback__)
+            at = f"{Path(frames[-1].filename).name}:{frames[-1].lineno}"
+            what = f"the reader {self.kind!r} failed ({error!r} in {at})"
+            raise UnreadableSource(what, where=str(path), fix="Tell whoever made that reader") from error
+
+
+def _checked(run: ImportedRun) -> ImportedRun:
+    """A run whose description ``run.json`` can hold.
+
+    Raises:
+        TypeError: It is no run, or a part of its description is not what it must be.
+        ValueError: It ended in no way that there is.
+    """
+    if not isinstance(run, ImportedRun):
+        raise TypeError(f"{type(run).__name__} is no ImportedRun")
+    if not (isinstance(run.identity, str) and isinstance(run.name, str) and isinstance(run.group, str | None)):
+        raise TypeError("identity, name or group of a run is no text")
+    if not (isinstance(run.plan, Plan) and isinstance(run.config, dict)):
+        raise TypeError("a run's plan is no Plan, or its config no dict")
+    if run.status not in (None, *STATUSES):
+        raise ValueError(f"no such status: {run.status!r}")
+    return replace(
+        run,
+        tags=tuple(map(str, run.tags)),
+        started_ns=None if run.started_ns is None else index(run.started_ns),
+        ended_ns=None if run.ended_ns is None else index(run.ended_ns),
+        failure=None if run.failure is None else {str(key): str(value) for key, value in run.failure.items()},
+    )
+
+
+def _taken(fact: Fact) -> Fact:
+    """The fact with every field of the type that it is to have.
+
+    Raises:
+        TypeError, ValueError: It is no fact, or a field of it is something else.
+    """
+    kind, step, metrics, epoch, time_ns, elapsed_ns, attrs, attempt = fact
+    return Fact(
+        str(kind),
+        index(step),
+        {str(name): float(value) for name, value in metrics.items()},
+        None if epoch is None else float(epoch),
+        index(time_ns),
+        None if elapsed_ns is None else index(elapsed_ns),
+        dict(attrs),
+        index(attempt),
+    )

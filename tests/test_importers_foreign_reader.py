@@ -1,0 +1,168 @@
+"""Readers of other packages: whatever they do, the rest is imported, and what they did is told."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from steptape.importers import (
+    Fact,
+    ImportedRun,
+    Outcome,
+    ReadOptions,
+    SingleFile,
+    find_sources,
+    import_sources,
+    readers,
+    signature,
+)
+from steptape.importers.foreign_reader import ForeignReader
+from steptape.store import open_run
+
+
+class Sound(SingleFile):
+    """A reader without a fault: each line of a file that begins with MINE is a loss."""
+
+    kind = "mine"
+    title = "files of mine"
+
+    def recognises(self, path: Path, head: bytes) -> bool:  # noqa: ARG002
+        """By the first word."""
+        return head.startswith(b"MINE")
+
+    def read(self, files: Sequence[Path], options: ReadOptions) -> Iterator[ImportedRun]:  # noqa: ARG002
+        """One run a file."""
+        yield ImportedRun(self.facts(files[0]))
+
+    def facts(self, path: Path) -> Iterator[Fact]:
+        """A step each."""
+        for step, text in enumerate(path.read_text(encoding="utf-8").split()[1:], start=1):
+            yield Fact("step_end", step, {"loss": float(text)})
+
+
+class FailsToRecognise(Sound):
+    """Looks at bytes that are not there."""
+
+    def recognises(self, path: Path, head: bytes) -> bool:  # noqa: ARG002
+        """Whatever it meant to look at."""
+        return head[10**6] == 0
+
+
+class FailsToPlace(Sound):
+    """Knows no source of any file."""
+
+    def source_of(self, path: Path) -> Path:
+        """Looked up in a table."""
+        return {}[path]
+
+
+class FailsBeside(Sound):
+    """Looks for files where there are none."""
+
+    def beside(self, path: Path) -> Sequence[Path]:
+        """In a folder that is a file."""
+        return list((path / "beside").iterdir())
+
+
+class EndsPython(Sound):
+    """As a library does that misses its licence."""
+
+    def read(self, files: Sequence[Path], options: ReadOptions) -> Iterator[ImportedRun]:  # noqa: ARG002
+        """Nothing."""
+        sys.exit("no licence")
+
+
+class YieldsNoRun(Sound):
+    """Gives facts for runs."""
+
+    def read(self, files: Sequence[Path], options: ReadOptions) -> Iterator[Any]:  # noqa: ARG002
+        """Facts."""
+        yield from self.facts(files[0])
+
+
+class YieldsNoNumber(Sound):
+    """Gives a list as a loss."""
+
+    def facts(self, path: Path) -> Iterator[Any]:  # noqa: ARG002
+        """One."""
+        yield Fact("step_end", 1, {"loss": [0.5]})
+
+
+class YieldsNoStatus(Sound):
+    """Calls an end by another name."""
+
+    def read(self, files: Sequence[Path], options: ReadOptions) -> Iterator[ImportedRun]:  # noqa: ARG002
+        """One run."""
+        yield ImportedRun(self.facts(files[0]), status="done")
+
+
+@pytest.fixture
+def logs(tmp_path: Path) -> Path:
+    """A file for the reader, one that is broken for it, and a table."""
+    folder = tmp_path / "logs"
+    folder.mkdir()
+    (folder / "a.log").write_text("MINE 0.5 0.25")
+    (folder / "b.log").write_text("MINE 0.5 half 0.25")
+    (folder / "c.csv").write_text("step,loss\n1,0.5\n")
+    return folder
+
+
+def imported(logs: Path, reader: Sound) -> list[Outcome]:
+    """What becomes of everything in the folder."""
+    found = find_sources([logs], [ForeignReader(reader), *readers()])
+    assert [signature(source) for source in found.sources]
+    failed = [Outcome("failed", "", Path(problem.where), problem=str(problem)) for problem in found.problems]
+    return [*failed, *import_sources(logs.parent / "runs", found.sources, ReadOptions())]
+
+
+def test_what_a_reader_told_before_it_failed_is_kept(logs: Path) -> None:
+    """The file, the reader, the error and its place are told, and the files behind it are imported."""
+    whole, broken, table = imported(logs, Sound())
+
+    assert (whole.kind, whole.state, whole.problem) == ("mine", "new", None)
+    assert (broken.state, broken.steps) == ("new", 1)
+    assert str(broken.problem).startswith(f"{logs / 'b.log'}: the reader 'mine' failed (ValueError(")
+    assert "half" in str(broken.problem)
+    assert f"in {Path(__file__).name}:" in str(broken.problem)
+    assert (table.kind, table.state) == ("table", "new")
+    assert open_run(logs.parent / "runs" / broken.run_id).series("loss")["value"].to_pylist() == [0.5]
+
+
+@pytest.mark.parametrize(
+    ("reader", "said"),
+    [
+        (FailsToPlace(), "KeyError"),
+        (FailsBeside(), "NotADirectoryError"),
+        (EndsPython(), "no licence"),
+        (YieldsNoRun(), "Fact is no ImportedRun"),
+        (YieldsNoNumber(), "TypeError"),
+        (YieldsNoStatus(), "no such status: 'done'"),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, Sound) else "",
+)
+def test_a_reader_that_fails_in_any_way_is_told_of_for_each_of_its_files(logs: Path, reader: Sound, said: str) -> None:
+    """And the table behind them is imported."""
+    *failed, table = imported(logs, reader)
+
+    assert [(outcome.path, outcome.state) for outcome in failed] == [
+        (logs / "a.log", "failed"),
+        (logs / "b.log", "failed"),
+    ]
+    assert all("the reader 'mine' failed (" in str(outcome.problem) for outcome in failed)
+    assert all(said in str(outcome.problem) for outcome in failed)
+    assert (table.kind, table.state) == ("table", "new")
+    assert [path.name for path in (logs.parent / "runs").iterdir()] == [table.run_id]
+
+
+def test_a_reader_that_cannot_recognise_anything_is_told_of_once(logs: Path) -> None:
+    """The readers behind it are asked."""
+    failed, table = imported(logs, FailsToRecognise())
+
+    assert failed.path == logs / "a.log"
+    assert "the reader 'mine' failed (IndexError(" in str(failed.problem)
+    assert ", and on 2 more. " in str(failed.problem)
+    assert (table.kind, table.state) == ("table", "new")
