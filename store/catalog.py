@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Final
 
 from .errors import NotARun, TelemetryError
-from .folder_content import FolderContent, RunAhead, is_settled, stamp_of
+from .folder_content import NOT_THERE, FolderContent, RunAhead, is_settled, stamp_of
 from .garbage import collection_paused
 from .run_folder import run_names
 from .snapshot import Snapshot, retrying, snapshot_of, take_snapshot
@@ -115,7 +115,7 @@ class Catalog:
 
     def folders(self) -> list[Path]:
         """Folders of runs, oldest first."""
-        return [folder for folder in self._candidates() if stamp_of(folder)[1]]
+        return [folder for folder in self._candidates() if stamp_of(folder)[1] != NOT_THERE]
 
     def _candidates(self) -> list[Path]:
         """Folders that may be runs, oldest first; listed anew when one has come or gone."""
@@ -171,7 +171,7 @@ class Catalog:
         """Add what is in the folders, by run id, and what cannot be read of it."""
         for folder in folders:
             stamp = stamp_of(folder)
-            if not stamp[1]:
+            if stamp[1] == NOT_THERE:
                 continue
             try:
                 entry = self._entry(folder, stamp)

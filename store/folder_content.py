@@ -36,12 +36,21 @@ class RunAhead(NamedTuple):
     summary: RunSummary
 
 
+#: The time at which something last changed that is not there.
+NOT_THERE: Final = -1
+
+
 def stamp_of(folder: Path) -> tuple[int, int]:
-    """When the folder's list of files and its ``run.json`` last changed; zeros for what is not there."""
+    """When the folder's list of files and its ``run.json`` last changed; ``NOT_THERE`` for what is not there.
+
+    What may not be looked at is there: whoever reads it finds out what is wrong.
+    """
     times = []
     for path in (str(folder), f"{folder}/{RUN_JSON}"):
         try:
             times.append(os.stat(path).st_mtime_ns)
+        except (FileNotFoundError, NotADirectoryError):
+            times.append(NOT_THERE)
         except OSError:
             times.append(0)
     return times[0], times[1]

@@ -92,7 +92,7 @@ def list_files(folder: Path) -> Listing:
     """What a run's folder holds.
 
     Raises:
-        NotARun: There is no such folder.
+        NotARun: There is no such folder, or it may not be read.
     """
     try:
         names = os.listdir(folder)
@@ -100,6 +100,9 @@ def list_files(folder: Path) -> Listing:
         raise NotARun(
             "no such run folder", where=str(folder), fix="'steptape runs STORE' lists what is there"
         ) from None
+    except OSError as error:
+        what, fix = f"the run's folder cannot be read ({error.strerror})", "Look at its permissions and at the disk"
+        raise NotARun(what, where=str(folder), fix=fix) from None
     return listing_of(folder, names)
 
 

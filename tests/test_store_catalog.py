@@ -58,6 +58,44 @@ def test_a_run_with_a_journal_is_looked_at_every_time(store_record: Callable[...
     assert catalog.entry(folder) is not catalog.entry(folder)
 
 
+def looping(folder: Path) -> None:
+    """Make ``run.json`` a link that leads to itself."""
+    (folder / "run.json").unlink()
+    (folder / "run.json").symlink_to("run.json")
+
+
+def closed(folder: Path) -> None:
+    """Let nobody look into the folder."""
+    folder.chmod(0o000)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        looping,
+        pytest.param(closed, marks=pytest.mark.skipif(os.geteuid() == 0, reason="nothing is forbidden to root")),
+    ],
+)
+def test_a_run_that_may_not_be_looked_at_is_told_of(settled: Path, change: Callable[[Path], None]) -> None:
+    """It is not passed over as if it were not there."""
+    change(settled)
+
+    entries, problems = open_store(settled.parent).entries()
+
+    assert not entries
+    assert [(problem.where or "").startswith(str(settled)) for problem in problems] == [True]
+    assert "cannot be read" in str(problems[0])
+    settled.chmod(0o700)
+
+
+def test_a_run_whose_files_are_as_old_as_time_is_a_run(settled: Path) -> None:
+    """Archives that are to be the same to the bit have files of 1970."""
+    for path in (settled / "run.json", settled):
+        os.utime(path, ns=(0, 0))
+
+    assert open_store(settled.parent).runs().num_rows == 1
+
+
 def test_a_run_that_is_deleted_is_gone_from_the_store(settled: Path) -> None:
     """Nothing of it is remembered."""
     store = open_store(settled.parent)
