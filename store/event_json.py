@@ -52,6 +52,27 @@ def encoded_attrs(attrs: Mapping[str, Any]) -> str:
         return text
     except (TypeError, ValueError) as error:
         raise InvalidEvent(f"attributes must be JSON values ({error})") from None
+    except RecursionError:
+        raise InvalidEvent("attributes are nested too deeply") from None
+
+
+def restated_attrs(text: bytes) -> str | None:
+    """Attributes as a journal holds them, as they stand in a table; None where there are none.
+
+    All that can be written can be restated: this takes one level of calls for one of nesting, and writing two.
+
+    Raises:
+        ValueError, RecursionError: It is no JSON, or too deeply nested for any writer.
+    """
+    attrs = json.loads(text, parse_constant=str)
+    if not attrs:
+        return None
+    try:
+        restated = json.dumps(attrs, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+        restated.encode()
+        return restated
+    except ValueError:  # A number beyond all doubles, or half a surrogate pair.
+        return encoded_attrs(attrs)
 
 
 def decoded_attrs(text: str) -> dict[str, Any]:

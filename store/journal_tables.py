@@ -13,7 +13,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from .columns import Columns
-from .event_json import encoded_attrs
+from .event_json import restated_attrs
 from .journal_format import INTEGER_IDS, NO_IDS, TEXT_IDS
 from .journal_segment import Chosen, Integers, Record, SampleSpans, Segment, readable
 from .tables import ATTRS_FIELD, EVENT_FIELDS, METRICS_SCHEMA, SAMPLES_SCHEMA, coded, events_schema, samples_schema
@@ -226,8 +226,7 @@ def _attrs(segment: Segment) -> pa.Array:
             return pa.nulls(len(segment), ATTRS_FIELD.type)
         texts: list[str | None] = [None] * len(segment)
         for event, begin, end in zip(events.tolist(), *(span.tolist() for span in spans), strict=True):
-            attrs = json.loads(segment.data[begin:end])
-            texts[event] = encoded_attrs(attrs) if attrs else None
+            texts[event] = restated_attrs(segment.data[begin:end])
     return pa.array(texts, ATTRS_FIELD.type)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import logging
 import math
@@ -10,6 +11,7 @@ import os
 import resource
 import shutil
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -537,3 +539,23 @@ def test_a_decision_that_could_not_be_written_reaches_the_loop_when_it_can(store
     assert (while_full, afterwards, run.status) == (False, True, "stopped")
     assert [event.attrs["controller"] for event in events(run, "decision")] == ["not_finite"]
     assert verify(run).identical
+
+
+def test_attributes_of_whatever_depth_are_recorded_and_sealed_or_told_of(tmp_path: Path) -> None:
+    """What a loop could still write, at the shallowest, no sealer and no reader finds too deep."""
+    depths = (100, *range(300, 1_100, 4))
+
+    def record() -> None:
+        with Recorder(tmp_path, run_id="deep") as rec:
+            for depth in depths:
+                rec.annotate(str(depth), nested=functools.reduce(lambda inner, _: {"a": inner}, range(depth), 1))
+
+    with ThreadPoolExecutor(1) as thread:  # Few calls deep.
+        thread.submit(record).result()
+        events = thread.submit(lambda: list(open_run(tmp_path / "deep").events())).result()
+    recorded = [int(event.attrs["text"]) for event in events if event.kind == "annotation"]
+
+    assert recorded == list(depths[: len(recorded)])
+    assert 300 < max(recorded) < max(depths)
+    assert sum(event.attrs["lost_events"] for event in events if event.kind == "gap") == len(depths) - len(recorded)
+    assert not list((tmp_path / "deep").glob("journal-*"))
