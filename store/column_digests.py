@@ -17,6 +17,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from .errors import DamagedLog
+
 #: Columns of each table that hardly change from row to row: what they change to, and where, is all that is digested.
 CHANGING_SELDOM: Final = {
     "events": frozenset(("run_id", "attempt", "rank", "kind", "micro_step", "value_lag")),
@@ -285,6 +287,13 @@ def _pairs(places: npt.NDArray[np.int64], numbers: npt.NDArray[np.int64]) -> mem
 
 
 def bits(array: pa.Array) -> memoryview:
-    """The bits of numbers without nulls."""
+    """The bits of numbers without nulls.
+
+    Raises:
+        DamagedLog: They are something else, which no recorder writes.
+    """
+    are_numbers = pa.types.is_integer(array.type) or pa.types.is_floating(array.type)
+    if array.null_count or (len(array) and not are_numbers):
+        raise DamagedLog("a column holds what no recorder writes", got=array.type)
     numbers: npt.NDArray[np.generic] = array.to_numpy(zero_copy_only=False)
     return np.ascontiguousarray(numbers).data

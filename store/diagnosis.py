@@ -203,5 +203,9 @@ def _lost(snapshot: Snapshot) -> Iterator[Finding]:
 
 
 def _changed(folder: Path) -> Iterator[Finding]:
-    for fault in digest_faults(folder):
-        yield Finding("changed", str(folder), fault, "Restore the run from a copy")
+    fix = "Restore the run from a copy"
+    try:
+        for fault in digest_faults(folder):
+            yield Finding("changed", str(folder), fault, fix)
+    except TelemetryError as error:
+        yield Finding("changed", error.where or str(folder), error.what, error.fix or fix)

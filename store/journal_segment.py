@@ -167,8 +167,13 @@ class Segment:
             yield self.only(slice(first, first + events))
 
     def has_samples(self) -> bool:
-        """Whether an event of it has sample losses."""
-        return bool(self.sample_spans().counts.any())
+        """Whether an event of it has sample losses.
+
+        Raises:
+            DamagedLog: A record whose checksum is right cannot be read.
+        """
+        with readable(self.where):
+            return bool(self.sample_spans().counts.any())
 
     def by_layout(self) -> Iterator[tuple[Layout, Chosen, npt.NDArray[np.void]]]:
         """Of each layout in use: which events have it, and their envelopes and values as a structured array."""

@@ -180,6 +180,7 @@ class _Sealer:
             with idle(journal.path) as is_idle:
                 if not is_idle:
                     break
+                digests = dict(self._digests)
                 try:
                     # Checksums are looked at beside the writing, which takes longer and waits for them in the end.
                     segment = read_segment(journal.path, checks=False)
@@ -190,6 +191,7 @@ class _Sealer:
                     # What comes of records that are not sound may fail in any way. What is sound fails again.
                     # By the thread, so that nothing of the first try goes on.
                     self._thread.submit(_remove_leftovers, self._folder).result()
+                    self._digests = digests
                     sealed += self._seal_segment(journal, read_segment(journal.path), is_all=len(journals) == 1)
         return sealed
 

@@ -133,12 +133,14 @@ def read_parquet(path: Path, wanted: Iterable[str] | None = None, *, threads: bo
 
     Raises:
         FileNotFoundError: It was merged into another one meanwhile.
-        DamagedLog: It is not whole.
+        DamagedLog: It is not whole, or its columns are not those of the table that it is named after.
     """
     with _opened(path) as file:
         present = set(file.schema_arrow.names)
         columns = None if wanted is None else [name for name in wanted if name in present]
         table = file.read(columns=columns, use_threads=threads)
+    # What is not read of a wide file is not looked at: that would take a sixth of the time of a look at two metrics.
+    _require_columns(table.schema, present, path)
     # Whether a column may hold nulls is a file's own affair: tables of several files have one schema.
     table = table.cast(pa.schema([field.with_nullable(True) for field in table.schema], table.schema.metadata))
     return _in_seq_order(table) if "seq" in table.column_names else table
@@ -163,6 +165,7 @@ def read_metrics(path: Path, metrics: Collection[str]) -> pa.Table:
     """
     wanted = pa.array(sorted(metrics), pa.string())
     with _opened(path) as file:
+        _require_columns(file.schema_arrow, set(file.schema_arrow.names), path)
         groups = [group for group in range(file.num_row_groups) if _may_hold(file.metadata.row_group(group), metrics)]
         parts = [file.read_row_group(group) for group in groups]
         found = [part.filter(pc.is_in(part["metric"], wanted)).cast(METRICS_SCHEMA) for part in parts]
@@ -229,7 +232,9 @@ def read_schema(path: Path) -> pa.Schema:
         FileNotFoundError, DamagedLog: As ``read_parquet``.
     """
     with _opened(path) as file:
-        return file.schema_arrow
+        schema: pa.Schema = file.schema_arrow
+    _require_columns(schema, set(schema.names), path)
+    return schema
 
 
 def row_groups_of(path: Path) -> Iterator[pa.Table]:
@@ -281,6 +286,45 @@ def _opened(path: Path, **options: Any) -> Iterator[pq.ParquetFile]:
         raise
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:  # The last of a name that was damaged.
         raise DamagedLog(f"this is no whole Parquet file ({error})", where=str(path)) from None
+
+
+#: What the columns of a table may be.
+_TYPES: Final = {
+    table: {field.name: [field.type] for field in fields}
+    for table, fields in {
+        "events": (*EVENT_FIELDS, ATTRS_FIELD),
+        "samples": SAMPLE_FIELDS,
+        "metrics": tuple(METRICS_SCHEMA),
+    }.items()
+}
+_TYPES["samples"]["sample_id"].append(IDS_AS_INTEGERS)
+
+#: Those that each file of the table has.
+_REQUIRED: Final = {table: frozenset(types) - {"token_losses"} for table, types in _TYPES.items()}
+
+#: The type of any other column of events: each is a metric.
+_METRIC: Final = [pa.float64()]
+
+
+def _require_columns(columns: pa.Schema, present: Collection[str], path: Path) -> None:
+    """Refuse columns that are not those of the table that a file is named after.
+
+    Numbers of another type may have the same bits, which is all that a digest is of, and say something else.
+
+    Args:
+        columns: Some of its columns.
+        present: The names of all of them.
+        path: The file.
+    """
+    table = path.name.partition("-")[0]
+    missing = _REQUIRED.get(table, frozenset()).difference(present)
+    if missing:
+        raise DamagedLog("this file lacks a column of its table", where=str(path), got=min(missing))
+    types = _TYPES.get(table, {})
+    for name, type_ in zip(columns.names, columns.types, strict=True):
+        known = types.get(name, _METRIC if table == "events" else None)
+        if known is not None and type_ not in known:
+            raise DamagedLog(f"the column {name!r} of this file has another type", where=str(path), got=type_)
 
 
 def _may_hold(row_group: pq.RowGroupMetaData, metrics: Collection[str]) -> bool:

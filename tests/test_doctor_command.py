@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 
 from steptape.recorder import Recorder
@@ -140,6 +141,31 @@ def test_a_changed_value_is_told(sealed: Path) -> None:
     info = json.loads((sealed / "run.json").read_text())
     info["attempts"][0]["steps"] = 7
     (sealed / "run.json").write_text(json.dumps(info))
+
+    assert codes(sealed) == ["changed"]
+
+
+@pytest.mark.parametrize("command", ["doctor", "verify"])
+def test_a_column_of_another_type_is_told(sealed: Path, command: str) -> None:
+    """Of whoever rewrote the file, and with its name."""
+    (path,) = sealed.glob("events-*.parquet")
+    table = pq.read_table(path)
+    place = table.schema.get_field_index("seq")
+    pq.write_table(table.set_column(place, "seq", table["seq"].cast("string")), path)
+    result = subprocess.run(
+        [sys.executable, "-m", "steptape.cli", command, sealed], capture_output=True, text=True, check=False
+    )
+    told = result.stdout + result.stderr
+
+    assert result.returncode == {"doctor": 1, "verify": 2}[command]
+    assert "the column 'seq' of this file has another type" in told.replace("\n", " ")
+    assert path.name in told
+    assert "Traceback" not in told
+
+
+def test_digests_that_are_none_are_told(sealed: Path) -> None:
+    """And keep nobody from looking at other runs."""
+    (sealed / "digests.json").write_text("{")
 
     assert codes(sealed) == ["changed"]
 

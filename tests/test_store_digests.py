@@ -362,3 +362,52 @@ def test_a_run_that_still_goes_on_has_no_digest(tmp_path: Path) -> None:
 
         assert read_digests(rec.folder).logs == {}
         assert open_run(rec.folder).log_digest == ""
+
+
+@pytest.mark.parametrize(
+    ("table", "column", "type_"),
+    [
+        ("events", "loss", pa.int64()),
+        ("events", "value_lag", pa.uint32()),
+        ("events", "attempt", pa.float32()),
+        ("events", "run_id", pa.binary()),
+        ("events", "attrs", pa.string_view()),
+        ("samples", "position", pa.float32()),
+        ("samples", "sample_id", pa.binary()),
+        ("samples", "tokens", pa.date32()),
+    ],
+)
+def test_a_column_of_another_type_is_damage_whatever_its_bits(
+    recorded: Path, table: str, column: str, type_: pa.DataType
+) -> None:
+    """A digest is of bits, and the same ones say something else as a number of another type."""
+
+    def retyped(rows: pa.Table) -> pa.Table:
+        same = rows[column].combine_chunks()
+        other = same.cast(type_) if pa.types.is_string(same.type) else same.view(type_)
+        return rows.set_column(rows.schema.get_field_index(column), column, other)
+
+    copy = rewritten(recorded, table, retyped)
+
+    with pytest.raises(DamagedLog, match=f"the column '{column}' of this file has another type"):
+        digest_faults(copy)
+
+
+@pytest.mark.parametrize(("table", "column"), [("events", "seq"), ("events", "epoch"), ("samples", "sample_id")])
+def test_a_file_without_a_column_of_its_table_is_damage(recorded: Path, table: str, column: str) -> None:
+    """Even one that was null throughout: nobody writes such a file."""
+    copy = rewritten(recorded, table, lambda rows: rows.drop_columns(column))
+
+    with pytest.raises(DamagedLog, match=f"lacks a column of its table; got '?{column}"):
+        digest_faults(copy)
+
+
+def test_a_loss_of_a_token_that_is_null_is_damage(store_record: Callable[..., Path]) -> None:
+    """And not the NaN that has its bits."""
+    folder = store_record(EVENTS, samples={1: losses(1)}, sealed=True)
+    nothing = pa.array([None, [None, 1.0], None], pa.list_(pa.field("element", pa.float32())))
+
+    copy = rewritten(folder, "samples", lambda rows: rows.set_column(rows.num_columns - 1, "token_losses", nothing))
+
+    with pytest.raises(DamagedLog, match="what no recorder writes"):
+        digest_faults(copy)

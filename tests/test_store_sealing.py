@@ -20,9 +20,20 @@ import pytest
 
 from steptape.store import DamagedLog, Event, NotARun, open_run
 from steptape.store.columns import METRICS_AS_COLUMNS
+from steptape.store.digests import digest_faults
 from steptape.store.host import boot_id
 from steptape.store.journal import JournalWriter
-from steptape.store.journal_format import INTEGER_IDS, NO_IDS, TEXT_IDS, SampleLosses
+from steptape.store.journal_format import (
+    EVENT,
+    FRAME,
+    HAS_SAMPLES,
+    INTEGER_IDS,
+    NO_IDS,
+    TEXT_IDS,
+    SampleLosses,
+    framed,
+)
+from steptape.store.journal_segment import field_offset
 from steptape.store.run_folder import list_files
 from steptape.store.run_info import FORMAT
 from steptape.store.sealing import main, seal
@@ -409,6 +420,39 @@ def test_damage_anywhere_among_records_of_one_length_is_sealed_as_it_is_read(
         assert not list(folder.glob(".*"))
         found.add(len(before[0]))
     assert len(found) > 80
+
+
+def test_no_digest_is_kept_of_records_that_turned_out_damaged(store_record: Callable[..., Path]) -> None:
+    """Also where a sealer that was killed had made a file of the same name before they were."""
+    events = [Event("step_end", step=step, metrics={"loss": 1.0}) for step in range(40)]
+    folder = store_record(events, samples=dict.fromkeys(range(40), INTEGERS))
+    (journal,) = folder.glob("journal-*")
+    content = journal.read_bytes()
+    seal(folder)
+    (path,) = folder.glob("events-*")
+    path.unlink()
+    (folder / "digests.json").unlink()
+    place = content.rindex(INTEGERS.losses)
+    journal.write_bytes(content[:place] + b"\xff" + content[place + 1 :])
+    seal(folder)
+
+    assert len(list(open_run(folder).events())) == 39
+    assert digest_faults(folder) == []
+
+
+def test_a_record_whose_checksum_is_right_and_that_makes_no_sense_is_told(store_record: Callable[..., Path]) -> None:
+    """Its journal stays as it is."""
+    folder = store_record([Event("step_end", step=1)])
+    (journal,) = folder.glob("journal-*")
+    content = journal.read_bytes()
+    record = bytearray(content[-EVENT.size :])
+    record[field_offset("flags")] = HAS_SAMPLES
+    journal.write_bytes(content[: -EVENT.size - FRAME.size] + framed(bytes(record)))
+    before = journal.read_bytes()
+
+    with pytest.raises(DamagedLog, match="its samples are cut short"):
+        seal(folder)
+    assert journal.read_bytes() == before
 
 
 def test_what_is_torn_is_kept_aside_when_the_rest_is_sealed(store_record: Callable[..., Path]) -> None:
