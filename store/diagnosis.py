@@ -18,7 +18,7 @@ from .journal_reading import is_being_written, read_segment
 from .run_folder import RUN_JSON, JournalFile, Listing, SealedFile, list_files
 from .run_info import RunInfo, read_run_info
 from .snapshot import Snapshot, retrying, take_snapshot
-from .tables import row_groups_of
+from .table_reading import row_groups_of
 
 _SEAL: Final = "steptape seal {folder}"
 

@@ -24,7 +24,8 @@ from .errors import DamagedLog
 from .first_digests import first_table_digests
 from .run_folder import Listing, SealedFile, list_files, replace_file
 from .run_info import Attempt, read_run_info
-from .tables import joint_samples_schema, read_parquet, read_schema, row_groups_of, with_ids_of
+from .table_reading import read_parquet, read_schema, row_groups_of
+from .tables import joint_samples_schema, with_ids_of
 
 DIGESTS_JSON: Final = "digests.json"
 FORMAT: Final = 2

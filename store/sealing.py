@@ -40,6 +40,7 @@ from .journal_reading import Segment, idle, is_being_written, is_sound, read_seg
 from .journal_tables import events_table, metrics_table, samples_schema_of, samples_table
 from .run_folder import COLUMNS_JSON, JournalFile, SealedFile, list_files, publish, remove_files, sealed_name
 from .run_info import RunInfo, read_run_info
+from .table_reading import read_schema, row_groups_of
 from .tables import (
     CELLS_PER_ROW_GROUP,
     EVENT_ALWAYS,
@@ -49,8 +50,6 @@ from .tables import (
     SAMPLES_SCHEMA,
     events_schema,
     joint_samples_schema,
-    read_schema,
-    row_groups_of,
     with_ids_of,
     write_tables,
 )

@@ -20,16 +20,8 @@ from .journal_reading import Segment, is_being_written, read_segment
 from .journal_tables import Tail
 from .run_folder import Listing, SealedFile, list_files, listing_of
 from .run_info import RunInfo, read_run_info, run_info_of
-from .tables import (
-    METRICS_SCHEMA,
-    SAMPLES_SCHEMA,
-    events_schema,
-    joint_samples_schema,
-    read_metrics,
-    read_parquet,
-    read_samples,
-    with_ids_of,
-)
+from .table_reading import read_metrics, read_parquet, read_samples
+from .tables import METRICS_SCHEMA, SAMPLES_SCHEMA, events_schema, joint_samples_schema, with_ids_of
 
 _Result = TypeVar("_Result")
 

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Iterable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from .columns import Columns
-from .errors import DamagedLog
 
 EVENT_FIELDS: Final = (
     pa.field("run_id", pa.string()),
@@ -59,6 +56,9 @@ METRICS_SCHEMA: Final = pa.schema(
 
 #: Text columns of few different values. They are written from dictionaries, which spares hashing each row.
 CODED: Final = frozenset(("run_id", "kind", "metric"))
+
+#: The type of their columns then.
+CODE: Final = pa.dictionary(pa.int32(), pa.string())
 
 #: Integers that hardly change from row to row. Plain, because zstd folds them as small as delta encoding does, in half
 #: the time.
@@ -111,74 +111,13 @@ def with_ids_of(samples: pa.Table, schema: pa.Schema) -> pa.Table:
 
 def coded(schema: pa.Schema) -> pa.Schema:
     """The schema with dictionaries for the columns that are written from them."""
-    text = pa.dictionary(pa.int32(), pa.string())
-    fields = [field.with_type(text) if _is_coded(field) else field for field in schema]
+    fields = [field.with_type(CODE) if is_coded(field) else field for field in schema]
     return pa.schema(fields, metadata=schema.metadata)
 
 
-def _is_coded(field: pa.Field) -> bool:
+def is_coded(field: pa.Field) -> bool:
     """Whether the column is one of ``CODED``, and no metric of that name."""
     return field.name in CODED and not pa.types.is_floating(field.type)
-
-
-def read_parquet(path: Path, wanted: Iterable[str] | None = None, *, threads: bool = True) -> pa.Table:
-    """A sealed file, or those of its columns that are wanted. The path itself says nothing of its content.
-
-    Rows come in ``seq`` order where that column is read, whoever wrote the file last and in which order.
-
-    Args:
-        path: The file.
-        wanted: Names of columns, those that it lacks included; all when None.
-        threads: Whether to use all cores, which takes a third more of their time.
-
-    Raises:
-        FileNotFoundError: It was merged into another one meanwhile.
-        DamagedLog: It is not whole, or its columns are not those of the table that it is named after.
-    """
-    with _opened(path) as file:
-        present = set(file.schema_arrow.names)
-        columns = None if wanted is None else [name for name in wanted if name in present]
-        table = file.read(columns=columns, use_threads=threads)
-    # What is not read of a wide file is not looked at: that would take a sixth of the time of a look at two metrics.
-    _require_columns(table.schema, present, path)
-    # Whether a column may hold nulls is a file's own affair: tables of several files have one schema.
-    table = table.cast(pa.schema([field.with_nullable(True) for field in table.schema], table.schema.metadata))
-    return _in_seq_order(table) if "seq" in table.column_names else table
-
-
-def _ascends(seq: pa.ChunkedArray) -> bool:
-    return len(seq) < 2 or bool(pc.all(pc.less_equal(seq[:-1], seq[1:])).as_py())
-
-
-def _in_seq_order(table: pa.Table) -> pa.Table:
-    if _ascends(table["seq"]):
-        return table
-    keys = [name for name in ("seq", "position") if name in table.column_names]
-    return table.take(pc.sort_indices(table, [(name, "ascending") for name in keys]))
-
-
-def read_metrics(path: Path, metrics: Collection[str]) -> pa.Table:
-    """The rows of a ``metrics`` file that belong to these metrics.
-
-    Raises:
-        FileNotFoundError, DamagedLog: As ``read_parquet``.
-    """
-    wanted = pa.array(sorted(metrics), pa.string())
-    with _opened(path) as file:
-        _require_columns(file.schema_arrow, set(file.schema_arrow.names), path)
-        groups = [group for group in range(file.num_row_groups) if _may_hold(file.metadata.row_group(group), metrics)]
-        parts = [file.read_row_group(group) for group in groups]
-        found = [part.filter(pc.is_in(part["metric"], wanted)).cast(METRICS_SCHEMA) for part in parts]
-        return pa.concat_tables([METRICS_SCHEMA.empty_table(), *found])
-
-
-def read_samples(path: Path, wanted: Iterable[str] | None = None) -> pa.Table:
-    """The rows of a ``samples`` file, or those of its columns that are wanted.
-
-    Raises:
-        FileNotFoundError, DamagedLog: As ``read_parquet``.
-    """
-    return with_ids_of(read_parquet(path, wanted), SAMPLES_SCHEMA)
 
 
 def write_tables(
@@ -212,7 +151,7 @@ def write_tables(
         path,
         schema,
         compression="zstd",
-        use_dictionary=[field.name for field in schema if _is_coded(field)],
+        use_dictionary=[field.name for field in schema if is_coded(field)],
         column_encoding=encodings,
         store_schema=False,  # It would say that text is a dictionary; the columns themselves say all that counts.
         write_page_checksum=True,
@@ -223,29 +162,6 @@ def write_tables(
             rows += group.num_rows
         writer.add_key_value_metadata(schema.metadata or {})
     return rows
-
-
-def read_schema(path: Path) -> pa.Schema:
-    """The columns of a sealed file.
-
-    Raises:
-        FileNotFoundError, DamagedLog: As ``read_parquet``.
-    """
-    with _opened(path) as file:
-        schema: pa.Schema = file.schema_arrow
-    _require_columns(schema, set(schema.names), path)
-    return schema
-
-
-def row_groups_of(path: Path) -> Iterator[pa.Table]:
-    """A sealed file piece by piece, as it stands there and as ``write_tables`` takes it.
-
-    Raises:
-        FileNotFoundError, DamagedLog: As ``read_parquet``.
-    """
-    with _opened(path, read_dictionary=[field.name for field in read_schema(path) if _is_coded(field)]) as file:
-        for group in range(file.num_row_groups):
-            yield file.read_row_group(group)
 
 
 def _row_groups(tables: Iterable[pa.Table], schema: pa.Schema, rows: int) -> Iterator[pa.Table]:
@@ -275,63 +191,3 @@ def _conformed(table: pa.Table, schema: pa.Schema) -> pa.Table:
         for field in schema
     ]
     return pa.Table.from_arrays(columns, schema=schema)
-
-
-@contextmanager
-def _opened(path: Path, **options: Any) -> Iterator[pq.ParquetFile]:
-    try:
-        with pq.ParquetFile(path, page_checksum_verification=True, **options) as file:
-            yield file
-    except FileNotFoundError:
-        raise
-    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:  # The last of a name that was damaged.
-        raise DamagedLog(f"this is no whole Parquet file ({error})", where=str(path)) from None
-
-
-#: What the columns of a table may be.
-_TYPES: Final = {
-    table: {field.name: [field.type] for field in fields}
-    for table, fields in {
-        "events": (*EVENT_FIELDS, ATTRS_FIELD),
-        "samples": SAMPLE_FIELDS,
-        "metrics": tuple(METRICS_SCHEMA),
-    }.items()
-}
-_TYPES["samples"]["sample_id"].append(IDS_AS_INTEGERS)
-
-#: Those that each file of the table has.
-_REQUIRED: Final = {table: frozenset(types) - {"token_losses"} for table, types in _TYPES.items()}
-
-#: The type of any other column of events: each is a metric.
-_METRIC: Final = [pa.float64()]
-
-
-def _require_columns(columns: pa.Schema, present: Collection[str], path: Path) -> None:
-    """Refuse columns that are not those of the table that a file is named after.
-
-    Numbers of another type may have the same bits, which is all that a digest is of, and say something else.
-
-    Args:
-        columns: Some of its columns.
-        present: The names of all of them.
-        path: The file.
-    """
-    table = path.name.partition("-")[0]
-    missing = _REQUIRED.get(table, frozenset()).difference(present)
-    if missing:
-        raise DamagedLog("this file lacks a column of its table", where=str(path), got=min(missing))
-    types = _TYPES.get(table, {})
-    for name, type_ in zip(columns.names, columns.types, strict=True):
-        known = types.get(name, _METRIC if table == "events" else None)
-        if known is not None and type_ not in known:
-            raise DamagedLog(f"the column {name!r} of this file has another type", where=str(path), got=type_)
-
-
-def _may_hold(row_group: pq.RowGroupMetaData, metrics: Collection[str]) -> bool:
-    """Whether a row group can hold rows of one of these metrics, as far as its statistics say."""
-    column = next(i for i in range(row_group.num_columns) if row_group.column(i).path_in_schema == "metric")
-    statistics = row_group.column(column).statistics
-    if statistics is None or not statistics.has_min_max:
-        return True
-    # Parquet orders text by its UTF-8 bytes, which is Python's order by code points.
-    return any(statistics.min <= metric <= statistics.max for metric in metrics)
