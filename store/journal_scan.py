@@ -57,8 +57,8 @@ class _Scan:
         self._flush()
         columns = zip(*self._parts, strict=True) if self._parts else ((column,) for column in NOTHING)
         layout, flags, starts, ends = (_joined(column) for column in columns)
-        if len(layout):
-            self._header["attempt"], self._header["rank"]
+        if len(layout) and not all(isinstance(self._header[name], int) for name in ("attempt", "rank")):
+            raise TypeError("its header does not say whose events these are")
         torn = len(self._data) - whole
         return Segment(self._header, torn, where, self._data, tuple(self._layouts), layout, flags, starts, ends)
 
@@ -70,10 +70,13 @@ class _Scan:
         elif tag == TAG_LAYOUT:
             layout_id = LAYOUT.unpack_from(self._data, start)[1]
             kind, *names = json.loads(self._data[start + LAYOUT.size : end])
+            "".join((kind, *names)).encode()  # All are text, and no half of a surrogate pair.
             self._known[layout_id] = len(self._layouts)
             self._layouts.append(Layout(kind, tuple(names)))
         elif tag == TAG_HEADER:
             self._header = json.loads(self._data[start + 1 : end])
+            if not isinstance(self._header, dict) or not isinstance(self._header.get("writer") or {}, dict):
+                raise TypeError("its header is no object, or its writer is none")
 
     def _run(self, start: int, length: int, count: int) -> None:
         """Frames of one length: nearly always events."""

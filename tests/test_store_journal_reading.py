@@ -23,6 +23,7 @@ from steptape.store.journal_format import (
     MAGIC,
     PREAMBLE,
     TAG_EVENT,
+    TAG_HEADER,
     TEXT_IDS,
     VERSION,
     SampleLosses,
@@ -183,6 +184,10 @@ def test_a_journal_of_a_newer_version_is_refused(small_run: Path) -> None:
         bytes([1, 0, 0, 0, 0]) + b"not JSON",
         LAYOUT.pack(1, 0) + b"[]",
         LAYOUT.pack(1, 0) + b"3",
+        LAYOUT.pack(1, 0) + b'["step_end", 5]',
+        LAYOUT.pack(1, 0) + b'["step_end", "\\ud800"]',
+        bytes([TAG_HEADER]) + b"[]",
+        bytes([TAG_HEADER]) + b'{"attempt": 0, "rank": 0, "writer": 3}',
     ],
 )
 def test_a_record_with_a_right_checksum_and_wrong_content_is_an_error_of_ours(tmp_path: Path, payload: bytes) -> None:
