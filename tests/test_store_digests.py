@@ -371,7 +371,7 @@ def test_a_run_that_still_goes_on_has_no_digest(tmp_path: Path) -> None:
         ("events", "value_lag", pa.uint32()),
         ("events", "attempt", pa.float32()),
         ("events", "run_id", pa.binary()),
-        ("events", "attrs", pa.string_view()),
+        ("events", "attrs", pa.large_binary()),
         ("samples", "position", pa.float32()),
         ("samples", "sample_id", pa.binary()),
         ("samples", "tokens", pa.date32()),
