@@ -10,7 +10,7 @@ stall the training loop for milliseconds. Each step leaves a folder that reads t
    files whose range another file holds);
 4. of what is finished a digest is kept.
 
-A second thread makes one half of each table, and looks at checksums and takes digests while the first one writes: most
+A second thread makes one half of most tables, and looks at checksums and takes digests while the first one writes: most
 of what either does goes on without the interpreter.
 """
 
@@ -26,7 +26,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Final, TypeAlias
+from typing import Final
 
 import numpy as np
 import pyarrow as pa
@@ -138,9 +138,6 @@ def _keep_freed_memory() -> None:
     np.empty(KEPT_BYTES, np.uint8)
 
 
-_TableOf: TypeAlias = Callable[[Segment], pa.Table]
-
-
 class _NotSound(Exception):
     """A record has another checksum than it should."""
 
@@ -152,7 +149,7 @@ class _Sealer:
         folder: The run's folder.
         info: The run.
         other_hosts: Whether what another machine wrote is sealed, too.
-        thread: Makes one half of each table; looks at checksums and takes digests while tables are written.
+        thread: Makes one half of most tables; looks at checksums and takes digests while tables are written.
     """
 
     def __init__(self, folder: Path, info: RunInfo, other_hosts: bool, thread: ThreadPoolExecutor) -> None:
@@ -240,9 +237,8 @@ class _Sealer:
         pieces = list(segment.pieces(CELLS_PER_ROW_GROUP))
         readiness = functools.cache(partial(self._thread.submit, make_ready))
 
-        def publish_table(table: str, schema: pa.Schema, always: Collection[str], make: _TableOf) -> None:
+        def publish_table(table: str, schema: pa.Schema, always: Collection[str], tables: Iterator[pa.Table]) -> None:
             path = self._folder / sealed_name(table, journal.attempt, journal.rank, first, last)
-            tables = self._made_by_both(make, pieces)
             tables = itertools.chain([next(tables)], tables)
             # Only now, because the thread would see to this before its half of the first table.
             readiness()
@@ -252,16 +248,17 @@ class _Sealer:
 
         if segment.has_samples():
             schema = samples_schema_of(segment) if self._format >= SAMPLES_AS_THEY_COME else SAMPLES_SCHEMA
-            make = partial(samples_table, self._run_id, schema=schema)
-            publish_table("samples", schema, SAMPLES_ALWAYS, make)
+            tables = self._made_by_both(partial(samples_table, self._run_id, schema=schema), pieces)
+            publish_table("samples", schema, SAMPLES_ALWAYS, tables)
         if not set(long).isdisjoint(segment.metric_names()):
-            make = partial(metrics_table, self._run_id, metrics=long)
-            publish_table("metrics", METRICS_SCHEMA, METRICS_ALWAYS, make)
+            # In one piece, because a reader of one metric passes over the others.
+            tables = (metrics_table(self._run_id, piece, long) for piece in pieces)
+            publish_table("metrics", METRICS_SCHEMA, METRICS_ALWAYS, tables)
         common = (wide.by_metric[metric] for metric in segment.common_metrics() if metric in wide.by_metric)
-        make = partial(events_table, self._run_id, columns=wide)
-        publish_table("events", events_schema(wide), EVENT_ALWAYS.union(common), make)
+        tables = self._made_by_both(partial(events_table, self._run_id, columns=wide), pieces)
+        publish_table("events", events_schema(wide), EVENT_ALWAYS.union(common), tables)
 
-    def _made_by_both(self, make: _TableOf, pieces: Iterable[Segment]) -> Iterator[pa.Table]:
+    def _made_by_both(self, make: Callable[[Segment], pa.Table], pieces: Iterable[Segment]) -> Iterator[pa.Table]:
         """The tables of pieces of a segment, one half of each made by the thread."""
         for piece in pieces:
             middle = len(piece) // 2
