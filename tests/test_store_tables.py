@@ -187,7 +187,7 @@ def test_absent_is_null_and_nan_is_nan(store_record: Callable[..., Path]) -> Non
 
 
 def test_parquet_has_the_columns_and_encodings_that_the_format_promises(store_record: Callable[..., Path]) -> None:
-    """Zstd everywhere, byte-stream-split floats, delta integers where they change; and the mapping of names."""
+    """Zstd but for clocks, byte-stream-split floats, delta integers where they change; and the mapping of names."""
     folder = store_record([Event("log", metrics={"loss": 1.0, "epoch": 2.0}, attrs={"a": 1})] * 3, sealed=True)
     (path,) = folder.glob("events-*")
     metadata = pq.read_metadata(path)
@@ -195,7 +195,9 @@ def test_parquet_has_the_columns_and_encodings_that_the_format_promises(store_re
     encodings = {column.path_in_schema: set(column.encodings) - {"RLE", "PLAIN"} for column in columns}
     schema = pq.read_schema(path)
 
-    assert {column.compression for column in columns} == {"ZSTD"}
+    plain = {column.path_in_schema for column in columns if column.compression == "UNCOMPRESSED"}
+    assert plain == {"time_ns", "elapsed_ns"}
+    assert {column.compression for column in columns} == {"ZSTD", "UNCOMPRESSED"}
     assert [(field.name, str(field.type)) for field in schema] == [
         ("run_id", "string"), ("attempt", "int32"), ("rank", "int32"), ("seq", "int64"), ("kind", "string"),
         ("step", "int64"), ("micro_step", "int32"), ("epoch", "double"), ("time_ns", "int64"), ("elapsed_ns", "int64"),
