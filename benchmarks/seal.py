@@ -2,10 +2,10 @@
 
     .venv/bin/python benchmarks/seal.py [--steps N]
 
-A value is a metric's value or a sample loss. The ids of samples, different at random, ride along; ``ns_per_number`` counts
-them, too. Times are the best of several runs; ``cpu_ns_per_value`` is what the process computed, without the waiting for the disk (four syncs a seal).
-Both are of all that the sealer of a finished run does, the digest of its log included. What it costs to take that from
-the files, as ``verify`` does, is in ``digest_of_files_ns_per_value``.
+A value is a metric's value or a sample loss. The ids of samples, different at random, ride along; ``ns_per_number``
+counts them, too. Times are the best of several runs; ``cpu_ns_per_value`` is what the process computed, without the
+waiting for the disk (four syncs a seal). Both are of all that the sealer of a finished run does, the digest of its log
+included. What it costs to take that from the files, as ``verify`` does, is in ``digest_of_files_ns_per_value``.
 ``checksums_one_by_one`` is the yardstick: what a reader would pay that called zlib for each record.
 """
 
