@@ -13,9 +13,10 @@ from typing import Any, Final
 from .digests import digest_faults
 from .errors import TelemetryError
 from .events import AWAITED, LATE_FOR
+from .folder_content import NOT_THERE, stamp_of
 from .host import is_of_this_machine
 from .journal_reading import is_being_written, read_segment
-from .run_folder import RUN_JSON, JournalFile, Listing, SealedFile, list_files
+from .run_folder import JournalFile, Listing, SealedFile, list_files
 from .run_info import RunInfo, read_run_info
 from .snapshot import Snapshot, retrying, take_snapshot
 from .table_reading import row_groups_of
@@ -97,8 +98,8 @@ def twins(folders: Iterable[Path]) -> list[Finding]:
 
 
 def is_run_folder(folder: Path) -> bool:
-    """Whether the folder holds a run, or files of one whose ``run.json`` is gone."""
-    if (folder / RUN_JSON).exists():
+    """Whether the folder holds a run, or files of one whose ``run.json`` is gone; or may not be looked into."""
+    if stamp_of(folder)[1] != NOT_THERE:
         return True
     listing = list_files(folder)
     return bool(listing.sealed or listing.journals)

@@ -155,6 +155,9 @@ def run_info_of(content: bytes, folder: Path) -> RunInfo:
 
 
 def _unreadable(folder: Path, error: Exception) -> NotARun:
+    if isinstance(error, OSError):
+        what, fix = f"run.json cannot be read ({error.strerror})", "Look at its permissions and at the disk"
+        return NotARun(what, where=f"{folder}/{RUN_JSON}", fix=fix)
     return NotARun(f"run.json cannot be read ({type(error).__name__}: {error})", where=f"{folder}/{RUN_JSON}")
 
 

@@ -235,3 +235,17 @@ def test_what_is_no_store_is_exit_status_2(tmp_path: Path) -> None:
     assert (result.returncode, result.stdout) == (2, "")
     assert "no such" in result.stderr
     assert not os.path.exists(tmp_path / "nowhere")
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="nothing is forbidden to root")
+def test_a_run_that_may_not_be_looked_into_is_told(sealed: Path) -> None:
+    """And the others are looked at."""
+    shutil.copytree(sealed, sealed.with_name("closed"))
+    sealed.with_name("closed").chmod(0o000)
+
+    result = doctor(sealed.parent)
+    sealed.with_name("closed").chmod(0o700)
+
+    assert result.returncode == 1
+    assert "closed" in result.stdout
+    assert "2 runs: 1 finding" in result.stdout
