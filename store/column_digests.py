@@ -55,22 +55,12 @@ class TableDigests(Protocol):
         """The digests so far of the columns that have any value."""
 
 
-class Column(Protocol):
-    """The digest of a column, empty where it has begun."""
-
-    def add(self, values: pa.ChunkedArray) -> None:
-        """More rows."""
-
-    def taken(self) -> ColumnDigest:
-        """The digest so far."""
-
-
 def table_digests(table: str) -> TableDigests:
     """The digests to be taken of a table of this name, empty."""
     if table == "metrics":
         return LongDigests()
     seldom = CHANGING_SELDOM[table]
-    return ColumnDigests(lambda name: _SeldomChanging() if name in seldom else _Changing())
+    return ColumnDigests(lambda name: (_Changes if name in seldom else EachValue)(Places()))
 
 
 class Alongside:
@@ -106,11 +96,11 @@ class ColumnDigests:
         column: Makes the digest of a column of this name.
     """
 
-    def __init__(self, column: Callable[[str], Column]) -> None:
+    def __init__(self, column: Callable[[str], EachValue]) -> None:
         self._column = column
         self._rows = 0
         self._last = -1
-        self._columns: dict[str, Column] = {}
+        self._columns: dict[str, EachValue] = {}
 
     def add(self, table: pa.Table) -> bool:
         """More rows; whether they stood in their order. A column that they do not have is null in them."""
@@ -135,7 +125,7 @@ def _nothing(rows: int) -> pa.ChunkedArray:
     return pa.chunked_array([pa.nulls(rows)])
 
 
-class _Places:
+class Places:
     """Which rows of a column have a value: digested are those where this changes, from "all have" at the beginning."""
 
     def __init__(self) -> None:
@@ -159,12 +149,16 @@ class _Places:
         return self._digest.hexdigest()
 
 
-class _Changing:
-    """A column of which each value is digested."""
+class EachValue:
+    """A column of which each value is digested.
 
-    def __init__(self) -> None:
+    Args:
+        places: Digests which rows have one.
+    """
+
+    def __init__(self, places: Places) -> None:
         self._count = 0
-        self._places = _Places()
+        self._places = places
         self._lengths = hashlib.sha256()
         self._values = hashlib.sha256()
 
@@ -191,29 +185,29 @@ class _Changing:
             self._values.update(bits(present))
 
 
-class _SeldomChanging(_Changing):
+class _Changes(EachValue):
     """A column of which those values are digested that differ from the one before, each with its place among all."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, places: Places) -> None:
+        super().__init__(places)
         self._last: int | str | None = None
 
     def _digest(self, present: pa.Array) -> None:
         if pa.types.is_integer(present.type):
             numbers = present.to_numpy().astype(np.int64)
-            changes = self._changes(numbers, int(numbers[0]), int(numbers[-1]))
+            changes = self._where(numbers, int(numbers[0]), int(numbers[-1]))
             self._values.update(_pairs(self._count + changes, numbers[changes]))
             return
         coded = present if pa.types.is_dictionary(present.type) else present.dictionary_encode()
         texts = coded.dictionary.to_pylist()
         code_of: dict[str, int] = {}  # Two codes may mean one text.
         codes = np.array([code_of.setdefault(text, code) for code, text in enumerate(texts)])[coded.indices]
-        changes = self._changes(codes, texts[codes[0]], texts[codes[-1]])
+        changes = self._where(codes, texts[codes[0]], texts[codes[-1]])
         changed = coded.dictionary.take(pa.array(codes[changes])).cast(pa.large_binary())
         self._lengths.update(_pairs(self._count + changes, pc.binary_length(changed).to_numpy()))
         self._values.update(characters(changed))
 
-    def _changes(self, values: npt.NDArray[np.int64], first: int | str, last: int | str) -> npt.NDArray[np.int64]:
+    def _where(self, values: npt.NDArray[np.int64], first: int | str, last: int | str) -> npt.NDArray[np.int64]:
         """Which of the values differ from the one before; the first and the last of them are these."""
         differs = np.concatenate([[first != self._last], values[1:] != values[:-1]])
         self._last = last
