@@ -133,7 +133,7 @@ class Places:
         self._last = True
         self._digest = hashlib.sha256()
 
-    def present(self, values: pa.ChunkedArray) -> pa.Array:
+    def present(self, values: pa.ChunkedArray) -> pa.ChunkedArray:
         """The values of more rows, which are counted."""
         # Where all have a value, one of them says so.
         has = values.is_valid().to_numpy() if values.null_count else np.ones(min(1, len(values)), np.bool_)
@@ -142,7 +142,7 @@ class Places:
             self._digest.update(changes.astype(np.int64).data)
             self._last = bool(has[-1])
         self._rows += len(values)
-        return (values.drop_null() if values.null_count else values).combine_chunks()
+        return values.drop_null() if values.null_count else values
 
     def taken(self) -> str:
         """The digest so far."""
@@ -164,10 +164,10 @@ class EachValue:
 
     def add(self, values: pa.ChunkedArray) -> None:
         """More rows."""
-        present = self._places.present(values)
-        if len(present):
-            self._digest(present)
-            self._count += len(present)
+        for present in self._places.present(values).chunks:
+            if len(present):
+                self._digest(present)
+                self._count += len(present)
 
     def taken(self) -> ColumnDigest:
         """The digest so far."""

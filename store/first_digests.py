@@ -18,11 +18,11 @@ def first_table_digests(table: str) -> TableDigests:
 class _FirstPlaces(Places):
     """Which rows of a column have a value: a byte for each."""
 
-    def present(self, values: pa.ChunkedArray) -> pa.Array:
+    def present(self, values: pa.ChunkedArray) -> pa.ChunkedArray:
         """The values of more rows, which are counted."""
         if values.null_count:
             self._digest.update(bits(values.is_valid().cast(pa.uint8()).combine_chunks()))
         else:
             self._digest.update(b"\1" * len(values))
-        present = values.drop_null().combine_chunks()
-        return present.dictionary_decode() if pa.types.is_dictionary(present.type) else present
+        present = values.drop_null()
+        return present.cast(pa.string()) if pa.types.is_dictionary(present.type) else present

@@ -40,6 +40,8 @@ from .journal_format import (
 )
 
 Integers: TypeAlias = npt.NDArray[np.int64]
+Codes: TypeAlias = npt.NDArray[np.int32]
+Flags: TypeAlias = npt.NDArray[np.uint8]
 Chosen: TypeAlias = slice | Integers
 
 
@@ -91,7 +93,9 @@ class SampleSpans(NamedTuple):
 
 
 #: The columns ``layout``, ``flags``, ``start`` and ``end`` of a segment without events.
-NOTHING: Final[tuple[Integers, ...]] = (np.zeros(0, np.int64),) * 4
+NOTHING: Final[tuple[Codes, Flags, Integers, Integers]] = (
+    np.zeros(0, np.int32), np.zeros(0, np.uint8), np.zeros(0, np.int64), np.zeros(0, np.int64)
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -114,8 +118,8 @@ class Segment:
     where: str = ""
     data: bytes = b""
     layouts: tuple[Layout, ...] = ()
-    layout: Integers = field(default_factory=lambda: NOTHING[0])
-    flags: Integers = field(default_factory=lambda: NOTHING[1])
+    layout: Codes = field(default_factory=lambda: NOTHING[0])
+    flags: Flags = field(default_factory=lambda: NOTHING[1])
     start: Integers = field(default_factory=lambda: NOTHING[2])
     end: Integers = field(default_factory=lambda: NOTHING[3])
 

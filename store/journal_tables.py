@@ -83,7 +83,7 @@ def events_table(run_id: str, segment: Segment, columns: Columns) -> pa.Table:
     arrays = _identity(run_id, segment, count)
     for field in list(EVENT_FIELDS)[len(arrays) :]:
         if field.name == "kind":
-            arrays.append(pa.DictionaryArray.from_arrays(pa.array(segment.layout, pa.int32()), kinds))
+            arrays.append(pa.DictionaryArray.from_arrays(pa.array(segment.layout), kinds))
         elif field.name == "epoch":
             epoch = envelope["epoch"].values
             arrays.append(pa.array(epoch, field.type, mask=np.isnan(epoch)))

@@ -187,8 +187,8 @@ def _row_groups(tables: Iterable[pa.Table], schema: pa.Schema, rows: int) -> Ite
 
 def _conformed(table: pa.Table, schema: pa.Schema) -> pa.Table:
     """The table with the columns of the schema, null where it has none."""
-    if table.schema.equals(schema):
-        return table.replace_schema_metadata(schema.metadata)
+    if table.schema.names == schema.names and table.schema.types == schema.types:
+        return pa.Table.from_arrays(table.columns, schema=schema)
     present = set(table.column_names)
     columns = [
         table[field.name].cast(field.type) if field.name in present else pa.nulls(table.num_rows, field.type)
