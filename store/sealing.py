@@ -34,6 +34,7 @@ import pyarrow as pa
 from .column_digests import Alongside, ColumnDigest
 from .columns import Columns, read_columns, write_columns
 from .digests import DIGESTS_JSON, take_digests
+from .durable_file import durable_file
 from .errors import TelemetryError
 from .host import is_of_this_machine
 from .journal_reading import Segment, idle, is_being_written, is_sound, read_segment
@@ -340,9 +341,8 @@ def _first_to_merge(sizes: Sequence[int]) -> int:
 def _written_aside(tables: Iterable[pa.Table], schema: pa.Schema, always: Collection[str], path: Path) -> Path:
     """Where these tables are durable now, to be renamed to ``path``."""
     aside = path.with_name(f".{path.name}.tmp")
-    write_tables(tables, schema, aside, always=always)
-    with open(aside, "rb") as file:
-        os.fsync(file.fileno())
+    with durable_file(aside) as file:
+        write_tables(tables, schema, file, always=always)
     return aside
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
-from typing import Final
+from typing import BinaryIO, Final
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -124,7 +124,7 @@ def is_coded(field: pa.Field) -> bool:
 
 
 def write_tables(
-    tables: Iterable[pa.Table], schema: pa.Schema, path: Path, *, always: Collection[str] = frozenset()
+    tables: Iterable[pa.Table], schema: pa.Schema, file: BinaryIO, *, always: Collection[str] = frozenset()
 ) -> int:
     """Write Parquet as the store keeps it: zstd for most columns, byte-stream-split floats, delta integers, checksums.
 
@@ -152,7 +152,7 @@ def write_tables(
     columns = {*schema.names, *encodings}  # Of lists, the elements have an encoding.
     rows = 0
     with pq.ParquetWriter(
-        path,
+        file,
         schema,
         compression={name: "none" if name in integers & DENSE else "zstd" for name in columns},
         use_dictionary=[field.name for field in schema if is_coded(field)],
