@@ -135,8 +135,10 @@ class Places:
 
     def present(self, values: pa.ChunkedArray) -> pa.ChunkedArray:
         """The values of more rows, which are counted."""
-        # Where all have a value, one of them says so.
-        has = values.is_valid().to_numpy() if values.null_count else np.ones(min(1, len(values)), np.bool_)
+        if 0 < values.null_count < len(values):
+            has = values.is_valid().to_numpy()
+        else:  # One of them says so of all.
+            has = np.full(min(1, len(values)), not values.null_count)
         if len(has):
             changes = self._rows + np.flatnonzero(np.diff(has, prepend=self._last))
             self._digest.update(changes.astype(np.int64).data)
@@ -193,25 +195,22 @@ class _Changes(EachValue):
         self._last: int | str | None = None
 
     def _digest(self, present: pa.Array) -> None:
-        if pa.types.is_integer(present.type):
-            numbers = present.to_numpy().astype(np.int64)
-            changes = self._where(numbers, int(numbers[0]), int(numbers[-1]))
-            self._values.update(_pairs(self._count + changes, numbers[changes]))
-            return
-        coded = present if pa.types.is_dictionary(present.type) else present.dictionary_encode()
-        texts = coded.dictionary.to_pylist()
-        code_of: dict[str, int] = {}  # Two codes may mean one text.
-        codes = np.array([code_of.setdefault(text, code) for code, text in enumerate(texts)])[coded.indices]
-        changes = self._where(codes, texts[codes[0]], texts[codes[-1]])
-        changed = coded.dictionary.take(pa.array(codes[changes])).cast(pa.large_binary())
-        self._lengths.update(_pairs(self._count + changes, pc.binary_length(changed).to_numpy()))
-        self._values.update(characters(changed))
-
-    def _where(self, values: npt.NDArray[np.int64], first: int | str, last: int | str) -> npt.NDArray[np.int64]:
-        """Which of the values differ from the one before; the first and the last of them are these."""
-        differs = np.concatenate([[first != self._last], values[1:] != values[:-1]])
-        self._last = last
-        return np.flatnonzero(differs)
+        is_text = not pa.types.is_integer(present.type)
+        if is_text and not pa.types.is_dictionary(present.type):
+            present = present.dictionary_encode()
+        codes = (present.indices if is_text else present).to_numpy()
+        begins = np.flatnonzero(np.concatenate([[True], codes[1:] != codes[:-1]]))
+        run = present.take(pa.array(begins))
+        run = run.dictionary_decode().cast(pa.large_string()) if is_text else run.cast(pa.int64())
+        # Two codes may mean one text.
+        differs = np.concatenate([[run[0].as_py() != self._last], pc.not_equal(run[1:], run[:-1])])
+        self._last = run[-1].as_py()
+        changed, places = run.filter(pa.array(differs)), self._count + begins[differs]
+        if is_text:
+            self._lengths.update(_pairs(places, pc.binary_length(changed).to_numpy()))
+            self._values.update(characters(changed))
+        else:
+            self._values.update(_pairs(places, changed.to_numpy()))
 
 
 class LongDigests:

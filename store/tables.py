@@ -80,6 +80,10 @@ METRICS_ALWAYS: Final = frozenset(METRICS_SCHEMA.names)
 #: takes 0.1 ms a column (a compressor of its own), which at a million cells is a tenth of all sealing.
 CELLS_PER_ROW_GROUP: Final = 4_000_000
 
+#: A page holds a megabyte: 131,072 floats. pyarrow would end it after 20,000 rows, which costs a fifth of all writing
+#: and a tenth of the space.
+ROWS_PER_PAGE: Final = CELLS_PER_ROW_GROUP
+
 #: Key of the metric-to-column mapping in a Parquet file's metadata.
 COLUMNS_KEY: Final = b"steptape.columns"
 
@@ -159,6 +163,7 @@ def write_tables(
         column_encoding=encodings,
         store_schema=False,  # It would say that text is a dictionary; the columns themselves say all that counts.
         write_page_checksum=True,
+        max_rows_per_page=ROWS_PER_PAGE,
         write_statistics=[name for name in WITH_STATISTICS if name in schema.names],
     ) as writer:
         for group in _row_groups(tables, schema, max(1, CELLS_PER_ROW_GROUP // len(schema))):
