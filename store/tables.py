@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Iterable, Iterator
-from pathlib import Path
 from typing import BinaryIO, Final
 
 import pyarrow as pa
