@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import random
@@ -56,7 +57,7 @@ def test_a_file_that_failed_is_not_synced(tmp_path: Path, monkeypatch: pytest.Mo
     """It will be deleted."""
     synced: list[int] = []
     monkeypatch.setattr(os, "fsync", synced.append)
-    with pytest.raises(ValueError, match="no more"), durable_file(tmp_path / "file") as file:
+    with contextlib.suppress(ValueError), durable_file(tmp_path / "file") as file:
         file.write(b"x")
         raise ValueError("no more")
 
