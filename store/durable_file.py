@@ -8,7 +8,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, BinaryIO, Final
 
 #: So much is written at a time, and sent off to the disk.
 SENT_BYTES: Final = 1024 * 1024
@@ -18,7 +18,7 @@ _SYNC_FILE_RANGE_WRITE: Final = 2
 
 
 @contextmanager
-def durable_file(path: Path) -> Iterator[io.BufferedWriter]:
+def durable_file(path: Path) -> Iterator[BinaryIO]:
     """A file to write anew, durable when the context ends well."""
     with io.BufferedWriter(_SentFile(path), SENT_BYTES) as file:
         yield file
