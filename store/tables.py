@@ -79,6 +79,11 @@ METRICS_ALWAYS: Final = frozenset(METRICS_SCHEMA.names)
 #: takes 0.1 ms a column (a compressor of its own), which at a million cells is a tenth of all sealing.
 CELLS_PER_ROW_GROUP: Final = 4_000_000
 
+#: It ends earlier where text or token losses make it larger than numbers would. It is held in memory while it is
+#: gathered and while it is read, and a page of it, which may hold 1,024 rows whatever their size, has to stay below
+#: 2 GiB.
+BYTES_PER_ROW_GROUP: Final = 64 * 1024 * 1024
+
 #: A page holds a megabyte: 131,072 floats. pyarrow would end it after 20,000 rows, which costs a fifth of all writing
 #: and a tenth of the space.
 ROWS_PER_PAGE: Final = CELLS_PER_ROW_GROUP
@@ -173,18 +178,22 @@ def write_tables(
 
 
 def _row_groups(tables: Iterable[pa.Table], schema: pa.Schema, rows: int) -> Iterator[pa.Table]:
-    """The tables, cut and joined to so many rows each."""
+    """The tables, cut and joined to so many rows each, or fewer where these are many bytes."""
     waiting: list[pa.Table] = []
-    count = 0
+    count = size = 0
     for table in tables:
         waiting.append(_conformed(table, schema))
         count += table.num_rows
-        if count >= rows:
+        size += table.nbytes
+        if count and (count >= rows or size >= BYTES_PER_ROW_GROUP):
             joined = pa.concat_tables(waiting)
-            whole = count - count % rows
-            for start in range(0, whole, rows):
-                yield joined.slice(start, rows)
-            waiting, count = [joined.slice(whole)], count - whole
+            # Below the limit of bytes this is more than there are; above it, one at least and at most all.
+            some = min(rows, max(1, count * BYTES_PER_ROW_GROUP // size))
+            whole = count - count % some
+            for start in range(0, whole, some):
+                yield joined.slice(start, some)
+            rest = joined.slice(whole)
+            waiting, count, size = [rest], rest.num_rows, rest.nbytes
     if count:
         yield pa.concat_tables(waiting)
 

@@ -9,15 +9,18 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from steptape.store import DamagedLog, Event, open_run
+from steptape.store.durable_file import durable_file
 from steptape.store.events import ENVELOPE, KINDS
 from steptape.store.journal_format import INTEGER_IDS, TEXT_IDS, SampleLosses
 from steptape.store.sealing import seal
+from steptape.store.tables import BYTES_PER_ROW_GROUP, write_tables
 
 INT32 = st.integers(-(2**31), 2**31 - 1)
 INT64 = st.integers(-(2**63), 2**63 - 1)
@@ -271,6 +274,34 @@ def test_a_wide_table_has_row_groups_of_about_four_million_cells(store_record: C
     (path,) = folder.glob("events-*")
 
     assert [pq.read_metadata(path).row_group(i).num_rows for i in range(2)] == [7812, 2188]
+
+
+@pytest.mark.parametrize("pieces", [1, 50])
+def test_a_row_group_of_large_texts_ends_before_it_fills_the_memory(tmp_path: Path, pieces: int) -> None:
+    """Texts of a megabyte, in one table or in many: as few rows are gathered, and later read, at a time."""
+    path, texts = tmp_path / "file.parquet", [str(row % 10) * 1_000_000 for row in range(200)]
+    table = pa.table({"row": range(len(texts)), "attrs": texts})
+    rows = len(texts) // pieces
+    with durable_file(path) as file:
+        write_tables([table.slice(start, rows) for start in range(0, len(texts), rows)], table.schema, file)
+
+    metadata = pq.read_metadata(path)
+    groups = [metadata.row_group(index) for index in range(metadata.num_row_groups)]
+    sizes = [group.column(1).total_uncompressed_size for group in groups]
+    largest = BYTES_PER_ROW_GROUP + rows * 1_000_000 if pieces > 1 else BYTES_PER_ROW_GROUP
+    assert max(sizes) <= largest + 10_000
+    assert len(groups) <= 2 + sum(sizes) // BYTES_PER_ROW_GROUP
+    assert pq.read_table(path).equals(table)
+
+
+def test_a_row_larger_than_a_row_group_may_be_is_one(tmp_path: Path) -> None:
+    """It can only be whole, and the small ones beside it are not lost."""
+    path, large = tmp_path / "file.parquet", "x" * (BYTES_PER_ROW_GROUP + 1)
+    table = pa.table({"attrs": ["a", large, large, "b", None]})
+    with durable_file(path) as file:
+        write_tables([table.slice(0, 0), table], table.schema, file)
+
+    assert pq.read_table(path).equals(table)
 
 
 def test_the_schema_of_no_event_is_the_envelope(store_record: Callable[..., Path]) -> None:
