@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from contextlib import nullcontext
 from datetime import UTC, datetime
@@ -27,7 +26,7 @@ from .cli_options import (
     StoreArgument,
     StoreOption,
 )
-from .console import complain, counted, escape_what_cannot_be_shown, print_json, print_rows, print_table, say
+from .console import complain, counted, print_json, print_rows, print_table, say
 from .difference_command import diff
 from .doctor_command import doctor
 from .import_command import import_runs
@@ -35,6 +34,7 @@ from .output_file import output_file
 from .policy_commands import check, run_tests
 from .rules import Decision, Outcome, RuleError
 from .showing import run_document, run_sheet, started_of
+from .standard_output import take_standard_output
 from .store import TelemetryError, open_run, open_store
 from .store.deletion import delete_run, expendable
 from .store.event_json import event_to_line
@@ -340,11 +340,9 @@ for command in app.registered_commands:
 
 def main() -> None:
     """Entry point of the ``steptape`` command."""
+    take_standard_output()
     try:
-        escape_what_cannot_be_shown()
         app()
-    except BrokenPipeError:  # Whoever read has had enough, as head has. Nothing is left to say, at exit neither.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except (TelemetryError, OSError) as error:
         complain(f"error: {error}")
         sys.exit(CANNOT_OPEN)
