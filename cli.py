@@ -102,7 +102,7 @@ def runs(store: StoreArgument = Path("runs"), as_json: JsonOption = False) -> No
         shown = [row | {"started": started_of(row)} for row in rows]
         print_table(headings, [[row[name] for name in columns] for row in shown], numeric=columns[5:])
     else:
-        say(f"no runs in {store}")
+        say(f"no runs in {store}: 'steptape import' brings those that you have, and 'steptape demo {store}' makes some")
     complain_of(problems)
 
 
@@ -237,9 +237,10 @@ def seal(
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Turn the journals of dead runs into Parquet; without RUN, of every run of the store.
+    """Turn the journals of dead runs into Parquet.
 
-    What a live process still writes stays as it is, and so does what another machine wrote.
+    Without RUN, of every run of the store. What a live process still writes stays as it is, and so does what another
+    machine wrote.
     """
     chosen, problems = runs_chosen(runs, store)
     complain_of(problems)
