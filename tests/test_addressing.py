@@ -23,8 +23,10 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_name_without_a_store_is_told_to_need_one() -> None:
     """As anybody types it first."""
-    with pytest.raises(TelemetryError, match="digits: no such run folder. With --store STORE a run's id or name will do"):
+    with pytest.raises(TelemetryError, match="digits: no such run folder") as caught:
         run_named("digits", None)
+
+    assert caught.value.fix == "With --store STORE a run's id or name will do; 'steptape runs STORE' lists them"
 
 
 def test_a_run_that_there_is_not_may_be_another_one(store: Path) -> None:
@@ -45,11 +47,15 @@ def test_a_part_of_a_name_brings_up_the_names_that_hold_it(store: Path) -> None:
 
 def test_a_name_that_runs_share_is_told_with_their_ids(store: Path) -> None:
     """One of these is what the reader has to say."""
-    with pytest.raises(TelemetryError, match="several runs have this name; got 'twice'. Say which: "):
+    with pytest.raises(TelemetryError, match="several runs have this name; got 'twice'") as caught:
         run_named("twice", store)
+
+    assert caught.value.fix.startswith("Say which: ")
 
 
 def test_a_store_without_runs_has_nothing_to_suggest(tmp_path: Path) -> None:
     """And says so."""
-    with pytest.raises(TelemetryError, match="no run has this id or name; got 'digits'. There are no runs"):
+    with pytest.raises(TelemetryError, match="no run has this id or name; got 'digits'") as caught:
         run_named("digits", tmp_path)
+
+    assert caught.value.fix == "There are no runs"
