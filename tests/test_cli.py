@@ -92,21 +92,6 @@ def test_query_joins_steps_with_decisions(demo_store: Path) -> None:
     assert {"step", "loss", "controller"} == set(rows[0])
 
 
-def test_ctrl_c_ends_a_query_quietly(tmp_path: Path) -> None:
-    """With the status that a shell gives other tools."""
-    code = """
-import os, signal, sys, threading
-from steptape.cli import main
-
-threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGINT)).start()
-sys.argv = ["steptape", "query", sys.argv[1], "SELECT count(*) FROM range(1000000000000)"]
-main()
-"""
-    done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=False)
-
-    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
-
-
 def test_query_prints_a_table_that_is_never_cut(demo_store: Path) -> None:
     """Names in full, in a pipe too."""
     printed = steptape("query", demo_store, "SELECT 'x' AS a, repeat('y', 300) AS b")
