@@ -7,15 +7,20 @@ import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from difflib import get_close_matches
 from pathlib import Path
+from typing import Final
 
 import typer
 
 from .console import complain
 from .rules import Policy, load_policy, shipped_policies, shipped_tests
 from .rules.errors import suggestion
-from .store import Event, Run, TelemetryError, open_run, open_store
+from .store import Event, Run, RunNotFound, TelemetryError, open_run, open_store
 from .store.event_json import events_from_lines
+
+#: Runs that a name which is none of them may have meant, at most so many.
+_SUGGESTED: Final = 3
 
 
 def policy_path(name: str) -> Path:
@@ -86,8 +91,32 @@ def age(text: str) -> timedelta:
 
 
 def run_named(key: str, store: Path | None) -> Run:
-    """The run whose folder this is or, with a store, the one of that id or name."""
-    return open_run(key) if store is None else open_store(store).run(key)
+    """The run whose folder this is or, with a store, the one of that id or name.
+
+    Raises:
+        TelemetryError: There is none, and what may have been meant; or several have that name.
+    """
+    if store is None:
+        if not Path(key).exists():
+            fix = "With --store STORE a run's id or name will do; 'steptape runs STORE' lists them"
+            raise RunNotFound("no such run folder", where=key, fix=fix)
+        return open_run(key)
+    opened = open_store(store)
+    try:
+        return opened.run(key)
+    except RunNotFound as error:
+        known = opened.recent().by_name
+        if key in known:
+            raise
+        fix = f"{_nearest(key, known)}'steptape runs {store}' lists them" if known else "There are no runs"
+        raise RunNotFound(error.what, where=error.where, got=key, fix=fix) from None
+
+
+def _nearest(key: str, names: Iterable[str]) -> str:
+    """The question whether one of these was meant: those that hold the key, else the most alike; or nothing."""
+    known = sorted(names)
+    like = [name for name in known if key.casefold() in name.casefold()] or get_close_matches(key[:100], known, n=1)
+    return f"Did you mean {' or '.join(map(repr, like[:_SUGGESTED]))}? " if like else ""
 
 
 def runs_chosen(keys: list[str] | None, store: Path | None) -> tuple[list[Run], list[TelemetryError]]:

@@ -113,6 +113,11 @@ def backtest(
         print_json(replay.report_json(result))
     else:
         _print(result)
+        if result.results and not replay.aggregate(result)["fired"] and not policy.startswith(f"{_BASELINE}:"):
+            where = f"--store {store}" if store is not None else "--against RUN" if runs else "--store STORE"
+            first = "" if history is None else "import the logs; then "
+            check = f"steptape check {policy} {where}"
+            say(f"No rule fired: {first}'{check}' says whether the runs have what the rules read.")
 
 
 def _print(result: replay.Backtest) -> None:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from contextlib import nullcontext
 from datetime import UTC, datetime
 from enum import StrEnum
 from importlib.metadata import version
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 
@@ -20,6 +19,7 @@ from .cli_examples import epilog
 from .cli_options import (
     CANNOT_OPEN,
     FINDINGS,
+    INTERRUPTED,
     JsonOption,
     PolicyArgument,
     RunArgument,
@@ -27,7 +27,7 @@ from .cli_options import (
     StoreArgument,
     StoreOption,
 )
-from .console import complain, counted, escape_what_cannot_be_shown, print_json, print_rows, print_table, say
+from .console import complain, counted, print_json, print_rows, print_table, say
 from .difference_command import diff
 from .doctor_command import doctor
 from .import_command import import_runs
@@ -35,6 +35,7 @@ from .output_file import output_file
 from .policy_commands import check, run_tests
 from .rules import Decision, Outcome, RuleError
 from .showing import run_document, run_sheet, started_of
+from .standard_output import take_standard_output
 from .store import TelemetryError, open_run, open_store
 from .store.deletion import delete_run, expendable
 from .store.event_json import event_to_line
@@ -42,6 +43,7 @@ from .store.sealing import foreign_journals
 from .store.sealing import seal as seal_run
 from .sweep_command import sweep
 from .tail_command import tail
+from .verify_command import verify
 
 app = typer.Typer(
     name="steptape",
@@ -50,6 +52,10 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+
+#: What DuckDB raises where Ctrl-C meets a query that runs: no KeyboardInterrupt.
+_INTERRUPTED: Final = "Query interrupted"
 
 
 class ExportFormat(StrEnum):
@@ -102,7 +108,7 @@ def runs(store: StoreArgument = Path("runs"), as_json: JsonOption = False) -> No
         shown = [row | {"started": started_of(row)} for row in rows]
         print_table(headings, [[row[name] for name in columns] for row in shown], numeric=columns[5:])
     else:
-        say(f"no runs in {store}")
+        say(f"no runs in {store}: 'steptape import' brings those that you have, and 'steptape demo {store}' makes some")
     complain_of(problems)
 
 
@@ -156,37 +162,7 @@ app.command("import")(import_runs)
 app.command()(backtest)
 
 
-@app.command()
-def verify(
-    runs: Annotated[list[str] | None, typer.Argument(metavar="RUN...", help="Runs to verify.")] = None,
-    store: StoreOption = None,
-    every: Annotated[bool, typer.Option("--all", help="Verify every run of the store.")] = False,
-    as_json: JsonOption = False,
-) -> None:
-    """Prove that recorded and replayed decisions agree.
-
-    Exit status 1 when they do not, 2 when a run cannot be opened.
-    """
-    if not runs and not every:
-        raise typer.BadParameter("name a RUN, or give --store STORE --all")
-    chosen, problems = runs_chosen(runs, store)
-    complain_of(problems)
-    status = CANNOT_OPEN if problems else 0
-    if not chosen and not problems:
-        say("No runs, so nothing to verify.")
-    for run in chosen:
-        try:
-            verdict = replay_room.verify(run)
-        except TelemetryError as error:
-            complain(f"error: {error}")
-            status = CANNOT_OPEN
-            continue
-        _print_verdict(verdict, as_json)
-        if not verdict.identical:
-            status = max(status, FINDINGS)
-    raise typer.Exit(status)
-
-
+app.command()(verify)
 app.command()(sweep)
 app.command()(check)
 app.command("test")(run_tests)
@@ -237,9 +213,10 @@ def seal(
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Turn the journals of dead runs into Parquet; without RUN, of every run of the store.
+    """Turn the journals of dead runs into Parquet.
 
-    What a live process still writes stays as it is, and so does what another machine wrote.
+    Without RUN, of every run of the store. What a live process still writes stays as it is, and so does what another
+    machine wrote.
     """
     chosen, problems = runs_chosen(runs, store)
     complain_of(problems)
@@ -340,14 +317,16 @@ for command in app.registered_commands:
 
 def main() -> None:
     """Entry point of the ``steptape`` command."""
+    take_standard_output()
     try:
-        escape_what_cannot_be_shown()
         app()
-    except BrokenPipeError:  # Whoever read has had enough, as head has. Nothing is left to say, at exit neither.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except (TelemetryError, OSError) as error:
         complain(f"error: {error}")
         sys.exit(CANNOT_OPEN)
+    except RuntimeError as error:
+        if str(error) != _INTERRUPTED:
+            raise
+        sys.exit(INTERRUPTED)
     except UnicodeEncodeError as error:  # Of a path: output takes any text, and what reads Parquet takes UTF-8 alone.
         complain(f"error: a path is not UTF-8; got {error.object!r}. Rename the folder")
         sys.exit(CANNOT_OPEN)
@@ -376,24 +355,6 @@ def _said(outcome: Outcome) -> object:
     if isinstance(outcome, Decision):
         return outcome.operations if outcome.acts else f"shadow ({', '.join(outcome.operations)})"
     return outcome.error if isinstance(outcome, RuleError) else "warning"
-
-
-def _print_verdict(verdict: replay_room.Verification, as_json: bool) -> None:
-    if as_json:
-        print_json(verdict.to_json())
-        return
-    note = f" ({verdict.note})" if verdict.note else ""
-    if verdict.fault:
-        say(f"{verdict.run_id}: DAMAGED: {verdict.fault}{note}")
-        return
-    if verdict.difference is None:
-        said = counted(verdict.outcomes, "outcome")
-        say(f"{verdict.run_id}: identical, {said}, digest {verdict.digest[:12]}{note}")
-        return
-    sides = verdict.difference.to_json()
-    say(f"{verdict.run_id}: DIFFERS at outcome {sides['position']} of attempt {sides['attempt']}{note}")
-    say(f"  recorded: {sides['recorded'] or 'nothing more'}")
-    say(f"  replayed: {sides['replayed'] or 'nothing more'}")
 
 
 if __name__ == "__main__":

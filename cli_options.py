@@ -15,6 +15,9 @@ from . import replay
 FINDINGS: Final = 1
 CANNOT_OPEN: Final = 2
 
+#: Exit status after Ctrl-C, as a shell has it of other tools: 128 + SIGINT.
+INTERRUPTED: Final = 130
+
 StoreOption = Annotated[
     Path | None, typer.Option("--store", metavar="STORE", help="Folder of runs; RUN is then an id or a unique name.")
 ]

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import codecs
 import json
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import date, datetime, time
-from io import TextIOWrapper
 from typing import Any, Final
 
 from rich.console import Console
@@ -17,17 +15,11 @@ from rich.table import Table
 from rich.text import Text
 
 from . import replay
+from .standard_output import showable
 from .store.event_json import encoded
 
 #: Tables are as wide as what they hold: a cell is never cut or folded, in a terminal or in a pipe.
 TABLE_WIDTH: Final = 100_000
-
-
-def escape_what_cannot_be_shown() -> None:
-    """From now on a character that stdout has no bytes for is written as JSON's escape of it, and ends nothing."""
-    codecs.register_error("json-escape", _as_json_escape)
-    if isinstance(sys.stdout, TextIOWrapper):
-        sys.stdout.reconfigure(errors="json-escape")
 
 
 def stdout() -> Console:
@@ -37,7 +29,7 @@ def stdout() -> Console:
 
 def say(text: str = "") -> None:
     """A line on stdout."""
-    stdout().print(Text(text), soft_wrap=True)
+    stdout().print(Text(showable(text)), soft_wrap=True)
 
 
 def print_line(text: str) -> None:
@@ -59,9 +51,9 @@ def print_table(headings: Sequence[str], rows: Iterable[Sequence[object]], *, nu
     table = Table(box=None, pad_edge=False, header_style="bold")
     right = set(numeric)
     for heading in headings:
-        table.add_column(heading, justify="right" if heading in right else "left", no_wrap=True)
+        table.add_column(showable(heading), justify="right" if heading in right else "left", no_wrap=True)
     for row in rows:
-        table.add_row(*(Text(shown(cell)) for cell in row))
+        table.add_row(*(Text(showable(shown(cell))) for cell in row))
     stdout().print(table)
 
 
@@ -115,12 +107,6 @@ def reading_runs() -> Iterator[Callable[[replay.Progress], None]]:
     with progress() as bar:
         task = bar.add_task("reading runs", total=None)
         yield lambda come: bar.update(task, completed=come.done, total=come.total)
-
-
-def _as_json_escape(error: UnicodeError) -> tuple[str, int]:
-    if not isinstance(error, UnicodeEncodeError):
-        raise error
-    return json.dumps(error.object[error.start : error.end])[1:-1], error.end
 
 
 def _json_text(value: Any) -> str:

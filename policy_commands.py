@@ -44,10 +44,11 @@ def check(
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Report the errors of rule files, all at once, and what looks wrong in them.
+    """Say what is wrong in rule files, all at once.
 
-    Each as path:line:column: message, with the line and a caret below. With --against RUN, or --store STORE for all of
-    its runs, also what these runs show: metrics that were never recorded, windows and patience that outlast them.
+    Errors, and what looks wrong: each as path:line:column: message, with the line and a caret below. With --against
+    RUN, or --store STORE for all of its runs, also what these runs show: metrics that were never recorded, windows and
+    patience that outlast them.
     Exit status 1 when there is an error or a warning.
     """
     names = [name for name in policies if not _is_run(name)]
@@ -140,11 +141,15 @@ def run_tests(
     status = 0
     for name in files:
         try:
-            results = [run_test(test) for test in load_tests(tests_path(name))]
+            results = [run_test(test) for test in load_tests(openable(tests_path(name)))]
         except PolicyError as error:
             status = CANNOT_OPEN
             for problem in error.problems:
                 complain(str(problem))
+            continue
+        except TelemetryError as error:
+            status = CANNOT_OPEN
+            complain(f"error: {error}")
             continue
         failed = [result for result in results if not result.passes]
         status = max(status, FINDINGS if failed else 0)

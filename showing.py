@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from shutil import get_terminal_size
@@ -11,6 +10,7 @@ from typing import Any, Final
 
 from .console import print_rows, say
 from .replay.amounts import duration, size
+from .standard_output import can_show
 from .store import Run
 from .store.summary import leading_metric, summarize
 from .terminal_plot import braille_plot
@@ -34,6 +34,9 @@ SHOWN_DECISIONS: Final = 20
 #: Lines of a plot, and its most columns: wider ones are no easier to read.
 _PLOT_LINES: Final = 8
 _PLOT_COLUMNS: Final = 110
+
+#: What a terminal has to know to be plotted on in dots.
+_DOT: Final = "\N{BRAILLE PATTERN DOTS-1}"
 
 
 def started_of(row: Mapping[str, Any]) -> datetime | None:
@@ -117,17 +120,8 @@ def _plot(run: Run, metric: str) -> list[str]:
     own = [row for row in points if row["rank"] == points[0]["rank"]]
     width = min(_PLOT_COLUMNS, get_terminal_size().columns)
     steps, values = ([row[name] for row in own] for name in ("step", "value"))
-    lines = braille_plot(steps, values, width=width, height=_PLOT_LINES, is_ascii=not _can_print_dots())
+    lines = braille_plot(steps, values, width=width, height=_PLOT_LINES, is_ascii=not can_show(_DOT))
     return [f"{metric} ({kind}) over steps", *lines] if lines else []
-
-
-def _can_print_dots() -> bool:
-    """Whether standard output takes more than ASCII."""
-    try:
-        "\N{BRAILLE PATTERN DOTS-1}".encode(sys.stdout.encoding or "ascii")
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def _tells(decisions: Sequence[Mapping[str, Any]], name: str) -> bool:

@@ -2,28 +2,41 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+from typing import Final
+
+#: Units of time from a minute on, in seconds, the largest first; the last is what is left of a minute.
+_UNITS: Final = ((86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
+
 
 def duration(seconds: float | None) -> str:
-    """Seconds as people read them: ``15 ms``, ``1.5 s``, ``4 min 10 s``, ``3.2 h``."""
+    """Seconds as people read them, in the two units that fit; one of which there is none is left out.
+
+    >>> duration(0.015), duration(1.5), duration(250)
+    ('15 ms', '1.5 s', '4 min 10 s')
+    >>> duration(11_520), duration(9 * 86400), duration(None)
+    ('3 h 12 min', '9 d', 'unknown time')
+    >>> duration(3599.9), duration(-90)
+    ('1 h', '-1 min 30 s')
+    """
     if seconds is None:
         return "unknown time"
-    if abs(seconds) < 60:
-        return _below_a_minute(seconds)
-    if abs(seconds) < 3600:
-        minutes, rest = divmod(round(seconds), 60)
-        return f"{minutes} min {rest} s"
-    return f"{seconds / 3600:,.1f} h"
+    for (size, unit), (smaller, lesser) in pairwise(_UNITS):
+        whole, rest = divmod(round(abs(seconds) / smaller), size // smaller)
+        if whole and abs(seconds) >= _UNITS[-2][0]:
+            return f"{'-' * (seconds < 0)}{whole:,} {unit}" + (f" {rest} {lesser}" if rest else "")
+    return _below_a_minute(seconds)
 
 
 def short_duration(seconds: float | None) -> str:
     """The same in one number.
 
-    >>> short_duration(250), short_duration(None)
-    ('4.2 min', '-')
+    >>> short_duration(250), short_duration(9 * 86400), short_duration(None)
+    ('4.2 min', '9.0 d', '-')
     """
     if seconds is None:
         return "-"
-    for size, unit in ((3600, "h"), (60, "min")):
+    for size, unit in _UNITS[:-1]:
         if abs(seconds) >= size:
             return f"{seconds / size:,.1f} {unit}"
     return _below_a_minute(seconds)

@@ -61,6 +61,7 @@ OWNERS = {
         "policy_commands",
         "sweep_command",
         "tail_command",
+        "verify_command",
     },
     "rich": {"console"},
     "sklearn": {"examples"},

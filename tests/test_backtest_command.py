@@ -57,6 +57,19 @@ def test_a_store_without_runs_has_nothing_to_judge_a_policy_on(tmp_path: Path) -
     assert (document.returncode, json.loads(document.stdout)["runs"]) == (0, [])
 
 
+def test_rules_that_never_fired_may_read_what_was_never_recorded(
+    backtest: Callable[..., str], store_path: Path, tmp_path: Path
+) -> None:
+    """So the command that tells is named; not where a rule fired, and not to programs."""
+    typo = tmp_path / "typo.yaml"
+    typo.write_text(POLICY.replace("loss >", "los >"))
+    hint = f"No rule fired: 'steptape check {typo} --store {store_path}' says whether"
+
+    assert hint in backtest(policy=str(typo))
+    assert "No rule fired" not in backtest()
+    assert "No rule fired" not in backtest("--json", policy=str(typo))
+
+
 def test_html_is_written_beside_what_is_printed(backtest: Callable[..., str], tmp_path: Path) -> None:
     """With every baseline and the coverage, which nobody has to ask for."""
     printed = backtest("--html", tmp_path / "report.html")

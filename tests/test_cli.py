@@ -382,7 +382,7 @@ def test_names_that_hold_control_characters_do_not_break_a_table(tmp_path: Path)
 
 
 def test_what_a_terminal_cannot_show_is_written_as_an_escape(tmp_path: Path) -> None:
-    """In a locale that is not UTF-8, for people and as JSON for programs."""
+    """In a locale that is not UTF-8, for people and as JSON for programs; people read an arrow in two signs."""
     with Recorder(tmp_path, name="größer → 😀") as rec:
         rec.annotate("größer → 😀")
         for step in range(3):
@@ -394,7 +394,7 @@ def test_what_a_terminal_cannot_show_is_written_as_an_escape(tmp_path: Path) -> 
     exported = call("export", rec.folder, environment=ascii_only)
     sheet = call("show", rec.folder, "--plot", "loss", environment=ascii_only)
 
-    assert r"gr\u00f6\u00dfer \u2192 \ud83d\ude00" in shown.stdout
+    assert r"gr\u00f6\u00dfer -> \ud83d\ude00  -" in shown.stdout
     assert [row["name"] for row in lines(told.stdout)] == ["größer → 😀"]
     assert "größer → 😀" in [event["attrs"].get("text") for event in lines(exported.stdout)]
     assert "\n         1 |'" in sheet.stdout

@@ -1,4 +1,5 @@
 // What pages of this server are made of: elements, JSON from the API, numbers as text. No text ever becomes markup.
+import { inWords } from "./spans.js";
 
 /** An element with attributes and children; children that are no nodes become text. */
 export function element(name, attributes = {}, ...children) {
@@ -72,13 +73,12 @@ export const percent = (value, digits = 1) =>
 /** A number of things: `1 run`, `2 runs`. */
 export const counted = (count, what) => `${shown(count)} ${what}${count === 1 ? "" : "s"}`;
 
-/** Seconds as people read them. */
+/** Seconds as people read them, in the two units that fit. */
 export function duration(seconds) {
   if (seconds === null || seconds === undefined) return "–";
   if (seconds && Math.abs(seconds) < 0.1) return `${Number((1000 * seconds).toPrecision(2))} ms`;
   if (Math.abs(seconds) < 60) return `${Number(seconds.toPrecision(3))} s`;
-  if (Math.abs(seconds) < 3600) return `${Math.floor(seconds / 60)} min ${Math.round(seconds % 60)} s`;
-  return `${(seconds / 3600).toFixed(1)} h`;
+  return inWords(seconds, Math.abs(seconds) < 3600 ? 1 : Math.abs(seconds) < 86400 ? 60 : 3600);
 }
 
 /** Whether a finger is what points: it scrolls the page, also over a plot. */

@@ -1,0 +1,61 @@
+"""What a command line names: found, or told how to name it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from steptape.addressing import run_named
+from steptape.recorder import Recorder
+from steptape.store import TelemetryError
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A store of runs, two of which share their name."""
+    path = tmp_path_factory.mktemp("store")
+    for name in ("digits", "digits uncontrolled", "digits under rules", "twice", "twice"):
+        with Recorder(path, name=name) as rec:
+            rec.step(loss=1.0)
+    return path
+
+
+def test_a_name_without_a_store_is_told_to_need_one() -> None:
+    """As anybody types it first."""
+    with pytest.raises(TelemetryError, match="digits: no such run folder") as caught:
+        run_named("digits", None)
+
+    assert caught.value.fix == "With --store STORE a run's id or name will do; 'steptape runs STORE' lists them"
+
+
+def test_a_run_that_there_is_not_may_be_another_one(store: Path) -> None:
+    """The nearest name is suggested, and the command that lists them can be copied."""
+    with pytest.raises(TelemetryError, match="no run has this id or name; got 'dgits'") as caught:
+        run_named("dgits", store)
+
+    assert caught.value.fix == f"Did you mean 'digits'? 'steptape runs {store}' lists them"
+
+
+def test_a_part_of_a_name_brings_up_the_names_that_hold_it(store: Path) -> None:
+    """However long they are."""
+    with pytest.raises(TelemetryError) as caught:
+        run_named("Digits u", store)
+
+    assert caught.value.fix.startswith("Did you mean 'digits uncontrolled' or 'digits under rules'? ")
+
+
+def test_a_name_that_runs_share_is_told_with_their_ids(store: Path) -> None:
+    """One of these is what the reader has to say."""
+    with pytest.raises(TelemetryError, match="several runs have this name; got 'twice'") as caught:
+        run_named("twice", store)
+
+    assert caught.value.fix.startswith("Say which: ")
+
+
+def test_a_store_without_runs_has_nothing_to_suggest(tmp_path: Path) -> None:
+    """And says so."""
+    with pytest.raises(TelemetryError, match="no run has this id or name; got 'digits'") as caught:
+        run_named("digits", tmp_path)
+
+    assert caught.value.fix == "There are no runs"

@@ -1,0 +1,72 @@
+"""Standard output where it ends early or cannot show everything."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from steptape.recorder import Recorder
+from steptape.rules import load_policy, shipped_policies
+from steptape.standard_output import CLOSED_PIPE
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A store of one run, whose events are more than a pipe holds."""
+    path = tmp_path_factory.mktemp("store")
+    with Recorder(path, name="long", rules=load_policy(shipped_policies()["loss_spike"])) as rec:
+        for step in range(3000):
+            rec.step(loss=1.0 + step % 7)
+            if step % 100 == 0:
+                rec.evaluate(eval_loss=1.0)
+                rec.save(f"{step}.pt", size_bytes=1)
+    return path
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("export", "long", "--store", "STORE"),
+        ("show", "long", "--store", "STORE"),
+        ("runs", "STORE"),
+        ("runs", "STORE", "--json"),
+        ("query", "STORE", "SELECT step, loss FROM steps"),
+        ("tail", "long", "--store", "STORE"),
+        ("backtest", "loss_spike", "--store", "STORE", "--no-cache"),
+        ("verify", "--all", "--store", "STORE"),
+        ("--help",),
+        ("runs", "--help"),
+    ],
+    ids=" ".join,
+)
+def test_a_reader_that_has_had_enough_ends_any_command_quietly(command: tuple[str, ...], store: Path) -> None:
+    """With the status that a shell gives other tools, and no word."""
+    arguments = [str(store) if word == "STORE" else word for word in command]
+    ours, theirs = os.pipe()
+    os.close(ours)
+
+    with os.fdopen(theirs, "wb") as closed:
+        done = subprocess.run(
+            [sys.executable, "-m", "steptape.cli", *arguments], stdout=closed, stderr=subprocess.PIPE, check=False
+        )
+
+    assert done.returncode == CLOSED_PIPE
+    assert done.stderr == b""
+
+
+def test_signs_of_ours_are_plain_ones_where_the_encoding_lacks_them(store: Path) -> None:
+    """And columns stay under their headings."""
+    command = [sys.executable, "-m", "steptape.cli", "backtest", "overfitting", "--store", str(store), "--no-cache"]
+    ascii_only = {**os.environ, "PYTHONIOENCODING": "ascii"}
+
+    plain = subprocess.run(command, capture_output=True, text=True, check=True, env=ascii_only).stdout
+    signs = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+    heading, row = plain.splitlines()[:2]
+    assert "→" in signs
+    assert "->" in row
+    assert heading.index("saves") + len("saves") == row.index("->") + len(row[row.index("->") :].split()[0])
