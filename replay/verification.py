@@ -125,7 +125,7 @@ def verify(run: Run) -> Verification:
         own = [event for event in events if event.attempt == attempt.attempt]
         recorded = [(event.seq, _recorded(event)) for event in own if event.kind in RULE_KINDS]
         recorded_all += [outcome for _, outcome in recorded]
-        fault = _fault(attempt, own)
+        fault = _fault(attempt, own, is_imported=info.source is not None)
         if fault:
             return verdict(fault=fault)
         if attempt.policy is None:
@@ -142,13 +142,16 @@ def verify(run: Run) -> Verification:
     return verdict(fault="; ".join(run.digest_faults()))
 
 
-def _fault(attempt: Attempt, events: list[Event]) -> str:
-    """What is wrong with the log of an attempt itself; empty when it is whole as far as it can tell."""
+def _fault(attempt: Attempt, events: list[Event], *, is_imported: bool) -> str:
+    """What is wrong with the log of an attempt itself; empty when it is whole as far as it can tell.
+
+    What another system logged has no event for its end: only digests tell whether it is what was imported.
+    """
     where = f"attempt {attempt.attempt}"
     for expected, event in enumerate(events):
         if event.seq != expected:
             return f"{where}: event {expected} is missing, or not where it was"
-    if attempt.steps is None:
+    if attempt.steps is None or is_imported:
         return ""
     if not events or events[-1].kind not in ("train_end", "failure"):
         return f"{where}: it ended as {attempt.status!r}, and its log has no end"

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 from event_files import losses, write_events
 
@@ -56,6 +57,19 @@ def test_a_folder_of_logs_becomes_runs_and_a_summary(call: Call, logs: Path, tmp
     assert (result.returncode, result.stderr) == (0, "")
     assert result.stdout.splitlines()[-1] == "2 runs: 2 new"
     assert [run.info.name for run in open_store(tmp_path / "runs")] == ["a", "logs"]
+
+
+def test_imported_runs_are_verified_though_their_sources_tell_of_no_end(call: Call, logs: Path) -> None:
+    """What was imported is whole; once a row of it is gone, it is not."""
+    assert call("import", "auto", logs, "--store", "runs").returncode == 0
+    whole = call("verify", "--all", "--store", "runs")
+    (events,) = open_store(logs.parent / "runs").run("a").folder.glob("events-*.parquet")
+    table = pq.read_table(events)
+    pq.write_table(table.slice(0, table.num_rows - 1), events)
+    cut = call("verify", "--all", "--store", "runs")
+
+    assert (whole.returncode, whole.stdout.count("identical")) == (0, 2)
+    assert (cut.returncode, cut.stdout.count("identical"), cut.stdout.count("DAMAGED")) == (1, 1, 1)
 
 
 def test_a_run_whose_source_has_no_clock_is_not_said_to_be_of_1970(call: Call, logs: Path) -> None:
