@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from ..rules import ACT, Policy
+from ..rules import ACT, Policy, shipped_policies
 from .amounts import duration
 from .differing import Order, PolicyDifference, RunDifference, StopChange
 
@@ -71,10 +71,16 @@ def _order_json(order: Order) -> dict[str, Any]:
     }
 
 
+def _called(policy: Policy) -> str:
+    """The file of a policy; of one that comes with steptape its name, which is the same on every machine."""
+    names = {str(path): name for name, path in shipped_policies().items()}
+    return names.get(policy.source, policy.source)
+
+
 def difference_lines(difference: PolicyDifference) -> list[str]:
     """The difference as Markdown, to be read in a terminal or put into a pull request."""
     changed, runs = len(difference.changed), len(difference.runs)
-    title = f"### {difference.old.policy.source} → {difference.new.policy.source}"
+    title = f"### {_called(difference.old.policy)} → {_called(difference.new.policy)}"
     if not changed:
         return [title, "", f"Behaviour is the same in {_counted(runs)}.", *_footnotes(difference)]
     lines = [title, "", f"Behaviour changes in {changed} of {_counted(runs)}: {_summary(difference)}.", ""]

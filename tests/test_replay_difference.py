@@ -162,6 +162,13 @@ def test_the_command_writes_markdown_and_exits_with_1_when_behaviour_changes(run
     assert "| 35 → 25 | -10 | -2 | +0 |" in changed.stdout
 
 
+def test_policies_that_come_with_steptape_are_called_by_their_names(runs: list[Run], tmp_path: Path) -> None:
+    """Where they lie on this machine means nothing to the readers of a pull request."""
+    result = call(tmp_path, "overfitting", "loss_spike", "--store", runs[0].folder.parent)
+
+    assert result.stdout.startswith("### overfitting → loss_spike\n")
+
+
 def test_the_command_s_json_has_every_run_that_changes(runs: list[Run], tmp_path: Path) -> None:
     """Params can be set for each side, so that one file is enough to compare two values."""
     (tmp_path / "one.yaml").write_text("params: {limit: 3.6}\n" + policy(0, rule="eval_loss < limit"))
