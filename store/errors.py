@@ -6,7 +6,8 @@ from __future__ import annotations
 class TelemetryError(Exception):
     """Root of all errors that steptape raises on purpose.
 
-    The message reads ``where: what; got VALUE. How to go on.``
+    The message reads ``where: what; got VALUE. How to go on.`` After a fact of several lines, which may end with a
+    caret, how to go on is a line of its own.
 
     Args:
         what: The fact, without a full stop.
@@ -26,7 +27,9 @@ class TelemetryError(Exception):
         message = f"{self.where}: {self.what}" if self.where else self.what
         if self.got is not None:
             message += f"; got {shortened(repr(self.got))}"
-        return f"{message}. {self.fix}" if self.fix else message
+        if not self.fix:
+            return message
+        return f"{message}\n{self.fix}" if "\n" in self.what else f"{message}. {self.fix}"
 
 
 class StoreNotFound(TelemetryError):

@@ -467,6 +467,16 @@ def test_a_statement_that_is_not_one_harmless_query_is_refused(
     assert sorted(tmp_path.rglob("*")) == before
 
 
+def test_the_caret_under_what_does_not_parse_ends_its_line(
+    store_record: Callable[..., Path], store_steps: Any, store_path: Path
+) -> None:
+    """What can be asked follows on a line of its own."""
+    store_record(store_steps([1.0]))
+
+    with pytest.raises(QueryRefused, match=r"\n +\^+\nViews: runs, events, "):
+        open_store(store_path).sql("SELEC 1")
+
+
 @pytest.mark.parametrize(
     "statement",
     [
