@@ -133,7 +133,7 @@ def is_coded(field: pa.Field) -> bool:
 
 def write_tables(
     tables: Iterable[pa.Table], schema: pa.Schema, file: BinaryIO, *, always: Collection[str] = frozenset()
-) -> int:
+) -> None:
     """Write Parquet as the store keeps it: zstd for most columns, byte-stream-split floats, delta integers, checksums.
 
     Floats carry no statistics: those of Parquet pass over NaN, and a reader that trusts them skips the NaN rows of
@@ -141,11 +141,10 @@ def write_tables(
 
     Args:
         tables: The rows, part by part. What of the schema a part does not have is null.
+        schema: The columns.
+        file: Where to; it holds a whole Parquet file afterwards, even if there are no rows.
         always: Columns of the schema of which every row has a value. The file says so of them, which spares a quarter
             of the time that their values take: no bookkeeping of nulls.
-
-    Returns:
-        Rows written. The file is made even if there are none.
     """
     floats = {field.name for field in schema if pa.types.is_floating(field.type)}
     encodings = dict.fromkeys(floats, "BYTE_STREAM_SPLIT")
@@ -158,7 +157,6 @@ def write_tables(
     coded_schema = coded(schema)
     schema = pa.schema([f.with_nullable(f.name not in always) for f in coded_schema], coded_schema.metadata)
     columns = {*schema.names, *encodings}  # Of lists, the elements have an encoding.
-    rows = 0
     with pq.ParquetWriter(
         file,
         schema,
@@ -172,9 +170,7 @@ def write_tables(
     ) as writer:
         for group in _row_groups(tables, schema, max(1, CELLS_PER_ROW_GROUP // len(schema))):
             writer.write_table(group, row_group_size=max(1, group.num_rows))
-            rows += group.num_rows
         writer.add_key_value_metadata(schema.metadata or {})
-    return rows
 
 
 def _row_groups(tables: Iterable[pa.Table], schema: pa.Schema, rows: int) -> Iterator[pa.Table]:

@@ -17,9 +17,9 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
+from sealed_content import EVENTS, SAMPLES, content, names
 
 from steptape.store import DamagedLog, Event, NotARun, open_run
-from steptape.store.columns import METRICS_AS_COLUMNS
 from steptape.store.digests import digest_faults
 from steptape.store.host import boot_id
 from steptape.store.journal import JournalWriter
@@ -37,28 +37,6 @@ from steptape.store.journal_segment import field_offset
 from steptape.store.run_folder import list_files
 from steptape.store.run_info import FORMAT
 from steptape.store.sealing import main, seal
-
-EVENTS = [
-    Event("step_end" if step % 3 else "evaluate", step=step, metrics={f"m{step // 8}": step / 7, "loss": float(step)})
-    for step in range(24)
-]
-SAMPLES = {
-    index: SampleLosses(struct.pack("<2f", index, -index), struct.pack("<2q", index, 2**40), INTEGER_IDS)
-    for index in range(3, 24, 2)
-}
-
-
-def names(folder: Path) -> list[str]:
-    """What a run's folder holds beside run.json and columns.json."""
-    return sorted(path.name for path in folder.iterdir() if path.suffix != ".json")
-
-
-def content(folder: Path) -> tuple[list[str], list[dict[str, Any]]]:
-    """Every event, and every row of samples, as readers see them."""
-    run = open_run(folder)
-    events = run.events(rank=None)
-    # The order of the metrics within an event is no part of it.
-    return [repr(event._replace(metrics=sorted(event.metrics.items()))) for event in events], run.samples().to_pylist()
 
 
 def test_a_sealed_run_reads_as_its_journal_did(store_record: Callable[..., Path]) -> None:
@@ -285,111 +263,6 @@ def test_a_reader_beside_a_sealer_sees_every_event_once(store_record: Callable[.
 
     assert counts.total() > 2
     assert set(counts) == {len(events)}
-
-
-KILLED = """
-import fcntl, functools, json, os, shutil, sys
-from pathlib import Path
-from steptape.store import sealing
-
-template, target = Path(sys.argv[1]), Path(sys.argv[2])
-
-def counted(function, calls, fatal):
-    @functools.wraps(function)
-    def step(*arguments, **options):
-        calls.append(function.__name__)
-        if len(calls) == fatal:
-            if function.__name__ == "write_tables":
-                function(*arguments, **options)
-                file = arguments[2]
-                file.truncate(file.tell() // 2)
-            os._exit(9)
-        return function(*arguments, **options)
-    return step
-
-fatal, deaths = 0, []
-while True:
-    fatal += 1
-    folder = target / f"run-{fatal}"
-    shutil.copytree(template, folder)
-    if os.fork() == 0:
-        calls = []
-        for name in ("fsync", "replace", "rename", "unlink"):
-            setattr(os, name, counted(getattr(os, name), calls, fatal))
-        sealing.write_tables = counted(sealing.write_tables, calls, fatal)
-        if sys.argv[3] == "live":
-            held = open(max(folder.glob("journal-*")))
-            fcntl.flock(held, fcntl.LOCK_EX)
-        sealing.seal(folder)
-        os._exit(0)
-    if os.waitstatus_to_exitcode(os.wait()[1]) == 0:
-        break
-    deaths.append(folder.name)
-print(json.dumps(deaths))
-"""
-
-
-def test_a_sealer_killed_at_any_of_its_steps_loses_and_doubles_nothing(
-    store_record: Callable[..., Path], tmp_path: Path
-) -> None:
-    """Before each fsync, rename and deletion, and in the middle of each write; read then, and after the next seal."""
-    template = store_record(EVENTS, samples=SAMPLES, segment_bytes=1500)
-    deaths = die_at_every_step(template, tmp_path)
-
-    assert len(deaths) >= 25
-    assert {tuple(files) for files in deaths.values()} == {
-        ("events-0-0-000000000000-000000000023.parquet", "samples-0-0-000000000000-000000000023.parquet")
-    }
-
-
-def test_a_sealer_killed_at_any_of_its_steps_keeps_metrics_beyond_the_columns(
-    store_record: Callable[..., Path], tmp_path: Path
-) -> None:
-    """The third table, whose rows belong to events of the first."""
-    wide = {f"m{index}": index / 7 for index in range(METRICS_AS_COLUMNS + 2)}
-    events = [event._replace(metrics={**wide, **event.metrics}) for event in EVENTS[:4]]
-    template = store_record(events, samples=SAMPLES, segment_bytes=9_000)
-    deaths = die_at_every_step(template, tmp_path)
-
-    assert len(deaths) >= 25
-    assert {tuple(name.split("-")[0] for name in files) for files in deaths.values()} == {
-        ("events", "metrics", "samples")
-    }
-
-
-def test_a_sealer_of_a_live_run_killed_at_any_of_its_steps_loses_and_doubles_nothing(
-    store_record: Callable[..., Path], tmp_path: Path
-) -> None:
-    """It merges some of the files, and the last segment is being written all the while."""
-    template = store_record(EVENTS, samples=SAMPLES, segment_bytes=600)
-    deaths = die_at_every_step(template, tmp_path, is_live=True)
-
-    assert len(deaths) >= 40
-    assert {files[-1].startswith("samples") or files[-1].startswith("journal") for files in deaths.values()} == {True}
-
-
-def die_at_every_step(template: Path, tmp_path: Path, *, is_live: bool = False) -> dict[str, list[str]]:
-    """Seal copies of a run, and die at the first, second, ... step; what each holds after it was sealed once more.
-
-    Claims that every copy reads as the run did, right after the death and in the end.
-    """
-    before = content(template)
-    target = tmp_path / "killed"
-    target.mkdir()
-    done = subprocess.run(
-        [sys.executable, "-c", KILLED, template, target, "live" if is_live else "dead"],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=True,
-    )
-    deaths = json.loads(done.stdout)
-    afterwards = {death: content(target / death) for death in deaths}
-    for death in deaths:
-        seal(target / death)
-    assert [death for death in deaths if afterwards[death] != before] == []
-    assert [death for death in deaths if content(target / death) != before] == []
-    return {death: names(target / death) for death in deaths}
 
 
 #: Many records of one length behind each other, and now and then another one.

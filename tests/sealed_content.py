@@ -1,0 +1,32 @@
+"""A run for tests of sealing, and what of it readers see and its folder holds."""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+from typing import Any
+
+from steptape.store import Event, open_run
+from steptape.store.journal_format import INTEGER_IDS, SampleLosses
+
+EVENTS = [
+    Event("step_end" if step % 3 else "evaluate", step=step, metrics={f"m{step // 8}": step / 7, "loss": float(step)})
+    for step in range(24)
+]
+SAMPLES = {
+    index: SampleLosses(struct.pack("<2f", index, -index), struct.pack("<2q", index, 2**40), INTEGER_IDS)
+    for index in range(3, 24, 2)
+}
+
+
+def names(folder: Path) -> list[str]:
+    """What a run's folder holds beside run.json and columns.json."""
+    return sorted(path.name for path in folder.iterdir() if path.suffix != ".json")
+
+
+def content(folder: Path) -> tuple[list[str], list[dict[str, Any]]]:
+    """Every event, and every row of samples, as readers see them."""
+    run = open_run(folder)
+    events = run.events(rank=None)
+    # The order of the metrics within an event is no part of it.
+    return [repr(event._replace(metrics=sorted(event.metrics.items()))) for event in events], run.samples().to_pylist()
