@@ -8,8 +8,8 @@ COMPAT := .venv-compat
 TRACKERS := .venv-trackers
 REAL_RUNS := $(or $(STEPTAPE_REAL_RUNS),../shared/runs)
 READY := $(VENV)/.ready
-ROOMS := store rules recorder importers replay api
-CODE := $(ROOMS) $(wildcard *.py) examples tests $(wildcard benchmarks)
+ROOMS := store rules recorder importers replay api cli examples
+CODE := steptape $(ROOMS) tests $(wildcard benchmarks)
 
 # What libFuzzer is told: how long, and what counts as too slow, too large and too long.
 FUZZ = -max_total_time=$(FUZZ_S) -timeout=30 -rss_limit_mb=3000 -max_len=4096 -dict=tests/fuzz/words.dict \
@@ -26,7 +26,8 @@ $(READY): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or newer is needed; got $$($(PYTHON) --version)"; exit 2; }
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --editable '.[dev]'
-	@mkdir -p $(VENV)/typing && ln -sfn ../.. $(VENV)/typing/steptape
+	@rm -rf $(VENV)/typing && mkdir -p $(VENV)/typing/steptape
+	@cd $(VENV)/typing/steptape && ln -s ../../../steptape/* . && for room in $(ROOMS); do ln -s ../../../$$room $$room; done
 	@touch $@
 
 demo: $(READY)  ## Train on real data, backtest rules on it, train again under them, compare
@@ -56,7 +57,7 @@ $(TRACKERS)/.ready: tests/trackers/requirements.txt
 lint: $(READY)  ## Check style, format and types
 	$(BIN)/ruff check $(CODE)
 	$(BIN)/ruff format --check $(CODE)
-	MYPYPATH=$(VENV)/typing $(BIN)/mypy $(addprefix -p steptape.,$(ROOMS) examples) -m steptape.cli -m steptape.demo
+	MYPYPATH=$(VENV)/typing $(BIN)/mypy -p steptape
 
 fuzz: $(READY)  ## Fuzz the readers of policies, rules, tests and past runs, FUZZ_S seconds each
 	$(BIN)/python -m pip install --quiet --editable '.[fuzz]'

@@ -14,12 +14,13 @@ from typing import Annotated, Final, TypeVar
 from fastapi import Depends, Request
 from fastapi import Path as InPath
 
-from ..store import Run, Store, open_store
 from ..store.annotations import ANNOTATIONS
-from ..store.catalog import Entry
-from ..store.snapshot import Snapshot, retrying
+from ..store.reading.catalog import Entry
+from ..store.reading.snapshot import Snapshot, retrying
+from ..store.run import Run
+from ..store.store import Store, open_store
 from .errors import NotModified
-from .slashed_names import RUN_KEY
+from .middleware.slashed_names import RUN_KEY
 
 _Result = TypeVar("_Result")
 

@@ -14,13 +14,13 @@ from fastapi import FastAPI
 from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 
-from ..store import StoreNotFound, TelemetryError, open_store
-from . import (
+from ..store.errors import StoreNotFound, TelemetryError
+from ..store.store import open_store
+from .endpoints import (
     decisions,
     events,
     jobs,
     notes,
-    page_routes,
     policies,
     query,
     rule_checks,
@@ -32,22 +32,23 @@ from . import (
     tail,
     windows,
 )
-from .bodies import Bodies
-from .following import Places
-from .gate import LOOPBACK_NAMES, Gate
-from .guard import Guard
-from .head_requests import HeadRequests
-from .job_queue import JobQueue
 from .limits import DEFAULT_LIMITS, Limits
+from .live import Places
+from .middleware.bodies import Bodies
+from .middleware.gate import LOOPBACK_NAMES, Gate
+from .middleware.guard import Guard
+from .middleware.head_requests import HeadRequests
+from .middleware.slashed_names import SlashedNames
+from .middleware.tokens import Tokens
+from .middleware.traffic import Traffic
 from .models import Problem
-from .page_layout import show_lost
-from .page_login import Session
+from .pages import routes as page_routes
+from .pages.layout import show_lost
+from .pages.login import Session
 from .problems import MEDIA_TYPE, STATUSES, install_handlers
-from .query_workers import QueryWorkers
-from .rule_processes import RuleProcesses
-from .slashed_names import SlashedNames
-from .tokens import Tokens
-from .traffic import Traffic
+from .workers.job_queue import JobQueue
+from .workers.query_workers import QueryWorkers
+from .workers.rule_processes import RuleProcesses
 
 #: Version of the API, not of steptape; it changes when a client would have to.
 API_VERSION: Final = "1"

@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from ..store.stretches import ends_and_extremes
+from ..store.reading.bucket_extremes import ends_and_extremes
 
 #: What one bucket keeps at most: first, last, smallest, largest, and the first NaN, infinity and negative infinity.
 KEPT_PER_BUCKET: Final = 7

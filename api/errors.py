@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..store import TelemetryError
+from ..store.errors import TelemetryError
 
 
 class InvalidCursor(TelemetryError):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from ..store.bounded_query import QueryLimits
+from ..store.sql.bounded_query import QueryLimits
 
 
 @dataclass(frozen=True, slots=True)

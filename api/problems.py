@@ -14,8 +14,8 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import Response
 from starlette.exceptions import HTTPException
 
-from ..rules import PolicyError
-from ..store import (
+from ..rules.errors import PolicyError
+from ..store.errors import (
     DamagedLog,
     InvalidEvent,
     NotARun,
@@ -25,8 +25,8 @@ from ..store import (
     StoreNotFound,
     TelemetryError,
     UnsupportedVersion,
+    shortened,
 )
-from ..store.errors import shortened
 from .errors import (
     Busy,
     InvalidCursor,

@@ -8,7 +8,7 @@ from typing import Annotated
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from pydantic_core import PydanticCustomError
 
-from ..store import KINDS
+from ..store.events import KINDS
 from .answers import Form
 
 #: Whole numbers that the log can hold; any other is refused before it meets Arrow or SQL.

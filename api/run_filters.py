@@ -10,9 +10,9 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import AfterValidator, Field, create_model
 from pydantic_core import PydanticCustomError
 
-from ..store.catalog import Entry
+from ..store.reading.catalog import Entry
+from ..store.reading.summary import RunSummary
 from ..store.run_info import STATUSES
-from ..store.summary import RunSummary
 from .queries import FormedQuery
 
 _TEXTS: Final = ("run_id", "name", "group", "policy_digest")

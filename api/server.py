@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from ..store import TelemetryError
+from ..store.errors import TelemetryError
 from ..store.garbage import collection_paused
-from ..store.reading_ahead import reading_ahead
-from .tokens import Tokens, parse_tokens, read_tokens
+from .middleware.tokens import Tokens, parse_tokens, read_tokens
+from .workers.reading_ahead import reading_ahead
 
 #: Environment variable with lines of ``token scope name``.
 TOKENS_VARIABLE: Final = "STEPTAPE_TOKENS"
@@ -58,9 +58,9 @@ def serve(
         with collection_paused():
             import uvicorn
 
-            from ..store.catalog import catalog_of
+            from ..store.reading.catalog import catalog_of
             from .app import create_app
-            from .connections import prepare, settings
+            from .middleware.connections import prepare, settings
 
         app = create_app(store_path, tokens=tokens, allowed_hosts=(host, *allowed_hosts), policies_path=policies_path)
         catalog_of(app.state.store_path).expect(ahead.runs)

@@ -26,10 +26,9 @@ from urllib.parse import urlencode
 
 import duckdb
 
-from steptape.recorder import Recorder
-from steptape.store import open_store
-from steptape.store.sealing import seal
-from steptape.store.sql_text import text_literal
+from steptape import Recorder, open_store
+from steptape.store.parquet.sealing import seal
+from steptape.store.sql.sql_text import text_literal
 
 RECORDED = 4
 
@@ -71,7 +70,7 @@ def record(store: Path, number: int, steps: int, metrics: int) -> Path:
 def serving(store: Path) -> Iterator[tuple[int, float, subprocess.Popen[str]]]:
     """A server of its own, its port, and how long its first answer took from the start of its process on."""
     started_s = time.perf_counter()
-    command = [sys.executable, "-m", "steptape.cli", "serve", str(store), "--port", "0"]
+    command = [sys.executable, "-m", "steptape", "serve", str(store), "--port", "0"]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     try:
         assert process.stderr is not None
@@ -192,7 +191,7 @@ def measure_sql(store: Path, values: int, steps: int, metrics: int) -> None:
     listed = ", ".join(text_literal(path) for path in files)
     raw = f"SELECT {columns} FROM read_parquet([{listed}]) WHERE kind = 'step_end'"
     ours = f"SELECT {columns} FROM steps"
-    from steptape.store.views import connect
+    from steptape.store.sql.views import connect
 
     took: dict[str, list[float]] = {"raw": [], "ours": [], "making the views": []}
     for _ in range(5):

@@ -20,10 +20,14 @@ from pathlib import Path
 
 from event_files import STARTED_S, event, simple, write_events
 
-from steptape.importers import ReadOptions, find_sources, import_sources, readers
-from steptape.replay import BASELINES, Mode, Objective, backtest
-from steptape.rules import load_policy, shipped_policies
-from steptape.store import open_store
+from steptape import backtest, load_policy, open_store
+from steptape.importers.discovery import find_sources
+from steptape.importers.importing import import_sources
+from steptape.importers.registry import readers
+from steptape.importers.source import ReadOptions
+from steptape.replay.backtests.baselines import BASELINES
+from steptape.replay.runs.objective import Mode, Objective
+from steptape.rules.policy_file.policy import shipped_policies
 
 #: Rules on evaluations, on spikes and on nothing at all.
 COMPARED = (

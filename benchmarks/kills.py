@@ -33,9 +33,11 @@ from typing import Any, Final, Self
 
 from victims import ACKS_BYTES, POLICY, VARIETIES, Variety, calls_of
 
-from steptape.replay import replay, verify
-from steptape.rules import parse_policy
-from steptape.store import Event, Run, TelemetryError, open_run
+from steptape import TelemetryError, open_run, verify
+from steptape.replay.runs.replaying import replay
+from steptape.rules.policy_file.policy import parse_policy
+from steptape.store.events import Event
+from steptape.store.run import Run
 from steptape.store.run_folder import RUN_JSON
 
 #: How often the sealing of each run is begun and killed.

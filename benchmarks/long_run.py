@@ -19,10 +19,10 @@ import tempfile
 import time
 from pathlib import Path
 
-from steptape.store import Attempt, RunInfo, open_run
-from steptape.store.journal import JournalWriter
-from steptape.store.journal_format import SampleLosses
-from steptape.store.run_info import write_run_info
+from steptape import open_run
+from steptape.store.journal.format import SampleLosses
+from steptape.store.journal.writer import JournalWriter
+from steptape.store.run_info import Attempt, RunInfo, write_run_info
 
 NAMES = tuple(f"train/metric_{index}" for index in range(10))
 
@@ -30,7 +30,7 @@ NAMES = tuple(f"train/metric_{index}" for index in range(10))
 SEALER = """
 import sys
 from pathlib import Path
-from steptape.store.sealing import seal
+from steptape.store.parquet.sealing import seal
 seal(Path(sys.argv[1]))
 status = Path("/proc/self/status").read_text()
 print(int(status.split("VmHWM:")[1].split()[0]) // 1024)

@@ -66,7 +66,7 @@ ENVIRONMENT: Final = {
 
 def open_steptape(folder: Path) -> tuple[Log, Close]:
     """A recorder."""
-    from steptape.recorder import Recorder
+    from steptape import Recorder
 
     recorder = Recorder(folder / "runs")
     return lambda _step, metrics: recorder.step(metrics), recorder.close
@@ -74,7 +74,7 @@ def open_steptape(folder: Path) -> tuple[Log, Close]:
 
 def count_steptape(folder: Path) -> int:
     """Steps of the one run there."""
-    from steptape.store import open_store
+    from steptape import open_store
 
     (run,) = open_store(folder / "runs")
     return int(run.series("metric_9").num_rows)

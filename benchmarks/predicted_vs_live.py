@@ -20,9 +20,11 @@ from typing import Any
 import torch
 from small_trainings import TRAININGS, Training, train
 
-from steptape.replay import RunResult, backtest, declared_objective, verify
-from steptape.rules import parse_policy
-from steptape.store import Run, open_run
+from steptape import backtest, open_run, verify
+from steptape.replay.runs.objective import declared_objective
+from steptape.replay.runs.results import RunResult
+from steptape.rules.policy_file.policy import parse_policy
+from steptape.store.run import Run
 
 
 def evaluations(run: Run) -> list[tuple[int, dict[str, str]]]:

@@ -37,7 +37,7 @@ from peers import print_peers
 from seal import curves, measure, noise, write_journal
 from turns import Call, Case, Rounds, clock, in_us
 
-from steptape.recorder import Recorder
+from steptape import Recorder
 
 NAMES: Final = ("loss", "accuracy", "lr", "grad_norm", "weight_norm", "entropy", "margin", "step_s", "memory", "tokens")
 SAMPLES: Final = 64
@@ -214,7 +214,7 @@ def print_while_sealing(steps: int, draw: random.Random, place: Path) -> None:
         for number in range(ROUNDS // 4):
             folder = place / f"dead-{number}"
             shutil.copytree(template, folder)
-            with subprocess.Popen([sys.executable, "-m", "steptape.store.sealing", str(folder)]) as sealer:
+            with subprocess.Popen([sys.executable, "-m", "steptape.store.parquet.sealing", str(folder)]) as sealer:
                 while sealer.poll() is None:
                     for case in cases.values():
                         case.take_turns(steps // ROUNDS)

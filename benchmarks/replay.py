@@ -25,15 +25,15 @@ from pathlib import Path
 import numpy as np
 import simpleeval  # type: ignore[import-untyped]
 
-from steptape.recorder import Recorder
-from steptape.replay import replay
-from steptape.replay.event_stream import event_stream
-from steptape.replay.judging import facts_of_run
-from steptape.replay.replaying import observed_in
-from steptape.rules import Engine, Policy, load_policy, shipped_policies
-from steptape.store import Run, open_store
+from steptape import Policy, Recorder, load_policy, open_store
+from steptape.replay.runs.event_stream import event_stream
+from steptape.replay.runs.replaying import observed_in, replay
+from steptape.replay.runs.run_result import facts_of_run
+from steptape.rules.engine.engine import Engine
+from steptape.rules.policy_file.policy import shipped_policies
 from steptape.store.events import Event
-from steptape.store.sealing import seal
+from steptape.store.parquet.sealing import seal
+from steptape.store.run import Run
 
 NUMBERS = ("lr", "grad_norm", *(f"metric_{number}" for number in range(7)))
 #: Steps of the naive loop, which is slow.

@@ -19,7 +19,8 @@ from collections.abc import Callable, Sequence
 
 import simpleeval  # type: ignore[import-untyped]
 
-from steptape.rules import Engine, parse_policy
+from steptape.rules.engine.engine import Engine
+from steptape.rules.policy_file.policy import parse_policy
 from steptape.store.events import Event
 
 BATCH = 250

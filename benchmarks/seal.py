@@ -26,14 +26,13 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 
-from steptape.store import Attempt, RunInfo
-from steptape.store.digests import digest_faults
-from steptape.store.journal import JournalWriter
-from steptape.store.journal_format import FRAME, INTEGER_IDS, PREAMBLE, SampleLosses
-from steptape.store.journal_reading import read_segment
+from steptape.store.journal.format import FRAME, INTEGER_IDS, PREAMBLE, SampleLosses
+from steptape.store.journal.reading import read_segment
+from steptape.store.journal.writer import JournalWriter
+from steptape.store.parquet.digests import digest_faults
+from steptape.store.parquet.sealing import seal
 from steptape.store.run_folder import list_files
-from steptape.store.run_info import write_run_info
-from steptape.store.sealing import seal
+from steptape.store.run_info import Attempt, RunInfo, write_run_info
 
 REPETITIONS = 25
 

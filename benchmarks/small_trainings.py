@@ -15,7 +15,7 @@ from sklearn.datasets import load_breast_cancer, load_diabetes, load_digits, loa
 from torch import nn
 from torch.nn import functional
 
-from steptape.recorder import Recorder
+from steptape import Recorder
 
 #: Losses of a batch. Shapes: predictions as the model gives them, targets; the result (n,).
 Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]

@@ -16,11 +16,11 @@ import tempfile
 import time
 from pathlib import Path
 
-from steptape.store import Attempt, RunInfo, open_run
-from steptape.store.journal import JournalWriter
-from steptape.store.journal_format import INTEGER_IDS, SampleLosses
-from steptape.store.run_info import write_run_info
-from steptape.store.sealing import seal
+from steptape import open_run
+from steptape.store.journal.format import INTEGER_IDS, SampleLosses
+from steptape.store.journal.writer import JournalWriter
+from steptape.store.parquet.sealing import seal
+from steptape.store.run_info import Attempt, RunInfo, write_run_info
 
 SAMPLES = 64
 RADIUS = 4

@@ -28,19 +28,19 @@ from pathlib import Path
 import numpy as np
 import simpleeval  # type: ignore[import-untyped]
 
-from steptape.recorder import Recorder
-from steptape.replay import Mode, Objective, sweep
-from steptape.replay.replaying import replay_events
-from steptape.replay.sweep_outcomes import NO_STEP, Outcomes
-from steptape.replay.sweep_run import RunSweep
-from steptape.replay.sweep_schedule import schedules_of
-from steptape.replay.sweep_stream import Stream, read_stream
-from steptape.replay.sweep_task import metrics_read, sweep_stream
-from steptape.replay.sweep_variants import Variant, variants_of
-from steptape.rules import parse_policy
-from steptape.store import Run, open_store
+from steptape import Recorder, open_store, sweep
+from steptape.replay.runs.objective import Mode, Objective
+from steptape.replay.runs.replaying import replay_events
+from steptape.replay.sweeps.outcomes import NO_STEP, Outcomes
+from steptape.replay.sweeps.run import RunSweep
+from steptape.replay.sweeps.schedule import schedules_of
+from steptape.replay.sweeps.stream import Stream, read_stream
+from steptape.replay.sweeps.task import metrics_read, sweep_stream
+from steptape.replay.sweeps.variants import Variant, variants_of
+from steptape.rules.policy_file.policy import parse_policy
 from steptape.store.events import Event
-from steptape.store.sealing import seal
+from steptape.store.parquet.sealing import seal
+from steptape.store.run import Run
 
 POLICY = """
 params: {window: 20, spike: 2.0, tolerated: 2, floor: 1.0}

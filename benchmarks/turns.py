@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from steptape.recorder import Recorder
+from steptape import Recorder
 
 #: Makes one call with a recorder and what is recorded, and returns what it took, in nanoseconds.
 Call = Callable[[Recorder, Any], int]

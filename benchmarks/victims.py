@@ -21,9 +21,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple
 
-from steptape.recorder import Recorder
-from steptape.store import sealing
-from steptape.store.journal import SEGMENT_BYTES, JournalWriter
+from steptape import Recorder
+from steptape.store.journal.writer import SEGMENT_BYTES, JournalWriter
+from steptape.store.parquet import sealing
 
 #: The counter that a loop shares with whoever kills it: 0, then 1 when it records, then one more for each call that
 #: returned.

@@ -15,7 +15,7 @@ from sklearn.datasets import load_digits
 from torch import nn
 from torch.nn import functional
 
-from ..recorder import Recorder
+from ..recorder.recorder import Recorder
 
 MISLABELLED: Final = 12
 HELD_OUT: Final = 450

@@ -12,7 +12,8 @@ from dataclasses import replace
 from operator import index
 from pathlib import Path
 
-from ..store import Plan, TelemetryError
+from ..store.errors import TelemetryError
+from ..store.plan import Plan
 from ..store.run_info import STATUSES
 from .source import Fact, ImportedRun, Reader, ReadOptions, UnreadableSource
 

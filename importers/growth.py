@@ -8,8 +8,9 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import TypeAlias
 
-from ..store import Event, TelemetryError
+from ..store.errors import TelemetryError
 from ..store.event_json import encoded_attrs
+from ..store.events import Event
 from .source import Fact
 
 #: Where a value stands, its name and its bits; of an event without values its attributes.

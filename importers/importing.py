@@ -14,11 +14,12 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, Final
 
-from ..store import RunInfo, TelemetryError, open_run
-from ..store.run_info import read_run_info
+from ..store.errors import TelemetryError
+from ..store.run_info import RunInfo, read_run_info
+from ..store.store import open_run
 from .discovery import Source
+from .encodings.names import with_names
 from .growth import news_of
-from .names import with_names
 from .run_writing import Course, Courses, write_grown, write_new
 from .source import ImportedRun, ReadOptions, UnreadableSource
 from .storable import storable, storable_config, storable_time

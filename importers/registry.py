@@ -6,7 +6,7 @@ import functools
 from importlib.metadata import EntryPoint, entry_points
 from typing import Final, NamedTuple
 
-from ..store import TelemetryError
+from ..store.errors import TelemetryError
 from .foreign_reader import ForeignReader
 from .source import Reader
 

@@ -6,9 +6,9 @@ import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
-from ..store import Plan
+from ..store.plan import Plan
 from .attempts import Life, Lives
-from .names import PLACE_NAMES, split_row
+from .encodings.names import PLACE_NAMES, split_row
 from .source import Fact, ImportedRun
 
 #: More metrics than this are no log of a training; a store would hold them, badly.

@@ -13,13 +13,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
-from ..store import Attempt, RunInfo, TelemetryError
-from ..store.digests import DIGESTS_JSON
+from ..store.errors import TelemetryError
 from ..store.event_json import encoded_attrs
 from ..store.events import KINDS
-from ..store.journal import JournalWriter
-from ..store.run_info import write_run_info
-from ..store.sealing import seal
+from ..store.journal.writer import JournalWriter
+from ..store.parquet.digests import DIGESTS_JSON
+from ..store.parquet.sealing import seal
+from ..store.run_info import Attempt, RunInfo, write_run_info
 from .source import Fact, ImportedRun, UnreadableSource
 from .storable import storable
 

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from .names import split_row
+from .encodings.names import split_row
 from .source import Fact, UnreadableSource
 
 

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
-from ..store import Plan, TelemetryError
+from ..store.errors import TelemetryError
+from ..store.plan import Plan
 
 #: Fields of an event are 64-bit signed integers.
 INT64_MAX = 2**63 - 1

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from .numbers import nanoseconds, number, unix_ns
+from .encodings.numbers import nanoseconds, number, unix_ns
 from .source import UnreadableSource
 
 #: Columns that count steps, the surest first; compared case-folded, blanks around them ignored.

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, Final
 
-from ..store.module_command import module_command
+from ..store.processes.module_command import module_command
 from ..store.run_folder import folders_with_journals
 from .standstill import LOOK_EVERY_S, Standstill
 
@@ -141,7 +141,7 @@ class _StandsStill(Exception):
 
 def _start() -> subprocess.Popen[bytes] | None:
     environment = {**os.environ, "PYTHONPATH": _import_path()}
-    command = module_command("steptape.store.sealing_service")
+    command = module_command("steptape.store.parquet.sealing_service")
     try:
         return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, bufsize=0)
     except OSError as error:

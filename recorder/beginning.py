@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ..rules import Policy
+from ..rules.policy_file.policy import Policy
 from ..store.errors import TelemetryError
 from ..store.plan import Plan
 from ..store.run_folder import RUN_JSON, list_files

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from ..store.errors import TelemetryError
 from ..store.events import Event
-from ..store.journal import InlineAppend
+from ..store.journal.writer import InlineAppend
 from .batch_samples import sample_losses
 from .values import are_texts, float_at_hand
 

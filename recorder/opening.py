@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from ..rules import Engine, Policy
+from ..rules.engine.engine import Engine
+from ..rules.policy_file.policy import Policy
 from ..store.errors import TelemetryError
 from ..store.run_folder import RUN_ID, new_run_id
 from ..store.run_info import RunInfo

@@ -14,11 +14,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Literal, Self, TypeVar
 
-from ..rules import Effect, Outcome, Policy, load_policy
+from ..rules.engine.decisions import Outcome
+from ..rules.policy_file.operations import Effect
+from ..rules.policy_file.policy import Policy, load_policy
 from ..store.errors import InvalidEvent, TelemetryError
+from ..store.journal.syncing import SYNC_EVERY_S
 from ..store.redaction import redacted
 from ..store.run_info import RunInfo, write_run_info
-from ..store.syncing import SYNC_EVERY_S
 from .batch_samples import SampleChoice
 from .beginning import described_attempt, open_run
 from .compiled_step import compiled_step

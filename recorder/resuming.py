@@ -9,14 +9,15 @@ import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 
-from ..rules import Policy, resumed_engine
+from ..rules.engine.resuming import resumed_engine
+from ..rules.policy_file.policy import Policy
 from ..store.errors import TelemetryError
 from ..store.events import Event
 from ..store.lineage import DECIDING_RANK, lineage_of
+from ..store.reading.snapshot import Snapshot, take_snapshot
+from ..store.reading.timeline import ancestry
 from ..store.run_folder import RUN_ID
 from ..store.run_info import Attempt
-from ..store.snapshot import Snapshot, take_snapshot
-from ..store.timeline import ancestry
 from .opening import Opening, ResumePoint
 from .position import Position
 

@@ -7,7 +7,10 @@ import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final
 
-from ..rules import OPERATION_CLASSES, Decision, Effect, Engine, Outcome, RuleError
+from ..rules.engine.decisions import Decision, Outcome, RuleError
+from ..rules.engine.engine import Engine
+from ..rules.policy_file.operations import Effect
+from ..rules.policy_file.registration import OPERATION_CLASSES
 from ..store.events import Event
 from .control import Control
 

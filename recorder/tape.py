@@ -10,13 +10,13 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from ..rules import DecisionDigest, Outcome, outcome_payload
+from ..rules.engine.decisions import DecisionDigest, Outcome, outcome_payload
 from ..store.errors import TelemetryError
 from ..store.event_json import encoded_attrs
 from ..store.events import AWAITED, LATE_FOR, SAMPLES, Event
-from ..store.journal import JournalWriter
-from ..store.journal_format import SampleLosses
-from ..store.syncing import SYNC_EVERY_S
+from ..store.journal.format import SampleLosses
+from ..store.journal.syncing import SYNC_EVERY_S
+from ..store.journal.writer import JournalWriter
 from .background_sealing import BackgroundSealing
 from .batch_samples import SampleChoice
 from .environment import describe_process

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-from ..rules import Policy
-from ..store import Run
+from ..rules.policy_file.policy import Policy
+from ..store.run import Run
 from ..store.run_folder import RUN_JSON
 from .value_encoding import ValueCodec
 
@@ -155,7 +155,7 @@ def code_digest() -> str:
     root = Path(__file__).parent.parent
     for room in _ROOMS:
         for path in sorted((root / room).rglob("*.py")):
-            digest.update(f"{room}/{path.name}\n".encode() + path.read_bytes())
+            digest.update(f"{path.relative_to(root).as_posix()}\n".encode() + path.read_bytes())
     return digest.hexdigest()
 
 

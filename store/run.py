@@ -10,15 +10,12 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from .digests import digest_faults, kept_log_digest
 from .errors import TelemetryError
 from .events import Event
 from .garbage import collection_paused
-from .run_info import Attempt, RunInfo
-from .snapshot import Snapshot, retrying, take_snapshot
-from .spikes import BASELINE, TOP, spiking_samples
-from .statements import rows_of, run_query
-from .timeline import (
+from .parquet.digests import digest_faults, kept_log_digest
+from .reading.snapshot import Snapshot, retrying, take_snapshot
+from .reading.timeline import (
     Attempts,
     ancestry,
     check_attempts,
@@ -27,7 +24,10 @@ from .timeline import (
     events_table_along,
     samples_table_along,
 )
-from .views import ALL_DECISIONS, connect
+from .run_info import Attempt, RunInfo
+from .sql.spikes import BASELINE, TOP, spiking_samples
+from .sql.statements import rows_of, run_query
+from .sql.views import ALL_DECISIONS, connect
 
 if TYPE_CHECKING:
     import duckdb

@@ -7,7 +7,7 @@ import struct
 from typing import Final
 
 from .errors import DamagedLog
-from .journal_format import NO_IDS, TEXT_IDS, SampleLosses
+from .journal.format import NO_IDS, TEXT_IDS, SampleLosses
 
 _ID: Final = struct.Struct("<q")
 

@@ -8,14 +8,14 @@ from typing import Any
 
 import pyarrow as pa
 
-from .catalog import Entry, Look, catalog_of
 from .errors import RunNotFound, StoreNotFound, TelemetryError
+from .reading.catalog import Entry, Look, catalog_of
+from .reading.snapshot import retrying
+from .reading.summary import RUNS_SCHEMA
 from .run import Run
 from .run_folder import RUN_ID, RUN_JSON
-from .snapshot import retrying
-from .statements import rows_of, run_query
-from .summary import RUNS_SCHEMA
-from .views import connect
+from .sql.statements import rows_of, run_query
+from .sql.views import connect
 
 
 def open_store(path: str | Path) -> Store:

@@ -13,14 +13,14 @@ from typing import Any
 import httpx
 import uvicorn
 
-from steptape.api import create_app
-from steptape.api.connections import prepare, settings
+from steptape.api.app import create_app
 from steptape.api.limits import Limits
-from steptape.store.bounded_query import QueryLimits
-from steptape.store.journal import JournalWriter
-from steptape.store.journal_format import INTEGER_IDS, SampleLosses
+from steptape.api.middleware.connections import prepare, settings
+from steptape.store.journal.format import INTEGER_IDS, SampleLosses
+from steptape.store.journal.writer import JournalWriter
+from steptape.store.parquet.sealing import seal
 from steptape.store.run_info import Attempt, RunInfo, write_run_info
-from steptape.store.sealing import seal
+from steptape.store.sql.bounded_query import QueryLimits
 
 RUN = "20260101T000000-aaaaaa"
 STARTED_NS = 1_767_323_045_000_000_000

@@ -13,12 +13,13 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
-from steptape.store import Attempt, Event, Plan, RunInfo
 from steptape.store.event_json import encoded_attrs
-from steptape.store.journal import SEGMENT_BYTES, JournalWriter
-from steptape.store.journal_format import SampleLosses
-from steptape.store.run_info import write_run_info
-from steptape.store.sealing import seal
+from steptape.store.events import Event
+from steptape.store.journal.format import SampleLosses
+from steptape.store.journal.writer import SEGMENT_BYTES, JournalWriter
+from steptape.store.parquet.sealing import seal
+from steptape.store.plan import Plan
+from steptape.store.run_info import Attempt, RunInfo, write_run_info
 
 #: Programs and cases, of which one program runs in another environment.
 collect_ignore_glob = ["compat/*", "trackers/*"]
@@ -186,7 +187,7 @@ def store_steps() -> Callable[..., list[Event]]:
 def demo_output(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     """The store that ``steptape demo`` leaves, and what it printed. Made once; tests must not write into it."""
     store = tmp_path_factory.mktemp("demo") / "runs"
-    command = [sys.executable, "-m", "steptape.cli", "demo", str(store)]
+    command = [sys.executable, "-m", "steptape", "demo", str(store)]
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stdout + result.stderr
     return store, result.stdout

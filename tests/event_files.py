@@ -6,7 +6,7 @@ import struct
 from collections.abc import Iterable
 from pathlib import Path
 
-from steptape.importers.tfrecord import crc32c, masked
+from steptape.importers.encodings.tfrecord import crc32c, masked
 
 #: 2026-01-02 03:04:05 UTC.
 STARTED_S = 1_767_323_045.0

@@ -6,8 +6,9 @@ import struct
 from pathlib import Path
 from typing import Any
 
-from steptape.store import Event, open_run
-from steptape.store.journal_format import INTEGER_IDS, SampleLosses
+from steptape import open_run
+from steptape.store.events import Event
+from steptape.store.journal.format import INTEGER_IDS, SampleLosses
 
 EVENTS = [
     Event("step_end" if step % 3 else "evaluate", step=step, metrics={f"m{step // 8}": step / 7, "loss": float(step)})

@@ -12,9 +12,9 @@ from typing import Any
 
 import uvicorn
 
-from steptape.api import create_app
-from steptape.recorder import Recorder
-from steptape.store.sealing import seal
+from steptape import Recorder
+from steptape.api.app import create_app
+from steptape.store.parquet.sealing import seal
 
 STEPS = 200
 SPIKE = 150

@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from steptape.addressing import run_named
-from steptape.recorder import Recorder
-from steptape.store import TelemetryError
+from steptape import Recorder, TelemetryError
+from steptape.cli.lookup import run_named
 
 
 @pytest.fixture(scope="module")

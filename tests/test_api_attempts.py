@@ -14,10 +14,10 @@ import httpx
 import pytest
 import uvicorn
 
-from steptape.api import create_app
-from steptape.store import Attempt, Event, RunInfo
-from steptape.store.journal_format import INTEGER_IDS, SampleLosses
-from steptape.store.run_info import write_run_info
+from steptape.api.app import create_app
+from steptape.store.events import Event
+from steptape.store.journal.format import INTEGER_IDS, SampleLosses
+from steptape.store.run_info import Attempt, RunInfo, write_run_info
 
 STARTED_NS = 1_767_323_045_000_000_000
 DECISION = {"controller": "c", "trigger": "on_step_end", "event_seq": 0, "operations": [], "values": {}}

@@ -15,15 +15,16 @@ import httpx
 import pytest
 import uvicorn
 
-from steptape.api import create_app
+from steptape import open_run
+from steptape.api.app import create_app
 from steptape.api.openapi import OPENAPI_FILE
 from steptape.api.run_filters import RunsQuery
-from steptape.store import Plan, open_run
 from steptape.store.event_json import event_to_line
-from steptape.store.journal import JournalWriter
-from steptape.store.journal_format import SampleLosses
+from steptape.store.journal.format import SampleLosses
+from steptape.store.journal.writer import JournalWriter
+from steptape.store.parquet.sealing import seal
+from steptape.store.plan import Plan
 from steptape.store.run_info import STATUSES, Attempt, PolicyRecord, RunInfo, write_run_info
-from steptape.store.sealing import seal
 
 DIGITS = "20260101T000000-aaaaaa"
 LIVE = "20260102T000000-bbbbbb"

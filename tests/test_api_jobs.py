@@ -15,10 +15,11 @@ import httpx
 import pytest
 
 from api_serving import RUN, SMALL, begin, patiently, recorded, served, step
-from steptape.api.job_worker import run_job
-from steptape.replay import BASELINES, backtest, report_json
-from steptape.rules import parse_policy
-from steptape.store import open_store
+from steptape import backtest, open_store
+from steptape.api.workers.job_worker import run_job
+from steptape.replay.backtests.baselines import BASELINES
+from steptape.replay.reports.json_report import report_json
+from steptape.rules.policy_file.policy import parse_policy
 
 POLICY = """
 params: {least: 0.1}

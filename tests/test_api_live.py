@@ -15,7 +15,7 @@ import httpx
 import pytest
 
 from api_serving import RUN, SMALL, begin, finish, recorded, served, step
-from steptape.store import open_run
+from steptape import open_run
 from steptape.store.annotations import read_annotations
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from api_serving import RUN, SMALL, STARTED_NS, begin, finish, recorded, served, step
 from steptape.api.limits import Limits
-from steptape.store.journal_format import SampleLosses
+from steptape.store.journal.format import SampleLosses
 from steptape.store.run_info import Attempt, RunInfo, write_run_info
 
 STEPS = 300

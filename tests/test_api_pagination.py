@@ -20,13 +20,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
-from steptape.api import create_app
+from steptape.api.app import create_app
 from steptape.api.errors import InvalidCursor
 from steptape.api.pagination import from_cursor, to_cursor
-from steptape.store.journal import JournalWriter
-from steptape.store.journal_format import SampleLosses
+from steptape.store.journal.format import SampleLosses
+from steptape.store.journal.writer import JournalWriter
+from steptape.store.parquet.sealing import seal
 from steptape.store.run_info import Attempt, RunInfo, write_run_info
-from steptape.store.sealing import seal
 
 PLACE = TypeAdapter(tuple[int, int])
 RUN = "20260101T000000-aaaaaa"

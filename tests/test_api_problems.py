@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 import uvicorn
 
-from steptape.api import create_app
-from steptape.store import StoreNotFound
-from steptape.store.journal import JournalWriter
+from steptape.api.app import create_app
+from steptape.store.errors import StoreNotFound
+from steptape.store.journal.writer import JournalWriter
+from steptape.store.parquet.sealing import seal
 from steptape.store.run_info import Attempt, RunInfo, write_run_info
-from steptape.store.sealing import seal
 
 RUN = "20260101T000000-aaaaaa"
 LOG_NAMES = ("", "/series?metric=loss", "/events", "/samples", "/decisions")

@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from api_serving import RUN, recorded, served
-from steptape.api.tokens import parse_tokens
+from steptape.api.middleware.tokens import parse_tokens
 
 #: By the last letter of their ids.
 NAMES = {

@@ -17,10 +17,10 @@ import httpx
 import pytest
 
 from api_serving import RUN, SMALL, recorded, served
-from steptape.api.connections import ImpatientProtocol
+from steptape import TelemetryError
+from steptape.api.middleware.connections import ImpatientProtocol
+from steptape.api.middleware.tokens import parse_tokens, read_tokens
 from steptape.api.server import serve
-from steptape.api.tokens import parse_tokens, read_tokens
-from steptape.store import TelemetryError
 
 TOKENS = {scope: f"{scope}-token-of-many-letters" for scope in ("read", "write", "admin")}
 LINES = "# token scope name\n\n" + "".join(f"{token} {scope} {scope} person\n" for scope, token in TOKENS.items())

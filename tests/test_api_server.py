@@ -17,14 +17,15 @@ from pathlib import Path
 import httpx
 import pytest
 
-from steptape.api import serve
-from steptape.store import StoreNotFound, TelemetryError
-from steptape.store.journal import JournalWriter
+from steptape import TelemetryError
+from steptape.api.server import serve
+from steptape.store.errors import StoreNotFound
+from steptape.store.journal.writer import JournalWriter
 from steptape.store.run_info import Attempt, RunInfo, write_run_info
 
 RUN = "20260101T000000-aaaaaa"
 
-SERVE = "import sys; from steptape.api import serve; serve(sys.argv[1], port=int(sys.argv[2]))"
+SERVE = "import sys; from steptape.api.server import serve; serve(sys.argv[1], port=int(sys.argv[2]))"
 
 WITHOUT_TORCH = """
 import importlib.abc, json, sys
@@ -38,7 +39,7 @@ sys.meta_path.insert(0, Absent())
 
 import socket, threading, urllib.request
 import uvicorn
-from steptape.api import create_app
+from steptape.api.app import create_app
 
 listener = socket.create_server(("127.0.0.1", 0))
 server = uvicorn.Server(uvicorn.Config(create_app(sys.argv[1]), log_level="critical", access_log=False))
@@ -49,7 +50,7 @@ paths = ("", "/series?metric=loss", "/events", "/samples", "/decisions")
 answers = [urllib.request.urlopen(url + path).status for path in paths]
 server.should_exit = True
 thread.join()
-rooms = sorted(name for name in sys.modules if name.startswith(("torch", "steptape.recorder", "steptape.cli")))
+rooms = sorted(name for name in sys.modules if name.startswith(("torch", "steptape.recorder", "steptape.cli.app")))
 print(json.dumps([answers, rooms]))
 """
 

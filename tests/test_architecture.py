@@ -35,7 +35,7 @@ OWNERS = {
     "isal": {"store"},
     # Importers read tables with it that other tools exported.
     "pyarrow": {"store", "importers"},
-    # Rules add up long windows with it, in the order of `rules/reductions.py`; the engine itself loads without it.
+    # Rules add up long windows with it, in the order of `rules/language/reductions.py`; the engine itself loads without it.
     # A sweep asks a rule at all events at once, over numpy's arrays.
     "numpy": {"store", "rules", "replay"},
     "simpleeval": {"rules"},
@@ -187,7 +187,7 @@ def test_a_loop_that_logs_floats_loads_neither_torch_nor_duckdb(tmp_path: Path) 
     """Instrumenting a loop costs nothing that the loop does not use."""
     script = textwrap.dedent("""
         import sys
-        from steptape.recorder import Recorder
+        from steptape import Recorder
         with Recorder(sys.argv[1], rules=sys.argv[2]) as rec:
             for loss in (3.0, 2.0, 1.0):
                 rec.step(loss=loss, samples=[loss, loss], sample_ids=[1, 2])
@@ -207,7 +207,7 @@ def test_the_server_and_the_command_line_load_without_torch() -> None:
     script = textwrap.dedent("""
         import sys
         sys.modules["torch"] = None
-        import steptape.api, steptape.cli, steptape.replay
+        import steptape.api, steptape.cli.app, steptape.replay
         for room in (steptape.api, steptape.replay):
             assert all(getattr(room, name) is not None for name in room.__all__)
         print("loaded")
@@ -222,8 +222,8 @@ def test_a_server_starts_without_what_only_its_other_processes_need() -> None:
     """Queries, backtests and sweeps run elsewhere: whoever opens the page waits for none of that to be loaded."""
     script = textwrap.dedent("""
         import sys
-        import steptape.cli, steptape.api.app, steptape.api.connections
-        heavy = {"duckdb", "polars", "plotly", "steptape.replay.backtesting", "steptape.replay.sweeping"}
+        import steptape.cli.app, steptape.api.app, steptape.api.middleware.connections
+        heavy = {"duckdb", "polars", "plotly", "steptape.replay.backtests.backtesting", "steptape.replay.sweeps.sweeping"}
         print(sorted(heavy & set(sys.modules)))
     """)
 

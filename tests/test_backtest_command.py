@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from steptape.store import Event
+from steptape.store.events import Event
 
 POLICY = """
 controllers:
@@ -34,7 +34,7 @@ def backtest(store_path: Path, store_record: Callable[..., Path], tmp_path: Path
         command = [
             sys.executable,
             "-m",
-            "steptape.cli",
+            "steptape",
             "backtest",
             policy,
             "--store",
@@ -49,7 +49,7 @@ def backtest(store_path: Path, store_record: Callable[..., Path], tmp_path: Path
 
 def test_a_store_without_runs_has_nothing_to_judge_a_policy_on(tmp_path: Path) -> None:
     """Which is said, and for programs is an empty report."""
-    command = [sys.executable, "-m", "steptape.cli", "backtest", "loss_spike", "--store", str(tmp_path)]
+    command = [sys.executable, "-m", "steptape", "backtest", "loss_spike", "--store", str(tmp_path)]
     said = subprocess.run(command, capture_output=True, text=True, check=False)
     document = subprocess.run([*command, "--json"], capture_output=True, text=True, check=False)
 

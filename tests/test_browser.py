@@ -17,11 +17,10 @@ import pytest
 from served_page import POLICY, SPIKE, WRONG, loss_at, record_run, serving
 
 from api_serving import RUN, begin, finish
-from steptape.api.tokens import parse_tokens
-from steptape.recorder import Recorder
-from steptape.store import open_store
+from steptape import Recorder, open_store
+from steptape.api.middleware.tokens import parse_tokens
 from steptape.store.annotations import read_annotations
-from steptape.store.sealing import seal
+from steptape.store.parquet.sealing import seal
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 
@@ -42,7 +41,7 @@ RAN = """
 #: A loop that makes a step at each line, under rules, as its own process.
 LOOP = """
 import sys
-from steptape.recorder import Recorder
+from steptape import Recorder
 with Recorder(sys.argv[1], name="live", rules=sys.argv[2]) as rec:
     print(rec.run_id, flush=True)
     for line in sys.stdin:

@@ -17,11 +17,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from steptape.cli import app
-from steptape.cli_examples import EXAMPLES
-from steptape.recorder import Recorder
-from steptape.store import Run, open_store
-from steptape.store.journal import JournalWriter
+from steptape import Recorder, open_store
+from steptape.cli.app import app
+from steptape.cli.examples import EXAMPLES
+from steptape.store.journal.writer import JournalWriter
+from steptape.store.run import Run
 
 
 def steptape(*arguments: object, status: int = 0, given: str | None = None) -> str:
@@ -35,7 +35,7 @@ def call(
     *arguments: object, given: str | None = None, environment: Mapping[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
     """The command, run in a process of its own."""
-    command = [sys.executable, "-m", "steptape.cli", *map(str, arguments)]
+    command = [sys.executable, "-m", "steptape", *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True, check=False, input=given, env=environment)
 
 
@@ -156,7 +156,7 @@ def test_seal_turns_the_journal_of_a_dead_run_into_parquet(tmp_path: Path) -> No
     """The events read the same before and after; a second time there is nothing left to do."""
     loop = f"""
 import os
-from steptape.recorder import Recorder
+from steptape import Recorder
 rec = Recorder({str(tmp_path)!r})
 rec.step(loss=1.0)
 os.kill(os.getpid(), 9)
@@ -360,7 +360,7 @@ def test_a_stream_is_read_as_utf_8_in_any_locale(tmp_path: Path) -> None:
     controller = "{name: high, triggers: [on_log], rule: series('größe') > 0, operations: [hfcontrols.should_log]}"
     policy.write_text(f"controllers: [{controller}]", encoding="utf-8")
     stream = '{"event": "log", "metrics": {"größe": 1}}\n'.encode()
-    command = [sys.executable, "-m", "steptape.cli", "replay", str(policy), "-", "--json"]
+    command = [sys.executable, "-m", "steptape", "replay", str(policy), "-", "--json"]
     no_locale = {**os.environ, "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
 
     read = subprocess.run(command, input=stream, capture_output=True, env=no_locale, check=False)

@@ -14,14 +14,14 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from steptape.recorder import Recorder
-from steptape.store.diagnosis import diagnose
-from steptape.store.journal import JournalWriter
-from steptape.store.sealing import seal
+from steptape import Recorder
+from steptape.store.journal.writer import JournalWriter
+from steptape.store.parquet.sealing import seal
+from steptape.store.reading.diagnosis import diagnose
 
 KILLED = """
 import os, sys
-from steptape.recorder import Recorder
+from steptape import Recorder
 rec = Recorder(sys.argv[1])
 rec.step(loss=1.0)
 os.kill(os.getpid(), 9)
@@ -30,7 +30,7 @@ os.kill(os.getpid(), 9)
 
 def doctor(*arguments: object) -> subprocess.CompletedProcess[str]:
     """The command, in a process of its own."""
-    command = [sys.executable, "-m", "steptape.cli", "doctor", *map(str, arguments)]
+    command = [sys.executable, "-m", "steptape", "doctor", *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
@@ -153,7 +153,7 @@ def test_a_column_of_another_type_is_told(sealed: Path, command: str) -> None:
     place = table.schema.get_field_index("seq")
     pq.write_table(table.set_column(place, "seq", table["seq"].cast("string")), path)
     result = subprocess.run(
-        [sys.executable, "-m", "steptape.cli", command, sealed], capture_output=True, text=True, check=False
+        [sys.executable, "-m", "steptape", command, sealed], capture_output=True, text=True, check=False
     )
     told = result.stdout + result.stderr
 

@@ -16,11 +16,11 @@ import pyarrow.parquet as pq
 import pytest
 from event_files import losses, write_events
 
-from steptape.store import open_store
+from steptape import open_store
 
 Call = Callable[..., subprocess.CompletedProcess[str]]
 
-COMMAND = (sys.executable, "-m", "steptape.cli")
+COMMAND = (sys.executable, "-m", "steptape")
 NAME = "events.out.tfevents.1767323045.host"
 
 
@@ -174,7 +174,7 @@ def test_follow_keeps_up_with_a_log_that_grows(tmp_path: Path, logs: Path) -> No
 
 
 READER = """
-from steptape.importers import Fact, ImportedRun, SingleFile
+from steptape.importers.source import Fact, ImportedRun, SingleFile
 
 class MyReader(SingleFile):
     kind = "mine"

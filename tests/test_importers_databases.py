@@ -16,10 +16,13 @@ import pyarrow.parquet as pq
 import pytest
 from event_files import field, varint
 
-from steptape.importers import Outcome, ReadOptions, find_sources, import_sources, readers
-from steptape.importers.database import opened
-from steptape.importers.source import UnreadableSource
-from steptape.store import Run, open_run
+from steptape import open_run
+from steptape.importers.discovery import find_sources
+from steptape.importers.encodings.database import opened
+from steptape.importers.importing import Outcome, import_sources
+from steptape.importers.registry import readers
+from steptape.importers.source import ReadOptions, UnreadableSource
+from steptape.store.run import Run
 
 Imports = Callable[[Path], list[tuple[Outcome, Run]]]
 

@@ -9,19 +9,12 @@ from typing import Any
 
 import pytest
 
-from steptape.importers import (
-    Fact,
-    ImportedRun,
-    Outcome,
-    ReadOptions,
-    SingleFile,
-    find_sources,
-    import_sources,
-    readers,
-    signature,
-)
+from steptape import open_run
+from steptape.importers.discovery import find_sources, signature
 from steptape.importers.foreign_reader import ForeignReader
-from steptape.store import open_run
+from steptape.importers.importing import Outcome, import_sources
+from steptape.importers.registry import readers
+from steptape.importers.source import Fact, ImportedRun, ReadOptions, SingleFile
 
 
 class Sound(SingleFile):

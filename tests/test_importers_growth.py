@@ -8,9 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from steptape.importers import Fact, Outcome, ReadOptions, State, find_sources, import_sources, readers
-from steptape.importers.names import with_names
-from steptape.store import Event, Run, open_run, open_store
+from steptape import open_run, open_store
+from steptape.importers.discovery import find_sources
+from steptape.importers.encodings.names import with_names
+from steptape.importers.importing import Outcome, State, import_sources
+from steptape.importers.registry import readers
+from steptape.importers.source import Fact, ReadOptions
+from steptape.store.events import Event
+from steptape.store.run import Run
 
 Imports = Callable[..., list[Outcome]]
 

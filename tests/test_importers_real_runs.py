@@ -17,8 +17,12 @@ from pathlib import Path
 import pytest
 from real_logs import FOLDER
 
-from steptape.importers import Outcome, ReadOptions, State, find_sources, import_sources, readers
-from steptape.store import Run, open_run
+from steptape import open_run
+from steptape.importers.discovery import find_sources
+from steptape.importers.importing import Outcome, State, import_sources
+from steptape.importers.registry import readers
+from steptape.importers.source import ReadOptions
+from steptape.store.run import Run
 
 pytestmark = pytest.mark.skipif(not FOLDER.is_dir(), reason=f"no real logs in {FOLDER}")
 
@@ -222,7 +226,7 @@ def test_the_readme_s_example_of_real_history_is_what_its_commands_print(tmp_pat
     readme = (Path(__file__).resolve().parents[1] / "README.md").read_text()
     (example,) = re.findall(r"```console\n(.*?)```", readme, flags=re.DOTALL)
     script = example.replace("$STEPTAPE_REAL_RUNS", str(FOLDER)).replace(
-        "steptape ", f"{sys.executable} -m steptape.cli "
+        "steptape ", f"{sys.executable} -m steptape "
     )
     commands = [line[2:].replace("python -c", f"{sys.executable} -c") for line in script.splitlines() if line[0] == "$"]
     shown = [line for line in example.splitlines() if line[0] != "$"]

@@ -9,8 +9,12 @@ from pathlib import Path
 import pytest
 from event_files import STARTED_S, event, field, losses, record, simple, tensor, write_events
 
-from steptape.importers import Outcome, ReadOptions, find_sources, import_sources, reader_of
-from steptape.store import Run, open_run
+from steptape import open_run
+from steptape.importers.discovery import find_sources
+from steptape.importers.importing import Outcome, import_sources
+from steptape.importers.registry import reader_of
+from steptape.importers.source import ReadOptions
+from steptape.store.run import Run
 
 Imports = Callable[[Path], list[tuple[Outcome, Run | None]]]
 

@@ -10,8 +10,12 @@ from typing import Any
 
 import pytest
 
-from steptape.importers import Outcome, ReadOptions, find_sources, import_sources, reader_of, readers
-from steptape.store import Run, open_run
+from steptape import open_run
+from steptape.importers.discovery import find_sources
+from steptape.importers.importing import Outcome, import_sources
+from steptape.importers.registry import reader_of, readers
+from steptape.importers.source import ReadOptions
+from steptape.store.run import Run
 
 Written = Callable[..., tuple[Outcome, list[tuple[Any, ...]]]]
 

@@ -10,9 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from steptape.output_file import check_output, output_file
-from steptape.recorder import Recorder
-from steptape.store import TelemetryError
+from steptape import Recorder, TelemetryError
+from steptape.cli.output_file import check_output, output_file
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +33,7 @@ def test_a_folder_that_is_not_there_is_named_before_anything_is_done(
 ) -> None:
     """By the command, on one line."""
     path = tmp_path / "nowhere" / "out"
-    command = [sys.executable, "-m", "steptape.cli", *arguments, str(path), "--store", str(store)]
+    command = [sys.executable, "-m", "steptape", *arguments, str(path), "--store", str(store)]
     result = subprocess.run(command, capture_output=True, text=True, check=False)
 
     assert (result.returncode, result.stdout) == (2, "")

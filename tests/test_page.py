@@ -16,10 +16,9 @@ import pytest
 from served_page import POLICY, STEPS, WRONG, record_run, serving
 from typer.testing import CliRunner
 
-from steptape.api.sparklines import sparkline
-from steptape.cli import app
-from steptape.recorder import Recorder
-from steptape.store import open_run, open_store
+from steptape import Recorder, open_run, open_store
+from steptape.api.pages.sparklines import sparkline
+from steptape.cli.app import app
 
 #: What would run, or end the text that it stands in, if it were not escaped.
 HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)>\"'&{{7*7}}"

@@ -9,7 +9,7 @@ import httpx
 import pytest
 from served_page import record_run, serving
 
-from steptape.api.tokens import parse_tokens
+from steptape.api.middleware.tokens import parse_tokens
 
 READ, WRITE = "read-token-0123456789", "write-token-0123456789"
 HTML = {"Accept": "text/html"}

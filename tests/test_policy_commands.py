@@ -16,14 +16,14 @@ from typing import Any
 
 import pytest
 
-from steptape.recorder import Recorder
+from steptape import Recorder
 
 DATA = Path(__file__).parent / "data"
 
 
 def call(folder: Path, *arguments: object) -> subprocess.CompletedProcess[str]:
     """The command, run in a folder."""
-    command = [sys.executable, "-m", "steptape.cli", *map(str, arguments)]
+    command = [sys.executable, "-m", "steptape", *map(str, arguments)]
     environment = {**os.environ, "PYTHONIOENCODING": "utf-8"}  # Whatever the locale of whoever tests.
     return subprocess.run(command, cwd=folder, capture_output=True, encoding="utf-8", check=False, env=environment)
 

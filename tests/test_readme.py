@@ -33,7 +33,7 @@ def test_the_commands_of_the_readme_run(tmp_path: Path) -> None:
 
     for command in commands:
         line = re.sub(r"serve runs.*", "serve --help", command).replace(
-            "steptape ", f"{sys.executable} -m steptape.cli ", 1
+            "steptape ", f"{sys.executable} -m steptape ", 1
         )
         result = subprocess.run(line, shell=True, cwd=tmp_path, capture_output=True, text=True, check=False)
         assert result.returncode == 0, f"{command}: {result.stderr}"

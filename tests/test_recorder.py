@@ -19,11 +19,11 @@ from typing import Any, cast
 import pytest
 import torch
 
-from steptape.recorder import Recorder
-from steptape.replay import verify
-from steptape.rules import PolicyError
-from steptape.store import Event, Run, TelemetryError, open_run
-from steptape.store.journal import JournalWriter
+from steptape import Recorder, TelemetryError, open_run, verify
+from steptape.rules.errors import PolicyError
+from steptape.store.events import Event
+from steptape.store.journal.writer import JournalWriter
+from steptape.store.run import Run
 
 STOP_AT_SPIKE = """
 params: {spike: 3.0}

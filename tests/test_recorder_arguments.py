@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 import torch
 
-from steptape.recorder import Recorder
-from steptape.replay import verify
-from steptape.store import Event, InvalidEvent, TelemetryError, open_run, open_store
+from steptape import Recorder, TelemetryError, open_run, open_store, verify
+from steptape.store.errors import InvalidEvent
+from steptape.store.events import Event
 
 
 def recorded(store: Path, *calls: Callable[[Recorder], object]) -> list[Event]:

@@ -15,10 +15,10 @@ from pathlib import Path
 
 import pytest
 
-from steptape.recorder import Recorder, standstill
+from steptape import Recorder, open_run
+from steptape.recorder import standstill
 from steptape.recorder.standstill import Standstill
-from steptape.store import open_run
-from steptape.store.sealing import seal
+from steptape.store.parquet.sealing import seal
 
 
 @pytest.fixture

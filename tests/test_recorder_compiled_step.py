@@ -20,10 +20,10 @@ import torch
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from steptape.recorder import Control, Recorder
+from steptape import Recorder, open_run, verify
+from steptape.recorder.control import Control
 from steptape.recorder.tape import Tape
-from steptape.replay import verify
-from steptape.store import Event, open_run
+from steptape.store.events import Event
 
 #: What a loop hands to ``step``: mostly the same floats, and now and then something else.
 VALUES = st.one_of(

@@ -15,13 +15,13 @@ from pathlib import Path
 import pytest
 from torch.utils.data import DataLoader
 
-from steptape.recorder import Recorder
+from steptape import Recorder, open_run, open_store
 from steptape.recorder.termination import signals_held
-from steptape.store import Run, open_run, open_store
+from steptape.store.run import Run
 
 HEAD = """
 import os, signal, sys, threading, time
-from steptape.recorder import Recorder
+from steptape import Recorder
 """
 
 _started: list[subprocess.Popen[bytes]] = []

@@ -13,14 +13,13 @@ from pathlib import Path
 
 import pytest
 
-from steptape.replay import verify
-from steptape.store import TelemetryError, open_store
-from steptape.store.sealing import seal
+from steptape import TelemetryError, open_store, verify
+from steptape.store.parquet.sealing import seal
 
 #: Records as fast as it can, and says on stdout how far it has got: one byte for each step that returned.
 LOOP = """
 import os, sys
-from steptape.recorder import Recorder
+from steptape import Recorder
 rec = Recorder(sys.argv[1], rules=sys.argv[2])
 for step in range(1, 1_000_000):
     rec.step(loss=float(step % 7), samples=[1.0, 2.0], sample_ids=[step, step + 1])

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 import torch
 
-from steptape.recorder import Recorder
+from steptape import Recorder, open_run, verify
 from steptape.recorder.late_values import COPIES, VALUE_LAG
-from steptape.replay import verify
-from steptape.store import Event, Run, open_run
+from steptape.store.events import Event
+from steptape.store.run import Run
 
 RULES = """
 controllers:

@@ -8,10 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from steptape.recorder import Recorder
-from steptape.replay import verify
-from steptape.rules import ArgumentValue, Decision, Effect, Operation, parse_policy, register_operation
-from steptape.store import open_run
+from steptape import Recorder, open_run, verify
+from steptape.rules.engine.decisions import Decision
+from steptape.rules.policy_file.arguments import ArgumentValue
+from steptape.rules.policy_file.operations import Effect, Operation
+from steptape.rules.policy_file.policy import parse_policy
+from steptape.rules.policy_file.registration import register_operation
 
 HAPPENED: list[str] = []
 

@@ -11,14 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from steptape.recorder import Recorder
-from steptape.replay import verify
-from steptape.store import TelemetryError, open_store
+from steptape import Recorder, TelemetryError, open_store, verify
 
 LOOP = """
     import os, sys
     import torch.distributed as dist
-    from steptape.recorder import Recorder
+    from steptape import Recorder
 
     store, rules, resume = sys.argv[1], sys.argv[2], sys.argv[3] or None
     dist.init_process_group("gloo")

@@ -17,9 +17,8 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from steptape.recorder import Recorder
-from steptape.replay import verify
-from steptape.store import Run, TelemetryError, open_run
+from steptape import Recorder, TelemetryError, open_run, verify
+from steptape.store.run import Run
 
 RULES = """
 controllers:
@@ -106,7 +105,7 @@ def test_a_killed_run_can_be_resumed(tmp_path: Path) -> None:
     """A SIGKILL leaves a journal; the next attempt goes on from the checkpoint in it."""
     script = """
         import sys, time
-        from steptape.recorder import Recorder
+        from steptape import Recorder
         rec = Recorder(sys.argv[1])
         for step in range(1, 11):
             rec.step(loss=float(step))
@@ -249,7 +248,7 @@ def test_the_next_recorder_seals_what_dead_runs_left(tmp_path: Path) -> None:
     """A journal does not have to wait for somebody to think of it."""
     script = """
         import os, sys
-        from steptape.recorder import Recorder
+        from steptape import Recorder
         rec = Recorder(sys.argv[1])
         rec.step(loss=1.0)
         print(rec.folder, flush=True)

@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from steptape.recorder import Recorder
-from steptape.store import TelemetryError, open_run
+from steptape import Recorder, TelemetryError, open_run
 
 
 def rows(rec: Recorder, *columns: str) -> list[tuple[Any, ...]]:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from steptape.replay.replaying import replay_events
-from steptape.replay.validity import Validity, clocked_controllers
-from steptape.rules import parse_policy
-from steptape.store import Event, Plan
+from steptape.replay.runs.replaying import replay_events
+from steptape.replay.runs.validity import Validity, clocked_controllers
+from steptape.rules.policy_file.policy import parse_policy
+from steptape.store.events import Event
+from steptape.store.plan import Plan
 
 NS = 1_000_000_000
 #: A checkpoint at step 2, then something that looks at the clock at step 4 and later.

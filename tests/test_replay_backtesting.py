@@ -10,9 +10,17 @@ from typing import Any
 
 import pytest
 
-from steptape.replay import Backtest, aggregate, backtest, declared_objective, report_json, summary_lines, table_rows
-from steptape.rules import Policy, parse_policy
-from steptape.store import Event, Plan, Run, TelemetryError, open_run, open_store
+from steptape import Policy, TelemetryError, backtest, open_run, open_store
+from steptape.replay.backtests.backtesting import Backtest
+from steptape.replay.reports.aggregation import aggregate
+from steptape.replay.reports.json_report import report_json
+from steptape.replay.reports.sentences import summary_lines
+from steptape.replay.reports.terminal_tables import table_rows
+from steptape.replay.runs.objective import declared_objective
+from steptape.rules.policy_file.policy import parse_policy
+from steptape.store.events import Event
+from steptape.store.plan import Plan
+from steptape.store.run import Run
 
 STOP_ABOVE_2 = """
 controllers:
@@ -236,7 +244,8 @@ def test_a_frame_has_one_row_a_run(policy: Policy, record: Callable[..., Run]) -
 
 def test_the_demo_s_numbers_agree_with_a_plain_recomputation(demo_store: Path) -> None:
     """A loop over the exported events, written without a line of the engine, finds the same stop and savings."""
-    from steptape.rules import load_policy, shipped_policies
+    from steptape import load_policy
+    from steptape.rules.policy_file.policy import shipped_policies
 
     run = next(run for run in open_store(demo_store) if run.info.last.policy is None)
     events = list(run.events())

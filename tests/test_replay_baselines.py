@@ -11,10 +11,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from steptape.replay import BASELINES, Backtest, aggregate, backtest, baseline_policy, comparison, declared_objective
-from steptape.replay.replaying import replay_events
-from steptape.rules import parse_policy
-from steptape.store import Event, Plan, open_run
+from steptape import backtest, open_run
+from steptape.replay.backtests.backtesting import Backtest
+from steptape.replay.backtests.baselines import BASELINES, baseline_policy
+from steptape.replay.reports.aggregation import aggregate, comparison
+from steptape.replay.runs.objective import declared_objective
+from steptape.replay.runs.replaying import replay_events
+from steptape.rules.policy_file.policy import parse_policy
+from steptape.store.events import Event
+from steptape.store.plan import Plan
 
 EVAL_LOSS = declared_objective("eval_loss", "min")
 #: Few different values, so that equal ones and new bests meet often.

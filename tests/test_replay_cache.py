@@ -11,13 +11,21 @@ from typing import Any
 
 import pytest
 
-from steptape.replay import BASELINES, Backtest, Cache, Incident, Labels, backtest, difference
-from steptape.replay.judging import RunFacts, facts_of_run
+from steptape import Policy, backtest, open_run
+from steptape.replay.backtests.backtesting import Backtest
+from steptape.replay.backtests.baselines import BASELINES
+from steptape.replay.backtests.policy_diff import difference
+from steptape.replay.cache import Cache
+from steptape.replay.runs.incidents import Incident, Labels
+from steptape.replay.runs.run_result import RunFacts, facts_of_run
 from steptape.replay.value_encoding import ValueCodec
-from steptape.rules import Metric, Policy, parse_policy, register_metric
-from steptape.store import Event, Run, open_run
-from steptape.store.journal import JournalWriter
-from steptape.store.sealing import seal
+from steptape.rules.policy_file.metrics import Metric
+from steptape.rules.policy_file.policy import parse_policy
+from steptape.rules.policy_file.registration import register_metric
+from steptape.store.events import Event
+from steptape.store.journal.writer import JournalWriter
+from steptape.store.parquet.sealing import seal
+from steptape.store.run import Run
 
 STOP = """
 params: {limit: 2.0}

@@ -10,10 +10,16 @@ import pytest
 import torch
 from torch import nn
 
-from steptape.recorder import Recorder
-from steptape.replay import RunResult, Validity, backtest, declared_objective, verify
-from steptape.rules import ArgumentValue, Decision, Operation, Policy, parse_policy, register_operation
-from steptape.store import Run, open_run
+from steptape import Policy, Recorder, backtest, open_run, verify
+from steptape.replay.runs.objective import declared_objective
+from steptape.replay.runs.results import RunResult
+from steptape.replay.runs.validity import Validity
+from steptape.rules.engine.decisions import Decision
+from steptape.rules.policy_file.arguments import ArgumentValue
+from steptape.rules.policy_file.operations import Operation
+from steptape.rules.policy_file.policy import parse_policy
+from steptape.rules.policy_file.registration import register_operation
+from steptape.store.run import Run
 
 STEPS = 200
 EVAL_EVERY = 10

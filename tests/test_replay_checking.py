@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from steptape.recorder import Recorder
-from steptape.replay import findings_against
-from steptape.rules import parse_policy
-from steptape.store import Run, open_run
+from steptape import Recorder, open_run
+from steptape.replay.policies.findings_on_runs import findings_against
+from steptape.rules.policy_file.policy import parse_policy
+from steptape.store.run import Run
 
 
 @pytest.fixture(scope="module")

@@ -7,9 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from steptape.replay import Backtest, backtest, report_json, summary_lines
-from steptape.rules import parse_policy
-from steptape.store import Event, Run, open_run
+from steptape import backtest, open_run
+from steptape.replay.backtests.backtesting import Backtest
+from steptape.replay.reports.json_report import report_json
+from steptape.replay.reports.sentences import summary_lines
+from steptape.rules.policy_file.policy import parse_policy
+from steptape.store.events import Event
+from steptape.store.run import Run
 
 
 @pytest.fixture

@@ -20,29 +20,27 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from steptape.recorder import Recorder
-from steptape.replay import declared_objective, replay, verify
-from steptape.replay.judging import judge_run
-from steptape.replay.sweep_outcomes import Outcomes, outcomes_of_results
-from steptape.replay.sweep_run import RunSweep
-from steptape.replay.sweep_schedule import schedules_of
-from steptape.replay.sweep_stream import stream_of_events
-from steptape.replay.sweep_task import sweep_stream
-from steptape.replay.sweep_variants import variants_of
-from steptape.rules import (
-    Engine,
-    Policy,
-    canonical_line,
-    load_policy,
-    parse_policy,
-    parse_tests,
-    resumed_engine,
-    run_test,
-    shipped_policies,
-)
-from steptape.store import Attempt, Event, Plan, Run, open_run
-from steptape.store.run_info import PolicyRecord
-from steptape.store.sealing import seal
+from steptape import Policy, Recorder, load_policy, open_run, verify
+from steptape.replay.runs.objective import declared_objective
+from steptape.replay.runs.replaying import replay
+from steptape.replay.runs.run_result import judge_run
+from steptape.replay.sweeps.outcomes import Outcomes, outcomes_of_results
+from steptape.replay.sweeps.run import RunSweep
+from steptape.replay.sweeps.schedule import schedules_of
+from steptape.replay.sweeps.stream import stream_of_events
+from steptape.replay.sweeps.task import sweep_stream
+from steptape.replay.sweeps.variants import variants_of
+from steptape.rules.engine.decisions import canonical_line
+from steptape.rules.engine.engine import Engine
+from steptape.rules.engine.resuming import resumed_engine
+from steptape.rules.policy_file.policy import parse_policy, shipped_policies
+from steptape.rules.scenarios.file import parse_tests
+from steptape.rules.scenarios.run import run_test
+from steptape.store.events import Event
+from steptape.store.parquet.sealing import seal
+from steptape.store.plan import Plan
+from steptape.store.run import Run
+from steptape.store.run_info import Attempt, PolicyRecord
 
 ROOT = Path(__file__).parents[1]
 
@@ -225,8 +223,8 @@ VERIFY = """
 import os, sys
 if sys.argv[2] == "one core":
     os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
-from steptape.store import open_run
-from steptape.replay import verify
+from steptape import open_run
+from steptape import verify
 run = open_run(sys.argv[1])
 rows = run.sql("SELECT seq, controller, operations, values FROM decisions ORDER BY attempt, rank, seq").to_pylist()
 verdict = verify(run)
@@ -309,11 +307,17 @@ def hook(event, arguments):
         seen.append([event, str(arguments[0])])
 
 sys.dont_write_bytecode = True
-from steptape.replay import (
-    BASELINES, backtest, difference, difference_lines, replay, report_json, report_page, sweep, verify
-)
-from steptape.rules import Operation, parse_policy, register_operation
-from steptape.store import open_store
+from steptape import backtest, sweep, verify
+from steptape.replay.backtests.baselines import BASELINES
+from steptape.replay.backtests.policy_diff import difference
+from steptape.replay.reports.diff_report import difference_lines
+from steptape.replay.reports.html_page import report_page
+from steptape.replay.reports.json_report import report_json
+from steptape.replay.runs.replaying import replay
+from steptape.rules.policy_file.operations import Operation
+from steptape.rules.policy_file.policy import parse_policy
+from steptape.rules.policy_file.registration import register_operation
+from steptape import open_store
 
 @register_operation
 class Actuator(Operation):

@@ -7,13 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from steptape.replay import backtest, summary_lines
-from steptape.replay.coverage import coverage_of
+from steptape import backtest, load_policy, open_run
 from steptape.replay.mapping import Readers
-from steptape.replay.policy_text import with_controllers
-from steptape.replay.replaying import replay_events
-from steptape.rules import load_policy, parse_policy, shipped_policies
-from steptape.store import Event, Plan, Run, open_run
+from steptape.replay.policies.coverage import coverage_of
+from steptape.replay.policies.policy_text import with_controllers
+from steptape.replay.reports.sentences import summary_lines
+from steptape.replay.runs.replaying import replay_events
+from steptape.rules.policy_file.policy import parse_policy, shipped_policies
+from steptape.store.events import Event
+from steptape.store.plan import Plan
+from steptape.store.run import Run
 
 
 @pytest.fixture

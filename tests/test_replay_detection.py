@@ -8,11 +8,15 @@ from typing import Any
 
 import pytest
 
-from steptape.replay import Cache, Incident, Labels, backtest, read_labels, report_json, summary_lines
-from steptape.replay.detection import Alarm, detect, middle_and_p90, together
-from steptape.rules import parse_policy
-from steptape.store import Event, TelemetryError, open_run
+from steptape import TelemetryError, backtest, open_run
+from steptape.replay.cache import Cache
+from steptape.replay.reports.json_report import report_json
+from steptape.replay.reports.sentences import summary_lines
+from steptape.replay.runs.detection import Alarm, detect, middle_and_p90, together
+from steptape.replay.runs.incidents import Incident, Labels, read_labels
+from steptape.rules.policy_file.policy import parse_policy
 from steptape.store.annotations import Annotation, append_annotation
+from steptape.store.events import Event
 
 NOTES = """
 controllers:

@@ -10,10 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from steptape.recorder import Recorder
-from steptape.replay import PolicyDifference, StopChange, difference, difference_json, difference_lines
-from steptape.rules import parse_policy
-from steptape.store import Run, open_run
+from steptape import Recorder, open_run
+from steptape.replay.backtests.policy_diff import PolicyDifference, StopChange, difference
+from steptape.replay.reports.diff_report import difference_json, difference_lines
+from steptape.rules.policy_file.policy import parse_policy
+from steptape.store.run import Run
 
 STEPS = 40
 
@@ -141,7 +142,7 @@ def test_one_way_is_the_reverse_of_the_other(runs: list[Run]) -> None:
 
 def call(folder: Path, *arguments: object) -> subprocess.CompletedProcess[str]:
     """The command, run in a folder."""
-    command = [sys.executable, "-m", "steptape.cli", "diff", *map(str, arguments)]
+    command = [sys.executable, "-m", "steptape", "diff", *map(str, arguments)]
     environment = {**os.environ, "PYTHONIOENCODING": "utf-8"}  # Whatever the locale of whoever tests.
     return subprocess.run(command, cwd=folder, capture_output=True, encoding="utf-8", check=False, env=environment)
 

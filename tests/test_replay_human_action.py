@@ -7,9 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from steptape.replay import RunResult, backtest, report_json, summary_lines
-from steptape.rules import Policy, parse_policy
-from steptape.store import Event, Run, open_run
+from steptape import Policy, backtest, open_run
+from steptape.replay.reports.json_report import report_json
+from steptape.replay.reports.sentences import summary_lines
+from steptape.replay.runs.results import RunResult
+from steptape.rules.policy_file.policy import parse_policy
+from steptape.store.events import Event
+from steptape.store.run import Run
 
 NS = 1_000_000_000
 STOP_ABOVE_2 = """

@@ -8,11 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from steptape.replay import Backtest, RunResult, backtest
-from steptape.replay.event_stream import event_stream
-from steptape.replay.identity import SeqRange, seq_ranges
-from steptape.rules import Policy, decision_digest, parse_policy
-from steptape.store import Event, open_run
+from steptape import Policy, backtest, open_run
+from steptape.replay.backtests.backtesting import Backtest
+from steptape.replay.runs.event_stream import event_stream
+from steptape.replay.runs.identity import SeqRange, seq_ranges
+from steptape.replay.runs.results import RunResult
+from steptape.rules.engine.decisions import decision_digest
+from steptape.rules.policy_file.policy import parse_policy
+from steptape.store.events import Event
 
 
 @pytest.fixture

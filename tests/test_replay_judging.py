@@ -8,18 +8,17 @@ from typing import Any
 
 import pytest
 
-from steptape.replay import (
-    TABLE_HEADINGS,
-    Backtest,
-    RunResult,
-    aggregate,
-    backtest,
-    report_json,
-    summary_lines,
-    table_rows,
-)
-from steptape.rules import Policy, parse_policy
-from steptape.store import Event, Plan, Run, open_run
+from steptape import Policy, backtest, open_run
+from steptape.replay.backtests.backtesting import Backtest
+from steptape.replay.reports.aggregation import aggregate
+from steptape.replay.reports.json_report import report_json
+from steptape.replay.reports.sentences import summary_lines
+from steptape.replay.reports.terminal_tables import TABLE_HEADINGS, table_rows
+from steptape.replay.runs.results import RunResult
+from steptape.rules.policy_file.policy import parse_policy
+from steptape.store.events import Event
+from steptape.store.plan import Plan
+from steptape.store.run import Run
 
 SECOND_NS = 1_000_000_000
 EVALS = {2: 0.9, 4: 0.5, 6: 0.6, 8: 0.4, 10: 0.7}

@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 import torch
 
-from steptape.recorder import Recorder
+from steptape import Recorder, backtest, open_run, sweep, verify
 from steptape.recorder.late_values import COPIES
-from steptape.replay import backtest, findings_against, replay, sweep, verify
-from steptape.rules import parse_policy
-from steptape.store import Run, open_run
+from steptape.replay.policies.findings_on_runs import findings_against
+from steptape.replay.runs.replaying import replay
+from steptape.rules.policy_file.policy import parse_policy
+from steptape.store.run import Run
 
 LOSSES = [2.0, 2.0, 2.0, 9.0, 9.0, 2.0, 2.0, 2.0]
 

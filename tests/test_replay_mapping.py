@@ -13,10 +13,12 @@ from pathlib import Path
 
 import pytest
 
-from steptape.replay import BASELINES, Progress, backtest, difference
-from steptape.replay.mapping import Readers, can_share_work
-from steptape.rules import Policy, parse_policy
-from steptape.store import Event, TelemetryError, open_store
+from steptape import Policy, TelemetryError, backtest, open_store
+from steptape.replay.backtests.baselines import BASELINES
+from steptape.replay.backtests.policy_diff import difference
+from steptape.replay.mapping import Progress, Readers, can_share_work
+from steptape.rules.policy_file.policy import parse_policy
+from steptape.store.events import Event
 
 RUNS = 5
 

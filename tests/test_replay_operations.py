@@ -6,9 +6,13 @@ from collections.abc import Mapping
 
 import pytest
 
-from steptape.replay import replay
-from steptape.rules import ArgumentValue, Decision, Effect, Operation, parse_policy, register_operation
-from steptape.store import Event
+from steptape.replay.runs.replaying import replay
+from steptape.rules.engine.decisions import Decision
+from steptape.rules.policy_file.arguments import ArgumentValue
+from steptape.rules.policy_file.operations import Effect, Operation
+from steptape.rules.policy_file.policy import parse_policy
+from steptape.rules.policy_file.registration import register_operation
+from steptape.store.events import Event
 
 
 @register_operation

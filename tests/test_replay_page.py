@@ -9,13 +9,16 @@ from pathlib import Path
 
 import pytest
 
-from steptape.replay import BASELINES, Backtest, backtest, report_page
-from steptape.replay.curves import POINTS, curves_of
-from steptape.replay.event_stream import event_stream
-from steptape.replay.labels import CHARACTER, LINE, Labels
-from steptape.replay.scales import Scale, scale_of, tick_text
-from steptape.rules import parse_policy
-from steptape.store import Event, open_run
+from steptape import backtest, open_run
+from steptape.replay.backtests.backtesting import Backtest
+from steptape.replay.backtests.baselines import BASELINES
+from steptape.replay.reports.html_page import report_page
+from steptape.replay.reports.label_placement import CHARACTER, LINE, Labels
+from steptape.replay.reports.scales import Scale, scale_of, tick_text
+from steptape.replay.runs.curves import POINTS, curves_of
+from steptape.replay.runs.event_stream import event_stream
+from steptape.rules.policy_file.policy import parse_policy
+from steptape.store.events import Event
 
 VOID = {"meta", "br"}
 

@@ -6,10 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from steptape.recorder import Recorder
-from steptape.replay import backtest, verify
-from steptape.rules import parse_policy
-from steptape.store import Run, open_run
+from steptape import Recorder, backtest, open_run, verify
+from steptape.rules.policy_file.policy import parse_policy
+from steptape.store.run import Run
 
 STEPS = 60
 

@@ -12,13 +12,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from steptape.replay import BASELINES, Backtest, backtest, comparison, declared_objective
-from steptape.replay.objective import Evaluation
-from steptape.replay.pruners import asha, median_pruner, pruned_at
-from steptape.replay.results import Outlay, RunResult
-from steptape.replay.summary import summary_lines
-from steptape.rules import parse_policy
-from steptape.store import Event, open_run
+from steptape import backtest, open_run
+from steptape.replay.backtests.backtesting import Backtest
+from steptape.replay.backtests.baselines import BASELINES
+from steptape.replay.backtests.pruners import asha, median_pruner, pruned_at
+from steptape.replay.reports.aggregation import comparison
+from steptape.replay.reports.sentences import summary_lines
+from steptape.replay.runs.objective import Evaluation, declared_objective
+from steptape.replay.runs.results import Outlay, RunResult
+from steptape.rules.policy_file.policy import parse_policy
+from steptape.store.events import Event
 
 LOSS = declared_objective("eval_loss", "min")
 ACCURACY = declared_objective("eval_acc", "max")

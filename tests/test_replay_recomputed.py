@@ -9,18 +9,15 @@ import plain_report as plain
 import pytest
 from real_logs import FOLDER, Row, logs_with_evaluations
 
-from steptape.replay import (
-    BASELINES,
-    Backtest,
-    RunResult,
-    aggregate,
-    backtest,
-    baseline_policy,
-    comparison,
-    declared_objective,
-)
-from steptape.rules import load_policy, shipped_policies
-from steptape.store import Event, Run, open_run, open_store
+from steptape import backtest, load_policy, open_run, open_store
+from steptape.replay.backtests.backtesting import Backtest
+from steptape.replay.backtests.baselines import BASELINES, baseline_policy
+from steptape.replay.reports.aggregation import aggregate, comparison
+from steptape.replay.runs.objective import declared_objective
+from steptape.replay.runs.results import RunResult
+from steptape.rules.policy_file.policy import shipped_policies
+from steptape.store.events import Event
+from steptape.store.run import Run
 
 LOGS = logs_with_evaluations()
 NS = 1_000_000_000

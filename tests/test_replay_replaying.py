@@ -10,10 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from steptape.recorder import Recorder
-from steptape.replay import Judged, Validity, replay, verify
-from steptape.rules import Policy, load_policy, parse_policy, shipped_policies
-from steptape.store import Event, open_run
+from steptape import Policy, Recorder, load_policy, open_run, verify
+from steptape.replay.runs.replaying import Judged, replay
+from steptape.replay.runs.validity import Validity
+from steptape.rules.policy_file.policy import parse_policy, shipped_policies
+from steptape.store.events import Event
 
 
 def policy_of(rule: str, *, trigger: str = "on_step_end", operation: str = "should_training_stop") -> Policy:

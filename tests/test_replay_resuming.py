@@ -13,23 +13,19 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from steptape.replay import Replay, backtest, replay, report_json, verify
-from steptape.rules import (
-    Decision,
-    Engine,
-    Outcome,
-    Policy,
-    RuleError,
-    load_policy,
-    outcome_payload,
-    parse_policy,
-    resumed_engine,
-    shipped_policies,
-)
-from steptape.store import Attempt, Event, Plan, PolicyRecord, Run, RunInfo, open_run
-from steptape.store.journal import JournalWriter
-from steptape.store.run_info import write_run_info
-from steptape.store.sealing import seal
+from steptape import Policy, backtest, load_policy, open_run, verify
+from steptape.replay.reports.json_report import report_json
+from steptape.replay.runs.replaying import Replay, replay
+from steptape.rules.engine.decisions import Decision, Outcome, RuleError, outcome_payload
+from steptape.rules.engine.engine import Engine
+from steptape.rules.engine.resuming import resumed_engine
+from steptape.rules.policy_file.policy import parse_policy, shipped_policies
+from steptape.store.events import Event
+from steptape.store.journal.writer import JournalWriter
+from steptape.store.parquet.sealing import seal
+from steptape.store.plan import Plan
+from steptape.store.run import Run
+from steptape.store.run_info import Attempt, PolicyRecord, RunInfo, write_run_info
 
 STARTED_NS = 1_767_323_045_000_000_000
 SECOND_NS = 1_000_000_000

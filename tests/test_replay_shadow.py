@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from steptape.cli import app
-from steptape.recorder import Recorder
-from steptape.replay import backtest, replay, verify
-from steptape.rules import Decision, parse_policy
-from steptape.rules.decisions import outcome_from_event
-from steptape.store import Run, open_run
+from steptape import Recorder, backtest, open_run, verify
+from steptape.cli.app import app
+from steptape.replay.runs.replaying import replay
+from steptape.rules.engine.decisions import Decision, outcome_from_event
+from steptape.rules.policy_file.policy import parse_policy
+from steptape.store.run import Run
 
 POLICY = """
 operations:

@@ -9,18 +9,22 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from steptape.cli import app
-from steptape.recorder import Recorder
-from steptape.replay import Mode, Objective, SweptRun, backtest, sweep
-from steptape.replay.aggregation import aggregate
+from steptape import Recorder, TelemetryError, backtest, open_run, sweep
+from steptape.cli.app import app
 from steptape.replay.mapping import can_share_work
-from steptape.replay.sweep_processes import Task, swept_in_processes, worthwhile_processes
-from steptape.replay.sweep_schedule import schedule_of, schedules_of
-from steptape.replay.sweep_stream import read_stream
-from steptape.replay.sweep_task import sweep_stream
-from steptape.replay.sweep_variants import variants_of
-from steptape.rules import Metric, PolicyError, parse_policy, register_metric
-from steptape.store import Event, Run, TelemetryError, open_run
+from steptape.replay.reports.aggregation import aggregate
+from steptape.replay.runs.objective import Mode, Objective
+from steptape.replay.sweeps.processes import Task, swept_in_processes, worthwhile_processes
+from steptape.replay.sweeps.schedule import schedule_of, schedules_of
+from steptape.replay.sweeps.stream import read_stream
+from steptape.replay.sweeps.task import SweptRun, sweep_stream
+from steptape.replay.sweeps.variants import variants_of
+from steptape.rules.errors import PolicyError
+from steptape.rules.policy_file.metrics import Metric
+from steptape.rules.policy_file.policy import parse_policy
+from steptape.rules.policy_file.registration import register_metric
+from steptape.store.events import Event
+from steptape.store.run import Run
 
 POLICY = """
 params: {spike: 2.0, window: 3, tolerated: 0}

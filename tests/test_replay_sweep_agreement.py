@@ -9,16 +9,16 @@ from dataclasses import fields
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from steptape.replay.judging import judge_run
-from steptape.replay.objective import Mode, Objective
-from steptape.replay.replaying import replay_events
-from steptape.replay.sweep_outcomes import Outcomes, outcomes_of_results
-from steptape.replay.sweep_run import RunSweep
-from steptape.replay.sweep_schedule import schedules_of
-from steptape.replay.sweep_stream import stream_of_events
-from steptape.replay.sweep_task import sweep_stream
-from steptape.replay.sweep_variants import Variant, variants_of
-from steptape.rules import parse_policy
+from steptape.replay.runs.objective import Mode, Objective
+from steptape.replay.runs.replaying import replay_events
+from steptape.replay.runs.run_result import judge_run
+from steptape.replay.sweeps.outcomes import Outcomes, outcomes_of_results
+from steptape.replay.sweeps.run import RunSweep
+from steptape.replay.sweeps.schedule import schedules_of
+from steptape.replay.sweeps.stream import stream_of_events
+from steptape.replay.sweeps.task import sweep_stream
+from steptape.replay.sweeps.variants import Variant, variants_of
+from steptape.rules.policy_file.policy import parse_policy
 from steptape.store.events import Event
 from steptape.store.plan import Plan
 

@@ -8,8 +8,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from numpy import array
 
-from steptape.replay.sweep_features import WindowSums
-from steptape.rules.reductions import total
+from steptape.replay.sweeps.features import WindowSums
+from steptape.rules.language.reductions import total
 
 NUMBERS = st.one_of(st.floats(), st.sampled_from([-0.0, 0.0, 0.1, 1e16, -1e16, math.inf, math.nan]))
 

@@ -14,10 +14,10 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
-from steptape.recorder import Recorder
-from steptape.replay import backtest, verify
-from steptape.rules import parse_policy
-from steptape.store import DamagedLog, Run, TelemetryError, UnsupportedVersion, open_run
+from steptape import Recorder, TelemetryError, backtest, open_run, verify
+from steptape.rules.policy_file.policy import parse_policy
+from steptape.store.errors import DamagedLog, UnsupportedVersion
+from steptape.store.run import Run
 
 POLICY = """
 controllers:

@@ -15,12 +15,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from steptape.recorder import Recorder
-from steptape.replay import backtest, replay, verify
-from steptape.rules import Decision, Engine, PolicyError, load_policy, parse_policy, shipped_policies
-from steptape.rules.batch_inspector import DataBatchInspector
-from steptape.store import Attempt, DamagedLog, Event, Plan, open_run
-from steptape.store.journal_format import INTEGER_IDS, TEXT_IDS, SampleLosses, compact_json
+from steptape import Recorder, backtest, load_policy, open_run, verify
+from steptape.replay.runs.replaying import replay
+from steptape.rules.engine.decisions import Decision
+from steptape.rules.engine.engine import Engine
+from steptape.rules.errors import PolicyError
+from steptape.rules.policy_file.batch_inspector import DataBatchInspector
+from steptape.rules.policy_file.policy import parse_policy, shipped_policies
+from steptape.store.errors import DamagedLog
+from steptape.store.events import Event
+from steptape.store.journal.format import INTEGER_IDS, TEXT_IDS, SampleLosses, compact_json
+from steptape.store.plan import Plan
+from steptape.store.run_info import Attempt
 
 nan, inf = math.nan, math.inf
 

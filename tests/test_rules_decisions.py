@@ -11,10 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from steptape.rules import (
+from steptape.rules.engine.decisions import (
     Decision,
-    Engine,
-    LogMessage,
     Outcome,
     RuleError,
     RuleWarning,
@@ -22,8 +20,10 @@ from steptape.rules import (
     decision_digest,
     outcome_from_event,
     outcome_payload,
-    parse_policy,
 )
+from steptape.rules.engine.engine import Engine
+from steptape.rules.policy_file.operations import LogMessage
+from steptape.rules.policy_file.policy import parse_policy
 from steptape.store.errors import TelemetryError
 from steptape.store.events import Event
 

@@ -6,7 +6,7 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from steptape.rules.document import Document, Place
+from steptape.rules.policy_file.document import Document, Place
 
 words = st.lists(st.text(alphabet="abcäß'\"\\#:-é0", min_size=1, max_size=6), min_size=1, max_size=40)
 

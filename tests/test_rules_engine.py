@@ -12,17 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from steptape.rules import (
-    Decision,
-    Engine,
-    Outcome,
-    RuleError,
-    canonical_line,
-    decision_digest,
-    load_policy,
-    parse_policy,
-    shipped_policies,
-)
+from steptape import load_policy
+from steptape.rules.engine.decisions import Decision, Outcome, RuleError, canonical_line, decision_digest
+from steptape.rules.engine.engine import Engine
+from steptape.rules.policy_file.policy import parse_policy, shipped_policies
 from steptape.store.errors import TelemetryError
 from steptape.store.events import LOOP_KINDS, Event
 from steptape.store.plan import Plan

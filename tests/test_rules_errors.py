@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from steptape.rules import PolicyError, load_policy, parse_policy
+from steptape import load_policy
+from steptape.rules.errors import PolicyError
+from steptape.rules.policy_file.policy import parse_policy
 
 
 def problems(text: str) -> list[str]:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from steptape.rules import findings_of, load_policy, parse_policy, shipped_policies
+from steptape import load_policy
+from steptape.rules.checks.findings import findings_of
+from steptape.rules.policy_file.policy import parse_policy, shipped_policies
 
 
 def warnings(*rules: str, head: str = "", more: str = "") -> list[str]:

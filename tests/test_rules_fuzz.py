@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from steptape.rules import shipped_policies, shipped_tests
+from steptape.rules.policy_file.policy import shipped_policies, shipped_tests
 
 FOLDER = Path(__file__).parent / "fuzz"
 

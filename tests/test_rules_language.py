@@ -8,32 +8,24 @@ from pathlib import Path
 import pytest
 
 import steptape.rules
-from steptape.rules import (
-    Engine,
-    FindingCode,
-    document,
-    expressions,
-    findings_of,
-    operations,
-    operators,
-    parse_policy,
-    parse_tests,
-    run_test,
-    scenario,
-    scenario_fields,
-    scenario_file,
-    scenario_notation,
-    schema,
-    text,
-    window_arguments,
-)
-from steptape.rules.context import CONTEXT
-from steptape.rules.functions import FUNCTIONS
-from steptape.rules.methods import METHODS
-from steptape.rules.metric_classes import METRICS
-from steptape.rules.metrics import TrainingState
-from steptape.rules.operations import OPERATIONS
-from steptape.rules.plain_functions import MAX_DIGITS
+from steptape.rules.checks.findings import FindingCode, findings_of
+from steptape.rules.engine.engine import Engine
+from steptape.rules.language import expressions, operators, text, window_arguments
+from steptape.rules.language.context import CONTEXT
+from steptape.rules.language.functions import FUNCTIONS
+from steptape.rules.language.methods import METHODS
+from steptape.rules.language.plain_functions import MAX_DIGITS
+from steptape.rules.policy_file import document, operations, schema
+from steptape.rules.policy_file.metric_classes import METRICS
+from steptape.rules.policy_file.metrics import TrainingState
+from steptape.rules.policy_file.operations import OPERATIONS
+from steptape.rules.policy_file.policy import parse_policy
+from steptape.rules.scenarios import fields as scenario_fields
+from steptape.rules.scenarios import file as scenario_file
+from steptape.rules.scenarios import notation as scenario_notation
+from steptape.rules.scenarios import scenario
+from steptape.rules.scenarios.file import parse_tests
+from steptape.rules.scenarios.run import run_test
 from steptape.store.events import INIT_END, LOOP_KINDS, Event
 from steptape.store.plan import Plan
 

@@ -11,11 +11,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from steptape.rules import Decision, Engine, Outcome, RuleError, RuleWarning, canonical_line, parse_policy
-from steptape.rules.decisions import outcome_from_event, outcome_payload
-from steptape.rules.missing_series import MISSING_SERIES_AFTER
+from steptape.rules.engine.decisions import (
+    Decision,
+    Outcome,
+    RuleError,
+    RuleWarning,
+    canonical_line,
+    outcome_from_event,
+    outcome_payload,
+)
+from steptape.rules.engine.engine import Engine
+from steptape.rules.engine.missing_series import MISSING_SERIES_AFTER
+from steptape.rules.policy_file.policy import parse_policy
 from steptape.store.events import AWAITED, LATE_FOR, SAMPLES, Event
-from steptape.store.journal_format import SampleLosses
+from steptape.store.journal.format import SampleLosses
 
 METRICS = """
 controller_metrics:

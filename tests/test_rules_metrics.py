@@ -10,8 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from steptape.rules import Decision, Engine, RuleError, parse_policy
-from steptape.rules.metrics import HistoryBasedMetric, Loss, Metric, TrainingState
+from steptape.rules.engine.decisions import Decision, RuleError
+from steptape.rules.engine.engine import Engine
+from steptape.rules.policy_file.metrics import HistoryBasedMetric, Loss, Metric, TrainingState
+from steptape.rules.policy_file.policy import parse_policy
 from steptape.store.events import Event
 from steptape.store.plan import Plan
 

@@ -8,9 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from steptape.rules import Decision, Effect, Engine, LogMessage, PolicyError, parse_policy
-from steptape.rules.operations import LogControl
-from steptape.rules.unavailable import UNAVAILABLE
+from steptape.rules.engine.decisions import Decision
+from steptape.rules.engine.engine import Engine
+from steptape.rules.errors import PolicyError
+from steptape.rules.language.unavailable import UNAVAILABLE
+from steptape.rules.policy_file.operations import Effect, LogControl, LogMessage
+from steptape.rules.policy_file.policy import parse_policy
 from steptape.store.errors import TelemetryError
 from steptape.store.events import Event
 

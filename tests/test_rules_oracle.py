@@ -12,15 +12,15 @@ import simpleeval  # type: ignore[import-untyped]
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from steptape.rules import Param
-from steptape.rules.binding import bind
-from steptape.rules.bound_rule import Scope, dependencies
-from steptape.rules.compilation import compile_rule
-from steptape.rules.expressions import parse
-from steptape.rules.functions import FUNCTIONS
-from steptape.rules.names import Names
-from steptape.rules.operators import modulo
-from steptape.rules.workspace import Workspace
+from steptape.rules.compiled.compilation import compile_rule
+from steptape.rules.compiled.names import Names
+from steptape.rules.compiled.workspace import Workspace
+from steptape.rules.language.binding import bind
+from steptape.rules.language.bound_rule import Scope, dependencies
+from steptape.rules.language.expressions import parse
+from steptape.rules.language.functions import FUNCTIONS
+from steptape.rules.language.operators import modulo
+from steptape.rules.language.references import Param
 from steptape.store.events import Event
 from steptape.store.plan import Plan
 

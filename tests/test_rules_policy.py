@@ -7,7 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from steptape.rules import Engine, Param, PolicyError, load_policy, parse_policy, shipped_policies
+from steptape import load_policy
+from steptape.rules.engine.engine import Engine
+from steptape.rules.errors import PolicyError
+from steptape.rules.language.references import Param
+from steptape.rules.policy_file.policy import parse_policy, shipped_policies
 from steptape.store.events import Event
 
 TEXT = """\

@@ -15,8 +15,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from steptape.rules import reductions
 from steptape.rules.errors import Undefined
+from steptape.rules.language import reductions
 
 REDUCTIONS = [
     reductions.total,
@@ -125,7 +125,9 @@ def test_the_slope_of_one_value_is_undefined() -> None:
 
 
 SCRIPT = """
-from steptape.rules import Engine, decision_digest, parse_policy
+from steptape.rules.engine.engine.engine import Engine
+from steptape.rules.engine.engine.decisions import decision_digest
+from steptape.rules.policy_file.policy import parse_policy
 from steptape.store.events import Event
 
 policy = parse_policy('''

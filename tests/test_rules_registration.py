@@ -12,21 +12,16 @@ from typing import Any
 import pytest
 
 import steptape.rules
-from steptape.rules import (
-    Argument,
-    ArgumentType,
-    Decision,
-    Effect,
-    Engine,
-    Metric,
-    Operation,
-    PolicyError,
-    RuleError,
-    parse_policy,
-    register_metric,
-    register_operation,
-)
-from steptape.store import Event, TelemetryError
+from steptape import TelemetryError
+from steptape.rules.engine.decisions import Decision, RuleError
+from steptape.rules.engine.engine import Engine
+from steptape.rules.errors import PolicyError
+from steptape.rules.policy_file.arguments import Argument, ArgumentType
+from steptape.rules.policy_file.metrics import Metric
+from steptape.rules.policy_file.operations import Effect, Operation
+from steptape.rules.policy_file.policy import parse_policy
+from steptape.rules.policy_file.registration import register_metric, register_operation
+from steptape.store.events import Event
 
 PAGE = (Path(steptape.rules.__file__).parents[1] / "LANGUAGE.md").read_text(encoding="utf-8")
 
@@ -272,7 +267,7 @@ def install(folder: Path, package: str, code: str, group: str, *points: str) -> 
 
 
 METRIC = """
-from steptape.rules import Metric
+from steptape.rules.policy_file.metrics import Metric
 class Doubled(Metric):
     kinds = reads = frozenset({"step_end"})
     def compute(self, event):
@@ -281,7 +276,7 @@ class Doubled(Metric):
 
 
 OPERATION = """
-from steptape.rules import Operation
+from steptape.rules.policy_file.operations import Operation
 class Siren(Operation):
     def should_wail(self, decision):
         pass
@@ -292,7 +287,7 @@ def check(folder: Path, text: str) -> subprocess.CompletedProcess[str]:
     """``steptape check`` of a policy, with the folder's distributions installed."""
     policy = folder / "policy.yaml"
     policy.write_text(text)
-    command = [sys.executable, "-m", "steptape.cli", "check", str(policy)]
+    command = [sys.executable, "-m", "steptape", "check", str(policy)]
     environment = {**os.environ, "PYTHONPATH": str(folder)}
     return subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
 

@@ -12,7 +12,10 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from steptape.rules import Decision, Engine, PolicyError, RuleError, parse_policy
+from steptape.rules.engine.decisions import Decision, RuleError
+from steptape.rules.engine.engine import Engine
+from steptape.rules.errors import PolicyError
+from steptape.rules.policy_file.policy import parse_policy
 from steptape.store.events import Event
 from steptape.store.plan import Plan
 

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from steptape.rules import PolicyError, ScenarioTest, load_tests, parse_tests
+from steptape.rules.errors import PolicyError
+from steptape.rules.scenarios.file import ScenarioTest, load_tests, parse_tests
 
 HEAD = "policy: loss_spike\ntests:\n"
 

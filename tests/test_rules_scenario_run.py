@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from steptape.rules import ScenarioResult, parse_tests, run_test, shipped_policies, shipped_tests
-from steptape.rules.scenario_run import Comparison
+from steptape.rules.policy_file.policy import shipped_policies, shipped_tests
+from steptape.rules.scenarios.file import parse_tests
+from steptape.rules.scenarios.run import Comparison, ScenarioResult, run_test
 
 Play = Callable[[str], ScenarioResult]
 

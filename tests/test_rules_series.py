@@ -9,7 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from steptape.rules import Decision, Engine, Outcome, RuleError, RuleWarning, parse_policy
+from steptape.rules.engine.decisions import Decision, Outcome, RuleError, RuleWarning
+from steptape.rules.engine.engine import Engine
+from steptape.rules.policy_file.policy import parse_policy
 from steptape.store.events import Event
 
 

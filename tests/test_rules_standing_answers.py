@@ -8,10 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from steptape.replay.event_stream import event_stream
-from steptape.replay.replaying import observed_in
-from steptape.rules import Engine, Outcome, Policy, load_policy, parse_policy, shipped_policies
-from steptape.store import Event
+from steptape import Policy, load_policy
+from steptape.replay.runs.event_stream import event_stream
+from steptape.replay.runs.replaying import observed_in
+from steptape.rules.engine.decisions import Outcome
+from steptape.rules.engine.engine import Engine
+from steptape.rules.policy_file.policy import parse_policy, shipped_policies
+from steptape.store.events import Event
 
 MIXED = parse_policy("""
 series: [loss, eval_loss]

@@ -8,7 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from steptape.rules import Decision, Engine, Outcome, PolicyError, canonical_line, parse_policy
+from steptape.rules.engine.decisions import Decision, Outcome, canonical_line
+from steptape.rules.engine.engine import Engine
+from steptape.rules.errors import PolicyError
+from steptape.rules.policy_file.policy import parse_policy
 from steptape.store.events import Event
 from steptape.store.plan import Plan
 

@@ -9,10 +9,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from steptape.rules import Decision, Engine, PolicyError, parse_policy, reductions
-from steptape.rules.folds import ema
-from steptape.rules.functions import FUNCTIONS
-from steptape.rules.window_reading import LONG
+from steptape.rules.compiled.window_reading import LONG
+from steptape.rules.engine.decisions import Decision
+from steptape.rules.engine.engine import Engine
+from steptape.rules.errors import PolicyError
+from steptape.rules.language import reductions
+from steptape.rules.language.folds import ema
+from steptape.rules.language.functions import FUNCTIONS
+from steptape.rules.policy_file.policy import parse_policy
 from steptape.store.events import Event
 
 values = st.one_of(

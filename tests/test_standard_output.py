@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from steptape.recorder import Recorder
-from steptape.rules import load_policy, shipped_policies
-from steptape.standard_output import CLOSED_PIPE
+from steptape import Recorder, load_policy
+from steptape.cli.exit_status import CLOSED_PIPE
+from steptape.rules.policy_file.policy import shipped_policies
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +51,7 @@ def test_a_reader_that_has_had_enough_ends_any_command_quietly(command: tuple[st
 
     with os.fdopen(theirs, "wb") as closed:
         done = subprocess.run(
-            [sys.executable, "-m", "steptape.cli", *arguments], stdout=closed, stderr=subprocess.PIPE, check=False
+            [sys.executable, "-m", "steptape", *arguments], stdout=closed, stderr=subprocess.PIPE, check=False
         )
 
     assert done.returncode == CLOSED_PIPE
@@ -60,7 +60,7 @@ def test_a_reader_that_has_had_enough_ends_any_command_quietly(command: tuple[st
 
 def test_signs_of_ours_are_plain_ones_where_the_encoding_lacks_them(store: Path) -> None:
     """And columns stay under their headings."""
-    command = [sys.executable, "-m", "steptape.cli", "backtest", "overfitting", "--store", str(store), "--no-cache"]
+    command = [sys.executable, "-m", "steptape", "backtest", "overfitting", "--store", str(store), "--no-cache"]
     ascii_only = {**os.environ, "PYTHONIOENCODING": "ascii"}
 
     plain = subprocess.run(command, capture_output=True, text=True, check=True, env=ascii_only).stdout

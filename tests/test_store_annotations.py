@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from steptape.store import InvalidEvent
 from steptape.store.annotations import ANNOTATIONS, Annotation, append_annotation, new_annotation_id, read_annotations
+from steptape.store.errors import InvalidEvent
 
 SAMPLE = Path(__file__).parent / "data" / "annotations"
 

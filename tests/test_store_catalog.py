@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from steptape.store import open_store
-from steptape.store.catalog import Catalog
-from steptape.store.folder_content import SETTLED_NS
+from steptape import open_store
+from steptape.store.reading.catalog import Catalog
+from steptape.store.reading.folder_content import SETTLED_NS
 
 
 @pytest.fixture

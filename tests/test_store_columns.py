@@ -9,8 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from steptape.store import DamagedLog, Event, open_run
+from steptape import open_run
 from steptape.store.columns import RESERVED, Columns, read_columns, write_columns
+from steptape.store.errors import DamagedLog
+from steptape.store.events import Event
 
 
 def columns_of(*metrics: str) -> list[str]:

@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 
-from steptape.store import NotARun, TelemetryError, open_store
-from steptape.store.deletion import delete_run, expendable
-from steptape.store.journal import JournalWriter
+from steptape import TelemetryError, open_store
+from steptape.store.errors import NotARun
+from steptape.store.journal.writer import JournalWriter
+from steptape.store.reading.deletion import delete_run, expendable
 
 DAY_NS = 86_400 * 1_000_000_000
 EPOCH = datetime(1970, 1, 1)

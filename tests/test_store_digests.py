@@ -18,16 +18,17 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
-from steptape.recorder import Recorder
-from steptape.store import Attempt, Event, Plan, open_run
-from steptape.store.column_digests import Alongside
+from steptape import Recorder, open_run
 from steptape.store.columns import METRICS_AS_COLUMNS
-from steptape.store.digests import DIGESTS_JSON, attempt_digest, digest_faults, read_digests
 from steptape.store.errors import DamagedLog
-from steptape.store.journal_format import INTEGER_IDS, TEXT_IDS, SampleLosses
+from steptape.store.events import Event
+from steptape.store.journal.format import INTEGER_IDS, TEXT_IDS, SampleLosses
+from steptape.store.parquet.column_digests import Alongside
+from steptape.store.parquet.digests import DIGESTS_JSON, attempt_digest, digest_faults, read_digests
+from steptape.store.parquet.sealing import seal
+from steptape.store.plan import Plan
 from steptape.store.run_folder import list_files
-from steptape.store.run_info import PolicyRecord
-from steptape.store.sealing import seal
+from steptape.store.run_info import Attempt, PolicyRecord
 
 EVENTS = [
     Event(

@@ -13,9 +13,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from steptape.store import durable_file as durable_file_module
-from steptape.store.durable_file import SENT_BYTES, durable_file
-from steptape.store.tables import write_tables
+from steptape.store.parquet import durable_file as durable_file_module
+from steptape.store.parquet.durable_file import SENT_BYTES, durable_file
+from steptape.store.parquet.schemas import write_tables
 
 NOISE = pa.table({"value": np.random.default_rng(0).random(100_000)})
 

@@ -11,8 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from steptape.store import KINDS, Event, InvalidEvent
+from steptape.store.errors import InvalidEvent
 from steptape.store.event_json import encoded_attrs, event_to_line, events_from_lines
+from steptape.store.events import KINDS, Event
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=6)
 EVENTS = st.builds(

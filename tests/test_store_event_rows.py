@@ -9,8 +9,10 @@ from typing import Any
 
 import pytest
 
-from steptape.store import Event, Run, open_run
-from steptape.store.event_rows import EventRows
+from steptape import open_run
+from steptape.store.events import Event
+from steptape.store.parquet.rows import EventRows
+from steptape.store.run import Run
 
 EVENTS = [
     Event("train_begin", attrs={"a": {"b": [1, None]}}),

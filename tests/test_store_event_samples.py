@@ -11,12 +11,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from steptape.store import Attempt, DamagedLog, Event, RunInfo, open_run
+from steptape import open_run
+from steptape.store.errors import DamagedLog
 from steptape.store.event_json import event_to_line
-from steptape.store.journal_format import INTEGER_IDS, TEXT_IDS, SampleLosses, compact_json
-from steptape.store.run_info import write_run_info
+from steptape.store.events import Event
+from steptape.store.journal.format import INTEGER_IDS, TEXT_IDS, SampleLosses, compact_json
+from steptape.store.parquet.sealing import seal
+from steptape.store.run_info import Attempt, RunInfo, write_run_info
 from steptape.store.sample_losses import id_texts, loss_values
-from steptape.store.sealing import seal
 
 INTEGERS = SampleLosses(struct.pack("<2f", 0.1, float("nan")), struct.pack("<2q", -7, 2**62), INTEGER_IDS)
 TEXTS = SampleLosses(struct.pack("<f", 3e38), '["Größe,\\"1\\""]'.encode(), TEXT_IDS, struct.pack("<i", 12))

@@ -15,8 +15,11 @@ from typing import Any
 
 import pytest
 
-from steptape.store import Attempt, Event, Plan, PolicyRecord, RunInfo, open_run, open_store
-from steptape.store.sealing import seal
+from steptape import open_run, open_store
+from steptape.store.events import Event
+from steptape.store.parquet.sealing import seal
+from steptape.store.plan import Plan
+from steptape.store.run_info import Attempt, PolicyRecord, RunInfo
 
 DATA = Path(__file__).parent / "data"
 SAMPLE = DATA / "format-1"

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from steptape.store.journal_format import FRAME, MAGIC, PREAMBLE, VERSION, framed
-from steptape.store.journal_frames import CHECKED_TOGETHER_BYTES, LONG_RUN, runs_of_frames
+from steptape.store.journal.format import FRAME, MAGIC, PREAMBLE, VERSION, framed
+from steptape.store.journal.frames import CHECKED_TOGETHER_BYTES, LONG_RUN, runs_of_frames
 
 
 def journal(lengths: list[int], seed: int = 0) -> bytes:

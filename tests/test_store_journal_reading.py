@@ -15,9 +15,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from steptape.store import DamagedLog, Event, TelemetryError, UnsupportedVersion, open_run, open_store
-from steptape.store.journal import JournalWriter
-from steptape.store.journal_format import (
+from steptape import TelemetryError, open_run, open_store
+from steptape.store.errors import DamagedLog, UnsupportedVersion
+from steptape.store.events import Event
+from steptape.store.journal.format import (
     FRAME,
     INTEGER_IDS,
     LAYOUT,
@@ -31,8 +32,9 @@ from steptape.store.journal_format import (
     framed,
     header_record,
 )
-from steptape.store.journal_frames import runs_of_frames
-from steptape.store.journal_reading import is_being_written, read_segment
+from steptape.store.journal.frames import runs_of_frames
+from steptape.store.journal.reading import is_being_written, read_segment
+from steptape.store.journal.writer import JournalWriter
 
 EVENTS = [
     Event("train_begin", attrs={"note": "größer als 2**53", "n": 2**60}),
@@ -242,7 +244,7 @@ def test_a_record_of_an_unknown_tag_is_passed_over(small_run: Path) -> None:
 LIVE = """
 import sys
 from pathlib import Path
-from steptape.store.journal import JournalWriter
+from steptape.store.journal.writer.writer import JournalWriter
 
 writer = JournalWriter(Path(sys.argv[1]), run_id="run-1")
 writer.append("step_end", ("loss",), (1.0,), step=1, time_ns=0, elapsed_ns=0)

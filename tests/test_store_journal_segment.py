@@ -14,9 +14,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from steptape.store import DamagedLog, Event, open_run
+from steptape import open_run
 from steptape.store.columns import Columns
-from steptape.store.journal_format import (
+from steptape.store.errors import DamagedLog
+from steptape.store.events import Event
+from steptape.store.journal.format import (
     EVENT,
     HAS_ATTRS,
     HAS_SAMPLES,
@@ -32,8 +34,8 @@ from steptape.store.journal_format import (
     header_record,
     layout_record,
 )
-from steptape.store.journal_reading import read_segment
-from steptape.store.journal_tables import events_table, samples_table
+from steptape.store.journal.reading import read_segment
+from steptape.store.parquet.from_journal import events_table, samples_table
 
 ENVELOPE_READ = ("kind", "seq", "step", "micro_step", "value_lag", "time_ns", "elapsed_ns", "epoch")
 

@@ -14,14 +14,17 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from steptape.store import Attempt, Event, NotARun, QueryRefused, Run, RunInfo, TelemetryError, open_run, open_store
-from steptape.store.journal_format import TEXT_IDS, SampleLosses
+from steptape import TelemetryError, open_run, open_store
+from steptape.store.errors import NotARun, QueryRefused
+from steptape.store.events import Event
+from steptape.store.journal.format import TEXT_IDS, SampleLosses
 from steptape.store.lineage import DECIDING_RANK, ancestors_of, lineage_of, merged
-from steptape.store.run_info import read_run_info, write_run_info
-from steptape.store.sealing import seal
-from steptape.store.statements import run_query
-from steptape.store.timeline import events_table_along, rolled_back
-from steptape.store.views import connect
+from steptape.store.parquet.sealing import seal
+from steptape.store.reading.timeline import events_table_along, rolled_back
+from steptape.store.run import Run
+from steptape.store.run_info import Attempt, RunInfo, read_run_info, write_run_info
+from steptape.store.sql.statements import run_query
+from steptape.store.sql.views import connect
 
 STARTED_NS = 1_767_323_045_000_000_000
 

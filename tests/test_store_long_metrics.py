@@ -11,11 +11,12 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from steptape.store import Event, open_run, open_store
+from steptape import open_run, open_store
 from steptape.store.columns import METRICS_AS_COLUMNS
-from steptape.store.journal import JournalWriter
+from steptape.store.events import Event
+from steptape.store.journal.writer import JournalWriter
+from steptape.store.parquet.sealing import seal
 from steptape.store.run_folder import list_files
-from steptape.store.sealing import seal
 
 MANY = [f"debug/layer_{index}" for index in range(METRICS_AS_COLUMNS + 40)]
 

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from steptape.store.module_command import module_command
+from steptape.store.processes.module_command import module_command
 
 RECORDED = """
 from pathlib import Path
-from steptape.recorder import Recorder
+from steptape import Recorder
 
 with Recorder("runs", name="beside a queue.py") as rec:
     rec.step(loss=1.0)
@@ -43,7 +43,12 @@ def test_a_folder_that_is_gone_holds_no_module(tmp_path: Path, monkeypatch: pyte
     (tmp_path / "gone").rmdir()
     monkeypatch.setattr(sys, "path", [path for path in sys.path if path])
 
-    assert module_command("steptape.store.sealing", "a")[1:] == ["-P", "-m", "steptape.store.sealing", "a"]
+    assert module_command("steptape.store.parquet.sealing", "a")[1:] == [
+        "-P",
+        "-m",
+        "steptape.store.parquet.sealing",
+        "a",
+    ]
 
 
 def test_a_training_beside_modules_that_are_called_like_pythons_own_is_sealed(tmp_path: Path) -> None:

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from steptape.store.catalog import Catalog, Look
-from steptape.store.folder_content import SETTLED_NS, settled_content
-from steptape.store.reading_ahead import reading_ahead
+from steptape.api.workers.reading_ahead import reading_ahead
+from steptape.store.reading.catalog import Catalog, Look
+from steptape.store.reading.folder_content import SETTLED_NS, settled_content
 from steptape.store.run_info import Attempt, RunInfo
 
 RUNS = 1000
@@ -138,8 +138,8 @@ def test_readers_that_never_end_or_say_something_else_cost_time_alone(
     python.write_text(f"#!/bin/sh\n{program}\n")
     python.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(python))
-    monkeypatch.setattr("steptape.store.reading_ahead._START_S", 0.1)
-    monkeypatch.setattr("steptape.store.reading_ahead._SLOW_RUN_S", 0.0)
+    monkeypatch.setattr("steptape.api.workers.reading_ahead._START_S", 0.1)
+    monkeypatch.setattr("steptape.api.workers.reading_ahead._SLOW_RUN_S", 0.0)
 
     assert len(look_ahead(large).entries) == RUNS
 

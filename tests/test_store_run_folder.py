@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from steptape.store import NotARun
+from steptape.store.errors import NotARun
 from steptape.store.run_folder import RUN_ID, list_files, new_run_id, replace_file, sealed_name
 
 

@@ -19,24 +19,17 @@ import pyarrow.parquet as pq
 import pytest
 from sealed_content import EVENTS, SAMPLES, content, names
 
-from steptape.store import DamagedLog, Event, NotARun, open_run
-from steptape.store.digests import digest_faults
+from steptape import open_run
+from steptape.store.errors import DamagedLog, NotARun
+from steptape.store.events import Event
 from steptape.store.host import boot_id
-from steptape.store.journal import JournalWriter
-from steptape.store.journal_format import (
-    EVENT,
-    FRAME,
-    HAS_SAMPLES,
-    INTEGER_IDS,
-    NO_IDS,
-    TEXT_IDS,
-    SampleLosses,
-    framed,
-)
-from steptape.store.journal_segment import field_offset
+from steptape.store.journal.format import EVENT, FRAME, HAS_SAMPLES, INTEGER_IDS, NO_IDS, TEXT_IDS, SampleLosses, framed
+from steptape.store.journal.segment import field_offset
+from steptape.store.journal.writer import JournalWriter
+from steptape.store.parquet.digests import digest_faults
+from steptape.store.parquet.sealing import main, seal
 from steptape.store.run_folder import list_files
 from steptape.store.run_info import FORMAT
-from steptape.store.sealing import main, seal
 
 
 def test_a_sealed_run_reads_as_its_journal_did(store_record: Callable[..., Path]) -> None:
@@ -242,7 +235,7 @@ def test_two_sealers_at_once_take_turns(store_record: Callable[..., Path]) -> No
     events = [event._replace(step=step) for step in range(20) for event in EVENTS]
     folder = store_record(events, samples=SAMPLES, segment_bytes=2000)
     before = content(folder)
-    command = [sys.executable, "-W", "error", "-m", "steptape.store.sealing", str(folder)]
+    command = [sys.executable, "-W", "error", "-m", "steptape.store.parquet.sealing", str(folder)]
     sealers = [subprocess.Popen(command, stderr=subprocess.PIPE, text=True) for _ in range(3)]
     errors = [sealer.communicate(timeout=60)[1] for sealer in sealers]
 
@@ -255,7 +248,7 @@ def test_a_reader_beside_a_sealer_sees_every_event_once(store_record: Callable[.
     events = [event._replace(step=step) for step in range(40) for event in EVENTS]
     folder = store_record(events, segment_bytes=3000)
     run = open_run(folder)
-    sealer = subprocess.Popen([sys.executable, "-m", "steptape.store.sealing", str(folder)])
+    sealer = subprocess.Popen([sys.executable, "-m", "steptape.store.parquet.sealing", str(folder)])
     counts: Counter[Any] = Counter()
     while sealer.poll() is None:
         counts[len(list(run.events()))] += 1
@@ -381,7 +374,7 @@ def test_leftovers_of_dead_sealers_are_removed(store_record: Callable[..., Path]
 FULL = """
 import resource, sys
 from pathlib import Path
-from steptape.store.sealing import seal
+from steptape.store.parquet.sealing import seal
 
 resource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000))
 seal(Path(sys.argv[1]))

@@ -11,12 +11,12 @@ from pathlib import Path
 from sealed_content import EVENTS, SAMPLES, content, names
 
 from steptape.store.columns import METRICS_AS_COLUMNS
-from steptape.store.sealing import seal
+from steptape.store.parquet.sealing import seal
 
 KILLED = """
 import fcntl, functools, json, os, shutil, sys
 from pathlib import Path
-from steptape.store import sealing
+from steptape.store.parquet import sealing
 
 template, target = Path(sys.argv[1]), Path(sys.argv[2])
 

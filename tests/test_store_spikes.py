@@ -15,11 +15,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from steptape.store import Attempt, Event, RunInfo, TelemetryError, open_run, open_store
-from steptape.store.journal_format import INTEGER_IDS, NO_IDS, TEXT_IDS, SampleLosses
-from steptape.store.run_info import write_run_info
-from steptape.store.sealing import seal
-from steptape.store.spikes import COLUMNS
+from steptape import TelemetryError, open_run, open_store
+from steptape.store.events import Event
+from steptape.store.journal.format import INTEGER_IDS, NO_IDS, TEXT_IDS, SampleLosses
+from steptape.store.parquet.sealing import seal
+from steptape.store.run_info import Attempt, RunInfo, write_run_info
+from steptape.store.sql.spikes import COLUMNS
 
 NAN, INF = math.nan, math.inf
 

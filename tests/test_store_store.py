@@ -10,17 +10,10 @@ from typing import Any
 
 import pytest
 
-from steptape.store import (
-    Event,
-    NotARun,
-    RunNotFound,
-    StoreNotFound,
-    TelemetryError,
-    UnsupportedVersion,
-    open_run,
-    open_store,
-)
-from steptape.store.journal_format import SampleLosses
+from steptape import TelemetryError, open_run, open_store
+from steptape.store.errors import NotARun, RunNotFound, StoreNotFound, UnsupportedVersion
+from steptape.store.events import Event
+from steptape.store.journal.format import SampleLosses
 from steptape.store.run_info import FORMAT
 
 

@@ -14,12 +14,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from steptape.store import Event, open_run
+from steptape import open_run
 from steptape.store.columns import METRICS_AS_COLUMNS
-from steptape.store.digests import digest_faults
-from steptape.store.journal import JournalWriter
-from steptape.store.journal_format import INTEGER_IDS, TEXT_IDS, SampleLosses
-from steptape.store.sealing import seal
+from steptape.store.events import Event
+from steptape.store.journal.format import INTEGER_IDS, TEXT_IDS, SampleLosses
+from steptape.store.journal.writer import JournalWriter
+from steptape.store.parquet.digests import digest_faults
+from steptape.store.parquet.sealing import seal
 
 
 def by_polars(source: Path, target: Path) -> None:

@@ -13,13 +13,16 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from steptape.recorder import Recorder
-from steptape.store import Event, Plan, QueryRefused, Run, open_run, open_store
-from steptape.store.journal import JournalWriter
-from steptape.store.journal_format import TEXT_IDS, SampleLosses
-from steptape.store.sealing import seal
-from steptape.store.statements import VIEWS
-from steptape.store.views import METRIC_COLUMNS
+from steptape import Recorder, open_run, open_store
+from steptape.store.errors import QueryRefused
+from steptape.store.events import Event
+from steptape.store.journal.format import TEXT_IDS, SampleLosses
+from steptape.store.journal.writer import JournalWriter
+from steptape.store.parquet.sealing import seal
+from steptape.store.plan import Plan
+from steptape.store.run import Run
+from steptape.store.sql.statements import VIEWS
+from steptape.store.sql.views import METRIC_COLUMNS
 
 DECISION = {
     "controller": "stop_on_spike",

@@ -13,16 +13,15 @@ from pathlib import Path
 
 import pytest
 
-from steptape.recorder import Recorder
-from steptape.store import open_run
-from steptape.tail_command import followed
+from steptape import Recorder, open_run
+from steptape.cli.commands.tail import followed
 
 _STARTED: list[subprocess.Popen[str]] = []
 
 #: A loop that records a step at each line it is sent, and ends as the last one says.
 LOOP = """
 import sys
-from steptape.recorder import Recorder
+from steptape import Recorder
 with Recorder(sys.argv[1], name="live", rules=sys.argv[2] if len(sys.argv) > 2 else None) as rec:
     print(rec.folder, flush=True)
     for line in sys.stdin:
@@ -73,7 +72,7 @@ def end(loop: subprocess.Popen[str]) -> None:
 
 def tailing(*arguments: object) -> subprocess.Popen[str]:
     """The command, in a process of its own."""
-    command = [sys.executable, "-m", "steptape.cli", "tail", *map(str, arguments)]
+    command = [sys.executable, "-m", "steptape", "tail", *map(str, arguments)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     _STARTED.append(process)
     return process

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from steptape.terminal_plot import braille_plot
+from steptape.cli.plot import braille_plot
 
 BLANK = "\N{BRAILLE PATTERN BLANK}"
 

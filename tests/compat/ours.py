@@ -6,9 +6,15 @@ import logging
 from typing import Any, Final
 
 from compat.corpus import Case, StreamEvent
+from steptape import Policy
 from steptape.recorder.steering import FLAGS
-from steptape.rules import Decision, Effect, Engine, Outcome, Policy, PolicyError, RuleError, parse_policy
-from steptape.store import Event, Plan
+from steptape.rules.engine.decisions import Decision, Outcome, RuleError
+from steptape.rules.engine.engine import Engine
+from steptape.rules.errors import PolicyError
+from steptape.rules.policy_file.operations import Effect
+from steptape.rules.policy_file.policy import parse_policy
+from steptape.store.events import Event
+from steptape.store.plan import Plan
 
 #: Flags of the loop by their names in the trainer's control, where those differ.
 _TRAINER_NAMES: Final = {"should_stop": "should_training_stop", "should_stop_epoch": "should_epoch_stop"}

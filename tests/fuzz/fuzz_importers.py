@@ -28,8 +28,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from event_files import record
 
-from steptape.importers import Reader, ReadOptions, Source, find_sources, import_sources, readers, tfrecord, wandb_log
-from steptape.store import TelemetryError
+from steptape import TelemetryError
+from steptape.importers.discovery import Source, find_sources
+from steptape.importers.encodings import tfrecord, wandb_log
+from steptape.importers.importing import import_sources
+from steptape.importers.registry import readers
+from steptape.importers.source import Reader, ReadOptions
 
 #: One case may take so long, and the whole process so much memory.
 CASE_S = 20

@@ -27,32 +27,26 @@ else:
     instrumented = contextlib.nullcontext()
 
 with instrumented:
-    from steptape.rules import (
-        Engine,
-        Policy,
-        PolicyError,
-        canonical_line,
-        excerpt,
-        findings_of,
-        outcome_from_event,
-        outcome_payload,
-        parse_policy,
-        parse_tests,
-        result_json,
-        result_lines,
-        run_test,
-    )
-    from steptape.rules.binding import bind
-    from steptape.rules.blueprint import draw_blueprint
-    from steptape.rules.bound_rule import Scope
-    from steptape.rules.compilation import compile_rule
-    from steptape.rules.declarations import Rule
-    from steptape.rules.document import Place
-    from steptape.rules.errors import ExpressionError
-    from steptape.rules.expressions import parse
-    from steptape.rules.length_conditions import impossible_lengths
-    from steptape.rules.names import Names
-    from steptape.rules.nan_guard import unguarded_spikes
+    from steptape import Policy
+    from steptape.rules.checks.findings import findings_of
+    from steptape.rules.checks.length_conditions import impossible_lengths
+    from steptape.rules.checks.nan_guard import unguarded_spikes
+    from steptape.rules.compiled.compilation import compile_rule
+    from steptape.rules.compiled.names import Names
+    from steptape.rules.engine.decisions import canonical_line, outcome_from_event, outcome_payload
+    from steptape.rules.engine.engine import Engine
+    from steptape.rules.errors import ExpressionError, PolicyError
+    from steptape.rules.excerpts import excerpt
+    from steptape.rules.language.binding import bind
+    from steptape.rules.language.bound_rule import Scope
+    from steptape.rules.language.expressions import parse
+    from steptape.rules.policy_file.blueprint import draw_blueprint
+    from steptape.rules.policy_file.declarations import Rule
+    from steptape.rules.policy_file.document import Place
+    from steptape.rules.policy_file.policy import parse_policy
+    from steptape.rules.scenarios.file import parse_tests
+    from steptape.rules.scenarios.report import result_json, result_lines
+    from steptape.rules.scenarios.run import run_test
     from steptape.store.event_json import encoded
     from steptape.store.events import Event
 

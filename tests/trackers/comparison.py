@@ -8,8 +8,11 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from steptape.importers import Outcome, ReadOptions, State, find_sources, import_sources, readers
-from steptape.store import open_run
+from steptape import open_run
+from steptape.importers.discovery import find_sources
+from steptape.importers.importing import Outcome, State, import_sources
+from steptape.importers.registry import readers
+from steptape.importers.source import ReadOptions
 
 Series = dict[str, list[list[object]]]
 

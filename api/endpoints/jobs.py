@@ -1,0 +1,272 @@
+"""Backtests, sweeps and verifications as jobs: asked for, followed, read and ended."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from types import MappingProxyType
+from typing import Annotated, Any, Final, Literal
+
+from fastapi import APIRouter, Request, Response
+from fastapi import Path as InPath
+from starlette.concurrency import run_in_threadpool
+
+from ...replay.backtests.baselines import BASELINES
+from ...rules.engine.decisions import KNOWN_SEMANTICS
+from ...rules.errors import PolicyError, Problem
+from ...store.annotations import ANNOTATIONS
+from ...store.store import Store
+from ..access import OpenStore, RunAccess, file_stamp, find_run
+from ..answers import JSON, answer
+from ..errors import InvalidRequest, JobNotDone, NotModified
+from ..models import Model, Page
+from ..workers.job_queue import Job, JobQueue
+from ..workers.job_requests import (
+    BacktestRequest,
+    JobRequest,
+    PolicyJobRequest,
+    SweepRequest,
+    VerificationRequest,
+    kind_of,
+)
+from ..workers.rule_processes import RuleProcesses
+from .policies import policy_named
+
+router = APIRouter()
+
+#: The page of a report runs the scripts and styles that stand in it, and loads nothing.
+_REPORT_POLICY: Final = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
+
+JobId = Annotated[str, InPath(alias="id", pattern="^[a-z]+-[0-9a-f]{24}$", description="The job's id.")]
+
+
+class JobItem(Model):
+    """A job, and how far it is."""
+
+    id: str
+    """The same for the same question about the same logs."""
+    kind: Literal["backtest", "sweep", "verification"]
+    status: Literal["queued", "running", "done", "failed", "cancelled"]
+    runs: int
+    """Runs that it goes through."""
+    runs_done: int
+    """Runs that it is done with."""
+    error: str | None
+    """Why it failed."""
+    owner: str
+    """Name of the token that it was started with."""
+    created: datetime
+    started: datetime | None
+    ended: datetime | None
+    result: str | None
+    """Path of the result, once there is one."""
+    report: str | None
+    """Path of the report as a page, for backtests."""
+
+
+class JobPage(Page):
+    """Jobs, the newest first."""
+
+    items: list[JobItem]
+
+
+_ACCEPTED: Final[dict[int | str, dict[str, Any]]] = {
+    202: {
+        "headers": {"Location": {"description": "The job.", "schema": {"type": "string"}}},
+        "links": {
+            "job": {"operationId": "read_job", "parameters": {"id": "$response.body#/id"}},
+            "result": {"operationId": "read_job_result", "parameters": {"id": "$response.body#/id"}},
+            "cancel": {"operationId": "cancel_job", "parameters": {"id": "$response.body#/id"}},
+        },
+    }
+}
+
+
+@router.post("/backtests", summary="Start a backtest", status_code=202, responses=_ACCEPTED)
+async def start_backtest(request: Request, response: Response, store: OpenStore, body: BacktestRequest) -> JobItem:
+    """What a policy would have saved and cost in recorded runs. The same question about unchanged logs is one job."""
+    if body.baselines:
+        await run_in_threadpool(_check_baselines, body.baselines)
+    return await _started(request, response, store, body, params=body.params)
+
+
+@router.post("/sweeps", summary="Start a sweep", status_code=202, responses=_ACCEPTED)
+async def start_sweep(request: Request, response: Response, store: OpenStore, body: SweepRequest) -> JobItem:
+    """Every combination of some params' values over recorded runs: at most 100,000 of them.
+
+    Values that the policy does not take are refused at once, with their axis. (Of thousands of values some may be left
+    for the job to refuse: they are tried for some seconds.)
+    """
+    return await _started(request, response, store, body, axes=body.axes)
+
+
+@router.post("/verifications", summary="Start a verification", status_code=202, responses=_ACCEPTED)
+async def start_verification(
+    request: Request, response: Response, store: OpenStore, body: VerificationRequest
+) -> JobItem:
+    """Whether what rules decided live is what their replay decides, and the logs are what was written."""
+    return await _started(request, response, store, body)
+
+
+@router.get("/jobs", summary="Jobs")
+def list_jobs(request: Request) -> JobPage:
+    """The jobs that are remembered, the newest first."""
+    return JobPage(items=[_item(job) for job in _queue(request).jobs()], next=None)
+
+
+@router.get("/jobs/{id}", summary="One job")
+def read_job(request: Request, job_id: JobId) -> JobItem:
+    """How far a job is."""
+    return _item(_queue(request).job(job_id))
+
+
+@router.get(
+    "/jobs/{id}/result",
+    summary="Result of a job",
+    responses={200: {"content": {JSON: {"schema": {"type": "object"}}}}},
+    response_class=Response,
+)
+def read_job_result(request: Request, job_id: JobId) -> Response:
+    """What it came to, with the numbers that the command of the same name prints with `--json`."""
+    job = _finished(request, job_id)
+    assert job.result is not None
+    return answer(request, job.result.encode(), JSON)
+
+
+@router.get(
+    "/jobs/{id}/report",
+    summary="Report of a backtest",
+    responses={200: {"content": {"text/html": {"schema": {"type": "string"}}}}},
+    response_class=Response,
+)
+def read_job_report(request: Request, job_id: JobId) -> Response:
+    """The report as one page that needs nothing else."""
+    job = _finished(request, job_id)
+    if job.page is None:
+        raise JobNotDone("only backtests have a report", got=job_id)
+    headers = {"Content-Security-Policy": _REPORT_POLICY}
+    return answer(request, job.page.encode(), "text/html; charset=utf-8", headers)
+
+
+@router.delete("/jobs/{id}", summary="End a job")
+def cancel_job(request: Request, job_id: JobId) -> JobItem:
+    """End a job that waits or runs; one that is over stays as it is. Other people's jobs take the scope `admin`."""
+    return _item(_queue(request).cancel(job_id, request.state.holder))
+
+
+def _queue(request: Request) -> JobQueue:
+    queue: JobQueue = request.app.state.jobs
+    return queue
+
+
+def _finished(request: Request, job_id: str) -> Job:
+    job = _queue(request).job(job_id)
+    if job.status != "done":
+        raise JobNotDone(f"the job is {job.status}", got=job_id, fix=job.error or "Ask for the job itself")
+    request.state.etag = f'"{job_id}"'
+    if request.headers.get("if-none-match") == request.state.etag:
+        raise NotModified(request.state.etag)
+    return job
+
+
+def _check_baselines(names: Sequence[str]) -> None:
+    # Asked for the first time, the baselines are loaded, which takes a while.
+    unknown = [name for name in names if name not in (*BASELINES, "all")]
+    if unknown:
+        raise InvalidRequest("no such baseline", got=unknown[0], fix=f"Known: all, {', '.join(BASELINES)}")
+
+
+async def _started(
+    request: Request, response: Response, store: Store, body: JobRequest, **values: Mapping[str, Any]
+) -> JobItem:
+    document: dict[str, Any] = {"kind": kind_of(body), "store": str(store.path), "request": body.model_dump()}
+    if isinstance(body, PolicyJobRequest):
+        text, source = await run_in_threadpool(_policy_text, request, body)
+        await _check_policy(request, text, source, **values)  # Refused here, not in the job.
+        document |= {"policy_text": text, "policy_source": source}
+    queued = await run_in_threadpool(_queued, request, store, body, document)
+    response.headers["Location"] = f"/api/v1/jobs/{queued.id}"
+    return _item(queued)
+
+
+async def _check_policy(
+    request: Request,
+    text: str,
+    source: str,
+    *,
+    params: Mapping[str, Any] = MappingProxyType({}),
+    axes: Mapping[str, Any] = MappingProxyType({}),
+) -> None:
+    """Refuse a policy that does not load with these values.
+
+    Raises:
+        PolicyError: With all its problems.
+        InvalidRequest: It takes too long to tell, or there are too many combinations of values.
+    """
+    processes: RuleProcesses = request.app.state.rule_processes
+    seconds = request.app.state.limits.rules_s / 2
+    asked = {"text": text, "source": source, "params": dict(params), "axes": dict(axes), "seconds": seconds}
+    told = await processes.ask({"kind": "job", **asked})
+    if told["problems"]:
+        raise PolicyError(Problem(source, **problem) for problem in told["problems"])
+
+
+def _queued(request: Request, store: Store, body: JobRequest, document: dict[str, Any]) -> Job:
+    runs = _runs(store, body)
+    document["runs"] = [run.folder.name for run in runs]
+    job = Job(
+        id=f"{document['kind']}-{_digest(document, runs)}",
+        kind=document["kind"],
+        document=document,
+        owner=request.state.holder.name,
+        runs=len(runs),
+    )
+    return _queue(request).submit(job)
+
+
+def _policy_text(request: Request, body: PolicyJobRequest) -> tuple[str, str]:
+    if body.policy_text is not None:
+        return body.policy_text, "policy"
+    assert body.policy is not None
+    path = policy_named(body.policy, request.app.state.policies)
+    return path.read_text(encoding="utf-8"), body.policy
+
+
+def _runs(store: Store, body: JobRequest) -> list[RunAccess]:
+    if body.runs is None:
+        return [RunAccess(store, entry.folder) for entry in store.catalog.look().entries]
+    return [find_run(store, key) for key in dict.fromkeys(body.runs)]
+
+
+def _digest(document: dict[str, Any], runs: Sequence[RunAccess]) -> str:
+    """Of the question, and of the state that the logs and the notes about them are in."""
+    asked = {**document, "request": {**document["request"], "runs": None}, "semantics": sorted(KNOWN_SEMANTICS)}
+    digest = hashlib.sha256(json.dumps(asked, sort_keys=True).encode())
+    for run in runs:
+        entry = run.entry()
+        listing = entry.snapshot.listing
+        # Journals and notes are appended to, and what somebody edits in its place is to be found by a verification.
+        files = [file.path for file in listing.sealed] + [journal.path for journal in listing.journals]
+        stamps = [(path.name, *file_stamp(path)) for path in (*files, run.folder / ANNOTATIONS)]
+        digest.update(repr((entry.stamp, stamps)).encode())
+    return digest.hexdigest()[:24]
+
+
+def _item(job: Job) -> JobItem:
+    path = f"/api/v1/jobs/{job.id}"
+    return JobItem(
+        id=job.id,
+        kind=job.kind,  # type: ignore[arg-type]
+        status=job.status,
+        runs=job.runs,
+        runs_done=job.runs_done,
+        error=job.error or None,
+        owner=job.owner,
+        created=job.created,
+        started=job.started,
+        ended=job.ended,
+        result=f"{path}/result" if job.status == "done" else None,
+        report=f"{path}/report" if job.page is not None else None,
+    )

@@ -1,0 +1,131 @@
+"""``/runs/{id}/annotations``: what people note about a run, while it is recorded and afterwards."""
+
+from __future__ import annotations
+
+import time
+from typing import Annotated, Any, Final, Literal
+
+from fastapi import APIRouter, Request, Response
+from fastapi import Query as InQuery
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from ...store.annotations import Annotation, append_annotation, new_annotation_id, read_annotations, step_told
+from ...store.event_json import decoded_attrs, encoded
+from ...store.reading.row_places import rows_where
+from ...store.reading.snapshot import Snapshot
+from ...store.reading.timeline import effective_lineage, effective_rows
+from ..access import RequestedRun, RunAccess
+from ..answers import IN_EVERY_FORM, page_answer
+from ..models import Model, Page
+from ..queries import FormedQuery, Int64
+
+router = APIRouter()
+
+#: Of the attributes of a note: enough for any configuration, and far from where writing them as JSON fails.
+_MOST_LEVELS: Final = 40
+
+
+class AnnotationItem(Model):
+    """A note about a run."""
+
+    id: str
+    """Unique within the run."""
+    origin: Literal["recorder", "api"]
+    """Whether the training program wrote it into the log, or somebody noted it afterwards."""
+    time_ns: int
+    """Nanoseconds since 1970 (UTC)."""
+    text: str
+    author: str | None
+    """Name of the token that it was noted with."""
+    first_step: int | None
+    last_step: int | None
+    """Steps that it is about, both inclusive; null where it is about the whole run."""
+    attrs: dict[str, Any]
+
+
+class AnnotationPage(Page):
+    """Annotations: the log's own first, then those of afterwards, in order of noting."""
+
+    items: list[AnnotationItem]
+
+
+class NewAnnotation(BaseModel):
+    """A note to make."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+    text: str = Field(min_length=1, max_length=10_000)
+    first_step: Int64 | None = None
+    last_step: Int64 | None = None
+    """Steps that it is about, both inclusive; `last_step` is `first_step` unless given."""
+    attrs: dict[str, Any] = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _steps_are_in_order(self) -> NewAnnotation:
+        if self.last_step is not None and (self.first_step is None or self.first_step > self.last_step):
+            raise ValueError("'last_step' comes with a 'first_step' that is not greater")
+        if _depth(self.attrs) > _MOST_LEVELS:
+            raise ValueError(f"'attrs' are nested at most {_MOST_LEVELS} levels deep")
+        return self
+
+
+def _depth(value: Any) -> int:
+    """How many levels of lists and objects a JSON value has."""
+    levels, level = 0, [value]
+    while level := [part for part in level if isinstance(part, (dict, list))]:
+        levels += 1
+        level = [inner for part in level for inner in (part.values() if isinstance(part, dict) else part)]
+    return levels
+
+
+@router.get("/runs/{id}/annotations", summary="Annotations", response_model=AnnotationPage, responses=IN_EVERY_FORM)
+def list_annotations(request: Request, run: RequestedRun, query: Annotated[FormedQuery, InQuery()]) -> Response:
+    """Notes of the training program (`rec.annotate`), less what a resume rolled back, and those made afterwards."""
+    noted = [_item(annotation, "api") for annotation in read_annotations(run.folder)]
+    page = AnnotationPage(items=[*run.read(_recorded), *noted], next=None)
+    return page_answer(request, page, query.format)
+
+
+@router.post("/runs/{id}/annotations", summary="Annotate a run", status_code=201)
+def annotate_run(request: Request, run: RequestedRun, body: NewAnnotation) -> AnnotationItem:
+    """Note something about a run, beside its log: what it recorded stays what it was, digests and all."""
+    return make_annotation(run, body, request.state.holder.name)
+
+
+def make_annotation(run: RunAccess, body: NewAnnotation, author: str) -> AnnotationItem:
+    """Make a note, and show it as it is kept."""
+    last_step = body.first_step if body.last_step is None else body.last_step
+    annotation = Annotation(
+        new_annotation_id(), time.time_ns(), body.text, author, body.first_step, last_step, encoded(body.attrs)
+    )
+    append_annotation(run.folder, annotation)
+    return _item(annotation, "api")
+
+
+def _item(annotation: Annotation, origin: Literal["recorder", "api"]) -> AnnotationItem:
+    return AnnotationItem(
+        id=annotation.id,
+        origin=origin,
+        time_ns=annotation.time_ns,
+        text=annotation.text,
+        author=annotation.author,
+        first_step=annotation.first_step,
+        last_step=annotation.last_step,
+        attrs=encoded(annotation.attrs),
+    )
+
+
+def _recorded(snapshot: Snapshot) -> list[AnnotationItem]:
+    table = snapshot.events_table(("attempt", "rank", "seq", "kind", "step", "time_ns", "attrs"))
+    rows = rows_where(effective_rows(table, effective_lineage(snapshot).cuts), "kind", "annotation").to_pylist()
+    return [_item(_from_event(row), "recorder") for row in rows]
+
+
+def _from_event(row: dict[str, Any]) -> Annotation:
+    attrs = decoded_attrs(row["attrs"] or "{}")
+    text = attrs.pop("text", "")
+    told = {name: step_told(attrs.get(name)) for name in ("first_step", "last_step")}
+    first, last = (row["step"] if step is None else step for step in told.values())
+    attrs = {name: value for name, value in attrs.items() if told.get(name) is None}
+    identity = f"{row['attempt']}.{row['rank']}.{row['seq']}"
+    return Annotation(identity, row["time_ns"], str(text), None, first, last, attrs)

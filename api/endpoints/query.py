@@ -1,0 +1,95 @@
+"""``POST /query``: read-only SQL over the views, within limits."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any, Final
+
+from anyio import CapacityLimiter, to_thread
+from fastapi import APIRouter, Request, Response
+from fastapi import Query as InQuery
+from pydantic import BaseModel, ConfigDict, Field
+
+from ...store.event_json import encoded
+from ...store.parquet.formats import from_arrow_stream, to_plain_rows
+from ..answers import IN_EVERY_FORM, JSON, MEDIA_TYPES, Form, answer, form_of, table_bytes
+from ..models import Model
+from ..queries import FormedQuery
+from ..workers.query_workers import Answer, QueryWorkers
+
+router = APIRouter()
+
+#: How the answer in CSV, Arrow or Parquet says that there were more rows.
+_TRUNCATED: Final = "Steptape-Truncated"
+
+
+class SqlRequest(BaseModel):
+    """A question in SQL."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+    sql: str = Field(min_length=1, max_length=100_000)
+    """One statement that reads: SELECT, FROM, WITH, DESCRIBE, SHOW. Views: `runs`, `events`, `steps`, `evals`, `saves`,
+    `samples`, `decisions`, `windows`; table macros: `series(metric)`, `rolling(n)`, `spiking_samples(step)`."""
+    run: str | None = Field(default=None, max_length=1000)
+    """Over this run alone: its id, or its name where one run alone has it."""
+
+
+class Column(Model):
+    """A column of a result."""
+
+    name: str
+    type: str
+    """As Arrow calls it."""
+
+
+class QueryAnswer(Model):
+    """The rows of a result, as far as they are shown."""
+
+    columns: list[Column]
+    rows: list[list[Any]]
+    """Text stands for what JSON has no form for: times, numbers that are not finite or too large, bytes (base64)."""
+    n_rows: int
+    truncated: bool
+    """Whether there were more rows than one answer holds."""
+    row_limit: int
+    elapsed_s: float
+
+
+@router.post("/query", summary="SQL", response_model=QueryAnswer, responses=IN_EVERY_FORM)
+async def run_sql(request: Request, body: SqlRequest, query: Annotated[FormedQuery, InQuery()]) -> Response:
+    """The result of one read-only statement over the views of all runs, or of one.
+
+    It can read nothing but the runs of this store, and is ended when it takes too long or too much.
+    """
+    form = form_of(request, query.format)
+    workers: QueryWorkers = request.app.state.query_workers
+    limiter: CapacityLimiter = request.app.state.query_threads
+    found = await to_thread.run_sync(workers.ask, body.sql, body.run, limiter=limiter)
+    limit: int = request.app.state.limits.query.rows
+    return await to_thread.run_sync(_rendered, request, found, form, limit, limiter=limiter)
+
+
+def _rendered(request: Request, found: Answer, form: Form, limit: int) -> Response:
+    headers = {_TRUNCATED: "true" if found.truncated else "false", "Cache-Control": "no-store"}
+    if form is Form.ARROW:
+        return answer(request, found.rows, MEDIA_TYPES[form], headers)
+    table = from_arrow_stream(found.rows)
+    if form in (Form.CSV, Form.PARQUET):
+        return answer(request, table_bytes(table, form), MEDIA_TYPES[form], headers)
+    rows = to_plain_rows(table)
+    if form is Form.NDJSON:
+        names = table.column_names
+        trailer = {"items": len(rows), "truncated": found.truncated, "elapsed_s": found.elapsed_s}
+        lines = [*(dict(zip(names, row, strict=True)) for row in rows), {"trailer": trailer}]
+        text = "".join(json.dumps(encoded(line), ensure_ascii=False) + "\n" for line in lines)
+        return answer(request, text.encode(), MEDIA_TYPES[form], headers)
+    document = QueryAnswer(
+        columns=[Column(name=field.name, type=str(field.type)) for field in table.schema],
+        rows=rows,
+        n_rows=len(rows),
+        truncated=found.truncated,
+        row_limit=limit,
+        elapsed_s=found.elapsed_s,
+    )
+    return answer(request, document.model_dump_json().encode(), JSON, headers)

@@ -1,0 +1,138 @@
+"""``/runs/{id}/samples``: losses of single samples, in order of recording or the highest first."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Any, Final
+
+from fastapi import APIRouter, Request, Response
+from fastapi import Query as InQuery
+from pydantic import Field, TypeAdapter, model_validator
+from starlette.concurrency import run_in_threadpool
+
+from ...store.reading.snapshot import Snapshot
+from ...store.reading.timeline import PLACE, effective_lineage, effective_rows
+from ...store.sql.spikes import COLUMNS
+from ..access import RequestedRun, RunAccess
+from ..answers import IN_EVERY_FORM, page_answer
+from ..errors import InvalidRequest, StepNotFound
+from ..models import SampleItem, SamplePage, SpikingSample, SpikingSamplePage
+from ..pagination import from_cursor, to_cursor
+from ..queries import FormedQuery, Int32, Int64
+from ..workers.run_questions import ask_run
+
+router = APIRouter()
+
+_FIELDS: Final = tuple(SampleItem.model_fields)
+_ORDER: Final = ("attempt", "rank", "seq", "position")
+_PLACE: Final = TypeAdapter(tuple[Int32, Int32, Int64, Int32])
+
+#: Most items of a page unless the query says otherwise.
+_PAGE: Final = 1000
+
+
+class SamplesQuery(FormedQuery):
+    """Which samples."""
+
+    step: Int64 | None = None
+    """Of this update only."""
+    top: int | None = Field(default=None, ge=1, le=10_000)
+    """So many, the highest losses first (NaN above all numbers). They come as one page."""
+    limit: int | None = Field(default=None, ge=1, le=10_000)
+    """Most items of a page; 1000 unless given, or `top`."""
+    cursor: str | None = Field(default=None, max_length=1000)
+    """`next` of the page before."""
+
+    @model_validator(mode="after")
+    def _top_comes_as_one_page(self) -> SamplesQuery:
+        if self.top is not None and self.cursor is not None:
+            raise ValueError("'top' answers with one page, and takes no 'cursor'")
+        return self
+
+
+@router.get("/runs/{id}/samples", summary="Sample losses", response_model=SamplePage, responses=IN_EVERY_FORM)
+async def list_samples(request: Request, run: RequestedRun, query: Annotated[SamplesQuery, InQuery()]) -> Response:
+    """Per-sample losses of all ranks, in (attempt, rank, seq, position) order, or the highest first.
+
+    What a resume rolled back is left out. Where the losses of tokens make samples large, a page may hold fewer than
+    `limit`; `next` goes on from there.
+    """
+    page = await (_page(request, run, query) if query.top is None else _highest(request, run, query, query.top))
+    return await run_in_threadpool(page_answer, request, page, query.format)
+
+
+class SpikeQuery(FormedQuery):
+    """Which spike."""
+
+    step: Int64
+    """The update at which the loss spiked."""
+    radius: int = Field(default=0, ge=0, le=10_000)
+    """Updates before and after it that belong to the spike."""
+    top: int = Field(default=50, ge=1, le=10_000)
+    """Most samples."""
+    baseline: int = Field(default=50, ge=1, le=10_000)
+    """Updates before the spike whose sample losses say what is normal."""
+
+
+@router.get(
+    "/runs/{id}/samples/spike",
+    summary="Samples that drove a spike",
+    response_model=SpikingSamplePage,
+    responses=IN_EVERY_FORM,
+)
+async def list_spiking_samples(
+    request: Request, run: RequestedRun, query: Annotated[SpikeQuery, InQuery()]
+) -> Response:
+    """The samples recorded around a step that pushed the loss above normal, the hardest first. NaN losses lead."""
+    await run_in_threadpool(run.read, lambda snapshot: _check_step(snapshot, query.step))
+    options = f"radius := {query.radius}, top := {query.top}, baseline := {query.baseline}"
+    statement = f"SELECT {', '.join(COLUMNS)} FROM spiking_samples({query.step}, {options})"
+    found = await ask_run(request, run, statement, rows=query.top)
+    page = SpikingSamplePage(items=[SpikingSample.model_validate(row) for row in found.table.to_pylist()], next=None)
+    return await run_in_threadpool(page_answer, request, page, query.format)
+
+
+def _check_step(snapshot: Snapshot, step: int) -> None:
+    cuts = effective_lineage(snapshot).cuts
+    table = effective_rows(snapshot.events_table(("step", *(PLACE if cuts else ()))), cuts)
+    steps = table["step"].to_numpy()
+    if not (steps == step).any():
+        fix = f"Its steps are {steps.min()} to {steps.max()}" if len(steps) else "It has no events"
+        raise StepNotFound("the run has no such step", where=snapshot.info.run_id, got=step, fix=fix)
+
+
+async def _page(request: Request, run: RunAccess, query: SamplesQuery) -> SamplePage:
+    filters = ("samples", run.folder.name, query.step)
+    conditions = [] if query.step is None else [f"step = {query.step}"]
+    if query.cursor is not None:
+        place = from_cursor(query.cursor, filters, _PLACE)
+        conditions.append(f"({', '.join(_ORDER)}) > {place}")
+    limit = query.limit or _PAGE
+    found = await ask_run(request, run, _statement(conditions, ", ".join(_ORDER), limit + 1), rows=limit + 1)
+    items = await run_in_threadpool(_items, found.table.slice(0, limit))
+    more = found.is_cut_short or found.table.num_rows > limit
+    return SamplePage(items=items, next=to_cursor(filters, _place(items[-1])) if more else None)
+
+
+async def _highest(request: Request, run: RunAccess, query: SamplesQuery, top: int) -> SamplePage:
+    count = min(top, query.limit or top)
+    conditions = [] if query.step is None else [f"step = {query.step}"]
+    # NaN is above all numbers in SQL, too.
+    statement = _statement(conditions, f"loss DESC, seq, position, {', '.join(_ORDER)}", count)
+    found = await ask_run(request, run, statement, rows=count)
+    if found.is_cut_short:
+        raise InvalidRequest("so many samples take more than one answer may", where="query.top", got=top)
+    return SamplePage(items=await run_in_threadpool(_items, found.table), next=None)
+
+
+def _statement(conditions: Sequence[str], order: str, count: int) -> str:
+    where = f"WHERE {' AND '.join(conditions)}" if conditions else ""
+    return f"SELECT {', '.join(_FIELDS)} FROM samples {where} ORDER BY {order} LIMIT {count}"
+
+
+def _items(table: Any) -> list[SampleItem]:
+    return [SampleItem.model_validate(row) for row in table.to_pylist()]
+
+
+def _place(item: SampleItem) -> tuple[int, int, int, int]:
+    return item.attempt, item.rank, item.seq, item.position

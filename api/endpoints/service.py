@@ -1,0 +1,90 @@
+"""The server itself: whether it is up and ready, which version it is, and what it has done."""
+
+from __future__ import annotations
+
+import os
+from importlib.metadata import version
+from typing import Any, Literal
+
+from fastapi import APIRouter, Request, Response
+
+from ...rules.engine.decisions import SEMANTICS_VERSION
+from ...store.errors import StoreNotFound
+from ...store.run_info import FORMAT
+from ..access import OpenStore
+from ..errors import Busy
+from ..middleware.traffic import Traffic
+from ..models import Health, Model
+
+router = APIRouter()
+
+
+class Ready(Model):
+    """The server has read which runs there are."""
+
+    status: Literal["ready"] = "ready"
+    runs: int
+
+
+class Version(Model):
+    """What this server is."""
+
+    steptape: str
+    api: str
+    event_format: int
+    """Newest format of runs that it reads."""
+    rule_semantics: int
+    """Version of the rule engine's semantics."""
+
+
+@router.get("/healthz", summary="Is the server up?")
+def read_health(store: OpenStore) -> Health:
+    """Answers when the server runs and can list its store; 503 when it cannot."""
+    try:
+        os.listdir(store.path)
+    except OSError as error:
+        raise StoreNotFound(f"the store cannot be listed ({error.strerror})", where=str(store.path)) from None
+    return Health()
+
+
+@router.get("/readyz", summary="Is the server ready?")
+def read_readiness(request: Request, store: OpenStore) -> Ready:
+    """Answers when the runs of the store have been read once; 503 until then."""
+    if not request.app.state.is_warm:
+        raise Busy("the runs are being read", fix="Ask again in a second")
+    return Ready(runs=len(store.recent().entries))
+
+
+@router.get("/version", summary="Which version is it?")
+def read_version() -> Version:
+    """Versions of steptape, the API, run formats and rule semantics."""
+    return Version(steptape=version("steptape"), api="1", event_format=FORMAT, rule_semantics=SEMANTICS_VERSION)
+
+
+@router.get(
+    "/metrics",
+    summary="Measurements for Prometheus",
+    response_class=Response,
+    responses={200: {"content": {"text/plain": {"schema": {"type": "string"}}}}},
+)
+def read_metrics(request: Request, store: OpenStore) -> Response:
+    """Requests, queries, jobs, tails and runs, in the text format of Prometheus."""
+    state = request.app.state
+    traffic: Traffic = state.traffic
+    statuses: dict[str, int] = {}
+    look = store.recent()
+    for entry in look.entries:
+        statuses[entry.summary.status] = statuses.get(entry.summary.status, 0) + 1
+    lines = [
+        *traffic.lines(),
+        *_gauge("steptape_runs", "Runs of the store.", {f'status="{name}"': n for name, n in sorted(statuses.items())}),
+        *_gauge("steptape_runs_unreadable", "Runs that cannot be read.", {"": len(look.problems)}),
+        *_gauge("steptape_streams", "Live tails and long polls.", {"": state.streams.taken}),
+        *_gauge("steptape_jobs", "Jobs.", {f'status="{name}"': n for name, n in state.jobs.counts().items()}),
+    ]
+    return Response("\n".join(lines) + "\n", media_type="text/plain; version=0.0.4; charset=utf-8")
+
+
+def _gauge(name: str, help_text: str, values: dict[str, Any]) -> list[str]:
+    samples = [f"{name}{{{labels}}} {value}" if labels else f"{name} {value}" for labels, value in values.items()]
+    return [f"# HELP {name} {help_text}", f"# TYPE {name} gauge", *samples]

@@ -1,0 +1,1 @@
+"""ASGI middleware and connections: who may ask, how much, and how fast."""

@@ -1,0 +1,107 @@
+"""Bodies of requests: no larger, no slower and no more wrapped up than they may be. ASGI middleware.
+
+The body is read as a whole before the application sees the request, so that a client that dawdles costs a connection
+and not a thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Final
+
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from ..limits import Limits
+from ..problems import Sort, refusal
+
+_TOO_LARGE: Final = Sort(413, "body-too-large", "The body is too large")
+_TOO_SLOW: Final = Sort(408, "body-too-slow", "The body did not come in time")
+_ENCODED: Final = Sort(415, "unsupported-media-type", "The body is of a kind that is not taken")
+
+#: Methods whose body means something.
+_WITH_BODY: Final = frozenset({"POST", "PUT", "PATCH"})
+
+
+#: The one form: what it brings is looked at by people who have no token yet, and changes nothing.
+_FORM_PATH: Final = "/login"
+_FORM: Final = "application/x-www-form-urlencoded"
+
+
+class Bodies:
+    """Refuses bodies beyond the limits, and compressed ones: a kilobyte of these may be a gigabyte."""
+
+    def __init__(self, app: ASGIApp, *, limits: Limits) -> None:
+        self._app = app
+        self._limits = limits
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass the request on with its body, or refuse it."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers = Headers(scope=scope)
+        found = self._declared_fault(scope, headers)
+        body = b""
+        if found is None and _has_body(headers):
+            try:
+                async with asyncio.timeout(self._limits.body_s):
+                    taken = await self._taken(receive)
+            except TimeoutError:
+                found = _TOO_SLOW, f"A body has to be there within {self._limits.body_s:g} s"
+            else:
+                if taken is None:
+                    return
+                body = taken
+                if len(body) > self._limits.body_bytes:
+                    found = self._too_large()
+        if found is not None:
+            # What is left of the body would be taken for the next request.
+            await refusal(*found, headers={"Connection": "close"})(scope, receive, send)
+            return
+        await self._app(scope, _replayed(body, receive), send)
+
+    def _declared_fault(self, scope: Scope, headers: Headers) -> tuple[Sort, str] | None:
+        length = headers.get("content-length", "0")
+        if length.isdecimal() and int(length) > self._limits.body_bytes:
+            return self._too_large()
+        if headers.get("content-encoding", "identity").lower() != "identity":
+            return _ENCODED, "Bodies are not taken compressed"
+        if scope["method"] in _WITH_BODY and _has_body(headers):
+            media_type = headers.get("content-type", "").partition(";")[0].strip().lower()
+            if media_type != (_FORM if scope["path"] == _FORM_PATH else "application/json"):
+                return _ENCODED, "A body is JSON: Content-Type: application/json"
+        return None
+
+    def _too_large(self) -> tuple[Sort, str]:
+        return _TOO_LARGE, f"A body has at most {self._limits.body_bytes:,} bytes"
+
+    async def _taken(self, receive: Receive) -> bytes | None:
+        """The body, or its beginning where it is too large; None when the client has gone."""
+        parts: list[bytes] = []
+        size = 0
+        while True:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                return None
+            parts.append(message.get("body", b""))
+            size += len(parts[-1])
+            if size > self._limits.body_bytes or not message.get("more_body", False):
+                return b"".join(parts)
+
+
+def _has_body(headers: Headers) -> bool:
+    return headers.get("content-length", "0") != "0" or "transfer-encoding" in headers
+
+
+def _replayed(body: bytes, receive: Receive) -> Receive:
+    is_told = False
+
+    async def replay() -> Message:
+        nonlocal is_told
+        if is_told:
+            return await receive()
+        is_told = True
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    return replay

@@ -1,0 +1,123 @@
+"""Who is let in: ASGI middleware that looks at Host, Origin and token before anything else does.
+
+A page of another site that a browser on this machine shows reaches 127.0.0.1 as well: by a name of its own that it has
+made to point there (the Host header then has that name), or by a form (the Origin header then has its own).
+
+Wrong tokens are not counted, and whoever sends them need not wait. A token that was made as the server advises has 192
+bits, which no rate of guesses gets at, and tokens are compared in constant time; while behind a proxy all clients have
+one address, so that one of them could lock out the others. Answers with 401 are counted in ``/metrics``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection
+from typing import Final
+from urllib.parse import urlsplit
+
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Receive, Send
+from starlette.types import Scope as AsgiScope
+
+from ..problems import Sort, refusal
+from .tokens import LOCAL, Holder, Scope, Tokens
+
+LOOPBACK_NAMES: Final = frozenset({"localhost", "127.0.0.1", "::1"})
+
+#: What a probe may ask without a token, and what a person needs who has yet to show one.
+_OPEN: Final = frozenset({"/healthz", "/readyz", "/login", "/logout"})
+_OPEN_FOLDER: Final = "/static/"
+
+#: Methods that change nothing.
+_SAFE: Final = frozenset({"GET", "HEAD", "OPTIONS"})
+
+#: Requests with a body that change nothing either: questions.
+_QUESTIONS: Final = re.compile(r"/api/v1/(query|rules/check|rules/test)")
+
+_HOST: Final = re.compile(r"(?:\[(?P<v6>[0-9A-Fa-f:.]+)\]|(?P<name>[A-Za-z0-9._-]+))(?::\d{1,5})?")
+
+#: Bytes of all headers of a request.
+MAX_HEAD_BYTES: Final = 32 << 10
+
+_LARGE: Final = Sort(431, "headers-too-large", "The headers are too large")
+_MISDIRECTED: Final = Sort(421, "misdirected-request", "This server is called otherwise")
+_FOREIGN: Final = Sort(403, "foreign-origin", "The request comes from a page of another site")
+_UNAUTHORIZED: Final = Sort(401, "unauthorized", "A token is needed")
+_FORBIDDEN: Final = Sort(403, "forbidden", "The token does not allow this")
+
+
+class Gate:
+    """Refuses requests that are addressed to another host, come from another site's page, or lack a token's scope.
+
+    Args:
+        app: What comes after.
+        hosts: Names by which the server is called, in lower case, without ports.
+        tokens: Those that are known; None where everybody who gets here may do everything.
+    """
+
+    def __init__(self, app: ASGIApp, *, hosts: Collection[str], tokens: Tokens | None) -> None:
+        self._app = app
+        self._hosts = frozenset(hosts)
+        self._tokens = tokens
+
+    async def __call__(self, scope: AsgiScope, receive: Receive, send: Send) -> None:
+        """Pass the request on with ``holder`` in its state, or refuse it."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers = Headers(scope=scope)
+        found = self._check_address(scope, headers) or self._admit(scope, headers)
+        if isinstance(found, Holder):
+            scope.setdefault("state", {})["holder"] = found
+            await self._app(scope, receive, send)
+            return
+        sort, detail = found
+        challenge = {"WWW-Authenticate": 'Bearer realm="steptape"'} if sort.status == 401 else None
+        await refusal(sort, detail, headers=challenge)(scope, receive, send)
+
+    def _check_address(self, scope: AsgiScope, headers: Headers) -> tuple[Sort, str] | None:
+        if sum(len(name) + len(value) for name, value in headers.raw) > MAX_HEAD_BYTES:
+            return _LARGE, f"Headers have at most {MAX_HEAD_BYTES:,} bytes in all"
+        hosts = headers.getlist("host")
+        if len(hosts) != 1 or _name_in(hosts[0]) not in self._hosts:
+            return _MISDIRECTED, "The Host header names no host that this server answers for (--allowed-host adds one)"
+        if scope["method"] in _SAFE:
+            return None
+        origin = headers.get("origin")
+        if headers.get("sec-fetch-site") in ("cross-site", "same-site"):
+            return _FOREIGN, "Sec-Fetch-Site says that another site's page has sent this"
+        if origin is not None and urlsplit(origin).netloc.lower() != hosts[0].lower():
+            return _FOREIGN, "The Origin header is not this server's own"
+        return None
+
+    def _admit(self, scope: AsgiScope, headers: Headers) -> Holder | tuple[Sort, str]:
+        if self._tokens is None:
+            return LOCAL
+        if scope["path"] in _OPEN or scope["path"].startswith(_OPEN_FOLDER):
+            return Holder("anonymous", Scope.READ)
+        scheme, _, token = headers.get("authorization", "").partition(" ")
+        holder = self._tokens.holder_of(token.strip()) if scheme.lower() == "bearer" else None
+        if holder is None:
+            return _UNAUTHORIZED, "Send 'Authorization: Bearer TOKEN' with a token that this server knows"
+        needed = required_scope(scope["method"], scope["path"])
+        if holder.scope < needed:
+            return (
+                _FORBIDDEN,
+                f"This takes the scope {needed.name.lower()}; the token has {holder.scope.name.lower()}",
+            )
+        return holder
+
+
+def required_scope(method: str, path: str) -> Scope:
+    """What a token must allow for a request.
+
+    >>> required_scope("GET", "/api/v1/runs"), required_scope("POST", "/api/v1/backtests")
+    (<Scope.READ: 1>, <Scope.WRITE: 2>)
+    """
+    return Scope.READ if method in _SAFE or (method == "POST" and _QUESTIONS.fullmatch(path)) else Scope.WRITE
+
+
+def _name_in(host: str) -> str | None:
+    """The host's name in a Host header, in lower case; None when it is no such header."""
+    match = _HOST.fullmatch(host)
+    return (match["v6"] or match["name"]).lower() if match else None

@@ -1,0 +1,82 @@
+"""The outermost edge of the application: counts answers, sends what protects a browser, and keeps failures inside."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from typing import Final
+
+from starlette.datastructures import MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from ..problems import internal_error
+from .traffic import Traffic
+
+_LOGGER: Final = logging.getLogger("steptape.api")
+
+#: Sent with every answer that does not say otherwise. Names and messages in answers are strangers' text: a browser must
+#: neither guess that they are a page nor run what stands in them.
+_HEADERS: Final = {
+    "X-Content-Type-Options": "nosniff",
+    "Content-Security-Policy": "default-src 'none'; frame-ancestors 'none'",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Resource-Policy": "same-origin",
+}
+
+_METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
+
+
+class Guard:
+    """ASGI middleware that answers unexpected errors with a problem.
+
+    Starlette's own middleware for this raises the error again behind its answer, upon which uvicorn cuts the connection
+    under the client's next request.
+
+    Args:
+        app: What comes after.
+        traffic: Where answers are counted.
+        send_s: Until a client has to take a piece of an answer.
+    """
+
+    def __init__(self, app: ASGIApp, *, traffic: Traffic, send_s: float) -> None:
+        self._app = app
+        self._traffic = traffic
+        self._send_s = send_s
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass the request on, and answer in place of what fails."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        status = 0
+        started_s = time.monotonic()
+
+        async def guarded_send(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                headers = MutableHeaders(scope=message)
+                for name, value in _HEADERS.items():
+                    headers.setdefault(name, value)
+            async with asyncio.timeout(self._send_s):
+                await send(message)
+
+        self._traffic.in_flight += 1
+        try:
+            await self._app(scope, receive, guarded_send)
+        except TimeoutError:
+            # The client takes nothing; uvicorn closes the connection of an answer that was begun and not ended.
+            if not status:
+                raise
+        except Exception:
+            # One request's failure must not end the server, nor tell the client about its inside.
+            if status:
+                raise
+            _LOGGER.exception("%s %s failed", scope["method"], scope["path"])
+            await internal_error()(scope, receive, guarded_send)
+        finally:
+            self._traffic.in_flight -= 1
+            method = scope["method"] if scope["method"] in _METHODS else "other"
+            route = getattr(scope.get("route"), "path", "other")
+            self._traffic.count(method, route, status, time.monotonic() - started_s)

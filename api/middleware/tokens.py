@@ -1,0 +1,111 @@
+"""Bearer tokens: who may ask for what. Lines of text in, the scope of a request's token out."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import IntEnum
+from pathlib import Path
+from typing import Final
+
+from ...store.errors import TelemetryError
+
+#: The shortest token that is taken: 16 characters of base64 are 96 bits.
+MIN_LENGTH: Final = 16
+
+
+class Scope(IntEnum):
+    """What a token allows; each allows what those before it do.
+
+    ``READ`` asks questions, SQL and checks of rules among them. ``WRITE`` annotates runs, and starts jobs and ends its
+    own. ``ADMIN`` ends anybody's jobs.
+    """
+
+    READ = 1
+    WRITE = 2
+    ADMIN = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """Whom a token belongs to, and what it allows."""
+
+    name: str
+    scope: Scope
+
+
+#: Who asks where no tokens are needed: somebody on this machine.
+LOCAL: Final = Holder("local", Scope.ADMIN)
+
+
+class Tokens:
+    """The tokens that a server knows. It keeps their hashes, and compares in constant time.
+
+    Args:
+        holders: Holder by token.
+    """
+
+    def __init__(self, holders: Iterable[tuple[str, Holder]]) -> None:
+        self._holders = [(_hashed(token), holder) for token, holder in holders]
+
+    def __len__(self) -> int:
+        return len(self._holders)
+
+    def holder_of(self, token: str) -> Holder | None:
+        """Whose token it is; None when it is nobody's. It takes as long whether and where it is found."""
+        hashed = _hashed(token)
+        found: Holder | None = None
+        for known, holder in self._holders:
+            if hmac.compare_digest(known, hashed):
+                found = holder
+        return found
+
+
+def parse_tokens(text: str, *, source: str) -> Tokens:
+    """Tokens from lines of ``token scope name``; blank lines and those that begin with ``#`` are passed over.
+
+    Raises:
+        TelemetryError: A line says something else, or no line says anything. The message shows no token.
+    """
+    holders: list[tuple[str, Holder]] = []
+    for number, line in enumerate(text.splitlines(), start=1):
+        words = line.split(maxsplit=2)
+        if not words or words[0].startswith("#"):
+            continue
+        where = f"{source}:{number}"
+        if len(words) < 3 or words[1].upper() not in Scope.__members__:
+            raise TelemetryError(
+                "a line is a token, a scope and a name", where=where, fix="Scopes are read, write and admin"
+            )
+        if len(words[0]) < MIN_LENGTH:
+            raise TelemetryError(
+                f"a token has at least {MIN_LENGTH} characters",
+                where=where,
+                fix="python -c 'import secrets; print(secrets.token_urlsafe(24))' makes one",
+            )
+        holders.append((words[0], Holder(words[2].strip(), Scope[words[1].upper()])))
+    if not holders:
+        raise TelemetryError("there are no tokens", where=source, fix="A line is a token, a scope and a name")
+    return Tokens(holders)
+
+
+def read_tokens(path: Path) -> Tokens:
+    """Tokens from a file.
+
+    Raises:
+        TelemetryError: It cannot be read, others than its owner can read it, or a line is wrong.
+    """
+    try:
+        if path.stat().st_mode & 0o077:
+            raise TelemetryError(
+                "others can read the tokens", where=str(path), fix=f"chmod 600 {path}, and change the tokens"
+            )
+        return parse_tokens(path.read_text(encoding="utf-8"), source=str(path))
+    except (OSError, UnicodeDecodeError) as error:
+        raise TelemetryError(f"tokens cannot be read ({type(error).__name__})", where=str(path)) from None
+
+
+def _hashed(token: str) -> bytes:
+    return hashlib.sha256(token.encode("utf-8", "surrogateescape")).digest()

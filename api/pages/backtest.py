@@ -1,0 +1,62 @@
+"""``/backtest``: choose a policy and runs, start the job, read what it would have saved, change a parameter."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Final
+
+from fastapi import APIRouter, Request, Response
+from fastapi import Query as InQuery
+
+from ...rules.errors import PolicyError
+from ...rules.policy_file.policy import Policy, parse_policy
+from ...store.event_json import encoded
+from ..access import OpenStore
+from ..endpoints.policies import policies_known
+from .compare import newest
+from .layout import PageRoute, page
+
+router = APIRouter(include_in_schema=False, route_class=PageRoute)
+
+#: Runs that are listed to be chosen from; the job takes all of the store when none is chosen.
+LISTED: Final = 500
+
+
+@router.get("/backtest")
+def show_backtest(
+    request: Request,
+    store: OpenStore,
+    policy: Annotated[str | None, InQuery(max_length=200)] = None,
+    keys: Annotated[list[str] | None, InQuery(alias="run", max_length=1000)] = None,
+) -> Response:
+    """The page."""
+    known = policies_known(request.app.state.policies)
+    name = policy if policy in known else next(iter(sorted(known)), None)
+    loaded, problem = _loaded(name, known[name]) if name else (None, None)
+    params = encoded(dict(loaded.params)) if loaded else {}
+    runs = newest(store)
+    chosen = {run.run_id for run in runs if {run.run_id, run.name} & set(keys or ())}
+    listed = sorted(runs, key=lambda run: run.run_id not in chosen)[: max(LISTED, len(chosen))]
+    return page(
+        request,
+        "backtest.html",
+        policies=sorted(known),
+        policy=name,
+        loaded=loaded,
+        problem=problem,
+        params=params,
+        runs=listed,
+        total=len(runs),
+        chosen=chosen,
+        data={"policy": name, "params": params},
+    )
+
+
+def _loaded(name: str, path: Path) -> tuple[Policy | None, str | None]:
+    """The policy of a file, or what is wrong with it; neither says where the file lies."""
+    try:
+        return parse_policy(path.read_text(encoding="utf-8"), source=name), None
+    except PolicyError as error:
+        return None, str(error)
+    except (OSError, UnicodeDecodeError) as error:
+        return None, f"{name}: cannot be read ({type(error).__name__})"

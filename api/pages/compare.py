@@ -1,0 +1,83 @@
+"""``/compare``: the curves of several runs over each other, and what their configurations differ in."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Final
+
+from fastapi import APIRouter, Request, Response
+from fastapi import Query as InQuery
+
+from ...store.event_json import encoded
+from ...store.reading.snapshot import Snapshot
+from ...store.reading.summary import RunSummary, leading_metric, summarize
+from ...store.store import Store
+from ..access import OpenStore, find_run
+from .layout import PageRoute, flattened, page
+
+router = APIRouter(include_in_schema=False, route_class=PageRoute)
+
+#: Runs that are laid over each other at most.
+MOST: Final = 50
+
+#: Runs that the field for another one offers; it takes any id or name.
+OFFERED: Final = 500
+
+
+@router.get("/compare")
+def compare_runs(
+    request: Request,
+    store: OpenStore,
+    keys: Annotated[list[str] | None, InQuery(alias="run", max_length=MOST)] = None,
+    metric: Annotated[str | None, InQuery(max_length=1000)] = None,
+) -> Response:
+    """The page: chosen runs, their curves, and the differences of their configurations."""
+    snapshots = chosen_snapshots(store, keys or ())
+    metrics = common_metrics(snapshots)
+    chosen = {snapshot.info.run_id for snapshot in snapshots}
+    return page(
+        request,
+        "compare.html",
+        runs=[summarize(snapshot) for snapshot in snapshots],
+        others=[run for run in newest(store) if run.run_id not in chosen][:OFFERED],
+        metrics=metrics,
+        metric=metric if metric in metrics else leading_metric(metrics),
+        differences=config_differences([snapshot.info.config for snapshot in snapshots]),
+        data=[{"id": one.info.run_id, "name": one.info.name, "live": one.status == "running"} for one in snapshots],
+    )
+
+
+def chosen_snapshots(store: Store, keys: Sequence[str]) -> list[Snapshot]:
+    """The runs of these ids or names, each once, in the order in which they were named; blank names are passed over.
+
+    Raises:
+        RunNotFound: One of them is none.
+    """
+    runs = (find_run(store, key) for key in dict.fromkeys(keys) if key)
+    snapshots = [run.read(lambda snapshot: snapshot) for run in runs]
+    return list({snapshot.info.run_id: snapshot for snapshot in snapshots}.values())
+
+
+def newest(store: Store) -> list[RunSummary]:
+    """All runs, the newest first."""
+    return [entry.summary for entry in store.recent().newest_first]
+
+
+def common_metrics(snapshots: Sequence[Snapshot]) -> list[str]:
+    """The metrics of the runs, those first that most of them have, and then by when they appeared."""
+    counts = Counter(metric for snapshot in snapshots for metric in snapshot.columns.by_metric)
+    return [metric for metric, _ in counts.most_common()]
+
+
+def config_differences(configs: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
+    """The keys whose values are not the same in all configurations, with the value in each; None where it lacks.
+
+    >>> config_differences([{"lr": 0.1, "seed": 1}, {"lr": 0.2, "seed": 1}])
+    {'lr': [0.1, 0.2]}
+    """
+    flat = [encoded(flattened(dict(config))) for config in configs]
+    keys = dict.fromkeys(key for one in flat for key in one)
+    values = {key: [one.get(key) for one in flat] for key in keys}
+    return {key: found for key, found in values.items() if len({json.dumps(value) for value in found}) > 1}

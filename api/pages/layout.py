@@ -1,0 +1,164 @@
+"""How pages are made: the templates, what they call values, their headers, and how an error looks to a person."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Coroutine
+from datetime import datetime
+from http import HTTPStatus
+from pathlib import Path
+from typing import Any, Final
+
+from fastapi import HTTPException, Request, Response
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import HTMLResponse
+from fastapi.routing import APIRoute
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
+from starlette.exceptions import HTTPException as StarletteHTTPException
+
+from ...replay.reports.amounts import duration
+from ...store.errors import TelemetryError, shortened
+from ...store.reading.summary import RunSummary
+from ..problems import detail_of, hint_at, hint_of, on_http_exception, sort_of
+from .files import map_style_id
+
+#: Nothing is loaded from another host, no script stands in a page, and no other site may frame one. The hash is that of
+#: the empty text: the chart library makes an empty style sheet, and fills it by rules, which needs no permission. (The
+#: sheet of its maps stays refused, as the browser's console says; nothing here is a map.)
+CONTENT_SECURITY_POLICY: Final = (
+    "default-src 'none'; script-src 'self'; style-src 'self' 'sha256-47DEQpj8HBSa+/TImW+5JCeuQeRkm5NMpJWZG3hSuFU='; "
+    "img-src 'self' data: blob:; connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
+)
+
+_DASH: Final = "\N{EN DASH}"
+
+_EPOCH: Final = datetime(1970, 1, 1)
+
+#: What a browser that has signed in sends along.
+COOKIE: Final = "steptape_token"
+
+HEADERS: Final = {
+    "Content-Security-Policy": CONTENT_SECURITY_POLICY,
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "same-origin",
+    "Cache-Control": "no-store",
+}
+
+
+def page(request: Request, template: str, *, status: int = 200, **values: Any) -> Response:
+    """A page from a template. Every value is escaped.
+
+    Args:
+        request: What is answered.
+        template: Its file in ``templates/``.
+        status: Of the answer.
+        **values: What the template calls them.
+    """
+    is_signed_in = COOKIE in request.cookies
+    text = _ENVIRONMENT.get_template(template).render(path=request.url.path, is_signed_in=is_signed_in, **values)
+    return HTMLResponse(text, status, HEADERS)
+
+
+class PageRoute(APIRoute):
+    """A route whose errors are pages, too."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        """The route's handler, with errors turned into pages that say what is wrong and how to go on."""
+        handle = super().get_route_handler()
+
+        async def handle_page(request: Request) -> Response:
+            store: Path = request.app.state.store_path
+            try:
+                return await handle(request)
+            except TelemetryError as error:
+                sort = sort_of(error)
+                return error_page(request, sort.status, sort.title, detail_of(error, store), hint_of(error, store))
+            except RequestValidationError as error:
+                wrong = "; ".join(f"{entry['loc'][-1]}: {entry['msg']}" for entry in error.errors())
+                return error_page(request, 422, "The address is not understood", wrong, None)
+            except HTTPException as error:
+                phrase = HTTPStatus(error.status_code).phrase
+                return error_page(request, error.status_code, phrase, str(error.detail), None)
+
+        return handle_page
+
+
+async def show_lost(request: Request, error: Exception) -> Response:
+    """What is answered where no endpoint is: a page to a person who has mistyped an address, or else a problem."""
+    assert isinstance(error, StarletteHTTPException)
+    path = request.url.path
+    is_person = request.method == "GET" and "text/html" in request.headers.get("accept", "")
+    if error.status_code == 404 and is_person and not path.startswith("/api/"):
+        return error_page(request, 404, "There is no such page", shortened(path), hint_at(path))
+    return await on_http_exception(request, error)
+
+
+def error_page(request: Request, status: int, title: str, detail: str, hint: str | None) -> Response:
+    """A page that says what is wrong."""
+    return page(request, "error.html", status=status, title=title, detail=detail, hint=hint)
+
+
+def number(value: object) -> str:
+    """A number as a table shows it; a dash for None.
+
+    >>> number(0.123456789), number(12000), number(1205612.3)
+    ('0.12346', '12,000', '1,205,612')
+    """
+    if value is None:
+        return _DASH
+    if isinstance(value, float):
+        return f"{value:,.0f}" if 1e4 <= abs(value) < 1e15 else f"{value:.5g}"
+    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
+
+
+def moment(value: datetime | None) -> str:
+    """A time (UTC) to the minute; a dash for None, and for the epoch: that is the time of runs without a clock."""
+    return _DASH if value is None or value == _EPOCH else f"{value:%Y-%m-%d %H:%M}"
+
+
+def time_taken(run: RunSummary) -> str:
+    """How long a run took; a dash where it has no clock."""
+    return _DASH if run.started == _EPOCH and not run.duration_s else duration(run.duration_s)
+
+
+def compact(value: object) -> str:
+    """A JSON value in one line; text as it is."""
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def flattened(config: Any, prefix: str = "") -> dict[str, Any]:
+    """A configuration as one level of dotted keys.
+
+    >>> flattened({"optimizer": {"lr": 0.1}, "seed": 1})
+    {'optimizer.lr': 0.1, 'seed': 1}
+    """
+    if not isinstance(config, dict) or not config:
+        return {prefix: config} if prefix else {}
+    found: dict[str, Any] = {}
+    for key, value in config.items():
+        found |= flattened(value, f"{prefix}.{key}" if prefix else str(key))
+    return found
+
+
+def _data_block(value: Any) -> Markup:
+    """JSON for a data block: nothing in it can end the block, or begin another."""
+    text = json.dumps(value, ensure_ascii=True, allow_nan=False)
+    return Markup(text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026"))
+
+
+_ENVIRONMENT: Final = Environment(
+    loader=FileSystemLoader(Path(__file__).with_name("templates")),
+    autoescape=True,
+    undefined=StrictUndefined,
+    trim_blocks=True,
+    lstrip_blocks=True,
+)
+_ENVIRONMENT.filters |= {
+    "compact": compact,
+    "data_block": _data_block,
+    "moment": moment,
+    "number": number,
+    "time_taken": time_taken,
+}
+_ENVIRONMENT.globals["map_style_id"] = map_style_id

@@ -1,0 +1,119 @@
+"""Signing in with a token: a form, and the cookie by which a browser sends the token from then on.
+
+The cookie cannot be read by scripts, and goes along with no request that another site's page begins. The server's gate
+checks the Origin of whatever changes something.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Final
+from urllib.parse import parse_qs, urlencode
+
+from fastapi import APIRouter, Request, Response
+from fastapi import Query as InQuery
+from fastapi.responses import RedirectResponse
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from ..middleware.tokens import Tokens
+from .layout import COOKIE, HEADERS, PageRoute, page
+
+router = APIRouter(include_in_schema=False, route_class=PageRoute)
+
+#: How long a browser stays signed in, in seconds.
+KEPT_S: Final = 30 * 24 * 3600
+
+#: What a form may hold: two fields, of which a token is the longer.
+_FORM_BYTES: Final = 8192
+
+
+@router.get("/login")
+def show_login(request: Request, next_: Annotated[str, InQuery(alias="next", max_length=2000)] = "/") -> Response:
+    """The form."""
+    return page(request, "login.html", next=own_path(next_), wrong=False)
+
+
+@router.post("/login")
+async def sign_in(request: Request) -> Response:
+    """Take a token that is known, and go on to where the browser came from."""
+    form = parse_qs((await request.body())[:_FORM_BYTES].decode("utf-8", "replace"))
+    token, target = form.get("token", [""])[0].strip(), own_path(form.get("next", ["/"])[0])
+    tokens: Tokens | None = request.app.state.tokens
+    if tokens is None or tokens.holder_of(token) is None:
+        return page(request, "login.html", status=403, next=target, wrong=True)
+    answer = RedirectResponse(target, 303, HEADERS)
+    secure = request.url.scheme == "https"
+    answer.set_cookie(COOKIE, token, max_age=KEPT_S, httponly=True, samesite="strict", secure=secure)
+    return answer
+
+
+@router.post("/logout")
+def sign_out() -> Response:
+    """Forget the token."""
+    answer = RedirectResponse("/login", 303, HEADERS)
+    answer.delete_cookie(COOKIE, httponly=True, samesite="strict")
+    return answer
+
+
+def own_path(target: str) -> str:
+    """The target as far as it is a path of this server; ``/`` otherwise, so that no link leads from here elsewhere.
+
+    >>> own_path("/runs/a?x=1"), own_path("//evil.example"), own_path("https://evil.example")
+    ('/runs/a?x=1', '/', '/')
+    """
+    is_own = target.startswith("/") and not target.startswith("//")
+    # A browser takes a backslash for a slash, and passes over control characters.
+    return target if is_own and "\\" not in target and target.isprintable() else "/"
+
+
+class Session:
+    """ASGI middleware before the gate: a cookie's token is sent on as a bearer's, and who lacks one gets the form.
+
+    Args:
+        app: The gate, and what comes after it.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass the request on, and lead a person who is not let in to the form."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers = Headers(scope=scope)
+        token = _cookie(headers)
+        if token is not None and "authorization" not in headers:
+            given = MutableHeaders(raw=[*scope["headers"]])
+            given["Authorization"] = f"Bearer {token}"
+            scope = {**scope, "headers": given.raw}
+        if (
+            scope["method"] != "GET"
+            or scope["path"].startswith("/api/")
+            or "text/html" not in headers.get("accept", "")
+        ):
+            await self._app(scope, receive, send)
+            return
+        is_refused = False
+
+        async def leading_send(message: Message) -> None:
+            nonlocal is_refused
+            if message["type"] == "http.response.start" and message["status"] == 401:
+                is_refused = True
+                query = scope["query_string"].decode("latin-1")
+                # As it was sent: decoded, a name with a slash or a question mark in it would be another path.
+                target = scope["raw_path"].decode("latin-1") + (f"?{query}" if query else "")
+                await RedirectResponse(f"/login?{urlencode({'next': target})}", 303)(scope, receive, send)
+            elif not is_refused:
+                await send(message)
+
+        await self._app(scope, receive, leading_send)
+
+
+def _cookie(headers: Headers) -> str | None:
+    for header in headers.getlist("cookie"):
+        for part in header.split(";"):
+            name, _, value = part.strip().partition("=")
+            if name == COOKIE:
+                return value.strip('"')
+    return None

@@ -1,0 +1,16 @@
+"""The page as one router: what ``create_app`` includes."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter
+
+from . import backtest as page_backtest
+from . import compare as page_compare
+from . import files as page_files
+from . import login as page_login
+from . import run as page_run
+from . import runs as page_runs
+
+router = APIRouter()
+for room in (page_files, page_login, page_runs, page_run, page_compare, page_backtest):
+    router.include_router(room.router)

@@ -1,0 +1,92 @@
+"""``/``: the runs of the store as a table, searched, sorted and paged by the server."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any, Final, Literal
+
+from fastapi import APIRouter, Request, Response
+from fastapi import Query as InQuery
+from pydantic import BaseModel, ConfigDict, Field
+
+from ...store.reading.catalog import Entry
+from ...store.reading.summary import RunSummary, leading_metric
+from ..access import OpenStore
+from ..problems import without_path
+from .layout import PageRoute, page
+from .sparklines import HEIGHT, WIDTH, sparkline
+
+router = APIRouter(include_in_schema=False, route_class=PageRoute)
+
+#: Runs of a page.
+PAGE_SIZE: Final = 40
+
+SortKey = Literal["started", "name", "status", "steps", "duration"]
+
+_KEYS: Final[dict[str, Callable[[RunSummary], Any]]] = {
+    "started": lambda run: (run.started, run.run_id),
+    "name": lambda run: (run.name.casefold(), run.run_id),
+    "status": lambda run: (run.status, run.started),
+    "steps": lambda run: run.steps,
+    "duration": lambda run: run.duration_s,
+}
+
+
+class TableQuery(BaseModel):
+    """What of the table is looked at. Parameters that mean nothing here are passed over: a link may have gone stale."""
+
+    model_config = ConfigDict(frozen=True)
+
+    q: str = Field(default="", max_length=200)
+    sort: SortKey = "started"
+    order: Literal["asc", "desc"] = "desc"
+    page: int = Field(default=1, ge=1, le=1_000_000)
+
+
+@router.get("/")
+def show_runs(request: Request, store: OpenStore, asked: Annotated[TableQuery, InQuery()]) -> Response:
+    """The table."""
+    look = store.recent()
+    found = searched(look.entries, asked.q)
+    found.sort(key=lambda entry: _KEYS[asked.sort](entry.summary), reverse=asked.order == "desc")
+    last_page = max(1, -(-len(found) // PAGE_SIZE))
+    number = min(asked.page, last_page)
+    shown = found[(number - 1) * PAGE_SIZE : number * PAGE_SIZE]
+    return page(
+        request,
+        "runs.html",
+        runs=[_row(entry) for entry in shown],
+        total=len(look.entries),
+        found=len(found),
+        asked=asked,
+        page_number=number,
+        last_page=last_page,
+        is_live=any(entry.summary.status == "running" for entry in shown),
+        problems=[without_path(str(problem), store.path) for _, problem in look.problems],
+        spark=(WIDTH, HEIGHT),
+    )
+
+
+def searched(entries: Sequence[Entry], words: str) -> list[Entry]:
+    """The runs that have every word in their name, id, group, tags or status, in any case."""
+    wanted = words.casefold().split()
+    return [entry for entry in entries if all(word in _text(entry.summary) for word in wanted)]
+
+
+def _text(run: RunSummary) -> str:
+    return "\n".join((run.name, run.run_id, run.group or "", *run.tags, run.status)).casefold()
+
+
+def _row(entry: Entry) -> dict[str, Any]:
+    summary = entry.summary
+    return {
+        "facts": summary,
+        "progress": share_done(summary),
+        "metric": leading_metric(list(entry.snapshot.columns.by_metric)),
+        "line": sparkline(entry.snapshot),
+    }
+
+
+def share_done(run: RunSummary) -> int | None:
+    """Percent of the planned updates that are made; None when nobody said how many are planned."""
+    return min(100, round(100 * run.steps / run.planned_steps)) if run.planned_steps else None

@@ -1,0 +1,81 @@
+"""A run's course in a few pixels: the metric that is looked at first, as a line of SVG."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Final
+
+from ...store.reading.snapshot import Snapshot, retrying, take_snapshot
+from ...store.reading.summary import leading_metric
+from ...store.reading.timeline import PLACE, effective_lineage, effective_rows
+from ...store.run_folder import SealedFile
+from ..downsampling import kept_indices
+
+_LOGGER: Final = logging.getLogger("steptape.api")
+
+WIDTH: Final = 120
+HEIGHT: Final = 24
+
+#: Points that a line keeps at most, of its extremes above all.
+_POINTS: Final = 60
+
+#: Lines that are remembered: some pages of a list.
+_REMEMBERED: Final = 2048
+
+
+def sparkline(snapshot: Snapshot) -> str:
+    """The points of a run's leading metric, for a ``polyline`` of ``WIDTH`` by ``HEIGHT``; empty without two of them.
+
+    A run that nobody writes any more is read once. One that cannot be read, or is gone by now, has no line.
+    """
+    listing = snapshot.listing
+    try:
+        return _live_line(snapshot) if listing.journals else _remembered(snapshot.folder, listing.sealed)
+    except Exception as error:
+        # Whatever is wrong with one run's files, it must not hide the others: their table is what was asked for.
+        _LOGGER.warning("no line of %s: %r", snapshot.info.run_id, error)
+        return ""
+
+
+def _live_line(snapshot: Snapshot) -> str:
+    try:
+        return _line(snapshot)
+    except FileNotFoundError:
+        # It was sealed since it was looked at.
+        return retrying(lambda: _line(take_snapshot(snapshot.folder)))
+
+
+@lru_cache(maxsize=_REMEMBERED)
+def _remembered(folder: Path, _files: tuple[SealedFile, ...]) -> str:
+    return retrying(lambda: _line(take_snapshot(folder)))
+
+
+def _line(snapshot: Snapshot) -> str:
+    metric = leading_metric(list(snapshot.columns.by_metric))
+    return "" if metric is None else points_of(_values(snapshot, metric))
+
+
+def _values(snapshot: Snapshot, metric: str) -> list[float]:
+    column, cuts = snapshot.columns.by_metric[metric], effective_lineage(snapshot).cuts
+    table = effective_rows(snapshot.events_table((column, *(PLACE if cuts else ()))), cuts)
+    values: list[float] = table[column].drop_null().to_pylist()
+    return values
+
+
+def points_of(values: Sequence[float]) -> str:
+    """Values, oldest first, as the points of a ``polyline``; those that are not finite are passed over.
+
+    >>> points_of([1.0, 3.0, 2.0])
+    '1.0,23.0 60.0,1.0 119.0,12.0'
+    """
+    kept = [(index, values[index]) for index in kept_indices(values, _POINTS) if math.isfinite(values[index])]
+    if len(kept) < 2:
+        return ""
+    low, high = min(value for _, value in kept), max(value for _, value in kept)
+    across = (WIDTH - 2) / (len(values) - 1)
+    upwards = (HEIGHT - 2) / (high - low) if high > low else 0.0
+    return " ".join(f"{1 + index * across:.1f},{HEIGHT - 1 - (value - low) * upwards:.1f}" for index, value in kept)

@@ -1,0 +1,51 @@
+"""A process that reads the folders of a part of a store, for ``reading_ahead``."""
+
+from __future__ import annotations
+
+import contextlib
+import pickle
+import sys
+from pathlib import Path
+
+from ...store.columns import columns_of
+from ...store.reading.folder_content import RunAhead, settled_content
+from ...store.reading.summary_row import row_of
+from ...store.run_folder import run_names
+from ...store.run_info import run_info_of
+
+
+def read_share(store: Path, share: int, shares: int) -> dict[str, RunAhead]:
+    """The finished runs of a part of a store, by the names of their folders.
+
+    What cannot be read, or may change unnoticed, is left out: whoever asks for it reads it, and is told.
+
+    Args:
+        store: The store.
+        share: Which part, from 0.
+        shares: How many parts there are.
+    """
+    names = run_names(store)
+    found = {}
+    for name in names[len(names) * share // shares : len(names) * (share + 1) // shares]:
+        with contextlib.suppress(Exception):  # Whatever is wrong with one run's files, it must not hide the others.
+            run = _run(store / name)
+            if run is not None:
+                found[name] = run
+    return found
+
+
+def _run(folder: Path) -> RunAhead | None:
+    content = settled_content(folder)
+    if content is None:
+        return None
+    info = run_info_of(content.run_json, folder)
+    if content.columns_json is not None:
+        columns_of(content.columns_json, folder)
+    last = info.last
+    if last.status == "running" or last.steps is None:
+        return None
+    return RunAhead(content, row_of(info, last.status, last.steps, last.ended_ns))
+
+
+if __name__ == "__main__":
+    pickle.dump(read_share(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])), sys.stdout.buffer, protocol=5)

@@ -1,0 +1,237 @@
+"""Jobs that take long: a bounded queue, one process at a time, results kept by what was asked of which logs."""
+
+from __future__ import annotations
+
+import json
+import logging
+import subprocess
+import threading
+from collections import OrderedDict, deque
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any, Final, Literal
+
+from ...store.processes.module_command import module_command
+from ..errors import Busy, JobNotFound, NotYours
+from ..limits import Limits
+from ..middleware.tokens import Holder, Scope
+
+_LOGGER: Final = logging.getLogger("steptape.api")
+
+Status = Literal["queued", "running", "done", "failed", "cancelled"]
+
+
+@dataclass(slots=True)
+class Job:
+    """One job. Only the queue changes it.
+
+    Attributes:
+        id: Digest of what was asked of which logs: who asks the same again gets this job.
+        kind: ``backtest``, ``sweep`` or ``verification``.
+        document: What its process is told.
+        owner: Name of the token that started it.
+        runs: How many runs it goes through.
+        runs_done: How many of these are done with.
+        error: Why it failed; empty otherwise.
+        result: What it came to, as JSON text; None until it is done.
+        page: The same as HTML, for backtests.
+    """
+
+    id: str
+    kind: str
+    document: dict[str, Any]
+    owner: str
+    runs: int
+    status: Status = "queued"
+    runs_done: int = 0
+    error: str = ""
+    result: str | None = None
+    page: str | None = None
+    created: datetime = field(default_factory=lambda: datetime.now(UTC))
+    started: datetime | None = None
+    ended: datetime | None = None
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing more comes of it."""
+        return self.status in ("done", "failed", "cancelled")
+
+
+class JobQueue:
+    """Runs jobs one after the other, each in a process of its own.
+
+    Args:
+        limits: How many jobs wait and are kept, and what each may take.
+    """
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+        self._jobs: OrderedDict[str, Job] = OrderedDict()
+        self._waiting: deque[Job] = deque()
+        self._changed = threading.Condition()
+        self._process: subprocess.Popen[str] | None = None
+        self._thread: threading.Thread | None = None
+        self._is_closed = False
+
+    def submit(self, job: Job) -> Job:
+        """The job of that id: the one that is there already unless it came to nothing, or else this one, queued.
+
+        Raises:
+            Busy: Too many jobs are waiting.
+        """
+        with self._changed:
+            known = self._jobs.get(job.id)
+            if known is not None and known.status not in ("failed", "cancelled"):
+                return known
+            if len(self._waiting) >= self._limits.jobs_waiting:
+                raise Busy(f"{len(self._waiting)} jobs are waiting already", fix="Ask again later, or cancel one")
+            self._jobs[job.id] = job
+            self._jobs.move_to_end(job.id)
+            self._waiting.append(job)
+            self._forget()
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._work, name="jobs", daemon=True)
+                self._thread.start()
+            self._changed.notify_all()
+            return job
+
+    def job(self, job_id: str) -> Job:
+        """The job of that id.
+
+        Raises:
+            JobNotFound: There is none, or none any more.
+        """
+        with self._changed:
+            if job_id not in self._jobs:
+                raise JobNotFound("no job has this id (any more)", got=job_id, fix="GET /api/v1/jobs lists them")
+            return self._jobs[job_id]
+
+    def jobs(self) -> list[Job]:
+        """All jobs that are remembered, the newest first."""
+        with self._changed:
+            return list(reversed(self._jobs.values()))
+
+    def cancel(self, job_id: str, holder: Holder) -> Job:
+        """End a job, at whatever it is; one that is over stays as it is.
+
+        Raises:
+            JobNotFound: There is none, or none any more.
+            NotYours: Somebody else started it, and the holder is no admin.
+        """
+        job = self.job(job_id)
+        if job.owner != holder.name and holder.scope < Scope.ADMIN:
+            raise NotYours("somebody else started this job", got=job_id, fix="It takes a token of scope admin")
+        with self._changed:
+            if not job.is_over:
+                is_running = job.status == "running"
+                self._end(job, "cancelled")
+                with suppress(ValueError):
+                    self._waiting.remove(job)
+                if is_running and self._process is not None:
+                    self._process.kill()
+        return job
+
+    def counts(self) -> dict[str, int]:
+        """Jobs that wait and that run."""
+        with self._changed:
+            running = sum(job.status == "running" for job in self._jobs.values())
+            return {"queued": len(self._waiting), "running": running}
+
+    def close(self) -> None:
+        """End everything."""
+        with self._changed:
+            self._is_closed = True
+            self._waiting.clear()
+            if self._process is not None:
+                self._process.kill()
+            self._changed.notify_all()
+        if self._thread is not None:
+            self._thread.join(timeout=5)
+
+    def _forget(self) -> None:
+        over = [job.id for job in self._jobs.values() if job.is_over]
+        for job_id in over[: max(0, len(self._jobs) - self._limits.jobs_kept)]:
+            del self._jobs[job_id]
+
+    def _work(self) -> None:
+        while True:
+            with self._changed:
+                while not self._waiting and not self._is_closed:
+                    self._changed.wait()
+                if self._is_closed:
+                    return
+                job = self._waiting.popleft()
+                job.status, job.started = "running", datetime.now(UTC)
+                try:
+                    self._process = subprocess.Popen(
+                        module_command("steptape.api.workers.job_worker", str(self._limits.job_bytes)),
+                        stdin=subprocess.PIPE,
+                        stdout=subprocess.PIPE,
+                        stderr=subprocess.DEVNULL,
+                        encoding="utf-8",
+                    )
+                except OSError as error:
+                    self._fail(job, f"no process could be started for it ({error.strerror})")
+                    continue
+            try:
+                self._follow(job, self._process)
+            except (OSError, ValueError) as error:
+                _LOGGER.exception("job %s", job.id)
+                self._fail(job, f"the job's process failed ({type(error).__name__})")
+            finally:
+                self._process.kill()
+                self._process.wait()
+                for stream in (self._process.stdin, self._process.stdout):
+                    if stream is not None:
+                        with suppress(OSError):
+                            stream.close()
+
+    def _follow(self, job: Job, process: subprocess.Popen[str]) -> None:
+        """Tell the process what to do, and take down what it tells."""
+        assert process.stdin is not None
+        timer = threading.Timer(self._limits.job_s, self._time_out, (job, process))
+        timer.daemon = True
+        timer.start()
+        try:
+            with suppress(BrokenPipeError):
+                json.dump(job.document, process.stdin)
+                process.stdin.close()
+            for message in self._messages(process):
+                if "progress" in message:
+                    job.runs_done = message["progress"]
+                elif "result" in message:
+                    with self._changed:
+                        if not job.is_over:
+                            job.result = json.dumps(message["result"]["document"])
+                            job.page = message["result"]["page"]
+                            self._end(job, "done")
+                else:
+                    self._fail(job, message["error"])
+            self._fail(job, "the job's process ended before it was done")
+        finally:
+            timer.cancel()
+
+    def _messages(self, process: subprocess.Popen[str]) -> Iterator[dict[str, Any]]:
+        assert process.stdout is not None
+        while line := process.stdout.readline(self._limits.job_result_bytes):
+            if not line.endswith("\n"):
+                yield {"error": "the result is larger than it may be, or was cut short"}
+                return
+            yield json.loads(line)
+
+    def _time_out(self, job: Job, process: subprocess.Popen[str]) -> None:
+        self._fail(job, f"it took longer than {self._limits.job_s:g} s")
+        process.kill()
+
+    def _fail(self, job: Job, error: str) -> None:
+        """What went wrong, unless the job is over: cancelled, or done."""
+        with self._changed:
+            if not job.is_over:
+                job.error = error
+                self._end(job, "failed")
+
+    def _end(self, job: Job, status: Status) -> None:
+        job.status, job.ended = status, datetime.now(UTC)
+        self._changed.notify_all()

@@ -1,0 +1,93 @@
+"""What jobs are asked for: backtests, sweeps and verifications, as clients send them."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from ...replay.runs.objective import mode_of
+from ...rules.language.references import Param
+from ...store.errors import shortened
+
+Kind = Literal["backtest", "sweep", "verification"]
+
+_Keys = Annotated[list[str], Field(min_length=1, max_length=10_000)]
+
+
+class JobRequest(BaseModel):
+    """What every job is asked."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False)
+
+    runs: _Keys | None = None
+    """Ids of runs, or names that one run alone has; every run of the store unless given."""
+
+
+class PolicyJobRequest(JobRequest):
+    """What a job about a policy is asked."""
+
+    policy: str | None = Field(default=None, max_length=200)
+    """Name of a policy that `GET /policies` lists."""
+    policy_text: str | None = Field(default=None, max_length=200_000)
+    """Or the text of a rule file, YAML."""
+    objective: str | None = Field(default=None, max_length=1000)
+    """The evaluation metric that runs are judged by; guessed unless given."""
+    mode: Literal["min", "max"] | None = None
+    """Which way that metric is better; guessed from its name unless given."""
+
+    @model_validator(mode="after")
+    def _clear_question(self) -> PolicyJobRequest:
+        if (self.policy is None) == (self.policy_text is None):
+            raise ValueError("one of 'policy' and 'policy_text' is needed")
+        if self.mode is not None and self.objective is None:
+            raise ValueError("'mode' says which way the metric 'objective' is better")
+        if self.objective and self.mode is None and mode_of(self.objective) is None:
+            raise ValueError("whether the metric 'objective' is better low or high is not clear: 'mode' says it")
+        return self
+
+
+class BacktestRequest(PolicyJobRequest):
+    """What a policy would have saved and cost."""
+
+    params: dict[str, Param] = Field(default_factory=dict, max_length=100)
+    """Values to use instead of the policy's own."""
+    delay_steps: int = Field(default=0, ge=0, le=1_000_000_000)
+    """Updates between the decision to stop and the stop."""
+    tolerance_steps: int = Field(default=0, ge=0, le=1_000_000_000)
+    """How far outside of an incident an alarm still counts."""
+    cost_per_hour: float | None = Field(default=None, ge=0)
+    """What an hour of one rank costs."""
+    baselines: list[str] = Field(default_factory=list, max_length=100)
+    """Simpler policies to compare with, by name; `all` for every one."""
+    coverage: bool = False
+    """Whether to say which clauses were ever true."""
+
+
+class SweepRequest(PolicyJobRequest):
+    """What every combination of some params' values would have saved and cost."""
+
+    axes: dict[str, Annotated[list[Param], Field(min_length=1, max_length=10_000)]] = Field(min_length=1, max_length=20)
+    """Values to try, by param."""
+
+    @model_validator(mode="after")
+    def _numbers_fit_into_columns(self) -> SweepRequest:
+        for name, values in self.axes.items():
+            for value in values:
+                if isinstance(value, int) and not -(2**63) <= value < 2**63:
+                    raise ValueError(f"axis '{name}': {shortened(str(value))} does not fit into 64 bits")
+        return self
+
+
+class VerificationRequest(JobRequest):
+    """Whether recorded and replayed decisions agree."""
+
+
+def kind_of(request: JobRequest) -> Kind:
+    """What sort of job a request asks for."""
+    kinds: dict[type[Any], Kind] = {
+        BacktestRequest: "backtest",
+        SweepRequest: "sweep",
+        VerificationRequest: "verification",
+    }
+    return kinds[type(request)]

@@ -1,0 +1,117 @@
+"""The command line: ``steptape COMMAND``. Exit status 0 fine, 1 findings, 2 usage or cannot open.
+
+Each command is a function in ``commands``, in a module of the same name, which loads only when the command is called:
+``steptape --help`` loads none of them.
+"""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+from importlib.metadata import version
+from typing import Annotated, Any, Final
+
+import typer
+import typer.core
+import typer.main
+
+from ..store.errors import TelemetryError
+from .examples import epilog
+from .exit_status import CANNOT_OPEN, INTERRUPTED
+from .streams import complain, print_line, take_standard_output
+
+#: What DuckDB raises where Ctrl-C meets a query that runs: no KeyboardInterrupt.
+_QUERY_INTERRUPTED: Final = "Query interrupted"
+
+#: The summaries of the commands, as ``--help`` lists them: first sentences of their docstrings.
+SUMMARIES: Final = {
+    "demo": "Train, backtest, train under rules, compare.",
+    "runs": "List the runs of a store, oldest first.",
+    "show": "Show one run: its course, metrics and decisions.",
+    "tail": "Follow a run: print its events as they are written, until it ends.",
+    "replay": "Say what a policy decides over one run.",
+    "import": "Import past runs from the logs of other tools.",
+    "backtest": "Say what a policy would have saved and cost.",
+    "verify": "Prove that recorded and replayed decisions agree.",
+    "sweep": "Try every combination of params of a policy.",
+    "check": "Say what is wrong in rule files, all at once.",
+    "test": "Run the unit tests of rules.",
+    "diff": "Say what changes when one policy takes the place of another.",
+    "query": "Run read-only SQL over a store.",
+    "export": "Write a run's events as text, in order.",
+    "seal": "Turn the journals of dead runs into Parquet.",
+    "delete": "Delete runs, by name or by age and number.",
+    "doctor": "Look for what is broken, and say how to go on.",
+    "serve": "Answer queries over HTTP.",
+}
+
+#: Functions of commands whose names Python keeps for itself or pytest would collect.
+_FUNCTIONS: Final = {"import": "import_runs", "test": "run_tests"}
+
+
+class Commands(typer.core.TyperGroup):
+    """The commands, each imported when it is called.
+
+    Contexts and formatters are ``Any``: their classes are click's or, in newer releases, typer's own.
+    """
+
+    def list_commands(self, ctx: Any) -> list[str]:  # noqa: ARG002
+        """Names of all commands, in the order of the help."""
+        return list(SUMMARIES)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:  # noqa: ARG002
+        """Import a command; None for a name that is none."""
+        if cmd_name not in SUMMARIES:
+            return None
+        name = _FUNCTIONS.get(cmd_name, cmd_name)
+        function = getattr(import_module(f".commands.{name}", __package__), name)
+        single = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+        single.command(cmd_name, epilog=epilog(cmd_name))(function)
+        return typer.main.get_command(single)
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:  # noqa: ARG002
+        """Write the list of commands without importing them."""
+        with formatter.section("Commands"):
+            formatter.write_dl(list(SUMMARIES.items()))
+
+
+app = typer.Typer(
+    name="steptape",
+    cls=Commands,
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print_line(f"steptape {version('steptape')}")
+        raise typer.Exit
+
+
+@app.callback()
+def steptape(
+    show_version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """Record training runs, replay rule files over them, and prove that live and replay agree."""
+
+
+def main() -> None:
+    """Entry point of the ``steptape`` command."""
+    take_standard_output()
+    try:
+        app()
+    except (TelemetryError, OSError) as error:
+        complain(f"error: {error}")
+        sys.exit(CANNOT_OPEN)
+    except RuntimeError as error:
+        if str(error) != _QUERY_INTERRUPTED:
+            raise
+        sys.exit(INTERRUPTED)
+    except UnicodeEncodeError as error:  # Of a path: output takes any text, and what reads Parquet takes UTF-8 alone.
+        complain(f"error: a path is not UTF-8; got {error.object!r}. Rename the folder")
+        sys.exit(CANNOT_OPEN)

@@ -1,0 +1,117 @@
+"""``steptape check``: errors and warnings of rule files, as ``path:line:column: message``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from ...replay.policies.findings_on_runs import findings_against
+from ...rules.checks.findings import Finding, FindingCode, findings_of
+from ...rules.errors import PolicyError, Problem
+from ...rules.excerpts import excerpt
+from ...rules.policy_file.policy import Policy, load_policy
+from ...store.errors import TelemetryError
+from ...store.run import Run
+from ..exit_status import CANNOT_OPEN, FINDINGS
+from ..lookup import complain_of, openable, policy_path, runs_chosen
+from ..options import JsonOption, StoreOption
+from ..output import counted, print_json, say
+from ..streams import complain
+
+
+def check(
+    policies: Annotated[list[str], typer.Argument(metavar="POLICY...", help="Rule files, or names of shipped ones.")],
+    against: Annotated[
+        list[str] | None,
+        typer.Option("--against", metavar="RUN", help="Also against this run; more folders of runs may follow."),
+    ] = None,
+    store: StoreOption = None,
+    ignored: Annotated[
+        list[FindingCode] | None, typer.Option("--ignore", metavar="WARNING", help="Leave out warnings of one kind.")
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Say what is wrong in rule files, all at once.
+
+    Errors, and what looks wrong: each as path:line:column: message, with the line and a caret below. With --against
+    RUN, or --store STORE for all of its runs, also what these runs show: metrics that were never recorded, windows and
+    patience that outlast them.
+    Exit status 1 when there is an error or a warning.
+    """
+    names = [name for name in policies if not _is_run(name)]
+    keys = [*(against or ()), *(name for name in policies if _is_run(name))]
+    if not names:
+        raise typer.BadParameter("name a POLICY")
+    runs, problems = runs_chosen(keys, store) if keys or store is not None else ([], [])
+    complain_of(problems)
+    status = CANNOT_OPEN if problems else 0
+    for name in names:
+        path = policy_path(name)
+        try:
+            openable(path)
+        except TelemetryError as error:
+            complain(f"error: {error}")
+            status = CANNOT_OPEN
+            continue
+        status = max(status, _checked(path, runs, set(ignored or ()), as_json))
+    raise typer.Exit(status)
+
+
+def _is_run(name: str) -> bool:
+    return (Path(name) / "run.json").is_file()
+
+
+def _checked(path: Path, runs: Sequence[Run], ignored: set[FindingCode], as_json: bool) -> int:
+    """Check one file and print what was found; the exit status."""
+    try:
+        policy = load_policy(path)
+    except PolicyError as error:
+        if as_json:
+            print_json(_check_json(str(path), None, error.problems, ()))
+        else:
+            _print_with_carets(error.problems)
+        return FINDINGS
+    findings = [*findings_of(policy), *(findings_against(policy, runs) if runs else ())]
+    findings = sorted({finding for finding in findings if finding.code not in ignored})
+    if as_json:
+        print_json(_check_json(policy.source, policy, (), findings))
+        return FINDINGS if findings else 0
+    _print_with_carets(findings)
+    verdict = counted(len(findings), "warning") if findings else "fine"
+    against = f" against {counted(len(runs), 'run')}" if runs else ""
+    rules = counted(len(policy.controllers), "controller")
+    say(f"{policy.source}: {verdict}{against}, {rules}, digest {policy.digest[:12]}")
+    return FINDINGS if findings else 0
+
+
+def _check_json(
+    source: str, policy: Policy | None, problems: Iterable[Problem], findings: Iterable[Finding]
+) -> dict[str, Any]:
+    return {
+        "source": source,
+        "ok": policy is not None,
+        "digest": None if policy is None else policy.digest,
+        "problems": [{"line": p.line, "column": p.column, "message": p.message} for p in problems],
+        "warnings": [{"line": f.line, "column": f.column, "code": str(f.code), "message": f.message} for f in findings],
+    }
+
+
+def _print_with_carets(entries: Iterable[Problem | Finding]) -> None:
+    texts: dict[str, str] = {}
+    for entry in entries:
+        if entry.source not in texts:
+            texts[entry.source] = _text(entry.source)
+        say(str(entry))
+        for line in excerpt(texts[entry.source], entry.line, entry.column):
+            say(line)
+
+
+def _text(path: str) -> str:
+    """A file's text as far as it can be shown; nothing where it cannot be read."""
+    try:
+        return Path(path).read_text(encoding="utf-8-sig", errors="replace")
+    except OSError:
+        return ""

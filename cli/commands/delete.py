@@ -1,0 +1,54 @@
+"""``steptape delete``: runs removed by name, age or number."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Annotated
+
+import typer
+
+from ...store.reading.deletion import delete_run, expendable
+from ...store.store import open_store
+from ..lookup import age, complain_of, run_named
+from ..options import JsonOption, StoreOption
+from ..output import print_json, say
+
+
+def delete(
+    runs: Annotated[list[str] | None, typer.Argument(metavar="RUN...", help="Runs to delete.")] = None,
+    store: StoreOption = None,
+    older_than: Annotated[
+        str | None, typer.Option(metavar="AGE", help="With --store: runs that ended longer ago, as 90d or 12h.")
+    ] = None,
+    keep_last: Annotated[
+        int | None, typer.Option(metavar="N", min=0, help="With --store: all but the newest N.")
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say which runs would go.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Delete runs, by name or by age and number.
+
+    The whole folder goes, with any checkpoints in it. A run that is being written is never deleted.
+    """
+    if runs and (older_than or keep_last is not None):
+        raise typer.BadParameter("name a RUN, or let --older-than and --keep-last choose; not both")
+    if runs:
+        folders = [run_named(key, store).folder for key in runs]
+    elif store is not None and (older_than or keep_last is not None):
+        entries, problems = open_store(store).entries()
+        complain_of(problems)
+        limit = None if older_than is None else age(older_than)
+        now = datetime.now(UTC).replace(tzinfo=None)
+        chosen = expendable(entries, now=now, older_than=limit, keep_last=keep_last)
+        folders = [entry.folder for entry in chosen]
+    else:
+        raise typer.BadParameter("name a RUN, or give --store STORE with --older-than AGE or --keep-last N")
+    if not folders and not as_json:
+        say("no run to delete")
+    for folder in folders:
+        if not dry_run:
+            delete_run(folder)
+        if as_json:
+            print_json({"folder": str(folder), "deleted": not dry_run})
+        else:
+            say(f"{'would delete' if dry_run else 'deleted'} {folder}")

@@ -1,0 +1,64 @@
+"""``steptape diff``: what a change of a rule file would have changed in recorded runs."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from ...replay.backtests.policy_diff import difference
+from ...replay.reports.diff_report import difference_json, difference_lines
+from ...replay.runs.objective import declared_objective
+from ..exit_status import FINDINGS
+from ..lookup import complain_of, policy_named, runs_chosen
+from ..options import JsonOption, NoCacheOption, ProcessesOption, StoreOption, processes_for, user_cache
+from ..output import print_json, reading_runs, say
+
+_POLICY = "A rule file, or the name of one that comes with steptape."
+
+
+def diff(
+    old: Annotated[str, typer.Argument(metavar="OLD", help=_POLICY)],
+    new: Annotated[str, typer.Argument(metavar="NEW", help=_POLICY)],
+    runs: Annotated[list[str] | None, typer.Argument(metavar="RUN...", help="Runs to compare them on.")] = None,
+    store: StoreOption = None,
+    objective: Annotated[
+        str | None, typer.Option(metavar="METRIC", help="The evaluation metric that runs are judged by.")
+    ] = None,
+    mode: Annotated[str | None, typer.Option(metavar="min|max", help="Which way that metric is better.")] = None,
+    old_settings: Annotated[
+        list[str] | None, typer.Option("--set-old", metavar="PARAM=VALUE", help="Replace a param of OLD.")
+    ] = None,
+    new_settings: Annotated[
+        list[str] | None, typer.Option("--set-new", metavar="PARAM=VALUE", help="Replace a param of NEW.")
+    ] = None,
+    processes: ProcessesOption = None,
+    no_cache: NoCacheOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Say what changes when one policy takes the place of another.
+
+    Run by run and in sum, as Markdown for a pull request. Behaviour is what is ordered, and when: controllers may be
+    renamed or put in another way. Exit status 1 when it changes in any run.
+    """
+    if mode and not objective:
+        raise typer.BadParameter("--mode says which way a metric is better: name it with --objective")
+    policies = policy_named(old, old_settings), policy_named(new, new_settings)
+    chosen, problems = runs_chosen(runs, store)
+    complain_of(problems)
+    declared = declared_objective(objective, mode) if objective else None
+    with reading_runs() as on_progress:
+        found = difference(
+            *policies,
+            chosen,
+            objective=declared,
+            on_progress=on_progress,
+            processes=processes_for(2 * len(chosen), processes),
+            cache=None if no_cache else user_cache(),
+        )
+    if as_json:
+        print_json(difference_json(found))
+    else:
+        for line in difference_lines(found):
+            say(line)
+    raise typer.Exit(FINDINGS if found.changed else 0)

@@ -1,0 +1,43 @@
+"""``steptape doctor``: what is broken in a store or a run, what was lost, and how to go on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ...store.reading.diagnosis import Finding, diagnose, folders_to_look_at, is_run_folder, twins
+from ...store.store import open_store
+from ..exit_status import FINDINGS
+from ..options import JsonOption
+from ..output import counted, print_json, progress, say
+
+
+def doctor(
+    source: Annotated[
+        Path, typer.Argument(metavar="STORE|RUN", envvar="STEPTAPE_STORE", help="Folder of runs, or of one run.")
+    ] = Path("runs"),
+    as_json: JsonOption = False,
+) -> None:
+    """Look for what is broken, and say how to go on.
+
+    It reads every file, and changes nothing. Exit status 1 when it finds something. With --json one finding a line.
+    """
+    folders = [source] if is_run_folder(source) else folders_to_look_at(open_store(source).path)
+    found: list[Finding] = []
+    with progress() as bar:
+        task = bar.add_task("reading runs", total=len(folders))
+        for folder in folders:
+            found += diagnose(folder)
+            bar.advance(task)
+    found += twins(folders)
+    for finding in found:
+        if as_json:
+            print_json(finding.to_json())
+        else:
+            say(f"{finding} [{finding.code}]")
+    if not as_json:
+        say(f"{counted(len(folders), 'run')}: {counted(len(found), 'finding') if found else 'nothing is wrong'}")
+    if found:
+        raise typer.Exit(FINDINGS)

@@ -1,0 +1,205 @@
+"""``steptape import``: past runs from other tools' logs, one line a run, and a summary."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Final, TypeAlias
+
+import typer
+
+from ...importers.discovery import find_sources, signature
+from ...importers.importing import Outcome, State, import_sources
+from ...importers.registry import AUTO, reader_of, readers, unusable_readers
+from ...importers.source import Reader, ReadOptions, UnreadableSource
+from ...store.errors import TelemetryError
+from ...store.run import Run
+from ...store.store import open_run
+from ..exit_status import FINDINGS
+from ..options import JsonOption, user_cache
+from ..output import counted, print_json, print_table, progress, say
+from ..streams import complain
+
+#: The store of the user's cache that other tools' logs are imported into to be judged at once.
+HISTORY: Final = "history"
+
+#: How sources were, by kind and path, when they were read last.
+Signatures: TypeAlias = dict[tuple[str, Path], tuple[tuple[str, int, int], ...]]
+
+#: Seconds between two looks at sources that grow.
+FOLLOW_EVERY_S: Final = 2.0
+
+RenameOption = Annotated[
+    list[str] | None,
+    typer.Option("--rename", metavar="OLD=NEW", help="What to call a metric, as policies name it: val_loss=eval_loss"),
+]
+
+_HEADINGS: Final = ("run_id", "name", "kind", "state", "events", "steps")
+
+
+def import_runs(
+    kind: Annotated[str, typer.Argument(metavar="KIND", help="What the paths hold; 'auto' to recognise it.")],
+    paths: Annotated[list[Path], typer.Argument(metavar="PATH...", readable=False, help="Files and folders of logs.")],
+    store: Annotated[
+        Path, typer.Option("--store", metavar="STORE", envvar="STEPTAPE_STORE", help="Where the runs go.")
+    ],
+    follow: Annotated[bool, typer.Option("--follow", help="Keep up with sources that grow, until Ctrl-C.")] = False,
+    pattern: Annotated[
+        str | None,
+        typer.Option(
+            metavar="REGEX", help="What a line of a text log looks like: named groups are its values, one is 'step'."
+        ),
+    ] = None,
+    step: Annotated[
+        str | None, typer.Option(metavar="COLUMN", help="The column or key that counts steps, where several could.")
+    ] = None,
+    renames: RenameOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Import past runs from the logs of other tools.
+
+    Kinds: auto, jsonl, mlflow, optuna, parquet, table (CSV, TSV), tensorboard, text, trackio, trainer_state, wandb.
+    IMPORT.md says what becomes what. Importing again adds what is new and changes nothing else. Exit status 1 when
+    something could not be read; everything else was imported then.
+    """
+    if pattern is not None and kind == AUTO:
+        raise typer.BadParameter("--pattern says how lines of text look: say 'text' instead of 'auto'")
+    chosen = _every_reader() if kind == AUTO else (reader_of(kind),)
+    options = ReadOptions(pattern, step, renamed(renames), is_growing=follow)
+    seen: Signatures = {}
+    outcomes = list(_told(find_and_import(paths, chosen, store, options, seen), as_json))
+    if follow:
+        _follow(paths, chosen, store, options, seen, as_json)
+    elif not as_json:
+        _summarise(outcomes)
+    if any(outcome.problem for outcome in outcomes):
+        raise typer.Exit(FINDINGS)
+
+
+def renamed(renames: Iterable[str] | None) -> dict[str, str]:
+    """New names by old ones."""
+    pairs = [rename.partition("=") for rename in renames or ()]
+    for old, _, new in pairs:
+        if not old or not new:
+            raise typer.BadParameter(f"--rename takes OLD=NEW; got {old or new!r}")
+    return {old: new for old, _, new in pairs}
+
+
+def find_and_import(
+    paths: Sequence[Path], chosen: Sequence[Reader], store: Path, options: ReadOptions, seen: Signatures
+) -> Iterator[Outcome]:
+    """Import what is under some paths, with a progress bar; what cannot be looked at is an outcome, too.
+
+    Args:
+        paths: Files and folders.
+        chosen: The readers.
+        store: Where the runs go.
+        options: What a person said about the sources.
+        seen: How each source was when it was read last; those that are still so are passed over. Updated.
+    """
+    found = find_sources(paths, chosen)
+    for problem in found.problems:
+        yield Outcome(State.FAILED, "", Path(problem.where), problem=str(problem))
+    if not found.sources and not found.problems:
+        what = f"no reader knows any of its {found.unknown} files" if found.unknown else "there is no file in it"
+        yield Outcome(State.FAILED, "", paths[0], problem=f"{paths[0]}: {what}")
+    now = {(source.reader.kind, source.path): signature(source) for source in found.sources}
+    changed = [source for source in found.sources if seen.get(key := (source.reader.kind, source.path)) != now[key]]
+    seen.update(now)
+    if changed:
+        with progress() as bar:
+            task = bar.add_task("importing", total=len(changed))
+            yield from import_sources(store, changed, options, lambda _: bar.advance(task))
+
+
+def imported_history(paths: Sequence[Path], renames: Mapping[str, str]) -> tuple[list[Run], list[TelemetryError]]:
+    """The runs of other tools' logs, imported into the user's cache; and what was wrong with some of them.
+
+    Runs whose metrics are renamed otherwise are other runs there.
+
+    Args:
+        paths: Files and folders of logs.
+        renames: What metrics are called, by their names in the logs.
+
+    Raises:
+        TelemetryError: The user has no cache, or nothing there can be read.
+    """
+    cache = user_cache()
+    if cache is None:
+        raise TelemetryError("there is no folder for a cache", fix="Name one in STEPTAPE_CACHE")
+    named = "\n".join(f"{old}={new}" for old, new in sorted(renames.items()))
+    store = cache.folder / (f"{HISTORY}-{hashlib.sha256(named.encode()).hexdigest()[:10]}" if named else HISTORY)
+    outcomes = list(find_and_import(paths, _every_reader(), store, ReadOptions(renamed=renames), {}))
+    problems = [UnreadableSource(outcome.problem) for outcome in outcomes if outcome.problem is not None]
+    found = dict.fromkeys(outcome.run_id for outcome in outcomes if outcome.run_id)
+    if not found:
+        raise problems[0]
+    return [open_run(store / run_id) for run_id in found], list(problems)
+
+
+def _every_reader() -> tuple[Reader, ...]:
+    """All readers that can be had; what is wrong with the others is told."""
+    for problem in unusable_readers():
+        complain(f"warning: {problem}")
+    return readers()
+
+
+def _told(outcomes: Iterator[Outcome], as_json: bool) -> Iterator[Outcome]:
+    """The outcomes, each told as it comes: problems on stderr, with --json all on stdout."""
+    for outcome in outcomes:
+        if as_json:
+            print_json(_document(outcome))
+        if outcome.problem is not None:
+            complain(f"warning: {outcome.problem}")
+        yield outcome
+
+
+def _follow(
+    paths: Sequence[Path],
+    chosen: Sequence[Reader],
+    store: Path,
+    options: ReadOptions,
+    seen: Signatures,
+    as_json: bool,
+) -> None:
+    """Look again and again; only what changes is told."""
+    try:
+        while True:
+            time.sleep(FOLLOW_EVERY_S)
+            outcomes = find_and_import(paths, chosen, store, options, seen)
+            changes = (outcome for outcome in outcomes if outcome.kind and outcome.state is not State.UNCHANGED)
+            for outcome in _told(changes, as_json):
+                if not as_json and outcome.events:
+                    say(f"{outcome.run_id}: {counted(outcome.events, 'event')} more, step {outcome.steps}")
+    except KeyboardInterrupt:
+        return
+
+
+def _document(outcome: Outcome) -> dict[str, Any]:
+    return {
+        "run_id": outcome.run_id or None,
+        "name": outcome.name or None,
+        "kind": outcome.kind or None,
+        "path": str(outcome.path).encode(errors="replace").decode(),
+        "state": str(outcome.state),
+        "events": outcome.events,
+        "steps": outcome.steps,
+        "problem": outcome.problem,
+    }
+
+
+def _summarise(outcomes: list[Outcome]) -> None:
+    rows = [outcome for outcome in outcomes if outcome.state is not State.FAILED]
+    if rows:
+        print_table(
+            _HEADINGS, [[_document(row)[name] for name in _HEADINGS] for row in rows], numeric=("events", "steps")
+        )
+        say()
+    counts = Counter(outcome.state for outcome in outcomes)
+    told = [f"{counts[state]} {state}" for state in State if counts[state]]
+    incomplete = sum(outcome.problem is not None for outcome in rows)
+    told += [f"{incomplete} with something left out"] if incomplete else []
+    say(f"{counted(len(rows), 'run')}: {', '.join(told) or 'nothing to import'}")

@@ -1,0 +1,61 @@
+"""``steptape replay``: the decisions of a policy over one run."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from ...replay.runs import replaying
+from ...rules.engine.decisions import Decision, Outcome, RuleError
+from ..lookup import events_named, policy_named
+from ..options import JsonOption, PolicyArgument, SetOption, StoreOption
+from ..output import counted, print_json, print_table, say
+
+
+def replay(
+    policy: PolicyArgument,
+    source: Annotated[
+        str, typer.Argument(metavar="SOURCE", help="A run, or a .jsonl file of events ('-' for standard input).")
+    ],
+    store: StoreOption = None,
+    settings: SetOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Say what a policy decides over one run.
+
+    With --json one line a decision. Its event_index counts the events of the deciding rank (0) from 0, along the run's
+    effective timeline; what recorded rules did (decisions, errors, warnings) is not counted.
+    """
+    loaded = policy_named(policy, settings)
+    replayed = replaying.replay(loaded, events_named(source, store))
+    if as_json:
+        for judged in replayed.outcomes:
+            print_json(judged.to_json())
+    else:
+        _print_replay(replayed)
+
+
+def _print_replay(replayed: replaying.Replay) -> None:
+    rows = [
+        (
+            judged.outcome.step,
+            f"{judged.event}, {judged.outcome.value_lag} late" if judged.outcome.value_lag else judged.event,
+            judged.outcome.controller,
+            _said(judged.outcome),
+            judged.validity,
+            judged.to_json().get("values"),
+        )
+        for judged in replayed.outcomes
+    ]
+    print_table(("step", "event", "controller", "operations", "validity", "values"), rows, numeric=("step",))
+    stop = replayed.stop
+    end = "no stop" if stop is None else f"stop at step {stop.outcome.step} ({stop.validity})"
+    say(f"{counted(replayed.event_count, 'event')}, {counted(len(replayed.decisions), 'decision')}, {end}")
+
+
+def _said(outcome: Outcome) -> object:
+    """What an outcome comes to, in a cell: operations, in brackets where none is carried out."""
+    if isinstance(outcome, Decision):
+        return outcome.operations if outcome.acts else f"shadow ({', '.join(outcome.operations)})"
+    return outcome.error if isinstance(outcome, RuleError) else "warning"

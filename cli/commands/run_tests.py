@@ -1,0 +1,56 @@
+"""``steptape test``: the unit tests of rule files."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from ...rules.errors import PolicyError
+from ...rules.scenarios.file import load_tests
+from ...rules.scenarios.report import result_json, result_lines
+from ...rules.scenarios.run import run_test
+from ...store.errors import TelemetryError
+from ..exit_status import CANNOT_OPEN, FINDINGS
+from ..lookup import openable, tests_path
+from ..options import JsonOption
+from ..output import print_json, say
+from ..streams import complain
+
+
+def run_tests(
+    files: Annotated[
+        list[str], typer.Argument(metavar="FILE...", help="Files of tests, or names of shipped policies.")
+    ],
+    as_json: JsonOption = False,
+) -> None:
+    """Run the unit tests of rules.
+
+    A file names a policy, series in a small notation, and the decisions it expects; LANGUAGE.md describes it. Exit
+    status 1 when a test fails, 2 when a file or its policy does not load.
+    """
+    status = 0
+    for name in files:
+        try:
+            results = [run_test(test) for test in load_tests(openable(tests_path(name)))]
+        except PolicyError as error:
+            status = CANNOT_OPEN
+            for problem in error.problems:
+                complain(str(problem))
+            continue
+        except TelemetryError as error:
+            status = CANNOT_OPEN
+            complain(f"error: {error}")
+            continue
+        failed = [result for result in results if not result.passes]
+        status = max(status, FINDINGS if failed else 0)
+        if as_json:
+            for result in results:
+                print_json(result_json(result))
+            continue
+        for result in failed:
+            for line in result_lines(result):
+                say(line)
+        verdict = f"{len(failed)} of {len(results)} tests fail" if failed else f"all {len(results)} tests pass"
+        say(f"{tests_path(name)}: {verdict}")
+    raise typer.Exit(status)

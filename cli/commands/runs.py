@@ -1,0 +1,28 @@
+"""``steptape runs``: the runs of a store as a table."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ...store.store import open_store
+from ..lookup import complain_of
+from ..options import JsonOption, StoreArgument
+from ..output import print_json, print_table, say
+from ..run_sheet import started_of
+
+
+def runs(store: StoreArgument = Path("runs"), as_json: JsonOption = False) -> None:
+    """List the runs of a store, oldest first."""
+    entries, problems = open_store(store).entries()
+    rows = [entry.summary.to_row() for entry in entries]
+    if as_json:
+        for row in rows:
+            print_json(row)
+    elif rows:
+        columns = ("run_id", "name", "group", "status", "started", "duration_s", "steps", "planned_steps")
+        headings = [f"{name} (UTC)" if name == "started" else name for name in columns]
+        shown = [row | {"started": started_of(row)} for row in rows]
+        print_table(headings, [[row[name] for name in columns] for row in shown], numeric=columns[5:])
+    else:
+        say(f"no runs in {store}: 'steptape import' brings those that you have, and 'steptape demo {store}' makes some")
+    complain_of(problems)

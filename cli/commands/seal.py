@@ -1,0 +1,41 @@
+"""``steptape seal``: the journals of dead runs as Parquet."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from ...store.parquet.sealing import foreign_journals
+from ...store.parquet.sealing import seal as seal_run
+from ..lookup import complain_of, runs_chosen
+from ..options import JsonOption, StoreOption
+from ..output import counted, print_json, say
+from ..streams import complain
+
+
+def seal(
+    runs: Annotated[list[str] | None, typer.Argument(metavar="RUN...", help="Runs to seal.")] = None,
+    store: StoreOption = None,
+    other_hosts: Annotated[
+        bool, typer.Option("--other-hosts", help="What other machines wrote, too: say so only when none of them lives.")
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Turn the journals of dead runs into Parquet.
+
+    Without RUN, of every run of the store. What a live process still writes stays as it is, and so does what another
+    machine wrote.
+    """
+    chosen, problems = runs_chosen(runs, store)
+    complain_of(problems)
+    if not chosen and not as_json:
+        say(f"no runs in {store}")
+    for run in chosen:
+        events = seal_run(run.folder, other_hosts=other_hosts)
+        if as_json:
+            print_json({"run_id": run.run_id, "events_sealed": events})
+        else:
+            say(f"{run.run_id}: {counted(events, 'event')} sealed")
+        for path in foreign_journals(run.folder):
+            complain(f"{path}: another machine wrote it and may still do; --other-hosts seals it all the same")

@@ -1,0 +1,185 @@
+"""``steptape sweep``: every combination of some params' values over recorded runs, and which of them are worth it."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import os
+from collections.abc import Iterator, Sequence
+from decimal import Decimal, InvalidOperation
+from typing import Annotated, Any, Final
+
+import typer
+
+from ...replay.runs.objective import declared_objective
+from ...replay.sweeps.sweeping import Sweep
+from ...replay.sweeps.sweeping import sweep as sweep_runs
+from ...rules.language.references import Param
+from ...store.errors import TelemetryError
+from ..lookup import complain_of, policy_named, runs_chosen, setting_value
+from ..options import JsonOption, PolicyArgument, StoreOption
+from ..output import counted, print_json, print_table, reading_runs, say
+from ..streams import complain
+
+#: Values that one range may stand for.
+_MAX_VALUES: Final = 10_000
+
+_SECONDS_PER_HOUR: Final = 3600
+_TOTALS: Final = (
+    "stopped",
+    "steps saved",
+    "of all",
+    "hours saved",
+    "checkpoints",
+    "mean regret",
+    "worst regret",
+    "deployable regret",
+)
+
+
+def sweep(
+    policy: PolicyArgument,
+    runs: Annotated[list[str] | None, typer.Argument(metavar="RUN...", help="Runs to try it on.")] = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="PARAM=VALUES", help="Values to try: 1,2,3 or a range with its step, 2:5:0.5."),
+    ] = None,
+    store: StoreOption = None,
+    objective: Annotated[
+        str | None, typer.Option(metavar="METRIC", help="The evaluation metric that runs are judged by.")
+    ] = None,
+    mode: Annotated[str | None, typer.Option(metavar="min|max", help="Which way that metric is better.")] = None,
+    processes: Annotated[
+        int | None,
+        typer.Option(metavar="N", min=1, help="Share the runs out to so many processes at most: else one a core."),
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Try every combination of params of a policy.
+
+    Prints the variants than which no other saves more steps at no more regret, the thriftiest first. With --json one
+    line a variant, all of them; what was left to the event engine, or left out, is then said on stderr.
+    """
+    if not settings:
+        raise typer.BadParameter("say what to vary, as --set patience=1,2,3")
+    if mode and not objective:
+        raise typer.BadParameter("--mode says which way a metric is better: name it with --objective")
+    axes = _axes(settings)
+    loaded = policy_named(policy, None)
+    chosen, problems = runs_chosen(runs, store)
+    complain_of(problems)
+    declared = declared_objective(objective, mode) if objective else None
+    with reading_runs() as on_progress:
+        result = sweep_runs(
+            loaded,
+            axes,
+            chosen,
+            objective=declared,
+            on_progress=on_progress,
+            processes=processes or os.cpu_count() or 1,
+        )
+    rows = result.frame().to_dicts()
+    if as_json:
+        _print_lines(result, rows)
+    else:
+        _print_front(result, rows)
+
+
+def _axes(settings: Sequence[str]) -> dict[str, list[Param]]:
+    """The params that settings vary, with their values.
+
+    Raises:
+        TelemetryError: A param stands in two of them.
+    """
+    axes: dict[str, list[Param]] = {}
+    for setting in settings:
+        name, values = _axis(setting)
+        if name in axes:
+            raise TelemetryError("a param is varied once", got=name, fix="Give all of its values in one --set")
+        axes[name] = values
+    return axes
+
+
+def _axis(setting: str) -> tuple[str, list[Param]]:
+    name, equals, text = setting.partition("=")
+    if not equals or not name or not text:
+        raise typer.BadParameter(f"--set takes PARAM=VALUES; got {setting!r}")
+    values = [value for part in text.split(",") for value in _values(part)]
+    # Dictionaries take True for 1; params of one name are of one type.
+    return name, list(dict.fromkeys(values))
+
+
+def _values(text: str) -> list[Param]:
+    """One value, or those from the first to the last, both included, of ``first:last:step``."""
+    if ":" not in text:
+        return [setting_value(text)]
+    try:
+        first, last, step = map(Decimal, text.split(":"))
+    except (ValueError, InvalidOperation):
+        raise typer.BadParameter(f"a range is FIRST:LAST:STEP, as 2:5:0.5; got {text!r}") from None
+    if not (first.is_finite() and last.is_finite() and step.is_finite() and step > 0 and first <= last):
+        raise typer.BadParameter(f"a range goes up from its first to its last; got {text!r}")
+    if (last - first) / step >= _MAX_VALUES:
+        raise typer.BadParameter(f"a range has at most {_MAX_VALUES:,} values; got {text!r}")
+    steps = itertools.takewhile(lambda value: value <= last, (first + step * count for count in itertools.count()))
+    return [setting_value(str(value)) for value in steps]
+
+
+def _print_front(result: Sweep, rows: Sequence[dict[str, Any]]) -> None:
+    shown = [rows[index] for index in result.front]
+    if shown:
+        names = list(result.axes)
+        headings = (*names, *_TOTALS)
+        cells = [(*(row[name] for name in names), *_cells(row, result)) for row in shown]
+        print_table(headings, cells, numeric=headings)
+        say()
+    runs = counted(len(result.runs), "run")
+    say(f"{len(rows):,} variants tried on {runs}; {len(shown)} on the front of steps saved against regret.")
+    say("The best of many variants looks better on the runs that it was picked by than it will on others.")
+    if result.objective is None:
+        say("No metric of merit: name one with --objective, and the front can be told.")
+    else:
+        how = "guessed" if result.objective.guessed else "declared"
+        say(f"Metric of merit: {result.objective.metric}, {result.objective.mode} is better ({how}).")
+    for sentence in _limits(result):
+        say(sentence)
+
+
+def _print_lines(result: Sweep, rows: Sequence[dict[str, Any]]) -> None:
+    declared = result.objective
+    tried = {
+        "variants": len(rows),
+        "runs": len(result.runs),
+        "runs_excluded": len(result.excluded),
+        "steps_recorded": result.steps,
+        "objective": declared.metric if declared else None,
+        "mode": str(declared.mode) if declared else None,
+    }
+    for row in rows:
+        print_json({**row, **tried})
+    for sentence in _limits(result):
+        complain(sentence)
+
+
+def _limits(result: Sweep) -> Iterator[str]:
+    for what, reason in result.engine_reasons.items():
+        yield f"Decided by the event engine, {what}: {reason}."
+    for run in result.excluded:
+        yield f"Excluded {run.run_id}: {run.reason}."
+
+
+def _cells(row: dict[str, Any], result: Sweep) -> tuple[str, ...]:
+    return (
+        f"{row['stopped']} of {len(result.runs)}",
+        f"{row['steps_saved']:,.0f}",
+        f"{row['steps_saved'] / result.steps:.0%}" if result.steps else "-",
+        _number(row["seconds_saved"] / _SECONDS_PER_HOUR, ",.2f"),
+        _number(row["checkpoints"], ",.0f"),
+        _number(row["mean_regret"], "+.2%"),
+        _number(row["worst_regret"], "+.2%"),
+        _number(row["mean_deployable_regret"], "+.2%"),
+    )
+
+
+def _number(value: float, form: str) -> str:
+    return "-" if math.isnan(value) else format(value, form)

@@ -1,0 +1,128 @@
+"""``steptape tail``: the events of a run as they are written, until it ends."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import Annotated, Final
+
+import typer
+
+from ...store.event_json import event_to_line
+from ...store.events import KINDS, Event
+from ...store.reading.snapshot import Snapshot, retrying, take_snapshot
+from ...store.reading.snapshot_parts import after, of_rank
+from ...store.run import Run
+from ..exit_status import FINDINGS
+from ..lookup import run_named
+from ..options import JsonOption, RunArgument, StoreOption
+from ..output import say, shown
+from ..streams import complain, print_line
+
+#: Seconds between two looks at a run. Looking takes a tenth of the time at most, however large a journal is.
+_PAUSE_S: Final = 0.2
+_PAUSE_TIMES: Final = 9
+
+#: Where a log begins.
+_BEGINNING: Final = (0, -1)
+
+#: How runs end that did not come to their end.
+_BAD_ENDS: Final = ("failed", "crashed")
+
+#: Attributes of a decision that stand in its line in other words.
+_KNOWN_ATTRS: Final = ("controller", "operations", "values", "mode", "message", "error")
+
+
+def tail(
+    run: RunArgument,
+    store: StoreOption = None,
+    lines: Annotated[
+        int, typer.Option("--lines", "-n", metavar="N", min=0, help="How many events to begin with.")
+    ] = 10,
+    kinds: Annotated[
+        list[str] | None, typer.Option("--kind", metavar="KIND", help="Only events of this kind; repeatable.")
+    ] = None,
+    rank: Annotated[int, typer.Option(metavar="R", min=0, help="The process that writes them.")] = 0,
+    as_json: JsonOption = False,
+) -> None:
+    """Follow a run's events until it ends.
+
+    Ctrl-C ends it too. Exit status 1 when the run failed or crashed. With --json one event a line, as 'export' writes
+    them.
+    """
+    unknown = sorted(set(kinds or ()) - KINDS)
+    if unknown:
+        raise typer.BadParameter(f"no such kind of event: {unknown[0]}. Known: {', '.join(sorted(KINDS))}")
+    opened = run_named(run, store)
+    try:
+        for event in followed(opened, rank=rank, kinds=frozenset(kinds or KINDS), lines=lines):
+            if as_json:
+                print_line(event_to_line(event))
+            else:
+                say(event_line(event))
+    except KeyboardInterrupt:
+        return
+    status = opened.status
+    complain(f"{opened.run_id}: {status}")
+    if status in _BAD_ENDS:
+        raise typer.Exit(FINDINGS)
+
+
+def followed(run: Run, *, rank: int, kinds: frozenset[str], lines: int) -> Iterator[Event]:
+    """The last events of a run, and those that come, until it ends. What a resume rolls back is among them.
+
+    Args:
+        run: The run.
+        rank: Whose events.
+        kinds: Of which kinds.
+        lines: How many of those that are there already.
+    """
+    passed, is_first = _BEGINNING, True
+    while True:
+        began_s = time.monotonic()
+        snapshot, events = retrying(partial(_later, run.folder, rank, passed))
+        if events:
+            passed = events[-1].attempt, events[-1].seq
+        chosen = [event for event in events if event.kind in kinds]
+        yield from islice(chosen, max(0, len(chosen) - lines) if is_first else 0, None)
+        if snapshot.status != "running":
+            return
+        is_first = False
+        time.sleep(max(_PAUSE_S, _PAUSE_TIMES * (time.monotonic() - began_s)))
+
+
+def event_line(event: Event) -> str:
+    """An event in a line for people.
+
+    >>> event_line(Event("step_end", step=12, metrics={"loss": 0.5}))
+    'step 12  step_end  loss = 0.5'
+    """
+    attrs = {name: value for name, value in event.attrs.items() if name not in _KNOWN_ATTRS}
+    parts = [f"step {event.step}", event.kind]
+    if event.kind in ("decision", "rule_error", "rule_warning"):
+        parts += [_outcome(event)]
+    elif event.metrics or attrs:
+        parts += [shown(dict(event.metrics) | attrs)]
+    return "  ".join(parts)
+
+
+def _outcome(event: Event) -> str:
+    """What a rule did, and why."""
+    said = event.attrs
+    name = shown(said.get("controller"))
+    if event.kind != "decision":
+        return f"{name}: {shown(said.get('error') or said.get('message'))}"
+    orders = shown(said.get("operations") or [])
+    orders = f"shadow ({orders})" if said.get("mode") == "shadow" else orders
+    message = f", {said['message']}" if said.get("message") else ""
+    return f"{name}: {orders} because {shown(said.get('values') or {})}{message}"
+
+
+def _later(folder: Path, rank: int, passed: tuple[int, int]) -> tuple[Snapshot, list[Event]]:
+    """The run as of now, and its events after a place."""
+    snapshot = take_snapshot(folder)
+    later = after(of_rank(snapshot, rank), passed).events(rank)
+    return snapshot, [event for event in later if (event.attempt, event.seq) > passed]

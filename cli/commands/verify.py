@@ -1,0 +1,64 @@
+"""``steptape verify``: proof that what rules decided live is what their replay decides."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from ...replay.runs.verification import Verification
+from ...replay.runs.verification import verify as verify_run
+from ...store.errors import TelemetryError
+from ..exit_status import CANNOT_OPEN, FINDINGS
+from ..lookup import complain_of, runs_chosen
+from ..options import JsonOption, StoreOption
+from ..output import counted, print_json, say
+from ..streams import complain
+
+
+def verify(
+    runs: Annotated[list[str] | None, typer.Argument(metavar="RUN...", help="Runs to verify.")] = None,
+    store: StoreOption = None,
+    every: Annotated[bool, typer.Option("--all", help="Verify every run of the store.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Prove that recorded and replayed decisions agree.
+
+    Exit status 1 when they do not, 2 when a run cannot be opened.
+    """
+    if not runs and not every:
+        raise typer.BadParameter("name a RUN, or give --store STORE --all")
+    chosen, problems = runs_chosen(runs, store)
+    complain_of(problems)
+    status = CANNOT_OPEN if problems else 0
+    if not chosen and not problems:
+        say("No runs, so nothing to verify.")
+    for run in chosen:
+        try:
+            verdict = verify_run(run)
+        except TelemetryError as error:
+            complain(f"error: {error}")
+            status = CANNOT_OPEN
+            continue
+        _print(verdict, as_json)
+        if not verdict.identical:
+            status = max(status, FINDINGS)
+    raise typer.Exit(status)
+
+
+def _print(verdict: Verification, as_json: bool) -> None:
+    if as_json:
+        print_json(verdict.to_json())
+        return
+    note = f" ({verdict.note})" if verdict.note else ""
+    if verdict.fault:
+        say(f"{verdict.run_id}: DAMAGED: {verdict.fault}{note}")
+        return
+    if verdict.difference is None:
+        said = counted(verdict.outcomes, "outcome")
+        say(f"{verdict.run_id}: identical, {said}, digest {verdict.digest[:12]}{note}")
+        return
+    sides = verdict.difference.to_json()
+    say(f"{verdict.run_id}: DIFFERS at outcome {sides['position']} of attempt {sides['attempt']}{note}")
+    say(f"  recorded: {sides['recorded'] or 'nothing more'}")
+    say(f"  replayed: {sides['replayed'] or 'nothing more'}")

@@ -1,0 +1,140 @@
+"""The demo: one training run without rules, rules backtested on it, the same training under them, and the two compared.
+
+Every number that it prints is read back from the store.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+from ..examples.digits import MISLABELLED, Settings, load_data, train
+from ..replay.backtests.backtesting import backtest
+from ..replay.reports.sentences import summary_lines
+from ..replay.reports.terminal_tables import TABLE_HEADINGS, table_rows
+from ..replay.runs.results import RunResult
+from ..replay.runs.verification import verify
+from ..rules.policy_file.policy import Policy, load_policy, shipped_policies
+from ..store.run import Run
+from ..store.store import open_run
+from .output import print_rows, print_table, progress, say
+
+#: The paper's own policy, and one of steptape's.
+POLICIES: Final = ("trac_fig4", "overfitting")
+
+#: Samples listed with the highest losses.
+LISTED: Final = 20
+
+_WORST = f"""
+SELECT sample_id, avg(loss) AS mean_loss, max(loss) AS max_loss, count(*) AS seen
+FROM samples GROUP BY sample_id ORDER BY mean_loss DESC LIMIT {LISTED}
+"""
+
+
+def run_demo(store: Path) -> bool:
+    """Run the demo and leave its runs in the store.
+
+    Returns:
+        Whether every live run stopped where its backtest said, with the checkpoints it said, and verified.
+    """
+    settings = Settings()
+    say("1. Training without rules: an evaluation and a checkpoint every 10 steps, every sample's loss recorded.")
+    baseline = open_run(_train(store, settings, "digits uncontrolled"))
+    steps = baseline.info.last.steps
+    say(f"   {steps} steps, {len(list((baseline.folder / 'checkpoints').iterdir()))} checkpoints in {baseline.folder}")
+
+    say("\n2. What two policies would have done to that run.")
+    results: dict[str, RunResult] = {}
+    for name in POLICIES:
+        say(f"\n   {name}:\n")
+        results[name] = _backtest(load_policy(shipped_policies()[name]), baseline)
+
+    say("\n3. Training again, same seed, the rules live; checkpoints are now theirs to ask for.")
+    live = {
+        name: open_run(_train(store, Settings(save_every=0), f"digits under {name}", shipped_policies()[name]))
+        for name in POLICIES
+    }
+
+    say("\n4. What the backtest said against what happened:\n")
+    agreed = _compare(results, live)
+
+    say(f"\n5. The {LISTED} samples with the highest mean loss ({MISLABELLED} labels were made wrong on purpose):\n")
+    _list_worst(baseline)
+
+    run = live[POLICIES[0]]
+    say("\n6. Look further:\n")
+    for arguments in (
+        f"runs {store}",
+        f"show {run.folder}",
+        f'query {store} "SELECT step, controller, loss FROM decisions JOIN steps USING (run_id, step)"',
+        f"backtest {POLICIES[1]} --store {store}",
+        f"verify --store {store} --all",
+        f"serve {store}",
+    ):
+        say(f"   {_command()} {arguments}")
+    return agreed
+
+
+def _command() -> str:
+    """How to call steptape from where the reader is."""
+    beside = Path(sys.executable).with_name("steptape")
+    if shutil.which("steptape") or not beside.exists():
+        return "steptape"
+    return str(beside.relative_to(Path.cwd()) if beside.is_relative_to(Path.cwd()) else beside)
+
+
+def _train(store: Path, settings: Settings, name: str, rules: Path | None = None) -> Path:
+    with progress() as bar:
+        task = bar.add_task(name, total=settings.steps)
+        return train(store, settings, name=name, rules=rules, on_step=lambda step: bar.update(task, completed=step))
+
+
+def _backtest(policy: Policy, run: Run) -> RunResult:
+    report = backtest(policy, [run])
+    print_table(TABLE_HEADINGS, table_rows(report), numeric=TABLE_HEADINGS[1:-1])
+    for line in ("", *summary_lines(report)):
+        say(line)
+    return report.results[0]
+
+
+def _compare(results: Mapping[str, RunResult], live: Mapping[str, Run]) -> bool:
+    rows: list[tuple[object, ...]] = []
+    agreed = True
+    for name, result in results.items():
+        run, predicted = live[name], result.predicted
+        verdict = verify(run)
+        checkpoints = run.rows("SELECT count(*) AS count FROM saves")[0]["count"]
+        is_as_predicted = (
+            predicted is not None
+            and (run.info.last.steps, checkpoints) == (predicted.steps, predicted.checkpoints)
+            and run.status == ("completed" if result.stop is None else "stopped")
+        )
+        agreed &= is_as_predicted and verdict.identical
+        rows.append(
+            (
+                name,
+                predicted.steps if predicted else None,
+                run.info.last.steps,
+                predicted.checkpoints if predicted else None,
+                checkpoints,
+                "yes" if is_as_predicted else "NO",
+                f"identical, {verdict.outcomes} decisions" if verdict.identical else "DIFFERS",
+            )
+        )
+    print_table(
+        ("policy", "stop said", "stopped at", "checkpoints said", "written", "as predicted", "live against replay"),
+        rows,
+        numeric=("stop said", "stopped at", "checkpoints said", "written"),
+    )
+    return agreed
+
+
+def _list_worst(run: Run) -> None:
+    wrong = {str(index) for index in load_data().mislabelled}
+    rows = [{**row, "mislabelled": "yes" if row["sample_id"] in wrong else ""} for row in run.rows(_WORST)]
+    print_rows(rows, ("sample_id", "mean_loss", "max_loss", "seen", "mislabelled"))
+    found = sum(bool(row["mislabelled"]) for row in rows)
+    say(f"\n   {found} of the {len(wrong)} mislabelled samples are among them.")

@@ -1,0 +1,17 @@
+"""Exit statuses of the command line."""
+
+from __future__ import annotations
+
+from typing import Final
+
+#: The command found something: a warning, a difference, a failed test.
+FINDINGS: Final = 1
+
+#: The command could not open what it was given. Usage errors have this status too.
+CANNOT_OPEN: Final = 2
+
+#: Ctrl-C: 128 + SIGINT, as shells report it of other tools.
+INTERRUPTED: Final = 130
+
+#: The reader of standard output has gone, as ``head`` does: 128 + SIGPIPE.
+CLOSED_PIPE: Final = 141

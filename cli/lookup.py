@@ -1,0 +1,161 @@
+"""What the words of a command line stand for: policies, runs, streams of events, ages."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Final
+
+import typer
+
+from ..rules.errors import suggestion
+from ..rules.policy_file.policy import Policy, load_policy, shipped_policies, shipped_tests
+from ..store.errors import RunNotFound, TelemetryError
+from ..store.event_json import events_from_lines
+from ..store.events import Event
+from ..store.run import Run
+from ..store.store import open_run, open_store
+from .streams import complain
+
+#: Runs that a name which is none of them may have meant, at most so many.
+_SUGGESTED: Final = 3
+
+
+def policy_path(name: str) -> Path:
+    """The file a policy's name stands for: a path, or the name of a shipped policy."""
+    path = Path(name)
+    return path if path.exists() else shipped_policies().get(name, path)
+
+
+def tests_path(name: str) -> Path:
+    """The file of tests that a name stands for: a path, or the name of a shipped policy."""
+    path = Path(name)
+    return path if path.exists() else shipped_tests().get(name, path)
+
+
+def policy_named(name: str, settings: Iterable[str] | None) -> Policy:
+    """The policy of that name, some params replaced by ``PARAM=VALUE`` settings."""
+    return load_policy(openable(policy_path(name)), params=params_of(settings))
+
+
+def openable(path: Path) -> Path:
+    """The path of a rule file, or of a pipe that one comes through, that can be opened.
+
+    Raises:
+        TelemetryError: It cannot, and what may have been meant.
+    """
+    if path.is_dir() or not path.exists():
+        what = "no such file, and no policy of that name comes with steptape"
+        raise TelemetryError(what, where=str(path), fix=suggestion(str(path), shipped_policies()))
+    if not os.access(path, os.R_OK):
+        raise TelemetryError("cannot be read (permission denied)", where=str(path))
+    return path
+
+
+def params_of(settings: Iterable[str] | None) -> dict[str, float | int | bool | str]:
+    """Params by name, of ``PARAM=VALUE`` settings."""
+    return dict(_setting(setting) for setting in settings or ())
+
+
+def _setting(setting: str) -> tuple[str, float | int | bool | str]:
+    name, equals, text = setting.partition("=")
+    if not equals or not name:
+        raise typer.BadParameter(f"--set takes PARAM=VALUE; got {setting!r}")
+    return name, setting_value(text)
+
+
+def setting_value(text: str) -> float | int | bool | str:
+    """The value of a param as it is written on a command line."""
+    if text in ("true", "false"):
+        return text == "true"
+    for number in (int, float):
+        try:
+            return number(text)
+        except ValueError:
+            continue
+    return text
+
+
+def age(text: str) -> timedelta:
+    """A span of time written as a number and its unit: ``90d``, ``12h``, ``30m``."""
+    units = {"d": "days", "h": "hours", "m": "minutes"}
+    number, unit = text[:-1], units.get(text[-1:])
+    try:
+        if unit is not None and float(number) >= 0:
+            return timedelta(**{unit: float(number)})
+    except (ValueError, OverflowError):
+        pass
+    raise typer.BadParameter(f"an age is a number and d, h or m, as 90d; got {text!r}")
+
+
+def run_named(key: str, store: Path | None) -> Run:
+    """The run whose folder this is or, with a store, the one of that id or name.
+
+    Raises:
+        TelemetryError: There is none, and what may have been meant; or several have that name.
+    """
+    if store is None:
+        if not Path(key).exists():
+            fix = "With --store STORE a run's id or name will do; 'steptape runs STORE' lists them"
+            raise RunNotFound("no such run folder", where=key, fix=fix)
+        return open_run(key)
+    opened = open_store(store)
+    try:
+        return opened.run(key)
+    except RunNotFound as error:
+        known = opened.recent().by_name
+        if key in known:
+            raise
+        fix = f"{_nearest(key, known)}'steptape runs {store}' lists them" if known else "There are no runs"
+        raise RunNotFound(error.what, where=error.where, got=key, fix=fix) from None
+
+
+def _nearest(key: str, names: Iterable[str]) -> str:
+    """The question whether one of these was meant: those that hold the key, else the most alike; or nothing."""
+    known = sorted(names)
+    like = [name for name in known if key.casefold() in name.casefold()] or get_close_matches(key[:100], known, n=1)
+    return f"Did you mean {' or '.join(map(repr, like[:_SUGGESTED]))}? " if like else ""
+
+
+def runs_chosen(keys: list[str] | None, store: Path | None) -> tuple[list[Run], list[TelemetryError]]:
+    """The runs named, or all of the store; and what was wrong with those of the store that cannot be read."""
+    if keys:
+        return [run_named(key, store) for key in keys], []
+    if store is None:
+        raise typer.BadParameter("name a RUN, or give --store STORE")
+    entries, problems = open_store(store).entries()
+    return [Run(entry.folder) for entry in entries], problems
+
+
+def events_named(source: str, store: Path | None) -> Run | list[Event]:
+    """What to replay: standard input (``-``), a file of JSON lines, or a run."""
+    is_stdin = source == "-"
+    if store is None and (is_stdin or Path(source).is_file()):
+        where = "<stdin>" if is_stdin else source
+        with _readable(sys.stdin.fileno() if is_stdin else source, where) as lines:
+            return list(events_from_lines(lines, source=where))
+    return run_named(source, store)
+
+
+@contextmanager
+def _readable(file: str | int, where: str) -> Iterator[Iterable[str]]:
+    """The lines of a text file, or of an open one; bytes that are no UTF-8 are an error of ours.
+
+    Standard input too is read as UTF-8, which JSON is in any locale.
+    """
+    try:
+        with open(file, encoding="utf-8-sig", closefd=isinstance(file, str)) as lines:
+            yield lines
+    except (OSError, UnicodeDecodeError) as error:
+        raise TelemetryError(f"cannot be read ({error})", where=where) from None
+
+
+def complain_of(problems: Iterable[TelemetryError]) -> None:
+    """Name on stderr what could not be read."""
+    for problem in problems:
+        complain(f"warning: {problem}")

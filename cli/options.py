@@ -1,0 +1,54 @@
+"""Options and arguments that several commands share."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Final
+
+import typer
+
+from ..replay.cache import Cache
+
+StoreOption = Annotated[
+    Path | None, typer.Option("--store", metavar="STORE", help="Folder of runs; RUN is then an id or a unique name.")
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
+RunArgument = Annotated[str, typer.Argument(metavar="RUN", help="A run's folder; with --store, its id or name.")]
+PolicyArgument = Annotated[
+    str, typer.Argument(metavar="POLICY", help="A rule file, or the name of one that comes with steptape.")
+]
+StoreArgument = Annotated[Path, typer.Argument(metavar="STORE", envvar="STEPTAPE_STORE", help="Folder of runs.")]
+SetOption = Annotated[
+    list[str] | None, typer.Option("--set", metavar="PARAM=VALUE", help="Replace a param of the policy.")
+]
+NoCacheOption = Annotated[
+    bool, typer.Option("--no-cache", help="Read every run anew, and keep nothing of what is found.")
+]
+ProcessesOption = Annotated[
+    int | None, typer.Option("--processes", metavar="N", min=1, help="Read runs with so many processes.")
+]
+
+#: Runs for which one more process is worth its start.
+_RUNS_A_PROCESS: Final = 8
+
+
+def processes_for(runs: int, asked: int | None) -> int:
+    """How many processes to read so many runs with: as many as asked for, else what is worth it."""
+    return asked or max(1, min(os.cpu_count() or 1, runs // _RUNS_A_PROCESS))
+
+
+def user_cache(environment: Mapping[str, str] = os.environ) -> Cache | None:
+    """The cache of whoever is logged in: ``STEPTAPE_CACHE``, or ``steptape`` among their caches; None without a home.
+
+    Commands keep answers and the library does not, because a person asks again and a program says what it wants.
+    """
+    if folder := environment.get("STEPTAPE_CACHE"):
+        return Cache(Path(folder))
+    if caches := environment.get("XDG_CACHE_HOME"):
+        return Cache(Path(caches) / "steptape")
+    try:
+        return Cache(Path.home() / ".cache" / "steptape")
+    except RuntimeError:
+        return None

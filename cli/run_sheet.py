@@ -1,0 +1,129 @@
+"""One run on a page: what ``steptape show`` prints."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from shutil import get_terminal_size
+from typing import Any, Final
+
+from ..replay.reports.amounts import duration, size
+from ..store.reading.summary import leading_metric, summarize
+from ..store.run import Run
+from .output import print_rows, say
+from .plot import braille_plot
+from .streams import can_show
+
+_METRICS = """
+SELECT metric, kind, count(*) AS count, first(value ORDER BY attempt, seq) AS first, last(value ORDER BY attempt, seq)
+AS last,
+       min(value) FILTER (NOT isnan(value)) AS min, max(value) FILTER (NOT isnan(value)) AS max,
+       count(*) FILTER (NOT isfinite(value)) AS not_finite
+FROM series_values GROUP BY ALL ORDER BY kind, metric
+"""
+_SAVES = "SELECT count(*) AS count, sum(size_bytes) AS size_bytes, max(step) AS last_step FROM saves"
+_DECISIONS = """
+SELECT step, controller, operations, values, mode, severity, message FROM decisions ORDER BY attempt, rank, seq
+"""
+_KINDS = "SELECT kind, count(*) AS count FROM events GROUP BY kind ORDER BY count DESC, kind"
+
+#: Decisions that the page shows before it says how many more there are.
+SHOWN_DECISIONS: Final = 20
+
+#: Lines of a plot, and its most columns: wider ones are no easier to read.
+_PLOT_LINES: Final = 8
+_PLOT_COLUMNS: Final = 110
+
+#: What a terminal has to know to be plotted on in dots.
+_DOT: Final = "\N{BRAILLE PATTERN DOTS-1}"
+
+
+def started_of(row: Mapping[str, Any]) -> datetime | None:
+    """When a run of the ``runs`` view began, UTC; None for one whose source had no clock, which has 0 for it."""
+    started: datetime = row["started"]
+    return None if started == datetime(1970, 1, 1) else started
+
+
+def run_document(run: Run) -> dict[str, Any]:
+    """Everything the page shows, as JSON values."""
+    snapshot = run.snapshot()
+    decisions = [{**row, "values": json.loads(row["values"])} for row in run.rows(_DECISIONS)]
+    return {
+        **summarize(snapshot).to_row(),
+        "config": snapshot.info.config,
+        "policy": None if snapshot.info.last.policy is None else snapshot.info.last.policy.source,
+        "failure": snapshot.info.last.failure,
+        "environment": snapshot.info.last.environment,
+        "events": {row["kind"]: row["count"] for row in run.rows(_KINDS)},
+        "metrics": run.rows(_METRICS),
+        "checkpoints": run.rows(_SAVES)[0],
+        "decisions": decisions,
+    }
+
+
+def run_sheet(run: Run, plotted: Sequence[str] = ()) -> None:
+    """Print the page.
+
+    Args:
+        run: The run.
+        plotted: The metrics to plot; the one that is looked at first when none is named.
+
+    Raises:
+        TelemetryError: No event carries a metric that is to be plotted.
+    """
+    shown = run_document(run)
+    plots = [line for metric in plotted for line in _plot(run, metric) or [f"{metric}: too few numbers to plot"]]
+    plots = plots or [line for metric in _first_metric(run) for line in _plot(run, metric)]
+    planned = f" of {shown['planned_steps']}" if shown["planned_steps"] else ""
+    say(f"{shown['name']}  {shown['run_id']}  {shown['status']}")
+    began = started_of(shown)
+    took = duration(shown["duration_s"])
+    when = f" in {took}, started {began:%Y-%m-%d %H:%M:%S} UTC" if began else ", nobody said when"
+    say(f"{shown['steps']}{planned} step{'s' * (shown['steps'] != 1)}{when}")
+    if shown["tags"] or shown["group"]:
+        say(f"group {shown['group'] or '-'}, tags {', '.join(shown['tags']) or '-'}")
+    if shown["failure"]:
+        say(f"failed with {shown['failure']['type']}: {shown['failure']['message']}")
+    if shown["policy"]:
+        say(f"rules: {shown['policy']} (digest {shown['policy_digest'][:12]})")
+    if shown["config"]:
+        say(f"config: {json.dumps(shown['config'], ensure_ascii=False)}")
+    say("events: " + ", ".join(f"{count} {kind}" for kind, count in shown["events"].items()))
+    saves = shown["checkpoints"]
+    if saves["count"]:
+        say(f"checkpoints: {saves['count']}, {size(saves['size_bytes'])}, the last at step {saves['last_step']}")
+    for line in ("", *plots) if plots else ():
+        say(line)
+    if shown["metrics"]:
+        say()
+        print_rows(shown["metrics"], ("metric", "kind", "count", "first", "last", "min", "max", "not_finite"))
+    if shown["decisions"]:
+        say()
+        columns = ["step", "controller", "operations", "values"]
+        columns += [name for name in ("mode", "severity", "message") if _tells(shown["decisions"], name)]
+        print_rows(shown["decisions"][:SHOWN_DECISIONS], columns)
+        if len(shown["decisions"]) > SHOWN_DECISIONS:
+            say(f"... and {len(shown['decisions']) - SHOWN_DECISIONS} more decisions; 'steptape query' has them all")
+
+
+def _first_metric(run: Run) -> list[str]:
+    metric = leading_metric(run.metrics())
+    return [] if metric is None else [metric]
+
+
+def _plot(run: Run, metric: str) -> list[str]:
+    """A metric over steps, as the first kind of event has it that carries it; nothing without two values."""
+    table = run.series(metric)
+    kind = table["kind"][0].as_py() if table.num_rows else None
+    points = [row for row in table.select(["kind", "step", "value", "rank"]).to_pylist() if row["kind"] == kind]
+    own = [row for row in points if row["rank"] == points[0]["rank"]]
+    width = min(_PLOT_COLUMNS, get_terminal_size().columns)
+    steps, values = ([row[name] for row in own] for name in ("step", "value"))
+    lines = braille_plot(steps, values, width=width, height=_PLOT_LINES, is_ascii=not can_show(_DOT))
+    return [f"{metric} ({kind}) over steps", *lines] if lines else []
+
+
+def _tells(decisions: Sequence[Mapping[str, Any]], name: str) -> bool:
+    """Whether a column says anything that is not the same of every decision."""
+    return any(row[name] not in (None, "act") for row in decisions)

@@ -1,0 +1,1 @@
+"""Low-level decoders that the readers share: lines, numbers, protocol buffers, TFRecord, LevelDB, SQLite."""

@@ -1,0 +1,92 @@
+"""Telling evaluations from training by the names that loggers give to values."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Iterator, Mapping
+from typing import Final, TypeAlias
+
+from ..source import Fact
+
+#: First words of the names of what was measured on held-out data: ``eval_loss``, ``val/acc``, ``test.bleu``.
+EVALUATION_WORDS: Final = frozenset(
+    ("eval", "evaluation", "evals", "val", "valid", "validation", "test", "testing", "dev", "heldout", "holdout")
+)
+
+#: Names that say where a row stands. Alone they are no news of the training, and beside an evaluation a part of it.
+PLACE_NAMES: Final = frozenset(("epoch", "train/epoch", "global_step", "train/global_step", "trainer/global_step"))
+
+#: Lightning's placeholder, and what evaluations and summaries of whole runs are called elsewhere.
+NO_STEP_NAMES: Final = frozenset(("hp_metric",))
+
+_FIRST_WORD: Final = re.compile(r"[^/_.\-\s]+")
+
+#: An event's kind, and which of a row's names it carries.
+_Parts: TypeAlias = tuple[tuple[str, tuple[str, ...]], ...]
+
+
+def is_evaluation(name: str) -> bool:
+    """Whether a metric's name says that it was measured on held-out data.
+
+    >>> [is_evaluation(name) for name in ("val_loss", "eval/acc", "valid", "value_loss", "train/val")]
+    [True, True, True, False, False]
+    """
+    word = _FIRST_WORD.search(name)
+    return word is not None and word[0].casefold() in EVALUATION_WORDS
+
+
+@functools.lru_cache(maxsize=1024)
+def parts_of(names: tuple[str, ...]) -> _Parts:
+    """The events that a row of these names becomes: what an update left, and what an evaluation found.
+
+    >>> parts_of(("loss", "val_loss"))
+    (('step_end', ('loss',)), ('evaluate', ('val_loss',)))
+    >>> parts_of(("epoch", "val_loss"))
+    (('evaluate', ('epoch', 'val_loss')),)
+    >>> parts_of(("epoch",))
+    (('log', ('epoch',)),)
+    """
+    evaluated = tuple(name for name in names if is_evaluation(name))
+    rest = tuple(name for name in names if name not in evaluated)
+    if not evaluated:
+        is_news = any(name not in PLACE_NAMES and name not in NO_STEP_NAMES for name in rest)
+        return (("step_end" if is_news else "log", rest),)
+    if PLACE_NAMES.issuperset(rest):
+        return (("evaluate", names),)
+    return ("step_end", rest), ("evaluate", evaluated)
+
+
+def split_row(metrics: Mapping[str, float]) -> Iterator[tuple[str, Mapping[str, float]]]:
+    """The kinds of the events that a row becomes, each with its share of the values; nothing for an empty row."""
+    if not metrics:
+        return
+    parts = parts_of(tuple(metrics))
+    if len(parts) == 1:
+        yield parts[0][0], metrics
+        return
+    for kind, names in parts:
+        yield kind, {name: metrics[name] for name in names}
+
+
+def with_names(facts: Iterator[Fact], renamed: Mapping[str, str]) -> Iterator[Fact]:
+    """The facts with metrics called otherwise; a value keeps its name where its event has the other one already.
+
+    So it does where two of an event would get one name: the first has it.
+
+    Args:
+        facts: Of a run.
+        renamed: New names by old ones.
+    """
+    if not renamed:
+        yield from facts
+        return
+    for fact in facts:
+        metrics = fact.metrics
+        if not renamed.keys().isdisjoint(metrics):
+            called: dict[str, float] = {}
+            for name, value in metrics.items():
+                new = renamed.get(name, name)
+                called[name if new in metrics or new in called else new] = value
+            fact = fact._replace(metrics=called)
+        yield fact

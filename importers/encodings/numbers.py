@@ -1,0 +1,109 @@
+"""Numbers as other tools write them: text and JSON values in, floats, steps and clocks out, exactly or not at all."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any, Final
+
+from ..source import INT64_MAX, UnreadableSource
+
+NS: Final = 1_000_000_000
+
+#: How some tools spell what JSON cannot hold, as text.
+_SPELLED: Final = {"nan": math.nan, "infinity": math.inf, "-infinity": -math.inf, "inf": math.inf, "-inf": -math.inf}
+
+
+def number(text: str) -> float | None:
+    """The number that a cell holds; None when it holds text.
+
+    >>> number("1e-3"), number("nan"), number("12 s"), number("1_000")
+    (0.001, nan, None, None)
+    """
+    try:
+        value = float(text)
+    except ValueError:
+        return None
+    return None if "_" in text else value
+
+
+def number_of(value: Any) -> float | None:
+    """The number that a JSON value is, spelled-out NaN and infinities included; None for everything else.
+
+    An integer that no double holds exactly is none either: it would become another number.
+    """
+    if isinstance(value, float):
+        return value
+    if isinstance(value, int) and not isinstance(value, bool):
+        return float(value) if abs(value) <= 2**53 else None
+    return _SPELLED.get(value.casefold()) if isinstance(value, str) else None
+
+
+def flattened(value: Mapping[str, Any], separator: str = "/") -> dict[str, Any]:
+    """The leaves of nested objects, by their names joined with a slash, or another separator.
+
+    >>> flattened({"loss": 1.0, "eval": {"acc": 0.5}})
+    {'loss': 1.0, 'eval/acc': 0.5}
+    """
+    leaves: dict[str, Any] = {}
+    pending = [("", value)]
+    while pending:
+        above, level = pending.pop(0)
+        for name, entry in level.items():
+            if isinstance(entry, Mapping):
+                pending.append((f"{above}{name}{separator}", entry))
+            else:
+                leaves[f"{above}{name}"] = entry
+    return leaves
+
+
+def sorted_out(row: Mapping[str, Any]) -> tuple[dict[str, float], dict[str, Any]]:
+    """The numbers of a row, and what else it holds; nulls are left out."""
+    metrics: dict[str, float] = {}
+    attrs: dict[str, Any] = {}
+    for name, value in row.items():
+        if (held := number_of(value)) is not None:
+            metrics[name] = held
+        elif value is not None:
+            attrs[name] = value
+    return metrics, attrs
+
+
+def step_of(value: Any, where: str) -> int:
+    """A step, from a number or its text.
+
+    Raises:
+        UnreadableSource: It is no whole number, or none of 64 bits.
+    """
+    step = value
+    if isinstance(step, str):
+        text = step.strip()
+        step = int(text) if len(text) < 20 and text.lstrip("+-").isdecimal() else number(text)
+    if isinstance(step, float) and step.is_integer():
+        step = int(step)
+    if not isinstance(step, int) or isinstance(step, bool) or abs(step) > INT64_MAX:
+        raise UnreadableSource("a step must be a whole number of 64 bits", where=where, got=value)
+    return step
+
+
+def nanoseconds(seconds: float | None) -> int:
+    """Seconds as nanoseconds; 0, which stands for unknown, when there are none or they are out of range."""
+    if seconds is None or not math.isfinite(seconds) or abs(seconds) > INT64_MAX / NS / 2:
+        return 0
+    whole = math.floor(seconds)  # The product of both would be off by a hundred nanoseconds.
+    return whole * NS + round((seconds - whole) * NS)
+
+
+def unix_ns(text: str | None) -> int | None:
+    """The time that ISO 8601 text tells, UTC where it names no zone; None when it tells none."""
+    if not text:
+        return None
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        return None
+    aware = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+    since = aware - datetime(1970, 1, 1, tzinfo=UTC)
+    time_ns = (since.days * 86_400 + since.seconds) * NS + since.microseconds * 1000
+    return time_ns if abs(time_ns) <= INT64_MAX else None

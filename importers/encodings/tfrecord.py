@@ -1,0 +1,99 @@
+"""TFRecord files: length-prefixed records with masked CRC-32C checksums, as TensorBoard's event files are made of."""
+
+from __future__ import annotations
+
+import struct
+from array import array
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from ..source import UnreadableSource
+
+_HEAD: Final = struct.Struct("<QI")
+_CHECKSUM: Final = struct.Struct("<I")
+
+#: A record of more bytes is damage, or a picture that nobody wants here; none is read whole that is longer.
+LONGEST_RECORD: Final = 256 * 1024 * 1024
+
+
+def _table() -> list[int]:
+    """What one byte does to a CRC-32C (Castagnoli, reflected)."""
+    table = []
+    for byte in range(256):
+        value = byte
+        for _ in range(8):
+            value = (value >> 1) ^ (0x82F63B78 if value & 1 else 0)
+        table.append(value)
+    return table
+
+
+_ONE_BYTE: Final = _table()
+
+#: What two bytes do at once: half the time of a byte at a time.
+_TWO_BYTES: Final = array("L", ((_ONE_BYTE[pair & 0xFF] >> 8) ^ _ONE_BYTE[(_ONE_BYTE[pair & 0xFF] ^ (pair >> 8)) & 0xFF]
+                                for pair in range(65536)))  # fmt: skip
+
+
+def crc32c(data: bytes) -> int:
+    """The CRC-32C of some bytes.
+
+    >>> hex(crc32c(b"123456789"))
+    '0xe3069283'
+    """
+    value = 0xFFFFFFFF
+    even = len(data) & ~1
+    table = _TWO_BYTES
+    for pair in struct.unpack(f"<{even // 2}H", data[:even]):
+        value = (value >> 16) ^ table[(value ^ pair) & 0xFFFF]
+    if even != len(data):
+        value = (value >> 8) ^ _ONE_BYTE[(value ^ data[even]) & 0xFF]
+    return value ^ 0xFFFFFFFF
+
+
+def masked(checksum: int) -> int:
+    """A checksum as TFRecord stores it."""
+    return (((checksum >> 15) | (checksum << 17)) + 0xA282EAD8) & 0xFFFFFFFF
+
+
+def records(path: Path, *, is_growing: bool = False) -> Iterator[bytes]:
+    """The records of a file.
+
+    Args:
+        path: The file.
+        is_growing: Whether a last record that is cut short is still being written, and no fault.
+
+    Raises:
+        UnreadableSource: It cannot be opened, is cut short, or a checksum differs. All records before were yielded.
+    """
+    try:
+        with open(path, "rb") as file:
+            position = 0
+            while head := file.read(_HEAD.size):
+                where = f"{path} @ byte {position}"
+                length = _length(head, where) if len(head) == _HEAD.size else LONGEST_RECORD
+                body = file.read(length + _CHECKSUM.size) if len(head) == _HEAD.size else b""
+                if len(body) < length + _CHECKSUM.size:
+                    if is_growing:
+                        return
+                    raise UnreadableSource("the file is cut short within a record", where=where, fix=_KEPT)
+                data = body[:length]
+                if _CHECKSUM.unpack_from(body, length)[0] != masked(crc32c(data)):
+                    raise UnreadableSource("a record's checksum differs", where=where, fix=_KEPT)
+                yield data
+                position += _HEAD.size + length + _CHECKSUM.size
+    except OSError as error:
+        raise UnreadableSource(f"cannot be read ({error.strerror or error})", where=str(path)) from None
+
+
+_KEPT: Final = "The records before were taken"
+
+
+def _length(head: bytes, where: str) -> int:
+    length: int
+    length, checksum = _HEAD.unpack(head)
+    if checksum != masked(crc32c(head[:8])):
+        raise UnreadableSource("this is no TFRecord: the checksum of a length differs", where=where, fix=_KEPT)
+    if length > LONGEST_RECORD:
+        raise UnreadableSource(f"a record of more than {LONGEST_RECORD} bytes", where=where, got=length, fix=_KEPT)
+    return length

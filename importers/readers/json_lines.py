@@ -1,0 +1,87 @@
+"""JSON lines with a key that counts steps: one object a line, nested ones flattened."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from ..encodings.lines import decoded_head, text_lines
+from ..encodings.numbers import flattened, nanoseconds, number_of, sorted_out, step_of
+from ..encodings.problems import DecimalCommas, Omissions
+from ..rows import MOST_METRICS, Row, runs_of
+from ..source import ImportedRun, ReadOptions, SingleFile, UnreadableSource
+from ..table_columns import Layout, layout_of, wall_clock_ns
+
+#: Lines that are looked at: what comes first may be a configuration.
+_LOOKED_AT: Final = 20
+
+_SUFFIXES: Final = (".jsonl", ".ndjson", ".json", ".log", ".txt")
+
+
+class JsonLinesReader(SingleFile):
+    """Files of one JSON object a line, with a step in each."""
+
+    kind = "jsonl"
+    title = "JSON lines with a step key"
+
+    def recognises(self, path: Path, head: bytes) -> bool:
+        """By a first line that is a JSON object, and one among the first that has a step."""
+        text = decoded_head(head).lstrip()
+        if path.suffix.casefold() not in _SUFFIXES or not text.startswith("{"):
+            return False
+        rows = [row for line in text.splitlines()[:_LOOKED_AT] if (row := _object(line)) is not None]
+        return any("event" not in row and layout_of(list(row)) is not None for row in rows)
+
+    def read(self, files: Sequence[Path], options: ReadOptions) -> Iterator[ImportedRun]:
+        """The runs of a file, usually one."""
+        (path,) = files
+        yield from runs_of(_rows(path, options))
+
+
+def _object(line: str) -> dict[str, Any] | None:
+    """The leaves of the object in a line; None where there is none."""
+    try:
+        document = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return flattened(document) if isinstance(document, dict) else None
+
+
+def _rows(path: Path, options: ReadOptions) -> Iterator[Row]:
+    omissions = Omissions(str(path))
+    commas = DecimalCommas(str(path))
+    layout: Layout | None = None
+    for line_number, line in enumerate(text_lines(path, is_growing=options.is_growing), start=1):
+        if not line.strip():
+            continue
+        document = _object(line)
+        if document is None:
+            omissions.add(f"line {line_number}", "no JSON object")
+            continue
+        if layout is None or layout.step not in document:
+            layout = layout_of(list(document), options.step_column) or layout
+        if layout is None:
+            omissions.add(f"line {line_number}", "no key counts steps (--step KEY names another one)")
+            continue
+        try:
+            row = _row(document, layout)
+        except UnreadableSource as error:
+            omissions.add(f"line {line_number}", f"no step in {error.got!r:.60}")
+            continue
+        if len(row.metrics) > MOST_METRICS:
+            raise UnreadableSource(f"more than {MOST_METRICS} metrics", where=f"{path}:{line_number}")
+        commas.look_at(row.attrs, line_number)
+        yield row
+    omissions.tell()
+    commas.tell()
+
+
+def _row(document: dict[str, Any], layout: Layout) -> Row:
+    step = step_of(document.pop(layout.step, None), "")
+    wall_clock = document.pop(layout.wall_clock, None) if layout.wall_clock else None
+    stopwatch = document.pop(layout.stopwatch, None) if layout.stopwatch else None
+    metrics, attrs = sorted_out(document)
+    elapsed_ns = None if layout.stopwatch is None else nanoseconds(number_of(stopwatch))
+    return Row(step, metrics, attrs, 0 if wall_clock is None else wall_clock_ns(str(wall_clock)), elapsed_ns)

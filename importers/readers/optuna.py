@@ -1,0 +1,120 @@
+"""Optuna studies in SQLite: each trial one run, its intermediate values the evaluations."""
+
+from __future__ import annotations
+
+import math
+import sqlite3
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from ..encodings.database import DatabaseFile, columns_of, has_tables, json_object, opened
+from ..encodings.numbers import step_of, unix_ns
+from ..source import Fact, ImportedRun, ReadOptions, UnreadableSource
+
+#: The name of what a trial reports while it runs, and of what it came to.
+INTERMEDIATE: Final = "intermediate_value"
+FINAL: Final = "value"
+
+_STATUS: Final = {"COMPLETE": "completed", "PRUNED": "stopped", "FAIL": "failed", "RUNNING": None, "WAITING": None}
+_TYPES: Final = {"NAN": math.nan, "INF_POS": math.inf, "INF_NEG": -math.inf}
+
+_TRIALS: Final = """
+    SELECT trial_id, number, study_name, trials.study_id, state, datetime_start, datetime_complete
+    FROM trials JOIN studies ON studies.study_id = trials.study_id ORDER BY trial_id
+"""
+
+
+class OptunaReader(DatabaseFile):
+    """Optuna storages (SQLite). A trial that was pruned was stopped; one that never began is no run."""
+
+    kind = "optuna"
+    title = "Optuna studies (SQLite)"
+
+    def recognises(self, path: Path, head: bytes) -> bool:
+        """By the tables of the database."""
+        return has_tables(path, head, "studies", "trials", "trial_intermediate_values")
+
+    def read(self, files: Sequence[Path], options: ReadOptions) -> Iterator[ImportedRun]:  # noqa: ARG002
+        """A run for each trial."""
+        (path,) = files
+        with opened(path) as connection:
+            for trial in connection.execute(_TRIALS).fetchall():
+                yield from _run(connection, trial, path)
+
+
+def _run(connection: sqlite3.Connection, trial: tuple[Any, ...], path: Path) -> Iterator[ImportedRun]:
+    trial_id, index, study, study_id, state, started, completed = trial
+    if state not in _STATUS:
+        raise UnreadableSource("a trial's state is unknown", where=f"{path}, trial {index}", got=state)
+    facts = list(_facts(connection, trial_id, study_id, state, unix_ns(str(completed)) or 0, str(path)))
+    if not facts:
+        return
+    yield ImportedRun(
+        iter(facts),
+        identity=f"{study}/{index}",
+        name=f"{study}/trial-{index}",
+        group=str(study),
+        config=_params(connection, trial_id),
+        status=_STATUS[state],
+        started_ns=_local_ns(started),
+        ended_ns=_local_ns(completed),
+    )
+
+
+def _local_ns(shown: Any) -> int | None:
+    """Optuna writes the local time of whoever ran it, without saying which: taken as UTC."""
+    return unix_ns(shown) if isinstance(shown, str) else None
+
+
+def _facts(
+    connection: sqlite3.Connection, trial_id: Any, study_id: Any, state: str, ended_ns: int, where: str
+) -> Iterator[Fact]:
+    last = 0
+    typed = "intermediate_value_type" in columns_of(connection, "trial_intermediate_values")
+    kind = "intermediate_value_type" if typed else "'FINITE'"
+    query = f"SELECT step, intermediate_value, {kind} FROM trial_intermediate_values WHERE trial_id = ? ORDER BY step"
+    for step, value, sort in connection.execute(query, (trial_id,)):
+        last = step_of(step, where)
+        yield Fact("evaluate", last, {INTERMEDIATE: _value(value, sort, where)})
+    if state == "COMPLETE" or last:
+        finals = _finals(connection, trial_id, study_id, where)
+        if finals:
+            yield Fact("log", last, finals, time_ns=ended_ns)
+
+
+def _finals(connection: sqlite3.Connection, trial_id: Any, study_id: Any, where: str) -> dict[str, float]:
+    typed = "value_type" in columns_of(connection, "trial_values")
+    kind = "value_type" if typed else "'FINITE'"
+    query = f"SELECT objective, value, {kind} FROM trial_values WHERE trial_id = ? ORDER BY objective"
+    rows = connection.execute(query, (trial_id,)).fetchall()
+    count = connection.execute("SELECT count(*) FROM study_directions WHERE study_id = ?", (study_id,)).fetchone()[0]
+    return {FINAL if count == 1 else f"{FINAL}_{index}": _value(value, sort, where) for index, value, sort in rows}
+
+
+def _value(value: Any, sort: Any, where: str) -> float:
+    """A stored number; Optuna keeps those that are not finite by their sort."""
+    if sort in _TYPES:
+        return _TYPES[sort]
+    if value is None:
+        return math.nan
+    if not isinstance(value, (int, float)):
+        raise UnreadableSource("a value must be a number", where=where, got=value)
+    return float(value)
+
+
+def _params(connection: sqlite3.Connection, trial_id: Any) -> dict[str, Any]:
+    """The trial's parameters; of a categorical one the choice, which the database knows by its place."""
+    config: dict[str, Any] = {}
+    query = "SELECT param_name, param_value, distribution_json FROM trial_params WHERE trial_id = ? ORDER BY param_id"
+    for name, value, distribution in connection.execute(query, (trial_id,)):
+        told = json_object(distribution)
+        attributes = told.get("attributes")
+        choices = attributes.get("choices") if isinstance(attributes, dict) else None
+        if isinstance(choices, list) and isinstance(value, float) and value.is_integer() and 0 <= value < len(choices):
+            config[str(name)] = choices[int(value)]
+        elif str(told.get("name")).startswith("Int") and isinstance(value, float) and value.is_integer():
+            config[str(name)] = int(value)
+        else:
+            config[str(name)] = value
+    return config

@@ -1,0 +1,81 @@
+"""Parquet tables with a column of steps, as W&B exports a run's history."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from ..encodings.numbers import flattened, nanoseconds, number_of, sorted_out, step_of
+from ..encodings.problems import Omissions
+from ..rows import MOST_METRICS, Row, runs_of
+from ..source import ImportedRun, ReadOptions, SingleFile, UnreadableSource
+from ..table_columns import Layout, layout_of, unknown_step_column, wall_clock_ns
+
+_MAGIC: Final = b"PAR1"
+_ROWS_AT_ONCE: Final = 4096
+
+#: What pyarrow raises when a file is not what it says.
+_DAMAGED: Final = (pa.ArrowException, OSError, ValueError, OverflowError)
+
+#: A run's own tables are Parquet, too.
+_OURS: Final = b"steptape.columns"
+
+
+class ParquetReader(SingleFile):
+    """Parquet files, one of whose columns counts steps."""
+
+    kind = "parquet"
+    title = "Parquet tables with a step column (W&B history exports)"
+
+    def recognises(self, path: Path, head: bytes) -> bool:
+        """By the file's signature and a column of steps; the tables of a run of ours are no logs."""
+        if not head.startswith(_MAGIC):
+            return False
+        try:
+            schema = pq.read_schema(path)
+        except _DAMAGED:
+            return False
+        return _OURS not in (schema.metadata or {}) and layout_of(schema.names) is not None
+
+    def read(self, files: Sequence[Path], options: ReadOptions) -> Iterator[ImportedRun]:
+        """The runs of a table, usually one."""
+        (path,) = files
+        yield from runs_of(_rows(path, options))
+
+
+def _rows(path: Path, options: ReadOptions) -> Iterator[Row]:
+    omissions = Omissions(str(path))
+    try:
+        with pq.ParquetFile(path) as file:
+            columns = file.schema_arrow.names
+            layout = layout_of(columns, options.step_column)
+            if layout is None:
+                raise unknown_step_column(str(path), columns, options.step_column)
+            if len(columns) > MOST_METRICS:
+                raise UnreadableSource(f"more than {MOST_METRICS} columns", where=str(path), got=len(columns))
+            index = 0
+            for batch in file.iter_batches(_ROWS_AT_ONCE):
+                for document in batch.to_pylist():
+                    try:
+                        yield _row(document, layout)
+                    except UnreadableSource as error:
+                        omissions.add(f"row {index}", f"no step in {error.got!r:.60}")
+                    index += 1
+    except _DAMAGED as error:
+        raise UnreadableSource(f"this is no Parquet file, or damaged ({error})", where=str(path)) from None
+    omissions.tell()
+
+
+def _row(document: dict[str, Any], layout: Layout) -> Row:
+    """A row of the table. A null is a value that was not logged."""
+    step = step_of(document.pop(layout.step), "")
+    wall_clock = document.pop(layout.wall_clock) if layout.wall_clock else None
+    stopwatch = document.pop(layout.stopwatch) if layout.stopwatch else None
+    metrics, attrs = sorted_out(flattened(document))
+    texts = {name: value if isinstance(value, (str, bool, int)) else str(value) for name, value in attrs.items()}
+    elapsed_ns = None if layout.stopwatch is None else nanoseconds(number_of(stopwatch))
+    return Row(step, metrics, texts, 0 if wall_clock is None else wall_clock_ns(str(wall_clock)), elapsed_ns)

@@ -1,0 +1,173 @@
+"""TensorBoard event files: scalars of both versions in, runs out. A folder of event files is one run."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Final
+
+from ..encodings.numbers import nanoseconds
+from ..encodings.protobuf import BYTES, FIXED32, VARINT, double, fields, float32, message, signed, text, varints
+from ..encodings.tfrecord import records
+from ..scalars import Scalar, courses_of
+from ..source import ImportedRun, ReadOptions, UnreadableSource
+
+#: In the name of every event file.
+MARK: Final = "tfevents"
+
+#: Folders into which Keras writes the two halves of one run.
+_HALVES: Final = ("train", "validation")
+
+#: Values of numbers in a TensorProto: struct's letter for ``tensor_content``, by ``DataType``.
+_LETTERS: Final = {1: "f", 2: "d", 3: "i", 4: "B", 5: "h", 6: "b", 9: "q", 10: "?", 17: "H", 19: "e", 22: "I", 23: "Q"}
+_BFLOAT16: Final = 14
+
+
+class TensorBoardReader:
+    """Event files; several in a folder are one run, as TensorBoard shows it.
+
+    The folders ``train`` and ``validation`` that Keras writes side by side are one run, too; a tag there is called
+    ``train/TAG`` and ``validation/TAG``.
+    """
+
+    kind = "tensorboard"
+    title = "TensorBoard event files (scalars and scalar tensors)"
+
+    def recognises(self, path: Path, head: bytes) -> bool:
+        """By name, and a first record that is as short as a file's version is."""
+        return MARK in path.name and len(head) >= 12 and int.from_bytes(head[:8], "little") < len(head)
+
+    def source_of(self, path: Path) -> Path:
+        """The folder of the run."""
+        folder = path.parent
+        beside = [folder.with_name(half) for half in _HALVES]
+        return folder.parent if folder.name in _HALVES and all(half.is_dir() for half in beside) else folder
+
+    def beside(self, path: Path) -> Iterable[Path]:  # noqa: ARG002
+        """Nothing: every file of the source is recognised itself."""
+        return ()
+
+    def read(self, files: Sequence[Path], options: ReadOptions) -> Iterator[ImportedRun]:
+        """The runs of a folder: usually one."""
+        scalars, problem = _scalars(files, options)
+        if not scalars:
+            raise problem or UnreadableSource("no scalar in these event files", where=str(files[0]))
+        for run, facts in enumerate(courses_of(scalars, problem)):
+            yield ImportedRun(facts, identity=str(run) if run else "")
+
+
+def _scalars(files: Sequence[Path], options: ReadOptions) -> tuple[list[Scalar], UnreadableSource | None]:
+    """All scalars, those of several files by the times at which these begin; and what was wrong, if anything."""
+    found: list[list[Scalar]] = []
+    problem: UnreadableSource | None = None
+    for path in files:
+        scalars: list[Scalar] = []
+        found.append(scalars)
+        prefix = f"{path.parent.name}/" if path.parent.name in _HALVES and len({f.parent for f in files}) > 1 else ""
+        try:
+            plugins: dict[str, str] = {}
+            for record in records(path, is_growing=options.is_growing):
+                scalars.extend(_scalars_of(record, prefix, plugins))
+        except UnreadableSource as error:
+            problem = error if error.where else UnreadableSource(error.what, where=str(path))
+    found.sort(key=lambda scalars: scalars[0].wall_ns if scalars else 0)
+    return [scalar for scalars in found for scalar in scalars], problem
+
+
+def _scalars_of(record: bytes, prefix: str, plugins: dict[str, str]) -> Iterator[Scalar]:
+    """The scalars of an ``Event``. Only the first event of a tag names the plugin that it is for."""
+    wall, step, summary = 0.0, 0, b""
+    for field, wire, value in fields(record):
+        if field == 1:
+            wall = double(value)
+        elif field == 2 and wire == VARINT and isinstance(value, int):
+            step = signed(value)
+        elif field == 5 and wire == BYTES:
+            summary = message(value)
+    wall_ns = nanoseconds(wall)
+    for field, _, entry in fields(summary):
+        if field == 1:
+            tag, value_of = _value(message(entry), plugins)
+            if value_of is not None:
+                yield Scalar(prefix + tag, step, wall_ns, value_of)
+
+
+def _value(entry: bytes, plugins: dict[str, str]) -> tuple[str, float | None]:
+    """Tag and number of a ``Summary.Value``; None where it holds no scalar."""
+    tag, simple, tensor, metadata = "", None, None, None
+    for field, wire, value in fields(entry):
+        if field == 1:
+            tag = text(value)
+        elif field == 2 and wire == FIXED32:
+            simple = float32(value)
+        elif field == 8:
+            tensor = message(value)
+        elif field == 9:
+            metadata = message(value)
+    if metadata is not None:
+        plugins.setdefault(tag, _plugin(metadata))
+    if simple is not None or tensor is None:
+        return tag, simple
+    return tag, _number_of_tensor(tensor) if plugins.get(tag, "scalars") == "scalars" else None
+
+
+def _plugin(metadata: bytes) -> str:
+    """The plugin of a ``SummaryMetadata``; scalars where it names none."""
+    for field, _, value in fields(metadata):
+        if field == 1:
+            for inner, _, name in fields(message(value)):
+                if inner == 1:
+                    return text(name)
+    return "scalars"
+
+
+def _number_of_tensor(tensor: bytes) -> float | None:
+    """The one number of a ``TensorProto``; None where it has none, or several."""
+    dtype, content, numbers = 0, b"", []
+    for field, wire, value in fields(tensor):
+        if field == 1 and isinstance(value, int):
+            dtype = value
+        elif field == 2 and _elements(message(value)) != 1:
+            return None
+        elif field == 4:
+            content = message(value)
+        elif field in (5, 6):
+            letter = "f" if field == 5 else "d"
+            numbers.extend(_unpacked(letter, message(value)))
+        elif field in (7, 10, 11, 13, 16, 17):
+            raw = varints(message(value)) if wire == BYTES else [value] if isinstance(value, int) else []
+            numbers.extend(_from_integers(dtype, raw))
+    if content:
+        numbers = _from_content(dtype, content)
+    return numbers[0] if len(numbers) == 1 else None
+
+
+def _elements(shape: bytes) -> int:
+    """How many elements a ``TensorShapeProto`` has."""
+    count = 1
+    for field, _, dimension in fields(shape):
+        if field == 2:
+            count *= next((signed(v) for f, _, v in fields(message(dimension)) if f == 1 and isinstance(v, int)), 0)
+    return count
+
+
+def _unpacked(letter: str, packed: bytes) -> list[float]:
+    size = struct.calcsize(letter)
+    return [
+        float(value) for value in struct.unpack(f"<{len(packed) // size}{letter}", packed[: len(packed) // size * size])
+    ]
+
+
+def _from_content(dtype: int, content: bytes) -> list[float]:
+    if dtype == _BFLOAT16 and len(content) == 2:
+        return _unpacked("f", b"\0\0" + content)
+    letter = _LETTERS.get(dtype)
+    return _unpacked(letter, content) if letter and len(content) == struct.calcsize(f"<{letter}") else []
+
+
+def _from_integers(dtype: int, raw: Sequence[int]) -> list[float]:
+    """Half floats stand as the integers of their bits."""
+    if dtype in (19, _BFLOAT16):
+        return [value for bits in raw for value in _from_content(dtype, (bits & 0xFFFF).to_bytes(2, "little"))]
+    return [float(signed(value)) if dtype != 23 else float(value) for value in raw]

@@ -1,0 +1,71 @@
+"""Trackio stores: one SQLite file a project, runs told apart by their id."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from ..attempts import Lives
+from ..encodings.database import DatabaseFile, columns_of, has_tables, json_object, opened
+from ..encodings.names import PLACE_NAMES
+from ..encodings.numbers import flattened, sorted_out, step_of, unix_ns
+from ..rows import Row, facts_by_name
+from ..source import Fact, ImportedRun, ReadOptions
+
+#: Keys that Trackio adds to a configuration.
+_OWN: Final = ("_Username", "_Created", "_Group")
+
+
+class TrackioReader(DatabaseFile):
+    """Trackio's project databases. System metrics, media and traces are no part of the training's course."""
+
+    kind = "trackio"
+    title = "Trackio projects (SQLite)"
+
+    def recognises(self, path: Path, head: bytes) -> bool:
+        """By the tables of the database, and the column that holds metrics as JSON."""
+        if not has_tables(path, head, "metrics"):
+            return False
+        with opened(path) as connection:
+            return {"run_name", "step", "metrics", "timestamp"} <= columns_of(connection, "metrics")
+
+    def read(self, files: Sequence[Path], options: ReadOptions) -> Iterator[ImportedRun]:  # noqa: ARG002
+        """A run for each of the project's."""
+        (path,) = files
+        with opened(path) as connection:
+            # Before there were ids, names told runs apart.
+            key = "run_id" if "run_id" in columns_of(connection, "metrics") else "run_name"
+            runs = connection.execute(f"SELECT {key}, min(run_name) FROM metrics GROUP BY {key} ORDER BY min(id)")
+            for run, name in runs.fetchall():
+                config = _config(connection, key, run)
+                yield ImportedRun(
+                    _facts(connection, key, run, str(path)),
+                    identity=str(run),
+                    name=f"{path.stem}/{name}",
+                    group=str(config.get("_Group") or path.stem),
+                    config={name: value for name, value in config.items() if name not in _OWN},
+                )
+
+
+def _config(connection: sqlite3.Connection, key: str, run: Any) -> dict[str, Any]:
+    if key not in columns_of(connection, "configs"):
+        return {}
+    row = connection.execute(f"SELECT config FROM configs WHERE {key} = ?", (run,)).fetchone()
+    return json_object(row[0]) if row else {}
+
+
+def _facts(connection: sqlite3.Connection, key: str, run: Any, where: str) -> Iterator[Fact]:
+    """Rows in the order of logging; steps that go backwards are another attempt, wherever they begin."""
+    lives = Lives()
+    attempt, before = 0, (0, 0)
+    query = f"SELECT step, timestamp, metrics FROM metrics WHERE {key} = ? ORDER BY id"
+    for shown, timestamp, document in connection.execute(query, (run,)):
+        step = step_of(shown, where)
+        metrics, attrs = sorted_out(flattened(json_object(document)))
+        life = lives.of(step, (name for name in metrics if name not in PLACE_NAMES))
+        attempt += life != before
+        before = life
+        wall_ns = unix_ns(timestamp) if isinstance(timestamp, str) else None
+        yield from facts_by_name(Row(step, metrics, attrs, wall_ns or 0), attempt)

@@ -1,0 +1,159 @@
+"""Hugging Face ``trainer_state.json``: the log history of a Trainer, and the checkpoints that it tells of."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from ...store.plan import Plan
+from ..encodings.names import is_evaluation
+from ..encodings.numbers import number_of, sorted_out, step_of
+from ..encodings.problems import Omissions
+from ..source import Fact, ImportedRun, ReadOptions, UnreadableSource
+
+NAME: Final = "trainer_state.json"
+
+_CHECKPOINT: Final = re.compile(r"checkpoint-(\d{1,18})")
+
+#: A state of a million log entries has about 200 MB.
+MOST_BYTES: Final = 512 * 1024 * 1024
+
+#: What of the state says how the training was set up.
+_SETTINGS: Final = ("train_batch_size", "logging_steps", "eval_steps", "save_steps", "trial_name", "trial_params")
+
+
+class TrainerStateReader:
+    """``trainer_state.json`` of an output folder and of the checkpoints in it, which tell of one run.
+
+    A state in a checkpoint holds the history up to there; so of several the longest is read.
+    """
+
+    kind = "trainer_state"
+    title = "Hugging Face trainer_state.json"
+
+    def recognises(self, path: Path, head: bytes) -> bool:
+        """By name, or by the keys that a Trainer writes."""
+        named = path.name == NAME
+        return head.lstrip()[:1] == b"{" and (named or (b'"log_history"' in head and path.suffix == ".json"))
+
+    def source_of(self, path: Path) -> Path:
+        """The output folder, where the state lies in a checkpoint of it; else the state's own folder or file."""
+        if path.name != NAME:
+            return path
+        folder = path.parent
+        return folder.parent if _CHECKPOINT.fullmatch(folder.name) else folder
+
+    def beside(self, path: Path) -> Iterable[Path]:  # noqa: ARG002
+        """Nothing: every file of the source is recognised itself."""
+        return ()
+
+    def read(self, files: Sequence[Path], options: ReadOptions) -> Iterator[ImportedRun]:  # noqa: ARG002
+        """The run; raises at its end what could not be read of it."""
+        states: list[tuple[Path, dict[str, Any]]] = []
+        problems: list[UnreadableSource] = []
+        for path in files:
+            try:
+                states.append((path, _state(path)))
+            except UnreadableSource as error:
+                problems.append(error)
+        if not states:
+            raise problems[0]
+        path, state = max(states, key=lambda entry: len(entry[1]["log_history"]))
+        yield ImportedRun(
+            _facts(path, state, _checkpoints(files, state), problems),
+            config={name: state[name] for name in _SETTINGS if state.get(name) is not None},
+            plan=_plan(state),
+            status=_status(state),
+        )
+
+
+def _state(path: Path) -> dict[str, Any]:
+    try:
+        if path.stat().st_size > MOST_BYTES:
+            raise UnreadableSource(f"larger than {MOST_BYTES} bytes", where=str(path))
+        document = json.loads(path.read_bytes())
+    except OSError as error:
+        raise UnreadableSource(f"cannot be read ({error.strerror or error})", where=str(path)) from None
+    except (ValueError, RecursionError) as error:
+        raise UnreadableSource(f"this is no JSON, or not all of it ({error})", where=str(path)) from None
+    if not isinstance(document, dict) or not isinstance(document.get("log_history"), list):
+        raise UnreadableSource("a trainer's state has a list 'log_history', and this has none", where=str(path))
+    return document
+
+
+def _facts(
+    path: Path, state: Mapping[str, Any], checkpoints: Mapping[int, dict[str, Any]], problems: list[UnreadableSource]
+) -> Iterator[Fact]:
+    """The history, each checkpoint after the last row up to its step."""
+    pending = sorted(checkpoints.items())
+    omissions = Omissions(str(path))
+    for index, row in enumerate(state["log_history"]):
+        try:
+            facts = list(_facts_of_row(row, f"log_history[{index}]"))
+        except UnreadableSource as error:
+            omissions.add(f"log_history[{index}]", error.what)
+            continue
+        while pending and facts and facts[0].step > pending[0][0]:
+            yield _save(*pending.pop(0))
+        yield from facts
+    for step, attrs in pending:
+        yield _save(step, attrs)
+    for problem in problems:
+        raise problem
+    omissions.tell()
+
+
+def _facts_of_row(row: Any, where: str) -> Iterator[Fact]:
+    """The events of one row of the history.
+
+    A training row is both the end of its update and a log, as the Trainer's callbacks see it; policies that were
+    written for its trainer controller read the log, others the update.
+    """
+    if not isinstance(row, dict):
+        raise UnreadableSource("a row must be an object", where=where, got=row)
+    values = dict(row)
+    step = step_of(values.pop("step", None), where)
+    epoch = values.pop("epoch", None)
+    metrics, attrs = sorted_out(values)
+    at = number_of(epoch)
+    if any(is_evaluation(name) for name in metrics):
+        yield Fact("evaluate", step, metrics, at, attrs=attrs)
+    elif "train_runtime" in metrics:  # The summary of the whole training.
+        yield Fact("log", step, metrics, at, attrs=attrs)
+    elif metrics or attrs:
+        yield Fact("step_end", step, metrics, at, attrs=attrs)
+        yield Fact("log", step, metrics, at)
+
+
+def _save(step: int, attrs: dict[str, Any]) -> Fact:
+    return Fact("save", step, attrs=attrs)
+
+
+def _checkpoints(files: Sequence[Path], state: Mapping[str, Any]) -> dict[int, dict[str, Any]]:
+    """The checkpoints that are known to have been made, by step: those that lie there, and the best one."""
+    found = {}
+    best = state.get("best_model_checkpoint")
+    names = [file.parent.name for file in files] + ([Path(best).name] if isinstance(best, str) else [])
+    for name in names:
+        if match := _CHECKPOINT.fullmatch(name):
+            found[int(match[1])] = {"path": name}
+    return found
+
+
+def _plan(state: Mapping[str, Any]) -> Plan:
+    total_steps, epochs = state.get("max_steps"), state.get("num_train_epochs")
+    return Plan(
+        total_steps=total_steps if type(total_steps) is int and 0 < total_steps < 2**63 else None,
+        total_epochs=epochs if type(epochs) is int and 0 < epochs < 2**63 else None,
+    )
+
+
+def _status(state: Mapping[str, Any]) -> str | None:
+    """``completed`` when the plan was carried out; a shorter history says nothing of what came after it."""
+    done, planned = state.get("global_step"), state.get("max_steps")
+    if type(done) is not int or type(planned) is not int or planned <= 0:
+        return None
+    return "completed" if done >= planned else "interrupted"

@@ -1,0 +1,172 @@
+"""W&B offline runs: a ``run-ID.wandb`` file in, one run out."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from ..encodings.numbers import NS, flattened, nanoseconds, number_of, sorted_out, step_of
+from ..encodings.problems import Omissions
+from ..encodings.protobuf import fields, message, signed, text
+from ..encodings.wandb_log import HEADER, records
+from ..rows import Row, facts_by_name
+from ..source import Fact, ImportedRun, ReadOptions, SingleFile, UnreadableSource
+
+#: Numbers of the fields of ``wandb_internal.proto``: of a ``Record``, ...
+_HISTORY, _CONFIG, _RUN, _EXIT = 2, 5, 17, 18
+
+#: ... of the items that histories and configurations are made of, ...
+_ITEM, _HISTORY_STEP = 1, 2
+_KEY, _NESTED_KEY, _VALUE_JSON = 1, 2, 16
+
+#: ... and of a ``RunRecord``.
+_RUN_ID, _PROJECT, _RUN_CONFIG, _GROUP, _DISPLAY_NAME, _TAGS, _START_TIME = 1, 3, 4, 6, 8, 10, 17
+
+#: What W&B itself adds to each row, and to the configuration.
+_STEP: Final = "_step"
+_OWN: Final = ("_timestamp", "_runtime", "_wandb")
+
+
+@dataclass(slots=True)
+class _Recorded:
+    """What the records of a file tell of its run."""
+
+    run_id: str = ""
+    name: str = ""
+    project: str | None = None
+    group: str | None = None
+    tags: list[str] = field(default_factory=list)
+    config: dict[str, Any] = field(default_factory=dict)
+    started_ns: int | None = None
+    exit_code: int | None = None
+    rows: list[dict[str, Any]] = field(default_factory=list)
+
+
+class WandbReader(SingleFile):
+    """``.wandb`` files, as offline and online runs leave them in ``wandb/``."""
+
+    kind = "wandb"
+    title = "W&B offline run files (run-ID.wandb)"
+
+    def recognises(self, path: Path, head: bytes) -> bool:  # noqa: ARG002 - the header says it, whatever the name.
+        """By the file's header."""
+        return head.startswith(HEADER)
+
+    def read(self, files: Sequence[Path], options: ReadOptions) -> Iterator[ImportedRun]:
+        """The run of a file."""
+        (path,) = files
+        recorded = _Recorded()
+        problem: UnreadableSource | None = None
+        try:
+            for record in records(path, is_growing=options.is_growing):
+                _take(record, recorded)
+        except UnreadableSource as error:
+            problem = error if error.where else UnreadableSource(error.what, where=str(path))
+            if not recorded.rows:
+                raise problem from None
+        config = {key: value for key, value in recorded.config.items() if key not in _OWN}
+        yield ImportedRun(
+            _facts(path, recorded.rows, options.step_column or _STEP, problem),
+            name=recorded.name or recorded.run_id,
+            group=recorded.group or recorded.project,
+            tags=tuple(recorded.tags),
+            config=config,
+            status=None if recorded.exit_code is None else "failed" if recorded.exit_code else "completed",
+            started_ns=recorded.started_ns,
+        )
+
+
+def _take(record: bytes, recorded: _Recorded) -> None:
+    """What one ``Record`` adds."""
+    for number, _, value in fields(record):
+        if number == _HISTORY:
+            recorded.rows.append(_history_row(message(value)))
+        elif number == _CONFIG:
+            recorded.config.update(_items(message(value)))
+        elif number == _RUN:
+            _take_run(message(value), recorded)
+        elif number == _EXIT:
+            recorded.exit_code = next((signed(v) for n, _, v in fields(message(value)) if n == 1 and type(v) is int), 0)
+
+
+def _take_run(run: bytes, recorded: _Recorded) -> None:
+    for number, _, value in fields(run):
+        if number == _RUN_ID:
+            recorded.run_id = text(value)
+        elif number == _DISPLAY_NAME:
+            recorded.name = text(value)
+        elif number == _PROJECT:
+            recorded.project = text(value)
+        elif number == _GROUP:
+            recorded.group = text(value)
+        elif number == _TAGS:
+            recorded.tags.append(text(value))
+        elif number == _RUN_CONFIG:
+            recorded.config.update(_items(message(value)))
+        elif number == _START_TIME:
+            parts = {n: v for n, _, v in fields(message(value)) if isinstance(v, int)}
+            recorded.started_ns = signed(parts.get(1, 0)) * NS + signed(parts.get(2, 0))
+
+
+def _history_row(history: bytes) -> dict[str, Any]:
+    """The values of a ``HistoryRecord``, and its step, which not every version keeps among them."""
+    row = _items(history)
+    for number, _, step in fields(history):
+        if number == _HISTORY_STEP:
+            row.setdefault(
+                _STEP, next((signed(v) for n, _, v in fields(message(step)) if n == 1 and type(v) is int), 0)
+            )
+    return row
+
+
+def _items(container: bytes) -> dict[str, Any]:
+    """The items of a history row or a configuration, their values parsed; what is no JSON is left as text."""
+    values: dict[str, Any] = {}
+    for number, _, value in fields(container):
+        if number == _ITEM:
+            nested: list[str] = []
+            key, value_json = "", ""
+            for inner, _, entry in fields(message(value)):
+                if inner == _KEY:
+                    key = text(entry)
+                elif inner == _NESTED_KEY:
+                    nested.append(text(entry))
+                elif inner == _VALUE_JSON:
+                    value_json = text(entry)
+            values[key or ".".join(nested)] = _parsed(value_json)
+    return values
+
+
+def _parsed(value_json: str) -> Any:
+    try:
+        return json.loads(value_json)
+    except (ValueError, RecursionError):
+        return value_json
+
+
+def _facts(
+    path: Path, rows: Sequence[dict[str, Any]], step_column: str, problem: UnreadableSource | None
+) -> Iterator[Fact]:
+    omissions = Omissions(str(path))
+    for index, row in enumerate(rows):
+        try:
+            step = step_of(row.get(step_column), "")
+        except UnreadableSource as error:
+            omissions.add(f"history row {index}", f"no step in {error.got!r:.60}")
+            continue
+        seen = {key: value for key, value in row.items() if key not in (*_OWN, _STEP) and not _is_media(value)}
+        metrics, attrs = sorted_out(flattened(seen, "."))
+        elapsed_ns = nanoseconds(number_of(row.get("_runtime"))) or None
+        wall_ns = nanoseconds(number_of(row.get("_timestamp")))
+        yield from facts_by_name(Row(step, metrics, attrs, wall_ns, elapsed_ns), 0)
+    if problem is not None:
+        raise problem
+    omissions.tell()
+
+
+def _is_media(value: Any) -> bool:
+    """Whether it is an image, a table, a histogram: an object that says its type."""
+    return isinstance(value, dict) and "_type" in value

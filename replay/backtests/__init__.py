@@ -1,0 +1,1 @@
+"""One policy over many runs, beside baselines or another policy."""

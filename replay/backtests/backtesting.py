@@ -1,0 +1,237 @@
+"""Backtest: one policy over many recorded runs, and what it would have saved and cost in each.
+
+Runs are read one after the other, or several at once in processes of their own. Of each only its facts are kept, so
+that memory does not grow with what the runs hold.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from ...rules.engine.decisions import SEMANTICS_VERSION
+from ...rules.policy_file.policy import Policy
+from ...store.errors import TelemetryError
+from ...store.run import Run
+from ..cache import Cache, answer_about, policy_identity
+from ..mapping import Progress, Readers
+from ..policies.conduct import Conduct
+from ..policies.coverage import ControllerCoverage, Coverage, coverage_of
+from ..runs.incidents import Labels
+from ..runs.objective import Objective, guessed_objective
+from ..runs.results import Excluded, RunResult
+from ..runs.run_result import DEFAULT_SETTINGS, RunFacts, Settings, facts_of_run, judge
+from ..value_encoding import ValueCodec
+from .baselines import Baseline, BaselineOutcome, baseline_outcomes, reads_runs
+from .frames import decisions_frame, runs_frame
+
+if TYPE_CHECKING:
+    import polars as pl
+
+#: Said with every backtest, because the numbers mean nothing without it.
+ASSUMPTIONS = (
+    "A stop takes effect at the end of its step: an evaluation or checkpoint due then is still made.",
+    "Where rules ask for checkpoints, theirs replace the run's own, one a step, each of the run's average size.",
+    "Each run is judged on what it recorded up to its stop; decisions after it would not have been reached.",
+    "Of a run that was resumed, the lineage of its newest attempt is judged; what was rolled back counts in no number.",
+    "What can be deployed is an evaluation at a step that has a checkpoint.",
+    "Regret is summed up over runs that ran as long as they were meant to; for the others it is a lower bound.",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Backtest:
+    """A policy over runs.
+
+    Attributes:
+        policy: The policy.
+        objective: The metric of merit; None when none was declared and none could be guessed.
+        results: One for each run that was judged.
+        excluded: The runs that were not, each with its reason.
+        settings: How it was made.
+        cost_per_hour: What an hour of one rank costs, in whatever currency; None when nobody said.
+        baselines: What simpler policies would have made of the same runs; empty when none was asked for.
+        coverage: What each controller and clause came to over all runs; empty when it was not asked for.
+        conduct: For each result, how the controllers conducted themselves; empty when coverage was not asked for.
+        read_events: Events that were read and folded for it, those for baselines and coverage included, each time that
+            they were; what a cache had is not. It says how it was made and nothing of the runs, and so does the next.
+        took_s: Seconds that it took by the clock; None when the caller did not look.
+    """
+
+    policy: Policy
+    objective: Objective | None
+    results: tuple[RunResult, ...]
+    excluded: tuple[Excluded, ...] = ()
+    semantics_version: int = SEMANTICS_VERSION
+    settings: Settings = DEFAULT_SETTINGS
+    cost_per_hour: float | None = None
+    baselines: tuple[BaselineOutcome, ...] = ()
+    coverage: tuple[ControllerCoverage, ...] = ()
+    conduct: tuple[Conduct, ...] = ()
+    read_events: int = field(default=0, compare=False)
+    took_s: float | None = field(default=None, compare=False)
+
+    @property
+    def policy_digest(self) -> str:
+        """Digest of what the policy means."""
+        return self.policy.digest
+
+    @property
+    def event_count(self) -> int:
+        """Events that the results rest on: those of every run that was judged, once."""
+        return sum(result.identity.event_count for result in self.results)
+
+    @property
+    def events_per_s(self) -> float | None:
+        """Events read and folded a second, by the clock and over all processes; None when it is not known."""
+        return self.read_events / self.took_s if self.took_s else None
+
+    @property
+    def assumptions(self) -> tuple[str, ...]:
+        """What the numbers rest on."""
+        if not self.settings.delay_steps:
+            return ASSUMPTIONS
+        late = f"A stop takes effect {self.settings.delay_steps} updates after the step of its decision."
+        return (late, *ASSUMPTIONS[1:])
+
+    def runs_frame(self) -> pl.DataFrame:
+        """One row a run: what was recorded, predicted and saved."""
+        return runs_frame(self.results, self.objective, self.cost_per_hour)
+
+    def decisions_frame(self) -> pl.DataFrame:
+        """One row a decision, of all runs."""
+        return decisions_frame(self.results)
+
+    frame = runs_frame
+
+    def validity_counts(self) -> dict[str, int]:
+        """Decisions by label, over all runs."""
+        labels = [str(judged.validity) for result in self.results for judged in result.decisions]
+        return dict(sorted(Counter(labels).items()))
+
+
+def backtest(
+    policy: Policy,
+    runs: Iterable[Run],
+    *,
+    objective: Objective | None = None,
+    on_progress: Callable[[Progress], object] | None = None,
+    delay_steps: int = 0,
+    cost_per_hour: float | None = None,
+    labels: Labels | None = None,
+    tolerance_steps: int = 0,
+    baselines: Sequence[Baseline] = (),
+    with_coverage: bool = False,
+    processes: int = 1,
+    cache: Cache | None = None,
+) -> Backtest:
+    """What a policy would have done to recorded runs.
+
+    Args:
+        policy: The rules.
+        runs: The runs; those that cannot be judged are listed as excluded.
+        objective: The metric of merit; guessed when not given and unambiguous.
+        on_progress: Told after each run that is read, once for the policy, for all baselines and for the coverage each.
+        delay_steps: Updates that the loop still makes between the decision to stop and the stop.
+        cost_per_hour: What an hour of one rank costs.
+        labels: Incidents by run; what annotations label when None.
+        tolerance_steps: How far outside of an incident an alarm still counts as true.
+        baselines: Simpler policies to compare with. They read the runs once more.
+        with_coverage: Whether to say which clauses were ever true. It reads the runs once more.
+        processes: How many to read runs with. Metrics and operations that a program registers are known to its own
+            process alone: with more than one, only installed ones are found.
+        cache: Where to look for what was found of a finished run before, and to keep what is found now. None, because
+            a library writes nowhere unless it is told to.
+    """
+    with Readers(processes, on_progress) as readers:
+        request = Request(policy, tuple(runs), Settings(delay_steps, labels, tolerance_steps), cache, objective)
+        passes = 1 + reads_runs(baselines) + with_coverage
+        readers.expect(passes * len(request.runs))
+        report, judged_runs = judged_by(request, readers)
+        readers.expect((passes - 1) * (len(judged_runs) - len(request.runs)))
+        outcomes, for_baselines = baseline_outcomes(
+            baselines, judged_runs, report.results, report.objective, request.settings, readers, cache
+        )
+        endings = [None if one.ending is None else one.ending.event_index for one in report.results]
+        covered = coverage_of(policy, judged_runs, readers, cache, endings) if with_coverage else Coverage()
+    if cache is not None:
+        cache.prune()
+    return replace(
+        report,
+        cost_per_hour=cost_per_hour,
+        baselines=outcomes,
+        coverage=covered.controllers,
+        conduct=covered.runs,
+        read_events=report.read_events + for_baselines + covered.read_events,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What is to be judged, and how.
+
+    Attributes:
+        policy: The rules.
+        runs: The runs.
+        settings: How.
+        cache: Where answers are kept; None for nowhere.
+        objective: The metric of merit; None to guess it.
+    """
+
+    policy: Policy
+    runs: tuple[Run, ...]
+    settings: Settings = DEFAULT_SETTINGS
+    cache: Cache | None = None
+    objective: Objective | None = None
+
+
+def judged_by(request: Request, readers: Readers) -> tuple[Backtest, list[Run]]:
+    """The backtest of a policy alone, in one pass over the runs, and the runs that could be judged."""
+    facts: list[RunFacts] = []
+    judged_runs: list[Run] = []
+    excluded: list[Excluded] = []
+    read_events = 0
+    asked = _Facts(request.policy, request.settings, request.cache)
+    for run, (found, events) in zip(request.runs, readers.mapped(asked, request.runs), strict=True):
+        read_events += events
+        if isinstance(found, TelemetryError):
+            excluded.append(Excluded(run.folder.name, "", str(found)))
+        elif found.is_empty:
+            excluded.append(Excluded(found.run_id, found.name, "it recorded no step and no metric"))
+        else:
+            facts.append(found)
+            judged_runs.append(run)
+    names = {name for one in facts for name in one.history.evaluations}
+    objective = request.objective or guessed_objective(names)
+    results = tuple(judge(one, objective) for one in facts)
+    report = Backtest(
+        request.policy, objective, results, tuple(excluded), settings=request.settings, read_events=read_events
+    )
+    return report, judged_runs
+
+
+@dataclass(frozen=True, slots=True)
+class _Facts:
+    """What a process does to each run: its facts, and how many events were read for them.
+
+    A run that cannot be read gives its error, so that the others are judged.
+    """
+
+    policy: Policy
+    settings: Settings
+    cache: Cache | None
+
+    def __call__(self, run: Run) -> tuple[RunFacts | TelemetryError, int]:
+        identity = policy_identity(self.policy)
+        try:
+            asked = None if identity is None else ("facts", *identity, self.settings.told_of(run))
+            codec = ValueCodec(RunFacts, given=self.policy)
+            facts, was_kept = answer_about(self.cache, run, asked, codec, lambda: self._read(run))
+        except TelemetryError as error:
+            return error, 0
+        return facts, 0 if was_kept else facts.identity.event_count
+
+    def _read(self, run: Run) -> RunFacts:
+        return facts_of_run(self.policy, run, self.settings)

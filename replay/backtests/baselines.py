@@ -1,0 +1,362 @@
+"""Baselines: what people would have used otherwise, on the same runs.
+
+Most are policy files with the defaults of the tool that they stand for, in ``baseline_policies/``. Five are none:
+never stopping, stopping where the best was (which nobody can know in time), stopping at random as often per step as
+the policy does, and two that compare runs with each other (see ``pruners``).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Final
+
+from ...rules.language.references import Param
+from ...rules.policy_file.policy import Policy, parse_policy
+from ...store.run import Run
+from ..cache import Cache, answer_about, policy_identity
+from ..mapping import Readers
+from ..runs.objective import Evaluation, Mode, Objective, best
+from ..runs.results import RunResult, relative
+from ..runs.run_result import Settings, facts_of_run, judge
+from ..value_encoding import ValueCodec
+from .pruners import Pruner, asha, median_pruner, pruned_at, says_when
+
+_FOLDER: Final = Path(__file__).parent / "baseline_policies"
+
+#: The name under which baseline files read the metric of merit, and how it is found there.
+_MERIT: Final = re.compile(r"\beval_loss\b")
+
+#: Files whose rule makes sense only for errors and losses, which are better low and lie above zero.
+_ONLY_LOSSES: Final = frozenset(("prechelt_gl", "prechelt_pq"))
+
+#: Why a baseline that watches the metric of merit has nothing to say.
+NO_MERIT: Final = "there is no metric of merit to watch"
+
+#: Why one that compares runs has nothing to say.
+NO_CLOCK: Final = "no run says when it was"
+
+
+@dataclass(frozen=True, slots=True)
+class Baseline:
+    """Something to compare a policy with.
+
+    Attributes:
+        name: Unique among baselines.
+        title: For people.
+        path: Its policy file; None for what is no policy.
+        pruner: How it compares runs with each other; None for what looks at each run alone.
+    """
+
+    name: str
+    title: str
+    path: Path | None = None
+    pruner: Pruner | None = None
+
+    @property
+    def reads_merit(self) -> bool:
+        """Whether it looks at the metric of merit."""
+        return self.path is not None and _MERIT.search(self.path.read_text(encoding="utf-8")) is not None
+
+
+NEVER: Final = Baseline("never", "never stop")
+ORACLE: Final = Baseline("oracle", "oracle: best evaluation")
+RANDOM: Final = Baseline("random", "random, as often per step")
+
+MEDIAN: Final = Baseline("median_pruner", "Optuna median pruner", pruner=median_pruner)
+ASHA: Final = Baseline("asha", "ASHA rungs (Ray Tune)", pruner=asha)
+
+_TITLES: Final = {
+    "hf_early_stopping": "Hugging Face EarlyStopping",
+    "lightning_early_stopping": "Lightning EarlyStopping",
+    "kill_loss_spike": "llm-foundry KillLossSpike",
+    "lightning_spike_detection": "Lightning SpikeDetection",
+    "wandb_zscore": "W&B z-score",
+    "prechelt_gl": "Prechelt GL",
+    "prechelt_pq": "Prechelt PQ",
+}
+
+#: Every baseline by name.
+BASELINES: Final[Mapping[str, Baseline]] = MappingProxyType(
+    {one.name: one for one in (NEVER, ORACLE, RANDOM)}
+    | {name: Baseline(name, title, _FOLDER / f"{name}.yaml") for name, title in _TITLES.items()}
+    | {one.name: one for one in (MEDIAN, ASHA)}
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """What a baseline comes to on one run.
+
+    Attributes:
+        stopped: Whether it would have ended the run; a probability for one that stops at random.
+        share_saved: Of the recorded steps.
+        relative_regret, relative_deployable_regret: As of a policy; None where not known.
+    """
+
+    stopped: float
+    share_saved: float | None
+    relative_regret: float | None
+    relative_deployable_regret: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class BaselineOutcome:
+    """A baseline over the runs of a backtest.
+
+    Attributes:
+        baseline: Which.
+        digest: Of its policy, aimed at the metric of merit; None for what is no policy.
+        standings: One for each result of the backtest, in order; None where it has none.
+        reason: Why it has no standing at all; empty when it has.
+    """
+
+    baseline: Baseline
+    digest: str | None
+    standings: tuple[Standing | None, ...]
+    reason: str = ""
+
+
+def baseline_policy(
+    baseline: Baseline, objective: Objective | None, params: Mapping[str, Param] | None = None
+) -> Policy:
+    """A baseline's policy, aimed at the metric of merit: its value where that is better low, else its negative.
+
+    Args:
+        baseline: Which.
+        objective: The metric of merit.
+        params: Params other than the tool's defaults.
+
+    Raises:
+        PolicyError: It has no such param.
+        ValueError: It is no policy, or says nothing of such a metric.
+    """
+    if baseline.path is None:
+        raise ValueError("it is no policy file")
+    text = baseline.path.read_text(encoding="utf-8")
+    if objective is None and baseline.reads_merit:
+        raise ValueError(NO_MERIT)
+    if objective is not None and baseline.reads_merit:
+        if objective.mode is Mode.MAX and baseline.name in _ONLY_LOSSES:
+            raise ValueError("it is defined for losses, and the metric of merit is better high")
+        text = _MERIT.sub(lambda _: _merit_of(objective), text)
+    return parse_policy(text, source=str(baseline.path), params=params)
+
+
+def reads_runs(baselines: Sequence[Baseline]) -> bool:
+    """Whether some of them are policies, which read every run."""
+    return any(baseline.path is not None for baseline in baselines)
+
+
+def baseline_outcomes(
+    baselines: Sequence[Baseline],
+    runs: Sequence[Run],
+    results: Sequence[RunResult],
+    objective: Objective | None,
+    settings: Settings,
+    readers: Readers,
+    cache: Cache | None = None,
+) -> tuple[tuple[BaselineOutcome, ...], int]:
+    """What each baseline comes to on the runs of a backtest.
+
+    Args:
+        baselines: Which.
+        runs: The runs that were judged.
+        results: The policy's result on each.
+        objective: The metric of merit.
+        settings: Those of the backtest.
+        readers: What to read the runs with.
+        cache: Where to look for what they came to before.
+
+    Returns:
+        What each came to, and how many events were read for it.
+    """
+    policies: dict[str, Policy] = {}
+    reasons: dict[str, str] = {}
+    for baseline in baselines:
+        if baseline.path is not None:
+            try:
+                policies[baseline.name] = baseline_policy(baseline, objective)
+            except ValueError as error:
+                reasons[baseline.name] = str(error)
+        elif baseline.pruner is not None and objective is None:
+            reasons[baseline.name] = NO_MERIT
+    rows: list[tuple[Standing | None, ...]] = []
+    read_events = 0
+    if reads_runs(baselines) and not policies:
+        readers.expect(-len(runs))
+    if policies:
+        for row, events in readers.mapped(_Standings(tuple(policies.values()), objective, settings, cache), runs):
+            rows.append(row)
+            read_events += events
+    standings: dict[str, tuple[Standing | None, ...]] = {}
+    if rows:
+        standings.update(zip(policies, zip(*rows, strict=True), strict=True))
+    standings[NEVER.name] = tuple(_never(result) for result in results)
+    standings[ORACLE.name] = tuple(_oracle(result, objective) for result in results)
+    standings[RANDOM.name] = _random(results, objective)
+    for baseline in baselines:
+        if baseline.pruner is None or objective is None:
+            continue
+        if not any(map(says_when, results)):
+            reasons[baseline.name] = NO_CLOCK if results else ""
+            continue
+        pairs = zip(results, pruned_at(baseline.pruner, results, objective), strict=True)
+        standings[baseline.name] = tuple(_pruned(*pair, objective, settings.delay_steps) for pair in pairs)
+    outcomes = tuple(
+        BaselineOutcome(
+            baseline,
+            policies[baseline.name].digest if baseline.name in policies else None,
+            standings.get(baseline.name, ()),
+            reasons.get(baseline.name, ""),
+        )
+        for baseline in baselines
+    )
+    return outcomes, read_events
+
+
+def standing_of(result: RunResult, objective: Objective | None) -> Standing | None:
+    """A policy's result as a standing; None where it is not known."""
+    if result.predicted is None:
+        return None
+    return Standing(
+        float(result.stop is not None),
+        result.share_saved,
+        result.relative_regret(objective),
+        result.relative_deployable_regret(objective),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Standings:
+    """What a process does to each run: the standing of each policy, and the events that were read."""
+
+    policies: tuple[Policy, ...]
+    objective: Objective | None
+    settings: Settings
+    cache: Cache | None
+
+    def __call__(self, run: Run) -> tuple[tuple[Standing | None, ...], int]:
+        answers = [self._standing(policy, run) for policy in self.policies]
+        return tuple(standing for standing, _ in answers), sum(events for _, events in answers)
+
+    def _standing(self, policy: Policy, run: Run) -> tuple[Standing | None, int]:
+        identity = policy_identity(policy)
+        asked = None if identity is None else ("standing", *identity, self.objective, self.settings.told_of(run))
+        (standing, events), was_kept = answer_about(self.cache, run, asked, _CODEC, lambda: self._read(policy, run))
+        return standing, 0 if was_kept else events
+
+    def _read(self, policy: Policy, run: Run) -> tuple[Standing | None, int]:
+        facts = facts_of_run(policy, run, self.settings)
+        return standing_of(judge(facts, self.objective), self.objective), facts.identity.event_count
+
+
+_CODEC: Final = ValueCodec(tuple[Standing | None, int])
+
+
+def _merit_of(objective: Objective) -> str:
+    series = f'series({objective.metric!r}, kind="evaluate")'
+    return series if objective.mode is Mode.MIN else f"(-{series})"
+
+
+def _never(result: RunResult) -> Standing:
+    return Standing(
+        0.0,
+        0.0 if result.recorded.steps else None,
+        None if result.recorded.best is None else 0.0,
+        None if result.recorded.deployable is None else 0.0,
+    )
+
+
+def _pruned(result: RunResult, stop: Evaluation | None, objective: Objective, delay_steps: int) -> Standing | None:
+    """A stop at an evaluation: what is due at its step is still made, and so many updates more.
+
+    None for a run that does not say when it was.
+    """
+    if not says_when(result):
+        return None
+    if stop is None:
+        return _never(result)
+    recorded, last_step = result.recorded, stop.step + delay_steps
+    reached = [one for one in result.evaluations if one.step <= last_step]
+    top = best(reached, objective)
+    kept = best((one for one in reached if one.step in result.saved_steps), objective)
+    return Standing(
+        1.0,
+        max(0.0, 1 - last_step / recorded.steps) if recorded.steps else None,
+        _relative_loss(objective, top, recorded.best),
+        _relative_loss(objective, kept, recorded.deployable),
+    )
+
+
+def _relative_loss(objective: Objective, reached: Evaluation | None, reference: float | None) -> float | None:
+    if reached is None or reference is None:
+        return None
+    return relative(objective.loss_of(reached.value, reference), reference)
+
+
+def _oracle(result: RunResult, objective: Objective | None) -> Standing | None:
+    """It stops at the best evaluation, with a checkpoint of it."""
+    recorded = result.recorded
+    if objective is None or recorded.best is None or recorded.best_step is None:
+        return None
+    regret = None if recorded.deployable is None else objective.loss_of(recorded.best, recorded.deployable)
+    share = 1 - recorded.best_step / recorded.steps if recorded.steps else None
+    return Standing(1.0, share, 0.0, relative(regret, recorded.deployable))
+
+
+def _random(results: Sequence[RunResult], objective: Objective | None) -> tuple[Standing | None, ...]:
+    """What stopping at random comes to in the mean: after each step with the rate at which the policy stops per step.
+
+    That is an expectation and not a draw: no luck is in it.
+    """
+    known = [result for result in results if result.predicted is not None]
+    spent = sum(result.predicted.steps for result in known if result.predicted is not None)
+    rate = sum(result.stop is not None for result in known) / spent if spent else 0.0
+    return tuple(_at_random(result, objective, min(rate, 1.0)) for result in results)
+
+
+def _at_random(result: RunResult, objective: Objective | None, rate: float) -> Standing | None:
+    steps = result.recorded.steps
+    if not steps or rate == 0:
+        return _never(result)
+    # A run of n steps goes on for (1 - (1 - rate)^n) / rate of them in the mean.
+    share = 1 - (1 - (1 - rate) ** steps) / (rate * steps)
+    recorded, saved = result.recorded, result.saved_steps
+    kept = [evaluation for evaluation in result.evaluations if evaluation.step in saved]
+    return Standing(
+        1 - (1 - rate) ** steps,
+        share,
+        _regret_at_random(result.evaluations, recorded.best, objective, rate),
+        _regret_at_random(kept, recorded.deployable, objective, rate),
+    )
+
+
+def _regret_at_random(
+    evaluations: Sequence[Evaluation], reference: float | None, objective: Objective | None, rate: float
+) -> float | None:
+    """The mean relative regret, given that the stop comes after the first of the evaluations that is a number.
+
+    Args:
+        evaluations: Those that count, in order.
+        reference: The best of them.
+        objective: The metric of merit.
+        rate: The probability of a stop after each step.
+    """
+    if objective is None or reference is None:
+        return None
+    reached: Evaluation | None = None
+    weight = total = 0.0
+    for index, evaluation in enumerate(evaluations):
+        reached = best((evaluation,) if reached is None else (reached, evaluation), objective)
+        if reached is None:
+            continue
+        # The stop falls between this evaluation and the next; the last stretch is also that of not stopping at all.
+        begin = (1 - rate) ** max(evaluation.step - 1, 0)
+        end = (1 - rate) ** max(evaluations[index + 1].step - 1, 0) if index + 1 < len(evaluations) else 0.0
+        weight += begin - end
+        total += (begin - end) * objective.loss_of(reached.value, reference)
+    return relative(total / weight, reference) if weight else None

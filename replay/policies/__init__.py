@@ -1,0 +1,1 @@
+"""A policy held against recorded runs: findings, coverage, and the conduct of its controllers."""

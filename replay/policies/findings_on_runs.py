@@ -1,0 +1,188 @@
+"""What looks wrong in a policy once it is held against recorded runs.
+
+It reads what no run has, waits for longer than any run lasts, or orders at one event what makes no sense together. A
+policy and runs flow in; findings flow out, in the order of the policy's file.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections import Counter
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import combinations, groupby
+from typing import Final
+
+from ...rules.checks.findings import Finding, FindingCode, PolicyPlaces, contradict, length_findings
+from ...rules.engine.decisions import Decision
+from ...rules.errors import suggestion
+from ...rules.language.bound_rule import BoundRule
+from ...rules.language.references import ALSO_CALLED, SeriesChange, SeriesFold, SeriesKey, SeriesValue, Window
+from ...rules.late_events import awaited_names
+from ...rules.policy_file.policy import Policy
+from ...store.events import LOOP_KINDS, SAMPLES, Event
+from ...store.run import Run
+from ..runs.replaying import Judged, replay_events
+
+_INIT: Final = "on_init_end"
+#: What stands in the place of a kind of event for a constant that the loop declared.
+_DECLARED: Final = "plan"
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """What a run holds, as far as a policy can be held against it.
+
+    Attributes:
+        kinds: How many events of each kind there are.
+        values: How many values each metric has at each kind of event; a constant has one.
+        first_kinds: The kind that carried each metric first, which is what a bare name in a rule reads.
+    """
+
+    kinds: Counter[str] = field(default_factory=Counter)
+    values: Counter[SeriesKey] = field(default_factory=Counter)
+    first_kinds: dict[str, str] = field(default_factory=dict)
+
+    def count(self, key: SeriesKey) -> int:
+        """How many values a series has."""
+        for name in filter(None, (key.name, ALSO_CALLED.get(key.name))):
+            kind = key.kind or self.first_kinds.get(name)
+            if found := self.values[SeriesKey(name, kind)]:
+                return found
+        return 0
+
+
+def recorded(events: Sequence[Event], constants: Collection[str] = ()) -> Recorded:
+    """What a stream holds, and the constants of the run, which rules read like series of one value."""
+    found = Recorded()
+    for name in constants:
+        found.values[SeriesKey(name, _DECLARED)] = 1
+        found.first_kinds[name] = _DECLARED
+    for event in events:
+        if event.kind in LOOP_KINDS:
+            found.kinds[event.kind] += not event.is_late
+            for name in event.metrics:
+                found.values[SeriesKey(name, event.kind)] += 1
+            # A value that comes late is one of the event that awaited it, and so is the kind that a bare name reads.
+            for name in (*event.metrics, *(awaited_names(event.attrs) - {SAMPLES})):
+                found.first_kinds.setdefault(name, event.kind)
+    return found
+
+
+def findings_against(policy: Policy, runs: Sequence[Run]) -> list[Finding]:
+    """What looks wrong in a policy, held against recorded runs. Each is read once, the deciding rank's events.
+
+    Args:
+        policy: A policy that loads.
+        runs: The runs; at least one.
+    """
+    places = PolicyPlaces(policy)
+    facts: list[Recorded] = []
+    contradictions: dict[tuple[str, ...], Finding] = {}
+    for run in runs:
+        events = list(run.events(samples=policy.reads_samples))
+        facts.append(recorded(events, run.info.last.plan.constants))
+        for pair, finding in _contradictions(policy, places, run, events):
+            contradictions.setdefault(pair, finding)
+    found = {*_series(policy, places, facts), *_triggers(policy, places, facts), *contradictions.values()}
+    found.update(length_findings(policy, places, lambda key: _longest(facts, key) or float("inf")))
+    return sorted(found)
+
+
+def _longest(facts: Sequence[Recorded], key: SeriesKey) -> int:
+    return max(fact.count(key) for fact in facts)
+
+
+def _given(count: int) -> str:
+    return "the run given" if count == 1 else f"any of the {count} runs given"
+
+
+def _series(policy: Policy, places: PolicyPlaces, facts: Sequence[Recorded]) -> Iterator[Finding]:
+    """Series that were never recorded, and windows that are longer than any of them."""
+    names = {name for fact in facts for name in fact.first_kinds}
+    for controller in policy.controllers:
+        bound = controller.rule.bound
+        for key, offset, length in _looks(bound):
+            longest = _longest(facts, key)
+            place = controller.rule.place_at(offset)
+            if longest == 0:
+                fix = suggestion(key.name, names - {key.name}).replace("Known here:", "Recorded there:")
+                what = f"{_shown(key)} was not recorded in {_given(len(facts))}. {fix}".strip()
+                yield places.finding(place, FindingCode.UNRECORDED, controller, what)
+            elif length > longest:
+                what = (
+                    f"a window of {length:,} values, and {_shown(key)} has {longest:,} at most in {_given(len(facts))}"
+                )
+                yield places.finding(place, FindingCode.WINDOW, controller, what)
+
+
+def _looks(bound: BoundRule) -> Iterator[tuple[SeriesKey, int, int]]:
+    """Every series that a rule reads: the first place of each with its longest window."""
+    longest: dict[SeriesKey, tuple[int, int]] = {}
+    for node, reference in bound.references.items():
+        match reference:
+            case Window():
+                # Of a window over steps or epochs, nobody knows how many values it takes.
+                length = reference.keep
+            case SeriesValue(_, back) | SeriesChange(_, back):
+                length = back + 1
+            case SeriesFold():
+                length = 1
+            case _:
+                continue
+        if reference.key.is_derived:
+            continue
+        assert isinstance(node, ast.expr)
+        offset = bound.expression.offset(node)
+        if length > longest.get(reference.key, (0, 0))[0]:
+            longest[reference.key] = (length, offset)
+    for key, (length, offset) in longest.items():
+        yield key, offset, length
+
+
+def _shown(key: SeriesKey) -> str:
+    return f"'{key.name}'" if key.kind is None else f"'{key.name}' of {key.kind} events"
+
+
+def _triggers(policy: Policy, places: PolicyPlaces, facts: Sequence[Recorded]) -> Iterator[Finding]:
+    """Triggers that never come, and patience that tolerates as many answers as there are."""
+    for index, controller in enumerate(policy.controllers):
+        for entry, trigger in enumerate(controller.triggers):
+            most = 1 if trigger == _INIT else max(fact.kinds[trigger.removeprefix("on_")] for fact in facts)
+            if most == 0:
+                what = f"{trigger} never comes in {_given(len(facts))}"
+                yield places.finding(places.of(index, "triggers", entry), FindingCode.UNRECORDED, controller, what)
+            elif controller.patience is not None and controller.patience.threshold >= most:
+                what = (
+                    f"patience waits for {controller.patience.threshold + 1:,} true answers, and {trigger} comes "
+                    f"{most:,} times at most in {_given(len(facts))}"
+                )
+                yield places.finding(places.of(index, "patience"), FindingCode.PATIENCE, controller, what)
+
+
+def _contradictions(
+    policy: Policy, places: PolicyPlaces, run: Run, events: Sequence[Event]
+) -> Iterator[tuple[tuple[str, ...], Finding]]:
+    """Decisions of two controllers at one event that make no sense together, by the operations that do not."""
+    replayed = replay_events(policy, [event for event in events if event.rank == 0], run.info.last.plan)
+    for _, together in groupby(replayed.reached, key=lambda judged: judged.event_index):
+        for first, second in combinations(together, 2):
+            yield from _contradiction(policy, places, run, first, second)
+
+
+def _contradiction(
+    policy: Policy, places: PolicyPlaces, run: Run, first: Judged, second: Judged
+) -> Iterator[tuple[tuple[str, ...], Finding]]:
+    assert isinstance(first.outcome, Decision)
+    assert isinstance(second.outcome, Decision)
+    if not (first.outcome.acts and second.outcome.acts):
+        return
+    for one in first.outcome.operations:
+        for other in second.outcome.operations:
+            if contradict(policy, one, other):
+                names = (first.outcome.controller, one, second.outcome.controller, other)
+                index = [controller.name for controller in policy.controllers].index(second.outcome.controller)
+                controller = policy.controllers[index]
+                place = places.of(index, "operations", controller.operations.index(other))
+                what = f"orders {other} at step {second.outcome.step} of {run.run_id}, where '{names[0]}' orders {one}"
+                yield names, places.finding(place, FindingCode.CONTRADICTION, controller, what)

@@ -1,0 +1,84 @@
+"""A policy written out anew, with further controllers beside its own and with orders to nobody."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ...rules.language.timing import Span, StepWindow
+from ...rules.policy_file.declarations import Controller
+from ...rules.policy_file.policy import Policy, parse_policy
+
+
+def with_controllers(policy: Policy, controllers: Sequence[Mapping[str, Any]]) -> Policy:
+    """The policy with further controllers behind its own, none of which orders anything.
+
+    Args:
+        policy: The policy.
+        controllers: As a file would have them.
+
+    Raises:
+        PolicyError: One of them cannot be.
+    """
+    document = {
+        "params": dict(policy.params),
+        "series": None if policy.series is None else sorted(policy.series),
+        "controller_metrics": [
+            {"name": entry.name, "class": entry.class_name, "arguments": dict(entry.arguments)}
+            for entry in policy.metrics
+        ],
+        "cooldowns": {
+            controller.cooldown.name: _span(controller.cooldown.span)
+            for controller in policy.controllers
+            if controller.cooldown is not None and controller.cooldown.name
+        },
+        "controllers": [*map(_controller, policy.controllers), *controllers],
+    }
+    kept = {key: value for key, value in document.items() if value is not None}
+    return parse_policy(_flow(kept), source=policy.source, semantics_version=policy.semantics_version)
+
+
+def timed(window: StepWindow) -> dict[str, list[int | None]]:
+    """The key for the steps at which a controller is asked; nothing where that is always."""
+    return {} if window == StepWindow() else {"between": [window.first, window.last]}
+
+
+def _controller(controller: Controller) -> dict[str, Any]:
+    """A controller as a file would have it, with what its decisions depend on and nothing else."""
+    patience, hold, cooldown = controller.patience, controller.hold, controller.cooldown
+    optional = {
+        "patience": None if patience is None else {"patience_threshold": patience.threshold, "mode": patience.mode},
+        "for": None if hold is None else _span(hold),
+        "cooldown": None if cooldown is None else cooldown.name or _span(cooldown.span),
+        "once": True if controller.is_once else None,
+    }
+    return {
+        "name": controller.name,
+        "triggers": list(controller.triggers),
+        "rule": controller.rule.text,
+        "operations": [],
+        **timed(controller.between),
+        **{key: value for key, value in optional.items() if value is not None},
+    }
+
+
+def _span(span: Span) -> dict[str, float]:
+    return {str(span.unit): span.amount}
+
+
+def _flow(value: Any) -> str:
+    """A value in YAML's flow style. JSON would do but for floats: YAML takes ``1e-05`` and ``Infinity`` for text."""
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{_flow(key)}: {_flow(entry)}" for key, entry in value.items()) + "}"
+    if isinstance(value, (list, tuple)):
+        return "[" + ", ".join(map(_flow, value)) + "]"
+    if isinstance(value, float):
+        if math.isnan(value):
+            return ".nan"
+        if math.isinf(value):
+            return ".inf" if value > 0 else "-.inf"
+        mantissa, exponent, power = repr(value).partition("e")
+        return mantissa + (".0" if exponent and "." not in mantissa else "") + exponent + power
+    return json.dumps(value)

@@ -1,0 +1,112 @@
+"""Probes: further controllers of a copied policy that tell, without ordering anything, how each clause was answered.
+
+A policy flows in, its copy with four probes for each clause flows out: that the clause was ever true, that it was ever
+false, that it turned true, and that it ceased to be. A clause is the rule itself (number 0), or an operand of its
+``and``, ``or`` and ``not`` (from 1 on).
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from enum import StrEnum
+from typing import Any, NamedTuple
+
+from ...rules.errors import PolicyError
+from ...rules.language.expressions import Expression
+from ...rules.policy_file.declarations import Controller
+from ...rules.policy_file.policy import Policy
+from .policy_text import timed, with_controllers
+
+
+class Answer(StrEnum):
+    """What a probe tells of its clause."""
+
+    TRUE = "true"
+    FALSE = "false"
+    RISES = "rises"
+    FALLS = "falls"
+
+
+class Probe(NamedTuple):
+    """One probe.
+
+    Attributes:
+        controller: The index of the controller in the policy.
+        clause: The number of the clause.
+        answer: What is told of it.
+    """
+
+    controller: int
+    clause: int
+    answer: Answer
+
+    @property
+    def name(self) -> str:
+        """Of the controller that it becomes."""
+        return f"clause {self.controller}.{self.clause} {self.answer}"
+
+
+def probed(policy: Policy) -> tuple[Policy, dict[str, Probe]]:
+    """The policy with probes behind its own controllers, and the probes by name.
+
+    A clause whose value no rule may have (a list in an ``in``) is refused alone and left without an answer.
+    """
+    entries: list[dict[str, Any]] = []
+    probes: dict[str, Probe] = {}
+    for index, controller in enumerate(policy.controllers):
+        for number, text in enumerate([controller.rule.text, *clauses(controller)]):
+            four = {
+                Probe(index, number, answer): _rule(text, Probe(index, number, Answer.TRUE).name, answer)
+                for answer in Answer
+            }
+            added = [_entry(controller, probe, rule) for probe, rule in four.items()]
+            try:
+                with_controllers(policy, added)
+            except PolicyError:
+                continue
+            entries += added
+            probes |= {probe.name: probe for probe in four}
+    return with_controllers(policy, entries), probes
+
+
+def clauses(controller: Controller) -> list[str]:
+    """The operands of a rule's ``and``, ``or`` and ``not``, in order; empty for a rule without any."""
+    expression = controller.rule.bound.expression
+    operands = [_text(expression, node) for node in _operands(expression.tree)]
+    return operands if len(operands) > 1 else []
+
+
+def _rule(text: str, held: str, answer: Answer) -> str:
+    """A probe's rule; ``held`` names the probe that is asked the clause as it is, and so knows how it last answered."""
+    return {
+        Answer.TRUE: f"not not ({text})",
+        Answer.FALSE: f"not ({text})",
+        Answer.RISES: f"not not ({text}) and not holding({held!r})",
+        Answer.FALLS: f"not ({text}) and holding({held!r})",
+    }[answer]
+
+
+def _entry(controller: Controller, probe: Probe, rule: str) -> dict[str, Any]:
+    return {
+        "name": probe.name,
+        "triggers": list(dict.fromkeys(controller.triggers)),
+        "rule": rule,
+        "operations": [],
+        "once": probe.answer in (Answer.TRUE, Answer.FALSE),
+        **timed(controller.between),
+    }
+
+
+def _operands(node: ast.expr) -> Iterator[ast.expr]:
+    if isinstance(node, ast.BoolOp):
+        for value in node.values:
+            yield from _operands(value)
+    elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
+        yield from _operands(node.operand)
+    else:
+        yield node
+
+
+def _text(expression: Expression, node: ast.expr) -> str:
+    return expression.text[expression.offset(node) : expression.end(node)]

@@ -1,0 +1,1 @@
+"""Backtests as HTML, JSON, sentences and terminal tables."""

@@ -1,0 +1,113 @@
+"""The decisions of a backtest, one row each: where, by which clause and values, how sure, and to what effect."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, Final
+
+from ...rules.engine.decisions import Decision
+from ...rules.policy_file.operations import Effect
+from ...store.event_json import encoded
+from ..backtests.backtesting import Backtest
+from ..policies.conduct import Conduct
+from ..runs.replaying import Judged
+from ..runs.results import RunResult
+from ..runs.validity import Validity
+
+#: What each label says of what would have happened.
+NOTES: Final = MappingProxyType(
+    {
+        Validity.OBSERVED: "the run decided this itself",
+        Validity.EXACT: "changes nothing of the run",
+        Validity.PREFIX_EXACT: "up to here as recorded; what was recorded after it is what the stop spares",
+        Validity.APPROXIMATE: "the rule looks at the clock, and other operations take other time",
+        Validity.CENSORED: "nothing recorded tells how the run would have gone on",
+    }
+)
+
+_EFFECTS: Final = MappingProxyType(
+    {
+        Effect.STOP: "ends the run",
+        Effect.STOP_EPOCH: "ends the epoch",
+        Effect.SAVE: "a checkpoint",
+        Effect.EVALUATE: "an evaluation",
+        Effect.ACT: "acts on the training",
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class DecisionRow:
+    """One decision of one run.
+
+    Attributes:
+        result: The run's.
+        judged: The decision, its place and its label.
+        decision: The decision alone.
+        rule: The text of the rule; empty where several controllers have the name.
+        clauses: Those that were true; None when coverage was not asked for.
+        effect: What it would have done to the run, in words.
+        note: What the label says of it.
+    """
+
+    result: RunResult
+    judged: Judged
+    decision: Decision
+    rule: str
+    clauses: tuple[str, ...] | None
+    effect: str
+    note: str
+
+
+def decision_rows(backtest: Backtest) -> Iterator[DecisionRow]:
+    """All decisions that the runs would have come to, run by run, in order."""
+    conducts: tuple[Conduct | None, ...] = backtest.conduct or (None,) * len(backtest.results)
+    for result, conduct in zip(backtest.results, conducts, strict=True):
+        for judged in result.decisions:
+            yield _row(result, judged, conduct, backtest)
+
+
+def decision_json(row: DecisionRow) -> dict[str, Any]:
+    """A row as JSON, with all that ``steptape replay --json`` says of the decision."""
+    decision = row.decision
+    document: dict[str, Any] = encoded(
+        {
+            **row.judged.to_json(),
+            "attempt": decision.attempt,
+            "rank": decision.rank,
+            "seq": decision.seq,
+            "elapsed_s": None if row.judged.elapsed_ns is None else row.judged.elapsed_ns / 1e9,
+            "rule": row.rule,
+            "clauses": None if row.clauses is None else list(row.clauses),
+            "effect": row.effect,
+            "note": row.note,
+            "severity": decision.severity,
+            "message": decision.message,
+        }
+    )
+    return document
+
+
+def _row(result: RunResult, judged: Judged, conduct: Conduct | None, backtest: Backtest) -> DecisionRow:
+    decision = judged.outcome
+    assert isinstance(decision, Decision)  # Errors and warnings are none of a result's decisions.
+    rules = [entry.rule.text for entry in backtest.policy.controllers if entry.name == decision.controller]
+    clauses = None if conduct is None else conduct.causes.get((judged.event_index, decision.controller), ())
+    return DecisionRow(
+        result,
+        judged,
+        decision,
+        " ".join(rules[0].split()) if len(rules) == 1 else "",
+        clauses,
+        _effect(decision, backtest),
+        NOTES[judged.validity or Validity.CENSORED],
+    )
+
+
+def _effect(decision: Decision, backtest: Backtest) -> str:
+    if not decision.acts:
+        return "none: it runs in the shadow"
+    effects = {backtest.policy.effects(operation) for operation in decision.operations}
+    return ", ".join(text for effect, text in _EFFECTS.items() if effect in effects) or "told, nothing else"

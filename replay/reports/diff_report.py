@@ -1,0 +1,167 @@
+"""The difference between two policies as JSON, and as text for a pull request."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from ...rules.policy_file.declarations import ACT
+from ...rules.policy_file.policy import Policy, shipped_policies
+from ..backtests.policy_diff import Order, PolicyDifference, RunDifference, StopChange
+from .amounts import duration
+
+
+def difference_json(difference: PolicyDifference) -> dict[str, Any]:
+    """Everything as JSON: the policies, the sum, each run that changes."""
+    stops = Counter(str(run.stop) for run in difference.changed)
+    return {
+        "old": _policy_json(difference.old.policy),
+        "new": _policy_json(difference.new.policy),
+        "objective": None
+        if difference.objective is None
+        else {"metric": difference.objective.metric, "mode": str(difference.objective.mode)},
+        "changed": bool(difference.changed),
+        "aggregate": {
+            "runs": len(difference.runs),
+            "changed": len(difference.changed),
+            "excluded": len(difference.excluded),
+            "stops": {str(change): stops[str(change)] for change in StopChange},
+            "steps": difference.total(lambda run: run.steps),
+            "seconds": difference.total(lambda run: run.seconds),
+            "checkpoints": difference.total(lambda run: run.checkpoints),
+            "regret": asdict(difference.mean(lambda run: run.regret)),
+            "deployable_regret": asdict(difference.mean(lambda run: run.deployable_regret)),
+        },
+        "runs": [_run_json(run) for run in difference.changed],
+        "excluded": [{"run_id": run.run_id, "name": run.name, "reason": run.reason} for run in difference.excluded],
+    }
+
+
+def _policy_json(policy: Policy) -> dict[str, Any]:
+    return {"source": policy.source, "digest": policy.digest, "params": dict(policy.params)}
+
+
+def _run_json(run: RunDifference) -> dict[str, Any]:
+    return {
+        "run_id": run.new.run_id,
+        "name": run.new.name,
+        "stop": str(run.stop),
+        "old_steps": None if run.old.predicted is None else run.old.predicted.steps,
+        "new_steps": None if run.new.predicted is None else run.new.predicted.steps,
+        "steps": run.steps,
+        "seconds": run.seconds,
+        "checkpoints": run.checkpoints,
+        "regret": run.regret,
+        "deployable_regret": run.deployable_regret,
+        "first_event_index": run.first,
+        "lost": [_order_json(order) for order in run.lost],
+        "gained": [_order_json(order) for order in run.gained],
+        "old_error_counts": run.old.error_counts,
+        "new_error_counts": run.new.error_counts,
+    }
+
+
+def _order_json(order: Order) -> dict[str, Any]:
+    return {
+        "event_index": order.event_index,
+        "operations": list(order.operations),
+        "mode": order.mode,
+        "told": [text for text in order.told if text],
+    }
+
+
+def _called(policy: Policy) -> str:
+    """The file of a policy; of one that comes with steptape its name, which is the same on every machine."""
+    names = {str(path): name for name, path in shipped_policies().items()}
+    return names.get(policy.source, policy.source)
+
+
+def difference_lines(difference: PolicyDifference) -> list[str]:
+    """The difference as Markdown, to be read in a terminal or put into a pull request."""
+    changed, runs = len(difference.changed), len(difference.runs)
+    title = f"### {_called(difference.old.policy)} → {_called(difference.new.policy)}"
+    if not changed:
+        return [title, "", f"Behaviour is the same in {_counted(runs)}.", *_footnotes(difference)]
+    lines = [title, "", f"Behaviour changes in {changed} of {_counted(runs)}: {_summary(difference)}.", ""]
+    lines += ["| run | ends at | steps | checkpoints | regret | orders gone | orders new |"]
+    lines += ["| --- | ---: | ---: | ---: | ---: | --- | --- |"]
+    lines += [_row(run) for run in difference.changed]
+    return [*lines, *_footnotes(difference)]
+
+
+def _summary(difference: PolicyDifference) -> str:
+    stops = Counter(run.stop for run in difference.changed)
+    parts = [
+        f"{stops[change]} end{'s' * (stops[change] == 1)} {change}"
+        for change in (StopChange.EARLIER, StopChange.LATER)
+        if stops[change]
+    ]
+    if stops[StopChange.NOT_KNOWN]:
+        parts.append(f"of {stops[StopChange.NOT_KNOWN]} the end is not known")
+    if steps := difference.total(lambda run: run.steps):
+        parts.append(f"{abs(steps):,.0f} step{'s' * (abs(steps) != 1)} {'fewer' if steps < 0 else 'more'}")
+    if seconds := difference.total(lambda run: run.seconds):
+        parts.append(f"{duration(abs(seconds))} {'less' if seconds < 0 else 'more'}")
+    if checkpoints := difference.total(lambda run: run.checkpoints):
+        what = f"checkpoint{'s' * (abs(checkpoints) != 1)}"
+        parts.append(f"{abs(checkpoints):,.0f} {what} {'fewer' if checkpoints < 0 else 'more'}")
+    for word, regret in (
+        ("regret", difference.mean(lambda run: run.regret)),
+        ("deployable regret", difference.mean(lambda run: run.deployable_regret)),
+    ):
+        if regret.mean is not None:
+            ends = "" if regret.low is None else f" [{regret.low:+.4g}, {regret.high:+.4g}]"
+            parts.append(f"{word} {regret.mean:+.4g}{ends}")
+    return ", ".join(parts) or "what is ordered, not where a run ends"
+
+
+def _row(run: RunDifference) -> str:
+    old, new = run.old.predicted, run.new.predicted
+    ends = ["not known" if outlay is None else f"{outlay.steps:,}" for outlay in (old, new)]
+    cells = (
+        run.new.name if run.new.name == run.new.run_id else f"{run.new.name} {run.new.run_id}",
+        ends[0] if ends[0] == ends[1] else " → ".join(ends),
+        _signed(run.steps),
+        _signed(run.checkpoints),
+        "-" if run.regret is None else f"{run.regret:+.4g}",
+        _orders_text(run.lost),
+        _orders_text(run.gained),
+    )
+    return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
+
+
+def _orders_text(orders: Sequence[Order]) -> str:
+    """Operations with how often each is ordered."""
+    names = ("nothing" if not order.operations else ", ".join(order.operations) for order in orders)
+    counts = Counter(
+        name if order.mode == ACT else f"{name} ({order.mode})" for name, order in zip(names, orders, strict=True)
+    )
+    return ", ".join(name if count == 1 else f"{count} x {name}" for name, count in counts.items()) or "-"
+
+
+def _footnotes(difference: PolicyDifference) -> list[str]:
+    notes = []
+    for run in difference.changed:
+        old, new = run.old.error_counts.keys(), run.new.error_counts.keys()
+        notes += [f"- {run.new.run_id}: controller '{name}' fails now." for name in sorted(new - old)]
+        notes += [f"- {run.new.run_id}: controller '{name}' fails no more." for name in sorted(old - new)]
+    notes += [f"- Excluded {run.run_id}: {run.reason}." for run in difference.excluded]
+    objective = difference.objective
+    if objective is None:
+        notes.append("- No metric of merit: name one with --objective, and regret is told.")
+    else:
+        notes.append(
+            f"- Regret is that of {objective.metric}, {objective.mode} is better; a plus is worse than before. "
+            "Means over runs, from 8 runs on with their 95 % interval by bootstrap."
+        )
+    return ["", *notes]
+
+
+def _counted(runs: int) -> str:
+    return f"{runs} run" if runs == 1 else f"{runs} runs"
+
+
+def _signed(value: float | None) -> str:
+    return "-" if value is None else f"{value:+,}" if value else "0"

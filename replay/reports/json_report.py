@@ -1,0 +1,115 @@
+"""The report of a backtest as JSON: identity, assumptions, runs with every decision, exclusions, and the sum."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import asdict
+from typing import Any
+
+from ...store.event_json import encoded
+from ..backtests.backtesting import Backtest
+from ..intervals import COVERAGE, RESAMPLES, SEED
+from ..policies.conduct import Conduct
+from ..runs.replaying import Judged
+from ..runs.results import Excluded, RunResult
+from .aggregation import aggregate, comparison, detection_json, human_json, without_regret
+from .decision_rows import DecisionRow, decision_json, decision_rows
+
+
+def report_json(backtest: Backtest) -> dict[str, Any]:
+    """The whole report as JSON: identity, assumptions, runs, exclusions, aggregate."""
+    objective = backtest.objective
+    document = {
+        "policy": {
+            "source": backtest.policy.source,
+            "digest": backtest.policy.digest,
+            "params": dict(backtest.policy.params),
+            "semantics_version": backtest.semantics_version,
+        },
+        "event_count": backtest.event_count,
+        "events_per_s": backtest.events_per_s,
+        "bootstrap": {"seed": SEED, "resamples": RESAMPLES, "coverage": COVERAGE},
+        "objective": None
+        if objective is None
+        else {"metric": objective.metric, "mode": str(objective.mode), "guessed": objective.guessed},
+        "assumptions": list(backtest.assumptions),
+        "delay_steps": backtest.settings.delay_steps,
+        "cost_per_hour": backtest.cost_per_hour,
+        "runs": _runs_json(backtest),
+        "excluded": [_excluded_json(run) for run in backtest.excluded],
+        "excluded_from_regret": [_excluded_json(run) for run in without_regret(backtest)],
+        "aggregate": aggregate(backtest),
+        "comparison": comparison(backtest),
+        "detection": detection_json(backtest),
+        "human": human_json(backtest),
+        "coverage": [asdict(one) for one in backtest.coverage],
+    }
+    encoded_document: dict[str, Any] = encoded(document)
+    return encoded_document
+
+
+def _runs_json(backtest: Backtest) -> list[dict[str, Any]]:
+    rows: dict[str, list[DecisionRow]] = defaultdict(list)
+    for row in decision_rows(backtest):
+        rows[row.result.run_id].append(row)
+    conducts: tuple[Conduct | None, ...] = backtest.conduct or (None,) * len(backtest.results)
+    return [
+        _run_json(result, backtest, rows[result.run_id], conduct)
+        for result, conduct in zip(backtest.results, conducts, strict=True)
+    ]
+
+
+def _run_json(
+    result: RunResult, backtest: Backtest, rows: list[DecisionRow], conduct: Conduct | None
+) -> dict[str, Any]:
+    hours, cost = result.rank_hours_saved, backtest.cost_per_hour
+    return {
+        "run_id": result.run_id,
+        "name": result.name,
+        "status": result.status,
+        "identity": asdict(result.identity),
+        "fired": result.fired,
+        "stop": None if result.stop is None else _stop_json(result.stop),
+        "recorded": asdict(result.recorded),
+        "predicted": None if result.predicted is None else asdict(result.predicted),
+        "certain": None if result.certain is None else asdict(result.certain),
+        "saved": {
+            "steps": result.steps_saved,
+            "seconds": result.seconds_saved,
+            "checkpoints": result.checkpoints_saved,
+            "checkpoint_bytes": result.bytes_saved,
+            "evaluations": result.evaluations_saved,
+        },
+        "rank_hours_saved": hours,
+        "cost_saved": None if hours is None or cost is None else hours * cost,
+        "regret": {
+            "absolute": result.regret(backtest.objective),
+            "relative": result.relative_regret(backtest.objective),
+        },
+        "deployable_regret": {
+            "absolute": result.deployable_regret(backtest.objective),
+            "relative": result.relative_deployable_regret(backtest.objective),
+        },
+        "right_censored": result.right_censored or None,
+        "planned_steps": result.planned_steps,
+        "detection": None if result.detection is None else asdict(result.detection),
+        "human": None if result.human is None else asdict(result.human),
+        "conduct": None if conduct is None else _conduct_json(conduct, backtest),
+        "decisions": [decision_json(row) for row in rows],
+        "error_counts": result.error_counts,
+        "notes": list(result.notes),
+    }
+
+
+def _conduct_json(conduct: Conduct, backtest: Backtest) -> list[dict[str, Any]]:
+    pairs = zip(backtest.policy.controllers, conduct.controllers, strict=True)
+    return [{"controller": controller.name, **asdict(one)} for controller, one in pairs]
+
+
+def _stop_json(stop: Judged) -> dict[str, Any]:
+    elapsed_s = None if stop.elapsed_ns is None else stop.elapsed_ns / 1e9
+    return {**stop.to_json(), "epoch": stop.outcome.epoch, "elapsed_s": elapsed_s}
+
+
+def _excluded_json(run: Excluded) -> dict[str, str]:
+    return {"run_id": run.run_id, "name": run.name, "reason": run.reason}

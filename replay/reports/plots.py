@@ -1,0 +1,210 @@
+"""The plots of a report, as SVG text: a run's curves with the decisions on them, and savings against regret.
+
+Colours come from the page's style sheet by class, so that the same drawing serves light and dark screens and paper.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from html import escape
+from typing import Final
+
+from ..runs.curves import TRAINING_SERIES, Curve
+from ..runs.objective import Objective, best
+from ..runs.results import RunResult
+from .label_placement import Labels, Placed
+from .scales import Scale, scale_of, tick_text
+
+WIDTH: Final = 480
+_LEFT: Final = 46
+_RIGHT: Final = 12
+_PANEL: Final = 120
+_GAP: Final = 26
+_TOP: Final = 18
+_BOTTOM: Final = 34
+_SCATTER_HEIGHT: Final = 420
+#: A regret of so many percent is the finest that can be told from 0.
+_FINEST_REGRET: Final = 0.1
+_REGRET_TICKS: Final = (-1000, -100, -10, -1, -0.1, 0, 0.1, 1, 10, 100, 1000, 10_000)
+
+#: Marks of decisions other than the stop that are drawn at most, spread evenly.
+_MARKS: Final = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """A point of the scatter plot.
+
+    Attributes:
+        x, y: Share saved and regret.
+        label: What it is.
+        kind: The class of the style sheet: ``run``, ``policy`` or ``baseline``.
+    """
+
+    x: float
+    y: float
+    label: str
+    kind: str
+
+
+def run_plot(result: RunResult, objective: Objective | None) -> str:
+    """A run's metric of merit and training loss over steps, with what the policy decides; empty without any curve."""
+    curves = _drawn(result.curves, objective)
+    last_step = max((step for curve in curves for step in curve.steps), default=0)
+    if not last_step:
+        return ""
+    across = Scale(0, last_step, _LEFT, WIDTH - _RIGHT)
+    height = _TOP + len(curves) * _PANEL + (len(curves) - 1) * _GAP + _BOTTOM
+    parts = []
+    for number, curve in enumerate(curves):
+        top = _TOP + number * (_PANEL + _GAP)
+        parts += _panel(curve, across, top, number == 0, result, objective)
+    bottom = height - _BOTTOM
+    parts += _decisions(result, across, bottom)
+    parts += [_text(across.at(tick), bottom + 24, tick_text(tick), "tick middle") for tick in across.ticks()]
+    title = f"{result.name}: {', '.join(curve.metric for curve in curves)} over steps"
+    return _svg(height, title, parts)
+
+
+def savings_plot(marks: Sequence[Mark]) -> str:
+    """Share of steps saved against relative regret; up and to the left of a point is worse. Empty without points.
+
+    Regret, in percent, is drawn as the logarithm of its tenths and one more, either way from 0: it spans from
+    hundredths to hundreds, and 0 matters most.
+    """
+    across = scale_of([0.0, *(mark.x for mark in marks)], _LEFT + 8, WIDTH - _RIGHT)
+    upwards = scale_of([-0.5, 1.0, *(_flattened(mark.y) for mark in marks)], _SCATTER_HEIGHT - 44, _TOP)
+    if not marks or across is None or upwards is None:
+        return ""
+    base, parts = upwards.begin, []
+    for tick in _REGRET_TICKS:
+        if upwards.low <= _flattened(tick) <= upwards.high:
+            y = upwards.at(_flattened(tick))
+            parts += [_line(across.begin, y, across.end, y, "grid"), _text(_LEFT + 2, y + 4, f"{tick:g}%", "tick end")]
+    parts += [_text(across.at(tick), base + 16, f"{tick:.4g}%", "tick middle") for tick in across.ticks()]
+    parts.append(_text((across.begin + across.end) / 2, base + 36, "steps saved", "axis middle"))
+    parts.append(_text(2, 9, "regret", "axis"))
+    places = [(across.at(mark.x), upwards.at(_flattened(mark.y)), mark) for mark in marks]
+    labels = Labels([(x, y) for x, y, _ in places], _LEFT + 8, WIDTH - _RIGHT, _TOP, base)
+    # The policy's label comes first, to stand beside its dot; its dot comes last, to lie above the others.
+    for x, y, mark in sorted(places, key=lambda place: place[2].kind != "policy"):
+        if mark.kind != "run":
+            parts += _label(labels.place(x, y, mark.label), x, y, mark)
+    parts += [_dot(*place) for place in sorted(places, key=lambda place: place[2].kind == "policy")]
+    return _svg(_SCATTER_HEIGHT, "steps saved against regret", parts)
+
+
+def _flattened(percent: float) -> float:
+    return math.copysign(math.log10(1 + abs(percent) / _FINEST_REGRET), percent)
+
+
+def _drawn(curves: Iterable[Curve], objective: Objective | None) -> list[Curve]:
+    """The metric of merit first, then the training loss."""
+    merit = [curve for curve in curves if curve.kind == "evaluate" and objective and curve.metric == objective.metric]
+    return merit + [curve for curve in curves if curve.kind != "evaluate" and curve.metric == TRAINING_SERIES]
+
+
+def _panel(
+    curve: Curve, across: Scale, top: float, is_first: bool, result: RunResult, objective: Objective | None
+) -> list[str]:
+    upwards = scale_of(curve.values, top + _PANEL, top, may_be_log=True)
+    name = curve.metric if curve.kind == "evaluate" else f"{curve.metric} (training)"
+    if upwards is None:
+        return [_text(_LEFT, top - 5, f"{name}: not one value is finite", "axis")]
+    parts = [_line(across.begin, upwards.at(tick), across.end, upwards.at(tick), "grid") for tick in upwards.ticks()]
+    parts += [_text(_LEFT - 5, upwards.at(tick) + 4, tick_text(tick), "tick end") for tick in upwards.ticks()]
+    parts.append(_text(_LEFT, top - 5, name + (", log scale" if upwards.is_log else ""), "axis"))
+    parts.append(_polyline(curve, across, upwards))
+    if curve.kind == "evaluate" and objective is not None:
+        parts += _bests(result, objective, across, upwards)
+    parts += [
+        f'<path class="gap" d="M{across.at(step):.1f} {top}v6"><title>not finite at step {step}</title></path>'
+        for step, value in zip(curve.steps, curve.values, strict=True)
+        if not math.isfinite(value)
+    ]
+    stop = result.predicted.steps if result.predicted is not None and result.stop is not None else None
+    if stop is not None and stop < across.high:
+        x = across.at(stop)
+        parts.insert(0, f'<rect class="spared" x="{x:.1f}" y="{top}" width="{across.end - x:.1f}" height="{_PANEL}"/>')
+        parts.append(_line(x, top, x, top + _PANEL, "stop"))
+        if is_first:
+            side = "end" if x > WIDTH * 0.6 else "start"
+            parts.append(_text(x + (-4 if side == "end" else 4), top + 11, f"stop at {stop:,}", f"stoplabel {side}"))
+    return parts
+
+
+def _bests(result: RunResult, objective: Objective, across: Scale, upwards: Scale) -> list[str]:
+    """Rings around the best of the whole run and the best up to the stop."""
+    marks = []
+    whole = best(result.evaluations, objective)
+    if whole is not None:
+        marks.append((whole.step, whole.value, "best", "best of the whole run"))
+    predicted = result.predicted
+    if predicted is not None and predicted.best is not None and predicted.best_step is not None:
+        marks.append((predicted.best_step, predicted.best, "reached", "best up to the stop"))
+    return [
+        f'<circle class="{kind}" cx="{across.at(step):.1f}" cy="{upwards.at(value):.1f}" r="3.5">'
+        f"<title>{title}: {value:.5g} at step {step}</title></circle>"
+        for step, value, kind, title in marks
+        if math.isfinite(value)
+    ]
+
+
+def _decisions(result: RunResult, across: Scale, bottom: float) -> list[str]:
+    """A small mark under the lowest panel for each decision, coloured by its validity."""
+    stride = max(1, math.ceil(len(result.decisions) / _MARKS))
+    marks = []
+    for judged in result.decisions[::stride]:
+        x = across.at(min(judged.outcome.step, across.high))
+        title = f"step {judged.outcome.step}: {escape(judged.outcome.controller)} ({judged.validity})"
+        marks.append(
+            f'<path class="mark {judged.validity}" d="M{x:.1f} {bottom + 3}l3 7h-6z"><title>{title}</title></path>'
+        )
+    return marks
+
+
+def _polyline(curve: Curve, across: Scale, upwards: Scale) -> str:
+    """The curve, broken where a value is not finite; single points between two breaks become dots."""
+    commands, pen_down = [], False
+    for step, value in zip(curve.steps, curve.values, strict=True):
+        if not math.isfinite(value):
+            pen_down = False
+            continue
+        commands.append(f"{'L' if pen_down else 'M'}{across.at(step):.1f} {upwards.at(value):.1f}")
+        if not pen_down:
+            commands.append("h0")
+        pen_down = True
+    return f'<path class="curve {"merit" if curve.kind == "evaluate" else "training"}" d="{"".join(commands)}"/>'
+
+
+def _dot(x: float, y: float, mark: Mark) -> str:
+    title = f"<title>{escape(mark.label)}: {mark.x:.1f}% saved, regret {mark.y:+.2f}%</title>"
+    if mark.kind == "baseline":
+        return f'<path class="dot baseline" d="M{x:.1f} {y - 5:.1f}l5 5-5 5-5-5z">{title}</path>'
+    radius = 7 if mark.kind == "policy" else 4
+    return f'<circle class="dot {mark.kind}" cx="{x:.1f}" cy="{y:.1f}" r="{radius}">{title}</circle>'
+
+
+def _label(placed: Placed, x: float, y: float, mark: Mark) -> list[str]:
+    """A label, and a line to its point where it stands further off."""
+    text = _text(placed.x, placed.y, mark.label, f"label {mark.kind} {placed.side}")
+    if not placed.is_far:
+        return [text]
+    return [_line(x, y, placed.x, placed.y - 4, f"leader {mark.kind}"), text]
+
+
+def _svg(height: float, title: str, parts: Iterable[str]) -> str:
+    return (
+        f'<svg viewBox="0 0 {WIDTH} {height:.0f}" role="img" aria-label="{escape(title, quote=True)}">'
+        f"{''.join(parts)}</svg>"
+    )
+
+
+def _line(x1: float, y1: float, x2: float, y2: float, kind: str) -> str:
+    return f'<path class="{kind}" d="M{x1:.1f} {y1:.1f}L{x2:.1f} {y2:.1f}"/>'
+
+
+def _text(x: float, y: float, text: str, kind: str) -> str:
+    return f'<text class="{kind}" x="{x:.1f}" y="{y:.1f}">{escape(text)}</text>'

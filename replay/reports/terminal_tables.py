@@ -1,0 +1,98 @@
+"""The tables that a terminal shows of a backtest. What they have no room for is in the JSON and on the page."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from ..backtests.backtesting import Backtest
+from ..runs.results import RunResult
+from .amounts import short_duration
+
+#: Headings of the table that ``table_rows`` fills.
+TABLE_HEADINGS: Final = ("run", "stop", "of", "saved", "time", "saves", "regret", "deploy", "validity")
+
+#: Headings of the table that ``comparison_rows`` fills.
+COMPARISON_HEADINGS: Final = ("", "stops", "saved", "regret", "deploy", "Δ saved", "Δ regret")
+
+#: The most that a run's name takes up.
+_LONGEST_NAME: Final = 20
+
+
+def table_rows(backtest: Backtest) -> list[tuple[str, ...]]:
+    """One row of cells a run: share and time saved, checkpoints, relative regret and deployable regret."""
+    return [
+        (label, *_cells(result, backtest))
+        for label, result in zip(_labels(backtest.results), backtest.results, strict=True)
+    ]
+
+
+def comparison_rows(rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, ...]]:
+    """Cells of the comparison with baselines: means over runs.
+
+    The last two columns are the policy less the baseline, in points, with a star where the interval leaves out zero.
+    """
+    return [_comparison_cells(row) for row in rows if "reason" not in row]
+
+
+def _labels(results: Sequence[RunResult]) -> list[str]:
+    """Names, or ids where names repeat; long ones without their middle, unless they cannot be told apart then."""
+    names = Counter(result.name for result in results)
+    full = [result.name if names[result.name] == 1 else result.run_id for result in results]
+    short = [_shortened(label) for label in full]
+    counts = Counter(short)
+    return [label if counts[label] == 1 else whole for label, whole in zip(short, full, strict=True)]
+
+
+def _shortened(label: str) -> str:
+    if len(label) <= _LONGEST_NAME:
+        return label
+    half = (_LONGEST_NAME - 1) // 2
+    return f"{label[: _LONGEST_NAME - 1 - half]}…{label[-half:]}"
+
+
+def _cells(result: RunResult, backtest: Backtest) -> tuple[str, ...]:
+    recorded, predicted, stop = result.recorded, result.predicted, result.stop
+    if predicted is None:
+        return ("unknown", f"{recorded.steps:,}", "", "", "", "", "", "censored")
+    bound = "≥" if result.right_censored else ""
+    regret, deployable = (
+        result.relative_regret(backtest.objective),
+        result.relative_deployable_regret(backtest.objective),
+    )
+    return (
+        "-" if stop is None else f"{stop.outcome.step:,}",
+        f"{recorded.steps:,}",
+        "-" if result.share_saved is None else f"{bound}{result.share_saved:.0%}",
+        short_duration(result.seconds_saved),
+        f"{recorded.checkpoints}→{predicted.checkpoints}",
+        _share(regret, bound),
+        _share(deployable, bound),
+        "no stop" if stop is None else str(stop.validity),
+    )
+
+
+def _share(regret: float | None, bound: str) -> str:
+    return "-" if regret is None else f"{bound}{regret:.2%}"
+
+
+def _comparison_cells(row: Mapping[str, Any]) -> tuple[str, ...]:
+    less = row.get("policy_less_this", {})
+    return (
+        row["title"],
+        f"{row['stopped']:.3g}",
+        *(_mean(row[key]) for key in ("share_saved", "relative_regret", "relative_deployable_regret")),
+        *(_difference(less.get(key)) for key in ("share_saved", "relative_regret")),
+    )
+
+
+def _mean(found: Mapping[str, Any]) -> str:
+    return "-" if found["mean"] is None else f"{found['mean']:.2%}"
+
+
+def _difference(found: Mapping[str, Any] | None) -> str:
+    if found is None or found["mean"] is None:
+        return ""
+    is_clear = found["low"] is not None and (found["low"] > 0 or found["high"] < 0)
+    return f"{100 * found['mean']:+.2f}{'*' if is_clear else ' '}"

@@ -1,0 +1,104 @@
+"""A recorded stream as replays look at it: facts and what recorded rules did apart, kinds and clocks as plain lists.
+
+Most events of a long run matter by kind, step and time alone. Of rows of a table, only the others are made into events.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from itertools import accumulate, pairwise
+from operator import attrgetter
+from typing import Any
+
+from ...store.events import RULE_KINDS, Event
+from ...store.parquet.rows import EventRows
+
+
+class EventStream:
+    """One stream of the deciding rank's events, in which those of an attempt stand together.
+
+    Args:
+        facts: All but what recorded rules did. An event's index is its place among these.
+        recorded: What recorded rules did, in order.
+
+    Attributes:
+        facts, recorded: As given.
+        kinds: Of each fact.
+        with_attrs: Indices of the facts that have attributes.
+    """
+
+    def __init__(self, facts: Sequence[Event], recorded: Sequence[Event]) -> None:
+        self.facts = facts
+        self.recorded = recorded
+        self.kinds: Sequence[str] = self._column("kind")
+        of_rows = facts.rows_with_attrs if isinstance(facts, EventRows) else None
+        self.with_attrs = frozenset(
+            of_rows if of_rows is not None else (index for index, event in enumerate(facts) if event.attrs)
+        )
+
+    @cached_property
+    def steps(self) -> Sequence[int]:
+        """Of each fact."""
+        return self._column("step")
+
+    @cached_property
+    def attempts(self) -> Sequence[int]:
+        """Of each fact."""
+        return self._column("attempt")
+
+    @cached_property
+    def elapsed_ns(self) -> Sequence[int]:
+        """Of each fact."""
+        return self._column("elapsed_ns")
+
+    def of_kind(self, kind: str) -> Iterator[tuple[int, Event]]:
+        """The facts of a kind, each with its index."""
+        kinds, index = self.kinds, -1
+        for _ in range(kinds.count(kind)):
+            index = kinds.index(kind, index + 1)
+            yield index, self.facts[index]
+
+    def values(self, metric: str) -> Sequence[float | None]:
+        """The value of a metric at each fact; None where it was not logged."""
+        if isinstance(self.facts, EventRows):
+            return self.facts.values(metric)
+        return [event.metrics.get(metric) for event in self.facts]
+
+    def spans(self) -> dict[int, int]:
+        """Of each attempt, in order, the time from its begin to its last fact, in ns."""
+        spans: dict[int, int] = {}
+        for start, end in self.stretches():
+            attempt = self.attempts[start]
+            spans[attempt] = max(spans.get(attempt, 0), max(self.elapsed_ns[start:end]))
+        return spans
+
+    def time_before(self) -> dict[int, int]:
+        """For each attempt, the training time that was over when it began, in ns; empty for one attempt."""
+        if not self.facts or self.facts[0].attempt == self.facts[-1].attempt:
+            return {}
+        spans = self.spans()
+        return dict(zip(spans, accumulate(spans.values(), initial=0), strict=False))
+
+    def stretches(self) -> list[tuple[int, int]]:
+        """Of each attempt, the index of its first fact and the one after its last."""
+        attempts = self.attempts
+        if not attempts or attempts[0] == attempts[-1]:
+            return [(0, len(attempts))] if attempts else []
+        begins = (index for index, (one, following) in enumerate(pairwise(attempts), 1) if one != following)
+        return list(pairwise([0, *begins, len(attempts)]))
+
+    def _column(self, name: str) -> list[Any]:
+        """A field of the envelope, of each fact."""
+        if isinstance(self.facts, EventRows):
+            return self.facts.column(name)
+        return list(map(attrgetter(name), self.facts))
+
+
+def event_stream(events: Sequence[Event]) -> EventStream:
+    """A stream of events, apart."""
+    if isinstance(events, EventRows):
+        recorded = events.of_kinds(RULE_KINDS)
+        return EventStream(events.of_kinds(RULE_KINDS, others=True) if recorded else events, recorded)
+    facts = [event for event in events if event.kind not in RULE_KINDS]
+    return EventStream(facts, [event for event in events if event.kind in RULE_KINDS])

@@ -1,0 +1,150 @@
+"""What a recorded run came to: its length, checkpoints and evaluations, whole and up to an event.
+
+Streams follow one lineage: the events of each attempt stand together, and those that a resume rolled back are absent.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ...store.events import Event
+from ...store.lineage import DECIDING_RANK, lineage_of
+from ...store.run import Run
+from ...store.run_info import Attempt
+from .curves import Curve, curves_of
+from .event_stream import EventStream
+from .objective import Evaluation, Objective
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A recorded checkpoint.
+
+    Attributes:
+        event_index: Index of its event among the stream's events, recorded decisions not counted.
+        step: Optimizer updates it holds.
+        size_bytes: Its size; None when the run did not say.
+    """
+
+    event_index: int
+    step: int
+    size_bytes: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """The facts of a run that a backtest weighs.
+
+    Attributes:
+        steps: Optimizer updates finished at the end.
+        elapsed_ns: Monotonic time from the first event to the last, summed over the attempts that led to it; None when
+            the log has no times.
+        checkpoints: In order.
+        evaluations: The values of each metric that evaluations carry, in order.
+        curves: The course of the training loss and of those metrics, thinned out for plots.
+        annotations: What people noted, in order.
+        evaluated_at: Index of each evaluation, whatever it carries, among the stream's events.
+        evaluated_steps: The steps of those.
+        began_ns, ended_ns: The wall clock at the first and the last event; 0 when the log has none.
+    """
+
+    steps: int
+    elapsed_ns: int | None
+    checkpoints: tuple[Checkpoint, ...]
+    evaluations: Mapping[str, tuple[Evaluation, ...]]
+    curves: tuple[Curve, ...] = ()
+    annotations: tuple[Event, ...] = ()
+    evaluated_at: tuple[int, ...] = ()
+    evaluated_steps: frozenset[int] = frozenset()
+    began_ns: int = 0
+    ended_ns: int = 0
+
+    def merit(self, objective: Objective | None) -> tuple[Evaluation, ...]:
+        """The values of the metric of merit, in order; empty without one."""
+        return () if objective is None else self.evaluations.get(objective.metric, ())
+
+
+def history_of(stream: EventStream) -> History:
+    """The facts of a stream. What recorded rules did takes no index, as in a replay."""
+    evaluations: dict[str, list[Evaluation]] = {}
+    for index, event in stream.of_kind("evaluate"):
+        for name, value in event.metrics.items():
+            evaluations.setdefault(name, []).append(Evaluation(index, event.step, value, event.time_ns))
+    elapsed_ns = sum(stream.spans().values())
+    return History(
+        steps=max(stream.steps, default=0),
+        elapsed_ns=elapsed_ns or None,
+        checkpoints=tuple(
+            Checkpoint(index, event.step, size_of(event.attrs)) for index, event in stream.of_kind("save")
+        ),
+        evaluations={name: tuple(values) for name, values in evaluations.items()},
+        curves=curves_of(stream),
+        # With their own numbers: those of a stream hold on to all of its columns.
+        annotations=tuple(event._replace(metrics=dict(event.metrics)) for _, event in stream.of_kind("annotation")),
+        evaluated_at=tuple(index for index, _ in stream.of_kind("evaluate")),
+        evaluated_steps=frozenset(event.step for _, event in stream.of_kind("evaluate")),
+        began_ns=stream.facts[0].time_ns if stream.facts else 0,
+        ended_ns=stream.facts[-1].time_ns if stream.facts else 0,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class RolledBack:
+    """What a run did in vain: it was resumed from a checkpoint before.
+
+    Attributes:
+        steps: Optimizer updates, by attempt; attempts without any are left out.
+        elapsed_ns: The time it took; 0 when the log has no times.
+    """
+
+    steps: Mapping[int, int]
+    elapsed_ns: int
+
+
+NOTHING_ROLLED_BACK = RolledBack({}, 0)
+
+
+def read_lineage(run: Run, *, samples: bool = False) -> tuple[Sequence[Event], RolledBack]:
+    """The deciding rank's events along the lineage of a run's newest attempt, and what was rolled back beside them.
+
+    Args:
+        run: The run.
+        samples: Whether events come with their sample losses.
+    """
+    lineage = lineage_of(run.info.attempts)
+    if not lineage.cuts:
+        return run.stream(samples=samples), NOTHING_ROLLED_BACK
+    recorded = list(run.events(rank=DECIDING_RANK, attempts="all", samples=samples))
+    held = list(lineage.events(recorded))
+    steps = _steps(recorded)
+    for attempt, count in _steps(held).items():
+        steps[attempt] -= count
+    elapsed_ns = sum(_spans(recorded).values()) - sum(_spans(held).values())
+    return held, RolledBack({attempt: count for attempt, count in steps.items() if count}, elapsed_ns)
+
+
+def restored_steps(attempts: Iterable[Attempt]) -> frozenset[int]:
+    """Steps whose checkpoint an attempt went on from."""
+    return frozenset(a.from_step for a in attempts if a.parent is not None and a.from_step is not None)
+
+
+def _steps(events: Iterable[Event]) -> Counter[int]:
+    return Counter(event.attempt for event in events if event.kind == "step_end" and not event.is_late)
+
+
+def _spans(events: Iterable[Event]) -> dict[int, int]:
+    """Of each attempt, in order, the time from its begin to its last event, in ns."""
+    spans: dict[int, int] = {}
+    for event in events:
+        if event.elapsed_ns > spans.setdefault(event.attempt, 0):
+            spans[event.attempt] = event.elapsed_ns
+    return spans
+
+
+def size_of(attrs: Mapping[str, Any]) -> int | None:
+    """The size of a checkpoint, in bytes, as a ``save`` event tells it; None where it does not."""
+    size = attrs.get("size_bytes")
+    return size if isinstance(size, int) else None

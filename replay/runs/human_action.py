@@ -1,0 +1,88 @@
+"""What a person did about a run, and how much earlier or later a policy would have done something.
+
+A run tells it in one of two ways: an annotation that names the action, or its own end, when somebody interrupted it::
+
+    rec.annotate("the loss is gone for good", action="stop")
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from ...rules.policy_file.operations import Effect
+from .event_stream import EventStream
+from .history import History
+from .replaying import Replay
+
+#: The attribute of an annotation that says what its author did.
+ACTION: Final = "action"
+
+
+@dataclass(frozen=True, slots=True)
+class HumanAction:
+    """The first thing that a person did about a run.
+
+    Attributes:
+        what: As the annotation calls it; ``interrupt`` for a run that was interrupted.
+        step: Optimizer updates finished then.
+        elapsed_s: Training time up to it, in seconds; None when the log has no times.
+    """
+
+    what: str
+    step: int
+    elapsed_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Lead:
+    """A person's action beside the policy's.
+
+    Attributes:
+        action: The person's.
+        policy_step: Where the policy acted: its stop, or its first decision if it can stop nothing. None if nowhere.
+        steps: Updates by which the policy is earlier; negative when it is later, None when it does nothing.
+        seconds: The same in seconds of training; None when the log has no times, too.
+    """
+
+    action: HumanAction
+    policy_step: int | None
+    steps: int | None
+    seconds: float | None
+
+
+def lead_over(stream: EventStream, history: History, status: str, replayed: Replay) -> Lead | None:
+    """How much earlier a policy is than the person; None when no person did anything.
+
+    Args:
+        stream: The run's stream.
+        history: Its facts.
+        status: Its status.
+        replayed: The policy over it.
+    """
+    action = human_action(stream, history, status)
+    if action is None:
+        return None
+    first = replayed.stop if _can_stop(replayed) else next(iter(replayed.reached), None)
+    if first is None:
+        return Lead(action, None, None, None)
+    known = action.elapsed_s is not None and first.elapsed_ns is not None
+    seconds = (action.elapsed_s or 0.0) - (first.elapsed_ns or 0) / 1e9 if known else None
+    return Lead(action, first.decided_at, action.step - first.decided_at, seconds)
+
+
+def human_action(stream: EventStream, history: History, status: str) -> HumanAction | None:
+    """The first action that an annotation names, or else the interruption of the run."""
+    for event in history.annotations:
+        if isinstance(event.attrs.get(ACTION), str):
+            elapsed_ns = stream.time_before().get(event.attempt, 0) + event.elapsed_ns
+            return HumanAction(event.attrs[ACTION], event.step, elapsed_ns / 1e9 if elapsed_ns else None)
+    if status == "interrupted":
+        elapsed_s = None if history.elapsed_ns is None else history.elapsed_ns / 1e9
+        return HumanAction("interrupt", history.steps, elapsed_s)
+    return None
+
+
+def _can_stop(replayed: Replay) -> bool:
+    acting = (controller for controller in replayed.policy.controllers if not controller.is_shadow)
+    return any(replayed.policy.effects(name) is Effect.STOP for each in acting for name in each.operations)

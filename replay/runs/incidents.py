@@ -1,0 +1,127 @@
+"""Labelled incidents: the stretches of a run in which something was wrong, as people said.
+
+They come from a file of labels, or from annotations with the attribute ``incident``::
+
+    rec.annotate("loss spike after the restart", incident="spike", first_step=1200, last_step=1260)
+
+``first_step`` and ``last_step`` may be left out: the step of the annotation stands for both. Annotations that were made
+afterwards (``POST /api/v1/runs/{id}/annotations``) count alike; one that names no step is about the whole run.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from ...store.annotations import read_annotations, step_told
+from ...store.errors import TelemetryError
+from ...store.events import Event
+
+#: The columns of a file of labels; ``name`` may be absent.
+COLUMNS: Final = ("run", "first_step", "last_step", "name")
+
+#: Attribute of an annotation that makes a label of it; its value is what the incident was.
+_INCIDENT: Final = "incident"
+
+_LAST_STEP: Final = 2**63 - 1
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Incident:
+    """One labelled stretch of a run, both ends included.
+
+    Attributes:
+        first_step, last_step: Optimizer updates finished.
+        name: What it was; may be empty.
+    """
+
+    first_step: int
+    last_step: int
+    name: str = ""
+
+
+class Labels:
+    """Incidents by run, as a file of labels has them.
+
+    A run that the file names, with or without an incident, counts as labelled: a row whose steps are empty says that
+    the run was healthy throughout.
+
+    Args:
+        by_run: Incidents by the run's id or name.
+    """
+
+    def __init__(self, by_run: Mapping[str, Sequence[Incident]]) -> None:
+        self._by_run = by_run
+
+    def of(self, run_id: str, name: str) -> tuple[Incident, ...] | None:
+        """The incidents of a run, by its id or else its name, in order; None for a run that is not labelled."""
+        found = self._by_run.get(run_id, self._by_run.get(name))
+        return None if found is None else tuple(sorted(found))
+
+
+def read_labels(path: str | Path) -> Labels:
+    """The labels of a CSV file with the columns ``run, first_step, last_step`` and, if you like, ``name``.
+
+    Raises:
+        TelemetryError: It cannot be read, a column is missing, or a row makes no sense; the line is named.
+    """
+    try:
+        with open(path, encoding="utf-8-sig", newline="") as file:
+            reader = csv.DictReader(file)
+            missing = [column for column in COLUMNS[:3] if column not in (reader.fieldnames or ())]
+            if missing:
+                raise TelemetryError(
+                    f"a column is missing: {', '.join(missing)}", where=str(path), got=reader.fieldnames or "nothing"
+                )
+            by_run: dict[str, list[Incident]] = {}
+            for row in reader:
+                by_run.setdefault(row["run"], []).extend(_incident(row, f"{path}:{reader.line_num}"))
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise TelemetryError(f"the labels cannot be read ({error})", where=str(path)) from None
+    return Labels(by_run)
+
+
+def incidents_in(annotations: Iterable[Event]) -> list[Incident]:
+    """What annotations of the training program label."""
+    return [_annotated(event) for event in annotations if _INCIDENT in event.attrs]
+
+
+def incidents_noted(folder: Path) -> list[Incident]:
+    """What annotations label that were made afterwards of the run of a folder.
+
+    Raises:
+        DamagedLog: They cannot be read.
+    """
+    notes = (note for note in read_annotations(folder) if _INCIDENT in note.attrs)
+    return [
+        Incident(0, _LAST_STEP, str(note.attrs[_INCIDENT]))
+        if note.first_step is None
+        else _incident_between(note.first_step, note.last_step, note.attrs)
+        for note in notes
+    ]
+
+
+def _annotated(event: Event) -> Incident:
+    first, last = (step_told(event.attrs.get(name)) for name in ("first_step", "last_step"))
+    return _incident_between(event.step if first is None else first, event.step if last is None else last, event.attrs)
+
+
+def _incident_between(first_step: int, last_step: int | None, attrs: Mapping[str, Any]) -> Incident:
+    last_step = first_step if last_step is None else last_step
+    return Incident(first_step, max(first_step, last_step), str(attrs[_INCIDENT]))
+
+
+def _incident(row: Mapping[str, str | None], where: str) -> list[Incident]:
+    if not row["first_step"] and not row["last_step"]:
+        return []
+    try:
+        first, last = int(row["first_step"] or ""), int(row["last_step"] or "")
+    except ValueError:
+        got = f"{row['first_step']!r} and {row['last_step']!r}"
+        raise TelemetryError("first_step and last_step are whole numbers", where=where, got=got) from None
+    if last < first:
+        raise TelemetryError("an incident ends before it begins", where=where, got=f"{first} to {last}")
+    return [Incident(first, last, row.get("name") or "")]

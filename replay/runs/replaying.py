@@ -1,0 +1,287 @@
+"""Feeding a recorded run to the rule engine: events and a policy in, labelled decisions out. Nothing is acted on."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from ...rules.engine.decisions import Decision, Outcome, RuleError
+from ...rules.engine.engine import Engine
+from ...rules.policy_file.operations import Effect
+from ...rules.policy_file.policy import Policy
+from ...store.event_json import encoded
+from ...store.events import BEFORE_STREAM, INIT_END, Event
+from ...store.garbage import collection_paused
+from ...store.lineage import DECIDING_RANK
+from ...store.plan import Plan
+from ...store.run import Run
+from .event_stream import EventStream, event_stream
+from .validity import Judge, Validity
+
+#: Kinds of events that precede the update of an iteration, and kinds that follow it within the iteration.
+BEFORE_A_STEP: Final = frozenset(
+    (INIT_END, "train_begin", "epoch_begin", "step_begin", "substep_end", "pre_optimizer_step", "optimizer_step")
+)
+WITHIN_A_STEP: Final = frozenset(("log", "prediction_step", "evaluate", "predict", "save", "annotation", "gap"))
+
+#: Events that are looked at together; a few at first, since rules that have seen nothing are soon idle.
+_STRETCH: Final = 512
+_FIRST_STRETCH: Final = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """One thing that rules did in a replay, and where.
+
+    Attributes:
+        event_index: Index of the event among the stream's events; what recorded rules did is not counted. -1 for
+            ``init_end``.
+        event: That event's kind.
+        outcome: The decision, rule error or warning.
+        validity: The decision's label; None for errors and warnings.
+        elapsed_ns: Training time up to the event, summed over the attempts that led to it; None when the log has none.
+    """
+
+    event_index: int
+    event: str
+    outcome: Outcome
+    validity: Validity | None
+    elapsed_ns: int | None = None
+
+    @property
+    def decided_at(self) -> int:
+        """Updates that the loop had finished then: more than the outcome's step, where values came late."""
+        return self.outcome.step + self.outcome.value_lag
+
+    def to_json(self) -> dict[str, Any]:
+        """The line that ``steptape replay --json`` prints."""
+        outcome = self.outcome
+        place: dict[str, Any] = {"event_index": self.event_index, "event": self.event, "step": outcome.step}
+        if outcome.value_lag:
+            place["value_lag"] = outcome.value_lag
+        if isinstance(outcome, Decision):
+            return {
+                **place,
+                "controller": outcome.controller,
+                "operations": list(outcome.operations),
+                "values": encoded(outcome.values),
+                "validity": str(self.validity),
+                **({} if outcome.acts else {"mode": outcome.mode}),
+            }
+        if isinstance(outcome, RuleError):
+            return {**place, "controller": outcome.controller, "error": outcome.error}
+        return {**place, "controller": outcome.controller, "warning": outcome.warning}
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """A place in a stream. Where a stop takes effect, it is the end of an iteration: loops look at their flags there.
+
+    Attributes:
+        event_index: Index of the last event that still counts.
+        step: Optimizer updates finished then.
+        elapsed_ns: Training time up to that event; None when the log has none.
+    """
+
+    event_index: int
+    step: int
+    elapsed_ns: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """A policy over one recorded stream.
+
+    Attributes:
+        policy: The policy.
+        outcomes: What its rules did, in stream order; the fold goes on after a stop, as the recorded run did.
+        error_counts: Rule errors by controller; ``outcomes`` has the first of each.
+        event_count: Events folded.
+        censored_from: Index of the event after which the record cannot vouch for this policy's run; None when it can.
+        ending: Where the first stop would have taken effect; None without one.
+        approximate_from: Index of the event after which rules that look at the clock would have read another time,
+            since other operations take other time; None when none would.
+        horizon: Where ``censored_from`` lies, in steps and time; None when the record can vouch throughout.
+    """
+
+    policy: Policy
+    outcomes: tuple[Judged, ...]
+    error_counts: dict[str, int] = field(default_factory=dict)
+    event_count: int = 0
+    censored_from: int | None = None
+    ending: Ending | None = None
+    horizon: Ending | None = None
+    approximate_from: int | None = None
+
+    @property
+    def decisions(self) -> tuple[Judged, ...]:
+        """The controllers that fired."""
+        return tuple(judged for judged in self.outcomes if isinstance(judged.outcome, Decision))
+
+    @property
+    def stop(self) -> Judged | None:
+        """The first decision that would have ended the run."""
+        return next((judged for judged in self.decisions if Effect.STOP in self.effects(judged)), None)
+
+    @property
+    def reached(self) -> tuple[Judged, ...]:
+        """The decisions that a run under this policy would have come to: those up to its end."""
+        if self.ending is None:
+            return self.decisions
+        return tuple(judged for judged in self.decisions if judged.event_index <= self.ending.event_index)
+
+    @property
+    def is_point(self) -> bool:
+        """Whether this policy's run is known: to its end, or to its stop before anything is censored."""
+        if self.censored_from is None:
+            return True
+        return self.stop is not None and self.stop.event_index < self.censored_from
+
+    def effects(self, judged: Judged) -> set[Effect]:
+        """What a decision would have done to the loop."""
+        return effects_of(self.policy, judged.outcome)
+
+
+def replay(policy: Policy, source: Run | Sequence[Event], *, plan: Plan | None = None) -> Replay:
+    """What a policy decides over a recorded run.
+
+    Args:
+        policy: The rules.
+        source: A run, of which the lineage of its newest attempt is folded, or its events in order. Only the deciding
+            rank's (0) are.
+        plan: What the run declared; a run's own when not given.
+    """
+    if isinstance(source, Run):
+        plan = plan or source.info.last.plan
+        source = source.stream(samples=policy.reads_samples)
+    else:
+        source = [event for event in source if event.rank == DECIDING_RANK]
+    return replay_events(policy, source, plan or Plan())
+
+
+def replay_events(policy: Policy, events: Sequence[Event], plan: Plan, *, delay_steps: int = 0) -> Replay:
+    """The same over the deciding rank's events alone.
+
+    Args:
+        policy, events, plan: As for ``replay``.
+        delay_steps: Updates that the loop still makes between the decision to stop and the stop.
+    """
+    with collection_paused():
+        return replay_stream(policy, event_stream(events), plan, delay_steps=delay_steps)
+
+
+def replay_stream(policy: Policy, stream: EventStream, plan: Plan, *, delay_steps: int = 0) -> Replay:
+    """The same over a stream that others look at too."""
+    engine = Engine(policy, plan)
+    judge = Judge(policy, engine, stream)
+    outcomes = [_judged(judge, BEFORE_STREAM, INIT_END, outcome, None) for outcome in engine.start()]
+    before_ns = stream.time_before()
+    for index, event, observed in observed_in(engine, stream, everything=judge.looks_at_every_event):
+        if observed:
+            elapsed = before_ns.get(event.attempt, 0) + event.elapsed_ns or None
+            outcomes += [_judged(judge, index, event.kind, outcome, elapsed) for outcome in observed]
+        if judge.looks_at_every_event:
+            judge.pass_event(event, index, _decisions(observed))
+    censored_from = judge.censored_from()
+    return Replay(
+        policy,
+        tuple(outcomes),
+        dict(engine.error_counts),
+        len(stream.kinds),
+        censored_from,
+        _ending(policy, outcomes, stream, delay_steps),
+        None if censored_from is None else _place(censored_from, stream),
+        judge.approximate_from(),
+    )
+
+
+def observed_in(
+    engine: Engine, stream: EventStream, *, everything: bool = False
+) -> Iterator[tuple[int, Event, Sequence[Outcome]]]:
+    """The facts of a stream with their index and what they made an engine say.
+
+    Args:
+        engine: It takes all of them.
+        stream: The stream.
+        everything: Whether those are wanted too that change nothing and of which the engine says nothing.
+    """
+    idle, with_attrs = (frozenset() if everything else engine.idle_kinds), stream.with_attrs
+    observe, facts = engine.observe, stream.facts
+    most_are_idle = not everything
+    for start, end in itertools.pairwise([0, *range(_FIRST_STRETCH, len(stream.kinds), _STRETCH), len(stream.kinds)]):
+        kinds = stream.kinds[start:end]
+        # To make a whole stretch of events costs half as much an event as to make some of them one by one.
+        made = () if most_are_idle else facts[start:end]
+        passed = 0
+        for index, kind in enumerate(kinds, start):
+            if kind in idle and index not in with_attrs:
+                passed += 1
+                continue
+            event = made[index - start] if made else facts[index]
+            yield index, event, observe(event)
+        most_are_idle = 2 * passed > len(kinds)
+
+
+def effects_of(policy: Policy, outcome: Outcome) -> set[Effect]:
+    """What an outcome would have done to the loop; a shadow decision does nothing."""
+    if not isinstance(outcome, Decision) or not outcome.acts:
+        return set()
+    return {policy.effects(name) for name in outcome.operations}
+
+
+def _ending(policy: Policy, outcomes: Iterable[Judged], stream: EventStream, delay_steps: int) -> Ending | None:
+    """Where the first stop takes effect.
+
+    A stop at a step, or at what follows it, lets the evaluation and the checkpoint that are due at that step be made; a
+    stop before a step lets that step be made first. A delay lets so many more steps be made.
+    """
+    stop = next((judged for judged in outcomes if Effect.STOP in effects_of(policy, judged.outcome)), None)
+    if stop is None:
+        return None
+    facts = stream.facts
+    last = stop.event_index
+    steps_made = delay_steps + (stop.event in BEFORE_A_STEP)
+    if steps_made:
+        following = (index for index in range(last + 1, len(facts)) if _is_step(facts[index]))
+        last = next(itertools.islice(following, steps_made - 1, None), len(facts) - 1)
+    while last + 1 < len(facts) and _is_due(facts[last + 1], facts[last]):
+        last += 1
+    return _place(last, stream)
+
+
+def _place(index: int, stream: EventStream) -> Ending:
+    """An event's index with the steps and the time up to it."""
+    if index < 0:
+        return Ending(index, 0, None)
+    event = stream.facts[index]
+    elapsed_ns = stream.time_before().get(event.attempt, 0) + event.elapsed_ns
+    return Ending(index, _steps_at(event), elapsed_ns or None)
+
+
+def _is_step(event: Event) -> bool:
+    """Whether an update was finished; the late values of an earlier one are none."""
+    return event.kind == "step_end" and not event.is_late
+
+
+def _steps_at(event: Event) -> int:
+    """Updates that were finished when an event was emitted: more than its own step where it brings late values."""
+    return event.step + (event.value_lag if event.is_late else 0)
+
+
+def _is_due(event: Event, after: Event) -> bool:
+    """Whether an event still belongs to the iteration of the one before it.
+
+    Logs that came from elsewhere may hold evaluations of later steps with no step between them.
+    """
+    return event.is_late or (event.kind in WITHIN_A_STEP and _steps_at(event) <= _steps_at(after))
+
+
+def _judged(judge: Judge, index: int, kind: str, outcome: Outcome, elapsed_ns: int | None) -> Judged:
+    validity = judge.label(outcome, index) if isinstance(outcome, Decision) else None
+    return Judged(index, kind, outcome, validity, elapsed_ns)
+
+
+def _decisions(outcomes: Iterable[Outcome]) -> list[Decision]:
+    return [outcome for outcome in outcomes if isinstance(outcome, Decision)]

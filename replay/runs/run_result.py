@@ -1,0 +1,328 @@
+"""One run under one policy: what the record and its replay come to, and the result that an objective makes of them.
+
+Facts flow in from a run, once, whatever the objective turns out to be; results flow out.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from ...rules.policy_file.operations import Effect
+from ...rules.policy_file.policy import Policy
+from ...store.events import Event
+from ...store.garbage import collection_paused
+from ...store.plan import Plan
+from ...store.run import Run
+from .detection import Alarm, Detection, detect
+from .event_stream import event_stream
+from .history import NOTHING_ROLLED_BACK, Checkpoint, History, RolledBack, history_of, read_lineage, restored_steps
+from .human_action import Lead, lead_over
+from .identity import UNKNOWN, RunIdentity, identity_of
+from .incidents import Incident, Labels, incidents_in, incidents_noted
+from .objective import Evaluation, Objective, best
+from .replaying import Ending, Replay, replay_stream
+from .results import Outlay, RunResult
+from .validity import Validity
+
+
+@dataclass(frozen=True, slots=True)
+class RunFacts:
+    """A run and a policy's replay of it, as far as a result needs them: no events, so that many fit into memory.
+
+    Attributes:
+        run_id, name, status: The run.
+        plan: What it declared.
+        history: What it recorded.
+        replayed: What the policy decided.
+        rolled_back: What resumes undid.
+        detection: How the alarms meet the labelled incidents; None where the run has no label.
+        lacks_samples: Whether rules read sample losses and none were recorded.
+        is_empty: Whether it recorded no step and no metric.
+        restored_steps: Steps whose checkpoint an attempt of the run went on from.
+        human: What a person did about the run, beside what the policy does; None when nobody did anything.
+        identity: Which log this was made of, and which decisions it came to.
+    """
+
+    run_id: str
+    name: str
+    status: str
+    plan: Plan
+    history: History
+    replayed: Replay
+    rolled_back: RolledBack = NOTHING_ROLLED_BACK
+    detection: Detection | None = None
+    lacks_samples: bool = False
+    is_empty: bool = False
+    restored_steps: frozenset[int] = frozenset()
+    human: Lead | None = None
+    identity: RunIdentity = UNKNOWN
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """How a backtest is to be made.
+
+    Attributes:
+        delay_steps: Updates that the loop still makes between the decision to stop and the stop.
+        labels: Incidents by run; what annotations label when None.
+        tolerance_steps: How far outside of an incident an alarm still counts as true.
+    """
+
+    delay_steps: int = 0
+    labels: Labels | None = None
+    tolerance_steps: int = 0
+
+    def told_of(self, run: Run) -> tuple[object, ...]:
+        """What they come to for one run."""
+        if self.labels is None:
+            return self.delay_steps, self.tolerance_steps
+        info = run.info
+        return self.delay_steps, self.tolerance_steps, "labels", self.labels.of(info.run_id, info.name)
+
+
+DEFAULT_SETTINGS = Settings()
+
+
+def facts_of_run(policy: Policy, run: Run, settings: Settings = DEFAULT_SETTINGS) -> RunFacts:
+    """What a run recorded, and what a policy decides over it.
+
+    Raises:
+        TelemetryError: The run cannot be read.
+    """
+    with collection_paused():
+        events, rolled_back = read_lineage(run, samples=policy.reads_samples)
+        info = run.info
+        noted = incidents_noted(run.folder)
+        facts = facts_of(policy, info.run_id, info.name, run.status, events, info.last.plan, settings, noted)
+    identity = dataclasses.replace(facts.identity, log_digest=run.log_digest)
+    restored = restored_steps(info.attempts)
+    return dataclasses.replace(facts, rolled_back=rolled_back, identity=identity, restored_steps=restored)
+
+
+def facts_of(
+    policy: Policy,
+    run_id: str,
+    name: str,
+    status: str,
+    events: Sequence[Event],
+    plan: Plan,
+    settings: Settings = DEFAULT_SETTINGS,
+    noted: Sequence[Incident] = (),
+) -> RunFacts:
+    """The same of one stream of the deciding rank's events, and of the incidents that were noted of it afterwards."""
+    stream = event_stream(events)
+    replayed = replay_stream(policy, stream, plan, delay_steps=settings.delay_steps)
+    history = history_of(stream)
+    annotated = tuple(sorted([*incidents_in(history.annotations), *noted]))
+    labelled = annotated or None if settings.labels is None else settings.labels.of(run_id, name)
+    return RunFacts(
+        run_id=run_id,
+        name=name,
+        status=status,
+        plan=plan,
+        history=history,
+        replayed=replayed,
+        detection=None if labelled is None else _detection(labelled, events, replayed, history, settings),
+        lacks_samples=policy.reads_samples and not any(event.samples for event in events),
+        is_empty="step_end" not in stream.kinds and not any(event.metrics for event in events),
+        human=lead_over(stream, history, status, replayed),
+        identity=identity_of(stream, replayed),
+    )
+
+
+def judge_run(
+    policy: Policy,
+    run_id: str,
+    name: str,
+    status: str,
+    events: Sequence[Event],
+    plan: Plan,
+    objective: Objective | None,
+) -> RunResult:
+    """A policy's outcome on one stream of the deciding rank's events."""
+    return judge(facts_of(policy, run_id, name, status, events, plan), objective)
+
+
+def judge(facts: RunFacts, objective: Objective | None) -> RunResult:
+    """The result that an objective makes of a run's facts."""
+    replayed, history = facts.replayed, facts.history
+    horizon = None if replayed.is_point else replayed.horizon
+    censored = _right_censored(facts)
+    return RunResult(
+        run_id=facts.run_id,
+        name=facts.name,
+        status=facts.status,
+        recorded=_recorded(facts, objective),
+        predicted=_predicted(facts, objective) if replayed.is_point else None,
+        certain=None if horizon is None else _up_to(horizon, facts, objective),
+        stop=replayed.stop,
+        decisions=replayed.reached,
+        error_counts=replayed.error_counts,
+        notes=(*_notes(facts, objective, censored),),
+        right_censored=censored,
+        ranks=facts.plan.world_size or 1,
+        planned_steps=facts.plan.max_steps(),
+        evaluations=history.merit(objective),
+        curves=history.curves,
+        detection=facts.detection,
+        saved_steps=frozenset(checkpoint.step for checkpoint in history.checkpoints),
+        ending=replayed.ending,
+        began_ns=history.began_ns,
+        ended_ns=history.ended_ns,
+        human=facts.human,
+        identity=facts.identity,
+    )
+
+
+def _recorded(facts: RunFacts, objective: Objective | None) -> Outlay:
+    return _up_to(None, facts, objective)
+
+
+def _predicted(facts: RunFacts, objective: Objective | None) -> Outlay:
+    replayed, history = facts.replayed, facts.history
+    stop = replayed.stop
+    if stop is not None and stop.validity is Validity.OBSERVED:
+        return _recorded(facts, objective)
+    kept = _asked_checkpoints(replayed, history) if asks_for_checkpoints(replayed.policy) else None
+    outlay = _up_to(replayed.ending, facts, objective, kept)
+    asked = {judged.decided_at for judged in replayed.reached if Effect.EVALUATE in replayed.effects(judged)}
+    return dataclasses.replace(outlay, evaluations=outlay.evaluations + len(asked - history.evaluated_steps))
+
+
+def _up_to(
+    ending: Ending | None, facts: RunFacts, objective: Objective | None, kept: Sequence[Checkpoint] | None = None
+) -> Outlay:
+    """A run's outlay up to a place in its stream.
+
+    Args:
+        ending: The place; None is the end.
+        facts: The run.
+        objective: The metric of merit.
+        kept: The checkpoints, where they are others than the recorded ones.
+    """
+    history = facts.history
+    until = math.inf if ending is None else ending.event_index
+    steps = history.steps if ending is None else min(ending.step, history.steps)
+    elapsed_ns = history.elapsed_ns if ending is None or history.elapsed_ns is None else ending.elapsed_ns
+    evaluations = [evaluation for evaluation in history.merit(objective) if evaluation.event_index <= until]
+    if kept is None:
+        kept = [checkpoint for checkpoint in history.checkpoints if checkpoint.event_index <= until]
+    outlay = _outlay(steps, elapsed_ns, kept, evaluations, objective)
+    return dataclasses.replace(
+        outlay,
+        evaluations=sum(index <= until for index in history.evaluated_at),
+        checkpoints_restored=sum(checkpoint.step in facts.restored_steps for checkpoint in kept),
+    )
+
+
+def asks_for_checkpoints(policy: Policy) -> bool:
+    """Whether rules of the policy save: their checkpoints take the place of the loop's own."""
+    acting = (controller for controller in policy.controllers if not controller.is_shadow)
+    return any(policy.effects(name) is Effect.SAVE for controller in acting for name in controller.operations)
+
+
+def _asked_checkpoints(replayed: Replay, history: History) -> list[Checkpoint]:
+    """One checkpoint for each step at which rules asked for one, as large as the run's own on average."""
+    sizes = [checkpoint.size_bytes for checkpoint in history.checkpoints if checkpoint.size_bytes is not None]
+    size = round(sum(sizes) / len(sizes)) if sizes else None
+    asked = {j.decided_at: j.event_index for j in replayed.reached if Effect.SAVE in replayed.effects(j)}
+    return [Checkpoint(index, step, size) for step, index in asked.items()]
+
+
+def _outlay(
+    steps: int,
+    elapsed_ns: int | None,
+    checkpoints: Sequence[Checkpoint],
+    evaluations: Sequence[Evaluation],
+    objective: Objective | None,
+) -> Outlay:
+    sizes = [checkpoint.size_bytes for checkpoint in checkpoints]
+    saved_steps = {checkpoint.step for checkpoint in checkpoints}
+    top = best(evaluations, objective) if objective else None
+    kept = best((one for one in evaluations if one.step in saved_steps), objective) if objective else None
+    return Outlay(
+        steps=steps,
+        elapsed_s=None if elapsed_ns is None else elapsed_ns / 1e9,
+        checkpoints=len(checkpoints),
+        checkpoint_bytes=None if None in sizes else sum(size for size in sizes if size is not None),
+        best=top.value if top else None,
+        best_step=top.step if top else None,
+        final=evaluations[-1].value if evaluations else None,
+        deployable=kept.value if kept else None,
+        deployable_step=kept.step if kept else None,
+    )
+
+
+def _detection(
+    incidents: Sequence[Incident], events: Iterable[Event], replayed: Replay, history: History, settings: Settings
+) -> Detection:
+    firsts = {incident.first_step for incident in incidents}
+    seconds_at = {
+        event.step: event.elapsed_ns / 1e9
+        for event in events
+        if event.kind == "step_end" and not event.is_late and event.step in firsts and event.elapsed_ns
+    }
+    alarms = [
+        Alarm(judged.decided_at, None if judged.elapsed_ns is None else judged.elapsed_ns / 1e9)
+        for judged in replayed.reached
+    ]
+    last_step = history.steps if replayed.ending is None else min(replayed.ending.step, history.steps)
+    return detect(incidents, alarms, seconds_at, last_step, settings.tolerance_steps)
+
+
+def _right_censored(facts: RunFacts) -> str:
+    stop = facts.replayed.stop
+    if facts.status != "running" and stop is not None and stop.validity is Validity.OBSERVED:
+        return ""
+    return why_right_censored(facts.status, facts.history.steps, facts.plan)
+
+
+def why_right_censored(status: str, steps: int, plan: Plan) -> str:
+    """Why a run might have gone on; empty when it ran as long as it was meant to, as far as anybody said.
+
+    Args:
+        status: The run's.
+        steps: Optimizer updates that it made.
+        plan: What it declared.
+    """
+    planned = plan.max_steps()
+    if status == "running":
+        return "still running: what it will record is not known"
+    if status == "stopped":
+        of = "" if planned is None else f" of {planned}"
+        return f"stopped by its own rules at step {steps}{of}: what it would have gone on to is not known"
+    if planned is not None and steps < planned:
+        return f"{status} at step {steps} of {planned}: against its plan, savings are a lower bound"
+    if status in ("failed", "crashed", "interrupted") and planned is None:
+        return f"{status} at step {steps}: savings are a lower bound"
+    return ""
+
+
+def _notes(facts: RunFacts, objective: Objective | None, right_censored: str) -> Iterable[str]:
+    replayed = facts.replayed
+    if right_censored:
+        yield right_censored
+    if objective is not None and not facts.history.merit(objective):
+        yield f"no evaluation recorded {objective.metric!r}: regret unknown"
+    if not replayed.is_point:
+        yield f"censored after event {replayed.censored_from}: what this policy's run would have become is not known"
+    shifted = replayed.approximate_from
+    if shifted is not None and (replayed.ending is None or shifted < replayed.ending.event_index):
+        yield f"approximate after event {shifted}: rules look at the clock, and other operations take other time"
+    for name, count in replayed.error_counts.items():
+        yield f"controller {name!r} failed at {count} events"
+    if facts.lacks_samples:
+        yield "no sample losses were recorded: rules that read them were undefined throughout"
+    yield from _notes_of_resumes(facts.rolled_back)
+
+
+def _notes_of_resumes(rolled_back: RolledBack) -> Iterable[str]:
+    """What the run did in vain, so that it does not vanish from the report."""
+    if rolled_back.steps:
+        spent = "" if not rolled_back.elapsed_ns else f" ({rolled_back.elapsed_ns / 1e9:.3g} s)"
+        of = ", ".join(f"{count} of attempt {attempt}" for attempt, count in rolled_back.steps.items())
+        steps = sum(rolled_back.steps.values())
+        yield f"{steps} steps{spent} were rolled back by resumes and count in no number: {of}"

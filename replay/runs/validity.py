@@ -1,0 +1,209 @@
+"""How much a decision of a replay says about what would have happened: one label each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence, Set
+from enum import StrEnum
+from typing import Final, NamedTuple
+
+from ...rules.engine.decisions import Decision
+from ...rules.engine.engine import Engine
+from ...rules.language.references import ContextValue, PastDecisions
+from ...rules.language.timing import Unit
+from ...rules.policy_file.declarations import ACT, Controller
+from ...rules.policy_file.operations import Effect
+from ...rules.policy_file.policy import Policy
+from ...store.errors import TelemetryError
+from ...store.events import Event
+from .event_stream import EventStream
+
+
+class Validity(StrEnum):
+    """What the recorded run can vouch for, when a policy that it did not run under decides something.
+
+    Attributes:
+        OBSERVED: The recorded run decided this too.
+        EXACT: A message, log line, notice, checkpoint or evaluation: the trajectory stays what it was.
+        PREFIX_EXACT: A stop: everything up to it is the truth, and what was recorded after it is what not stopping has
+            cost.
+        APPROXIMATE: As one of the two before, but the rule looks at the clock, and by then the policy has had
+            checkpoints or evaluations made that the recorded run was without, or the other way round: each takes time.
+        CENSORED: The run would have gone another way from here on, or before: nothing recorded tells how.
+    """
+
+    OBSERVED = "observed"
+    EXACT = "exact"
+    PREFIX_EXACT = "prefix-exact"
+    APPROXIMATE = "approximate"
+    CENSORED = "censored"
+
+
+#: What takes a run another way, other than by ending it.
+_DIVERTING: Final = frozenset((Effect.STOP_EPOCH, Effect.ACT))
+
+#: What takes time of the run's own, so that another number of them shifts what a clock says later.
+_TAKING_TIME: Final = frozenset((Effect.SAVE, Effect.EVALUATE))
+
+#: Actions of steptape's own operations that leave a run as it is, or end it. What a run decided by operations that the
+#: replayed policy does not know may have diverted it, if it is none of these.
+_KNOWN_ACTIONS: Final = frozenset(("should_training_stop", "should_save", "should_evaluate", "should_log"))
+
+
+class _Orders(NamedTuple):
+    """What a decision orders, and whether it is to be carried out."""
+
+    operations: tuple[str, ...]
+    mode: str
+
+
+def _orders_of(decision: Decision) -> _Orders:
+    return _Orders(decision.operations, decision.mode)
+
+
+def clocked_controllers(controllers: Sequence[Controller]) -> frozenset[str]:
+    """Names of the controllers that look at the time, or ask about one that does."""
+    clocked = {controller.name for controller in controllers if _looks_at_clock(controller)}
+    asks = {
+        (controller.name, reference.controller)
+        for controller in controllers
+        for rule in controller.bound_rules
+        for reference in rule.references.values()
+        if isinstance(reference, PastDecisions)
+    }
+    while more := {name for name, asked in asks if asked in clocked} - clocked:
+        clocked |= more
+    return frozenset(clocked)
+
+
+def _looks_at_clock(controller: Controller) -> bool:
+    spans = (controller.hold, None if controller.cooldown is None else controller.cooldown.span)
+    references = (reference for rule in controller.bound_rules for reference in rule.references.values())
+    return any(span is not None and span.unit is Unit.SECONDS for span in spans) or any(
+        isinstance(reference, ContextValue) and reference.name == "elapsed_s" for reference in references
+    )
+
+
+class Judge:
+    """Labels the decisions of one replay, in stream order.
+
+    Args:
+        policy: The policy being replayed.
+        engine: Its engine, which knows what each rule reads.
+        stream: The whole recorded stream.
+
+    Attributes:
+        looks_at_every_event: Whether events have to be passed at all: the recorded run decided something, or clocks are
+            looked at and its own checkpoints are others than the policy's.
+    """
+
+    def __init__(self, policy: Policy, engine: Engine, stream: EventStream) -> None:
+        self._policy = policy
+        self._engine = engine
+        self._effects_of: dict[tuple[str, ...], Set[Effect]] = {}
+        self._diverted_at: int | None = None
+        self._shifted_at: int | None = None
+        self._clocked = clocked_controllers(policy.controllers)
+        self._replaces_saves = any(
+            policy.effects(name) is Effect.SAVE
+            for controller in policy.controllers
+            if not controller.is_shadow
+            for name in controller.operations
+        )
+        self._saved_steps = {event.step for _, event in stream.of_kind("save")}
+        self._asked_saves: set[int] = set()
+        self._lacks_evaluation_from: int | None = None
+        self._evaluated_steps = {event.step for _, event in stream.of_kind("evaluate")}
+        self._recorded: dict[tuple[int, int, int], list[_Orders]] = {}
+        for event in stream.recorded:
+            if event.kind == "decision":
+                where = (event.attempt, event.rank, event.attrs.get("event_seq", event.seq))
+                orders = _Orders(tuple(event.attrs.get("operations", ())), event.attrs.get("mode", ACT))
+                self._recorded.setdefault(where, []).append(orders)
+        self.looks_at_every_event = bool(self._recorded or (self._clocked and self._replaces_saves))
+
+    def label(self, decision: Decision, event_index: int) -> Validity:
+        """The decision's label. Call it once for each decision, in order, with the engine as of that decision."""
+        effects = self._effects(decision.operations) if decision.acts else frozenset[Effect]()
+        label = self._label(decision, effects)
+        if label is Validity.CENSORED and effects & _DIVERTING and self._diverted_at is None:
+            self._diverted_at = event_index
+        asks_in_vain = Effect.EVALUATE in effects and decision.step + decision.value_lag not in self._evaluated_steps
+        if asks_in_vain and self._lacks_evaluation_from is None:
+            self._lacks_evaluation_from = event_index
+        step = decision.step + decision.value_lag
+        if Effect.SAVE in effects:
+            self._asked_saves.add(step)
+        if asks_in_vain or (Effect.SAVE in effects and step not in self._saved_steps):
+            self._shift(event_index)
+        return label
+
+    def pass_event(self, event: Event, event_index: int, decisions: Iterable[Decision]) -> None:
+        """Note what the recorded run did at an event and the replayed policy did not."""
+        if event.kind == "save" and self._replaces_saves and event.step not in self._asked_saves:
+            self._shift(event_index)
+        recorded = self._recorded.get((event.attempt, event.rank, event.seq))
+        if recorded is None:
+            return
+        decided = {_orders_of(decision) for decision in decisions}
+        for orders in recorded:
+            if orders not in decided and orders.mode == ACT:
+                if any(map(self._diverts, orders.operations)):
+                    self._diverted_at = event_index if self._diverted_at is None else self._diverted_at
+                if any(map(self._takes_time, orders.operations)):
+                    self._shift(event_index)
+
+    def approximate_from(self) -> int | None:
+        """Index of the event after which rules that look at the clock would have read another time; None when none."""
+        return self._shifted_at if self._clocked else None
+
+    def censored_from(self) -> int | None:
+        """Index of the event after which the record cannot vouch for this policy's run; None when it can throughout.
+
+        That is where the policy first changes the trajectory other than by ending it, or first asks for an evaluation
+        that the record lacks and that one of its rules would have read.
+        """
+        points = [self._diverted_at] if self._diverted_at is not None else []
+        if self._lacks_evaluation_from is not None and any(
+            self._reads_evaluations(controller.name) for controller in self._policy.controllers
+        ):
+            points.append(self._lacks_evaluation_from)
+        return min(points, default=None)
+
+    def _effects(self, operations: tuple[str, ...]) -> Set[Effect]:
+        known = self._effects_of.get(operations)
+        if known is None:
+            known = self._effects_of[operations] = frozenset(map(self._policy.effects, operations))
+        return known
+
+    def _diverts(self, operation: str) -> bool:
+        """Whether an operation that the recorded run decided may have taken it another way."""
+        try:
+            return self._policy.effects(operation) in _DIVERTING
+        except TelemetryError:
+            return operation.partition(".")[2] not in _KNOWN_ACTIONS
+
+    def _takes_time(self, operation: str) -> bool:
+        """Whether an operation that the recorded run decided had something made that takes time."""
+        try:
+            return self._policy.effects(operation) in _TAKING_TIME
+        except TelemetryError:
+            return operation.partition(".")[2] in ("should_save", "should_evaluate")
+
+    def _shift(self, event_index: int) -> None:
+        self._shifted_at = event_index if self._shifted_at is None else self._shifted_at
+
+    def _label(self, decision: Decision, effects: Set[Effect]) -> Validity:
+        if self._recorded and _orders_of(decision) in self._recorded.get(
+            (decision.attempt, decision.rank, decision.seq), ()
+        ):
+            return Validity.OBSERVED
+        if self._diverted_at is not None or effects & _DIVERTING:
+            return Validity.CENSORED
+        if self._lacks_evaluation_from is not None and self._reads_evaluations(decision.controller):
+            return Validity.CENSORED
+        if decision.controller in self._clocked and self._shifted_at is not None:
+            return Validity.APPROXIMATE
+        return Validity.PREFIX_EXACT if Effect.STOP in effects else Validity.EXACT
+
+    def _reads_evaluations(self, controller: str) -> bool:
+        return "evaluate" in self._engine.kinds_read(controller)

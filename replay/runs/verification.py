@@ -1,0 +1,246 @@
+"""Proof that what rules decided live is what their replay decides: recorded and replayed outcomes, side by side."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from dataclasses import dataclass
+from typing import Any
+
+from ...rules.engine.decisions import (
+    KNOWN_SEMANTICS,
+    SEMANTICS_VERSION,
+    Decision,
+    Outcome,
+    canonical_line,
+    decision_digest,
+    outcome_from_event,
+)
+from ...rules.engine.resuming import resumed_engine
+from ...rules.policy_file.policy import Policy, parse_policy
+from ...store.errors import TelemetryError, UnsupportedVersion
+from ...store.events import RULE_KINDS, Event
+from ...store.lineage import DECIDING_RANK, ancestors_of
+from ...store.run import Run
+from ...store.run_info import Attempt
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """The first outcome in which record and replay part.
+
+    Attributes:
+        attempt: The attempt.
+        position: Index among the attempt's outcomes.
+        recorded, replayed: The outcome on each side; None where that side has no more.
+        seq: The recorded outcome's own place in the log.
+    """
+
+    attempt: int
+    position: int
+    recorded: Outcome | None
+    replayed: Outcome | None
+    seq: int | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """Both sides in canonical form."""
+        return {
+            "attempt": self.attempt,
+            "position": self.position,
+            "seq": self.seq,
+            "recorded": None if self.recorded is None else canonical_line(self.recorded),
+            "replayed": None if self.replayed is None else canonical_line(self.replayed),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Verification:
+    """The verdict on one run.
+
+    Attributes:
+        run_id: The run.
+        outcomes: Recorded decisions, rule errors and warnings that were compared.
+        digest: Decision digest of what was recorded.
+        difference: Where record and replay part; None when they are identical.
+        note: What a reader should know of it: that no rules were live, or that the run was cut short.
+        fault: What shows that the log is not the one that was written: missing events, an end that it does not have, or
+            another digest.
+        log_digest: Of everything that the run recorded, as kept at its end; empty where none is kept.
+    """
+
+    run_id: str
+    outcomes: int
+    digest: str
+    difference: Difference | None = None
+    note: str = ""
+    fault: str = ""
+    log_digest: str = ""
+
+    @property
+    def identical(self) -> bool:
+        """Whether the log is whole, and record and replay agree in everything."""
+        return self.difference is None and not self.fault
+
+    def to_json(self) -> dict[str, Any]:
+        """The verdict as ``steptape verify --json`` prints it."""
+        return {
+            "run_id": self.run_id,
+            "identical": self.identical,
+            "outcomes": self.outcomes,
+            "decision_digest": self.digest,
+            "log_digest": self.log_digest,
+            "fault": self.fault,
+            "difference": None if self.difference is None else self.difference.to_json(),
+            "note": self.note,
+        }
+
+
+def verify(run: Run) -> Verification:
+    """Replay each attempt of a run, under the policy it was recorded with, and compare every outcome.
+
+    Then hold the log, and what ``run.json`` says of each attempt, against the digests that were taken at their end.
+
+    An attempt that was resumed is replayed from the state that its own lineage leaves behind, as it was live. What a
+    later resume rolled back is compared too: it was decided.
+
+    Raises:
+        TelemetryError: The run or its policy cannot be read.
+        UnsupportedVersion: It was recorded under other rule semantics.
+    """
+    info = run.info
+    status = run.status
+    version = SEMANTICS_VERSION if info.last.policy is None else info.last.policy.semantics_version
+    policies = {attempt.attempt: _policy_of(attempt, run) for attempt in info.attempts}
+    reads_samples = any(policy is not None and policy.reads_samples for policy in policies.values())
+    events = list(run.events(rank=DECIDING_RANK, attempts="all", samples=reads_samples))
+    recorded_all: list[Outcome] = []
+    notes: list[str] = []
+
+    def verdict(difference: Difference | None = None, fault: str = "") -> Verification:
+        digest = decision_digest(recorded_all, version)
+        return Verification(info.run_id, len(recorded_all), digest, difference, "; ".join(notes), fault, run.log_digest)
+
+    for attempt in info.attempts:
+        own = [event for event in events if event.attempt == attempt.attempt]
+        recorded = [(event.seq, _recorded(event)) for event in own if event.kind in RULE_KINDS]
+        recorded_all += [outcome for _, outcome in recorded]
+        fault = _fault(attempt, own, is_imported=info.source is not None)
+        if fault:
+            return verdict(fault=fault)
+        if attempt.policy is None:
+            notes.append("no rules were live")
+        replayed = _replayed(attempt, policies[attempt.attempt], info.attempts, events)
+        difference = _first_difference(attempt.attempt, recorded, replayed)
+        if difference is not None and _is_cut_short(_status_of(attempt, info.last, status), own, recorded, replayed):
+            notes.append("the run was cut off between an event and the decisions at it")
+        elif difference is not None:
+            return verdict(difference)
+        fault = _digest_fault(attempt, [outcome for _, outcome in recorded])
+        if fault:
+            return verdict(fault=fault)
+    return verdict(fault="; ".join(run.digest_faults()))
+
+
+def _fault(attempt: Attempt, events: list[Event], *, is_imported: bool) -> str:
+    """What is wrong with the log of an attempt itself; empty when it is whole as far as it can tell.
+
+    What another system logged has no event for its end: only digests tell whether it is what was imported.
+    """
+    where = f"attempt {attempt.attempt}"
+    for expected, event in enumerate(events):
+        if event.seq != expected:
+            return f"{where}: event {expected} is missing, or not where it was"
+    if attempt.steps is None or is_imported:
+        return ""
+    if not events or events[-1].kind not in ("train_end", "failure"):
+        return f"{where}: it ended as {attempt.status!r}, and its log has no end"
+    if events[-1].step != attempt.steps:
+        return f"{where}: it ended at step {attempt.steps}, and its log at step {events[-1].step}"
+    return ""
+
+
+def _digest_fault(attempt: Attempt, recorded: list[Outcome]) -> str:
+    """Whether the decisions are those that the recorder had made when the attempt ended; empty when they are."""
+    if attempt.policy is None or attempt.decision_digest is None:
+        return ""
+    if decision_digest(recorded, attempt.policy.semantics_version) == attempt.decision_digest:
+        return ""
+    return f"attempt {attempt.attempt}: its decisions do not have the digest that was kept at its end"
+
+
+def _recorded(event: Event) -> Outcome:
+    try:
+        outcome = outcome_from_event(event)
+    except TelemetryError as error:
+        raise TelemetryError(f"the {event.kind} with seq {event.seq} cannot be read ({error})") from error
+    # What a query shows is the event's own step; it has to be the one that the outcome tells.
+    return outcome if outcome.step == event.step else dataclasses.replace(outcome, step=event.step)
+
+
+def _status_of(attempt: Attempt, last: Attempt, status: str) -> str:
+    """How an attempt stands: the run's newest as the run does; an earlier one that never said how it ended crashed."""
+    if attempt is last:
+        return status
+    return "crashed" if attempt.status == "running" else attempt.status
+
+
+def _policy_of(attempt: Attempt, run: Run) -> Policy | None:
+    """The policy that an attempt was recorded with; None without one."""
+    if attempt.policy is None:
+        return None
+    version = attempt.policy.semantics_version
+    if version not in KNOWN_SEMANTICS:
+        raise UnsupportedVersion(
+            f"recorded under rule semantics {version}, this steptape has {SEMANTICS_VERSION}",
+            where=str(run.folder),
+            fix="Verify it with the steptape that recorded it",
+        )
+    recorded = attempt.policy
+    policy = parse_policy(recorded.text, source=recorded.source, params=recorded.params, semantics_version=version)
+    if policy.digest != recorded.digest:
+        raise TelemetryError(
+            "the policy kept with the run does not have the digest that was recorded",
+            where=str(run.folder / "run.json"),
+            got=policy.digest,
+            fix=f"Recorded: {recorded.digest}",
+        )
+    return policy
+
+
+def _replayed(
+    attempt: Attempt, policy: Policy | None, attempts: tuple[Attempt, ...], events: list[Event]
+) -> list[Outcome]:
+    if policy is None:
+        return []
+    engine = resumed_engine(policy, attempt.plan, ancestors_of(attempts, attempt, events))
+    outcomes = list(engine.start())
+    for event in events:
+        if event.attempt == attempt.attempt and event.kind not in RULE_KINDS:
+            outcomes += engine.observe(event)
+    return outcomes
+
+
+def _first_difference(attempt: int, recorded: list[tuple[int, Outcome]], replayed: list[Outcome]) -> Difference | None:
+    for position, (kept, made) in enumerate(itertools.zip_longest(recorded, replayed)):
+        seq, outcome = kept or (None, None)
+        if outcome is None or made is None or _identity(outcome) != _identity(made):
+            return Difference(attempt, position, outcome, made, seq)
+    return None
+
+
+def _identity(outcome: Outcome) -> tuple[object, ...]:
+    said = (outcome.messages, outcome.message, outcome.severity) if isinstance(outcome, Decision) else ()
+    return canonical_line(outcome), outcome.trigger, outcome.step, outcome.epoch, said
+
+
+def _is_cut_short(
+    status: str, events: list[Event], recorded: list[tuple[int, Outcome]], replayed: list[Outcome]
+) -> bool:
+    """Whether the log of a run that was killed (or still writes) ends before the decisions at its last event."""
+    if status not in ("crashed", "running") or len(recorded) >= len(replayed):
+        return False
+    agreed = replayed[: len(recorded)]
+    if _first_difference(0, recorded, agreed) is not None:
+        return False
+    last = max((event.seq for event in events if event.kind not in RULE_KINDS), default=-1)
+    return all(outcome.seq == last for outcome in replayed[len(recorded) :])

@@ -1,0 +1,1 @@
+"""Many variants of a policy over many runs, evaluated on columns in exact agreement with the engine."""

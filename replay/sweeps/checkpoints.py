@@ -1,0 +1,107 @@
+"""What variants keep of a run: how many checkpoints, how large, and the best evaluation among them.
+
+Stops flow in; numbers flow out, for all variants at once, as of the end of each.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..runs.objective import Mode, Objective
+from .stream import Floats, Ints, Stream
+from .tally import Tally
+
+
+@dataclass(frozen=True, eq=False)
+class Kept:
+    """The checkpoints of variants; each array has shape (variants,).
+
+    Attributes:
+        count: How many.
+        size_bytes: Their size in all; NaN when it is not known.
+        deployable: The best among the evaluations of steps that have a checkpoint; NaN without any.
+    """
+
+    count: Ints
+    size_bytes: Floats
+    deployable: Floats
+
+
+def recorded_checkpoints(stream: Stream, endings: Ints, objective: Objective | None) -> Kept:
+    """What the run itself kept, up to each of those events."""
+    saves = stream.rows("save")
+    counts = np.searchsorted(saves, endings, side="right")
+    totals = itertools.accumulate((math.nan if size is None else size for size in stream.checkpoint_bytes), initial=0)
+    sizes = np.array([float(total) for total in totals])[counts]
+    return Kept(counts, sizes, _Deployable(stream, objective).until(saves, endings))
+
+
+def asked_checkpoints(stream: Stream, tally: Tally, endings: Ints, objective: Objective | None) -> Kept:
+    """What rules asked for, up to the end of each variant: one a step, each of the run's average size."""
+    counts, best = np.zeros(len(endings), np.int64), np.full(len(endings), np.nan)
+    deployable = _Deployable(stream, objective)
+    for asked, variants in tally.saving():
+        own = endings[variants]
+        firsts = asked[np.sort(_distinct(stream.steps[asked])[1])]
+        counts[variants] = np.searchsorted(firsts, own, side="right")
+        best[variants] = deployable.until(firsts, own)
+    sizes = [size for size in stream.checkpoint_bytes if size is not None]
+    average = round(sum(sizes) / len(sizes)) if sizes else None
+    # Nothing takes no bytes, however large it would be.
+    known = np.array([float(count * average) if average is not None else math.nan for count in counts.tolist()])
+    return Kept(counts, np.where(counts > 0, known, 0.0), best)
+
+
+class _Deployable:
+    """The best evaluation of steps that have a checkpoint.
+
+    Args:
+        stream: The run.
+        objective: The metric of merit.
+    """
+
+    def __init__(self, stream: Stream, objective: Objective | None) -> None:
+        self._is_min = objective is not None and objective.mode is Mode.MIN
+        self._at, self._values = evaluations_of(stream, objective)
+        self._stream = stream
+
+    def until(self, saves: Ints, endings: Ints) -> Floats:
+        """As of each of those events, its value; NaN without any.
+
+        Args:
+            saves: The events that bring checkpoints, ascending.
+            endings: The events.
+        """
+        steps, of_evaluations = self._stream.steps[saves], self._stream.steps[self._at]
+        saved_steps, firsts = _distinct(steps)
+        place = np.searchsorted(saved_steps, of_evaluations)
+        has_one = np.append(saved_steps, 0)[place] == of_evaluations
+        has_one &= place < len(saved_steps)
+        ready = np.maximum(self._at[has_one], saves[firsts[place[has_one]]])
+        order = np.argsort(ready, kind="stable")
+        pick = np.fmin if self._is_min else np.fmax
+        bests = np.append(pick.accumulate(self._values[has_one][order]), np.nan)
+        # Before the first that is ready the last place is taken, which holds NaN.
+        found: Floats = bests[np.searchsorted(ready[order], endings, side="right") - 1]
+        return found
+
+
+def evaluations_of(stream: Stream, objective: Objective | None) -> tuple[Ints, Floats]:
+    """The events that evaluated the metric of merit, and its values; without one, none."""
+    metric = None if objective is None else stream.metrics.get(objective.metric)
+    if metric is None:
+        return np.zeros(0, np.int64), np.zeros(0)
+    own = stream.is_any(("evaluate",))[metric.at]
+    return metric.at[own], metric.values[own]
+
+
+def _distinct(steps: Ints) -> tuple[Ints, Ints]:
+    """The distinct steps, ascending, and where each stands first."""
+    if bool((steps[1:] > steps[:-1]).all()):
+        return steps, np.arange(len(steps))
+    # Ten times as long, and needed only where steps begin anew.
+    return np.unique(steps, return_index=True)

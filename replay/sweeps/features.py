@@ -1,0 +1,231 @@
+"""The numbers that rules read of one series, for all of its values at once.
+
+The input is the values of a series, oldest first; the output is, for each of them, what a rule reads at that value.
+Sums are shifted additions: the oldest value of each window is taken for all windows at once, then the next one is
+added, and so on. For each window that is the left-to-right, oldest-first order of ``rules/language/reductions.py``, bit
+for bit. Functions without such a form are called value by value, once for all variants.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Final
+
+import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
+
+from ...rules.errors import Undefined
+from ...rules.language.folds import make_fold
+from ...rules.language.reductions import older, recent
+from ...rules.language.references import Half, SeriesFold, Window
+from .stream import Floats, Truths
+
+#: Rows of windows that are sorted at once, times the length of a window: 32 MiB.
+_SORTED_AT_ONCE: Final = 1 << 22
+
+
+class WindowSums:
+    """Sums over the windows of one series, of any length.
+
+    The sum of n values from a place on is that of n - 1 with one more added: windows of growing lengths are sums on the
+    way to the longest. So lengths are best asked for in ascending order.
+
+    Args:
+        values: The series, oldest first; shape (n,).
+    """
+
+    def __init__(self, values: Floats) -> None:
+        self.values = values
+        self._length = 0
+        self._from = np.zeros(len(values))
+
+    @np.errstate(over="ignore", invalid="ignore")
+    def of(self, length: int) -> Floats:
+        """At each value the sum of the last ones, as many as a window holds there; shape (n,)."""
+        values, count = self.values, len(self.values)
+        length = min(length, count)
+        if length < self._length:
+            self._length, self._from = 0, np.zeros(count)
+        for later in range(self._length, length):
+            self._from[: count - later] += values[later:]
+        self._length = length
+        # Sums begin at 0.0, so that they are never -0.0.
+        growing = np.cumsum(values[: max(length - 1, 0)]) + 0.0
+        return np.concatenate([growing, self._from[: count - len(growing)]])
+
+
+def windowed(window: Window, sums: WindowSums) -> tuple[Floats, Truths | None]:
+    """What a window by values gives at each value of its series, and whether that is defined there; shape (n,).
+
+    None is defined everywhere.
+    """
+    values = sums.values
+    plain = _VECTORS.get(window.function.name)
+    length = int(window.length)
+    if plain is None or window.half is not None:
+        return _one_by_one(window, values)
+    with np.errstate(all="ignore"):
+        numbers, least = plain(sums, length, *window.options)
+    skip = min(window.skip, len(values))
+    if skip:
+        numbers = np.concatenate([np.zeros(skip), numbers[: len(values) - skip]])
+    missing = skip + least - 1
+    return numbers, np.arange(len(values)) >= missing if missing else None
+
+
+def folded(fold: SeriesFold, values: Floats) -> tuple[Floats, Truths]:
+    """The number that is carried along a series, as of each of its values, and whether there is one; shape (n,)."""
+    carried = make_fold(fold.function, fold.length)
+    numbers: list[float] = []
+    for value in values.tolist():
+        carried.append(value)
+        if carried.number is not None:
+            numbers.append(carried.number)
+    missing = len(values) - len(numbers)
+    return np.concatenate([np.zeros(missing), np.array(numbers)]), np.arange(len(values)) >= missing
+
+
+def _one_by_one(window: Window, values: Floats) -> tuple[Floats, Truths]:
+    reduction = window.function.reduction
+    assert reduction is not None
+    half: Callable[[Sequence[float]], Sequence[float]] | None = None
+    if window.half is not None:
+        half = older if window.half is Half.OLDER else recent
+    every = values.tolist()
+    back = int(window.length) + window.skip
+    numbers, defined = np.zeros(len(every)), np.zeros(len(every), np.bool_)
+    for count in range(1, len(every) + 1):
+        part = every[max(0, count - back) : max(0, count - window.skip)]
+        try:
+            numbers[count - 1] = reduction(half(part) if half else part, *window.options)
+            defined[count - 1] = True
+        except (Undefined, ValueError):
+            continue
+    return numbers, defined
+
+
+# --- vectors: numbers, and how many values they need --------------------------------------------------------------
+
+
+def _counts(values: Floats, length: int) -> Floats:
+    return np.minimum(np.arange(1, len(values) + 1), length).astype(np.float64)
+
+
+def _sum(sums: WindowSums, length: int) -> tuple[Floats, int]:
+    return sums.of(length), 1
+
+
+def _means(sums: WindowSums, length: int) -> Floats:
+    means = sums.of(length)
+    growing = min(length - 1, len(means))
+    means[:growing] /= np.arange(1, growing + 1)
+    means[growing:] /= length
+    return means
+
+
+def _mean(sums: WindowSums, length: int) -> tuple[Floats, int]:
+    return _means(sums, length), 1
+
+
+def _variances(sums: WindowSums, length: int) -> Floats:
+    values, means = sums.values, _means(sums, length)
+    squares = np.zeros(len(values))
+    for age in range(min(length, len(values)) - 1, -1, -1):
+        distances = values[: len(values) - age] - means[age:]
+        squares[age:] += distances * distances
+    return squares / _counts(values, length)
+
+
+def _var(sums: WindowSums, length: int) -> tuple[Floats, int]:
+    return _variances(sums, length), 1
+
+
+def _std(sums: WindowSums, length: int) -> tuple[Floats, int]:
+    return np.sqrt(_variances(sums, length)), 1
+
+
+def _lines(sums: WindowSums, length: int) -> tuple[Floats, Floats, Floats]:
+    """Counts, means and slopes; where there is one value only, a slope that means nothing."""
+    values, means = sums.values, _means(sums, length)
+    counts = _counts(values, length)
+    last = (counts - 1) / 2
+    products = np.zeros(len(values))
+    for age in range(min(length, len(values)) - 1, -1, -1):
+        products[age:] += (last[age:] - age) * (values[: len(values) - age] - means[age:])
+    return counts, means, products / (counts * (counts * counts - 1) / 12)
+
+
+def _slope(sums: WindowSums, length: int) -> tuple[Floats, int]:
+    return _lines(sums, length)[2], 2 if length > 1 else len(sums.values) + 1
+
+
+def _detrended_std(sums: WindowSums, length: int) -> tuple[Floats, int]:
+    values = sums.values
+    counts, means, slopes = _lines(sums, length)
+    last = (counts - 1) / 2
+    squares = np.zeros(len(values))
+    for age in range(min(length, len(values)) - 1, -1, -1):
+        distances = (values[: len(values) - age] - means[age:]) - slopes[age:] * (last[age:] - age)
+        squares[age:] += distances * distances
+    return np.sqrt(squares / counts), 2 if length > 1 else len(values) + 1
+
+
+def _extremes(values: Floats, length: int, pick: np.ufunc) -> Floats:
+    """By doubling: the extreme of 2k values is that of two times k. NaN wins, as in ``reductions``."""
+    numbers = values.copy()
+    covered = 1
+    length = min(length, len(values))
+    while covered < length:
+        shift = min(covered, length - covered)
+        further = numbers.copy()
+        pick(numbers[shift:], numbers[: len(numbers) - shift], out=further[shift:])
+        numbers, covered = further, covered + shift
+    return numbers
+
+
+def _min(sums: WindowSums, length: int) -> tuple[Floats, int]:
+    return _extremes(sums.values, length, np.minimum), 1
+
+
+def _max(sums: WindowSums, length: int) -> tuple[Floats, int]:
+    return _extremes(sums.values, length, np.maximum), 1
+
+
+def _quantile(sums: WindowSums, length: int, share: float) -> tuple[Floats, int]:
+    values = sums.values
+    numbers = np.empty(len(values))
+    for begin, end, count in _blocks(len(values), length):
+        windows = np.sort(sliding_window_view(values[begin - count + 1 : end], count), axis=1)
+        place = share * (count - 1)
+        below = int(place)
+        part = place - below
+        low = windows[:, below]
+        found = low if part == 0 else low + part * (windows[:, below + 1] - low)
+        # Sorted, NaN stands last.
+        numbers[begin:end] = np.where(np.isnan(windows[:, -1]), np.nan, found)
+    return numbers, 1
+
+
+def _median(sums: WindowSums, length: int) -> tuple[Floats, int]:
+    return _quantile(sums, length, 0.5)
+
+
+def _blocks(rows: int, length: int) -> list[tuple[int, int, int]]:
+    """First row, row after the last, and number of values in each window: of windows that are not full one by one."""
+    growing = [(row, row + 1, row + 1) for row in range(min(length - 1, rows))]
+    size = max(1, _SORTED_AT_ONCE // length)
+    return [*growing, *((begin, min(begin + size, rows), length) for begin in range(length - 1, rows, size))]
+
+
+_VECTORS: Final[dict[str, Callable[..., tuple[Floats, int]]]] = {
+    "sum": _sum,
+    "mean": _mean,
+    "var": _var,
+    "std": _std,
+    "slope": _slope,
+    "detrended_std": _detrended_std,
+    "min": _min,
+    "max": _max,
+    "quantile": _quantile,
+    "median": _median,
+}

@@ -1,0 +1,156 @@
+"""From a rule's answers to the events at which its controller fires, worked out on the few true answers alone.
+
+The answers of controllers at their triggers flow in; for each controller at each trigger, the events at which it fires
+flow out. Patience is arithmetic on runs of true answers, done here for one controller, and in ``sweep_tally.py`` for
+those of all variants at once. What remembers more (``for``, ``cooldown``, ``once`` at
+several triggers) goes through the engine's own gates, which are told the true answers and where a run of them ends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from ...rules.engine.gates import Gate, Restraint
+from ...rules.language.context import Clock, Past
+from ...rules.language.patience import RESET_ON_FAILURE
+from ...rules.language.timing import SpanTimer
+from ...rules.policy_file.declarations import Controller
+from ...store.events import Event
+from .stream import Ints, Stream, Truths
+
+_FIRST: Final[Ints] = np.zeros(1, np.int64)
+
+
+@dataclass(frozen=True, eq=False)
+class Answers:
+    """What a rule answered at the events of one kind; where it was undefined, or not asked, it has no answer.
+
+    Attributes:
+        events: Index of the event of each answer; shape (n,).
+        starts, lengths: Of the runs of true answers, their first answer and how many they are.
+    """
+
+    events: Ints
+    starts: Ints
+    lengths: Ints
+
+    @property
+    def true_at(self) -> Ints:
+        """Which answers were true, ascending."""
+        ends = np.cumsum(self.lengths)
+        listed: Ints = np.repeat(self.starts - (ends - self.lengths), self.lengths) + np.arange(self.lengths.sum())
+        return listed
+
+
+def answers_of(events: Ints, truths: Truths) -> Answers:
+    """The answers at those events, one each."""
+    (edges,) = (truths[1:] != truths[:-1]).nonzero()
+    edges += 1
+    if len(truths) and truths[0]:
+        edges = np.concatenate([_FIRST, edges])
+    if len(edges) % 2:
+        edges = np.append(edges, len(truths))
+    starts = edges[::2]
+    return Answers(events, starts, edges[1::2] - starts)
+
+
+def is_plain(controller: Controller) -> bool:
+    """Whether nothing but patience, and ``once`` at a single trigger, stands between its answers and its decisions."""
+    is_simple = controller.hold is None and controller.cooldown is None
+    return is_simple and not (controller.is_once and len(controller.triggers) > 1)
+
+
+def answers_needed(controller: Controller) -> int:
+    """How many true answers make one decision of a controller of which ``is_plain`` is true."""
+    return 1 if controller.patience is None else max(controller.patience.threshold, 0) + 1
+
+
+def starts_anew(controller: Controller) -> bool:
+    """Whether a false answer undoes the true ones before it; of no account where one makes a decision."""
+    patience = controller.patience
+    return patience is None or patience.threshold <= 0 or patience.mode == RESET_ON_FAILURE
+
+
+def plain_firings(controller: Controller, answers: Answers) -> Ints:
+    """The events at which a controller fires of which ``is_plain`` is true, ascending."""
+    needed = answers_needed(controller)
+    if starts_anew(controller):
+        return firings_in_a_row(answers, needed, is_once=controller.is_once)
+    fired = answers.true_at[needed - 1 :: needed]
+    listed: Ints = answers.events[fired[:1] if controller.is_once else fired]
+    return listed
+
+
+def firings_in_a_row(answers: Answers, needed: int, *, is_once: bool) -> Ints:
+    """The events at which so many answers in a row were true once more, ascending; or the first alone."""
+    times = answers.lengths // needed
+    ends = np.cumsum(times)
+    again = np.arange(int(times.sum())) - np.repeat(ends - times, times)
+    fired = np.repeat(answers.starts + needed - 1, times) + again * needed
+    listed: Ints = answers.events[fired[:1] if is_once else fired]
+    return listed
+
+
+class _ClockAt(Clock):
+    """A clock that stands where it is put."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stands_at_ns = 0
+
+    @property
+    def elapsed_ns(self) -> int:
+        """Training time up to the event at hand."""
+        return self.stands_at_ns
+
+
+def gated_firings(stream: Stream, watches: Sequence[tuple[Controller, str, Answers]]) -> list[Ints]:
+    """The events at which each of some controllers, at each of its triggers, fires.
+
+    Args:
+        stream: The run.
+        watches: Controllers that share a cooldown, or one alone: the controller, the kind of event, and the answers, in
+            the order in which they are asked.
+    """
+    clock = _ClockAt()
+    shared: dict[str, SpanTimer] = {}
+    restraints: dict[int, Restraint] = {}
+    gates: list[Gate] = []
+    for controller, _, _ in watches:
+        if id(controller) not in restraints:
+            restraints[id(controller)] = Restraint(
+                Past(), is_once=controller.is_once, cooldown=_timer(controller, shared)
+            )
+        gates.append(Gate(restraints[id(controller)], clock, controller.patience, controller.hold))
+    fired: list[list[int]] = [[] for _ in watches]
+    for index, number, is_true in _merged([answers for _, _, answers in watches]):
+        gate = gates[number]
+        if not is_true:
+            gate.take_false()
+            continue
+        clock.stands_at_ns = int(stream.clock_ns[index])
+        clock.evaluations = int(stream.evaluation_counts[index])
+        if gate.take_true(Event(watches[number][1], step=int(stream.steps[index]))):
+            fired[number].append(index)
+    return [np.array(indices, np.int64) for indices in fired]
+
+
+def _timer(controller: Controller, shared: dict[str, SpanTimer]) -> SpanTimer | None:
+    cooldown = controller.cooldown
+    if cooldown is None:
+        return None
+    return shared.setdefault(cooldown.name, SpanTimer(cooldown.span)) if cooldown.name else SpanTimer(cooldown.span)
+
+
+def _merged(every: Sequence[Answers]) -> list[tuple[int, int, bool]]:
+    """True answers, and the first false one after each run of them, in the order in which they were given."""
+    merged: list[tuple[int, int, bool]] = []
+    for number, answers in enumerate(every):
+        ends = answers.starts + answers.lengths
+        merged += [(index, number, True) for index in answers.events[answers.true_at].tolist()]
+        merged += [(index, number, False) for index in answers.events[ends[ends < len(answers.events)]].tolist()]
+    return sorted(merged)

@@ -1,0 +1,173 @@
+"""What variants come to on one run: from their firings to savings and regret, for all variants at once.
+
+The numbers are those of a backtest (``judging.judge_run``); a test holds the two together.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, fields
+from typing import Final
+
+import numpy as np
+
+from ..runs.objective import Mode, Objective
+from ..runs.replaying import BEFORE_A_STEP, WITHIN_A_STEP
+from ..runs.results import NEAR_ZERO, RunResult
+from ..runs.run_result import why_right_censored
+from .checkpoints import asked_checkpoints, evaluations_of, recorded_checkpoints
+from .stream import Floats, Ints, Stream, Truths
+from .tally import Tally
+
+_NS_PER_S: Final = 1e9
+#: An event after every other.
+_LAST: Final[Ints] = np.array([np.iinfo(np.int64).max])
+#: In the place of a step: none.
+NO_STEP: Final = -1
+
+
+@dataclass(frozen=True, eq=False)
+class Outcomes:
+    """What variants come to on one run; each array has shape (variants,). Numbers that are not known are NaN.
+
+    Attributes:
+        stop_step: Step of the decision that would have ended the run; -1 for none.
+        decisions: How many decisions the run would have come to.
+        steps_saved, seconds_saved: Fewer than recorded.
+        checkpoints, checkpoint_bytes: How many the run would have written, and their size.
+        regret, relative_regret: How much worse the best value up to the stop is than that of the whole run.
+        deployable_regret, relative_deployable_regret: The same among the values of steps that have a checkpoint.
+        is_right_censored: Whether the run might have gone on, so that the others are lower bounds.
+    """
+
+    stop_step: Ints
+    decisions: Ints
+    steps_saved: Floats
+    seconds_saved: Floats
+    checkpoints: Floats
+    checkpoint_bytes: Floats
+    regret: Floats
+    relative_regret: Floats
+    deployable_regret: Floats
+    relative_deployable_regret: Floats
+    is_right_censored: Truths
+
+
+def outcomes_of(
+    stream: Stream, tally: Tally, objective: Objective | None, status: str = "", *, asks_for_checkpoints: bool = False
+) -> Outcomes:
+    """What those firings come to.
+
+    Args:
+        stream: The run.
+        tally: The firings of all variants.
+        objective: The metric of merit.
+        status: The run's.
+        asks_for_checkpoints: Whether the rules ask for checkpoints, which then take the place of the run's own.
+    """
+    stops = tally.stops
+    endings = _endings(stream, stops)
+    is_stopped = stops < len(stream)
+    at_stop, at_ending = np.where(is_stopped, stops, 0), np.where(is_stopped, endings, 0)
+    length = int(stream.steps.max(initial=0))
+    steps = np.minimum(stream.steps[at_ending], length)
+    regret, relative = _regrets(_bests(stream, endings, objective), _bests(stream, _LAST, objective), objective)
+    recorded = recorded_checkpoints(stream, _LAST, objective)
+    kept = recorded_checkpoints(stream, endings, objective)
+    if asks_for_checkpoints:
+        kept = asked_checkpoints(stream, tally, endings, objective)
+    deployable = _regrets(kept.deployable, recorded.deployable, objective)
+    return Outcomes(
+        stop_step=np.where(is_stopped, stream.steps[at_stop], NO_STEP),
+        decisions=tally.decisions_until(endings),
+        steps_saved=np.where(is_stopped, length - steps, 0).astype(np.float64),
+        seconds_saved=_seconds_saved(stream, at_ending, is_stopped),
+        checkpoints=kept.count.astype(np.float64),
+        checkpoint_bytes=kept.size_bytes,
+        regret=regret,
+        relative_regret=relative,
+        deployable_regret=deployable[0],
+        relative_deployable_regret=deployable[1],
+        is_right_censored=np.full(len(stops), bool(why_right_censored(status, length, stream.plan))),
+    )
+
+
+def outcomes_of_results(results: Sequence[RunResult], objective: Objective | None) -> Outcomes:
+    """What a backtest found, of one variant each."""
+
+    def numbers(values: Iterable[float | None]) -> Floats:
+        # Of a zero the sign says nothing.
+        return np.array([math.nan if value is None else value + 0.0 for value in values], np.float64)
+
+    predicted = [result.predicted for result in results]
+    return Outcomes(
+        stop_step=np.array([NO_STEP if r.stop is None else r.stop.outcome.step for r in results], np.int64),
+        decisions=np.array([len(result.decisions) for result in results], np.int64),
+        steps_saved=numbers(result.steps_saved for result in results),
+        seconds_saved=numbers(result.seconds_saved for result in results),
+        checkpoints=numbers(None if outlay is None else outlay.checkpoints for outlay in predicted),
+        checkpoint_bytes=numbers(None if outlay is None else outlay.checkpoint_bytes for outlay in predicted),
+        regret=numbers(result.regret(objective) for result in results),
+        relative_regret=numbers(result.relative_regret(objective) for result in results),
+        deployable_regret=numbers(result.deployable_regret(objective) for result in results),
+        relative_deployable_regret=numbers(result.relative_deployable_regret(objective) for result in results),
+        is_right_censored=np.array([bool(result.right_censored) for result in results], np.bool_),
+    )
+
+
+def joined_outcomes(parts: Sequence[Outcomes]) -> Outcomes:
+    """Those of several lots of variants, one after the other."""
+    return Outcomes(*(np.concatenate([getattr(part, each.name) for part in parts]) for each in fields(Outcomes)))
+
+
+def _endings(stream: Stream, stops: Ints) -> Ints:
+    """Index of the last event that a run has which is stopped at those events; that of its last one without a stop."""
+    last = len(stream) - 1
+    found = np.minimum(stops, last)
+    before = stream.is_any(BEFORE_A_STEP)[found] & (stops <= last)
+    found = np.where(before, _following(stream.rows("step_end"), found, last), found)
+    goes_on = np.append(False, stream.steps[1:] <= stream.steps[:-1])
+    outside = np.flatnonzero(~(stream.is_any(WITHIN_A_STEP) & goes_on))
+    found = _following(outside, found, last + 1) - 1
+    return np.where(stops <= last, found, last)
+
+
+def _following(candidates: Ints, places: Ints, otherwise: int) -> Ints:
+    """Of each place the first candidate after it."""
+    return np.append(candidates, otherwise)[np.searchsorted(candidates, places, side="right")]
+
+
+def _seconds_saved(stream: Stream, at_ending: Ints, is_stopped: Truths) -> Floats:
+    """As a backtest has them: time as of any fact, summed over the attempts."""
+    # The events of each attempt stand together.
+    begins = np.flatnonzero(np.diff(stream.attempts, prepend=stream.attempts[:1] - 1))
+    spans = np.maximum(np.maximum.reduceat(stream.elapsed_ns, begins), 0)
+    total = int(spans.sum())
+    if not total:
+        return np.full(len(at_ending), np.nan)
+    before = np.cumsum(spans) - spans
+    passed = stream.elapsed_ns[at_ending] + before[np.searchsorted(begins, at_ending, side="right") - 1]
+    seconds = np.where(passed == 0, np.nan, total / _NS_PER_S - passed / _NS_PER_S)
+    return np.where(is_stopped, seconds, 0.0)
+
+
+def _bests(stream: Stream, endings: Ints, objective: Objective | None) -> Floats:
+    """The best value of the metric of merit up to each of those events; NaN without any."""
+    at, values = evaluations_of(stream, objective)
+    if objective is None or not len(at):
+        return np.full(len(endings), np.nan)
+    bests = np.append((np.fmin if objective.mode is Mode.MIN else np.fmax).accumulate(values), np.nan)
+    # Before the first evaluation the last place is taken, which holds NaN.
+    found: Floats = bests[np.searchsorted(at, endings, side="right") - 1]
+    return found
+
+
+def _regrets(reached: Floats, recorded: Floats, objective: Objective | None) -> tuple[Floats, Floats]:
+    """How much worse values are than the recorded one; and that over the magnitude of the latter."""
+    best = float(recorded[0])
+    with np.errstate(all="ignore"):
+        regret = reached - best if objective is None or objective.mode is Mode.MIN else best - reached
+        # Of a zero the sign says nothing.
+        regret = regret + 0.0
+        return regret, regret / abs(best) if abs(best) >= NEAR_ZERO else np.full(len(regret), np.nan)

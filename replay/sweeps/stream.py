@@ -1,0 +1,226 @@
+"""One recorded run as columns: what a sweep reads instead of events.
+
+Either a run on disk or events in memory flow in, of which only the deciding rank's and none of what rules did count;
+out flow arrays that share one index, that of a replay (``Judged.event_index``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from ...rules.language.references import ALSO_CALLED, SeriesKey
+from ...store.event_json import decoded_attrs
+from ...store.events import AWAITED, LATE_FOR, LOOP_KINDS, RULE_KINDS, Event
+from ...store.lineage import DECIDING_RANK
+from ...store.plan import Plan
+from ...store.reading.timeline import events_table_along, rows_with_late_values
+from ...store.run import Run
+from ..runs.history import size_of
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+Truths = npt.NDArray[np.bool_]
+
+_ENVELOPE: Final = ("attempt", "rank", "seq", "kind", "step", "epoch", "elapsed_ns", "attrs")
+_LOOP_KINDS: Final = frozenset(LOOP_KINDS)
+_BEFORE: Final = np.array([-1])
+
+
+@dataclass(frozen=True)
+class Values:
+    """The values of one series or metric.
+
+    Attributes:
+        at: Index of the event that brought each. Shape (n,), ascending; -1 for what was declared before the stream.
+        values: Shape (n,).
+    """
+
+    at: Ints
+    values: Floats
+
+
+@dataclass(frozen=True)
+class Stream:
+    """The deciding rank's events of one run.
+
+    Attributes:
+        codes: Of each event its kind, as a place in ``names``. Shape (n,).
+        names: Kinds of events.
+        steps, attempts, elapsed_ns: Likewise.
+        epochs: Likewise; only the metric ``epoch`` tells where an event has none of its own.
+        has_epoch: Whether an event has an epoch of its own.
+        metrics: Of each metric that was asked for, its values, whatever kind of event brought them.
+        checkpoint_bytes: Of each checkpoint its size; None where the run did not say.
+        plan: What the run declared.
+        has_decisions: Whether rules were live and decided something.
+        has_late_values: Whether events left values to later ones, which columns cannot tell from values of their own.
+    """
+
+    codes: npt.NDArray[np.integer]
+    names: tuple[str, ...]
+    steps: Ints
+    attempts: Ints
+    elapsed_ns: Ints
+    epochs: Floats
+    has_epoch: Truths
+    metrics: Mapping[str, Values]
+    checkpoint_bytes: tuple[int | None, ...]
+    plan: Plan
+    has_decisions: bool
+    has_late_values: bool = False
+
+    def __len__(self) -> int:
+        return len(self.codes)
+
+    @cached_property
+    def is_loop(self) -> Truths:
+        """Whether each event is the loop's own; shape (n,)."""
+        return self.is_any(_LOOP_KINDS)
+
+    def is_any(self, kinds: Collection[str]) -> Truths:
+        """Whether each event is of one of those kinds; shape (n,)."""
+        wanted = np.array([name in kinds for name in self.names], np.bool_)
+        found: Truths = wanted[self.codes]
+        return found
+
+    def rows(self, kind: str) -> Ints:
+        """The indices of a kind's events."""
+        return np.flatnonzero(self.is_any((kind,)))
+
+    def series(self, key: SeriesKey) -> Values:
+        """The values that a rule's series takes, which are those of the first kind of event that carried it."""
+        name, kind, _ = key
+        if kind is None and name in self.plan.constants:
+            return Values(_BEFORE, np.array([float(self.plan.constants[name])]))
+        first: tuple[int, str] | None = None
+        for candidate in (name, ALSO_CALLED.get(name)):
+            found = self.metrics.get(candidate) if candidate is not None else None
+            if found is None or candidate is None:
+                continue
+            carried = self.is_loop[found.at]
+            if kind is not None:
+                carried = carried & self.is_any((kind,))[found.at]
+            position = int(found.at[np.argmax(carried)]) if carried.any() else None
+            if position is not None and (first is None or position < first[0]):
+                first = (position, candidate)
+        if first is None:
+            return Values(np.zeros(0, np.int64), np.zeros(0))
+        metric = self.metrics[first[1]]
+        own = self.codes[metric.at] == self.codes[first[0]]
+        return metric if own.all() else Values(metric.at[own], metric.values[own])
+
+    @cached_property
+    def clock_ns(self) -> Ints:
+        """Training time up to each event, over all attempts, as rules know it; shape (n,)."""
+        loop = np.flatnonzero(self.is_loop)
+        passed = np.zeros(len(self), np.int64)
+        before = 0
+        edges = np.flatnonzero(np.diff(self.attempts[loop], prepend=0)) if len(loop) else loop
+        for part in np.split(loop, edges):
+            if len(part):
+                passed[part] = before + np.maximum.accumulate(np.maximum(self.elapsed_ns[part], 0))
+                before = int(passed[part[-1]])
+        return passed
+
+    @cached_property
+    def evaluation_counts(self) -> Ints:
+        """``evaluate`` events up to each event; shape (n,)."""
+        return np.cumsum(self.is_any(("evaluate",)))
+
+
+def stream_of_events(events: Sequence[Event], plan: Plan) -> Stream:
+    """The columns of events in memory, in order."""
+    own = [event for event in events if event.rank == DECIDING_RANK]
+    facts = [event for event in own if event.kind not in RULE_KINDS]
+    names = {kind: code for code, kind in enumerate(dict.fromkeys(event.kind for event in facts))}
+    found: dict[str, tuple[list[int], list[float]]] = {}
+    for index, event in enumerate(facts):
+        for name, value in event.metrics.items():
+            at, values = found.setdefault(name, ([], []))
+            at.append(index)
+            values.append(value)
+    return Stream(
+        codes=np.array([names[event.kind] for event in facts], np.int64),
+        names=tuple(names),
+        steps=np.array([event.step for event in facts], np.int64),
+        attempts=np.array([event.attempt for event in facts], np.int64),
+        elapsed_ns=np.array([event.elapsed_ns for event in facts], np.int64),
+        epochs=np.array([0.0 if event.epoch is None else event.epoch for event in facts], np.float64),
+        has_epoch=np.array([event.epoch is not None for event in facts], np.bool_),
+        metrics={name: Values(np.array(at, np.int64), np.array(values)) for name, (at, values) in found.items()},
+        checkpoint_bytes=tuple(size_of(event.attrs) for event in facts if event.kind == "save"),
+        plan=plan,
+        has_decisions=any(event.kind == "decision" for event in own),
+        has_late_values=any(not event.attrs.keys().isdisjoint((AWAITED, LATE_FOR)) for event in facts),
+    )
+
+
+def read_stream(run: Run, metrics: Collection[str]) -> Stream:
+    """The columns of a run along the lineage of its newest attempt.
+
+    Args:
+        run: The run.
+        metrics: Which metrics to read; those that it lacks are left out.
+
+    Raises:
+        TelemetryError: The run cannot be read.
+    """
+    snapshot = run.snapshot()
+    known = snapshot.columns.by_metric
+    column_of = {name: known[name] for name in metrics if name in known}
+    table = events_table_along(snapshot, (*_ENVELOPE, *column_of.values()))
+    kinds = table["kind"].combine_chunks().dictionary_encode()
+    names = tuple(kinds.dictionary.to_pylist())
+    codes = kinds.indices.to_numpy(zero_copy_only=False)
+    is_fact = np.array([name not in RULE_KINDS for name in names], np.bool_)
+    decided = np.array([name == "decision" for name in names], np.bool_)
+    own = _numbers(table, "rank") == DECIDING_RANK
+    kept = own & is_fact[codes]
+    late = rows_with_late_values(table).to_numpy()
+    every = bool(kept.all())
+
+    def column(name: str) -> npt.NDArray[Any]:
+        numbers = _numbers(table, name)
+        return numbers if every else numbers[kept]
+
+    def known_at(name: str) -> Truths:
+        mask: Truths = table[name].combine_chunks().is_valid().to_numpy(zero_copy_only=False)
+        return mask if every else mask[kept]
+
+    values: dict[str, Values] = {}
+    for name, column_name in column_of.items():
+        at = np.flatnonzero(known_at(column_name))
+        if len(at):
+            numbers = column(column_name)
+            values[name] = Values(at, numbers if len(at) == len(numbers) else numbers[at])
+    return Stream(
+        codes=codes[kept],
+        names=names,
+        steps=column("step"),
+        attempts=column("attempt").astype(np.int64),
+        elapsed_ns=column("elapsed_ns"),
+        epochs=column("epoch"),
+        has_epoch=known_at("epoch"),
+        metrics=values,
+        checkpoint_bytes=_checkpoint_bytes(table, kept & np.array([name == "save" for name in names], np.bool_)[codes]),
+        plan=snapshot.info.last.plan,
+        has_decisions=bool((own & decided[codes]).any()),
+        has_late_values=bool((late & kept).any()),
+    )
+
+
+def _checkpoint_bytes(table: Any, rows: Truths) -> tuple[int | None, ...]:
+    texts = table["attrs"].take(np.flatnonzero(rows)).to_pylist()
+    return tuple(size_of(decoded_attrs(text)) if text else None for text in texts)
+
+
+def _numbers(table: Any, name: str) -> npt.NDArray[Any]:
+    """A column as an array; nulls as NaN."""
+    numbers: npt.NDArray[Any] = table[name].combine_chunks().to_numpy(zero_copy_only=False)
+    return numbers

@@ -1,0 +1,1 @@
+"""Warnings about policies that load but look wrong."""

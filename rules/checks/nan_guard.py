@@ -1,0 +1,217 @@
+"""Rules that watch a series for spikes and are blind to its NaN.
+
+What a rule gives when a series is NaN is found out without running it. A policy flows in; out flow the controllers that
+compare a series as too high, give False when it is NaN, and have no other controller beside them that notices.
+"""
+
+from __future__ import annotations
+
+import ast
+import math
+from collections.abc import Iterable, Iterator
+from enum import Enum
+from typing import Final
+
+from ..language.bound_rule import BoundRule
+from ..language.references import Extent, Half, ParamValue, SeriesChange, SeriesFold, SeriesValue, Window
+from ..policy_file.declarations import Controller
+from ..policy_file.policy import Policy
+
+#: Parts of the names of metrics that are better low, so that a limit above is a guard against spikes and not a goal.
+_BETTER_LOW: Final = ("loss", "norm", "perplexity", "ppl", "error", "entropy")
+
+_FALSE_FOR_NAN: Final = (ast.Lt, ast.LtE, ast.Gt, ast.GtE, ast.Eq)
+
+#: Functions that give NaN when an argument, or a value of the window, is NaN. (``ema`` and ``peak`` skip it.)
+_NAN_TO_NAN: Final = frozenset(
+    {
+        *("abs", "sqrt", "math_sqrt", "exp", "log", "float", "mean", "sum", "min", "max", "std", "var", "slope"),
+        *("detrended_std", "median", "quantile", "argmin", "argmax"),
+    }
+)
+#: A look at a series that does not happen: longer than any window.
+_ABSENT: Final = 1 << 62
+
+
+class _Value(Enum):
+    """What is known of a value."""
+
+    TRUE = "true"
+    FALSE = "false"
+    NAN = "nan"
+    UNKNOWN = "unknown"
+
+
+def unguarded_spikes(policy: Policy) -> Iterator[tuple[Controller, str, int]]:
+    """Controllers that are blind to the NaN of a series that they watch.
+
+    Yields:
+        The controller, the name of the series, and the offset in the rule of the comparison that watches it.
+    """
+    guarded = {name for controller in policy.controllers for name in _guards(controller.rule.bound)}
+    for controller in policy.controllers:
+        bound = controller.rule.bound
+        for name in dict.fromkeys(key.name for key in bound.series if not key.is_derived):
+            watching = next(_spike_conditions(bound, name), None)
+            if watching is not None and name not in guarded and verdict_for_nan(bound, name) is False:
+                yield controller, name, bound.expression.offset(watching)
+
+
+def verdict_for_nan(rule: BoundRule, name: str) -> bool | None:
+    """What a rule gives when the newest value of a series is NaN; None when that alone does not tell."""
+    return {_Value.TRUE: True, _Value.FALSE: False}.get(_Evaluation(rule, name).of(rule.expression.tree))
+
+
+def _guards(rule: BoundRule) -> Iterator[str]:
+    """The series whose NaN can make a rule true, because it asks for it."""
+    for name in sorted({key.name for key in rule.series}):
+        if _asks_for_nan(rule, name) and verdict_for_nan(rule, name) is not False:
+            yield name
+
+
+def _asks_for_nan(rule: BoundRule, name: str) -> bool:
+    """Whether a rule asks if a series is NaN: ``isnan(x)``, ``isfinite(x)`` or ``x != x``."""
+    for node in ast.walk(rule.expression.tree):
+        match node:
+            case ast.Call(ast.Name("isnan" | "isfinite"), arguments) if _reach(rule, name, arguments) < _ABSENT:
+                return True
+            case ast.Compare(left, [ast.NotEq()], [right]) if {_reach(rule, name, [s]) for s in (left, right)} == {1}:
+                return True
+    return False
+
+
+def _spike_conditions(rule: BoundRule, name: str) -> Iterator[ast.Compare]:
+    """Comparisons that hold when the newest values of a series are high, as against older ones or against a limit."""
+    for node in ast.walk(rule.expression.tree):
+        if not isinstance(node, ast.Compare):
+            continue
+        operands = [node.left, *node.comparators]
+        for left, operator, right in zip(operands, node.ops, operands[1:], strict=False):
+            if not isinstance(operator, (ast.Gt, ast.GtE, ast.Lt, ast.LtE)):
+                continue
+            higher, lower = (left, right) if isinstance(operator, (ast.Gt, ast.GtE)) else (right, left)
+            newest, oldest = _reach(rule, name, [higher]), _reach(rule, name, [lower])
+            is_limit = oldest == _ABSENT and any(part in name.casefold() for part in _BETTER_LOW)
+            if newest < oldest and (oldest < _ABSENT or is_limit):
+                yield node
+
+
+def _reach(rule: BoundRule, name: str, nodes: Iterable[ast.expr]) -> int:
+    """How many values the shortest look at a series takes in: 1 for the newest alone, ``_ABSENT`` for no look."""
+    reach = _ABSENT
+    waiting: list[ast.AST] = list(nodes)
+    while waiting:
+        node = waiting.pop()
+        reference = rule.references.get(node)
+        if isinstance(reference, (SeriesValue, SeriesChange, SeriesFold, Window)) and reference.key.name == name:
+            reach = min(reach, _length_of(reference))
+        elif reference is None:
+            waiting.extend(ast.iter_child_nodes(node))
+    return reach
+
+
+def _length_of(look: SeriesValue | SeriesChange | SeriesFold | Window) -> int:
+    """How many values a look at a series takes in, the newest one and those that it skips included."""
+    match look:
+        case SeriesValue(_, back):
+            return back + 1
+        case SeriesChange():
+            return 1  # A jump of the newest value.
+        case Window(extent=Extent.VALUES):
+            return look.keep - (int(look.length) // 2 if look.half is Half.RECENT else 0)
+        case _:
+            return 2  # More than the newest alone; nobody knows how many more.
+
+
+class _Evaluation:
+    """A rule over what is known when one series is NaN."""
+
+    def __init__(self, rule: BoundRule, name: str) -> None:
+        self._rule = rule
+        self._name = name
+
+    def of(self, node: ast.expr) -> _Value:
+        """What is known of a node's value."""
+        reference = self._rule.references.get(node)
+        match reference:
+            case SeriesValue(key, 0) if key.name == self._name:
+                return _Value.NAN
+            case SeriesChange(key) if key.name == self._name:
+                return _Value.NAN
+            case Window(function=function, key=key) if key.name == self._name:
+                has_newest = not reference.skip and reference.half is not Half.OLDER
+                return _Value.NAN if has_newest and function.name in (*_NAN_TO_NAN, "last") else _Value.UNKNOWN
+            case ParamValue(param):
+                return _known(param)
+        match node:
+            case ast.Constant(constant):
+                return _known(constant)
+            case ast.UnaryOp(ast.Not(), operand):
+                return _negated(self.of(operand))
+            case ast.UnaryOp(_, operand):
+                return _Value.NAN if self.of(operand) is _Value.NAN else _Value.UNKNOWN
+            case ast.BinOp(left, _, right):
+                return _Value.NAN if _Value.NAN in (self.of(left), self.of(right)) else _Value.UNKNOWN
+            case ast.BoolOp(operator, values):
+                return self._combined([self.of(value) for value in values], isinstance(operator, ast.And))
+            case ast.Compare():
+                return self._compared(node)
+            case ast.IfExp(test, body, orelse):
+                return self._chosen(self.of(test), self.of(body), self.of(orelse))
+            case ast.Call(ast.Name(called), arguments):
+                return self._called(called, arguments)
+        return _Value.UNKNOWN
+
+    def _combined(self, values: list[_Value], is_and: bool) -> _Value:
+        """``and`` and ``or``; NaN counts as true there."""
+        decisive, other = (_Value.FALSE, _Value.TRUE) if is_and else (_Value.TRUE, _Value.FALSE)
+        truths = [_Value.TRUE if value is _Value.NAN else value for value in values]
+        if decisive in truths:
+            return decisive
+        return other if all(truth is other for truth in truths) else _Value.UNKNOWN
+
+    def _compared(self, node: ast.Compare) -> _Value:
+        """A chain is false as soon as one of its links is."""
+        operands = [self.of(operand) for operand in (node.left, *node.comparators)]
+        links = [
+            _link(left, operator, right)
+            for left, operator, right in zip(operands, node.ops, operands[1:], strict=False)
+        ]
+        return self._combined(links, True)
+
+    def _chosen(self, test: _Value, body: _Value, orelse: _Value) -> _Value:
+        if test is _Value.UNKNOWN:
+            return body if body is orelse else _Value.UNKNOWN
+        return orelse if test is _Value.FALSE else body
+
+    def _called(self, function: str, arguments: list[ast.expr]) -> _Value:
+        flat = [item for argument in arguments for item in _items(argument)]
+        if not any(self.of(item) is _Value.NAN for item in flat):
+            return _Value.UNKNOWN
+        if function == "isnan":
+            return _Value.TRUE
+        if function == "isfinite":
+            return _Value.FALSE
+        return _Value.NAN if function in _NAN_TO_NAN else _Value.UNKNOWN
+
+
+def _items(node: ast.expr) -> list[ast.expr]:
+    return node.elts if isinstance(node, (ast.List, ast.Tuple)) else [node]
+
+
+def _link(left: _Value, operator: ast.cmpop, right: _Value) -> _Value:
+    if _Value.NAN not in (left, right):
+        return _Value.UNKNOWN
+    if isinstance(operator, ast.NotEq):
+        return _Value.TRUE
+    return _Value.FALSE if isinstance(operator, _FALSE_FOR_NAN) else _Value.UNKNOWN
+
+
+def _known(value: object) -> _Value:
+    if isinstance(value, bool):
+        return _Value.TRUE if value else _Value.FALSE
+    return _Value.NAN if isinstance(value, float) and math.isnan(value) else _Value.UNKNOWN
+
+
+def _negated(value: _Value) -> _Value:
+    return {_Value.TRUE: _Value.FALSE, _Value.FALSE: _Value.TRUE, _Value.NAN: _Value.FALSE}.get(value, value)

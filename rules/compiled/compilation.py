@@ -1,0 +1,392 @@
+"""From a bound rule to Python code that computes the same as simpleeval, some forty times faster.
+
+A bound rule flows in. Out flows a tree or a code object that reads series, windows and metrics by generated names,
+which an engine fills with its own. What can be native is native: comparisons, boolean logic, subscripts, and
+arithmetic on operands that are known to be floats. Everything that could grow out of bounds calls a guard. The code
+has no builtins, and no name in it comes from the policy file.
+"""
+
+from __future__ import annotations
+
+import ast
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import CodeType, MappingProxyType, TracebackType
+from typing import Any, Final
+
+from ..errors import ExpressionError, Fault, Undefined
+from ..language.bound_rule import BoundRule
+from ..language.expression_types import gives_float, needs_no_guard
+from ..language.expressions import Expression
+from ..language.functions import FUNCTIONS
+from ..language.leaves import leaves
+from ..language.methods import call_method
+from ..language.operators import GUARDED
+from ..language.reductions import SUM_IS_PLAIN
+from ..language.references import (
+    ContextValue,
+    Extent,
+    MetricValue,
+    ParamValue,
+    PastDecisions,
+    Reference,
+    SeriesChange,
+    SeriesFold,
+    SeriesKey,
+    SeriesLength,
+    SeriesValue,
+    Variable,
+    Window,
+)
+from ..language.text import formatted, joined, rendered
+from .names import Names
+from .window_reading import LONG
+
+#: The parameter of all generated functions.
+EVENT: Final = "event"
+
+#: Windows of up to so many values are added up in one expression where Python's own sum cannot be used, instead of in a
+#: loop: 0.23 us against 0.34 for ten on Python 3.12.
+_UNROLLED: Final = 16
+
+
+def _not_full() -> float:
+    raise Undefined("the window is not full")
+
+
+#: Generated names of what does not differ between engines.
+CONSTANT_NAMES: Final[dict[str, Any]] = {
+    "__builtins__": {},
+    "LookupError": LookupError,
+    "Exception": Exception,
+    "len": len,
+    "sum": sum,
+    "call_method": call_method,
+    "joined": joined,
+    "rendered": rendered,
+    "formatted": formatted,
+    "not_full": _not_full,
+    **{f"f_{function.name}": function.plain for function in FUNCTIONS.values() if function.plain},
+    **{f"w_{function.name}": function.reduction for function in FUNCTIONS.values() if function.reduction},
+    **{f"op_{operator.__name__}": guard for operator, guard in GUARDED.items()},
+}
+
+#: Whole numbers up to here are exact as floats.
+_MAX_EXACT: Final = 2**53
+
+
+@dataclass(frozen=True, slots=True)
+class CompiledRule:
+    """A rule as code, before an engine gives it something to read.
+
+    Attributes:
+        code: Body of a function of the event that returns the rule's value.
+        leaf_codes: The same for each reading that explains a decision, by its text.
+    """
+
+    code: CodeType
+    leaf_codes: Mapping[str, CodeType]
+
+    def failing_offset(self, traceback: TracebackType | None, expression: Expression) -> int | None:
+        """Where in the rule's text an exception came up, from the innermost frame of the rule's own code."""
+        codes = _nested_codes(self.code)
+        offset = None
+        while traceback is not None:
+            code = traceback.tb_frame.f_code
+            if code in codes:
+                position = list(code.co_positions())[traceback.tb_lasti // 2]
+                if position[0] is not None and position[2] is not None:
+                    offset = expression.offset_at(position[0], position[2])
+            traceback = traceback.tb_next
+        return offset
+
+
+def _nested_codes(code: CodeType) -> set[CodeType]:
+    inner = [constant for constant in code.co_consts if isinstance(constant, CodeType)]
+    return {code}.union(*(_nested_codes(constant) for constant in inner))
+
+
+def compile_rule(rule: BoundRule, names: Names) -> CompiledRule:
+    """The code of a bound rule and of its leaves.
+
+    Args:
+        rule: The rule.
+        names: Those of its policy, of which it asks for what it reads.
+
+    Raises:
+        ExpressionError: Python's compiler refuses the rule, for its size.
+    """
+    translator = Translator(rule, names)
+    try:
+        return CompiledRule(
+            translator.code(rule.expression.tree),
+            {text: translator.code(node) for text, node in leaves(rule).items()},
+        )
+    except (ValueError, RecursionError, MemoryError, SyntaxError, OverflowError) as error:
+        raise ExpressionError([Fault(0, "the rule is too large to compile", str(error))]) from error
+
+
+class Translator:
+    """Rewrites trees of one rule; the trees that it is given stay as they are.
+
+    Args:
+        rule: The rule.
+        names: Those of its policy.
+        wants_full_windows: Whether a window that is not full is undefined, as it is within a computed series.
+        shared: Local variables of the code around it, for windows that are worth reading once an event.
+    """
+
+    def __init__(
+        self,
+        rule: BoundRule,
+        names: Names,
+        *,
+        wants_full_windows: bool = False,
+        shared: Mapping[Window, str] = MappingProxyType({}),
+    ) -> None:
+        self._rule = rule
+        self._names = names
+        self._wants_full_windows = wants_full_windows
+        self._shared = shared
+        self._is_inside_comprehension = False
+
+    def code(self, tree: ast.expr) -> CodeType:
+        """The code of a function of the event that returns the tree's value."""
+        argument = ast.arguments(posonlyargs=[], args=[ast.arg(EVENT)], kwonlyargs=[], kw_defaults=[], defaults=[])
+        function = ast.copy_location(ast.Lambda(argument, self.body(tree)), self._rule.expression.anchor(tree))
+        return compiled(ast.Expression(function))
+
+    def body(self, tree: ast.expr) -> ast.expr:
+        """The tree in generated names, its comprehensions on a budget of their own."""
+        body: ast.expr = self.translated(tree)
+        if any(isinstance(node, ast.comprehension) for node in ast.walk(tree)):
+            # The budget of comprehensions is one per evaluation: (budget.renew(), body)[1].
+            renewal = _call(ast.Attribute(_name("budget"), "renew", ast.Load()))
+            body = ast.Subscript(ast.Tuple([renewal, body], ast.Load()), ast.Constant(1), ast.Load())
+        return body
+
+    def translated(self, node: Any) -> Any:
+        """The node in generated names and guarded operators; lists of nodes each."""
+        if isinstance(node, list):
+            return [self.translated(item) for item in node]
+        if not isinstance(node, (ast.expr, ast.comprehension)):
+            return node
+        reference = self._rule.references.get(node)
+        if reference is not None:
+            assert isinstance(node, ast.expr)
+            new: ast.AST = self._referred(node, reference)
+        else:
+            new = self._rewritten(node)
+        if isinstance(node, ast.expr):
+            ast.copy_location(new, self._rule.expression.anchor(node))
+        return new
+
+    def _rewritten(self, node: ast.AST) -> ast.AST:
+        match node:
+            case ast.Attribute():
+                return self._attribute(node)
+            case ast.Call():
+                return self._called(node)
+            case ast.BinOp():
+                return self._binary(node)
+            case ast.List():
+                return self._list(node)
+            case ast.GeneratorExp() | ast.ListComp() | ast.DictComp():
+                return self._comprehended(node)
+            case ast.comprehension():
+                return self._comprehension(node)
+            case ast.JoinedStr():
+                return _call(_name("joined"), *self.translated(node.values))
+            case ast.FormattedValue():
+                return self._formatted(node)
+            case _:
+                return self._rebuilt(node)
+
+    def _rebuilt(self, node: ast.AST) -> ast.AST:
+        return type(node)(**{name: self.translated(value) for name, value in ast.iter_fields(node)})
+
+    def _referred(self, node: ast.expr, reference: Reference) -> ast.expr:
+        match reference:
+            case SeriesValue(key, back):
+                return self._value(key, back)
+            case SeriesChange(key, back):
+                return ast.BinOp(self._value(key, 0), ast.Sub(), self._value(key, back))
+            case SeriesLength(key):
+                dropped = ast.Attribute(_name(self._names.series_of(key)), "dropped", ast.Load())
+                return ast.BinOp(self._held(key), ast.Add(), dropped)
+            case Window():
+                return self._window_once(reference)
+            case SeriesFold():
+                return _call(ast.Attribute(_name(self._names.fold_of(reference)), "read", ast.Load()))
+            case MetricValue(name):
+                return ast.Attribute(_name(self._names.cell_of(name)), "value", ast.Load())
+            case ParamValue(value):
+                return ast.Constant(value)
+            case ContextValue("step"):
+                return ast.Attribute(_name(EVENT), "step", ast.Load())
+            case ContextValue(name):
+                return _call(_name(self._names.fact_of(name)), _name(EVENT))
+            case PastDecisions(question, controller):
+                return self._past(question, controller)
+            case Variable(name):
+                assert isinstance(node, ast.Name)
+                return ast.Name(name, node.ctx)
+
+    def _values(self, key: SeriesKey) -> ast.expr:
+        return _name(self._names.values_of(key))
+
+    def _value(self, key: SeriesKey, back: int) -> ast.expr:
+        return ast.Subscript(self._values(key), ast.Constant(-1 - back), ast.Load())
+
+    def _held(self, key: SeriesKey) -> ast.expr:
+        """How many values of a series are at hand."""
+        return _call(_name("len"), self._values(key))
+
+    def _past(self, question: str, controller: str) -> ast.expr:
+        past = _name(self._names.past_of(controller))
+        match question:
+            case "fired":
+                return ast.Compare(ast.Attribute(past, "times", ast.Load()), [ast.Gt()], [ast.Constant(0)])
+            case "times_fired":
+                return ast.Attribute(past, "times", ast.Load())
+            case "steps_since":
+                step = ast.Attribute(_name(EVENT), "step", ast.Load())
+                return _call(ast.Attribute(past, "steps_since", ast.Load()), step)
+            case _:
+                return ast.Attribute(past, "holds", ast.Load())
+
+    # --- windows ------------------------------------------------------------------------------------------------
+
+    def _window_once(self, window: Window) -> ast.expr:
+        """A window's value, from a local variable where an earlier rule has put it there."""
+        local = None if self._is_inside_comprehension else self._shared.get(window)
+        value = self._window(window)
+        if local is None:
+            return value
+        is_known = ast.Compare(_name(local), [ast.IsNot()], [ast.Constant(None)])
+        return ast.IfExp(is_known, _name(local), ast.NamedExpr(ast.Name(local, ast.Store()), value))
+
+    def _window(self, window: Window) -> ast.expr:
+        length = int(window.length)
+        if not window.is_plain or length >= LONG:
+            value: ast.expr = _call(_name(self._names.reader_of(window)))
+        elif window.function.name in ("sum", "mean") and (SUM_IS_PLAIN or length <= _UNROLLED):
+            return self._added(window, length)
+        else:
+            value = self._reduced(window, length)
+        if self._wants_full_windows and window.extent is Extent.VALUES:
+            return self._where_full(window, value, _call(_name("not_full")))
+        return value
+
+    def _where_full(self, window: Window, value: ast.expr, otherwise: ast.expr) -> ast.expr:
+        is_full = ast.Compare(self._held(window.key), [ast.GtE()], [ast.Constant(window.keep)])
+        return ast.IfExp(is_full, value, otherwise)
+
+    def _last(self, window: Window, length: int) -> ast.expr:
+        return ast.Subscript(self._values(window.key), ast.Slice(ast.Constant(-length)), ast.Load())
+
+    def _reduced(self, window: Window, length: int) -> ast.expr:
+        return _call(_name(f"w_{window.function.name}"), self._last(window, length))
+
+    def _added(self, window: Window, length: int) -> ast.expr:
+        """``0.0 + s[-3] + s[-2] + s[-1]``, left to right, oldest first, where the window is full."""
+        total: ast.expr = ast.Constant(0.0)
+        if SUM_IS_PLAIN:
+            total = _call(_name("sum"), self._last(window, length), total)
+        else:
+            for back in range(length - 1, -1, -1):
+                total = ast.BinOp(total, ast.Add(), self._value(window.key, back))
+        if window.function.name == "mean":
+            total = ast.BinOp(total, ast.Div(), ast.Constant(float(length)))
+        partial = _call(_name("not_full")) if self._wants_full_windows else self._reduced(window, length)
+        return self._where_full(window, total, partial)
+
+    # --- nodes that are not what they were ----------------------------------------------------------------------
+
+    def _attribute(self, node: ast.Attribute) -> ast.expr:
+        return ast.Subscript(self.translated(node.value), ast.Constant(node.attr), ast.Load())
+
+    def _called(self, node: ast.Call) -> ast.expr:
+        arguments = self.translated(node.args)
+        if isinstance(node.func, ast.Attribute):
+            target = self.translated(node.func.value)
+            return _call(_name("call_method"), target, ast.Constant(node.func.attr), *arguments)
+        assert isinstance(node.func, ast.Name)
+        keywords = [ast.keyword(keyword.arg, self.translated(keyword.value)) for keyword in node.keywords]
+        return ast.Call(_name(f"f_{node.func.id}"), arguments, keywords)
+
+    def _binary(self, node: ast.BinOp) -> ast.expr:
+        left, right = self.translated(node.left), self.translated(node.right)
+        if type(node.op) in GUARDED and not needs_no_guard(node, self._rule):
+            return _call(_name(f"op_{type(node.op).__name__}"), left, right)
+        if gives_float(node.left, self._rule):
+            right = _as_float(right)
+        elif gives_float(node.right, self._rule):
+            left = _as_float(left)
+        return ast.BinOp(left, node.op, right)
+
+    def _list(self, node: ast.List) -> ast.expr:
+        """Stars in a list become guarded additions."""
+        if not any(isinstance(item, ast.Starred) for item in node.elts):
+            return ast.List(self.translated(node.elts), node.ctx)
+        result: ast.expr = ast.List([], ast.Load())
+        for item in node.elts:
+            part = (
+                _call(_name("f_list"), self.translated(item.value))
+                if isinstance(item, ast.Starred)
+                else ast.List([self.translated(item)], ast.Load())
+            )
+            result = _call(_name("op_Add"), result, part)
+        return result
+
+    def _comprehended(self, node: ast.GeneratorExp | ast.ListComp | ast.DictComp) -> ast.expr:
+        outer, self._is_inside_comprehension = self._is_inside_comprehension, True
+        if isinstance(node, ast.DictComp):
+            new: ast.expr = ast.DictComp(self._paid(node.key), self._paid(node.value), self.translated(node.generators))
+        else:
+            new = ast.ListComp(self._paid(node.elt), self.translated(node.generators))
+        self._is_inside_comprehension = outer
+        return new
+
+    def _comprehension(self, node: ast.comprehension) -> ast.comprehension:
+        visited = _call(ast.Attribute(_name("budget"), "visited", ast.Load()), self.translated(node.iter))
+        return ast.comprehension(self.translated(node.target), visited, self.translated(node.ifs), 0)
+
+    def _paid(self, node: ast.expr) -> ast.expr:
+        """A part of what a comprehension gives, paid for unless it is a float."""
+        part: ast.expr = self.translated(node)
+        if gives_float(node, self._rule):
+            return part
+        return _call(ast.Attribute(_name("budget"), "held", ast.Load()), part)
+
+    def _formatted(self, node: ast.FormattedValue) -> ast.expr:
+        value = self.translated(node.value)
+        if node.format_spec is None:
+            return _call(_name("rendered"), value)
+        return _call(_name("formatted"), value, self.translated(node.format_spec))
+
+
+def compiled(tree: ast.Expression | ast.Module) -> CodeType:
+    """The code of the one function that a tree holds."""
+    with warnings.catch_warnings():
+        # Python warns of what looks odd, such as an index that is no whole number; a rule either loads or does not.
+        warnings.simplefilter("ignore")
+        mode = "eval" if isinstance(tree, ast.Expression) else "exec"
+        module = compile(ast.fix_missing_locations(tree), "<rule>", mode)
+    return next(constant for constant in module.co_consts if isinstance(constant, CodeType))
+
+
+def _as_float(node: ast.expr) -> ast.expr:
+    """A whole constant beside a float as the float that arithmetic takes it for, which is quicker; else the node."""
+    if isinstance(node, ast.Constant) and type(node.value) is int and abs(node.value) <= _MAX_EXACT:
+        return ast.copy_location(ast.Constant(float(node.value)), node)
+    return node
+
+
+def _name(identifier: str) -> ast.expr:
+    return ast.Name(identifier, ast.Load())
+
+
+def _call(function: ast.expr, *arguments: ast.expr) -> ast.expr:
+    return ast.Call(function, list(arguments), [])

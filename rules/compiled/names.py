@@ -1,0 +1,64 @@
+"""The names by which generated code reads what rules read: one set for a policy, filled anew by each engine.
+
+No name comes from the policy file. ``s3`` is the list of values of a series and ``n3`` the series itself, ``m0`` the
+cell of a controller metric, ``x0`` a function that reads a window, ``a0`` a number carried along a series, ``h0`` what
+a controller decided, ``k_epoch`` a function that reads a fact about the run.
+"""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+from ..language.references import SeriesFold, SeriesKey, Window
+
+_Item = TypeVar("_Item")
+
+
+class Names:
+    """Numbers for what the rules of one policy read, in the order in which they are first asked for.
+
+    Attributes:
+        series, metrics, windows, folds, controllers: What has a number, with it.
+        context: Facts about the run that some rule reads.
+    """
+
+    def __init__(self) -> None:
+        self.series: dict[SeriesKey, int] = {}
+        self.metrics: dict[str, int] = {}
+        self.windows: dict[Window, int] = {}
+        self.folds: dict[SeriesFold, int] = {}
+        self.controllers: dict[str, int] = {}
+        self.context: dict[str, None] = {}
+
+    def values_of(self, key: SeriesKey) -> str:
+        """The list of a series' newest values."""
+        return f"s{_number(self.series, key)}"
+
+    def series_of(self, key: SeriesKey) -> str:
+        """The series itself."""
+        return f"n{_number(self.series, key)}"
+
+    def cell_of(self, metric: str) -> str:
+        """Where a controller metric keeps its value."""
+        return f"m{_number(self.metrics, metric)}"
+
+    def reader_of(self, window: Window) -> str:
+        """The function that reads a window."""
+        return f"x{_number(self.windows, window)}"
+
+    def fold_of(self, fold: SeriesFold) -> str:
+        """A number that is carried along a series."""
+        return f"a{_number(self.folds, fold)}"
+
+    def past_of(self, controller: str) -> str:
+        """What the controllers of a name decided."""
+        return f"h{_number(self.controllers, controller)}"
+
+    def fact_of(self, name: str) -> str:
+        """The function that reads a fact about the run."""
+        self.context[name] = None
+        return f"k_{name}"
+
+
+def _number(numbers: dict[_Item, int], item: _Item) -> int:
+    return numbers.setdefault(item, len(numbers))

@@ -1,0 +1,147 @@
+"""One generated function for all rules that are asked at one kind of event.
+
+Bound rules flow in, in the order in which they are asked; code flows out that asks them all, shares what several of
+them read, and says which of them had an answer other than False.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import CodeType
+from typing import Final
+
+from ..language.bound_rule import BoundRule
+from ..language.expression_types import gives_truth
+from ..language.references import Window
+from ..language.timing import StepWindow
+from .compilation import EVENT, Translator, compiled
+from .names import Names
+
+_COMPREHENSIONS: Final = (ast.ListComp, ast.GeneratorExp, ast.DictComp)
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """One rule at one trigger.
+
+    Attributes:
+        rule: The rule.
+        between: The steps at which it is asked.
+        takes_false: Whether a false answer must be told to the gate, as ``take_false()``.
+        asks_whether_it_holds: The controller whose ``holds`` the answer becomes, when some rule asks for it.
+    """
+
+    rule: BoundRule
+    between: StepWindow = StepWindow()  # noqa: RUF009 - a StepWindow is immutable
+    takes_false: bool = False
+    asks_whether_it_holds: str | None = None
+
+
+def gate_name(kind: str, number: int) -> str:
+    """The name by which the code for a kind of event reads the gate of one of its questions."""
+    return f"g{number}_{kind}"
+
+
+def program(kind: str, questions: Mapping[int, Question], names: Names) -> CodeType:
+    """The code of a function of the event that asks every question, in order, each known by its number.
+
+    It reads what ``names`` and ``gate_name`` stand for. It returns a list of pairs: the number of a question with its
+    answer, where that is not False, or with the exception that took its place, where that does not mean "undefined".
+    Whether a rule holds is set at its end, so that rules of the same event see how it was before.
+    """
+    shared = _shared_windows([question.rule for question in questions.values()])
+    statements: list[ast.stmt] = [_assigned("answers", ast.List([], ast.Load()))]
+    statements += [_assigned(local, ast.Constant(None)) for local in shared.values()]
+    closing: list[ast.stmt] = []
+    for number, question in questions.items():
+        statements += _asked(number, question, Translator(question.rule, names, shared=shared), gate_name(kind, number))
+        if question.asks_whether_it_holds is not None:
+            local = f"holds{number}"
+            statements.insert(0, _assigned(local, ast.Constant(None)))
+            past = ast.Name(names.past_of(question.asks_whether_it_holds), ast.Load())
+            set_holds = ast.Assign([ast.Attribute(past, "holds", ast.Store())], _name(local))
+            closing.append(ast.If(ast.Compare(_name(local), [ast.IsNot()], [ast.Constant(None)]), [set_holds], []))
+    arguments = ast.arguments(posonlyargs=[], args=[ast.arg(EVENT)], kwonlyargs=[], kw_defaults=[], defaults=[])
+    body = [*statements, *closing, ast.Return(_name("answers"))]
+    function = ast.FunctionDef("asked", arguments, body, [], None, None)
+    if "type_params" in ast.FunctionDef._fields:
+        function.type_params = []  # type: ignore[attr-defined]
+    return compiled(ast.Module([function], []))
+
+
+def _asked(number: int, question: Question, translator: Translator, gate: str) -> list[ast.stmt]:
+    """``try`` to evaluate one rule, and note what came of it."""
+    when_false: list[ast.stmt] = []
+    if question.takes_false:
+        when_false = [ast.Expr(_call(ast.Attribute(_name(gate), "take_false", ast.Load())))]
+    tree, keeps = question.rule.expression.tree, question.asks_whether_it_holds is not None
+    if gives_truth(tree, question.rule) and not keeps:
+        # The quickest form there is: the interpreter jumps on the comparisons themselves.
+        evaluation: list[ast.stmt] = [ast.If(translator.body(tree), [_noted(number, ast.Constant(True))], when_false)]
+        answered: list[ast.stmt] = []
+    else:
+        evaluation = [_assigned("answer", translator.body(tree))]
+        is_false = ast.Compare(_name("answer"), [ast.Is()], [ast.Constant(False)])
+        answered = [ast.If(is_false, when_false or [ast.Pass()], [_noted(number, _name("answer"))])]
+    if keeps:
+        holds = ast.Compare(_name("answer"), [ast.Is()], [ast.Constant(True)])
+        answered.append(_assigned(f"holds{number}", holds))
+    handlers = [
+        # Undefined: the rule does not fire and touches nothing.
+        ast.ExceptHandler(_name("LookupError"), None, [ast.Pass()]),
+        # A rule may fail in any way; training goes on, and the failure is on record.
+        ast.ExceptHandler(_name("Exception"), "error", [_noted(number, _name("error"))]),
+    ]
+    attempt: ast.stmt = ast.Try(evaluation, handlers, answered, [])
+    condition = _within(question.between)
+    return [attempt if condition is None else ast.If(condition, [attempt], [])]
+
+
+def _within(between: StepWindow) -> ast.expr | None:
+    step = ast.Attribute(_name(EVENT), "step", ast.Load())
+    if between.first is None and between.last is None:
+        return None
+    if between.last is None:
+        return ast.Compare(step, [ast.GtE()], [ast.Constant(between.first)])
+    if between.first is None:
+        return ast.Compare(step, [ast.LtE()], [ast.Constant(between.last)])
+    return ast.Compare(ast.Constant(between.first), [ast.LtE(), ast.LtE()], [step, ast.Constant(between.last)])
+
+
+def _noted(number: int, answer: ast.expr) -> ast.stmt:
+    pair = ast.Tuple([ast.Constant(number), answer], ast.Load())
+    return ast.Expr(_call(ast.Attribute(_name("answers"), "append", ast.Load()), pair))
+
+
+def _shared_windows(rules: Sequence[BoundRule]) -> Mapping[Window, str]:
+    """Windows that are read more than once at an event, with a local variable for each."""
+    counts: Counter[Window] = Counter()
+    for rule in rules:
+        _count_windows(rule.expression.tree, rule, counts)
+    return {window: f"shared{number}" for number, window in enumerate(w for w, times in counts.items() if times > 1)}
+
+
+def _count_windows(node: ast.AST, rule: BoundRule, counts: Counter[Window]) -> None:
+    reference = rule.references.get(node)
+    if isinstance(reference, Window):
+        counts[reference] += 1
+        return
+    if isinstance(node, _COMPREHENSIONS):
+        return
+    for child in ast.iter_child_nodes(node):
+        _count_windows(child, rule, counts)
+
+
+def _assigned(local: str, value: ast.expr) -> ast.stmt:
+    return ast.Assign([ast.Name(local, ast.Store())], value)
+
+
+def _name(identifier: str) -> ast.expr:
+    return ast.Name(identifier, ast.Load())
+
+
+def _call(function: ast.expr, *arguments: ast.expr) -> ast.expr:
+    return ast.Call(function, list(arguments), [])

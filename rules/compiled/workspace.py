@@ -1,0 +1,79 @@
+"""What the generated code of one engine reads: its series, metric cells, numbers and facts, by generated names."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from types import CodeType, FunctionType
+from typing import Any
+
+from ...store.events import Event
+from ...store.plan import Plan
+from ..language.bound_rule import Need
+from ..language.context import Clock, Past, RunContext
+from ..language.folds import make_fold
+from ..language.operators import Budget
+from ..language.references import SeriesKey
+from ..language.unavailable import UNAVAILABLE
+from .compilation import CONSTANT_NAMES
+from .names import Names
+from .series import Series
+from .window_reading import window_reader
+
+
+class Cell:
+    """What rules see under a metric's name; metrics of the same name share it, the last to compute wins."""
+
+    __slots__ = ("value",)
+
+    def __init__(self) -> None:
+        self.value: Any = UNAVAILABLE
+
+
+class Workspace:
+    """The memory of one engine.
+
+    Args:
+        names: Those of the policy.
+        needs: Its series, with what of each must be kept.
+        plan: What the loop declared. Its constants are series of one value.
+
+    Attributes:
+        clock: Its place in the run.
+        series: Its series.
+        cells: Values of the controller metrics, by name.
+        pasts: What controllers decided, by name.
+        variables: All of it, as generated code sees it.
+    """
+
+    def __init__(self, names: Names, needs: Mapping[SeriesKey, Need], plan: Plan) -> None:
+        self.clock = Clock()
+        self.series = {key: Series(key, need, self.clock) for key, need in needs.items()}
+        self.cells: dict[str, Cell] = {name: Cell() for name in names.metrics}
+        self.pasts: dict[str, Past] = {name: Past() for name in names.controllers}
+        self.variables: dict[str, Any] = {**CONSTANT_NAMES, "budget": Budget()}
+        for key in names.series:
+            series = self.series[key]
+            self.variables[names.values_of(key)] = series.values
+            self.variables[names.series_of(key)] = series
+        for name, cell in self.cells.items():
+            self.variables[names.cell_of(name)] = cell
+        for name, past in self.pasts.items():
+            self.variables[names.past_of(name)] = past
+        facts = RunContext(plan, self.clock).readers()
+        for name in names.context:
+            self.variables[names.fact_of(name)] = facts[name]
+        for fold in names.folds:
+            follower = make_fold(fold.function, fold.length)
+            self.series[fold.key].followers.append(follower)
+            self.variables[names.fold_of(fold)] = follower
+        for window in names.windows:
+            self.variables[names.reader_of(window)] = window_reader(window, self.series[window.key])
+
+    def function(self, code: CodeType) -> Callable[[Event], Any]:
+        """Generated code as a function over this memory."""
+        return FunctionType(code, self.variables)
+
+    def trim(self, series: Iterable[Series]) -> None:
+        """Drop values that no window will see again."""
+        for each in series:
+            each.trim()

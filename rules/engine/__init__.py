@@ -1,0 +1,1 @@
+"""The engine: folds events into decisions."""

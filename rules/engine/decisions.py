@@ -1,0 +1,295 @@
+"""What an engine has to say about an event, and how that is recorded, read back and digested.
+
+Outcomes flow in and become the attributes of a ``decision``, ``rule_error`` or ``rule_warning`` event, and canonical
+lines of which one digest is taken; recorded events flow in and become the same outcomes again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from ...store.errors import TelemetryError
+from ...store.events import Event
+from ..policy_file.declarations import ACT
+from ..policy_file.operations import LogMessage
+
+#: Grows when the same policy and the same events may give other decisions than before.
+SEMANTICS_VERSION: Final = 2
+
+#: Versions under which recorded policies can still be read as they were meant. In version 1 the names of facts about
+#: the run (``step``, ``epoch``, ...) were series like any other, and ``lr`` had one name only.
+FIRST_WITH_CONTEXT: Final = 2
+KNOWN_SEMANTICS: Final = frozenset({1, SEMANTICS_VERSION})
+
+Scalar = bool | int | float | str | None
+
+_NOT_FINITE: Final[dict[str, float]] = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """A controller that fired.
+
+    Attributes:
+        controller: Its name.
+        trigger: ``on_<kind>`` of the event.
+        attempt: Of the event.
+        rank: Of the event.
+        seq: Of the event; -1 for what fires at ``init_end``, which precedes the stream.
+        step: Of the event.
+        epoch: Of the event.
+        value_lag: Updates that the loop was ahead of the event when its values came and this was decided.
+        operations: What is ordered, as ``name.action``, in order.
+        values: The readings that explain it, by their text in the rule.
+        messages: Log messages among the operations, rendered.
+        mode: ``act``, or ``shadow`` for a decision that orders nothing.
+        severity: As the controller declares; empty when it does not.
+        message: What the controller has to say; empty when it declares nothing.
+    """
+
+    controller: str
+    trigger: str
+    attempt: int
+    rank: int
+    seq: int
+    step: int
+    epoch: float | None
+    value_lag: int = field(default=0, kw_only=True)
+    operations: tuple[str, ...] = ()
+    values: Mapping[str, Scalar] = field(default_factory=dict)
+    messages: tuple[LogMessage, ...] = ()
+    mode: str = ACT
+    severity: str = ""
+    message: str = ""
+
+    @property
+    def acts(self) -> bool:
+        """Whether its operations are to be carried out."""
+        return self.mode == ACT
+
+
+@dataclass(frozen=True, slots=True)
+class RuleError:
+    """The first failure of a controller's rule, or of a controller metric.
+
+    A rule that fails counts as undefined, and its controller stays armed. A metric that fails is unavailable until its
+    next event.
+
+    Attributes:
+        controller: Name of the controller, or of the metric.
+        value_lag: As of a decision; likewise the fields that are not named here.
+        error: One line that begins with the place in the policy file.
+    """
+
+    controller: str
+    trigger: str
+    attempt: int
+    rank: int
+    seq: int
+    step: int
+    epoch: float | None
+    value_lag: int = field(default=0, kw_only=True)
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class RuleWarning:
+    """Something about a rule that its author should know, said once.
+
+    Attributes:
+        value_lag: As of a decision; likewise the fields that are not named here.
+        warning: One line.
+    """
+
+    controller: str
+    trigger: str
+    attempt: int
+    rank: int
+    seq: int
+    step: int
+    epoch: float | None
+    value_lag: int = field(default=0, kw_only=True)
+    warning: str = ""
+
+
+Outcome = Decision | RuleError | RuleWarning
+
+_KINDS: Final[dict[type[Outcome], str]] = {
+    Decision: "decision",
+    RuleError: "rule_error",
+    RuleWarning: "rule_warning",
+}
+
+
+def is_storable(value: object) -> bool:
+    """Whether a value can be part of a decision: a scalar that reads back from JSON as it was."""
+    if isinstance(value, str):
+        return len(value) <= 200 and value not in _NOT_FINITE and _is_unicode(value)
+    if isinstance(value, int):
+        return value.bit_length() <= 1_000
+    return value is None or isinstance(value, float)
+
+
+def _is_unicode(text: str) -> bool:
+    return not any("\ud800" <= character <= "\udfff" for character in text)
+
+
+def outcome_payload(outcome: Outcome) -> tuple[str, dict[str, Any]]:
+    """The kind of event that records an outcome, and its attributes as strict JSON.
+
+    Numbers that are not finite become the texts "NaN", "Infinity" and "-Infinity".
+    """
+    attrs: dict[str, Any] = {
+        "controller": outcome.controller,
+        "trigger": outcome.trigger,
+        "event_attempt": outcome.attempt,
+        "event_rank": outcome.rank,
+        "event_seq": outcome.seq,
+        "event_step": outcome.step,
+        "event_epoch": _to_json(outcome.epoch),
+    }
+    if outcome.value_lag:
+        attrs["value_lag"] = outcome.value_lag
+    if isinstance(outcome, Decision):
+        attrs["operations"] = list(outcome.operations)
+        attrs["values"] = {name: _to_json(value) for name, value in outcome.values.items()}
+        attrs["messages"] = [
+            {"operation": message.operation, "level": message.level, "text": message.text}
+            for message in outcome.messages
+        ]
+        attrs["mode"] = outcome.mode
+        if outcome.severity:
+            attrs["severity"] = outcome.severity
+        if outcome.message:
+            attrs["message"] = outcome.message
+    elif isinstance(outcome, RuleError):
+        attrs["error"] = outcome.error
+    else:
+        attrs["warning"] = outcome.warning
+    return _KINDS[type(outcome)], attrs
+
+
+def outcome_from_event(event: Event) -> Outcome:
+    """The outcome that an event records. Attributes that are unknown are ignored.
+
+    Where the attributes do not tell attempt, rank, step or epoch of the event that fired, the envelope's serve.
+
+    Raises:
+        TelemetryError: The event records no outcome, or lacks a part of it.
+    """
+    where = f"event {event.attempt}/{event.rank}/{event.seq}"
+    attrs = event.attrs
+    try:
+        common = (
+            _text(attrs["controller"]),
+            _text(attrs["trigger"]),
+            int(attrs.get("event_attempt", event.attempt)),
+            int(attrs.get("event_rank", event.rank)),
+            int(attrs["event_seq"]),
+            int(attrs.get("event_step", event.step)),
+            _epoch(attrs.get("event_epoch", event.epoch)),
+        )
+        lag = int(attrs.get("value_lag", 0))
+        if event.kind == "rule_error":
+            return RuleError(*common, error=_text(attrs["error"]), value_lag=lag)
+        if event.kind == "rule_warning":
+            return RuleWarning(*common, warning=_text(attrs["warning"]), value_lag=lag)
+        if event.kind == "decision":
+            values = {_text(name): _scalar(value) for name, value in attrs["values"].items()}
+            return Decision(
+                *common,
+                value_lag=lag,
+                operations=tuple(_text(operation) for operation in attrs["operations"]),
+                values=values,
+                messages=tuple(_message(message) for message in attrs.get("messages", ())),
+                mode=_text(attrs.get("mode", ACT)),
+                severity=_text(attrs.get("severity", "")),
+                message=_text(attrs.get("message", "")),
+            )
+    except KeyError as error:
+        raise TelemetryError("a recorded outcome lacks a key", where=where, got=error.args[0]) from error
+    except (TypeError, ValueError, AttributeError) as error:
+        raise TelemetryError("a recorded outcome is malformed", where=where, got=str(error)) from error
+    raise TelemetryError("not a decision, rule_error or rule_warning", where=where, got=event.kind)
+
+
+def canonical_line(outcome: Outcome) -> str:
+    """The outcome as one line of JSON that is equal exactly when the outcome is the same.
+
+    ``[attempt, rank, seq, controller, operations, values]``, floats as ``float.hex()``; after them ``"shadow"`` for a
+    decision that orders nothing, and the lag of values that came late. Of errors and warnings the kind stands in the
+    place of the operations: their wording may differ between versions of Python and paths of files.
+    """
+    line: list[Any] = [outcome.attempt, outcome.rank, outcome.seq, outcome.controller]
+    if isinstance(outcome, Decision):
+        line += [list(outcome.operations), {name: _exact(value) for name, value in outcome.values.items()}]
+        if not outcome.acts:
+            line.append(outcome.mode)
+    else:
+        line += [_KINDS[type(outcome)], {}]
+    if outcome.value_lag:
+        line.append(outcome.value_lag)
+    return json.dumps(line, separators=(",", ":"))
+
+
+def decision_digest(outcomes: Iterable[Outcome], semantics_version: int = SEMANTICS_VERSION) -> str:
+    """SHA-256 over the canonical lines of outcomes in order, with the version of the semantics in front."""
+    digest = DecisionDigest(semantics_version)
+    for outcome in outcomes:
+        digest.add(outcome)
+    return digest.hexdigest()
+
+
+class DecisionDigest:
+    """The same, outcome by outcome."""
+
+    def __init__(self, semantics_version: int = SEMANTICS_VERSION) -> None:
+        self._digest = hashlib.sha256(f"steptape decisions {semantics_version}\n".encode())
+
+    def add(self, outcome: Outcome) -> None:
+        """One outcome more."""
+        self._digest.update(f"{canonical_line(outcome)}\n".encode())
+
+    def hexdigest(self) -> str:
+        """The digest of those so far, in hexadecimal."""
+        return self._digest.hexdigest()
+
+
+def _exact(value: Scalar) -> Scalar:
+    return value.hex() if isinstance(value, float) else value
+
+
+def _to_json(value: Scalar) -> Scalar:
+    if not isinstance(value, float) or math.isfinite(value):
+        return value
+    return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+
+
+def _scalar(value: object) -> Scalar:
+    if isinstance(value, str):
+        return _NOT_FINITE.get(value, value)
+    if value is None or isinstance(value, (bool, int, float)):
+        return value
+    raise TypeError(f"not a scalar: {value!r}")
+
+
+def _epoch(value: object) -> float | None:
+    epoch = _scalar(value)
+    if isinstance(epoch, str):
+        raise TypeError(f"not a number: {value!r}")
+    return None if epoch is None else float(epoch)
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"not text: {value!r}")
+    return value
+
+
+def _message(value: Mapping[str, object]) -> LogMessage:
+    return LogMessage(_text(value["operation"]), _text(value["level"]), _text(value["text"]))

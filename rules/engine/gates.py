@@ -1,0 +1,117 @@
+"""What stands between a rule's true answer and a decision: hold, once, cooldown, patience, in this order.
+
+Answers of one controller at one trigger flow in; whether it fires flows out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ...store.events import Event
+from ..language.context import Clock, Past
+from ..language.patience import Patience, PatienceCounter
+from ..language.timing import Cooldown, Span, SpanTimer
+
+
+class Restraint:
+    """What a controller's triggers have in common: whether it has decided, and its cooldown.
+
+    Args:
+        past: What the controllers of this name decided.
+        is_once: Whether it may decide once only.
+        cooldown: The timer of its cooldown, which others may share; None without one.
+    """
+
+    __slots__ = ("_has_fired", "_is_once", "cooldown", "past")
+
+    def __init__(self, past: Past, *, is_once: bool, cooldown: SpanTimer | None) -> None:
+        self.past = past
+        self.cooldown = cooldown
+        self._is_once = is_once
+        self._has_fired = False
+
+    def renew(self) -> None:
+        """Forget what was decided."""
+        self._has_fired = False
+        self.past.renew()
+        if self.cooldown is not None:
+            self.cooldown.stop()
+
+    @property
+    def is_spent(self) -> bool:
+        """Whether it has decided and may not do so again."""
+        return self._is_once and self._has_fired
+
+    def is_cooling(self, event: Event, clock: Clock) -> bool:
+        """Whether its cooldown is running."""
+        timer = self.cooldown
+        return timer is not None and timer.is_running and not timer.is_over(event, clock)
+
+    def note(self, event: Event, clock: Clock) -> None:
+        """Take a decision into account."""
+        self._has_fired = True
+        self.past.times += 1
+        self.past.step = event.step
+        if self.cooldown is not None:
+            self.cooldown.start(event, clock)
+
+
+class Gate:
+    """The way of one controller's answers at one trigger. Undefined answers never reach it.
+
+    Args:
+        restraint: What its triggers have in common.
+        clock: Taken on to each event before an answer is.
+        patience: As declared.
+        hold: How long the rule must have been true, as declared.
+    """
+
+    __slots__ = ("_clock", "_hold", "_patience", "_restraint", "_timer", "needs_false")
+
+    def __init__(self, restraint: Restraint, clock: Clock, patience: Patience | None, hold: Span | None) -> None:
+        self._restraint = restraint
+        self._clock = clock
+        self._patience = None if patience is None else PatienceCounter(patience)
+        self._timer = None if hold is None else SpanTimer(hold)
+        #: Whether a false answer changes anything.
+        self.needs_false = patience is not None or hold is not None
+
+    def renew(self) -> None:
+        """Forget what was counted."""
+        if self._patience is not None:
+            self._patience.renew()
+        if self._timer is not None:
+            self._timer.stop()
+
+    def take_false(self) -> None:
+        """Note a false answer."""
+        if self._patience is not None:
+            self._patience.take_false()
+        if self._timer is not None:
+            self._timer.stop()
+
+    def take_true(self, event: Event) -> bool:
+        """Note a true answer; whether the controller fires now."""
+        timer, restraint = self._timer, self._restraint
+        if timer is not None:
+            if not timer.is_running:
+                timer.start(event, self._clock)
+            if not timer.is_over(event, self._clock):
+                return False
+        if restraint.is_spent:
+            return False
+        if restraint.is_cooling(event, self._clock):
+            if self._patience is not None:
+                self._patience.count_true()
+            return False
+        if self._patience is not None and not self._patience.take_true():
+            return False
+        if timer is not None:
+            timer.start(event, self._clock)
+        restraint.note(event, self._clock)
+        return True
+
+
+def shared_timers(cooldowns: Sequence[Cooldown | None]) -> dict[str, SpanTimer]:
+    """One timer for each cooldown that controllers share by name."""
+    return {cooldown.name: SpanTimer(cooldown.span) for cooldown in cooldowns if cooldown and cooldown.name}

@@ -1,0 +1,61 @@
+"""Controller metrics at work in one engine: events flow in, what rules see under a metric's name flows out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from ...store.errors import shortened
+from ...store.events import Event
+from ..compiled.workspace import Cell
+from ..language.unavailable import UNAVAILABLE
+from ..late_events import lag_of
+from ..policy_file.metrics import Metric
+from .decisions import RuleError
+
+
+class Gauge:
+    """One metric of one engine.
+
+    Args:
+        name: As the policy file has it.
+        metric: What computes.
+        cell: Where the value goes.
+        source: Where the policy came from, as messages name it.
+
+    Attributes:
+        error_count: How often it failed.
+    """
+
+    __slots__ = ("_cell", "_metric", "_source", "error_count", "name")
+
+    def __init__(self, name: str, metric: Metric, cell: Cell, source: str) -> None:
+        self.name = name
+        self.error_count = 0
+        self._metric = metric
+        self._cell = cell
+        self._source = source
+
+    def take(self, event: Event) -> RuleError | None:
+        """Compute the metric; what to say of its first failure, and else None.
+
+        A failure makes the metric unavailable until its next event.
+        """
+        try:
+            computed = self._metric.compute(event)
+        except Exception as error:  # It may be anybody's code; training goes on, and the failure is on record.
+            self._cell.value = UNAVAILABLE
+            self.error_count += 1
+            return self._failure(event, error) if self.error_count == 1 else None
+        self._cell.value = UNAVAILABLE if computed is None else computed
+        return None
+
+    def _failure(self, event: Event, error: Exception) -> RuleError:
+        what = shortened(" ".join(f"{type(error).__name__}: {error}".split()), 300)
+        where = f"{self._source}: controller metric '{self.name}', {type(self._metric).__name__}.compute"
+        place = (event.attempt, event.rank, event.seq, event.step, event.epoch)
+        return RuleError(self.name, f"on_{event.kind}", *place, error=f"{where}: {what}", value_lag=lag_of(event))
+
+
+def compute_all(gauges: Iterable[Gauge], event: Event) -> list[RuleError]:
+    """Compute controller metrics; what failed for the first time."""
+    return [failure for gauge in gauges if (failure := gauge.take(event)) is not None]

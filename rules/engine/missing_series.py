@@ -1,0 +1,28 @@
+"""What to say of a series that a rule reads and that never appears."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final
+
+from ..errors import phrase, suggestion
+from ..language.references import SeriesKey
+
+#: Evaluations of a controller after which a series that never appeared is worth a warning.
+MISSING_SERIES_AFTER: Final = 100
+#: Names of metrics that are remembered for that warning.
+REMEMBERED_NAMES: Final = 1_000
+
+
+def missing_series(key: SeriesKey, names_seen: Iterable[str]) -> str:
+    """The warning.
+
+    Args:
+        key: The series.
+        names_seen: Metrics that did appear.
+    """
+    carrier = f"no {key.kind} event" if key.kind else "no event"
+    seen = [*names_seen]
+    fix = suggestion(key.name, seen) if seen else "No event has carried any metric."
+    what = f"{carrier} has carried this series after {MISSING_SERIES_AFTER} evaluations"
+    return phrase(what, repr(key.name), fix.replace("Known here:", "Seen so far:"))

@@ -1,0 +1,396 @@
+"""From an expression to a bound rule: every name and call is known for what it is before the first event.
+
+An expression and the names of its policy flow in; which series, windows, metrics and params each node means flows out,
+or all the faults at once. The order in which a name resolves: a comprehension's own variable, a controller metric, a
+param, and else a series.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Mapping
+from typing import Final
+
+from ...store.events import LOOP_KINDS
+from ..errors import ExpressionError, Fault, suggestion
+from .bound_rule import BoundRule, Derived, Need, Scope
+from .constants import constant
+from .expressions import Expression
+from .folds import EMA, PEAK
+from .functions import DECISION_FUNCTIONS, FUNCTIONS, Function
+from .methods import METHODS
+from .references import (
+    ContextValue,
+    Extent,
+    MetricValue,
+    ParamValue,
+    PastDecisions,
+    Reference,
+    SeriesChange,
+    SeriesFold,
+    SeriesKey,
+    SeriesLength,
+    SeriesValue,
+    Variable,
+    Window,
+)
+from .window_arguments import WINDOW_KEYWORDS, WindowReader
+
+#: Functions of a series that are no reduction of a window.
+_OF_SERIES: Final = frozenset({EMA, PEAK, "lag", "delta", "len"})
+#: Functions that compare or add their arguments when these are expressions: a window is asked for by keyword there.
+_TAKE_NUMBERS: Final = frozenset({"min", "max", "sum"})
+#: What may be computed from series along with them: an expression that gives a number.
+_NUMERIC: Final = (ast.BinOp, ast.UnaryOp, ast.Call, ast.IfExp)
+_COLLECTIONS: Final = frozenset({"list", "tuple", "sorted", "set", "dict", "str"})
+
+
+def bind(expression: Expression, scope: Scope, *, is_condition: bool = True) -> BoundRule:
+    """Resolve every name and check every call of an expression.
+
+    Args:
+        is_condition: Whether to refuse what can never give True or False.
+
+    Raises:
+        ExpressionError: With all the faults found.
+    """
+    binder = _Binder(expression, scope)
+    binder.visit(expression.tree, {})
+    if is_condition:
+        binder.check_verdict(expression.tree)
+    if binder.faults:
+        raise ExpressionError(binder.faults)
+    return BoundRule(expression, binder.references, binder.series, tuple(binder.metrics), binder.derived)
+
+
+class _Binder:
+    """One walk over a tree. ``variables`` maps a comprehension's names to unique ones."""
+
+    def __init__(self, expression: Expression, scope: Scope) -> None:
+        self.expression = expression
+        self.scope = scope
+        self.faults: list[Fault] = []
+        self.references: dict[ast.AST, Reference] = {}
+        self.series: dict[SeriesKey, Need] = {}
+        self.metrics: dict[str, None] = {}
+        self.derived: dict[SeriesKey, Derived] = {}
+        self._variables = 0
+
+    def refuse(self, node: ast.expr, what: str, fix: str = "") -> None:
+        self.faults.append(self.expression.fault(node, what, fix))
+
+    def visit(self, node: ast.AST, variables: Mapping[str, str]) -> None:
+        """Bind a node and all below it."""
+        if isinstance(node, ast.Name):
+            self._visit_name(node, variables)
+        elif isinstance(node, ast.Call):
+            self._visit_call(node, variables)
+        elif isinstance(node, (ast.ListComp, ast.GeneratorExp, ast.DictComp)):
+            self._visit_comprehension(node, variables)
+        else:
+            self._check_containers(node, variables)
+            for child in ast.iter_child_nodes(node):
+                self.visit(child, variables)
+
+    def _read_series(self, key: SeriesKey, need: Need) -> None:
+        self.series[key] = self.series.get(key, Need()) | need
+
+    def _visit_name(self, node: ast.Name, variables: Mapping[str, str]) -> None:
+        if node.id in variables:
+            self.references[node] = Variable(variables[node.id])
+        elif node.id in self.scope.metrics:
+            self.references[node] = MetricValue(node.id)
+            self.metrics[node.id] = None
+        elif node.id in self.scope.params:
+            self.references[node] = ParamValue(self.scope.params[node.id])
+        elif node.id in self.scope.context:
+            self.references[node] = ContextValue(node.id)
+        elif self.scope.series is not None and node.id not in self.scope.series:
+            self.refuse(node, "unknown name", suggestion(node.id, self.scope.names()))
+        else:
+            self.references[node] = SeriesValue(SeriesKey(node.id))
+            self._read_series(SeriesKey(node.id), Need())
+
+    def _visit_comprehension(
+        self, node: ast.ListComp | ast.GeneratorExp | ast.DictComp, variables: Mapping[str, str]
+    ) -> None:
+        inner = dict(variables)
+        for generator in node.generators:
+            self._refuse_series(generator.iter, inner)
+            self.visit(generator.iter, inner)
+            for target in ast.walk(generator.target):
+                if isinstance(target, ast.Name):
+                    self._variables += 1
+                    inner[target.id] = f"v{self._variables}"
+                    self.references[target] = Variable(inner[target.id])
+            for condition in generator.ifs:
+                self.visit(condition, inner)
+        for part in [node.key, node.value] if isinstance(node, ast.DictComp) else [node.elt]:
+            self.visit(part, inner)
+
+    # --- series are numbers -------------------------------------------------------------------------------------
+
+    def _series_key(self, node: ast.expr, variables: Mapping[str, str]) -> SeriesKey | None:
+        """The series that a node is, before it is visited; None when it is something else."""
+        if isinstance(node, ast.Name):
+            return SeriesKey(node.id) if node.id not in variables and self.scope.is_series(node.id) else None
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "series":
+            return _literal_series(node)
+        return None
+
+    def _check_containers(self, node: ast.AST, variables: Mapping[str, str]) -> None:
+        if isinstance(node, (ast.Attribute, ast.Subscript, ast.Starred)):
+            self._refuse_series(node.value, variables)
+        elif isinstance(node, ast.Dict):
+            for key, value in zip(node.keys, node.values, strict=True):
+                if key is None:
+                    self._refuse_series(value, variables)
+        elif isinstance(node, ast.Compare):
+            for operator, operand in zip(node.ops, node.comparators, strict=True):
+                if isinstance(operator, (ast.In, ast.NotIn)):
+                    self._refuse_series(operand, variables)
+
+    def _refuse_series(self, node: ast.expr, variables: Mapping[str, str]) -> None:
+        key = self._series_key(node, variables)
+        if key is None or (self.scope.series is not None and key.name not in self.scope.series):
+            return
+        if isinstance(node, ast.Name) and self.scope.metrics:
+            fix = suggestion(key.name, self.scope.metrics)
+            self.refuse(node, "not a controller metric, and a series is one number, with nothing inside", fix)
+        else:
+            fix = f"Its last values are read by functions, as in mean({self.expression.segment(node)}, 10)."
+            self.refuse(node, "a series is one number, with nothing inside", fix)
+
+    # --- calls --------------------------------------------------------------------------------------------------
+
+    def _visit_call(self, node: ast.Call, variables: Mapping[str, str]) -> None:
+        if isinstance(node.func, ast.Attribute):
+            self._visit_method(node, node.func, variables)
+            return
+        assert isinstance(node.func, ast.Name)
+        function = FUNCTIONS.get(node.func.id)
+        if function is None:
+            self._refuse_function(node.func)
+            self._visit_arguments(node, variables)
+        elif function.name == "series":
+            self._visit_series(node)
+        elif function.name in DECISION_FUNCTIONS:
+            self._visit_decision_call(node, function)
+        elif self._is_of_series(node, function, variables):
+            self._visit_series_call(node, function, variables)
+        else:
+            self._visit_plain_call(node, function, variables)
+
+    def _visit_arguments(self, node: ast.Call, variables: Mapping[str, str]) -> None:
+        for argument in [*node.args, *(keyword.value for keyword in node.keywords)]:
+            self.visit(argument, variables)
+
+    def _refuse_function(self, name: ast.Name) -> None:
+        fix = suggestion(name.id, FUNCTIONS)
+        if name.id in ("rand", "randint", "random"):
+            fix = "Rules know no randomness: the same events give the same decisions."
+        self.refuse(name, "unknown function", fix)
+
+    def _visit_method(self, node: ast.Call, method: ast.Attribute, variables: Mapping[str, str]) -> None:
+        name = method.attr
+        if name not in METHODS:
+            offset = self.expression.offset(method)
+            self.faults.append(Fault(offset, "method not allowed", repr(name), suggestion(name, METHODS)))
+        elif node.keywords or len(node.args) > 3:
+            self.refuse(node, "a method takes few arguments, and no keywords")
+        self._refuse_series(method.value, variables)
+        self.visit(method.value, variables)
+        self._visit_arguments(node, variables)
+
+    def _visit_series(self, node: ast.Call) -> None:
+        key = _literal_series(node)
+        if key is None:
+            self.refuse(
+                node, "series takes a name as literal text", 'Write series("eval/loss") or add kind="evaluate".'
+            )
+        elif key.kind is not None and key.kind not in LOOP_KINDS:
+            self.refuse(node, "no such kind of event", suggestion(key.kind.removeprefix("on_"), LOOP_KINDS))
+        elif self.scope.series is not None and key.name not in self.scope.series:
+            self.refuse(node, "unknown series", suggestion(key.name, self.scope.series))
+        else:
+            self.references[node] = SeriesValue(key)
+            self._read_series(key, Need())
+
+    def _visit_decision_call(self, node: ast.Call, function: Function) -> None:
+        """A question about a controller, whose name is literal."""
+        name = _literal_text(node.args[0]) if len(node.args) == 1 and not node.keywords else None
+        if name is None:
+            what = f"{function.name} takes a controller's name as literal text"
+            self.refuse(node, what, f"Write {function.signature}.")
+        elif name not in self.scope.controllers:
+            self.refuse(node.args[0], "unknown controller", suggestion(name, self.scope.controllers))
+        else:
+            self.references[node] = PastDecisions(function.name, name)
+
+    # --- functions of a series ----------------------------------------------------------------------------------
+
+    def _is_of_series(self, node: ast.Call, function: Function, variables: Mapping[str, str]) -> bool:
+        """Whether a call reads a series, its own or one to be computed, and not just a number or a list."""
+        if not node.args or (function.reduction is None and function.name not in _OF_SERIES):
+            return False
+        if self._series_key(node.args[0], variables):
+            return True
+        if function.name == "len" or not self._is_computed(node.args[0], variables):
+            return False
+        asks_by_keyword = any(keyword.arg in WINDOW_KEYWORDS for keyword in node.keywords)
+        if function.reduction is None or asks_by_keyword:
+            return True
+        given = len(node.args) + len(node.keywords)
+        return function.name not in _TAKE_NUMBERS and given == 2 + len(function.options)
+
+    def _is_computed(self, node: ast.expr, variables: Mapping[str, str]) -> bool:
+        """Whether an expression gives a number for each value of a series."""
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in _COLLECTIONS:
+            return False
+        return isinstance(node, _NUMERIC) and self._reads_series(node, variables)
+
+    def _reads_series(self, node: ast.expr, variables: Mapping[str, str]) -> bool:
+        if self._series_key(node, variables) is not None:
+            return True
+        parts = node.args if isinstance(node, ast.Call) else ast.iter_child_nodes(node)
+        return any(self._reads_series(part, variables) for part in parts if isinstance(part, ast.expr))
+
+    def _visit_series_call(self, node: ast.Call, function: Function, variables: Mapping[str, str]) -> None:
+        """A function of a series, and of a window where it takes one."""
+        key = self._series_read(node.args[0], variables)
+        if key is None:
+            return
+        if function.name == "len":
+            if len(node.args) != 1 or node.keywords:
+                self.refuse(node, "len takes one argument")
+            self.references[node] = SeriesLength(key)
+            return
+        reader = WindowReader(lambda part: constant(part, self.scope, variables), self.refuse, self.expression.segment)
+        if function.reduction is not None:
+            window = reader.window(node, function, key)
+            if window is not None:
+                self.references[node] = window
+                self._read_series(key, _need(window))
+        else:
+            self._visit_look_back(node, function, key, reader)
+        for argument in [*node.args[1:], *(keyword.value for keyword in node.keywords)]:
+            self.visit(argument, variables)
+
+    def _visit_look_back(self, node: ast.Call, function: Function, key: SeriesKey, reader: WindowReader) -> None:
+        """``lag``, ``delta``, ``ema`` and ``peak``, which take at most one number."""
+        least = {"lag": 0, "delta": 1, EMA: 1}.get(function.name)
+        is_given = len(node.args) == 2
+        if node.keywords or len(node.args) > 2 or (is_given == (least is None) and function.name != "delta"):
+            what = f"{function.name} of a series does not take these arguments"
+            self.refuse(node, what, f"Write {function.signature}.")
+            return
+        number = reader.whole(node.args[1], least or 0, "window length") if is_given else 1
+        if number is None:
+            return
+        if function.name in (EMA, PEAK):
+            self.references[node] = SeriesFold(function.name, key, number)
+            self._read_series(key, Need())
+        else:
+            self.references[node] = (SeriesValue if function.name == "lag" else SeriesChange)(key, number)
+            self._read_series(key, Need(number + 1))
+
+    def _series_read(self, node: ast.expr, variables: Mapping[str, str]) -> SeriesKey | None:
+        """The series that a function reads, visited; one that has to be computed is noted. None when it was refused."""
+        before = len(self.faults)
+        self.visit(node, variables)
+        if len(self.faults) > before:
+            return None
+        reference = self.references.get(node)
+        if isinstance(reference, SeriesValue) and self._series_key(node, variables) is not None:
+            return reference.key
+        for part in ast.walk(node):
+            if isinstance(self.references.get(part), (MetricValue, PastDecisions, Variable)):
+                self.refuse(node, "a series is computed from series, params and numbers only")
+                return None
+        driver = self._driver(node)
+        if driver is None:
+            self.refuse(node, "not a series")
+            return None
+        key = SeriesKey(self.expression.segment(node), is_derived=True)
+        self.derived.setdefault(key, Derived(node, driver))
+        return key
+
+    def _driver(self, node: ast.AST) -> SeriesKey | None:
+        """The first series that a visited expression reads, in the order of its text."""
+        reference = self.references.get(node)
+        if isinstance(reference, (SeriesValue, SeriesChange, SeriesLength, SeriesFold, Window)):
+            return reference.key
+        keys = map(self._driver, ast.iter_child_nodes(node))
+        return next((key for key in keys if key is not None), None)
+
+    def _visit_plain_call(self, node: ast.Call, function: Function, variables: Mapping[str, str]) -> None:
+        if function.plain is None:
+            self.refuse(node, f"{function.name} takes a series first", f"Write {function.signature}.")
+        elif not self._is_arity_right(node, function):
+            self.refuse(node, f"{function.name} does not take these arguments", f"Write {function.signature}.")
+        elif function.iterates and len(node.args) == 1:
+            self._refuse_series(node.args[0], variables)
+        self._visit_arguments(node, variables)
+
+    def _is_arity_right(self, node: ast.Call, function: Function) -> bool:
+        count = len(node.args) + len(node.keywords)
+        if function.keywords is None:
+            return len(node.args) <= 1
+        if not all(keyword.arg in function.keywords for keyword in node.keywords):
+            return False
+        # Positional arguments of `sorted` and the like end where its keywords begin.
+        most = 1 if function.name == "sorted" else function.most
+        return function.least <= count and (most is None or len(node.args) <= most) and self._fits(count, function)
+
+    def _fits(self, count: int, function: Function) -> bool:
+        limit = function.most if function.most is None else max(function.most, 1 + len(function.keywords or ()))
+        return limit is None or count <= limit
+
+    # --- the verdict --------------------------------------------------------------------------------------------
+
+    def check_verdict(self, tree: ast.expr) -> None:
+        """Refuse a rule that can never give True or False."""
+        kind = self._never_bool(tree)
+        if kind and not self.faults:
+            self.refuse(tree, f"a rule must give True or False, this gives {kind}", "Compare it, as in loss > 3.0.")
+
+    def _never_bool(self, node: ast.expr) -> str:
+        reference = self.references.get(node)
+        if isinstance(reference, (SeriesValue, SeriesChange, SeriesLength, SeriesFold, Window, ContextValue)):
+            return "a number"
+        if isinstance(reference, PastDecisions):
+            return "" if reference.question in ("fired", "holding") else "a number"
+        if isinstance(reference, ParamValue):
+            return "" if isinstance(reference.value, bool) else "a constant"
+        if isinstance(node, ast.Constant):
+            return "" if isinstance(node.value, bool) else "a constant"
+        if isinstance(node, ast.BinOp):
+            return "" if isinstance(node.op, (ast.BitAnd, ast.BitOr, ast.BitXor)) else "a number"
+        if isinstance(node, ast.JoinedStr):
+            return "a text"
+        if isinstance(node, (ast.List, ast.Tuple, ast.Set, ast.Dict, ast.ListComp, ast.GeneratorExp, ast.DictComp)):
+            return "a collection"
+        return ""
+
+
+def _need(window: Window) -> Need:
+    return Need(
+        window.keep,
+        window.length if window.extent is Extent.STEPS else 0,
+        window.length if window.extent is Extent.EPOCHS else 0.0,
+    )
+
+
+def _literal_series(node: ast.Call) -> SeriesKey | None:
+    """The key that a ``series(...)`` call spells; None unless all its arguments are literal texts."""
+    keywords = {keyword.arg: keyword.value for keyword in node.keywords}
+    if len(node.args) != 1 or not set(keywords) <= {"kind"}:
+        return None
+    texts = [_literal_text(argument) for argument in (node.args[0], *keywords.values())]
+    if None in texts:
+        return None
+    return SeriesKey(texts[0] or "", texts[1] if len(texts) > 1 else None)
+
+
+def _literal_text(node: ast.expr) -> str | None:
+    return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else None

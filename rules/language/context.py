@@ -1,0 +1,179 @@
+"""What rules know about the run itself as of an event: steps, epochs, time and samples; and what controllers decided.
+
+Events flow in, in order; numbers flow out. Everything is derived from the events and from what the loop declared, so a
+replay knows the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from types import MappingProxyType
+from typing import Final
+
+from ...store.events import Event
+from ...store.plan import Plan
+from ..errors import Undefined
+
+_NS_PER_S: Final = 1e9
+
+#: Names that stand for facts about the run, with what they mean.
+CONTEXT: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "step": "The event's step: optimizer updates finished.",
+        "epoch": "Epochs finished, as a fraction: the event's own, or else its metric called `epoch`.",
+        "progress": "The step as a share of `max_steps`; where that is not declared, the epoch as a share of the "
+        "declared epochs.",
+        "max_steps": "Updates that the run is meant to make, as the loop declared.",
+        "elapsed_s": "Seconds of training up to the event, summed over the attempts that led to it.",
+        "samples_seen": "The newest value of the metric `samples_seen`; in a run without it, the sum of the metric "
+        "`batch_size` over the updates so far.",
+        "world_size": "Processes that train together, as the loop declared.",
+    }
+)
+
+_SAMPLES_SEEN: Final = "samples_seen"
+_BATCH_SIZE: Final = "batch_size"
+
+
+class Clock:
+    """Steps, evaluations, time and samples along one stream of events.
+
+    Attributes:
+        evaluations: ``evaluate`` events so far.
+        reached_step: The highest step so far.
+        reached_epoch: The highest epoch so far; None before the first.
+    """
+
+    def __init__(self) -> None:
+        self.evaluations = 0
+        self.reached_step = 0
+        self.reached_epoch: float | None = None
+        self._attempt = 0
+        self._elapsed_ns = 0
+        self._before_ns = 0
+        self._reported: float | None = None
+        self._added: float | None = None
+
+    def take(self, event: Event) -> None:
+        """Move on to an event."""
+        if event.attempt != self._attempt:
+            self._before_ns += self._elapsed_ns
+            self._attempt, self._elapsed_ns = event.attempt, 0
+        self._elapsed_ns = max(self._elapsed_ns, event.elapsed_ns)
+        self.reached_step = max(self.reached_step, event.step)
+        epoch = event.epoch if event.epoch is not None else event.metrics.get("epoch")
+        if epoch is not None and not epoch < (self.reached_epoch or 0.0) and epoch == epoch:
+            self.reached_epoch = epoch
+        if event.kind == "evaluate":
+            self.evaluations += 1
+        self._count_samples(event)
+
+    @contextmanager
+    def as_of(self, event: Event) -> Iterator[None]:
+        """Back at the step and epoch of an event whose values come late, while these are taken."""
+        reached = self.reached_step, self.reached_epoch
+        self.reached_step = event.step
+        if event.epoch is not None:
+            self.reached_epoch = event.epoch
+        try:
+            yield
+        finally:
+            self.reached_step, self.reached_epoch = reached
+
+    def _count_samples(self, event: Event) -> None:
+        reported = event.metrics.get(_SAMPLES_SEEN)
+        if reported is not None:
+            self._reported = float(reported)
+        if event.kind == "step_end" and (size := event.metrics.get(_BATCH_SIZE)) is not None:
+            self._added = (self._added or 0.0) + size
+
+    @property
+    def elapsed_ns(self) -> int:
+        """Training time up to the newest event, over all attempts."""
+        return self._before_ns + self._elapsed_ns
+
+    def samples_seen(self) -> float:
+        """As ``CONTEXT`` says.
+
+        Raises:
+            Undefined: The run has told neither.
+        """
+        known = self._added if self._reported is None else self._reported
+        if known is None:
+            raise Undefined("no samples counted")
+        return known
+
+
+class RunContext:
+    """The facts of ``CONTEXT`` for one engine.
+
+    Args:
+        plan: What the loop declared.
+        clock: Taken on to each event before a fact about it is read.
+    """
+
+    def __init__(self, plan: Plan, clock: Clock) -> None:
+        self._plan = plan
+        self._clock = clock
+
+    def readers(self) -> dict[str, Callable[[Event], float]]:
+        """A function from an event to the fact, for each name but ``step``, which is a field of the event."""
+        return {
+            "epoch": _epoch,
+            "progress": self._progress,
+            "max_steps": lambda _: _declared(self._plan.max_steps()),
+            "elapsed_s": lambda _: self._clock.elapsed_ns / _NS_PER_S,
+            "samples_seen": lambda _: self._clock.samples_seen(),
+            "world_size": lambda _: _declared(self._plan.world_size),
+        }
+
+    def _progress(self, event: Event) -> float:
+        steps = self._plan.max_steps()
+        if steps:
+            return event.step / steps
+        return _epoch(event) / _declared(self._plan.total_epochs)
+
+
+def _epoch(event: Event) -> float:
+    epoch = event.epoch if event.epoch is not None else event.metrics.get("epoch")
+    if epoch is None:
+        raise Undefined("no epoch")
+    return epoch
+
+
+def _declared(value: int | None) -> int:
+    if value is None:
+        raise Undefined("not declared")
+    return value
+
+
+class Past:
+    """What a controller (or several of one name) decided at earlier events.
+
+    Attributes:
+        times: Decisions.
+        step: Of the newest decision; None before the first.
+        holds: Whether the rule was true when it was last asked.
+    """
+
+    __slots__ = ("holds", "step", "times")
+
+    def __init__(self) -> None:
+        self.renew()
+
+    def renew(self) -> None:
+        """Forget."""
+        self.times = 0
+        self.step: int | None = None
+        self.holds = False
+
+    def steps_since(self, step: int) -> int:
+        """Steps from the newest decision to a step.
+
+        Raises:
+            Undefined: There was no decision.
+        """
+        if self.step is None:
+            raise Undefined("has not decided")
+        return step - self.step

@@ -1,0 +1,275 @@
+"""From a rule's text to a syntax tree that holds nothing but what the language allows.
+
+A text flows in; an ``Expression`` flows out, along simpleeval's ``EvalWithCompoundTypes``: what that evaluator accepts
+and what is pure. All faults of a text are found together, each with its offset in the text.
+"""
+
+from __future__ import annotations
+
+import ast
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Final
+
+from ..errors import ExpressionError, Fault
+from .operators import ALLOWED
+
+MAX_RULE_LENGTH: Final = 10_000
+MAX_EXPRESSION_DEPTH: Final = 100
+
+_OPERATION: Final = "A rule is one expression without effects"
+
+#: Node types of the language; operators and contexts come with them.
+_ALLOWED: Final = (
+    ast.Attribute,
+    ast.BinOp,
+    ast.BoolOp,
+    ast.Call,
+    ast.Compare,
+    ast.Constant,
+    ast.Dict,
+    ast.DictComp,
+    ast.FormattedValue,
+    ast.GeneratorExp,
+    ast.IfExp,
+    ast.JoinedStr,
+    ast.List,
+    ast.ListComp,
+    ast.Name,
+    ast.Set,
+    ast.Slice,
+    ast.Starred,
+    ast.Subscript,
+    ast.Tuple,
+    ast.UnaryOp,
+)
+
+_REFUSED: Final[dict[type[ast.AST], tuple[str, str]]] = {
+    ast.Lambda: ("lambda is not allowed", "Write the expression itself."),
+    ast.NamedExpr: ("assignment inside a rule is not allowed", "Write the expression again where you need it."),
+    ast.Await: ("await is not allowed", ""),
+    ast.Yield: ("yield is not allowed", ""),
+    ast.YieldFrom: ("yield is not allowed", ""),
+    ast.SetComp: ("a set comprehension is not available", "Write set([... for ... in ...])."),
+}
+
+
+class Expression:
+    """A rule's text and its tree.
+
+    Attributes:
+        text: As the file has it, escapes and folding resolved.
+        tree: The tree of the text.
+    """
+
+    def __init__(self, text: str, tree: ast.expr, parsed: str) -> None:
+        self.text = text
+        self.tree = tree
+        self._lead = len(text) - len(text.lstrip())
+        self._lines = parsed.split("\n")
+        # Python 3.11 places what stands inside an f-string wrongly, so it is placed at the f-string.
+        self._anchors: dict[ast.AST, ast.expr] = {}
+        for node in ast.walk(tree):
+            if isinstance(node, ast.JoinedStr):
+                for inner in ast.walk(node):
+                    self._anchors.setdefault(inner, node)
+
+    def anchor(self, node: ast.expr) -> ast.expr:
+        """The node itself, or the outermost f-string around it."""
+        return self._anchors.get(node, node)
+
+    def is_inside_text(self, node: ast.expr) -> bool:
+        """Whether an f-string is around the node, or is the node."""
+        return node in self._anchors
+
+    def offset(self, node: ast.expr) -> int:
+        """Where the node begins, in characters of the text."""
+        anchor = self.anchor(node)
+        return self.offset_at(anchor.lineno, anchor.col_offset)
+
+    def end(self, node: ast.expr) -> int:
+        """Where the node ends, in characters of the text."""
+        anchor = self.anchor(node)
+        return self.offset_at(anchor.end_lineno or anchor.lineno, anchor.end_col_offset or anchor.col_offset)
+
+    def offset_at(self, line: int, column: int) -> int:
+        """The offset of a position as Python gives it: the line from 1, the column in bytes from 0."""
+        before = sum(len(text) + 1 for text in self._lines[: line - 1])
+        inside = len(self._lines[line - 1].encode()[:column].decode(errors="ignore"))
+        return self._lead + before + inside
+
+    def segment(self, node: ast.expr) -> str:
+        """The node's own text, every run of blanks as one space."""
+        return " ".join(self.text[self.offset(node) : self.end(node)].split())
+
+    def fault(self, node: ast.expr, what: str, fix: str = "") -> Fault:
+        """A fault at a node, showing its text."""
+        return Fault(self.offset(node), what, repr(self.segment(node)), fix)
+
+
+def parse(text: str) -> Expression:
+    """The expression that a rule's text is.
+
+    Raises:
+        ExpressionError: Empty, too long, no expression, or with something that the language does not have.
+    """
+    _check_text(text)
+    parsed = text.replace("\r", " ").strip()
+    with warnings.catch_warnings():
+        # Python warns of odd escapes and comparisons; a rule either loads or does not.
+        warnings.simplefilter("ignore")
+        tree, parsed = _parsed(parsed, len(text) - len(text.lstrip()))
+    expression = Expression(text, tree, parsed)
+    faults = list(_faults(expression))
+    if faults:
+        raise ExpressionError(faults)
+    return expression
+
+
+def _check_text(text: str) -> None:
+    if not text.strip():
+        raise ExpressionError([Fault(0, "a rule cannot be empty", None, "Write True to fire at every trigger.")])
+    if len(text) > MAX_RULE_LENGTH:
+        raise ExpressionError([Fault(0, f"longer than {MAX_RULE_LENGTH:,} characters", str(len(text)))])
+    if "__" in text:
+        raise ExpressionError([Fault(text.index("__"), "two underscores in a row are not allowed in a rule")])
+
+
+def _parsed(text: str, lead: int) -> tuple[ast.expr, str]:
+    """The tree and the text it stands for; several lines read as if they were one, unless comments are in them."""
+    attempts = [text] if "\n" not in text or "#" in text else [text, text.replace("\n", " ")]
+    failure: Fault | None = None
+    for attempt in attempts:
+        try:
+            return ast.parse(attempt, mode="eval").body, attempt
+        except SyntaxError as error:
+            failure = _syntax_fault(attempt, error, lead)
+        except ValueError as error:
+            failure = Fault(lead, f"not an expression, {error}")
+        except (RecursionError, MemoryError):
+            failure = Fault(lead, f"nested deeper than {MAX_EXPRESSION_DEPTH} levels")
+    assert failure is not None
+    raise ExpressionError([failure])
+
+
+def _syntax_fault(text: str, error: SyntaxError, lead: int) -> Fault:
+    lines = text.split("\n")
+    line = min(max(error.lineno or 1, 1), len(lines))
+    column = min(max((error.offset or 1) - 1, 0), len(lines[line - 1]))
+    offset = lead + sum(len(before) + 1 for before in lines[: line - 1]) + column
+    try:
+        statements = ast.parse(text).body
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        statements = []
+    if not statements:
+        return Fault(min(offset, lead + len(text) - 1), f"not an expression, {error.msg}")
+    second = statements[1] if len(statements) > 1 else statements[0]
+    start = sum(len(before) + 1 for before in lines[: second.lineno - 1])
+    start += len(lines[second.lineno - 1].encode()[: second.col_offset].decode(errors="ignore"))
+    what = "more than one statement" if len(statements) > 1 else "not an expression"
+    return Fault(lead + start, what, repr(ast.get_source_segment(text, second)), f"{_OPERATION}.")
+
+
+def _faults(expression: Expression) -> Iterator[Fault]:
+    """What the tree holds beyond the language, outermost first; nothing below a refused node is looked at."""
+    waiting: list[tuple[ast.AST, ast.AST | None, int]] = [(expression.tree, None, 1)]
+    while waiting:
+        node, parent, depth = waiting.pop()
+        if isinstance(node, ast.expr):
+            if depth > MAX_EXPRESSION_DEPTH:
+                yield expression.fault(node, f"nested deeper than {MAX_EXPRESSION_DEPTH} levels")
+                return
+            fault = _objection(expression, node, parent)
+            if fault is not None:
+                yield fault
+                continue
+        children = [(child, node, depth + 1) for child in ast.iter_child_nodes(node)]
+        waiting.extend(reversed(children))
+
+
+def _objection(expression: Expression, node: ast.expr, parent: ast.AST | None) -> Fault | None:
+    if type(node) in _REFUSED:
+        what, fix = _REFUSED[type(node)]
+        return expression.fault(node, what, fix)
+    if not isinstance(node, _ALLOWED):
+        return expression.fault(node, f"{type(node).__name__} is not allowed")
+    check = _CHECKS.get(type(node))
+    return check(expression, node, parent) if check else None
+
+
+def _check_attribute(expression: Expression, node: ast.expr, _: ast.AST | None) -> Fault | None:
+    assert isinstance(node, ast.Attribute)
+    if node.attr.startswith("_") or "__" in node.attr:
+        return expression.fault(node, "names that begin with an underscore are out of reach")
+    return None
+
+
+def _check_name(expression: Expression, node: ast.expr, _: ast.AST | None) -> Fault | None:
+    assert isinstance(node, ast.Name)
+    return expression.fault(node, "two underscores in a row are not allowed in a rule") if "__" in node.id else None
+
+
+def _check_binary(expression: Expression, node: ast.expr, _: ast.AST | None) -> Fault | None:
+    assert isinstance(node, ast.BinOp)
+    return None if type(node.op) in ALLOWED else expression.fault(node, "operator not allowed")
+
+
+def _check_starred(expression: Expression, node: ast.expr, parent: ast.AST | None) -> Fault | None:
+    if isinstance(parent, ast.List):
+        return None
+    fix = "Functions that take many values take a list." if isinstance(parent, ast.Call) else "Write a list."
+    return expression.fault(node, "a star is allowed inside a list only", fix)
+
+
+def _check_call(expression: Expression, node: ast.expr, _: ast.AST | None) -> Fault | None:
+    assert isinstance(node, ast.Call)
+    if not isinstance(node.func, (ast.Name, ast.Attribute)):
+        return expression.fault(node.func, "only named functions can be called")
+    if any(keyword.arg is None for keyword in node.keywords):
+        return expression.fault(node, "keyword arguments must be written out")
+    return None
+
+
+def _check_compare(expression: Expression, node: ast.expr, _: ast.AST | None) -> Fault | None:
+    assert isinstance(node, ast.Compare)
+    operands = [node.left, *node.comparators]
+    for operator, left, right in zip(node.ops, operands, operands[1:], strict=False):
+        if isinstance(operator, (ast.Is, ast.IsNot)) and not (_is_singleton(left) or _is_singleton(right)):
+            return expression.fault(node, "'is' compares with None, True and False only", "Write == or !=.")
+    return None
+
+
+def _is_singleton(node: ast.expr) -> bool:
+    return isinstance(node, ast.Constant) and (node.value is None or isinstance(node.value, bool))
+
+
+def _check_formatted(expression: Expression, node: ast.expr, _: ast.AST | None) -> Fault | None:
+    assert isinstance(node, ast.FormattedValue)
+    if node.conversion in (-1, ord("s")):
+        return None
+    return expression.fault(node, "only !s is available in an f-string")
+
+
+def _check_comprehension(expression: Expression, node: ast.expr, _: ast.AST | None) -> Fault | None:
+    assert isinstance(node, (ast.ListComp, ast.GeneratorExp, ast.DictComp))
+    for generator in node.generators:
+        if generator.is_async:
+            return expression.fault(node, "async is not allowed")
+        for target in ast.walk(generator.target):
+            if isinstance(target, ast.expr) and not isinstance(target, (ast.Name, ast.Tuple, ast.List)):
+                return expression.fault(target, "a comprehension assigns to plain names only")
+    return None
+
+
+_CHECKS: Final[dict[type[ast.expr], Callable[[Expression, ast.expr, ast.AST | None], Fault | None]]] = {
+    ast.Attribute: _check_attribute,
+    ast.BinOp: _check_binary,
+    ast.Call: _check_call,
+    ast.Compare: _check_compare,
+    ast.DictComp: _check_comprehension,
+    ast.FormattedValue: _check_formatted,
+    ast.GeneratorExp: _check_comprehension,
+    ast.ListComp: _check_comprehension,
+    ast.Name: _check_name,
+    ast.Starred: _check_starred,
+}

@@ -1,0 +1,276 @@
+"""From the values of a window to one number, in one documented order of operations.
+
+Every sum here runs left to right, oldest value first, in plain float additions that start at 0.0. Python's own ``sum``
+compensates from 3.12 on, and numpy and DuckDB add pairwise: all of them differ in the last bits, and a decision must
+not depend on who computed it. A window with a NaN in it gives NaN, whatever the reduction, but for ``count``, ``first``
+and ``last``, which look at no values or at one.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Sequence
+from typing import Final
+
+from ..errors import Undefined
+
+_NAN = float("nan")
+
+#: Whether Python's own sum adds floats plainly, left to right: it does before 3.12, and is quicker than a loop.
+SUM_IS_PLAIN: Final = sys.version_info < (3, 12)
+
+if SUM_IS_PLAIN:
+
+    def added(values: Sequence[float]) -> float:
+        """The sum, left to right, from 0.0 on; 0.0 for no values."""
+        return sum(values, 0.0)
+
+else:
+
+    def added(values: Sequence[float]) -> float:
+        """The sum, left to right, from 0.0 on; 0.0 for no values."""
+        result = 0.0
+        for value in values:
+            result += value
+        return result
+
+
+def total(values: Sequence[float]) -> float:
+    """The sum, left to right.
+
+    Raises:
+        Undefined: For no values.
+    """
+    if not values:
+        raise Undefined("no values")
+    return added(values)
+
+
+def mean(values: Sequence[float]) -> float:
+    """The sum divided by the number of values.
+
+    Raises:
+        Undefined: For no values.
+
+    >>> mean([1.0, 2.0, 4.5])
+    2.5
+    """
+    if not values:
+        raise Undefined("no values")
+    return added(values) / len(values)
+
+
+def var(values: Sequence[float]) -> float:
+    """The variance of the values themselves (ddof 0), in two passes: the mean, then the squared distances.
+
+    Raises:
+        Undefined: For no values.
+
+    >>> var([1.0, 5.0])
+    4.0
+    """
+    middle = mean(values)
+    squares = 0.0
+    for value in values:
+        distance = value - middle
+        squares += distance * distance
+    return squares / len(values)
+
+
+def std(values: Sequence[float]) -> float:
+    """The square root of the variance.
+
+    Raises:
+        Undefined: For no values.
+
+    >>> std([1.0, 3.0])
+    1.0
+    """
+    return math.sqrt(var(values))
+
+
+def slope(values: Sequence[float]) -> float:
+    """The least-squares slope over the positions 0 to n-1, in metric units per value.
+
+    The sum of ``(position - (n-1)/2) * (value - mean)``, divided by ``n * (n*n - 1) / 12``.
+
+    Raises:
+        Undefined: For fewer than two values.
+
+    >>> slope([1.0, 3.0, 5.0])
+    2.0
+    """
+    return _line(values)[1]
+
+
+def detrended_std(values: Sequence[float]) -> float:
+    """The standard deviation (ddof 0) around the least-squares line through the values.
+
+    The residual of a value is ``(value - mean) - slope * (position - (n-1)/2)``; the root of the mean of their squares.
+
+    Raises:
+        Undefined: For fewer than two values.
+
+    >>> detrended_std([1.0, 2.0, 3.0])
+    0.0
+    """
+    middle, rise = _line(values)
+    position = -(len(values) - 1) / 2
+    squares = 0.0
+    for value in values:
+        distance = (value - middle) - rise * position
+        squares += distance * distance
+        position += 1.0
+    return math.sqrt(squares / len(values))
+
+
+def _line(values: Sequence[float]) -> tuple[float, float]:
+    """Mean and slope of the least-squares line."""
+    count = len(values)
+    if count < 2:
+        raise Undefined("a slope needs two values")
+    middle = mean(values)
+    position = -(count - 1) / 2
+    products = 0.0
+    for value in values:
+        products += position * (value - middle)
+        position += 1.0
+    return middle, products / (count * (count * count - 1) / 12)
+
+
+def least(values: Sequence[float]) -> float:
+    """The smallest value; the older of two equal ones (-0.0 equals 0.0); NaN when any value is NaN.
+
+    Raises:
+        Undefined: For no values.
+    """
+    if not values:
+        raise Undefined("no values")
+    result = values[0]
+    for value in values:
+        if value != value:
+            return _NAN
+        if value < result:
+            result = value
+    return result
+
+
+def greatest(values: Sequence[float]) -> float:
+    """The greatest value; the older of two equal ones (-0.0 equals 0.0); NaN when any value is NaN.
+
+    Raises:
+        Undefined: For no values.
+    """
+    if not values:
+        raise Undefined("no values")
+    result = values[0]
+    for value in values:
+        if value != value:
+            return _NAN
+        if value > result:
+            result = value
+    return result
+
+
+def quantile(values: Sequence[float], share: float) -> float:
+    """The value below which a share of the values lies, on the straight line between its two neighbours in order.
+
+    The place is ``share * (n - 1)``; from the neighbour below, ``low + part * (high - low)``.
+
+    Args:
+        values: The window, oldest first.
+        share: From 0.0, the least value, to 1.0, the greatest.
+
+    Raises:
+        Undefined: For no values.
+        ValueError: For a share outside of 0 to 1.
+
+    >>> quantile([4.0, 1.0, 3.0], 0.25)
+    2.0
+    """
+    if not 0 <= share <= 1:
+        raise ValueError(f"a quantile is taken at a share from 0 to 1, not at {share}")
+    if not values:
+        raise Undefined("no values")
+    for value in values:
+        if value != value:
+            return _NAN
+    ordered = sorted(values)
+    place = share * (len(ordered) - 1)
+    below = int(place)
+    part = place - below
+    # Exactly on a value there is nothing to interpolate, and the neighbour may be infinite.
+    return ordered[below] if part == 0 else ordered[below] + part * (ordered[below + 1] - ordered[below])
+
+
+def median(values: Sequence[float]) -> float:
+    """The value in the middle, or halfway between the two in the middle.
+
+    Raises:
+        Undefined: For no values.
+
+    >>> median([3.0, 1.0, 2.0, 10.0])
+    2.5
+    """
+    return quantile(values, 0.5)
+
+
+def count(values: Sequence[float]) -> int:
+    """How many values there are, which is 0 for none."""
+    return len(values)
+
+
+def first(values: Sequence[float]) -> float:
+    """The oldest value.
+
+    Raises:
+        Undefined: For no values.
+    """
+    if not values:
+        raise Undefined("no values")
+    return values[0]
+
+
+def last(values: Sequence[float]) -> float:
+    """The newest value.
+
+    Raises:
+        Undefined: For no values.
+    """
+    if not values:
+        raise Undefined("no values")
+    return values[-1]
+
+
+def age_of_least(values: Sequence[float]) -> float:
+    """How many values ago the smallest value came, the oldest of equal ones; 0 for the newest.
+
+    Raises:
+        Undefined: For no values.
+
+    >>> age_of_least([2.0, 1.0, 1.0, 3.0])
+    2
+    """
+    smallest = least(values)
+    return _NAN if smallest != smallest else len(values) - 1 - values.index(smallest)
+
+
+def age_of_greatest(values: Sequence[float]) -> float:
+    """How many values ago the greatest value came, the oldest of equal ones; 0 for the newest.
+
+    Raises:
+        Undefined: For no values.
+    """
+    biggest = greatest(values)
+    return _NAN if biggest != biggest else len(values) - 1 - values.index(biggest)
+
+
+def older(values: Sequence[float]) -> Sequence[float]:
+    """The older half of a window; of an odd number of values the smaller half."""
+    return values[: len(values) // 2]
+
+
+def recent(values: Sequence[float]) -> Sequence[float]:
+    """The newer half of a window; of an odd number of values the greater half."""
+    return values[len(values) // 2 :]

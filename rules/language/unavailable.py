@@ -1,0 +1,91 @@
+"""The stand-in for a controller metric that has not been computed yet.
+
+It flows into rules in the place of the metric's value, and makes whatever touches it undefined, with the exceptions
+that TrAC's guard object has: it equals None, ``is`` no None, and counts as true where only its truth is asked.
+"""
+
+from __future__ import annotations
+
+from typing import Final, NoReturn
+
+from ..errors import Undefined
+
+_TOUCHES: Final = (
+    "lt",
+    "le",
+    "gt",
+    "ge",
+    "hash",
+    "len",
+    "iter",
+    "contains",
+    "getitem",
+    "int",
+    "float",
+    "index",
+    "complex",
+    "abs",
+    "neg",
+    "pos",
+    "invert",
+    "round",
+    "trunc",
+    "floor",
+    "ceil",
+    "str",
+    "repr",
+    "format",
+    "add",
+    "radd",
+    "sub",
+    "rsub",
+    "mul",
+    "rmul",
+    "truediv",
+    "rtruediv",
+    "floordiv",
+    "rfloordiv",
+    "mod",
+    "rmod",
+    "pow",
+    "rpow",
+    "lshift",
+    "rlshift",
+    "rshift",
+    "rrshift",
+    "and",
+    "rand",
+    "or",
+    "ror",
+    "xor",
+    "rxor",
+)
+
+
+class Unavailable:
+    """A metric without a value; there is one instance, ``UNAVAILABLE``."""
+
+    __slots__ = ()
+
+    def __eq__(self, other: object) -> bool:
+        if other is None:
+            return True
+        raise Undefined("metric not available")
+
+    def __bool__(self) -> bool:
+        return True
+
+    def __ne__(self, other: object) -> bool:
+        if other is None:
+            return False
+        raise Undefined("metric not available")
+
+
+def _touched(*_: object) -> NoReturn:
+    raise Undefined("metric not available")
+
+
+for _touch in _TOUCHES:
+    setattr(Unavailable, f"__{_touch}__", _touched)
+
+UNAVAILABLE: Final = Unavailable()

@@ -1,0 +1,117 @@
+"""The arguments of a function of a series: which window of it is meant, checked when the policy loads."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable
+from typing import Final, Protocol
+
+from ..errors import suggestion
+from .functions import Function
+from .references import Extent, Half, Param, SeriesKey, Window
+
+#: The longest window, in values.
+MAX_WINDOW: Final = 100_000
+#: Steps that a window by steps may span.
+MAX_STEPS: Final = 10**12
+
+_EXTENTS: Final = {"last": Extent.VALUES, "steps": Extent.STEPS, "epochs": Extent.EPOCHS}
+#: Keywords that only the window form of a function takes.
+WINDOW_KEYWORDS: Final = frozenset((*_EXTENTS, "skip", "half"))
+
+
+class Refuse(Protocol):
+    """How a fault at a node is noted."""
+
+    def __call__(self, node: ast.expr, what: str, fix: str = "") -> None:
+        """Note that the node is wrong, why, and how to go on."""
+
+
+class WindowReader:
+    """Reads the window that one call asks for.
+
+    Args:
+        constant: The value of a constant expression; None when it is none.
+        refuse: Notes a fault.
+        segment: A node's text.
+    """
+
+    def __init__(
+        self, constant: Callable[[ast.expr], Param | None], refuse: Refuse, segment: Callable[[ast.expr], str]
+    ) -> None:
+        self._constant = constant
+        self._refuse = refuse
+        self._segment = segment
+
+    def window(self, call: ast.Call, function: Function, key: SeriesKey) -> Window | None:
+        """The window of a reduction; None when it was refused."""
+        keywords = {keyword.arg: keyword.value for keyword in call.keywords if keyword.arg}
+        extents = [name for name in _EXTENTS if name in keywords]
+        positional = call.args[1:]
+        if not extents and positional:
+            extents, keywords["last"], positional = ["last"], positional[0], positional[1:]
+        keywords.update(zip((name for name in function.options if name not in keywords), positional, strict=False))
+        known = {*WINDOW_KEYWORDS, *function.options}
+        given = len(call.args) - 1 + len(call.keywords)
+        if len(extents) != 1 or len(keywords) != given or not known.issuperset(keywords):
+            self._refuse_arguments(call, function, set(keywords) - known)
+            return None
+        extent = _EXTENTS[extents[0]]
+        length = self._length(keywords[extents[0]], extent, function, call.args[0])
+        skip = self.whole(keywords["skip"], 0, "skip") if "skip" in keywords else 0
+        half = self._half(keywords["half"]) if "half" in keywords else None
+        options = [self._option(call, keywords.get(name), name) for name in function.options]
+        if length is None or skip is None or (half is None and "half" in keywords) or None in options:
+            return None
+        return Window(function, key, length, extent, skip, half, tuple(o for o in options if o is not None))
+
+    def _refuse_arguments(self, call: ast.Call, function: Function, unknown: set[str]) -> None:
+        name = self._segment(call.args[0])
+        if unknown:
+            strange = min(unknown)
+            fix = suggestion(strange, {*WINDOW_KEYWORDS, *function.options})
+            self._refuse(call, f"{function.name} of a series does not take '{strange}'", fix)
+            return
+        more = "".join(f", {option}=0.9" for option in function.options)
+        fix = f"Write {function.name}({name}, 10{more}) for the last ten values."
+        self._refuse(call, f"{function.name} of a series takes the series and how many values", fix)
+
+    def whole(self, node: ast.expr, least: int, what: str) -> int | None:
+        """A whole number of values, known at load."""
+        value = self._constant(node)
+        if isinstance(value, int) and not isinstance(value, bool) and least <= value <= MAX_WINDOW:
+            return value
+        self._refuse(node, f"not a {what}", _whole_fix(least))
+        return None
+
+    def _length(self, node: ast.expr, extent: Extent, function: Function, series: ast.expr) -> float | None:
+        value = self._constant(node)
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            value = None
+        if extent is Extent.EPOCHS and value is not None and 0 < value <= MAX_WINDOW:
+            return float(value)
+        if isinstance(value, int) and 1 <= value <= (MAX_WINDOW if extent is Extent.VALUES else MAX_STEPS):
+            return value
+        fix = _whole_fix(1) if extent is Extent.VALUES else f"How many {extent} back: a number above 0, known at load."
+        if function.name in ("min", "max"):
+            name, other = self._segment(series), self._segment(node)
+            fix += f" To compare two values write {function.name}([{name}, {other}])."
+        self._refuse(node, "not a window length", fix)
+        return None
+
+    def _half(self, node: ast.expr) -> Half | None:
+        if isinstance(node, ast.Constant) and node.value in tuple(Half):
+            return Half(node.value)
+        self._refuse(node, "no half of a window", 'Write half="older" or half="recent".')
+        return None
+
+    def _option(self, call: ast.Call, node: ast.expr | None, name: str) -> float | None:
+        value = None if node is None else self._constant(node)
+        if isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value <= 1:
+            return float(value)
+        self._refuse(call if node is None else node, f"'{name}' must be known", f"Write {name}=0.9, from 0 to 1.")
+        return None
+
+
+def _whole_fix(least: int) -> str:
+    return f"It is a whole number from {least} to {MAX_WINDOW:,}, a param that is one, or arithmetic on those."

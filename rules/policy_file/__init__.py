@@ -1,0 +1,1 @@
+"""A policy file: read, checked at every key, and identified by its digest."""

@@ -1,0 +1,142 @@
+"""Reading the keys of a controller that say when and how it decides, beyond its rule and patience."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+import yaml
+
+from ..compiled.names import Names
+from ..errors import ExpressionError, suggestion
+from ..language.bound_rule import Scope
+from ..language.timing import Cooldown, Span, StepWindow, Unit
+from .declarations import ACT, SEVERITIES, SHADOW
+from .fields import FieldReader, Fields, is_null
+from .message import MessageTemplate, parse_message
+
+#: Keys of a controller that are read here.
+TIMING_KEYS: Final = ("for", "cooldown", "once", "between", "severity", "message", "mode")
+
+_UNITS: Final = tuple(unit.value for unit in Unit)
+#: Longest span, in any unit: more than a century of seconds.
+_MAX_SPAN: Final = 10**10
+
+
+class ControllerFieldReader(FieldReader):
+    """Reads spans, cooldowns, step windows and messages."""
+
+    def span(self, node: yaml.Node, where: str) -> Span | None:
+        """A number of steps, or a mapping with one unit."""
+        if not isinstance(node, yaml.MappingNode):
+            steps = self._at_least(node, where, 1)
+            return None if steps is None else Span(steps)
+        fields = self.fields(node, where, _UNITS)
+        if len(fields) != 1:
+            if not node.value or fields:
+                self.refuse(node, where, f"takes one of {', '.join(_UNITS)}", shows=False)
+            return None
+        name, value = next(iter(fields.items()))
+        unit = Unit(name)
+        where = f"{where}, {name}"
+        amount = self._seconds(value, where) if unit is Unit.SECONDS else self._at_least(value, where, 1)
+        return None if amount is None else Span(amount, unit)
+
+    def _at_least(self, node: yaml.Node, where: str, least: int) -> int | None:
+        value = self.whole(node, where)
+        if value is not None and not least <= value <= _MAX_SPAN:
+            self.refuse(node, where, f"must be from {least} to {_MAX_SPAN:,}")
+            return None
+        return value
+
+    def _seconds(self, node: yaml.Node, where: str) -> float | None:
+        value = self.number(node, where)
+        if value is not None and not 0 < value <= _MAX_SPAN:
+            self.refuse(node, where, f"must be above 0 and at most {_MAX_SPAN:,}")
+            return None
+        return value
+
+    def cooldowns(self, fields: Fields) -> Mapping[str, Span]:
+        """The cooldowns that controllers share by name."""
+        node = fields.get("cooldowns")
+        if node is None or is_null(node):
+            return {}
+        named: dict[str, Span] = {}
+        for name, value in self.fields(node, "cooldowns", None).items():
+            span = self.span(value, f"cooldown '{name}'")
+            # A cooldown that is refused is still known, so that one mistake is one problem.
+            named[name] = span or Span(1)
+        return named
+
+    def cooldown(self, fields: Fields, where: str, shared: Mapping[str, Span]) -> Cooldown | None:
+        """A span of the controller's own, or the name of a shared one."""
+        node = fields.get("cooldown")
+        if node is None:
+            return None
+        is_text = isinstance(node, yaml.ScalarNode) and node.tag.endswith(":str")
+        if not is_text or node.value in self.params:
+            span = self.span(node, f"{where}, cooldown")
+            return None if span is None else Cooldown(span)
+        if node.value not in shared:
+            self.refuse(
+                node, f"{where}, cooldown", "no such cooldown under 'cooldowns'", suggestion(node.value, shared)
+            )
+            return None
+        return Cooldown(shared[node.value], node.value)
+
+    def hold(self, fields: Fields, where: str) -> Span | None:
+        """How long a rule must have been true."""
+        return self.span(fields["for"], f"{where}, for") if "for" in fields else None
+
+    def is_once(self, fields: Fields, where: str) -> bool:
+        """Whether the controller decides one time only."""
+        return "once" in fields and self.flag(fields["once"], f"{where}, once") is True
+
+    def between(self, fields: Fields, where: str) -> StepWindow:
+        """``[first, last]``, either of them null for an open end."""
+        if "between" not in fields:
+            return StepWindow()
+        node, where = fields["between"], f"{where}, between"
+        ends = self.items(node, where)
+        if len(ends) != 2:
+            self.refuse(node, where, "takes the first and the last step", "Write [1000, 2000] or [1000, null].")
+            return StepWindow()
+        first, last = (None if is_null(end) else self.whole(end, where) for end in ends)
+        if first is not None and last is not None and first > last:
+            self.refuse(node, where, "the first step is after the last", shows=False)
+        return StepWindow(first, last)
+
+    def choice(self, fields: Fields, key: str, where: str, known: tuple[str, ...]) -> str:
+        """One of some words; empty when it is left out."""
+        if key not in fields:
+            return ""
+        value = self.text(fields[key], f"{where}, {key}")
+        if value is None or value in known:
+            return value or ""
+        self.refuse(fields[key], f"{where}, {key}", f"unknown {key}", suggestion(value, known))
+        return ""
+
+    def severity(self, fields: Fields, where: str) -> str:
+        """How grave a decision is."""
+        return self.choice(fields, "severity", where, SEVERITIES)
+
+    def is_shadow(self, fields: Fields, where: str) -> bool:
+        """Whether the controller orders nothing."""
+        return self.choice(fields, "mode", where, (ACT, SHADOW)) == SHADOW
+
+    def message(self, fields: Fields, where: str, scope: Scope, names: Names) -> MessageTemplate | None:
+        """What a decision says."""
+        if "message" not in fields:
+            return None
+        node, where = fields["message"], f"{where}, message"
+        text = self.text(node, where)
+        if text is None:
+            return None
+        assert isinstance(node, yaml.ScalarNode)
+        try:
+            return parse_message(text, scope, names)
+        except ExpressionError as error:
+            for fault in error.faults:
+                place = self.document.place_in(node, fault.offset)
+                self.refuse_at(place, where, fault.what, fault.got, fault.fix)
+            return None

@@ -1,0 +1,98 @@
+"""What a policy declares, once it is read and checked: frozen values that the engine builds its state from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from ..compiled.compilation import CompiledRule
+from ..language.bound_rule import BoundRule
+from ..language.patience import Patience
+from ..language.timing import Cooldown, Span, StepWindow
+from .arguments import ArgumentValue
+from .document import Place
+from .message import MessageTemplate
+
+#: How grave a decision can be, the least first.
+SEVERITIES: Final = ("info", "warning", "critical")
+
+#: What a controller's decisions come to: orders to the loop, or a record of what they would have been.
+ACT: Final = "act"
+SHADOW: Final = "shadow"
+
+
+@dataclass(frozen=True, slots=True)
+class MetricDeclaration:
+    """An entry of ``controller_metrics``; arguments that the file leaves out have their defaults."""
+
+    name: str
+    class_name: str
+    arguments: Mapping[str, ArgumentValue]
+
+
+@dataclass(frozen=True, slots=True)
+class OperationDeclaration:
+    """An entry of ``operations``; arguments that the file leaves out have their defaults."""
+
+    name: str
+    class_name: str
+    arguments: Mapping[str, ArgumentValue]
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """A controller's condition.
+
+    Attributes:
+        text: As the file has it, escapes and folding resolved.
+        bound: Its tree, every name resolved.
+        compiled: Its code.
+        place_at: Line and column in the file of an offset in the text.
+    """
+
+    text: str
+    bound: BoundRule = field(repr=False, compare=False)
+    compiled: CompiledRule = field(repr=False, compare=False)
+    place_at: Callable[[int], Place] = field(repr=False, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Controller:
+    """An entry of ``controllers``.
+
+    Attributes:
+        name: Need not be unique.
+        triggers: ``on_<kind>``, in the order of the file; one that is listed twice counts twice.
+        rule: The condition.
+        operations: ``name.action``, in the order of the file.
+        patience: None to act at every true answer.
+        trigger_log_level: Level at which the live side logs a decision.
+        hold: How long the rule must have been true; None to act at once.
+        cooldown: How long nothing fires after a decision; None for no such time.
+        is_once: Whether it decides once in a run at most.
+        between: The steps at which the rule is asked.
+        severity: How grave a decision is, one of ``SEVERITIES``; empty when the file does not say.
+        message: What a decision says; None for nothing.
+        is_shadow: Whether it decides and is recorded, and orders nothing.
+    """
+
+    name: str
+    triggers: tuple[str, ...]
+    rule: Rule
+    operations: tuple[str, ...]
+    patience: Patience | None = None
+    trigger_log_level: str = "DEBUG"
+    hold: Span | None = None
+    cooldown: Cooldown | None = None
+    is_once: bool = False
+    between: StepWindow = StepWindow()  # noqa: RUF009 - a StepWindow is immutable
+    severity: str = ""
+    message: MessageTemplate | None = None
+    is_shadow: bool = False
+
+    @property
+    def bound_rules(self) -> tuple[BoundRule, ...]:
+        """Its rule, and the expressions of its message."""
+        fields = () if self.message is None else self.message.fields
+        return (self.rule.bound, *(field.bound for field in fields))

@@ -1,0 +1,228 @@
+"""A YAML document whose every value knows its line and column, loaded safely and within bounds.
+
+Text flows in; PyYAML's node tree flows out, checked for tags, size and depth, with the places of nodes and of single
+characters inside a scalar, however that scalar is quoted or folded.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import yaml
+
+from ..errors import PolicyError, Problem, phrase
+
+MAX_BYTES: Final = 1 << 20
+MAX_NODES: Final = 20_000
+MAX_DEPTH: Final = 40
+
+_PREFIX: Final = "tag:yaml.org,2002:"
+_COLLECTION_TAGS: Final = frozenset({f"{_PREFIX}map", f"{_PREFIX}seq"})
+_SCALAR_TAGS: Final = frozenset(
+    _PREFIX + name for name in ("str", "int", "float", "bool", "null", "timestamp", "merge", "value")
+)
+_PROPERTIES: Final = re.compile(r"(?:[&!]\S*\s+)*")
+_ESCAPED_BLANKS: Final = frozenset("tnvfr_NLP")
+_HEX_DIGITS: Final = {"x": 2, "u": 4, "U": 8}
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A position in a file, counted from 1."""
+
+    line: int
+    column: int
+
+
+class _BoundedLoader(yaml.SafeLoader):
+    """The safe loader, composing no further than the bounds allow."""
+
+    depth = 0
+    nodes = 0
+
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        self.depth += 1
+        self.nodes += 1
+        if self.depth > MAX_DEPTH:
+            self._refuse(f"nested deeper than {MAX_DEPTH} levels")
+        if self.nodes > MAX_NODES:
+            self._refuse(f"more than {MAX_NODES:,} values")
+        node = super().compose_node(parent, index)
+        self.depth -= 1
+        return node
+
+    def _refuse(self, problem: str) -> None:
+        raise yaml.MarkedYAMLError(problem=problem, problem_mark=self.get_mark())
+
+
+def read_text(path: str | Path) -> str:
+    """The text of a file, or as much of it as shows that it is too long for a document.
+
+    Raises:
+        PolicyError: It cannot be read, or is not UTF-8.
+    """
+    source = str(path)
+    try:
+        with Path(path).open("rb") as file:
+            data = file.read(MAX_BYTES + 1)
+        return data.decode("utf-8-sig")
+    except OSError as error:
+        raise PolicyError([Problem(source, 1, 1, f"cannot be read, {error.strerror}")]) from error
+    except UnicodeDecodeError as error:
+        before = data[: error.start].decode("utf-8", "replace")
+        place = before.count("\n") + 1, len(before) - before.rfind("\n")
+        raise PolicyError([Problem(source, *place, phrase("not UTF-8", f"byte {data[error.start]:#x}"))]) from error
+
+
+class Document:
+    """One YAML document.
+
+    Args:
+        text: The whole file.
+        source: The name that problems carry, usually the path.
+
+    Raises:
+        PolicyError: Not YAML, not one document, beyond a bound, or with a tag that is not plain data.
+
+    Attributes:
+        root: The top node; None for an empty document.
+    """
+
+    def __init__(self, text: str, source: str) -> None:
+        self.source = source
+        self._text = text
+        if len(text) > MAX_BYTES or len(text.encode("utf-8", "surrogatepass")) > MAX_BYTES:
+            raise self._error(Place(1, 1), f"longer than {MAX_BYTES:,} bytes")
+        self.root = self._composed()
+        if self.root is not None:
+            self._check(self.root)
+
+    def _composed(self) -> yaml.Node | None:
+        try:
+            loader = _BoundedLoader(self._text)
+        except yaml.reader.ReaderError as error:
+            raise self._error(self._place_at(error.position), f"not valid YAML: {error.reason}") from None
+        try:
+            node = loader.get_single_node()
+        except yaml.MarkedYAMLError as error:
+            mark = error.problem_mark or error.context_mark
+            place = Place(mark.line + 1, mark.column + 1) if mark else Place(1, 1)
+            raise self._error(place, f"not valid YAML: {error.problem or error.context}") from None
+        except (ValueError, OverflowError) as error:  # Escapes such as "\\UFFFFFFFF" stop PyYAML itself.
+            mark = loader.get_mark()
+            raise self._error(Place(mark.line + 1, mark.column + 1), f"not valid YAML: {error}") from None
+        finally:
+            loader.dispose()
+        return node if isinstance(node, yaml.Node) else None
+
+    def _check(self, root: yaml.Node) -> None:
+        """Refuse tags that build objects, text that is no Unicode, and aliases that expand beyond the bounds."""
+        problems: set[Problem] = set()
+        count = length = 0
+        waiting = [(root, 1)]
+        while waiting:
+            node, depth = waiting.pop()
+            count += 1
+            length += len(node.value) if isinstance(node, yaml.ScalarNode) else 0
+            if count > MAX_NODES:
+                raise self._error(self.place(node), f"more than {MAX_NODES:,} values once aliases are expanded")
+            if length > MAX_BYTES:
+                raise self._error(self.place(node), f"more than {MAX_BYTES:,} characters once aliases are expanded")
+            if depth > MAX_DEPTH:
+                raise self._error(self.place(node), f"nested deeper than {MAX_DEPTH} levels")
+            message = _objection(node)
+            if message:
+                problems.add(self.problem(self.place(node), message))
+            waiting.extend((child, depth + 1) for child in children(node))
+        if problems:
+            raise PolicyError(problems)
+
+    def _error(self, place: Place, message: str) -> PolicyError:
+        return PolicyError([self.problem(place, message)])
+
+    def problem(self, place: Place, message: str) -> Problem:
+        """A problem of this document at a place."""
+        return Problem(self.source, place.line, place.column, " ".join(message.split()))
+
+    def place(self, node: yaml.Node) -> Place:
+        """Where a node begins."""
+        mark = node.start_mark
+        return Place(mark.line + 1, mark.column + 1)
+
+    def place_in(self, node: yaml.ScalarNode, offset: int) -> Place:
+        """Where a character of a scalar's value stands in the file.
+
+        The k-th character of the value that is not blank is the k-th such character of the source, whatever quoting,
+        folding and indentation lie between. A blank character stands for the next that is not.
+        """
+        skipped = sum(not character.isspace() for character in node.value[:offset])
+        position = None
+        for number, index in enumerate(self._content(node)):
+            position = index
+            if number == skipped:
+                break
+        return self.place(node) if position is None else self._place_at(position)
+
+    def _content(self, node: yaml.ScalarNode) -> Iterator[int]:
+        """Indices in the text of the scalar's characters that are not blank, in order."""
+        begin, end = node.start_mark.index, node.end_mark.index
+        if self._text[begin] in "&!":
+            properties = _PROPERTIES.match(self._text, begin, end)
+            begin = properties.end() if properties else begin
+        if node.style == '"':
+            return _double_quoted(self._text, begin + 1, end - 1)
+        if node.style == "'":
+            return _single_quoted(self._text, begin + 1, end - 1)
+        if node.style in ("|", ">"):
+            begin = self._text.index("\n", begin)
+        return (index for index in range(begin, end) if not self._text[index].isspace())
+
+    def _place_at(self, index: int) -> Place:
+        before = self._text[:index].replace("\r\n", "\n").replace("\r", "\n")
+        return Place(before.count("\n") + 1, len(before) - before.rfind("\n"))
+
+
+def children(node: yaml.Node) -> list[yaml.Node]:
+    """The nodes directly inside a node, keys included."""
+    if isinstance(node, yaml.MappingNode):
+        return [child for pair in node.value for child in pair]
+    return list(node.value) if isinstance(node, yaml.SequenceNode) else []
+
+
+def _objection(node: yaml.Node) -> str:
+    allowed = _SCALAR_TAGS if isinstance(node, yaml.ScalarNode) else _COLLECTION_TAGS
+    if node.tag not in allowed:
+        return phrase("tag not allowed, a policy is plain data", repr(node.tag.replace(_PREFIX, "!!")))
+    if isinstance(node, yaml.ScalarNode) and any("\ud800" <= character <= "\udfff" for character in node.value):
+        return phrase("half a surrogate pair is no text", ascii(node.value))
+    return ""
+
+
+def _single_quoted(text: str, begin: int, end: int) -> Iterator[int]:
+    index = begin
+    while index < end:
+        if not text[index].isspace():
+            yield index
+        index += 2 if text.startswith("''", index) else 1
+
+
+def _double_quoted(text: str, begin: int, end: int) -> Iterator[int]:
+    index = begin
+    while index < end:
+        if text[index] != "\\":
+            if not text[index].isspace():
+                yield index
+            index += 1
+            continue
+        escape = text[index + 1]
+        digits = _HEX_DIGITS.get(escape, 0)
+        blank = escape in _ESCAPED_BLANKS or escape.isspace()
+        if digits:
+            blank = chr(int(text[index + 2 : index + 2 + digits], 16)).isspace()
+        if not blank:
+            yield index
+        index += 2 + digits

@@ -1,0 +1,274 @@
+"""Reading a document's nodes as mappings, lists and scalars of the expected type, noting every problem on the way.
+
+Nodes flow in with the words for where they stand ("controller 'spike', patience"). Values flow out, or None for what
+is not as it must be; then the problem is in ``problems``, and reading goes on.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import Final
+
+import yaml
+from yaml.constructor import ConstructorError, SafeConstructor
+
+from ..errors import Problem, phrase, suggestion
+from ..language.references import Param
+from .arguments import LOG_LEVELS, Argument, ArgumentType, ArgumentValue
+from .document import Document, Place
+
+_PREFIX: Final = "tag:yaml.org,2002:"
+_NUMBER_LIKE: Final = re.compile(r"[-+]?(\d+(\.\d*)?|\.\d+)[eE][-+]?\d+")
+
+#: Characters of a number.
+MAX_NUMBER_LENGTH: Final = 2_000
+
+Fields = dict[str, yaml.Node]
+
+
+class FieldReader:
+    """Reads one document.
+
+    Attributes:
+        params: The params, once they are read: numbers may be given by their names.
+        series: The series that the file lists, once they are read; None when it lists none.
+    """
+
+    def __init__(self, document: Document) -> None:
+        self.document = document
+        self.problems: list[Problem] = []
+        self.params: Mapping[str, Param] = {}
+        self.series: frozenset[str] | None = None
+        self._readers: dict[ArgumentType, Callable[[yaml.Node, str], ArgumentValue | None]] = {
+            ArgumentType.WHOLE: self.whole,
+            ArgumentType.NUMBER: self.number,
+            ArgumentType.FLAG: self.flag,
+            ArgumentType.TEXT: self.text,
+            ArgumentType.SERIES: self.series_name,
+            ArgumentType.LEVEL: self.level,
+        }
+
+    def refuse(self, node: yaml.Node, where: str, what: str, fix: str = "", *, shows: bool = True) -> None:
+        """Note a problem at a node; ``shows`` when the node itself is what is wrong."""
+        self.refuse_at(self.document.place(node), where, what, shown(node) if shows else None, fix)
+
+    def refuse_at(self, place: Place, where: str, what: str, got: str | None, fix: str) -> None:
+        """Note a problem at a place."""
+        self.problems.append(self.document.problem(place, phrase(what, got, fix, where=where)))
+
+    # --- collections --------------------------------------------------------------------------------------------
+
+    def fields(
+        self, node: yaml.Node, where: str, known: Collection[str] | None, required: Iterable[str] = ()
+    ) -> Fields:
+        """The entries of a mapping by key. Keys that are unknown, or there twice, are refused.
+
+        Args:
+            known: The keys there may be; None for any.
+            required: The keys there must be.
+        """
+        if not isinstance(node, yaml.MappingNode):
+            self.refuse(node, where, "must be a mapping", "Write one 'key: value' a line.")
+            return {}
+        entries: Fields = {}
+        for key_node, value in self._entries(node, where):
+            key = self._key(key_node, where)
+            if key is None:
+                continue
+            if key in entries:
+                self.refuse(key_node, where, "key stands here twice")
+            elif known is not None and key not in known:
+                self.refuse(key_node, where, "unknown key", suggestion(key, known))
+            else:
+                entries[key] = value
+        for key in required:
+            if key not in entries:
+                self.refuse(node, where, f"'{key}' is missing", shows=False)
+        return entries
+
+    def _entries(self, node: yaml.MappingNode, where: str) -> list[tuple[yaml.Node, yaml.Node]]:
+        """A mapping's pairs; those of merged mappings (``<<``) last, as far as their keys are not there already."""
+        own = [(key, value) for key, value in node.value if key.tag != f"{_PREFIX}merge"]
+        pairs = list(own)
+        seen = {key.value for key, _ in own if isinstance(key, yaml.ScalarNode)}
+        for key, value in node.value:
+            if key.tag != f"{_PREFIX}merge":
+                continue
+            for merged in value.value if isinstance(value, yaml.SequenceNode) else [value]:
+                if not isinstance(merged, yaml.MappingNode):
+                    self.refuse(merged, where, "'<<' takes a mapping or a list of mappings")
+                    continue
+                for pair in self._entries(merged, where):
+                    if isinstance(pair[0], yaml.ScalarNode) and pair[0].value not in seen:
+                        seen.add(pair[0].value)
+                        pairs.append(pair)
+        return pairs
+
+    def _key(self, node: yaml.Node, where: str) -> str | None:
+        if isinstance(node, yaml.ScalarNode):
+            return str(node.value)
+        self.refuse(node, where, "a key must be text")
+        return None
+
+    def items(self, node: yaml.Node, where: str) -> list[yaml.Node]:
+        """The entries of a list."""
+        if isinstance(node, yaml.SequenceNode):
+            return list(node.value)
+        self.refuse(node, where, "must be a list", "Write one '- entry' a line, or [] for none.")
+        return []
+
+    # --- scalars ------------------------------------------------------------------------------------------------
+
+    def text(self, node: yaml.Node, where: str) -> str | None:
+        """A text, which may not be empty."""
+        if not isinstance(node, yaml.ScalarNode) or node.tag not in (f"{_PREFIX}str", f"{_PREFIX}value"):
+            fix = "Put it in quotes." if isinstance(node, yaml.ScalarNode) and node.value else ""
+            self.refuse(node, where, "must be text", fix)
+            return None
+        if not node.value.strip():
+            self.refuse(node, where, "must not be empty", shows=False)
+            return None
+        return str(node.value)
+
+    def whole(self, node: yaml.Node, where: str) -> int | None:
+        """A whole number, or the name of a param that is one."""
+        value = self._scalar_or_param(node)
+        if isinstance(value, int) and not isinstance(value, bool):
+            return value
+        self.refuse(node, where, "must be a whole number", "A param that is one may stand here by its name.")
+        return None
+
+    def number(self, node: yaml.Node, where: str) -> float | None:
+        """A finite number, or the name of a param that is one; always as a float."""
+        value = self._scalar_or_param(node)
+        if isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= sys.float_info.max:
+            return float(value)
+        self.refuse(node, where, "must be a finite number", "A param that is one may stand here by its name.")
+        return None
+
+    def flag(self, node: yaml.Node, where: str) -> bool | None:
+        """A truth value, or the name of a param that is one."""
+        value = self._scalar_or_param(node)
+        if isinstance(value, bool):
+            return value
+        self.refuse(node, where, "must be true or false", "A param that is one may stand here by its name.")
+        return None
+
+    def series_name(self, node: yaml.Node, where: str) -> str | None:
+        """The name of a series, one of those that the file lists, if it lists any."""
+        name = self.text(node, where)
+        if name is None or self.series is None or name in self.series:
+            return name
+        self.refuse(node, where, "not among the series of this file", suggestion(name, self.series))
+        return None
+
+    def level(self, node: yaml.Node, where: str) -> str | None:
+        """The name of a logging level, in any case."""
+        value = self.text(node, where)
+        if value is None:
+            return None
+        if value.upper() in LOG_LEVELS:
+            return value.upper()
+        self.refuse(node, where, "not a logging level", suggestion(value.upper(), LOG_LEVELS))
+        return None
+
+    def param(self, node: yaml.Node, where: str) -> Param | None:
+        """A number, a truth value or a text."""
+        value = self._scalar(node)
+        if value is None:
+            self.refuse(node, where, "a param is a number, true, false or text")
+            return None
+        if isinstance(value, str) and isinstance(node, yaml.ScalarNode) and _is_plain_number(node):
+            fix = "YAML takes this for text: write 1.0e+5 and not 1e5, or put it in quotes."
+            self.refuse(node, where, "looks like a number and is text", fix)
+            return None
+        return value
+
+    def _scalar_or_param(self, node: yaml.Node) -> Param | None:
+        value = self._scalar(node)
+        return self.params.get(value, value) if isinstance(value, str) else value
+
+    def _scalar(self, node: yaml.Node) -> Param | None:
+        if not isinstance(node, yaml.ScalarNode):
+            return None
+        # YAML reads 1:1:1 in base 60, and takes minutes for a megabyte of it.
+        if len(node.value) > MAX_NUMBER_LENGTH and node.tag in (f"{_PREFIX}int", f"{_PREFIX}float"):
+            return None
+        constructor = SafeConstructor()
+        try:
+            match node.tag.removeprefix(_PREFIX):
+                case "str" | "value":
+                    return str(node.value)
+                case "int":
+                    return int(constructor.construct_yaml_int(node))
+                case "float":
+                    return float(constructor.construct_yaml_float(node))
+                case "bool":
+                    return bool(constructor.construct_yaml_bool(node))
+        except (ValueError, KeyError, IndexError, OverflowError, ConstructorError):
+            return None  # A tag that does not fit its text, as in `!!int abc`: of no type.
+        return None
+
+    # --- arguments of classes -----------------------------------------------------------------------------------
+
+    def arguments(
+        self, node: yaml.Node | None, where: str, owner: yaml.Node, known: Mapping[str, Argument]
+    ) -> dict[str, ArgumentValue]:
+        """What stands under ``arguments:``, checked against a class's declaration, defaults filled in.
+
+        Args:
+            node: The value of ``arguments:``; None when it is left out.
+            owner: Where to say that a required argument is missing.
+        """
+        required = [name for name, argument in known.items() if argument.default is None and not argument.is_optional]
+        if node is None or is_null(node):
+            given: Fields = {}
+            for name in required:
+                self.refuse(owner, where, f"'{name}' is missing", shows=False)
+        else:
+            given = self.fields(node, where, known, required)
+        values: dict[str, ArgumentValue] = {}
+        for name, argument in known.items():
+            value = self._argument(given[name], f"{where}, {name}", argument) if name in given else argument.default
+            if value is not None:
+                values[name] = value
+        return values
+
+    def _argument(self, node: yaml.Node, where: str, argument: Argument) -> ArgumentValue | None:
+        if argument.is_optional and is_null(node):
+            return None
+        value = self._readers[argument.type](node, where)
+        if value is None:
+            return None
+        if argument.choices and value not in argument.choices:
+            self.refuse(node, where, "not a choice", suggestion(str(value), argument.choices))
+            return None
+        if argument.check is not None:
+            try:
+                argument.check(value)
+            except ValueError as error:
+                self.refuse(node, where, str(error), shows=not isinstance(value, str))
+                return None
+        return value
+
+
+def is_null(node: yaml.Node) -> bool:
+    """Whether the node is YAML's null."""
+    return node.tag == f"{_PREFIX}null"
+
+
+def shown(node: yaml.Node) -> str:
+    """The node as a message shows it."""
+    if isinstance(node, yaml.MappingNode):
+        return "a mapping"
+    if isinstance(node, yaml.SequenceNode):
+        return "a list"
+    if is_null(node):
+        return "null"
+    return repr(node.value) if node.tag == f"{_PREFIX}str" else str(node.value)
+
+
+def _is_plain_number(node: yaml.ScalarNode) -> bool:
+    return node.style is None and _NUMBER_LIKE.fullmatch(node.value) is not None

@@ -1,0 +1,168 @@
+"""A controller's message: text with expressions of the rule language in braces, which is rendered when it decides.
+
+A template flows in when the policy loads, and is checked like a rule. Rendering reaches nothing but what rules can
+read, and never fails: what cannot be shown says so in place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from types import CodeType
+from typing import Any, Final
+
+from ...store.errors import shortened
+from ...store.events import Event
+from ..compiled.compilation import Translator
+from ..compiled.names import Names
+from ..errors import ExpressionError, Fault
+from ..language.binding import bind
+from ..language.bound_rule import BoundRule, Scope
+from ..language.expressions import parse
+from ..language.text import check_specification, formatted, rendered
+from ..language.unavailable import UNAVAILABLE
+
+MAX_TEMPLATE_LENGTH: Final = 2_000
+MAX_MESSAGE_LENGTH: Final = 10_000
+
+_OPENING: Final = "([{"
+_CLOSING: Final = ")]}"
+
+
+@dataclass(frozen=True, slots=True)
+class MessageField:
+    """An expression in braces.
+
+    Attributes:
+        text: The expression, as it stands.
+        specification: The format after the colon; empty for none.
+        bound: The expression, every name resolved.
+        code: Of a function of the event that returns its value.
+    """
+
+    text: str
+    specification: str
+    bound: BoundRule = field(repr=False, compare=False)
+    code: CodeType = field(repr=False, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class MessageTemplate:
+    """A message before it is rendered.
+
+    Attributes:
+        text: As the file has it.
+        parts: Literal texts and expressions, in order.
+    """
+
+    text: str
+    parts: tuple[str | MessageField, ...] = field(repr=False, compare=False)
+
+    @property
+    def fields(self) -> tuple[MessageField, ...]:
+        """The expressions, in order."""
+        return tuple(part for part in self.parts if isinstance(part, MessageField))
+
+
+def parse_message(text: str, scope: Scope, names: Names) -> MessageTemplate:
+    """A template, its expressions checked and compiled.
+
+    Args:
+        text: The template; ``{{`` and ``}}`` are braces.
+        scope: The names that expressions can use.
+        names: Those of the policy, for the generated code.
+
+    Raises:
+        ExpressionError: With all the faults of all expressions, each with its offset in the template.
+    """
+    if len(text) > MAX_TEMPLATE_LENGTH:
+        raise ExpressionError([Fault(0, f"longer than {MAX_TEMPLATE_LENGTH:,} characters", str(len(text)))])
+    parts: list[str | MessageField] = []
+    faults: list[Fault] = []
+    for start, piece, specification in _pieces(text):
+        if specification is None:
+            parts.append(piece)
+            continue
+        try:
+            bound = bind(parse(piece), scope, is_condition=False)
+            check_specification(specification)
+            parts.append(
+                MessageField(piece, specification, bound, Translator(bound, names).code(bound.expression.tree))
+            )
+        except ExpressionError as error:
+            faults += [Fault(start + fault.offset, fault.what, fault.got, fault.fix) for fault in error.faults]
+        except ValueError as error:
+            faults.append(Fault(start, str(error)))
+    if faults:
+        raise ExpressionError(faults)
+    return MessageTemplate(text, tuple(parts))
+
+
+def _pieces(text: str) -> Iterator[tuple[int, str, str | None]]:
+    """Offset and text of each piece; with the format specification of an expression, and None for a literal."""
+    literal, position = "", 0
+    while position < len(text):
+        character = text[position]
+        if text[position : position + 2] in ("{{", "}}"):
+            literal += character
+            position += 2
+        elif character == "}":
+            raise ExpressionError(
+                [Fault(position, "a brace closes that was not opened", None, "Write }} for a brace.")]
+            )
+        elif character == "{":
+            yield position, literal, None
+            literal = ""
+            colon, end = _field_end(text, position)
+            specification = "" if colon is None else text[colon + 1 : end]
+            yield position + 1, text[position + 1 : end if colon is None else colon], specification
+            position = end + 1
+        else:
+            literal += character
+            position += 1
+    yield position, literal, None
+
+
+def _field_end(text: str, start: int) -> tuple[int | None, int]:
+    """Where the field that begins at a brace has its colon, if any, and its closing brace."""
+    depth, quote, colon = 0, "", None
+    for position in range(start + 1, len(text)):
+        character = text[position]
+        if quote:
+            quote = "" if character == quote else quote
+        elif colon is None and character in "'\"":
+            quote = character
+        elif colon is None and character in _OPENING:
+            depth += 1
+        elif character == "}" and depth == 0:
+            return colon, position
+        elif colon is None and character in _CLOSING:
+            depth -= 1
+        elif character == ":" and depth == 0 and colon is None:
+            colon = position
+    raise ExpressionError([Fault(start, "a brace opens and does not close", None, "Write {{ for a brace.")])
+
+
+def render(template: MessageTemplate, readings: Sequence[Callable[[Event], Any]], event: Event) -> str:
+    """The message.
+
+    Args:
+        template: What to render.
+        readings: A function for each of its fields, in order.
+        event: The event that was decided at.
+    """
+    values = iter(readings)
+    parts = (part if isinstance(part, str) else _shown(part, next(values), event) for part in template.parts)
+    return shortened("".join(parts), MAX_MESSAGE_LENGTH)
+
+
+def _shown(part: MessageField, reading: Callable[[Event], Any], event: Event) -> str:
+    try:
+        value = reading(event)
+        if value is UNAVAILABLE:
+            return f"<missing {part.text}>"
+        return formatted(value, part.specification) if part.specification else rendered(value)
+    except LookupError:
+        return f"<missing {part.text}>"
+    except Exception as error:  # An expression may fail in any way, and a message must never end the training.
+        return f"<{type(error).__name__} {part.text}>"

@@ -1,0 +1,206 @@
+"""Operations: what controllers order, from the five flags of a training loop to a rendered log message.
+
+A message's format is a template over names, with keys in brackets or after dots. It looks keys up and never touches
+an attribute, so it cannot reach beyond the values it is given. Rendering never fails: what is missing is said in place.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from string import Formatter
+from types import MappingProxyType
+from typing import Any, ClassVar, Final
+
+from ...store.errors import shortened
+from ..language.text import check_specification, formatted, rendered
+from ..language.unavailable import UNAVAILABLE
+from .arguments import Argument, ArgumentType, ArgumentValue
+
+MAX_MESSAGE_LENGTH: Final = 10_000
+
+_ACTION: Final = re.compile(r"should_.+")
+_FIELD: Final = re.compile(r"[^\s.\[\]{}!:]+(?:\.[^.\[\]]+|\[[^\]]+\])*")
+_STEP: Final = re.compile(r"\.([^.\[\]]+)|\[([^\]]+)\]")
+_WHOLE: Final = re.compile(r"-?\d{1,9}")
+
+
+class Effect(StrEnum):
+    """What an operation asks of the training loop.
+
+    The last two are for operations of your own: ``NOTIFY`` tells somebody and leaves the training as it would have
+    been, ``ACT`` may change it in a way that no record of another run can tell.
+    """
+
+    STOP = "stop"
+    STOP_EPOCH = "stop_epoch"
+    SAVE = "save"
+    EVALUATE = "evaluate"
+    LOG = "log"
+    MESSAGE = "message"
+    NOTIFY = "notify"
+    ACT = "act"
+
+
+@dataclass(frozen=True, slots=True)
+class LogMessage:
+    """A message that a controller asks to be logged.
+
+    Attributes:
+        operation: The operation that asks, as ``name.action``.
+        level: Name of a logging level.
+        text: The rendered message.
+    """
+
+    operation: str
+    level: str
+    text: str
+
+
+class Operation:
+    """One operation of a policy; the base of those of your own, see ``register_operation``.
+
+    Every method whose name begins with ``should_`` is an action. Live, and only live, it is called with the decision
+    that ordered it, after the flag of its effect was set; what it raises is recorded, and training goes on. Replay
+    makes no operation at all.
+
+    Attributes:
+        arguments: What the policy file may say under ``arguments:``.
+        actions: Its actions, with what each asks of the loop; ``ACT`` for a method that is not named here.
+        version: Changes when it comes to mean something else. Part of the policy's digest.
+        given: What the policy file does say under ``arguments:``, defaults filled in.
+    """
+
+    arguments: ClassVar[Mapping[str, Argument]] = MappingProxyType({})
+    actions: ClassVar[Mapping[str, Effect]] = MappingProxyType({})
+    version: ClassVar[str] = ""
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        methods = [name for name in dir(cls) if _ACTION.fullmatch(name) and callable(getattr(cls, name))]
+        cls.actions = MappingProxyType({**dict.fromkeys(methods, Effect.ACT), **cls.actions})
+
+    def __init__(self, arguments: Mapping[str, ArgumentValue]) -> None:
+        self.given = arguments
+
+    @classmethod
+    def validate(cls, arguments: Mapping[str, ArgumentValue]) -> None:
+        """Refuse arguments, each of them as declared, that do not fit together. Called when a policy is loaded.
+
+        Raises:
+            ValueError: With the reason, which becomes a problem of the policy file.
+        """
+
+
+class HFControls(Operation):
+    """The flags of a training loop."""
+
+    actions = MappingProxyType(
+        {
+            "should_training_stop": Effect.STOP,
+            "should_epoch_stop": Effect.STOP_EPOCH,
+            "should_save": Effect.SAVE,
+            "should_evaluate": Effect.EVALUATE,
+            "should_log": Effect.LOG,
+        }
+    )
+
+
+class LogControl(Operation):
+    """A log message of the policy's own wording."""
+
+    arguments = MappingProxyType(
+        {
+            "log_format": Argument(ArgumentType.TEXT, check=lambda text: _parts(text)),
+            "log_level": Argument(ArgumentType.LEVEL),
+        }
+    )
+    actions = MappingProxyType({"should_log": Effect.MESSAGE})
+
+    def __init__(self, arguments: Mapping[str, ArgumentValue]) -> None:
+        super().__init__(arguments)
+        self._parts = _parts(str(arguments["log_format"]))
+        self._level = str(arguments["log_level"])
+
+    def message(self, operation: str, names: Mapping[str, Any]) -> LogMessage:
+        """What it logs when it is ordered as ``name.action``, from what is known by name."""
+        text = "".join(literal + (_field(field, names) if field else "") for literal, field in self._parts)
+        return LogMessage(operation, self._level, shortened(text, MAX_MESSAGE_LENGTH))
+
+
+#: Operation classes by the name under which a policy file asks for them.
+OPERATIONS: Final[dict[str, type[Operation]]] = {
+    operation.__name__: operation for operation in (HFControls, LogControl)
+}
+
+#: The operation that every policy has, unless it names one of its own so.
+DEFAULT_OPERATION: Final = "hfcontrols"
+
+
+@dataclass(frozen=True, slots=True)
+class _Field:
+    """A replacement field: its text, the name it begins with, the keys that follow, and the format."""
+
+    text: str
+    name: str
+    keys: tuple[str, ...]
+    specification: str
+
+
+def _parts(template: str) -> list[tuple[str, _Field | None]]:
+    """A template as literal texts, each with the field after it.
+
+    Raises:
+        ValueError: The template is malformed, or asks for more than keys and a bounded format.
+    """
+    try:
+        pieces = list(Formatter().parse(template))
+    except ValueError as error:
+        raise ValueError(f"not a message template, {error}") from error
+    parts: list[tuple[str, _Field | None]] = []
+    for literal, name, specification, conversion in pieces:
+        if name is None:
+            parts.append((literal, None))
+            continue
+        if _FIELD.fullmatch(name) is None or _WHOLE.match(name):
+            raise ValueError(f"a field is a name with keys, as in {{m}} or {{m[metrics][eval_loss]}}: {{{name}}}")
+        if conversion not in (None, "s"):
+            raise ValueError(f"only !s is available: {{{name}!{conversion}}}")
+        check_specification(specification or "")
+        steps = _STEP.finditer(name)
+        keys = tuple(step.group(1) or step.group(2) for step in steps)
+        root = re.split(r"[.\[]", name, maxsplit=1)[0]
+        parts.append((literal, _Field(name, root, keys, specification or "")))
+    return parts
+
+
+def _field(field: _Field, names: Mapping[str, Any]) -> str:
+    try:
+        value = names[field.name]
+        for key in field.keys:
+            value = _item(value, key)
+        if value is UNAVAILABLE:
+            raise KeyError(field.name)
+    except (LookupError, TypeError):
+        return f"<missing {field.text}>"
+    try:
+        return formatted(value, field.specification)
+    except (ValueError, TypeError, OverflowError):
+        return f"<not {field.specification}: {shortened(_plain(value))}>"
+    except Exception as error:
+        # A message must never end the training: what cannot be shown says so.
+        return f"<{type(error).__name__} {field.text}>"
+
+
+def _plain(value: Any) -> str:
+    return rendered(value) if isinstance(value, (str, int, float, bool, type(None))) else f"a {type(value).__name__}"
+
+
+def _item(value: Any, key: str) -> Any:
+    if isinstance(value, Mapping):
+        return value[key]
+    if isinstance(value, (list, tuple)) and _WHOLE.fullmatch(key):
+        return value[int(key)]
+    raise LookupError(key)

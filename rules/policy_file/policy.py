@@ -1,0 +1,236 @@
+"""A policy: a rule file as a whole, read, checked and identified by a digest of its meaning."""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Final
+
+from ...store.errors import TelemetryError
+from ..engine.decisions import FIRST_WITH_CONTEXT, SEMANTICS_VERSION, Decision
+from ..language.context import CONTEXT
+from ..language.references import Param
+from ..language.timing import Span, StepWindow
+from .blueprint import Blueprint, draw_blueprint
+from .declarations import SHADOW, Controller, MetricDeclaration, OperationDeclaration
+from .document import Document, read_text
+from .operations import Effect
+from .registration import METRIC_CLASSES, OPERATION_CLASSES
+from .schema import Declarations, read_declarations
+
+_SHIPPED: Final = Path(__file__).parents[1] / "policies"
+
+
+@dataclass(frozen=True, eq=False)
+class Policy:
+    """A policy that loads. Two are equal when their digests are.
+
+    Attributes:
+        source: Where the text came from, as error messages name it.
+        text: The file, unchanged.
+        digest: SHA-256, in hexadecimal, of what the policy means: not of comments, blanks, name and description.
+        name: As the file says; empty when it does not.
+        description: As the file says; empty when it does not.
+        params: Params with their values, overrides applied.
+        series: Names of the series that rules may read; None when the file does not list them.
+        metrics: Controller metrics, in file order.
+        operations: Operations, in file order; ``hfcontrols`` is always among them.
+        controllers: Controllers, in file order.
+        semantics_version: Version of the semantics that it is read by.
+        blueprint: What its engines are built from.
+    """
+
+    source: str
+    text: str
+    digest: str
+    name: str
+    description: str
+    params: Mapping[str, Param]
+    series: frozenset[str] | None
+    metrics: tuple[MetricDeclaration, ...]
+    operations: tuple[OperationDeclaration, ...]
+    controllers: tuple[Controller, ...]
+    semantics_version: int
+    blueprint: Blueprint = field(repr=False)
+
+    @property
+    def reads_samples(self) -> bool:
+        """Whether the events that it is folded over have to come with their sample losses."""
+        return any(METRIC_CLASSES[declaration.class_name].reads_samples for declaration in self.metrics)
+
+    @property
+    def is_self_contained(self) -> bool:
+        """Whether all classes that it asks for are steptape's own. The code of others is no part of the digest."""
+        return all(METRIC_CLASSES.is_own(declaration.class_name) for declaration in self.metrics) and all(
+            OPERATION_CLASSES.is_own(declaration.class_name) for declaration in self.operations
+        )
+
+    def effects(self, operation: str) -> Effect:
+        """What an operation, written ``name.action``, asks of the training loop.
+
+        Raises:
+            TelemetryError: The policy has no such operation.
+        """
+        name, _, action = operation.partition(".")
+        for declaration in self.operations:
+            if declaration.name == name:
+                effect = OPERATION_CLASSES[declaration.class_name].actions.get(action)
+                if effect is not None:
+                    return effect
+        raise TelemetryError("no such operation", where=self.source, got=operation)
+
+    def trigger_log_level(self, decision: Decision) -> str:
+        """The logging level at which the live side tells a decision of this policy.
+
+        Where controllers share a name, that of the one which asks for the same operations at the same trigger.
+        """
+        for controller in self.controllers:
+            if (
+                controller.name == decision.controller
+                and decision.trigger in controller.triggers
+                and controller.operations == decision.operations
+            ):
+                return controller.trigger_log_level
+        return "DEBUG"
+
+    def __eq__(self, other: object) -> bool:
+        return self.digest == other.digest if isinstance(other, Policy) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(self.digest)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Compiled rules do not travel between processes; the text does.
+        return _reparsed, (self.text, self.source, dict(self.params), self.semantics_version)
+
+
+def load_policy(path: str | Path, *, params: Mapping[str, Param] | None = None) -> Policy:
+    """Read, check and compile a policy file.
+
+    Args:
+        path: The file, UTF-8.
+        params: Values to use instead of those that the file gives to its params.
+
+    Raises:
+        PolicyError: The file cannot be read, or anything in it is wrong; all problems at once.
+    """
+    return parse_policy(read_text(path), source=str(path), params=params)
+
+
+def parse_policy(
+    text: str,
+    *,
+    source: str = "<policy>",
+    params: Mapping[str, Param] | None = None,
+    semantics_version: int = SEMANTICS_VERSION,
+) -> Policy:
+    """Check and compile the text of a policy; see ``load_policy``.
+
+    Args:
+        semantics_version: How to read it: as it was meant when a run was recorded under it.
+    """
+    context = () if semantics_version < FIRST_WITH_CONTEXT else tuple(CONTEXT)
+    declarations = read_declarations(Document(text, source), params or {}, context)
+    return Policy(
+        source=source,
+        text=text,
+        digest=_digest(declarations, semantics_version),
+        name=declarations.name,
+        description=declarations.description,
+        params=declarations.params,
+        series=declarations.series,
+        metrics=declarations.metrics,
+        operations=declarations.operations,
+        controllers=declarations.controllers,
+        semantics_version=semantics_version,
+        blueprint=draw_blueprint(declarations.controllers, declarations.names),
+    )
+
+
+def shipped_policies() -> Mapping[str, Path]:
+    """The policies that come with steptape: name to path."""
+    tests = set(shipped_tests().values())
+    return MappingProxyType({path.stem: path for path in sorted(_SHIPPED.glob("*.yaml")) if path not in tests})
+
+
+def shipped_tests() -> Mapping[str, Path]:
+    """The tests of those policies: name of the policy to path."""
+    return MappingProxyType({path.name.partition(".")[0]: path for path in sorted(_SHIPPED.glob("*.test.yaml"))})
+
+
+def _reparsed(text: str, source: str, params: Mapping[str, Param], semantics_version: int) -> Policy:
+    return parse_policy(text, source=source, params=params, semantics_version=semantics_version)
+
+
+def _digest(declarations: Declarations, semantics_version: int) -> str:
+    canonical = {
+        "language": semantics_version,
+        "params": {name: _constant(value) for name, value in declarations.params.items()},
+        "series": None if declarations.series is None else sorted(declarations.series),
+        "metrics": [
+            _canonical_entry(entry, METRIC_CLASSES[entry.class_name].version) for entry in declarations.metrics
+        ],
+        "operations": [
+            _canonical_entry(entry, OPERATION_CLASSES[entry.class_name].version) for entry in declarations.operations
+        ],
+        "controllers": [_canonical_controller(controller) for controller in declarations.controllers],
+    }
+    return hashlib.sha256(json.dumps(canonical, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+
+def _canonical_entry(entry: MetricDeclaration | OperationDeclaration, version: str) -> list[Any]:
+    """Name, class, arguments, and the version of a class that has one."""
+    return [entry.name, entry.class_name, dict(entry.arguments), *([version] if version else [])]
+
+
+def _canonical_controller(controller: Controller) -> dict[str, Any]:
+    patience, cooldown = controller.patience, controller.cooldown
+    # Keys that a controller does not use are left out, so that it keeps its digest when the language grows.
+    timing = {
+        "for": None if controller.hold is None else _canonical_span(controller.hold),
+        "cooldown": None if cooldown is None else [*_canonical_span(cooldown.span), cooldown.name],
+        "once": controller.is_once or None,
+        "between": None if controller.between == StepWindow() else [controller.between.first, controller.between.last],
+        "severity": controller.severity or None,
+        "message": None if controller.message is None else controller.message.text,
+        "mode": SHADOW if controller.is_shadow else None,
+    }
+    return {
+        **{key: value for key, value in timing.items() if value is not None},
+        "name": controller.name,
+        "triggers": controller.triggers,
+        "rule": _canonical_tree(controller.rule.bound.expression.tree),
+        "patience": [patience.threshold, patience.mode] if patience else None,
+        "operations": controller.operations,
+        "trigger_log_level": controller.trigger_log_level,
+    }
+
+
+def _canonical_span(span: Span) -> list[str]:
+    return [float(span.amount).hex(), str(span.unit)]
+
+
+def _canonical_tree(node: object) -> Any:
+    """A syntax tree as JSON, the same in every version of Python (whose own dump and unparse are not)."""
+    if isinstance(node, list):
+        return [_canonical_tree(item) for item in node]
+    if isinstance(node, ast.Constant):
+        return _constant(node.value)
+    if isinstance(node, ast.AST):
+        fields = [_canonical_tree(value) for name, value in ast.iter_fields(node) if name != "ctx"]
+        return [type(node).__name__, *fields]
+    return node
+
+
+def _constant(value: object) -> list[str]:
+    """A constant as its type and text; floats exactly, and whole numbers however long."""
+    if isinstance(value, float):
+        return ["float", value.hex()]
+    if isinstance(value, int) and not isinstance(value, bool):
+        return ["int", hex(value)]
+    return [type(value).__name__, ascii(value)]

@@ -1,0 +1,191 @@
+"""Classes of metrics and operations by the names under which policy files ask for them: ours, and those of others.
+
+Classes flow in, by a call (``register_metric``, ``register_operation``) or as entry points of installed packages (the
+groups ``steptape.metrics`` and ``steptape.operations``). A name flows in when a policy is loaded, and its class flows
+out. An entry point is imported when a policy asks for it, and not before.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from importlib.metadata import EntryPoint, entry_points
+from typing import Final, Generic, TypeVar
+
+from ...store.errors import TelemetryError
+from ...store.events import INIT_END, LOOP_KINDS
+from .arguments import Argument
+from .metric_classes import METRICS
+from .metrics import Metric
+from .operations import OPERATIONS, Effect, Operation
+
+_Class = TypeVar("_Class", bound=type[Metric] | type[Operation])
+
+_KINDS: Final = frozenset((INIT_END, *LOOP_KINDS))
+
+
+class Registry(Generic[_Class]):
+    """The classes of one sort.
+
+    Args:
+        sort: What they are, as messages say it.
+        group: The group of entry points.
+        own: Those of steptape, which nobody can replace.
+        check: Raises TelemetryError for a class that cannot serve.
+    """
+
+    def __init__(
+        self, sort: str, group: str, own: Mapping[str, _Class], check: Callable[[object, str], _Class]
+    ) -> None:
+        self._sort = sort
+        self._group = group
+        self._own = own
+        self._check = check
+        self._registered: dict[str, _Class] = {}
+
+    def register(self, cls: _Class) -> _Class:
+        """Make a class known by its name; it comes back, so this serves as a decorator.
+
+        A class that is defined again (the cell of a notebook that is run again) takes the place of the former.
+
+        Raises:
+            TelemetryError: The class cannot serve, or its name is taken.
+        """
+        name = cls.__name__
+        where = f"{self._sort} class '{name}'"
+        self._check(cls, where)
+        known = self._own.get(name) or self._registered.get(name)
+        if known is not None and _origin(known) != _origin(cls):
+            raise TelemetryError("the name is taken", where=where, got=_origin(known), fix="Rename yours")
+        self._registered[name] = cls
+        return cls
+
+    def find(self, name: str) -> _Class | None:
+        """The class of a name; None when there is none.
+
+        Raises:
+            TelemetryError: An installed package offers the name, and what it offers cannot be imported or cannot serve.
+        """
+        return self._own.get(name) or self._registered.get(name) or self._imported(name)
+
+    def is_own(self, name: str) -> bool:
+        """Whether a name stands for a class of steptape's own."""
+        return name in self._own
+
+    def __getitem__(self, name: str) -> _Class:
+        """The class of a name that a loaded policy uses.
+
+        Raises:
+            TelemetryError: It is not known here.
+        """
+        found = self.find(name)
+        if found is None:
+            raise TelemetryError("unknown class", where=self._sort, got=name, fix="Register it, or install its package")
+        return found
+
+    def names(self) -> list[str]:
+        """All names there are."""
+        offered = (point.name for point in entry_points(group=self._group))
+        return sorted({*self._own, *self._registered, *offered})
+
+    def _imported(self, name: str) -> _Class | None:
+        points = {point.value: point for point in entry_points(group=self._group, name=name)}
+        if not points:
+            return None
+        where = f"{self._sort} class '{name}', entry point"
+        if len(points) > 1:
+            raise TelemetryError("several packages offer it", where=where, got=", ".join(sorted(points)))
+        (point,) = points.values()
+        found = self._check(_loaded(point, where), f"{where} {point.value}")
+        if found.__name__ != name:
+            raise TelemetryError("must be called like its class", where=where, got=found.__name__)
+        self._registered[name] = found
+        return found
+
+
+def _loaded(point: EntryPoint, where: str) -> object:
+    try:
+        return point.load()
+    except Exception as error:  # Importing other people's code may fail in any way; the policy says what happened.
+        reason = f"cannot be imported, {type(error).__name__}: {error}"
+        raise TelemetryError(reason, where=where, got=point.value) from error
+
+
+def _origin(cls: type) -> str:
+    return f"{cls.__module__}.{cls.__qualname__}"
+
+
+def _checked_metric(cls: object, where: str) -> type[Metric]:
+    if not (isinstance(cls, type) and issubclass(cls, Metric)) or inspect.isabstract(cls):
+        raise TelemetryError("must be a subclass of Metric with a compute method", where=where, got=cls)
+    for what, kinds in (("kinds", cls.kinds), ("reads", cls.reads)):
+        if not set(kinds) <= _KINDS:
+            unknown = sorted(set(kinds) - _KINDS)
+            fix = "Known here: " + ", ".join(sorted(_KINDS))
+            raise TelemetryError(f"{what}: no such kinds of events", where=where, got=unknown, fix=fix)
+    if not cls.kinds:
+        raise TelemetryError("kinds: names no kind of event, so it would never be computed", where=where)
+    _check_arguments(cls.arguments, where)
+    return cls
+
+
+def _checked_operation(cls: object, where: str) -> type[Operation]:
+    if not (isinstance(cls, type) and issubclass(cls, Operation)):
+        raise TelemetryError("must be a subclass of Operation", where=where, got=cls)
+    if not cls.actions:
+        raise TelemetryError("has no action", where=where, fix="Give it a method whose name begins with 'should_'")
+    for action, effect in cls.actions.items():
+        if effect is Effect.MESSAGE:
+            raise TelemetryError("only LogControl's actions are messages", where=where, got=action, fix="Use NOTIFY")
+        if effect in (Effect.ACT, Effect.NOTIFY) and not callable(getattr(cls, action, None)):
+            raise TelemetryError("an action that acts needs a method of its name", where=where, got=action)
+    _check_arguments(cls.arguments, where)
+    return cls
+
+
+def _check_arguments(arguments: Mapping[str, object], where: str) -> None:
+    for name, argument in arguments.items():
+        if not isinstance(argument, Argument):
+            raise TelemetryError(f"arguments: '{name}' is no Argument", where=where, got=argument)
+
+
+METRIC_CLASSES: Final = Registry[type[Metric]]("controller metric", "steptape.metrics", METRICS, _checked_metric)
+OPERATION_CLASSES: Final = Registry[type[Operation]]("operation", "steptape.operations", OPERATIONS, _checked_operation)
+
+_MetricClass = TypeVar("_MetricClass", bound=type[Metric])
+_OperationClass = TypeVar("_OperationClass", bound=type[Operation])
+
+
+def register_metric(cls: _MetricClass) -> _MetricClass:
+    """Let policy files ask for a metric class by its name. Serves as a decorator.
+
+    >>> from steptape.rules.policy_file.metrics import Metric
+    >>> from steptape.rules.policy_file.policy import parse_policy
+    >>> from steptape.rules.policy_file.registration import register_metric
+    >>> @register_metric
+    ... class LowestLoss(Metric):
+    ...     kinds = reads = frozenset({"step_end"})
+    ...     lowest = None
+    ...     def compute(self, event):
+    ...         loss = event.metrics.get("loss")
+    ...         if loss is not None and (self.lowest is None or loss < self.lowest):
+    ...             self.lowest = loss
+    ...         return self.lowest
+    >>> parse_policy("controller_metrics: [{name: best, class: LowestLoss}]").metrics[0].class_name
+    'LowestLoss'
+
+    Raises:
+        TelemetryError: The class cannot serve, or its name is taken.
+    """
+    METRIC_CLASSES.register(cls)
+    return cls
+
+
+def register_operation(cls: _OperationClass) -> _OperationClass:
+    """Let policy files ask for an operation class by its name. Serves as a decorator.
+
+    Raises:
+        TelemetryError: The class cannot serve, or its name is taken.
+    """
+    OPERATION_CLASSES.register(cls)
+    return cls

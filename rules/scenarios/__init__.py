@@ -1,0 +1,1 @@
+"""Unit tests of policies: imagined runs and the decisions expected of them."""

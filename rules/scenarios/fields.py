@@ -1,0 +1,169 @@
+"""The keys of a test that say what its imagined run is: series, sample losses, events, plan and length.
+
+A test's fields flow in; a ``Scenario`` flows out, or None when anything of it is not as it must be.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+from array import array
+from collections.abc import Mapping
+from typing import Final
+
+import yaml
+
+from ...store.journal.format import SampleLosses
+from ...store.plan import Plan
+from ..errors import suggestion
+from ..policy_file.document import Document
+from ..policy_file.fields import FieldReader, Fields
+from .notation import NotationError, parse_values
+from .scenario import MAX_STEPS, SERIES_KINDS, STEP_KINDS, Scenario, ScenarioSeries
+
+#: Values of all series, and of samples, that one file may have.
+MAX_FILE_VALUES: Final = 1_000_000
+
+#: A step, or the first and the last of several.
+STEPS: Final = re.compile(r"(?P<first>\d{1,9})(?:-(?P<last>\d{1,9}))?")
+
+_PLAN_KEYS: Final = tuple(field.name for field in dataclasses.fields(Plan))
+_SUFFIX: Final = re.compile(r"(?P<name>.*)@(?:(?P<kind>[a-z_]+):)?(?P<every>\d{1,9}|[a-z_]+)", re.DOTALL)
+
+
+class RunReader(FieldReader):
+    """Reads what a test says of its run."""
+
+    def __init__(self, document: Document) -> None:
+        super().__init__(document)
+        self._values_left = MAX_FILE_VALUES
+
+    def scenario(self, fields: Fields, where: str) -> Scenario | None:
+        """The run that a test's fields describe; None when any of them is refused."""
+        before = len(self.problems)
+        series = self._all_series(fields, where)
+        samples = self._samples(fields, where)
+        every = self._events(fields, where)
+        plan = self._plan(fields, where)
+        step_s = self._seconds(fields, where)
+        last = max([*samples, *(entry.last_step() for entry in series)], default=0)
+        steps = self._bounded(fields["steps"], f"{where}, steps", last) if "steps" in fields else last
+        if steps is not None and steps > MAX_STEPS:
+            what = f"a run of more than {MAX_STEPS:,} steps"
+            self.refuse(fields.get("steps", fields["series"]), f"{where}, steps", what, shows=False)
+        if len(self.problems) > before or steps is None:
+            return None
+        return Scenario(tuple(series), steps, every, samples, plan, step_s)
+
+    def _all_series(self, fields: Fields, where: str) -> list[ScenarioSeries]:
+        """The entries of ``series:``; the same metric twice at one kind is refused."""
+        where += ", series"
+        found: dict[tuple[str, str], ScenarioSeries] = {}
+        if "series" not in fields:
+            return []
+        for key, node in self.fields(fields["series"], where, None).items():
+            entry = self._one_series(key, node, where)
+            if entry is None:
+                continue
+            if (entry.name, entry.kind) in found:
+                what = f"'{entry.name}' is there already, for {entry.kind} events"
+                self.refuse(node, where, what, shows=False)
+            found[entry.name, entry.kind] = entry
+        return list(found.values())
+
+    def _one_series(self, key: str, node: yaml.Node, where: str) -> ScenarioSeries | None:
+        clock = self._clock(key, node, where)
+        if not isinstance(node, yaml.ScalarNode):
+            self.refuse(node, f"{where} '{key}'", "must be text", "Write the values in one line, as in 2.0x50 9.0.")
+            return None
+        values = self._values(node, f"{where} '{key}'")
+        return None if clock is None or values is None else ScenarioSeries(*clock, values)
+
+    def _values(self, node: yaml.ScalarNode, where: str, more: int = 0) -> tuple[float | None, ...] | None:
+        """What a text in the notation of series stands for; it counts as so many more values of the file."""
+        try:
+            values = parse_values(node.value)
+        except NotationError as error:
+            fault = error.fault
+            self.refuse_at(self.document.place_in(node, fault.offset), where, fault.what, fault.got, fault.fix)
+            return None
+        self._values_left -= len(values) + more
+        if self._values_left < 0:
+            self.refuse(node, where, f"more than {MAX_FILE_VALUES:,} values in one file", shows=False)
+            return None
+        return values
+
+    def _samples(self, fields: Fields, where: str) -> dict[int, SampleLosses]:
+        """The batches of ``samples:``; a later entry replaces what an earlier one says of a step."""
+        where += ", samples"
+        batches: dict[int, SampleLosses] = {}
+        for key, node in self.fields(fields["samples"], where, None).items() if "samples" in fields else ():
+            match = STEPS.fullmatch(key)
+            first = int(match["first"]) if match else 0
+            last = int(match["last"] or first) if match else 0
+            if not 1 <= first <= last <= MAX_STEPS or not isinstance(node, yaml.ScalarNode):
+                self.refuse(
+                    node, f"{where} '{key}'", "not a step with its losses", "Write 51: 2.0x15 30.0, or 1-50: 2.0x16."
+                )
+                continue
+            values = self._values(node, f"{where} '{key}'", more=last - first)
+            losses = [value for value in values or () if value is not None]
+            if values is not None and len(losses) < len(values):
+                self.refuse(node, f"{where} '{key}'", "a sample without a loss is none")
+            batch = SampleLosses(array("f", losses).tobytes())
+            batches.update(dict.fromkeys(range(first, last + 1), batch))
+        return batches
+
+    def _clock(self, key: str, node: yaml.Node, where: str) -> tuple[str, str, int] | None:
+        """Name, kind and interval that a key of ``series:`` says: NAME, NAME@N, NAME@KIND or NAME@KIND:N."""
+        if "@" not in key:
+            return key, "step_end", 1
+        match = _SUFFIX.fullmatch(key)
+        every = int(match["every"]) if match and match["every"].isdigit() else 1
+        kind = (match["kind"] or ("evaluate" if match["every"].isdigit() else match["every"])) if match else ""
+        if match is None or not match["name"] or every == 0 or (match["kind"] and not match["every"].isdigit()):
+            fix = "Write NAME@10 (evaluations, every 10 steps), NAME@log or NAME@log:5."
+            self.refuse_at(self.document.place(node), where, "not the name of a series with its clock", repr(key), fix)
+            return None
+        if kind not in SERIES_KINDS:
+            fix = suggestion(kind, SERIES_KINDS)
+            self.refuse_at(self.document.place(node), where, "no kind of event that carries numbers", repr(kind), fix)
+            return None
+        return match["name"], kind, every
+
+    def _events(self, fields: Fields, where: str) -> Mapping[str, int]:
+        where += ", events"
+        every: dict[str, int] = {}
+        for kind, node in self.fields(fields["events"], where, STEP_KINDS).items() if "events" in fields else ():
+            interval = self._bounded(node, f"{where}, {kind}", 1)
+            every[kind] = interval or 1
+        return every
+
+    def _plan(self, fields: Fields, where: str) -> Plan:
+        where += ", plan"
+        given = self.fields(fields["plan"], where, _PLAN_KEYS) if "plan" in fields else {}
+        constants = given.pop("constants", None)
+        numbers = {key: self._bounded(node, f"{where}, {key}", 1) for key, node in given.items()}
+        return Plan(**numbers, constants={} if constants is None else self._constants(constants, f"{where}, constants"))
+
+    def _constants(self, node: yaml.Node, where: str) -> Mapping[str, float]:
+        named = {name: self.number(value, f"{where}, {name}") for name, value in self.fields(node, where, None).items()}
+        return {name: value for name, value in named.items() if value is not None}
+
+    def _seconds(self, fields: Fields, where: str) -> float:
+        if "step_s" not in fields:
+            return 1.0
+        value = self.param(fields["step_s"], f"{where}, step_s")
+        if isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value <= 1e9:
+            return float(value)
+        if value is not None:
+            self.refuse(fields["step_s"], f"{where}, step_s", "must be a number of seconds, 0 or more")
+        return math.nan
+
+    def _bounded(self, node: yaml.Node, where: str, least: int) -> int | None:
+        value = self.whole(node, where)
+        if value is not None and not least <= value <= 10**9:
+            self.refuse(node, where, f"must be {least} or more" if value < least else "too many")
+            return None
+        return value

@@ -1,0 +1,288 @@
+"""A file of tests for a policy: imagined runs, and what the policy is to decide in each.
+
+A YAML file flows in. Tests flow out, each with its policy loaded and every name in it checked, or every problem of the
+file at once, with line and column.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import yaml
+
+from ..errors import PolicyError, suggestion
+from ..language.references import Param
+from ..policy_file.document import Document, Place, read_text
+from ..policy_file.fields import Fields, is_null
+from ..policy_file.policy import Policy, load_policy, parse_policy, shipped_policies
+from ..policy_file.schema import TRIGGERS
+from .fields import STEPS, RunReader
+from .scenario import MAX_STEPS, Scenario
+
+_ROOT_KEYS: Final = ("policy", "tests")
+_TEST_KEYS: Final = (
+    "name",
+    "series",
+    "samples",
+    "expect",
+    "silent",
+    "only",
+    "errors",
+    "params",
+    "plan",
+    "steps",
+    "step_s",
+    "events",
+    "after_stop",
+)
+_EXPECTED_KEYS: Final = ("step", "controller", "operations", "trigger")
+_AFTER_STOP: Final = ("end", "go_on")
+
+#: Expected decisions that one file may have.
+MAX_EXPECTED: Final = 100_000
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """A decision that a test expects.
+
+    Attributes:
+        step: Of the event.
+        controller: That fires.
+        operations: What it orders; None for whatever it does.
+        trigger: At which it fires; None for any.
+        place: Where the test file says so.
+    """
+
+    step: int
+    controller: str
+    operations: tuple[str, ...] | None
+    trigger: str | None
+    place: Place
+
+
+@dataclass(frozen=True, slots=True)
+class ScenarioTest:
+    """One test: a run that never was, and what the policy is to decide in it.
+
+    Attributes:
+        source: The file.
+        name: Of the test.
+        place: Where in the file it begins.
+        policy: With the test's params.
+        scenario: The run.
+        expected: The decisions, each once.
+        errors: Controllers whose rule is to fail.
+        watched: The controllers whose decisions count.
+        ends_at_stop: Whether the run ends with the step in which a decision stops it, as a real one does.
+    """
+
+    source: str
+    name: str
+    place: Place
+    policy: Policy
+    scenario: Scenario
+    expected: tuple[Expected, ...]
+    errors: frozenset[str]
+    watched: frozenset[str]
+    ends_at_stop: bool
+
+
+def load_tests(path: str | Path) -> list[ScenarioTest]:
+    """Read and check a file of tests, and load the policy that it names.
+
+    Args:
+        path: The file, UTF-8. The policy it names is a path as seen from it, or the name of a shipped one.
+
+    Raises:
+        PolicyError: The file cannot be read or anything in it is wrong, or its policy does not load; all problems of
+            a file at once.
+    """
+    return parse_tests(read_text(path), source=str(path))
+
+
+def parse_tests(
+    text: str, *, source: str = "<tests>", policies: Mapping[str, Policy] | None = None
+) -> list[ScenarioTest]:
+    """Check the text of a file of tests; see ``load_tests``.
+
+    Args:
+        policies: The policies that it may name. Where they are given, no file is read, whatever it names.
+    """
+    reader = _TestReader(Document(text, source), policies)
+    tests = reader.read()
+    if reader.problems:
+        raise PolicyError(reader.problems)
+    return tests
+
+
+def _is_file(path: Path) -> bool:
+    """Whether there is such a file; a name that no file can have has none."""
+    try:
+        return path.is_file()
+    except (OSError, ValueError):
+        return False
+
+
+class _TestReader(RunReader):
+    """Reads the keys of a file of tests."""
+
+    def __init__(self, document: Document, policies: Mapping[str, Policy] | None = None) -> None:
+        super().__init__(document)
+        self._expected_left = MAX_EXPECTED
+        self._policies = policies
+
+    def read(self) -> list[ScenarioTest]:
+        root = self.document.root
+        if root is None or is_null(root):
+            self.refuse_at(Place(1, 1), "", "an empty file tests nothing", None, "It has 'policy:' and 'tests:'.")
+            return []
+        fields = self.fields(root, "", _ROOT_KEYS, _ROOT_KEYS)
+        policy = self._policy(fields)
+        entries = self.items(fields["tests"], "tests") if "tests" in fields else []
+        if policy is None:
+            return []
+        tests: dict[str, ScenarioTest] = {}
+        for entry in entries:
+            test = self._test(entry, policy)
+            if test is not None and test.name in tests:
+                self.refuse(entry, f"test '{test.name}'", "a test of this name is there already", shows=False)
+            elif test is not None:
+                tests[test.name] = test
+        return list(tests.values())
+
+    def _policy(self, fields: Fields) -> Policy | None:
+        name = self.text(fields["policy"], "policy") if "policy" in fields else None
+        if name is None:
+            return None
+        if self._policies is not None:
+            if name not in self._policies:
+                self.refuse(fields["policy"], "policy", "no such policy", suggestion(name, self._policies))
+            return self._policies.get(name)
+        path = Path(self.document.source).parent / name
+        if not _is_file(path):
+            shipped = shipped_policies()
+            if name not in shipped:
+                fix = suggestion(name, shipped) if shipped else ""
+                self.refuse(fields["policy"], "policy", "no such file beside this one, and no shipped policy", fix)
+                return None
+            path = shipped[name]
+        return load_policy(path)
+
+    # --- one test -----------------------------------------------------------------------------------------------
+
+    def _test(self, node: yaml.Node, policy: Policy) -> ScenarioTest | None:
+        fields = self.fields(node, "test", _TEST_KEYS, ("name", "series"))
+        name = self.text(fields["name"], "test, name") if "name" in fields else None
+        where = f"test '{name}'" if name else "test"
+        if "expect" not in fields and "silent" not in fields and isinstance(node, yaml.MappingNode):
+            fix = "Write 'expect: []' where nothing is to fire."
+            self.refuse(node, where, "neither 'expect' nor 'silent' is there", fix, shows=False)
+        scenario = self.scenario(fields, where)
+        with_params = self._with_params(fields, where, policy)
+        expected = self._expected(fields, where, policy)
+        names = {key: self._controllers(fields, key, where, policy) for key in ("silent", "errors", "only")}
+        for entry in expected:
+            if entry.controller in names["silent"]:
+                self.refuse_at(entry.place, where, "expected to fire, and silent", repr(entry.controller), "")
+        ends = self._choice(fields, "after_stop", where, _AFTER_STOP) != "go_on"
+        if name is None or scenario is None:
+            return None
+        watched = frozenset(controller.name for controller in policy.controllers)
+        if "only" in fields:
+            watched = names["only"] | names["silent"] | names["errors"] | {entry.controller for entry in expected}
+        place = self.document.place(node)
+        return ScenarioTest(
+            self.document.source,
+            name,
+            place,
+            with_params,
+            scenario,
+            tuple(expected),
+            names["errors"],
+            watched,
+            ends,
+        )
+
+    def _with_params(self, fields: Fields, where: str, policy: Policy) -> Policy:
+        """The policy with the test's params; as it is when they are refused."""
+        where += ", params"
+        given: dict[str, Param] = {}
+        for name, node in self.fields(fields["params"], where, policy.params).items() if "params" in fields else ():
+            value = self.param(node, f"{where}, {name}")
+            if value is not None:
+                given[name] = value
+        if not given:
+            return policy
+        try:
+            return parse_policy(policy.text, source=policy.source, params=given)
+        except PolicyError as error:
+            what = "the policy does not load with these params"
+            self.refuse_at(self.document.place(fields["params"]), where, f"{what}: {error.problems[0]}", None, "")
+            return policy
+
+    def _choice(self, fields: Fields, key: str, where: str, choices: tuple[str, ...]) -> str | None:
+        value = self.text(fields[key], f"{where}, {key}") if key in fields else None
+        if value is not None and value not in choices:
+            self.refuse(fields[key], f"{where}, {key}", "not a choice", suggestion(value, choices))
+        return value
+
+    def _controllers(self, fields: Fields, key: str, where: str, policy: Policy) -> frozenset[str]:
+        where = f"{where}, {key}"
+        nodes = self.items(fields[key], where) if key in fields else []
+        return frozenset(filter(None, (self._controller(node, where, policy) for node in nodes)))
+
+    def _controller(self, node: yaml.Node, where: str, policy: Policy) -> str | None:
+        name = self.text(node, where)
+        known = [controller.name for controller in policy.controllers]
+        if name is not None and name not in known:
+            self.refuse(node, where, "no such controller in the policy", suggestion(name, known))
+            return None
+        return name
+
+    # --- what is expected ---------------------------------------------------------------------------------------
+
+    def _expected(self, fields: Fields, where: str, policy: Policy) -> list[Expected]:
+        where += ", expect"
+        expected: list[Expected] = []
+        for node in self.items(fields["expect"], where) if "expect" in fields else []:
+            entry = self.fields(node, where, _EXPECTED_KEYS, ("step", "controller"))
+            steps = self._steps(entry["step"], f"{where}, step") if "step" in entry else range(0)
+            name = self._controller(entry["controller"], where, policy) if "controller" in entry else None
+            operations = self._operations(entry, where, policy, name)
+            trigger = self._choice(entry, "trigger", where, TRIGGERS)
+            self._expected_left -= len(steps)
+            if self._expected_left < 0:
+                self.refuse(node, where, f"more than {MAX_EXPECTED:,} decisions in one file", shows=False)
+            elif name is not None:
+                place = self.document.place(node)
+                expected += [Expected(step, name, operations, trigger, place) for step in steps]
+        return expected
+
+    def _steps(self, node: yaml.Node, where: str) -> range:
+        """A step, or from one to another, both included."""
+        match = STEPS.fullmatch(node.value) if isinstance(node, yaml.ScalarNode) else None
+        first = int(match["first"]) if match else 1
+        last = int(match["last"] or first) if match else 0
+        if last < first or last > MAX_STEPS:
+            self.refuse(node, where, "must be a step, or from one to another", "Write 51, or 51-60.")
+            return range(0)
+        return range(first, last + 1)
+
+    def _operations(self, entry: Fields, where: str, policy: Policy, controller: str | None) -> tuple[str, ...] | None:
+        """What a decision is to order; None when the test does not say."""
+        if "operations" not in entry:
+            return None
+        where += ", operations"
+        names = {name for own in policy.controllers if own.name == controller for name in own.operations}
+        operations: list[str] = []
+        for node in self.items(entry["operations"], where):
+            name = self.text(node, where)
+            if name is not None and controller is not None and name not in names:
+                self.refuse(node, where, f"controller '{controller}' does not order this", suggestion(name, names))
+            elif name is not None:
+                operations.append(name)
+        return tuple(operations)

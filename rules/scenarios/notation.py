@@ -1,0 +1,115 @@
+"""The notation in which tests of rules write series: ``2.0x50 9.0 1.0-0.1x10 nan _``.
+
+A text flows in; the values flow out, one for each time at which the series is due, None where nothing is logged. The
+grammar, with blanks or line ends between tokens::
+
+    token  =  value | value "x" COUNT | START ("+" | "-") STEP "x" COUNT
+    value  =  NUMBER | "nan" | "inf" | "-inf" | "_"
+
+``COUNT`` is how many values the token stands for: ``2.0x3`` is 2.0 three times, ``1.0-0.1x3`` is 1.0, 0.9, 0.8.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator
+from decimal import Context, Decimal
+from typing import Final
+
+from ...store.errors import TelemetryError
+from ..errors import Fault, phrase
+
+#: Values that one series may have.
+MAX_VALUES: Final = 100_000
+
+_UNSIGNED: Final = r"(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][-+]?\d+)?"
+_TOKEN: Final = re.compile(r"\S+")
+_REPEATED: Final = re.compile(rf"(?P<value>[-+]?{_UNSIGNED}|[-+]?inf|nan|_)(?:x(?P<count>\d+))?")
+_RAMP: Final = re.compile(rf"(?P<start>[-+]?{_UNSIGNED})(?P<step>[-+]{_UNSIGNED})x(?P<count>\d+)")
+_FORMS: Final = "Write 2.0, 2.0x50, 1.0-0.1x10, nan, inf, -inf, or _ for nothing logged."
+#: Digits of a whole ramp: twice what a float has, so that the last one of every value is right.
+_EXACTLY: Final = Context(prec=34)
+
+
+class NotationError(TelemetryError):
+    """A text that is no series.
+
+    Attributes:
+        fault: What is wrong, with its offset in the text.
+    """
+
+    def __init__(self, fault: Fault) -> None:
+        self.fault = fault
+        super().__init__(phrase(fault.what, fault.got, fault.fix))
+
+
+def parse_values(text: str) -> tuple[float | None, ...]:
+    """The values that a text stands for.
+
+    A ramp is computed in decimal, so that ``1.0-0.1x4`` ends with the float that is written 0.7.
+
+    Returns:
+        One value for each time; None where nothing is logged.
+
+    Raises:
+        NotationError: Not of the grammar, no value at all, or more than ``MAX_VALUES``.
+
+    >>> parse_values("2.0x2 nan _ 1-0.25x3")
+    (2.0, 2.0, nan, None, 1.0, 0.75, 0.5)
+    """
+    values: list[float | None] = []
+    for token in _TOKEN.finditer(text):
+        values.extend(_expanded(token, MAX_VALUES - len(values)))
+    if not values:
+        raise NotationError(Fault(0, "a series needs a value", None, _FORMS))
+    return tuple(values)
+
+
+def _expanded(token: re.Match[str], room: int) -> Iterator[float | None]:
+    """The values of one token, at most ``room`` of them."""
+    repeated = _REPEATED.fullmatch(token[0])
+    ramp = None if repeated else _RAMP.fullmatch(token[0])
+    match = repeated or ramp
+    if match is None:
+        raise NotationError(Fault(token.start(), "not a value of a series", repr(token[0]), _FORMS))
+    count = _count(token, match, room)
+    if ramp is not None:
+        return _ramp(token, ramp, count)
+    value = _value(token, match["value"])
+    return iter([value] * count)
+
+
+def _count(token: re.Match[str], match: re.Match[str], room: int) -> int:
+    text = match["count"] or "1"
+    # Python refuses to read thousands of digits; nine are enough to be too many.
+    count = int(text) if len(text) <= 9 else MAX_VALUES + 1
+    offset = token.start() + max(match.start("count"), 0)
+    if count == 0:
+        raise NotationError(Fault(offset, "a count is 1 or more", text))
+    if count > room:
+        raise NotationError(Fault(offset, f"a series of more than {MAX_VALUES:,} values", repr(token[0])))
+    return count
+
+
+def _value(token: re.Match[str], text: str) -> float | None:
+    if text == "_":
+        return None
+    value = float(text)
+    if math.isinf(value) and not text.endswith("inf"):
+        raise NotationError(Fault(token.start(), "too large for a float", repr(text), "Write inf."))
+    return value
+
+
+def _ramp(token: re.Match[str], ramp: re.Match[str], count: int) -> Iterator[float]:
+    start, step = (_decimal(token, ramp[part]) for part in ("start", "step"))
+    for index in range(count):
+        value = float(_EXACTLY.add(start, _EXACTLY.multiply(step, Decimal(index))))
+        if math.isinf(value):
+            raise NotationError(Fault(token.start(), "grows too large for a float", repr(token[0])))
+        yield value
+
+
+def _decimal(token: re.Match[str], text: str) -> Decimal:
+    # What is zero as a float may have an exponent beyond any decimal's.
+    return Decimal(text) if _value(token, text) else Decimal(0)

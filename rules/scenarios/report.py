@@ -1,0 +1,124 @@
+"""How a test went, as lines for people and as JSON for programs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Final
+
+from ...store.event_json import encoded
+from ..engine.decisions import Decision
+from .file import Expected
+from .run import Comparison, ScenarioResult
+
+#: Lines of a difference that are shown before the rest is counted.
+_SHOWN: Final = 20
+#: Decisions that are as expected, shown before and after each difference.
+_CONTEXT: Final = 2
+
+
+def result_lines(result: ScenarioResult) -> list[str]:
+    """What to say of a test that fails: one line that an editor can jump from, and the difference below it.
+
+    In the difference, ``-`` is a decision that was expected, ``+`` one that was made, and a blank one that was both.
+    """
+    test = result.test
+    head = f"{test.source}:{test.place.line}:{test.place.column}: test '{test.name}' fails: {_summary(result)}"
+    table = list(_difference(result))
+    widths = [max((len(row[column]) for row in table), default=0) for column in range(5)]
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in table]
+    lines = [f"  {line}".rstrip() for line in lines]
+    if len(lines) > _SHOWN:
+        lines = [*lines[:_SHOWN], f"    ... and {len(lines) - _SHOWN} lines more"]
+    lines += [f"  rule error: {failure.error}" for failure in result.failures]
+    lines += [f"  no rule error: controller '{name}' was to fail and did not" for name in result.unfailing]
+    return [head, *lines, *(f"  hint: {hint}" for hint in result.hints)]
+
+
+def result_json(result: ScenarioResult) -> dict[str, Any]:
+    """A test's outcome as ``steptape test --json`` prints it, one object a test."""
+    test = result.test
+    return {
+        "source": test.source,
+        "test": test.name,
+        "line": test.place.line,
+        "column": test.place.column,
+        "ok": result.passes,
+        "policy": {"source": test.policy.source, "digest": test.policy.digest},
+        "steps": result.steps,
+        "missing": [_expected_json(entry.expected) for entry in result.missing if entry.expected],
+        "unexpected": [_decision_json(entry.decision) for entry in result.unexpected if entry.decision],
+        "different": [
+            {"expected": _expected_json(entry.expected), "decided": _decision_json(entry.decision)}
+            for entry in result.different
+            if entry.expected and entry.decision
+        ],
+        "rule_errors": [
+            {"controller": failure.controller, "step": failure.step, "error": failure.error}
+            for failure in result.failures
+        ],
+        "rule_errors_missing": list(result.unfailing),
+        "hints": list(result.hints),
+    }
+
+
+def _summary(result: ScenarioResult) -> str:
+    counts = {
+        "missing": len(result.missing),
+        "unexpected": len(result.unexpected),
+        "different": len(result.different),
+        "rule errors": len(result.failures) + len(result.unfailing),
+    }
+    told = ", ".join(f"{count} {what}" for what, count in counts.items() if count)
+    return f"{told} (of {result.steps} steps)"
+
+
+def _difference(result: ScenarioResult) -> Iterator[tuple[str, ...]]:
+    """Rows of sign, step, controller, operations and a note. What is as expected stands there only near what is not."""
+    faults = [index for index, entry in enumerate(result.comparisons) if not entry.is_same]
+    near = {index + offset for index in faults for offset in range(-_CONTEXT, _CONTEXT + 1)}
+    for index, entry in enumerate(result.comparisons):
+        if index in near:
+            yield from _rows(entry)
+
+
+def _rows(entry: Comparison) -> Iterator[tuple[str, ...]]:
+    if entry.is_same and entry.decision:
+        yield _row(" ", entry.decision, "")
+        return
+    if entry.expected:
+        trigger = f"{entry.expected.trigger} " if entry.expected.trigger else ""
+        yield _row("-", entry.expected, trigger if entry.decision else f"{trigger}did not fire")
+    if entry.decision:
+        yield _row("+", entry.decision, _explanation(entry.decision))
+
+
+def _row(sign: str, entry: Expected | Decision, note: str) -> tuple[str, ...]:
+    operations = "" if entry.operations is None else f"[{', '.join(entry.operations)}]"
+    return sign, f"step {entry.step}", entry.controller, operations, note
+
+
+def _explanation(decision: Decision) -> str:
+    """At which trigger and on what values a decision was made."""
+    values = ", ".join(f"{name} = {value}" for name, value in decision.values.items())
+    return f"{decision.trigger}: {values}" if values else decision.trigger
+
+
+def _expected_json(expected: Expected) -> dict[str, Any]:
+    return {
+        "step": expected.step,
+        "controller": expected.controller,
+        "operations": None if expected.operations is None else list(expected.operations),
+        "trigger": expected.trigger,
+        "line": expected.place.line,
+        "column": expected.place.column,
+    }
+
+
+def _decision_json(decision: Decision) -> dict[str, Any]:
+    return {
+        "step": decision.step,
+        "controller": decision.controller,
+        "operations": list(decision.operations),
+        "trigger": decision.trigger,
+        "values": encoded(decision.values),
+    }

@@ -1,0 +1,154 @@
+"""Playing the imagined run of a test through the engine, and comparing what was decided with what was expected."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import chain
+
+from ..engine.decisions import Decision, Outcome, RuleError, RuleWarning
+from ..engine.engine import Engine
+from ..errors import suggestion
+from ..policy_file.operations import Effect
+from ..policy_file.policy import Policy
+from .file import Expected, ScenarioTest
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """What a test says of one decision.
+
+    Attributes:
+        expected: What was to be decided; None for a decision that nobody expected.
+        decision: What was decided; None where nothing was.
+        is_same: Whether the decision is the expected one in all that the test says.
+    """
+
+    expected: Expected | None
+    decision: Decision | None
+    is_same: bool
+
+    @property
+    def step(self) -> int:
+        """The step of either."""
+        return self.decision.step if self.decision else self.expected.step if self.expected else 0
+
+
+@dataclass(frozen=True, slots=True)
+class ScenarioResult:
+    """How one test went.
+
+    Attributes:
+        test: The test.
+        steps: Steps of the imagined run that were played.
+        comparisons: Every expected and every watched decision, in order of steps.
+        failures: Rules that failed and were not to.
+        unfailing: Controllers whose rule was to fail and did not.
+        hints: What else may explain a difference.
+    """
+
+    test: ScenarioTest
+    steps: int
+    comparisons: tuple[Comparison, ...]
+    failures: tuple[RuleError, ...]
+    unfailing: tuple[str, ...]
+    hints: tuple[str, ...]
+
+    @property
+    def passes(self) -> bool:
+        """Whether everything was as expected."""
+        return all(entry.is_same for entry in self.comparisons) and not self.failures and not self.unfailing
+
+    @property
+    def missing(self) -> tuple[Comparison, ...]:
+        """Expected decisions that were not made."""
+        return tuple(entry for entry in self.comparisons if entry.decision is None)
+
+    @property
+    def unexpected(self) -> tuple[Comparison, ...]:
+        """Decisions that nobody expected."""
+        return tuple(entry for entry in self.comparisons if entry.expected is None)
+
+    @property
+    def different(self) -> tuple[Comparison, ...]:
+        """Decisions at the expected step, with other operations or at another trigger."""
+        return tuple(e for e in self.comparisons if e.expected and e.decision and not e.is_same)
+
+
+def run_test(test: ScenarioTest) -> ScenarioResult:
+    """Play a test's run and compare."""
+    outcomes, steps = _played(test)
+    watched = [outcome for outcome in outcomes if outcome.controller in test.watched]
+    errors = [outcome for outcome in watched if isinstance(outcome, RuleError)]
+    failed = {error.controller for error in errors}
+    warnings = [outcome.warning for outcome in watched if isinstance(outcome, RuleWarning)]
+    return ScenarioResult(
+        test,
+        steps,
+        tuple(_compared(test.expected, [outcome for outcome in watched if isinstance(outcome, Decision)])),
+        tuple(error for error in errors if error.controller not in test.errors),
+        tuple(sorted(test.errors - failed)),
+        (*_beyond_the_end(test, steps), *_unread(test), *warnings),
+    )
+
+
+def _played(test: ScenarioTest) -> tuple[list[Outcome], int]:
+    """What the policy said, and how many steps there were until the run's end or a stop."""
+    engine = Engine(test.policy, test.scenario.plan)
+    outcomes = list(engine.start())
+    is_stopped = _holds_stop(test.policy, outcomes)
+    steps = 0
+    for turn in test.scenario.iterations():
+        said = [outcome for event in turn for outcome in engine.observe(event)]
+        outcomes += said
+        steps = turn[-1].step
+        is_stopped = is_stopped or _holds_stop(test.policy, said)
+        # As in a replay, a stop before the first step lets that step be made.
+        if test.ends_at_stop and is_stopped and steps > 0:
+            break
+    return outcomes, steps
+
+
+def _holds_stop(policy: Policy, outcomes: Iterable[Outcome]) -> bool:
+    acting = (outcome for outcome in outcomes if isinstance(outcome, Decision) and outcome.acts)
+    ordered = (name for decision in acting for name in decision.operations)
+    return any(policy.effects(name) is Effect.STOP for name in ordered)
+
+
+def _compared(expected: Iterable[Expected], decisions: Iterable[Decision]) -> list[Comparison]:
+    """Each expected decision beside the one that was made, those of one step in the order in which they were made."""
+    by_place: dict[tuple[int, str], list[Expected]] = {}
+    for entry in expected:
+        by_place.setdefault((entry.step, entry.controller), []).append(entry)
+    comparisons = []
+    for decision in decisions:
+        candidates = by_place.get((decision.step, decision.controller), [])
+        match = next((entry for entry in candidates if _is_same(entry, decision)), None) or next(iter(candidates), None)
+        if match is not None:
+            candidates.remove(match)
+        comparisons.append(Comparison(match, decision, match is not None and _is_same(match, decision)))
+    missing = (Comparison(entry, None, False) for entry in chain.from_iterable(by_place.values()))
+    return sorted([*comparisons, *missing], key=lambda comparison: comparison.step)
+
+
+def _is_same(expected: Expected, decision: Decision) -> bool:
+    return expected.operations in (None, decision.operations) and expected.trigger in (None, decision.trigger)
+
+
+def _beyond_the_end(test: ScenarioTest, steps: int) -> Iterator[str]:
+    last = max((entry.step for entry in test.expected), default=0)
+    if steps < last and steps < test.scenario.steps:
+        yield f"The run was stopped at step {steps}; 'after_stop: go_on' lets it go on."
+    elif steps < last:
+        yield f"The run has {steps} steps."
+
+
+def _unread(test: ScenarioTest) -> Iterator[str]:
+    """Series that no rule reads; a controller metric may read any, so that a policy with one is not asked."""
+    rules = (rule for controller in test.policy.controllers for rule in controller.bound_rules)
+    read = {key.name for rule in rules for key in rule.series if not key.is_derived}
+    if test.policy.metrics:
+        return
+    for entry in test.scenario.series:
+        if entry.name not in read:
+            yield f"No rule reads the series '{entry.name}'. {suggestion(entry.name, read)}".strip()

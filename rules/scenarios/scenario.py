@@ -1,0 +1,111 @@
+"""An imagined run: a few series and how often they are reported, played as the events that a loop would emit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from ...store.events import LOOP_KINDS, Event
+from ...store.journal.format import SampleLosses
+from ...store.plan import Plan
+
+#: Steps that one imagined run may have.
+MAX_STEPS: Final = 1_000_000
+
+#: Kinds of events that may be imagined, in the order in which a loop emits them within one step. ``train_begin`` and
+#: ``train_end`` are always there.
+STEP_KINDS: Final = tuple(kind for kind in LOOP_KINDS if kind not in ("train_begin", "train_end"))
+
+#: Those of them that carry numbers.
+SERIES_KINDS: Final = tuple(kind for kind in STEP_KINDS if kind != "epoch_begin")
+
+_BEFORE_THE_STEP: Final = frozenset(STEP_KINDS[: STEP_KINDS.index("step_end")])
+
+
+@dataclass(frozen=True, slots=True)
+class ScenarioSeries:
+    """The values of one metric.
+
+    Attributes:
+        name: The metric's.
+        kind: Of the events that carry it.
+        every: Steps from one of those events to the next; the first is at this step.
+        values: One for each of those events; None where the event does not carry the metric.
+    """
+
+    name: str
+    kind: str
+    every: int
+    values: tuple[float | None, ...]
+
+    def last_step(self) -> int:
+        """The step of the last value."""
+        return self.every * len(self.values)
+
+    def value_at(self, step: int) -> float | None:
+        """The value at a step; None where there is none."""
+        index, rest = divmod(step, self.every)
+        return self.values[index - 1] if rest == 0 and 0 < index <= len(self.values) else None
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """A run that never was.
+
+    Attributes:
+        series: What its events carry.
+        steps: How many steps it has.
+        every: Kinds of events that come although no series needs them, with how many steps lie between them.
+        samples: Losses of the samples of a step's batch, by step.
+        plan: What the loop declared.
+        step_s: Seconds that a step takes.
+    """
+
+    series: tuple[ScenarioSeries, ...]
+    steps: int
+    every: Mapping[str, int] = field(default_factory=dict)
+    samples: Mapping[int, SampleLosses] = field(default_factory=dict)
+    plan: Plan = field(default_factory=Plan)
+    step_s: float = 1.0
+
+    def iterations(self) -> Iterator[list[Event]]:
+        """The events, one list for each turn of the loop: before it, each step with what belongs to it, after it.
+
+        A step's list holds what precedes its update (which has the step before), the ``step_end``, and what follows.
+        """
+        seq = 0
+        by_kind = {kind: [entry for entry in self.series if entry.kind == kind] for kind in STEP_KINDS}
+        kinds = [kind for kind in STEP_KINDS if kind == "step_end" or kind in self.every or by_kind[kind]]
+        yield [self._event("train_begin", 0, seq, ())]
+        for step in range(1, self.steps + 1):
+            events = []
+            for kind in kinds:
+                if self._is_due(kind, step, by_kind[kind]):
+                    seq += 1
+                    events.append(self._event(kind, step, seq, by_kind[kind]))
+            yield events
+        yield [self._event("train_end", self.steps, seq + 1, ())]
+
+    def _is_due(self, kind: str, step: int, series: Sequence[ScenarioSeries]) -> bool:
+        if kind == "step_end":
+            return True
+        # An epoch begins before the first of its steps, and everything else comes with the last of its interval.
+        position = step - 1 if kind == "epoch_begin" else step
+        if kind in self.every and position % self.every[kind] == 0:
+            return True
+        return any(step % entry.every == 0 and step <= entry.last_step() for entry in series)
+
+    def _event(self, kind: str, step: int, seq: int, series: Sequence[ScenarioSeries]) -> Event:
+        values = ((entry.name, entry.value_at(step)) for entry in series)
+        finished = step - 1 if kind in _BEFORE_THE_STEP else step
+        epoch_steps = self.plan.steps_per_epoch
+        return Event(
+            kind,
+            step=finished,
+            seq=seq,
+            epoch=finished / epoch_steps if epoch_steps else None,
+            elapsed_ns=round(finished * self.step_s * 1e9),
+            metrics={name: value for name, value in values if value is not None},
+            samples=self.samples.get(step) if kind == "step_end" else None,
+        )

@@ -1,0 +1,361 @@
+"""The records of one journal segment, found in bulk: bytes in, and where everything lies.
+
+This is the one place that knows how to take a segment apart. Its events come out one by one (``Segment.records``)
+or, in ``journal_tables``, as columns.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import math
+import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Final, NamedTuple, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from ..errors import DamagedLog
+from ..events import Event
+from .format import (
+    EVENT,
+    EVENT_FIELDS,
+    EVENT_HEAD,
+    HAS_ATTRS,
+    HAS_SAMPLES,
+    HOLDS_POSITIONS,
+    HOLDS_TOKEN_LOSSES,
+    HOLDS_TOKENS,
+    INTEGER_IDS,
+    LENGTH,
+    SAMPLES,
+    SAMPLES_FIELDS,
+    SAMPLES_HEAD,
+    TEXT_IDS,
+    SampleLosses,
+)
+
+Integers: TypeAlias = npt.NDArray[np.int64]
+Codes: TypeAlias = npt.NDArray[np.int32]
+Flags: TypeAlias = npt.NDArray[np.uint8]
+Chosen: TypeAlias = slice | Integers
+
+
+class Record(NamedTuple):
+    """One event as the journal holds it, with its sample losses."""
+
+    event: Event
+    samples: SampleLosses | None
+
+
+class Layout(NamedTuple):
+    """The kind and the metric names that many events share."""
+
+    kind: str
+    names: tuple[str, ...]
+
+    @property
+    def head(self) -> np.dtype[np.void]:
+        """The part of an event's payload that every event of the layout has: envelope and values."""
+        return _head(len(self.names))
+
+
+class SampleSpans(NamedTuple):
+    """Where the sample losses of events lie, as byte positions in the segment. All of shape (events with samples,).
+
+    Attributes:
+        event: Which event, as an index into the segment; ascending.
+        counts: Samples of the event.
+        id_kind: What the ids are.
+        losses, ids, tokens, positions: Where they begin; ``tokens`` and ``positions`` are -1 without any.
+        ids_size: Bytes of the ids.
+        flagged: Where the indexes of the samples with token losses begin; their numbers of tokens and then the losses
+            lie behind them.
+        flagged_count: How many such samples there are; 0 without any.
+        token_count: How many tokens they have together.
+    """
+
+    event: Integers
+    counts: Integers
+    id_kind: Integers
+    losses: Integers
+    ids: Integers
+    ids_size: Integers
+    tokens: Integers
+    positions: Integers
+    flagged: Integers
+    flagged_count: Integers
+    token_count: Integers
+
+
+#: The columns ``layout``, ``flags``, ``start`` and ``end`` of a segment without events.
+NOTHING: Final[tuple[Codes, Flags, Integers, Integers]] = (
+    np.zeros(0, np.int32), np.zeros(0, np.uint8), np.zeros(0, np.int64), np.zeros(0, np.int64)
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Segment:
+    """What could be read of one journal segment.
+
+    Attributes:
+        header: Whose events they are and who wrote them; empty when not even that was readable.
+        torn_bytes: Bytes after the last whole record. A killed writer leaves at most one unfinished record.
+        where: The file, for messages.
+        data: Its bytes.
+        layouts: Its layouts, in order of appearance.
+        layout: Which of them each event has. Shape (events,).
+        flags: What each event holds beside its values. Shape (events,).
+        start, end: Where the payload of each event lies, in ``seq`` order. Shape (events,).
+    """
+
+    header: dict[str, Any] = field(default_factory=dict)
+    torn_bytes: int = 0
+    where: str = ""
+    data: bytes = b""
+    layouts: tuple[Layout, ...] = ()
+    layout: Codes = field(default_factory=lambda: NOTHING[0])
+    flags: Flags = field(default_factory=lambda: NOTHING[1])
+    start: Integers = field(default_factory=lambda: NOTHING[2])
+    end: Integers = field(default_factory=lambda: NOTHING[3])
+
+    def __len__(self) -> int:
+        return len(self.start)
+
+    @property
+    def attempt(self) -> int:
+        """The attempt that wrote it."""
+        return int(self.header["attempt"])
+
+    @property
+    def rank(self) -> int:
+        """The rank that wrote it."""
+        return int(self.header["rank"])
+
+    @property
+    def seq(self) -> Integers:
+        """The ``seq`` of each event."""
+        return self._numbers("<i8", self.start + field_offset("seq"))
+
+    @property
+    def records(self) -> list[Record]:
+        """The events one by one.
+
+        Raises:
+            DamagedLog: A record whose checksum is right cannot be read.
+        """
+        with readable(self.where):
+            return self._records()
+
+    def only(self, chosen: Chosen) -> Segment:
+        """The segment as if it held these of its events alone."""
+        columns = {name: getattr(self, name)[chosen] for name in ("layout", "flags", "start", "end")}
+        return dataclasses.replace(self, **columns)
+
+    def from_seq(self, seq: int) -> Segment:
+        """The segment without the events below this ``seq``."""
+        if not len(self) or self.only(slice(1)).seq[0] >= seq:
+            return self
+        return self.only(np.flatnonzero(self.seq >= seq))
+
+    def pieces(self, numbers: int) -> Iterator[Segment]:
+        """The segment in pieces of about so many numbers at most, as if every event had the widest layout."""
+        widest = len(EVENT_FIELDS) + max((len(layout.names) for layout in self.layouts), default=0)
+        carried = max(widest, len(self.data) // (LENGTH.size * max(1, len(self))))
+        events = max(1, numbers // carried)
+        for first in range(0, len(self), events):
+            yield self.only(slice(first, first + events))
+
+    def has_samples(self) -> bool:
+        """Whether an event of it has sample losses.
+
+        Raises:
+            DamagedLog: A record whose checksum is right cannot be read.
+        """
+        with readable(self.where):
+            return bool(self.sample_spans().counts.any())
+
+    def by_layout(self) -> Iterator[tuple[Layout, Chosen, npt.NDArray[np.void]]]:
+        """Of each layout in use: which events have it, and their envelopes and values as a structured array."""
+        if self._has_one_layout():
+            layout = self.layouts[self.layout[0]]
+            yield layout, slice(None), self.gathered(layout.head, self.start)
+            return
+        for index in np.unique(self.layout).tolist():
+            layout, chosen = self.layouts[index], np.flatnonzero(self.layout == index)
+            yield layout, chosen, self.gathered(layout.head, self.start[chosen])
+
+    def metric_names(self) -> list[str]:
+        """The metrics of its events, in order of first appearance."""
+        return list(dict.fromkeys(name for layout in self._used_layouts() for name in layout.names))
+
+    def common_metrics(self) -> frozenset[str]:
+        """The metrics that each of its events has."""
+        names = [frozenset(layout.names) for layout in self._used_layouts()]
+        return frozenset.intersection(*names) if names else frozenset()
+
+    def attrs_spans(self) -> tuple[Integers, Integers, Integers]:
+        """Events with attrs as indices, and where the JSON text of each begins and ends."""
+        events = np.flatnonzero(self.flags & HAS_ATTRS)
+        if not len(events):
+            return events, events, events
+        sizes = np.fromiter((len(layout.names) for layout in self.layouts), np.int64, len(self.layouts))
+        length_at = self.start[events] + EVENT.size + 8 * sizes[self.layout[events]]
+        require(length_at + LENGTH.size <= self.end[events], "its attrs are cut short")
+        begin = length_at + LENGTH.size
+        end = begin + self._numbers("<u4", length_at)
+        require(end <= self.end[events], "its attrs are cut short")
+        return events, begin, end
+
+    def sample_spans(self) -> SampleSpans:
+        """Where the sample losses lie."""
+        events = np.flatnonzero(self.flags & HAS_SAMPLES)
+        if not len(events):
+            return SampleSpans(*[events] * len(SampleSpans._fields))
+        sizes = np.fromiter((len(layout.names) for layout in self.layouts), np.int64, len(self.layouts))
+        head_at = self.start + EVENT.size + 8 * sizes[self.layout]
+        with_attrs, _, attrs_end = self.attrs_spans()
+        head_at[with_attrs] = attrs_end
+        head_at, end = head_at[events], self.end[events]
+        require(head_at + SAMPLES.size <= end, "its samples are cut short")
+        head = self.gathered(np.dtype(_fields(SAMPLES_FIELDS, SAMPLES_HEAD)), head_at)
+        count, id_kind = head["count"].astype(np.int64), head["id_kind"].astype(np.int64)
+        losses = head_at + SAMPLES.size
+        ids = losses + 4 * count
+        require(ids <= end, "its samples are cut short")
+        ids_size = np.where(id_kind == INTEGER_IDS, 8 * count, 0)
+        texts = np.flatnonzero(id_kind == TEXT_IDS)
+        require(ids[texts] + LENGTH.size <= end[texts], "its sample ids are cut short")
+        ids_size[texts] = self._numbers("<u4", ids[texts])
+        ids[texts] += LENGTH.size
+        holds, tokens = head["holds"], ids + ids_size
+        require(holds < 2 * HOLDS_TOKEN_LOSSES, "its samples hold what this version does not know")
+        positions = tokens + np.where(holds & HOLDS_TOKENS, 4 * count, 0)
+        behind = positions + np.where(holds & HOLDS_POSITIONS, 4 * count, 0)
+        require(behind <= end, "its samples are cut short")
+        return SampleSpans(
+            events, count, id_kind, losses, ids, ids_size,
+            np.where(holds & HOLDS_TOKENS, tokens, -1), np.where(holds & HOLDS_POSITIONS, positions, -1),
+            *self._flagged_spans(np.flatnonzero(holds & HOLDS_TOKEN_LOSSES), behind, end),
+        )  # fmt: skip
+
+    def _flagged_spans(self, having: Integers, begin: Integers, end: Integers) -> tuple[Integers, Integers, Integers]:
+        """The last three of ``SampleSpans``, given which of them have any, and between where these lie."""
+        flagged = begin + LENGTH.size
+        counts, tokens = np.zeros_like(begin), np.zeros_like(begin)
+        require(flagged[having] <= end[having], "its token losses are cut short")
+        counts[having] = self._numbers("<u4", begin[having])
+        require(flagged[having] + 8 * counts[having] <= end[having], "its token losses are cut short")
+        for index in having.tolist():
+            lengths = np.frombuffer(self.data, "<u4", counts[index], flagged[index] + 4 * counts[index])
+            tokens[index] = lengths.sum(dtype=np.int64)
+        require((flagged + 8 * counts + 4 * tokens)[having] <= end[having], "its token losses are cut short")
+        return flagged, counts, tokens
+
+    def gathered(self, item: np.dtype[Any], position: Integers) -> npt.NDArray[Any]:
+        """Items of one type that lie at these bytes."""
+        step = int(position[1] - position[0]) if len(position) > 1 else 0
+        if step >= item.itemsize and (np.diff(position) == step).all():
+            return np.ndarray((len(position),), item, self.data, int(position[0]), (step,))
+        # A window on every byte, of which numpy copies the ones that are asked for.
+        windows = max(0, len(self.data) - item.itemsize + 1)
+        return np.ndarray((windows,), item, self.data, 0, (1,))[position]
+
+    def blocks(self, code: str, count: int, position: Integers) -> npt.NDArray[Any]:
+        """So many numbers from each of these bytes on, all in one array."""
+        return self.gathered(np.dtype([("numbers", code, (count,))]), position)["numbers"].ravel()
+
+    def _used_layouts(self) -> list[Layout]:
+        """The layouts that its events have, in order of first appearance."""
+        if self._has_one_layout():
+            return [self.layouts[self.layout[0]]]
+        _, first = np.unique(self.layout, return_index=True)
+        return [self.layouts[self.layout[index]] for index in np.sort(first).tolist()]
+
+    def _has_one_layout(self) -> bool:
+        return bool(len(self) and (self.layout == self.layout[0]).all())
+
+    def _numbers(self, item: str, position: Integers) -> Integers:
+        return self.gathered(np.dtype(item), position).astype(np.int64)
+
+    def _records(self) -> list[Record]:
+        attrs: dict[int, dict[str, Any]] = {}
+        for event, begin, end in zip(*(span.tolist() for span in self.attrs_spans()), strict=True):
+            attrs[event] = json.loads(self.data[begin:end])
+        spans = zip(*(column.tolist() for column in self.sample_spans()), strict=True)
+        samples = {span[0]: self._losses(span) for span in spans}
+        records: list[Record | None] = [None] * len(self)
+        for layout, chosen, heads in self.by_layout():
+            indices = range(len(self)) if isinstance(chosen, slice) else chosen.tolist()
+            for index, (_, _, _, seq, step, micro_step, value_lag, time_ns, elapsed_ns, epoch), values in zip(
+                indices, heads[list(EVENT_FIELDS)].tolist(), heads["values"].tolist(), strict=True
+            ):
+                event = Event(
+                    layout.kind,
+                    step,
+                    seq,
+                    self.header["attempt"],
+                    self.header["rank"],
+                    micro_step,
+                    None if math.isnan(epoch) else epoch,
+                    time_ns,
+                    elapsed_ns,
+                    value_lag,
+                    dict(zip(layout.names, values, strict=True)),
+                    attrs.get(index, {}),
+                )
+                records[index] = Record(event, samples.get(index))
+        return [record for record in records if record is not None]
+
+    def _losses(self, spans: tuple[int, ...]) -> SampleLosses:
+        _, count, id_kind, losses, ids, ids_size, tokens, positions, flagged, flagged_count, token_count = spans
+        data, lengths = self.data, flagged + 4 * flagged_count
+        token_losses = lengths + 4 * flagged_count
+        return SampleLosses(
+            data[losses : losses + 4 * count],
+            data[ids : ids + ids_size],
+            id_kind,
+            b"" if tokens < 0 else data[tokens : tokens + 4 * count],
+            b"" if positions < 0 else data[positions : positions + 4 * count],
+            data[flagged:lengths],
+            data[lengths:token_losses],
+            data[token_losses : token_losses + 4 * token_count],
+        )
+
+
+@contextmanager
+def readable(where: str) -> Iterator[None]:
+    """What a right checksum does not promise: that the content makes sense."""
+    try:
+        yield
+    except (KeyError, TypeError, ValueError, struct.error) as error:
+        what = f"a record whose checksum is right cannot be read ({type(error).__name__}: {error})"
+        raise DamagedLog(what, where=where, fix="Look at what wrote it") from None
+
+
+@functools.lru_cache(maxsize=1024)
+def _head(metrics: int) -> np.dtype[np.void]:
+    return np.dtype([*_fields(EVENT_FIELDS, EVENT_HEAD), ("values", "<f8", (metrics,))])
+
+
+def _fields(names: tuple[str, ...], packing: str) -> list[tuple[str, str]]:
+    """The fields of a ``struct`` as those of a numpy type."""
+    return [(name, f"<{code}") for name, code in zip(names, packing[1:], strict=True)]
+
+
+_OFFSETS: Final = {name: field[1] for name, field in (np.dtype(_fields(EVENT_FIELDS, EVENT_HEAD)).fields or {}).items()}
+
+
+def field_offset(name: str) -> int:
+    """Where a field of the envelope stands in an event's payload."""
+    return _OFFSETS[name]
+
+
+def require(holds: npt.NDArray[np.bool_] | np.bool_, what: str) -> None:
+    """Refuse what does not hold for each, as ``readable`` expects it."""
+    if not np.all(holds):
+        raise ValueError(what)

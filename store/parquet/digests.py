@@ -1,0 +1,247 @@
+"""Digests of what a run recorded: taken when an attempt and rank is finished, and held against what is there later.
+
+A finished log flows in as sealed files, an attempt as ``run.json`` tells it; SHA-256 flows out, in hexadecimal. A log's
+digest is over its events, metrics and sample losses to the bit, each column in the order of ``seq``. So it is the same
+however the files are cut, merged, compressed or sorted, and another one when anything that they say is.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Final, NamedTuple
+
+import pyarrow as pa
+
+from ..columns import read_columns
+from ..errors import DamagedLog
+from ..run_folder import Listing, SealedFile, list_files, replace_file
+from ..run_info import Attempt, read_run_info
+from .column_digests import ColumnDigest, TableDigests, table_digests
+from .digests_v1 import first_table_digests
+from .reading import read_parquet, read_schema, row_groups_of
+from .schemas import joint_samples_schema, with_ids_of
+
+DIGESTS_JSON: Final = "digests.json"
+FORMAT: Final = 2
+
+#: How the columns of a table are digested, by the format of a log's digest.
+DIGESTS_OF: Final[Mapping[int, Callable[[str], TableDigests]]] = {1: first_table_digests, FORMAT: table_digests}
+
+#: What of an attempt is covered, in this order. What a later version adds is not: digests are kept for good.
+ATTEMPT_FIELDS: Final = (
+    "attempt",
+    "status",
+    "started_ns",
+    "ended_ns",
+    "plan",
+    "policy",
+    "environment",
+    "steps",
+    "failure",
+    "parent",
+    "parent_seq",
+    "from_step",
+    "sync_every_s",
+    "decision_digest",
+)
+
+
+class LogDigest(NamedTuple):
+    """What is kept of a finished log.
+
+    Attributes:
+        last_seq: ``seq`` of its last event.
+        sha256: The digest of all.
+        format: How it was taken.
+    """
+
+    last_seq: int
+    sha256: str
+    format: int = FORMAT
+
+
+@dataclass(frozen=True, slots=True)
+class Digests:
+    """The digests that are kept with a run, in ``digests.json``.
+
+    Attributes:
+        logs: By attempt and rank.
+        attempts: Digest of each finished attempt as ``run.json`` told it.
+    """
+
+    logs: dict[tuple[int, int], LogDigest] = field(default_factory=dict)
+    attempts: dict[int, str] = field(default_factory=dict)
+
+    def to_json(self) -> bytes:
+        """The content of ``digests.json``."""
+        logs = [
+            {"attempt": attempt, "rank": rank, **log._asdict()} for (attempt, rank), log in sorted(self.logs.items())
+        ]
+        attempts = [{"attempt": attempt, "sha256": digest} for attempt, digest in sorted(self.attempts.items())]
+        return (json.dumps({"format": FORMAT, "logs": logs, "attempts": attempts}, indent=1) + "\n").encode()
+
+
+def read_digests(folder: Path) -> Digests:
+    """The digests kept with a run; none where none were taken, or by a format that this steptape does not know.
+
+    Raises:
+        DamagedLog: The file is there and says something else.
+    """
+    path = folder / DIGESTS_JSON
+    try:
+        document = json.loads(path.read_bytes())
+        if document["format"] > FORMAT:
+            return Digests()
+        return Digests(
+            {(log["attempt"], log["rank"]): _log_digest_from(log) for log in document["logs"]},
+            {entry["attempt"]: entry["sha256"] for entry in document["attempts"]},
+        )
+    except FileNotFoundError:
+        return Digests()
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise DamagedLog(f"these are no digests ({error!r})", where=str(path)) from None
+
+
+def _log_digest_from(entry: dict[str, Any]) -> LogDigest:
+    format_ = entry.get("format", 1)  # A document of format 1 knows no other.
+    if format_ not in DIGESTS_OF:
+        raise ValueError(f"a digest has format {format_!r}")
+    return LogDigest(entry["last_seq"], entry["sha256"], format_)
+
+
+#: Digests of the columns of files, by path, that are known without reading them.
+Known = Mapping[Path, dict[str, ColumnDigest]]
+
+
+def take_digests(folder: Path, known: Known) -> None:
+    """Keep the digests of what has finished and has none yet. The lock of the run's sealers is held."""
+    kept, info, listing = read_digests(folder), read_run_info(folder), list_files(folder)
+    live = {journal[1:3] for journal in listing.journals}
+    logs = {
+        stream: LogDigest(last, log_digest(folder, listing, stream, known=known))
+        for stream, last in _ends(listing).items()
+        if stream not in live and kept.logs.get(stream, (None,))[0] != last
+    }
+    attempts = {
+        attempt.attempt: attempt_digest(attempt)
+        for attempt in info.attempts
+        if (attempt is not info.last or attempt.status != "running") and attempt.attempt not in kept.attempts
+    }
+    if logs or attempts:
+        replace_file(folder / DIGESTS_JSON, Digests(kept.logs | logs, kept.attempts | attempts).to_json())
+
+
+def kept_log_digest(folder: Path) -> str:
+    """One digest for all that is kept of a run's logs; empty where none is, or where something has none yet.
+
+    It tells two states of a log apart, and is not held against the log itself: ``digest_faults`` does that.
+    """
+    kept, listing = read_digests(folder), list_files(folder)
+    if (
+        listing.journals
+        or not kept.logs
+        or {stream: log.last_seq for stream, log in kept.logs.items()} != _ends(listing)
+    ):
+        return ""
+    logs = [[*stream, log.last_seq, log.sha256] for stream, log in sorted(kept.logs.items())]
+    text = json.dumps(logs, separators=(",", ":"))
+    return hashlib.sha256(f"steptape logs 1\n{text}".encode()).hexdigest()
+
+
+def digest_faults(folder: Path) -> list[str]:
+    """What is not as it was when its digest was taken, a sentence each; nothing where no digest is kept.
+
+    Raises:
+        DamagedLog: A file cannot be read.
+        FileNotFoundError: A sealer has just replaced a file.
+    """
+    kept, info, listing = read_digests(folder), read_run_info(folder), list_files(folder)
+    known = {attempt.attempt: attempt for attempt in info.attempts}
+    faults = [
+        f"attempt {number}: run.json does not say of it what it said at its end"
+        for number, digest in kept.attempts.items()
+        if number not in known or attempt_digest(known[number]) != digest
+    ]
+    ends = _ends(listing)
+    for (attempt, rank), log in kept.logs.items():
+        is_whole = ends.get((attempt, rank)) == log.last_seq
+        if not is_whole or log_digest(folder, listing, (attempt, rank), log.format) != log.sha256:
+            faults.append(f"attempt {attempt}: the log of rank {rank} is not the one whose digest was taken at its end")
+    return faults
+
+
+def attempt_digest(attempt: Attempt) -> str:
+    """The digest of an attempt as ``run.json`` tells it, its policy to the letter."""
+    told = dataclasses.asdict(attempt, dict_factory=_told)
+    text = json.dumps([told.get(name) for name in ATTEMPT_FIELDS], sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(f"steptape attempt 1\n{text}".encode()).hexdigest()
+
+
+def _told(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """What is told of a value. Fields that a later version adds are None in what was recorded before."""
+    return {name: value for name, value in pairs if value is not None}
+
+
+def log_digest(
+    folder: Path,
+    listing: Listing,
+    stream: tuple[int, int],
+    format_: int = FORMAT,
+    *,
+    known: Known = MappingProxyType({}),
+) -> str:
+    """The digest of everything sealed of an attempt and rank. Memory does not grow with the run.
+
+    Args:
+        folder: The run's folder.
+        listing: Its files.
+        stream: Attempt and rank.
+        format_: How it is taken.
+        known: What need not be read, as the newest format has it.
+    """
+    # A metric may be called as a column of samples is.
+    columns = {"events": read_columns(folder).by_column()}
+    digest = hashlib.sha256(f"steptape log {format_}\n".encode())
+    for table in ("events", "metrics", "samples"):
+        files = [file for file in listing.table(table) if file[2:4] == stream]
+        digests = known.get(files[0].path) if len(files) == 1 else None
+        if digests is None:
+            digests = _digests_of(table, files, DIGESTS_OF[format_])
+        metric_of = columns.get(table, {})
+        named = ((table, name in metric_of, metric_of.get(name, name), *own) for name, own in digests.items())
+        for line in sorted(named):
+            digest.update(json.dumps(line, separators=(",", ":")).encode() + b"\n")
+    return digest.hexdigest()
+
+
+def _ends(listing: Listing) -> dict[tuple[int, int], int]:
+    """The last ``seq`` that is sealed of each attempt and rank."""
+    return {(file.attempt, file.rank): file.last for file in listing.table("events")}
+
+
+def _digests_of(
+    table: str, files: Sequence[SealedFile], digests_of: Callable[[str], TableDigests]
+) -> dict[str, ColumnDigest]:
+    """Of each column; files whose rows stand in an order of another's are read as a whole."""
+    digests = digests_of(table)
+    if all(digests.add(part) for part in _alike(table, files, row_groups_of)):
+        return digests.taken()
+    digests = digests_of(table)
+    for rows in _alike(table, files, lambda path: (read_parquet(path),)):
+        digests.add(rows)
+    return digests.taken()
+
+
+def _alike(table: str, files: Sequence[SealedFile], read: Callable[[Path], Iterable[pa.Table]]) -> Iterator[pa.Table]:
+    """What is read of files, ids of samples as the file would have them that they are merged into."""
+    if table != "samples":
+        yield from (part for file in files for part in read(file.path))
+    elif files:
+        schema = joint_samples_schema([read_schema(file.path) for file in files])
+        yield from (with_ids_of(part, schema) for file in files for part in read(file.path))

@@ -1,0 +1,116 @@
+"""Arrow tables as bytes for other programs: CSV, Arrow stream, Parquet, and rows of plain JSON values."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import date, datetime, time, timedelta
+from decimal import Decimal
+from typing import Any, Final, Literal
+
+import pyarrow as pa
+import pyarrow.csv as pacsv
+import pyarrow.parquet as pq
+
+from ..event_json import encoded_float
+
+#: Types that ``table_of`` knows, by name.
+ColumnType = Literal["int64", "float64", "string", "bool", "timestamp"]
+
+_TYPES: Final[dict[ColumnType, pa.DataType]] = {
+    "int64": pa.int64(),
+    "float64": pa.float64(),
+    "string": pa.string(),
+    "bool": pa.bool_(),
+    "timestamp": pa.timestamp("us", tz="UTC"),
+}
+
+
+def table_of(columns: Mapping[str, ColumnType], rows: Iterable[Mapping[str, Any]]) -> pa.Table:
+    """A table of these columns; values that are lists or objects become JSON text, and missing ones null."""
+    held = list(rows)
+    arrays = [
+        pa.array([_as_cell(row.get(name)) for row in held], _TYPES[type_], from_pandas=False)
+        for name, type_ in columns.items()
+    ]
+    return pa.Table.from_arrays(arrays, names=list(columns))
+
+
+def to_arrow_stream(table: pa.Table) -> bytes:
+    """The table in Arrow's IPC streaming format."""
+    sink = io.BytesIO()
+    with pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table)
+    return sink.getvalue()
+
+
+def from_arrow_stream(content: bytes) -> pa.Table:
+    """The table that such a stream holds."""
+    return pa.ipc.open_stream(content).read_all()
+
+
+def to_parquet(table: pa.Table) -> bytes:
+    """The table as one Parquet file."""
+    sink = io.BytesIO()
+    pq.write_table(table, sink, compression="zstd")
+    return sink.getvalue()
+
+
+def to_csv(table: pa.Table) -> bytes:
+    """The table as CSV (RFC 4180): a header, text in quotes, null as nothing, lists and structs as JSON text."""
+    sink = io.BytesIO()
+    pacsv.write_csv(_flat(table), sink)
+    return sink.getvalue()
+
+
+def to_plain_rows(table: pa.Table) -> list[list[Any]]:
+    """The rows as values that strict JSON can hold.
+
+    Numbers that are not finite stand as their names, times as ISO 8601, bytes as base64, decimals (and so integers
+    beyond 64 bits) as text.
+    """
+    columns = [[plain(value) for value in column.to_pylist()] for column in table.columns]
+    return [list(row) for row in zip(*columns, strict=True)] if columns else [[] for _ in range(table.num_rows)]
+
+
+def plain(value: Any) -> Any:
+    """A value of Arrow's as one that strict JSON can hold."""
+    match value:
+        case None | bool() | int() | str():
+            return value
+        case float():
+            return encoded_float(value)
+        case bytes():
+            return base64.b64encode(value).decode()
+        case datetime() | date() | time():
+            return value.isoformat()
+        case timedelta():
+            return value.total_seconds()
+        case Decimal():
+            return str(value)
+        case Mapping():
+            return {str(key): plain(entry) for key, entry in value.items()}
+        case Sequence():
+            return [plain(entry) for entry in value]
+        case _:
+            return str(value)
+
+
+def _as_cell(value: Any) -> Any:
+    return json.dumps(plain(value), ensure_ascii=False) if isinstance(value, (list, tuple, dict)) else value
+
+
+def _flat(table: pa.Table) -> pa.Table:
+    """The table with JSON text for what CSV has no form for."""
+    for index, field in enumerate(table.schema):
+        if pa.types.is_nested(field.type) or pa.types.is_binary(field.type) or pa.types.is_large_binary(field.type):
+            text = [None if value is None else _as_text(value) for value in table.column(index).to_pylist()]
+            table = table.set_column(index, field.name, pa.array(text, pa.string()))
+    return table
+
+
+def _as_text(value: Any) -> str:
+    shown = plain(value)
+    return shown if isinstance(shown, str) else json.dumps(shown, ensure_ascii=False)

@@ -1,0 +1,194 @@
+"""The tables of sealed files, read: a path in, and what its Parquet holds out, in the types that ``tables`` names.
+
+Whoever wrote a file last may have asked readers for other containers of the same values (large strings, dictionaries of
+text). Numbers of another type say something else, and are damage.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from ..errors import DamagedLog
+from .schemas import (
+    ATTRS_FIELD,
+    CODE,
+    EVENT_FIELDS,
+    IDS_AS_INTEGERS,
+    METRICS_SCHEMA,
+    SAMPLE_FIELDS,
+    SAMPLES_SCHEMA,
+    is_coded,
+    with_ids_of,
+)
+
+#: What the columns of a table may be.
+_TYPES: Final = {
+    table: {field.name: [field.type] for field in fields}
+    for table, fields in {
+        "events": (*EVENT_FIELDS, ATTRS_FIELD),
+        "samples": SAMPLE_FIELDS,
+        "metrics": tuple(METRICS_SCHEMA),
+    }.items()
+}
+_TYPES["samples"]["sample_id"].append(IDS_AS_INTEGERS)
+
+#: Those that each file of the table has.
+_REQUIRED: Final = {table: frozenset(types) - {"token_losses"} for table, types in _TYPES.items()}
+
+#: The type of any other column of events: each is a metric.
+_METRIC: Final = [pa.float64()]
+
+
+def read_parquet(path: Path, wanted: Iterable[str] | None = None, *, threads: bool = True) -> pa.Table:
+    """A sealed file, or those of its columns that are wanted. The path itself says nothing of its content.
+
+    Rows come in ``seq`` order where that column is read, whoever wrote the file last and in which order.
+
+    Args:
+        path: The file.
+        wanted: Names of columns, those that it lacks included; all when None.
+        threads: Whether to use all cores, which takes a third more of their time.
+
+    Raises:
+        FileNotFoundError: It was merged into another one meanwhile.
+        DamagedLog: It is not whole, or its columns are not those of the table that it is named after.
+    """
+    with _opened(path) as file:
+        present = set(file.schema_arrow.names)
+        columns = None if wanted is None else [name for name in wanted if name in present]
+        table = file.read(columns=columns, use_threads=threads)
+    # What is not read of a wide file is not looked at: that would take a sixth of the time of a look at two metrics.
+    _require_columns(table.schema, present, path)
+    # Whether a column may hold nulls is a file's own affair: tables of several files have one schema.
+    fields = [field.with_type(_kept(field.type)).with_nullable(True) for field in table.schema]
+    table = table.cast(pa.schema(fields, table.schema.metadata))
+    return _in_seq_order(table) if "seq" in table.column_names else table
+
+
+def _ascends(seq: pa.ChunkedArray) -> bool:
+    return len(seq) < 2 or bool(pc.all(pc.less_equal(seq[:-1], seq[1:])).as_py())
+
+
+def _in_seq_order(table: pa.Table) -> pa.Table:
+    if _ascends(table["seq"]):
+        return table
+    keys = [name for name in ("seq", "position") if name in table.column_names]
+    return table.take(pc.sort_indices(table, [(name, "ascending") for name in keys]))
+
+
+def read_metrics(path: Path, metrics: Collection[str]) -> pa.Table:
+    """The rows of a ``metrics`` file that belong to these metrics.
+
+    Raises:
+        FileNotFoundError, DamagedLog: As ``read_parquet``.
+    """
+    wanted = pa.array(sorted(metrics), pa.string())
+    with _opened(path) as file:
+        _require_columns(file.schema_arrow, set(file.schema_arrow.names), path)
+        groups = [group for group in range(file.num_row_groups) if _may_hold(file.metadata.row_group(group), metrics)]
+        parts = [file.read_row_group(group).select(METRICS_SCHEMA.names).cast(METRICS_SCHEMA) for group in groups]
+        found = [part.filter(pc.is_in(part["metric"], wanted)) for part in parts]
+        return pa.concat_tables([METRICS_SCHEMA.empty_table(), *found])
+
+
+def read_samples(path: Path, wanted: Iterable[str] | None = None) -> pa.Table:
+    """The rows of a ``samples`` file, or those of its columns that are wanted.
+
+    Raises:
+        FileNotFoundError, DamagedLog: As ``read_parquet``.
+    """
+    return with_ids_of(read_parquet(path, wanted), SAMPLES_SCHEMA)
+
+
+def read_schema(path: Path) -> pa.Schema:
+    """The columns of a sealed file.
+
+    Raises:
+        FileNotFoundError, DamagedLog: As ``read_parquet``.
+    """
+    with _opened(path) as file:
+        schema = file.schema_arrow
+    _require_columns(schema, set(schema.names), path)
+    return pa.schema([field.with_type(_kept(field.type)) for field in schema], schema.metadata)
+
+
+def row_groups_of(path: Path) -> Iterator[pa.Table]:
+    """A sealed file piece by piece, as it stands there and as ``write_tables`` takes it.
+
+    Raises:
+        FileNotFoundError, DamagedLog: As ``read_parquet``.
+    """
+    schema = read_schema(path)
+    with _opened(path, read_dictionary=[field.name for field in schema if is_coded(field)]) as file:
+        for group in range(file.num_row_groups):
+            yield _as_written(file.read_row_group(group), schema)
+
+
+def _as_written(table: pa.Table, schema: pa.Schema) -> pa.Table:
+    """The rows with the types of this schema; text that is coded stays so."""
+    for place, field in enumerate(schema):
+        column = table.column(place)
+        if column.type != (CODE if is_coded(field) else field.type):
+            column = column.cast(field.type)
+            table = table.set_column(place, field, column.dictionary_encode() if is_coded(field) else column)
+    return table
+
+
+@contextmanager
+def _opened(path: Path, **options: Any) -> Iterator[pq.ParquetFile]:
+    try:
+        with pq.ParquetFile(path, page_checksum_verification=True, **options) as file:
+            yield file
+    except FileNotFoundError:
+        raise
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:  # The last of a name that was damaged.
+        raise DamagedLog(f"this is no whole Parquet file ({error})", where=str(path)) from None
+
+
+def _require_columns(columns: pa.Schema, present: Collection[str], path: Path) -> None:
+    """Refuse columns that are not those of the table that a file is named after.
+
+    Numbers of another type may have the same bits, which is all that a digest is of, and say something else.
+
+    Args:
+        columns: Some of its columns.
+        present: The names of all of them.
+        path: The file.
+    """
+    table = path.name.partition("-")[0]
+    missing = _REQUIRED.get(table, frozenset()).difference(present)
+    if missing:
+        raise DamagedLog("this file lacks a column of its table", where=str(path), got=min(missing))
+    types = _TYPES.get(table, {})
+    for name, type_ in zip(columns.names, columns.types, strict=True):
+        known = types.get(name, _METRIC if table == "events" else None)
+        if known is not None and type_ not in known and _kept(type_) not in known:
+            raise DamagedLog(f"the column {name!r} of this file has another type", where=str(path), got=type_)
+
+
+def _kept(type_: pa.DataType) -> pa.DataType:
+    """The type of the same values here, whatever container the file's last writer asked readers for."""
+    if pa.types.is_dictionary(type_):
+        return _kept(type_.value_type)
+    if pa.types.is_large_string(type_) or pa.types.is_string_view(type_):
+        return pa.string()
+    if pa.types.is_list(type_) or pa.types.is_large_list(type_):
+        return pa.list_(pa.field("element", _kept(type_.value_type)))
+    return type_
+
+
+def _may_hold(row_group: pq.RowGroupMetaData, metrics: Collection[str]) -> bool:
+    """Whether a row group can hold rows of one of these metrics, as far as its statistics say."""
+    column = next(i for i in range(row_group.num_columns) if row_group.column(i).path_in_schema == "metric")
+    statistics = row_group.column(column).statistics
+    if statistics is None or not statistics.has_min_max:
+        return True
+    # Parquet orders text by its UTF-8 bytes, which is Python's order by code points.
+    return any(statistics.min <= metric <= statistics.max for metric in metrics)

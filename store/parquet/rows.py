@@ -1,0 +1,172 @@
+"""The rows of a table of events as events, all of them at once or each when somebody asks for it.
+
+Tables flow in, as Parquet files hold them; events flow out, and plain lists of single columns for readers that look at
+most events by kind and step alone.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cached_property, partial
+from itertools import repeat
+from typing import Any, Final, overload
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ..columns import RESERVED
+from ..errors import DamagedLog
+from ..event_json import decoded_attrs
+from ..events import ENVELOPE, Event
+from ..garbage import collection_paused
+from .lazy_metrics import LoggedMetrics, MetricColumns
+
+#: Rows that become events in one go.
+_AT_ONCE: Final = 16_384
+
+#: What most events have: nothing. They share it, as events do that are made without attributes.
+_NO_ATTRS: Final[dict[str, Any]] = {}
+
+
+def events_of(table: pa.Table, metric_of: Mapping[str, str]) -> Iterator[Event]:
+    """The rows of an events table as events.
+
+    Args:
+        table: The rows.
+        metric_of: Metric of each column, where it is not the column's own name.
+
+    Raises:
+        DamagedLog: A column is missing, or attributes cannot be read.
+    """
+    yield from EventRows(table, metric_of)
+
+
+class EventRows(Sequence[Event]):
+    """The events of a table, each made when it is asked for.
+
+    Args:
+        table: The rows.
+        metric_of: Metric of each column, where it is not the column's own name.
+
+    Raises:
+        DamagedLog: A column is missing; on access, attributes cannot be read.
+    """
+
+    def __init__(self, table: pa.Table, metric_of: Mapping[str, str]) -> None:
+        present = set(table.column_names)
+        missing = [name for name in (*ENVELOPE, "attrs") if name not in present]
+        if missing:
+            raise DamagedLog("a table of events lacks a column", got=missing[0])
+        self._table = table.combine_chunks()
+        self._metric_of = metric_of
+        self._lists: dict[str, list[Any]] = {}
+        column_of = {metric_of.get(name, name): name for name in table.column_names if name not in RESERVED}
+        self._metrics = MetricColumns(self._table, column_of)
+
+    def __len__(self) -> int:
+        return int(self._table.num_rows)
+
+    @overload
+    def __getitem__(self, index: int) -> Event: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Event]: ...
+
+    def __getitem__(self, index: int | slice) -> Event | Sequence[Event]:
+        if isinstance(index, slice):
+            return self._made(range(*index.indices(len(self))))
+        row = range(len(self))[index]
+        text = self._text_of.get(row)
+        attrs = self._decoded(text, row) if text else _NO_ATTRS
+        fields = [cell(row) for cell in self._cells]
+        return Event._make((*fields, LoggedMetrics(self._metrics, row), attrs, None))
+
+    def __iter__(self) -> Iterator[Event]:
+        for start in range(0, len(self), _AT_ONCE):
+            yield from self._made(range(start, min(start + _AT_ONCE, len(self))))
+
+    def _made(self, rows: range) -> list[Event]:
+        within = slice(rows.start, rows.stop if rows.stop >= 0 else None, rows.step)
+        texts = self._texts[within]
+        attrs = [self._decoded(text, row) if text else _NO_ATTRS for row, text in zip(rows, texts, strict=True)]
+        envelope = [column[within] for column in self._envelope]
+        with collection_paused():
+            metrics = map(LoggedMetrics, repeat(self._metrics), rows)
+            # As Event._make does it, which is a function of Python's own and takes a fifth longer.
+            return list(map(partial(tuple.__new__, Event), zip(*envelope, metrics, attrs, repeat(None), strict=False)))
+
+    def column(self, name: str) -> list[Any]:
+        """One column of the envelope, an entry for each event."""
+        values = self._lists.get(name)
+        if values is None:
+            column = self._table[name]
+            values = self._lists[name] = _texts_of(column) if name == "kind" else column.to_pylist()
+        return values
+
+    def values(self, metric: str) -> list[float | None]:
+        """The value of a metric at each event; None where it was not logged."""
+        return self._metrics.whole(metric)
+
+    @cached_property
+    def rows_with_attrs(self) -> list[int]:
+        """The events that have attributes, by their index."""
+        column = self._table["attrs"]
+        if column.null_count == len(column):
+            return []
+        rows: list[int] = pc.indices_nonzero(pc.fill_null(pc.not_equal(column, ""), False)).to_pylist()
+        return rows
+
+    def of_kinds(self, kinds: Iterable[str], *, others: bool = False) -> EventRows:
+        """The events of these kinds, or of all others, in order."""
+        wanted = pc.is_in(self._table["kind"], pa.array(list(kinds), pa.string()))
+        return EventRows(self._table.filter(pc.invert(wanted) if others else wanted), self._metric_of)
+
+    @cached_property
+    def _envelope(self) -> list[list[Any]]:
+        return [self.column(name) for name in ENVELOPE]
+
+    @cached_property
+    def _cells(self) -> list[Callable[[int], Any]]:
+        """Of each column of the envelope what gives single entries of it, without a list of all of them."""
+        return [_cells_of(self._table[name], self._lists.get(name)) for name in ENVELOPE]
+
+    @cached_property
+    def _text_of(self) -> dict[int, str]:
+        """The attributes of the events that have any, by their index."""
+        rows = self.rows_with_attrs
+        return dict(zip(rows, self._table["attrs"].take(pa.array(rows, pa.int64())).to_pylist(), strict=True))
+
+    @cached_property
+    def _texts(self) -> list[str | None]:
+        texts: list[str | None] = self._table["attrs"].to_pylist()
+        return texts
+
+    def _decoded(self, text: str, row: int) -> Mapping[str, Any]:
+        try:
+            return decoded_attrs(text)
+        except DamagedLog as error:
+            kind, attempt, rank, seq = (self.column(name)[row] for name in ("kind", "attempt", "rank", "seq"))
+            where = f"{kind} {attempt}/{rank}/{seq}"
+            raise DamagedLog(error.what, where=where, got=error.got, fix=error.fix) from None
+
+
+def _cells_of(column: pa.ChunkedArray, entries: list[Any] | None) -> Callable[[int], Any]:
+    """What gives single entries of a column, of which there may be a list already."""
+    if column.null_count == len(column):
+        return lambda _: None
+    if entries is None and column.null_count:
+        entries = column.to_pylist()
+    if entries is not None:
+        return entries.__getitem__
+    cell: Callable[[int], Any] = column.combine_chunks().to_numpy(zero_copy_only=False).item
+    return cell
+
+
+def _texts_of(column: pa.ChunkedArray) -> list[str]:
+    """A column of few different texts, as the very objects that code spells out: look-ups find them by identity."""
+    if column.null_count:
+        raise DamagedLog("an event without a kind")
+    coded = column.combine_chunks().dictionary_encode()
+    texts = [sys.intern(text) for text in coded.dictionary.to_pylist()]
+    return list(map(texts.__getitem__, coded.indices.to_pylist()))

@@ -1,0 +1,62 @@
+"""Sample losses from their table back to the events that they were recorded with."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ..events import Event
+from ..journal.format import INTEGER_IDS, NO_IDS, TEXT_IDS, SampleLosses, compact_json
+
+#: Columns of the samples table that are needed for it.
+SAMPLE_COLUMNS: Final = ("seq", "position", "sample_id", "loss", "tokens")
+
+
+def with_samples(events: Iterable[Event], rows: pa.Table) -> Iterator[Event]:
+    """The events, each with those of the rows that are its own.
+
+    Args:
+        events: Of one (attempt, rank).
+        rows: Of the same, with the columns of ``SAMPLE_COLUMNS``, in (seq, position) order.
+    """
+    found = dict(_by_seq(rows.combine_chunks()))
+    for event in events:
+        samples = found.get(event.seq)
+        yield event if samples is None else event._replace(samples=samples)
+
+
+def _by_seq(rows: pa.Table) -> Iterator[tuple[int, SampleLosses]]:
+    """The sample losses of each event."""
+    losses = rows["loss"].to_numpy().astype("<f4").tobytes()
+    tokens = pc.fill_null(rows["tokens"], 0).to_numpy().astype("<i4").tobytes()
+    is_counted = pc.is_valid(rows["tokens"]).to_numpy().tobytes()
+    integers = _as_integers(rows["sample_id"])
+    texts = rows["sample_id"].cast(pa.string()).to_pylist() if integers is None else []
+    seqs, first, count = np.unique(rows["seq"].to_numpy(), return_index=True, return_counts=True)
+    for seq, begin, end in zip(seqs.tolist(), first.tolist(), (first + count).tolist(), strict=True):
+        if integers is not None:
+            ids, id_kind = integers[8 * begin : 8 * end], INTEGER_IDS
+        elif None not in texts[begin:end]:
+            ids, id_kind = compact_json(texts[begin:end]), TEXT_IDS
+        else:
+            ids, id_kind = b"", NO_IDS
+        counted = b"" if 0 in is_counted[begin:end] else tokens[4 * begin : 4 * end]
+        yield seq, SampleLosses(losses[4 * begin : 4 * end], ids, id_kind, counted)
+
+
+def _as_integers(ids: pa.ChunkedArray) -> bytes | None:
+    """The ids as int64, when all of them are integers, in decimal where they are text; else None.
+
+    It spares an object a sample: 6 to 15 us for an event with 64 of them, against 55 as text.
+    """
+    try:
+        integers = pc.cast(ids, pa.int64())
+    except pa.ArrowInvalid:
+        return None
+    if ids.null_count or not pc.all(pc.equal(pc.cast(integers, ids.type), ids)).as_py():
+        return None  # Something is not an id, or is written as no integer is: "007", "+1".
+    return bytes(integers.to_numpy().astype("<i8").tobytes())

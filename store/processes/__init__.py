@@ -1,0 +1,1 @@
+"""Child processes: how they start, how they talk, and how they end."""

@@ -1,0 +1,1 @@
+"""One run or a whole store as of one moment, read from journals and Parquet alike."""

@@ -1,0 +1,249 @@
+"""One run's folder at one moment: sealed files and the live tail, read as one."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, TypeVar
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ..columns import Columns, columns_of, read_columns
+from ..events import Event
+from ..journal.reading import Segment, is_being_written, read_segment
+from ..parquet.from_journal import Tail
+from ..parquet.reading import read_metrics, read_parquet, read_samples
+from ..parquet.rows import EventRows, events_of
+from ..parquet.samples import SAMPLE_COLUMNS, with_samples
+from ..parquet.schemas import METRICS_SCHEMA, SAMPLES_SCHEMA, events_schema, joint_samples_schema, with_ids_of
+from ..run_folder import Listing, SealedFile, list_files, listing_of
+from ..run_info import RunInfo, read_run_info, run_info_of
+from .folder_content import FolderContent
+
+_Result = TypeVar("_Result")
+
+_NO_TAIL: Final = Tail(())
+
+#: Rows of one (attempt, rank).
+_Part = tuple[tuple[int, int], pa.Table]
+
+#: A reader meets a vanished file only when the sealer renamed or merged it in between; each retry sees the newer
+#: listing.
+ATTEMPTS_TO_READ: Final = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """What a run's folder held when it was looked at.
+
+    Attributes:
+        folder: The run's folder.
+        info: Its ``run.json``.
+        listing: Its files.
+        tail: Journal records that no Parquet file of the events table holds, in (attempt, rank, seq) order.
+        tail_samples, tail_metrics: The same for the tables of sample losses and of further metrics.
+        columns: Column of every metric, those of the tail included.
+        is_live: Whether a process is writing to it.
+    """
+
+    folder: Path
+    info: RunInfo
+    listing: Listing
+    tail: Tail
+    tail_samples: Tail
+    tail_metrics: Tail
+    columns: Columns
+    is_live: bool
+
+    @property
+    def status(self) -> str:
+        """Status of the newest attempt; ``crashed`` when its writer is gone without a word."""
+        status = self.info.last.status
+        return "crashed" if status == "running" and not self.is_live else status
+
+    def events_table(self, columns: Sequence[str] | None = None) -> pa.Table:
+        """The events as rows, in (attempt, rank, seq) order.
+
+        Args:
+            columns: Which columns to read; all when None. Unknown ones are left out.
+        """
+        schema = events_schema(self.columns)
+        wanted = [name for name in schema.names if columns is None or name in columns]
+        metric_of = self.columns.by_column()
+        asked = Columns({metric_of[name]: name for name in wanted if name in metric_of})
+        parts = [(file[2:4], self._sealed_events(file, wanted, asked)) for file in self.listing.table("events")]
+        tails = [
+            (_stream(tail.segments[0]), tail.events_table(self.info.run_id, asked)) for tail in self.tail.streams()
+        ]
+        empty = events_schema(asked).empty_table()
+        return pa.concat_tables([empty, *_in_order(parts, tails)], promote_options="default").select(wanted)
+
+    def samples_table(self) -> pa.Table:
+        """Sample losses, one row a sample, in (attempt, rank, seq, position) order."""
+        parts = [(f[2:4], read_samples(f.path, SAMPLES_SCHEMA.names)) for f in self.listing.table("samples")]
+        streams = self.tail_samples.streams()
+        tails = [(_stream(tail.segments[0]), tail.samples_table(self.info.run_id)) for tail in streams]
+        # Files without token losses do not have the column.
+        empty = SAMPLES_SCHEMA.empty_table()
+        return pa.concat_tables([empty, *_in_order(parts, tails)], promote_options="default")
+
+    def events(self, rank: int | None = None, *, samples: bool = False) -> Iterator[Event]:
+        """The events in (attempt, rank, seq) order, all ranks or one.
+
+        Args:
+            samples: Whether each comes with its sample losses.
+        """
+        metric_of = self.columns.by_column()
+        files = itertools.groupby(self.listing.table("events"), key=lambda file: file[2:4])
+        sealed = {stream: list(group) for stream, group in files}
+        unsealed = {_stream(tail.segments[0]): tail for tail in self.tail.streams()}
+        for stream in sorted(sealed.keys() | unsealed.keys()):
+            if rank in (None, stream[1]):
+                for file in sealed.get(stream, ()):
+                    events = self._with_long(file, events_of(read_parquet(file.path), metric_of))
+                    yield from with_samples(events, self._sample_rows(file)) if samples else events
+                for record in unsealed.get(stream, ()):
+                    yield record.event._replace(samples=record.samples) if samples else record.event
+
+    def event_rows(self, rank: int) -> EventRows | None:
+        """The events of a rank as the rows of its only file; None where there are more files, or a tail."""
+        files = [file for file in self.listing.table("events") if file.rank == rank]
+        tails = [tail for tail in self.tail.streams() if tail.segments[0].rank == rank]
+        if tails or len(files) != 1 or self.columns.long():
+            return None
+        columns = [name for name in events_schema(self.columns).names if name != "run_id"]
+        return EventRows(read_parquet(files[0].path, columns, threads=False), self.columns.by_column())
+
+    def _sealed_events(self, file: SealedFile, wanted: Sequence[str], asked: Columns) -> pa.Table:
+        """A file of events with the wanted columns, those included that ``metrics`` files hold."""
+        long = [metric for metric in self.columns.long() if metric in asked.by_metric]
+        if not long:
+            return read_parquet(file.path, wanted)
+        table = read_parquet(file.path, ["seq", *wanted])
+        held = dict(zip(table.column_names, table.columns, strict=True))
+        nothing = pa.nulls(table.num_rows, pa.float64())
+        held |= {asked.by_metric[metric]: nothing for metric in long}
+        # Grouped once, and joined once: 5,000 metrics, each looked for in all rows, took a second a thousand values.
+        rows = self._long_rows(file, long).group_by("metric", use_threads=False)
+        own = rows.aggregate([("seq", "list"), ("value", "list")])
+        for metric, seqs, values in zip(own["metric"].to_pylist(), own["seq_list"], own["value_list"], strict=True):
+            place = pc.index_in(table["seq"], value_set=seqs.values)
+            held[asked.by_metric[metric]] = values.values.take(place)
+        return pa.table({name: held[name] for name in wanted if name in held})
+
+    def _with_long(self, file: SealedFile, events: Iterator[Event]) -> Iterator[Event]:
+        """The events of a file with the metrics that ``metrics`` files hold."""
+        rows = self._long_rows(file, self.columns.long())
+        if not rows.num_rows:
+            yield from events
+            return
+        found: dict[int, dict[str, float]] = {}
+        for seq, metric, value in zip(*(rows[name].to_pylist() for name in ("seq", "metric", "value")), strict=True):
+            found.setdefault(seq, {})[metric] = value
+        for event in events:
+            more = found.get(event.seq)
+            yield event._replace(metrics={**event.metrics, **more}) if more else event
+
+    def _long_rows(self, file: SealedFile, metrics: Collection[str]) -> pa.Table:
+        """The rows of ``metrics`` files that belong to these metrics and to the range of a file of events."""
+        beside = [other for other in self.listing.table("metrics") if metrics and other.overlaps(file)]
+        rows = pa.concat_tables([METRICS_SCHEMA.empty_table(), *(read_metrics(f.path, metrics) for f in beside)])
+        return _within(rows, file)
+
+    def _sample_rows(self, file: SealedFile) -> pa.Table:
+        """The rows of ``samples`` files that belong to the range of a file of events."""
+        beside = [other for other in self.listing.table("samples") if other.overlaps(file)]
+        if not beside:
+            return SAMPLES_SCHEMA.empty_table().select(SAMPLE_COLUMNS)
+        parts = [read_parquet(f.path, SAMPLE_COLUMNS) for f in beside]
+        schema = joint_samples_schema([part.schema for part in parts])
+        return _within(pa.concat_tables([with_ids_of(part, schema) for part in parts]), file)
+
+
+def take_snapshot(folder: Path) -> Snapshot:
+    """Look at a run's folder.
+
+    Raises:
+        NotARun: It is none.
+        DamagedLog: One of its journals is no journal.
+    """
+    return retrying(lambda: _take_snapshot(folder))
+
+
+def snapshot_of(folder: Path, content: FolderContent) -> Snapshot:
+    """The folder of a finished run as it was when its content was read.
+
+    Raises:
+        NotARun, DamagedLog: As ``take_snapshot``.
+    """
+    columns = Columns() if content.columns_json is None else columns_of(content.columns_json, folder)
+    info = run_info_of(content.run_json, folder)
+    return _without_tail(folder, info, listing_of(folder, content.names), columns, is_live=False)
+
+
+def retrying(read: Callable[[], _Result]) -> _Result:
+    """The result of a read that may meet a file which a sealer has just replaced."""
+    for _ in range(ATTEMPTS_TO_READ - 1):
+        try:
+            return read()
+        except FileNotFoundError:
+            continue
+    return read()
+
+
+def _take_snapshot(folder: Path) -> Snapshot:
+    listing = list_files(folder)
+    # Liveness before run.json: a writer lets go of its journal only after it has written how it ended.
+    is_live = _is_held(listing)
+    info = read_run_info(folder)
+    if not is_live and info.last.status == "running":
+        # A writer begins its next segment before it lets go of the last. So who has begun one meanwhile was alive, and
+        # what was listed first is still a state that the run was in.
+        is_live = not set(list_files(folder).journals) <= set(listing.journals)
+    if not listing.journals:
+        return _without_tail(folder, info, listing, read_columns(folder), is_live=is_live)
+    segments = [(journal, read_segment(journal.path)) for journal in listing.journals]
+
+    def tail_of(table: str) -> Tail:
+        ends = {stream: listing.sealed_until(table, *stream) for stream in {journal[1:3] for journal, _ in segments}}
+        unsealed = (segment.from_seq(ends[journal[1:3]]) for journal, segment in segments)
+        return Tail(tuple(segment for segment in unsealed if len(segment)))
+
+    tail = tail_of("events")
+    columns = read_columns(folder)
+    for segment in tail.segments:
+        columns.extend(segment.metric_names())
+    return Snapshot(folder, info, listing, tail, tail_of("samples"), tail_of("metrics"), columns, is_live)
+
+
+def _without_tail(folder: Path, info: RunInfo, listing: Listing, columns: Columns, *, is_live: bool) -> Snapshot:
+    return Snapshot(folder, info, listing, _NO_TAIL, _NO_TAIL, _NO_TAIL, columns, is_live)
+
+
+def _is_held(listing: Listing) -> bool:
+    """Whether a live process holds a journal.
+
+    Of each (attempt, rank) that is the newest segment, or the one before it while the newest is being created: asked in
+    this order, because the writer lets go of the one only when it holds the other.
+    """
+    streams = itertools.groupby(listing.journals, key=lambda journal: journal[1:3])
+    newest = (list(journals)[-2:] for _, journals in streams)
+    return any(is_being_written(journal.path) for journal in itertools.chain.from_iterable(newest))
+
+
+def _within(rows: pa.Table, file: SealedFile) -> pa.Table:
+    """Those of the rows whose ``seq`` is in the range of a file."""
+    return rows.filter(pc.and_(pc.greater_equal(rows["seq"], file.first), pc.less_equal(rows["seq"], file.last)))
+
+
+def _stream(segment: Segment) -> tuple[int, int]:
+    return segment.attempt, segment.rank
+
+
+def _in_order(parts: Sequence[_Part], tails: Sequence[_Part]) -> list[pa.Table]:
+    """Tables of sealed files and of tails in (attempt, rank) order, the tail of each after its files."""
+    # The sort is stable, so that what is in order within an (attempt, rank) stays so.
+    return [table for _, table in sorted([*parts, *tails], key=lambda part: part[0])]

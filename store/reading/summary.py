@@ -1,0 +1,61 @@
+"""A run in one row: what lists of runs show."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from .snapshot import Snapshot
+from .summary_row import RunSummary, row_of
+from .timeline import PLACE, effective_lineage, effective_rows
+
+__all__ = ["RUNS_SCHEMA", "RunSummary", "leading_metric", "summarize"]
+
+RUNS_SCHEMA: Final = pa.schema(
+    [
+        ("run_id", pa.string()),
+        ("name", pa.string()),
+        ("group", pa.string()),
+        ("tags", pa.list_(pa.string())),
+        ("status", pa.string()),
+        ("started", pa.timestamp("us")),
+        ("ended", pa.timestamp("us")),
+        ("duration_s", pa.float64()),
+        ("steps", pa.int64()),
+        ("planned_steps", pa.int64()),
+        ("attempts", pa.int32()),
+        ("policy_digest", pa.string()),
+    ]
+)
+
+
+def summarize(snapshot: Snapshot) -> RunSummary:
+    """The run's row. Reads events only where ``run.json`` cannot tell: of runs that are live or crashed."""
+    info = snapshot.info
+    steps, last_ns = info.last.steps, info.last.ended_ns
+    if steps is None:
+        steps, last_ns = _progress(snapshot, info.attempts[0].started_ns)
+    return row_of(info, snapshot.status, steps, last_ns)
+
+
+def leading_metric(metrics: Sequence[str]) -> str | None:
+    """The metric that is looked at first: ``loss``, else the first whose name tells of a loss, else the first.
+
+    >>> leading_metric(["lr", "train/loss"]), leading_metric(["reward"]), leading_metric([])
+    ('train/loss', 'reward', None)
+    """
+    if "loss" in metrics:
+        return "loss"
+    return next((metric for metric in metrics if "loss" in metric.casefold()), metrics[0] if metrics else None)
+
+
+def _progress(snapshot: Snapshot, started_ns: int) -> tuple[int, int]:
+    """Updates finished and the time of the newest event, from the events themselves."""
+    cuts = effective_lineage(snapshot).cuts
+    table = snapshot.events_table(("kind", "step", "time_ns", *(PLACE if cuts else ())))
+    steps = effective_rows(table.filter(pc.equal(table["kind"], "step_end")), cuts)["step"]
+    finished = pc.max(steps).as_py() or snapshot.info.last.from_step or 0
+    return finished, pc.max(table["time_ns"]).as_py() or started_ns

@@ -1,0 +1,70 @@
+"""A run in one row, of what is known beside its events: what lists of runs show."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from ..run_info import RunInfo
+
+
+@dataclass(frozen=True, slots=True)
+class RunSummary:
+    """One row of the ``runs`` view.
+
+    Attributes:
+        started, ended: UTC; ``ended`` None while the run goes on, or when it crashed.
+        duration_s: Seconds from the start to the end or, where there is none, to the last event.
+        steps: Optimizer updates finished; those that a resume rolled back do not count.
+        planned_steps: Updates the loop declared; None when it did not.
+        policy_digest: Digest of the rule file in force at the end; None without one.
+    """
+
+    run_id: str
+    name: str
+    group: str | None
+    tags: tuple[str, ...]
+    status: str
+    started: datetime
+    ended: datetime | None
+    duration_s: float
+    steps: int
+    planned_steps: int | None
+    attempts: int
+    policy_digest: str | None
+
+    def to_row(self) -> dict[str, Any]:
+        """The row as a dictionary, in the order of ``RUNS_SCHEMA``."""
+        return {**dataclasses.asdict(self), "tags": list(self.tags)}
+
+
+def row_of(info: RunInfo, status: str, steps: int, last_ns: int | None) -> RunSummary:
+    """The run's row.
+
+    Args:
+        info: What ``run.json`` says.
+        status: How the run stands.
+        steps: Optimizer updates finished.
+        last_ns: When its last event was; None when that is not known.
+    """
+    last, started_ns = info.last, info.attempts[0].started_ns
+    return RunSummary(
+        run_id=info.run_id,
+        name=info.name,
+        group=info.group,
+        tags=info.tags,
+        status=status,
+        started=_utc(started_ns),
+        ended=None if last.ended_ns is None else _utc(last.ended_ns),
+        duration_s=((last_ns or started_ns) - started_ns) / 1e9,
+        steps=steps,
+        planned_steps=last.plan.max_steps(),
+        attempts=len(info.attempts),
+        policy_digest=last.policy.digest if last.policy else None,
+    )
+
+
+def _utc(time_ns: int) -> datetime:
+    return datetime.fromtimestamp(time_ns / 1e9, tz=UTC).replace(tzinfo=None)

@@ -1,0 +1,1 @@
+"""DuckDB: the views, read-only statements, and their limits."""

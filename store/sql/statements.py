@@ -1,0 +1,129 @@
+"""A user's own SQL: checked to be one read-only statement, run, and its errors told as ours."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Final
+
+import pyarrow as pa
+
+from ..errors import QueryRefused
+from .spikes import SPIKING_SAMPLES
+
+if TYPE_CHECKING:
+    import duckdb
+
+VIEWS: Final = ("runs", "events", "steps", "evals", "saves", "samples", "decisions", "windows")
+
+#: Rows that are fetched at a time where a result may be cut short.
+_BATCH_ROWS: Final = 2048
+
+
+def run_query(connection: duckdb.DuckDBPyConnection, statement: str) -> pa.Table:
+    """The result of a user's statement.
+
+    Raises:
+        QueryRefused: It is not exactly one read-only statement, does not parse, or fails.
+        FileNotFoundError: A Parquet file was merged away meanwhile; take a new snapshot.
+    """
+    with translated(), _planned(connection, statement) as relation:
+        return _with_distinct_columns(relation.to_arrow_table(), statement)
+
+
+@contextmanager
+def query_batches(connection: duckdb.DuckDBPyConnection, statement: str) -> Iterator[pa.RecordBatchReader]:
+    """The same piece by piece, as far as it is asked for.
+
+    Raises:
+        QueryRefused, FileNotFoundError: As ``run_query``.
+    """
+    with translated(), _planned(connection, statement) as relation:
+        reader = relation.to_arrow_reader(_BATCH_ROWS)
+        _with_distinct_columns(reader.schema.empty_table(), statement)
+        yield reader
+
+
+@contextmanager
+def _planned(connection: duckdb.DuckDBPyConnection, statement: str) -> Iterator[duckdb.DuckDBPyRelation]:
+    """The statement, once it is known to be a single one that only reads."""
+    import duckdb  # Loaded already, by whoever has made the connection.
+
+    if not _is_unicode(statement):
+        raise QueryRefused("a query is Unicode text", got=statement)
+    statements = duckdb.extract_statements(statement)
+    if len(statements) != 1 or statements[0].type != duckdb.StatementType.SELECT:
+        raise QueryRefused("a query is one read-only statement (SELECT, FROM, DESCRIBE, SHOW)", got=statement)
+    if "spiking_samples" in statement.casefold():
+        connection.execute(SPIKING_SAMPLES)
+    try:
+        yield connection.sql(statements[0])
+    except duckdb.PermissionException as error:
+        _check_files(connection, str(error))
+        raise
+
+
+def _with_distinct_columns(result: pa.Table, statement: str) -> pa.Table:
+    """The result, unless two of its columns have one name: rows as dictionaries would lose one of them."""
+    names = result.column_names
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        fix = f"Name one of the columns called {twice!r} otherwise, with AS"
+        raise QueryRefused("two columns of the result have the same name", got=statement, fix=fix)
+    return result
+
+
+def _check_files(connection: duckdb.DuckDBPyConnection, refusal: str) -> None:
+    """Tell a file that has vanished from one that a query may not read.
+
+    DuckDB takes the path of a file that is not there for a folder, which no query may list.
+    """
+    refused = _REFUSED_FOLDER.search(refusal)
+    allowed = connection.execute("SELECT current_setting('allowed_paths')").fetchall()[0][0]
+    if refused is not None and refused[1] in allowed:
+        raise FileNotFoundError(refused[1])
+
+
+_REFUSED_FOLDER: Final = re.compile(r'Cannot access file "(.*)/\*\*/\*\.parquet"')
+
+
+#: What a refusal says where no question about the run can be answered.
+DAMAGED_FILE: Final = "a file of a run is damaged"
+
+#: How DuckDB tells of a Parquet file that it cannot take apart: by its name, or in the words of its Thrift library.
+_DAMAGED_FILE: Final = re.compile(
+    r"""\bfile ['"](?P<path>[^'"]*\.parquet)['"]|TProtocolException|^don't know what type"""
+)
+
+
+@contextmanager
+def translated() -> Iterator[None]:
+    """DuckDB's errors as ours; a missing file as Python's, which makes readers look again."""
+    import duckdb
+
+    try:
+        yield
+    except duckdb.IOException as error:
+        raise FileNotFoundError(str(error)) from None
+    except duckdb.Error as error:
+        damaged = _DAMAGED_FILE.search(str(error))
+        if damaged is not None:
+            fix = "Restore it, or move it away; 'steptape doctor' says which it is and what is lost"
+            raise QueryRefused(DAMAGED_FILE, where=damaged["path"] or "", fix=fix) from None
+        raise QueryRefused(f"the query failed: {error}", fix=f"Views: {', '.join(VIEWS)}") from None
+
+
+def _is_unicode(text: str) -> bool:
+    """Whether the text can be encoded: half a surrogate pair is text to Python alone."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def rows_of(table: pa.Table) -> list[dict[str, Any]]:
+    """The rows of a table as dictionaries."""
+    rows: list[dict[str, Any]] = table.to_pylist()
+    return rows
