@@ -90,7 +90,7 @@ class Steering:
         if decision.message:
             severity_level = _SEVERITY_LEVELS.get(decision.severity, logging.INFO)
             logger.log(severity_level, "%s at step %d: %s", decision.controller, decision.step, decision.message)
-        level = _LEVELS[self._policy.trigger_log_level(decision)]
+        level = _LEVELS[self._policy.trigger_log_level(decision.controller, decision.trigger, decision.operations)]
         messages = iter(decision.messages)
         failures: list[str] = []
         for operation in decision.operations:

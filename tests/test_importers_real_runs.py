@@ -225,9 +225,7 @@ def test_the_readme_s_example_of_real_history_is_what_its_commands_print(tmp_pat
     """Each line that it shows, in order; the commands print more."""
     readme = (Path(__file__).resolve().parents[1] / "README.md").read_text()
     (example,) = re.findall(r"```console\n(.*?)```", readme, flags=re.DOTALL)
-    script = example.replace("$STEPTAPE_REAL_RUNS", str(FOLDER)).replace(
-        "steptape ", f"{sys.executable} -m steptape "
-    )
+    script = example.replace("$STEPTAPE_REAL_RUNS", str(FOLDER)).replace("steptape ", f"{sys.executable} -m steptape ")
     commands = [line[2:].replace("python -c", f"{sys.executable} -c") for line in script.splitlines() if line[0] == "$"]
     shown = [line for line in example.splitlines() if line[0] != "$"]
     environment = {**os.environ, "STEPTAPE_CACHE": str(tmp_path / "cache"), "STEPTAPE_REAL_RUNS": str(FOLDER)}

@@ -14,8 +14,8 @@ from fastapi import Path as InPath
 from starlette.concurrency import run_in_threadpool
 
 from ...replay.backtests.baselines import BASELINES
-from ...rules.engine.decisions import KNOWN_SEMANTICS
 from ...rules.errors import PolicyError, Problem
+from ...rules.semantics import KNOWN_SEMANTICS
 from ...store.annotations import ANNOTATIONS
 from ...store.store import Store
 from ..access import OpenStore, RunAccess, file_stamp, find_run

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from ...rules.engine.decisions import SEMANTICS_VERSION
 from ...rules.policy_file.policy import Policy
+from ...rules.semantics import SEMANTICS_VERSION
 from ...store.errors import TelemetryError
 from ...store.run import Run
 from ..cache import Cache, answer_about, policy_identity

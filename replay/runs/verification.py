@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...rules.engine.decisions import (
-    KNOWN_SEMANTICS,
-    SEMANTICS_VERSION,
     Decision,
     Outcome,
     canonical_line,
@@ -18,6 +16,7 @@ from ...rules.engine.decisions import (
 )
 from ...rules.engine.resuming import resumed_engine
 from ...rules.policy_file.policy import Policy, parse_policy
+from ...rules.semantics import KNOWN_SEMANTICS, SEMANTICS_VERSION
 from ...store.errors import TelemetryError, UnsupportedVersion
 from ...store.events import RULE_KINDS, Event
 from ...store.lineage import DECIDING_RANK, ancestors_of

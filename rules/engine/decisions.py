@@ -17,14 +17,7 @@ from ...store.errors import TelemetryError
 from ...store.events import Event
 from ..policy_file.declarations import ACT
 from ..policy_file.operations import LogMessage
-
-#: Grows when the same policy and the same events may give other decisions than before.
-SEMANTICS_VERSION: Final = 2
-
-#: Versions under which recorded policies can still be read as they were meant. In version 1 the names of facts about
-#: the run (``step``, ``epoch``, ...) were series like any other, and ``lr`` had one name only.
-FIRST_WITH_CONTEXT: Final = 2
-KNOWN_SEMANTICS: Final = frozenset({1, SEMANTICS_VERSION})
+from ..semantics import SEMANTICS_VERSION
 
 Scalar = bool | int | float | str | None
 

@@ -27,9 +27,10 @@ from ..late_events import Expectations, awaited_names, lag_of
 from ..policy_file.declarations import Controller
 from ..policy_file.policy import Policy
 from ..policy_file.registration import METRIC_CLASSES
+from ..semantics import FIRST_WITH_CONTEXT
 from .computed_series import ComputedSeries
 from .conclusions import Conclusions, place_of
-from .decisions import FIRST_WITH_CONTEXT, Outcome, RuleWarning
+from .decisions import Outcome, RuleWarning
 from .gates import Gate, Restraint, shared_timers
 from .gauges import Gauge, compute_all
 from .missing_series import MISSING_SERIES_AFTER, REMEMBERED_NAMES, missing_series

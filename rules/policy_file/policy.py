@@ -5,17 +5,17 @@ from __future__ import annotations
 import ast
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
 
 from ...store.errors import TelemetryError
-from ..engine.decisions import FIRST_WITH_CONTEXT, SEMANTICS_VERSION, Decision
 from ..language.context import CONTEXT
 from ..language.references import Param
 from ..language.timing import Span, StepWindow
+from ..semantics import FIRST_WITH_CONTEXT, SEMANTICS_VERSION
 from .blueprint import Blueprint, draw_blueprint
 from .declarations import SHADOW, Controller, MetricDeclaration, OperationDeclaration
 from .document import Document, read_text
@@ -84,17 +84,13 @@ class Policy:
                     return effect
         raise TelemetryError("no such operation", where=self.source, got=operation)
 
-    def trigger_log_level(self, decision: Decision) -> str:
-        """The logging level at which the live side tells a decision of this policy.
+    def trigger_log_level(self, name: str, trigger: str, operations: Sequence[str]) -> str:
+        """Return the level at which the live side logs a decision.
 
-        Where controllers share a name, that of the one which asks for the same operations at the same trigger.
+        Controllers may share a name: the trigger and the operations of the decision then say which one is meant.
         """
         for controller in self.controllers:
-            if (
-                controller.name == decision.controller
-                and decision.trigger in controller.triggers
-                and controller.operations == decision.operations
-            ):
+            if (controller.name, controller.operations) == (name, tuple(operations)) and trigger in controller.triggers:
                 return controller.trigger_log_level
         return "DEBUG"
 

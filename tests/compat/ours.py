@@ -66,7 +66,9 @@ def noted(policy: Policy, outcomes: Any) -> dict[str, Any]:
     fired, messages, flags = [], [], set()
     for decision in decisions:
         assert isinstance(decision, Decision)
-        level = logging.getLevelName(levels[policy.trigger_log_level(decision)])
+        level = logging.getLevelName(
+            levels[policy.trigger_log_level(decision.controller, decision.trigger, decision.operations)]
+        )
         for operation in decision.operations:
             fired.append([decision.controller, operation, level])
             effect = policy.effects(operation)
