@@ -20,7 +20,9 @@ from ..store.reading.snapshot import Snapshot, retrying
 from ..store.run import Run
 from ..store.store import Store, open_store
 from .errors import NotModified
-from .middleware.slashed_names import RUN_KEY
+
+#: Where a request's state holds the name of a run that has a slash in it.
+RUN_KEY: Final = "run_key"
 
 _Result = TypeVar("_Result")
 

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from .source import Reader, UnreadableSource
+from .errors import UnreadableSource
+from .source import Reader
 
 #: How much of a file is shown to readers.
 HEAD_BYTES: Final = 64 * 1024

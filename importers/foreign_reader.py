@@ -15,7 +15,8 @@ from pathlib import Path
 from ..store.errors import TelemetryError
 from ..store.plan import Plan
 from ..store.run_info import STATUSES
-from .source import Fact, ImportedRun, Reader, ReadOptions, UnreadableSource
+from .errors import UnreadableSource
+from .source import Fact, ImportedRun, Reader, ReadOptions
 
 
 class ForeignReader:

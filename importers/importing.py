@@ -18,10 +18,11 @@ from ..store.errors import TelemetryError
 from ..store.run_info import RunInfo, read_run_info
 from ..store.store import open_run
 from .discovery import Source
-from .encodings.names import with_names
+from .errors import UnreadableSource
+from .evaluation_names import with_names
 from .growth import news_of
 from .run_writing import Course, Courses, write_grown, write_new
-from .source import ImportedRun, ReadOptions, UnreadableSource
+from .source import ImportedRun, ReadOptions
 from .storable import storable, storable_config, storable_time
 
 #: A run id that an import makes: when the run began, where that is known, and what it was made from.

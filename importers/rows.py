@@ -8,7 +8,7 @@ from typing import Any, Final, NamedTuple
 
 from ..store.plan import Plan
 from .attempts import Life, Lives
-from .encodings.names import PLACE_NAMES, split_row
+from .evaluation_names import PLACE_NAMES, split_row
 from .source import Fact, ImportedRun
 
 #: More metrics than this are no log of a training; a store would hold them, badly.

@@ -20,7 +20,8 @@ from ..store.journal.writer import JournalWriter
 from ..store.parquet.digests import DIGESTS_JSON
 from ..store.parquet.sealing import seal
 from ..store.run_info import Attempt, RunInfo, write_run_info
-from .source import Fact, ImportedRun, UnreadableSource
+from .errors import UnreadableSource
+from .source import Fact, ImportedRun
 from .storable import storable
 
 _UNKNOWN: Final = float("nan")

@@ -6,8 +6,9 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from .encodings.names import split_row
-from .source import Fact, UnreadableSource
+from .errors import UnreadableSource
+from .evaluation_names import split_row
+from .source import Fact
 
 
 class Scalar(NamedTuple):

@@ -7,15 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
-from ..store.errors import TelemetryError
 from ..store.plan import Plan
-
-#: Fields of an event are 64-bit signed integers.
-INT64_MAX = 2**63 - 1
-
-
-class UnreadableSource(TelemetryError):
-    """A file that is not what its kind says, or is cut short, or holds what an event cannot."""
 
 
 class Fact(NamedTuple):

@@ -7,7 +7,8 @@ from typing import Any, TypeVar
 
 from ..store.event_json import encoded
 from ..store.redaction import redacted
-from .source import INT64_MAX, UnreadableSource
+from .encodings.numbers import INT64_MAX
+from .errors import UnreadableSource
 
 _Text = TypeVar("_Text", str, str | None)
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from .encodings.numbers import nanoseconds, number, unix_ns
-from .source import UnreadableSource
+from .errors import UnreadableSource
 
 #: Columns that count steps, the surest first; compared case-folded, blanks around them ignored.
 STEP_COLUMNS: Final = (

@@ -1,24 +1,23 @@
-"""Who may import whom: rooms, heavy dependencies, and what loads when."""
+"""Who may import whom: rooms, sub-rooms, public modules, heavy dependencies, and what loads when."""
 
 from __future__ import annotations
 
 import ast
-import importlib
-import pkgutil
 import subprocess
 import sys
 import textwrap
-import types
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+import steptape
+
 ROOT = Path(__file__).resolve().parents[1]
-ROOMS = ("store", "rules", "recorder", "importers", "replay", "api")
 
 #: The rooms that each room may import, itself aside.
-MAY_IMPORT = {
+ROOMS: dict[str, set[str]] = {
     "store": set(),
     "rules": {"store"},
     "recorder": {"rules", "store"},
@@ -26,18 +25,181 @@ MAY_IMPORT = {
     "replay": {"rules", "store"},
     "api": {"replay", "rules", "store"},
     "examples": {"recorder"},
+    "cli": {"api", "examples", "importers", "replay", "rules", "store"},
+    # The front door imports what it names, each name when it is first used.
+    "steptape": {"cli", "recorder", "replay", "rules", "store"},
 }
 
-#: Heavy or outside dependencies, and the rooms that own them. Whatever is not listed here or in the standard library is
-#: an error too.
+#: The sub-rooms of each room, and what each may import of its own room. "." are the modules beside the sub-rooms.
+SUBROOMS: dict[str, dict[str, set[str]]] = {
+    "store": {
+        "journal": {"."},
+        "parquet": {".", "journal"},
+        "reading": {".", "journal", "parquet"},
+        "sql": {".", "parquet", "reading"},
+        "processes": {"."},
+    },
+    "rules": {
+        "language": {"."},
+        "compiled": {".", "language"},
+        "policy_file": {".", "language", "compiled"},
+        "engine": {".", "language", "compiled", "policy_file"},
+        "checks": {".", "language", "policy_file"},
+        "scenarios": {".", "language", "policy_file", "engine"},
+    },
+    "recorder": {},
+    "importers": {
+        ".": {"encodings"},
+        "encodings": {"."},
+        "readers": {".", "encodings"},
+    },
+    "replay": {
+        "runs": {"."},
+        "policies": {".", "runs"},
+        "backtests": {".", "policies", "runs"},
+        "sweeps": {".", "runs"},
+        "reports": {".", "backtests", "policies", "runs"},
+    },
+    "api": {
+        "middleware": {"."},
+        "workers": {".", "middleware"},
+        "endpoints": {".", "middleware", "workers"},
+        "pages": {".", "endpoints", "middleware", "workers"},
+    },
+    "examples": {},
+    "cli": {"commands": {"."}},
+    "steptape": {},
+}
+
+#: Modules beside the sub-rooms that import them. No sub-room imports one of these.
+ROOF = {
+    "store": {"run", "store"},
+    "api": {"app", "server", "openapi"},
+    "importers": {"importing", "registry"},
+    "cli": {"app"},
+}
+
+#: The modules of each room that other rooms may import. All others are the room's own.
+PUBLIC: dict[str, set[str]] = {
+    "cli": {"app"},
+    "store": {
+        "annotations",
+        "columns",
+        "errors",
+        "event_json",
+        "events",
+        "garbage",
+        "journal/format",
+        "journal/syncing",
+        "journal/writer",
+        "lineage",
+        "parquet/digests",
+        "parquet/formats",
+        "parquet/rows",
+        "parquet/sealing",
+        "plan",
+        "processes/module_command",
+        "reading/axes",
+        "reading/bucket_extremes",
+        "reading/catalog",
+        "reading/deletion",
+        "reading/diagnosis",
+        "reading/folder_content",
+        "reading/row_places",
+        "reading/snapshot",
+        "reading/snapshot_parts",
+        "reading/summary",
+        "reading/summary_row",
+        "reading/timeline",
+        "redaction",
+        "run",
+        "run_folder",
+        "run_info",
+        "sample_losses",
+        "sql/bounded_query",
+        "sql/spikes",
+        "sql/sql_text",
+        "sql/statements",
+        "store",
+    },
+    "rules": {
+        "checks/findings",
+        "engine/decisions",
+        "engine/engine",
+        "engine/gates",
+        "engine/resuming",
+        "errors",
+        "excerpts",
+        "language/bound_rule",
+        "language/context",
+        "language/expression_types",
+        "language/expressions",
+        "language/folds",
+        "language/functions",
+        "language/operators",
+        "language/patience",
+        "language/reductions",
+        "language/references",
+        "language/timing",
+        "late_events",
+        "policy_file/declarations",
+        "policy_file/operations",
+        "policy_file/policy",
+        "policy_file/registration",
+        "scenarios/file",
+        "scenarios/report",
+        "scenarios/run",
+        "semantics",
+    },
+    "replay": {
+        "backtests/backtesting",
+        "backtests/baselines",
+        "backtests/policy_diff",
+        "cache",
+        "mapping",
+        "policies/findings_on_runs",
+        "reports/aggregation",
+        "reports/amounts",
+        "reports/diff_report",
+        "reports/html_page",
+        "reports/json_report",
+        "reports/sentences",
+        "reports/terminal_tables",
+        "runs/incidents",
+        "runs/objective",
+        "runs/replaying",
+        "runs/results",
+        "runs/verification",
+        "sweeps/sweeping",
+        "sweeps/variants",
+    },
+    "examples": {
+        "digits",
+    },
+    "importers": {
+        "discovery",
+        "importing",
+        "registry",
+        "source",
+    },
+    "api": {
+        "server",
+    },
+    "recorder": {
+        "recorder",
+    },
+}
+
+#: Heavy or outside dependencies, and the places that own them: rooms, sub-rooms or modules. A dependency that is neither
+#: listed here nor in the standard library is an error too.
 OWNERS = {
     "duckdb": {"store"},
     "isal": {"store"},
     # Importers read tables with it that other tools exported.
     "pyarrow": {"store", "importers"},
-    # Rules add up long windows with it, in the order of `rules/language/reductions.py`; the engine itself loads without it.
-    # A sweep asks a rule at all events at once, over numpy's arrays.
-    "numpy": {"store", "rules", "replay"},
+    # Rules sum long windows with it, in the order of `rules/language/reductions.py`; the engine loads without it.
+    # A sweep evaluates a rule at all events at once, over numpy's arrays.
+    "numpy": {"store", "rules", "replay", "examples"},
     "simpleeval": {"rules"},
     "yaml": {"rules"},
     "torch": {"recorder", "examples"},
@@ -48,113 +210,259 @@ OWNERS = {
     "pydantic": {"api"},
     "pydantic_core": {"api"},
     "uvicorn": {"api"},
-    "jinja2": {"api"},
-    "markupsafe": {"api"},
-    "typer": {
-        "addressing",
-        "backtest_command",
-        "cli",
-        "cli_options",
-        "difference_command",
-        "doctor_command",
-        "import_command",
-        "policy_commands",
-        "sweep_command",
-        "tail_command",
-        "verify_command",
-    },
-    "rich": {"console"},
+    "jinja2": {"api", "replay/reports"},
+    "markupsafe": {"api", "replay/reports"},
+    "typer": {"cli"},
+    "rich": {"cli/output"},
     "sklearn": {"examples"},
 }
 
 
 def source_files() -> list[Path]:
     """Every module of the package."""
-    return sorted(path for room in (*ROOMS, "examples") for path in (ROOT / room).rglob("*.py")) + sorted(
-        ROOT.glob("*.py")
-    )
+    return sorted(path for room in ROOMS for path in (ROOT / room).rglob("*.py"))
 
 
-def imports_of(path: Path) -> Iterator[tuple[int, int, str]]:
-    """Line, level and dotted name of every import, inside functions and ``if TYPE_CHECKING`` too."""
+def imports_of(path: Path) -> Iterator[tuple[int, int, str, tuple[str, ...]]]:
+    """Line, level, dotted name and imported names of every import, inside functions and ``if TYPE_CHECKING`` too."""
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
             for alias in node.names:
-                yield node.lineno, 0, alias.name
+                yield node.lineno, 0, alias.name, ()
         elif isinstance(node, ast.ImportFrom):
-            if node.module is None:
-                for alias in node.names:
-                    yield node.lineno, node.level, alias.name
-            else:
-                yield node.lineno, node.level, node.module
+            yield node.lineno, node.level, node.module or "", tuple(alias.name for alias in node.names)
 
 
-def room_of(path: Path) -> str:
-    """The room of a module; the module's own name at the root."""
-    relative = path.relative_to(ROOT)
-    return relative.parts[0] if len(relative.parts) > 1 else relative.stem
-
-
-def room_imported(path: Path, level: int, name: str) -> str:
-    """The room, or root module, that a relative import reaches."""
+def imported_modules(path: Path, level: int, name: str, names: tuple[str, ...]) -> Iterator[str]:
+    """The modules that a relative import reaches, as paths below the root without ``.py``."""
     folder = path.parent
     for _ in range(level - 1):
         folder = folder.parent
-    target = (folder / name.replace(".", "/")).relative_to(ROOT)
-    return target.parts[0]
+    if folder == ROOT / "steptape" and not (folder / f"{name.split('.')[0]}.py").exists():
+        folder = ROOT  # The front door's sub-packages are the folders beside it.
+    target = folder / name.replace(".", "/")
+    for each in names:
+        module = target / each
+        is_module = module.with_suffix(".py").exists() or module.is_dir()
+        yield (module if is_module else target).relative_to(ROOT).as_posix()
+
+
+def owns(path: Path, dependency: str) -> bool:
+    """Whether a dependency belongs to this module, or to a room or sub-room around it."""
+    place = path.relative_to(ROOT).with_suffix("")
+    return any(each.as_posix() in OWNERS.get(dependency, set()) for each in (place, *place.parents))
+
+
+def subroom_of(module: str) -> str:
+    """The sub-room of a module; "." for one beside the sub-rooms."""
+    room, *inner = module.split("/")
+    return inner[0] if inner and inner[0] in SUBROOMS[room] else "."
+
+
+def room_violation(path: Path, module: str) -> str | None:
+    """What is wrong with a relative import, if anything."""
+    place = path.relative_to(ROOT).with_suffix("").as_posix()
+    room, target = place.split("/")[0], module.split("/")[0]
+    inner = module.partition("/")[2]
+    if target != room:
+        if target not in ROOMS[room]:
+            return f"{room} must not import {target}"
+        return None if inner in PUBLIC[target] else f"{module} is not public; {target} offers {sorted(PUBLIC[target])}"
+    subroom, reached = subroom_of(place), subroom_of(module)
+    if subroom == reached:
+        return None
+    if subroom == "." and place.partition("/")[2] in ROOF.get(room, set()):
+        return None
+    if reached == "." and inner in ROOF.get(room, set()):
+        return f"{room}/{subroom} must not import the roof {module}"
+    allowed = SUBROOMS[room].get(subroom, set())
+    return None if reached in allowed else f"{room}/{subroom} must not import {room}/{reached}"
 
 
 def violations(path: Path) -> Iterator[str]:
     """Sentences that name the line."""
-    room = room_of(path)
-    for line, level, name in imports_of(path):
-        where = f"{path.relative_to(ROOT)}:{line}"
+    place = path.relative_to(ROOT)
+    for line, level, name, names in imports_of(path):
+        where = f"{place}:{line}"
         top = name.split(".")[0]
         if level == 0:
             if top == "steptape":
                 yield f"{where}: inside the package imports are relative; got {name!r}"
-            elif top not in sys.stdlib_module_names and room not in OWNERS.get(top, set()):
-                yield f"{where}: {room} does not own {top!r}; owners: {sorted(OWNERS.get(top, set())) or 'nobody'}"
-        elif room in MAY_IMPORT:
-            target = room_imported(path, level, name)
-            if target != room and target not in MAY_IMPORT[room]:
-                yield f"{where}: {room} must not import {target}"
+            elif top not in sys.stdlib_module_names and not owns(path, top):
+                yield f"{where}: {top!r} is not owned here; owners: {sorted(OWNERS.get(top, set())) or 'nobody'}"
+            continue
+        for module in imported_modules(path, level, name, names):
+            if (wrong := room_violation(path, module)) is not None:
+                yield f"{where}: {wrong}"
 
 
-@pytest.mark.parametrize("path", source_files(), ids=lambda path: str(path.relative_to(ROOT)))
-def test_a_module_imports_only_what_its_room_may(path: Path) -> None:
-    """Arrows point one way, and each heavy dependency has its owner."""
-    assert list(violations(path)) == []
+def test_every_module_imports_only_what_its_room_and_sub_room_may() -> None:
+    """Arrows point one way, rooms import public modules alone, and each heavy dependency has its owner."""
+    assert [found for path in source_files() for found in violations(path)] == []
 
 
-def test_a_wrong_import_is_named_with_its_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The checker itself finds an import that is hidden in a function."""
+@pytest.mark.parametrize(
+    ("module", "line", "message"),
+    [
+        ("api/bad.py", "from ..recorder.recorder import Recorder", "api must not import recorder"),
+        ("rules/engine/bad.py", "from ..scenarios.run import run_test", "rules/engine must not import rules/scenarios"),
+        ("store/journal/bad.py", "from ..run import Run", "store/journal must not import the roof store/run"),
+        (
+            "store/bad.py",
+            "from .sql.views import connect",
+            "store/. must not import store/sql",
+        ),
+        ("replay/runs/bad.py", "from ...store.parquet.schemas import X", "store/parquet/schemas is not public; "),
+        ("rules/bad.py", "import torch", "'torch' is not owned here; owners: ['examples', 'recorder']"),
+        ("replay/runs/bad.py", "import jinja2", "'jinja2' is not owned here; owners: ['api', 'replay/reports']"),
+        ("rules/bad.py", "import steptape.store", "inside the package imports are relative; got 'steptape.store'"),
+        ("rules/bad.py", "import requests", "'requests' is not owned here; owners: nobody"),
+    ],
+)
+def test_a_planted_violation_is_named_with_its_line(
+    module: str, line: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The checker finds each sort of wrong import, hidden in a function too."""
     monkeypatch.setattr(sys.modules[__name__], "ROOT", tmp_path)
-    module = tmp_path / "api" / "bad.py"
-    module.parent.mkdir()
-    module.write_text("def f():\n    from ..recorder import Recorder\n    import torch\n")
+    path = tmp_path / module
+    path.parent.mkdir(parents=True)
+    path.write_text(f"def f():\n    {line}\n")
 
-    found = list(violations(module))
+    found = list(violations(path))
 
-    assert found == [
-        "api/bad.py:2: api must not import recorder",
-        "api/bad.py:3: api does not own 'torch'; owners: ['examples', 'recorder']",
-    ]
+    assert len(found) == 1
+    assert found[0].startswith(f"{module}:2: {message}")
 
 
-def test_rooms_do_not_import_in_a_circle() -> None:
-    """Following the allowed arrows from any room never leads back to it."""
-
-    def reachable(room: str) -> set[str]:
-        direct = MAY_IMPORT[room]
-        return direct.union(*(reachable(other) for other in direct))
-
-    assert all(room not in reachable(room) for room in MAY_IMPORT)
+def reachable(arrows: dict[str, set[str]], start: str) -> set[str]:
+    """Everything that allowed arrows lead to from one place."""
+    direct = arrows[start] - {".", start}
+    return direct.union(*(reachable(arrows, other) for other in direct))
 
 
-def test_the_root_is_a_namespace_package() -> None:
-    """An ``__init__.py`` at the root would make tools depend on the folder's name."""
-    assert not (ROOT / "__init__.py").exists()
+@pytest.mark.parametrize("arrows", [ROOMS, *SUBROOMS.values()], ids=["rooms", *SUBROOMS])
+def test_allowed_arrows_make_no_circle(arrows: dict[str, set[str]]) -> None:
+    """Following the arrows from any place never leads back to it."""
+    assert all(place not in reachable(arrows, place) for place in arrows)
+
+
+def test_modules_do_not_import_in_a_circle() -> None:
+    """No module reaches itself by following imports."""
+    graph = {
+        path.relative_to(ROOT).with_suffix("").as_posix(): {
+            module
+            for _, level, name, names in imports_of(path)
+            if level
+            for module in imported_modules(path, level, name, names)
+        }
+        for path in source_files()
+    }
+    done: set[str] = set()
+
+    def visit(module: str, above: tuple[str, ...]) -> None:
+        assert module not in above, " -> ".join((*above, module))
+        if module in done or module not in graph:
+            return
+        for other in sorted(graph[module]):
+            visit(other, (*above, module))
+        done.add(module)
+
+    for module in sorted(graph):
+        visit(module, ())
+
+
+def test_every_folder_is_a_listed_sub_room_with_few_modules() -> None:
+    """Each folder of modules is named here and in the packaging, and holds 22 modules at most."""
+    folders = {path.parent.relative_to(ROOT).as_posix() for path in source_files()}
+    listed = {*ROOMS, *(f"{room}/{sub}" for room, subs in SUBROOMS.items() for sub in subs if sub != ".")}
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    packages = {name.partition(".")[2].replace(".", "/") or name for name in project["tool"]["setuptools"]["packages"]}
+
+    assert folders == listed == packages
+    assert {folder: n for folder in folders if (n := len(list((ROOT / folder).glob("*.py")))) > 22} == {}
+
+
+def test_every_public_module_exists_and_is_imported_by_another_room() -> None:
+    """The list of public modules holds nothing that is not needed."""
+    used = {
+        module
+        for path in source_files()
+        for _, level, name, names in imports_of(path)
+        if level
+        for module in imported_modules(path, level, name, names)
+        if module.split("/")[0] != path.relative_to(ROOT).parts[0]
+    }
+
+    assert {f"{room}/{module}" for room, modules in PUBLIC.items() for module in modules} == used
+
+
+def test_rooms_and_sub_rooms_offer_no_names_of_their_own() -> None:
+    """Module paths are the API: an ``__init__.py`` holds a docstring and nothing else, but for the front door."""
+    for path in source_files():
+        if path.name == "__init__.py" and path.parent != ROOT / "steptape":
+            (only,) = ast.parse(path.read_text(encoding="utf-8")).body
+            assert isinstance(only, ast.Expr), path
+
+
+def test_no_module_stands_at_the_root() -> None:
+    """The root has no module, and no ``__init__.py``, which would make tools depend on the folder's name."""
+    assert list(ROOT.glob("*.py")) == []
+
+
+def test_no_two_classes_share_a_name() -> None:
+    """One thing has one name, in the whole package."""
+    places: dict[str, list[str]] = {}
+    for path in source_files():
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ClassDef):
+                places.setdefault(node.name, []).append(f"{path.relative_to(ROOT)}:{node.lineno}")
+
+    assert {name: found for name, found in places.items() if len(found) > 1} == {}
+
+
+def test_importing_the_front_door_loads_nothing_else() -> None:
+    """Neither numpy nor yaml, nor any module of a room."""
+    script = "import sys, steptape; print(sorted(n for n in sys.modules if n in ('numpy', 'yaml') or 'steptape.' in n))"
+
+    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+
+    assert result.stdout == "[]\n"
+
+
+@pytest.mark.parametrize(
+    "names", [sorted(steptape.__all__), sorted(steptape.__all__, reverse=True)], ids=["up", "down"]
+)
+def test_every_name_of_the_front_door_is_what_its_module_calls_so(names: list[str]) -> None:
+    """In both orders, and after all modules are loaded: no sub-package takes the place of a name."""
+    script = textwrap.dedent("""
+        import importlib, pkgutil, sys, types, steptape
+        for module in pkgutil.walk_packages(steptape.__path__, "steptape."):
+            if sys.argv[1] == "loaded" and not module.name.endswith("__main__"):
+                importlib.import_module(module.name)
+        for name in sys.argv[2:]:
+            assert not isinstance(getattr(steptape, name), types.ModuleType), name
+        assert set(sys.argv[2:]) <= set(dir(steptape))
+        print("fine")
+    """)
+
+    for state in ("fresh", "loaded"):
+        command = [sys.executable, "-c", script, state, *names]
+        assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "fine\n"
+    with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
+        _ = steptape.nothing
+
+
+def test_no_public_function_shares_its_name_with_a_sub_room() -> None:
+    """``replay.backtests`` the folder never hides ``backtest`` the function."""
+    functions = {
+        (path.relative_to(ROOT).parts[0], node.name)
+        for path in source_files()
+        for node in ast.parse(path.read_text(encoding="utf-8")).body
+        if isinstance(node, ast.FunctionDef)
+    }
+
+    assert set(steptape.__all__) & set(ROOMS) == set()
+    assert [(room, name) for room, name in functions if name in SUBROOMS[room]] == []
 
 
 def test_nothing_in_rules_or_replay_reads_a_clock_a_random_number_or_the_network() -> None:
@@ -176,7 +484,7 @@ def test_nothing_in_rules_or_replay_reads_a_clock_a_random_number_or_the_network
         f"{path.relative_to(ROOT)}:{line}: {name}"
         for room in ("rules", "replay")
         for path in sorted((ROOT / room).rglob("*.py"))
-        for line, level, name in imports_of(path)
+        for line, level, name, _ in imports_of(path)
         if level == 0 and name.split(".")[0] in impure
     ]
 
@@ -207,9 +515,12 @@ def test_the_server_and_the_command_line_load_without_torch() -> None:
     script = textwrap.dedent("""
         import sys
         sys.modules["torch"] = None
-        import steptape.api, steptape.cli.app, steptape.replay
-        for room in (steptape.api, steptape.replay):
-            assert all(getattr(room, name) is not None for name in room.__all__)
+        import importlib, pkgutil
+        import steptape.api, steptape.cli, steptape.replay
+        for room in (steptape.api, steptape.cli, steptape.replay):
+            for module in pkgutil.walk_packages(room.__path__, f"{room.__name__}."):
+                if module.name != "steptape.cli.demo":  # It trains a model.
+                    importlib.import_module(module.name)
         print("loaded")
     """)
 
@@ -230,15 +541,3 @@ def test_a_server_starts_without_what_only_its_other_processes_need() -> None:
     result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
 
     assert result.stdout == "[]\n"
-
-
-@pytest.mark.parametrize("name", ["store", "replay", "api"])
-def test_a_room_that_loads_late_offers_all_that_it_names(name: str) -> None:
-    """Each name is what the module that it comes from calls so, and no module has taken a name for itself."""
-    room = importlib.import_module(f"steptape.{name}")
-    for module in pkgutil.iter_modules(room.__path__):
-        importlib.import_module(f"{room.__name__}.{module.name}")
-
-    assert [each for each in room.__all__ if isinstance(getattr(room, each), types.ModuleType)] == []
-    with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
-        _ = room.nothing

@@ -10,7 +10,7 @@ import pytest
 
 from steptape import open_run, open_store
 from steptape.importers.discovery import find_sources
-from steptape.importers.encodings.names import with_names
+from steptape.importers.evaluation_names import with_names
 from steptape.importers.importing import Outcome, State, import_sources
 from steptape.importers.registry import readers
 from steptape.importers.source import Fact, ReadOptions

@@ -8,11 +8,10 @@ from urllib.parse import unquote
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from ..access import RUN_KEY
+
 #: A run's part of a path as it was sent, with a slash inside it, and what stands before and behind.
 _IN_PATH: Final = re.compile(rb"(?P<before>(?:/api/v1)?/runs/)(?P<run>[^/]*%2[Ff][^/]*)(?P<behind>/.*)?")
-
-#: Where the request's state holds such a name.
-RUN_KEY: Final = "run_key"
 
 
 class SlashedNames:

@@ -12,9 +12,10 @@ from typing import Annotated, Any, Final, TypeAlias
 import typer
 
 from ...importers.discovery import find_sources, signature
+from ...importers.errors import UnreadableSource
 from ...importers.importing import Outcome, State, import_sources
 from ...importers.registry import AUTO, reader_of, readers, unusable_readers
-from ...importers.source import Reader, ReadOptions, UnreadableSource
+from ...importers.source import Reader, ReadOptions
 from ...store.errors import TelemetryError
 from ...store.run import Run
 from ...store.store import open_run

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote
 
-from ..source import SingleFile, UnreadableSource
+from ..errors import UnreadableSource
+from ..source import SingleFile
 
 MAGIC: Final = b"SQLite format 3\0"
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Final
 
-from ..source import UnreadableSource
+from ..errors import UnreadableSource
 
 #: A line may be so long, in characters. A table of 20,000 metrics has lines of about half a million.
 LONGEST_LINE: Final = 16 * 1024 * 1024

@@ -7,9 +7,12 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from ..source import INT64_MAX, UnreadableSource
+from ..errors import UnreadableSource
 
 NS: Final = 1_000_000_000
+
+#: Fields of an event are 64-bit signed integers.
+INT64_MAX: Final = 2**63 - 1
 
 #: How some tools spell what JSON cannot hold, as text.
 _SPELLED: Final = {"nan": math.nan, "infinity": math.inf, "-infinity": -math.inf, "inf": math.inf, "-inf": -math.inf}

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from ..source import UnreadableSource
+from ..errors import UnreadableSource
 
 #: Seven bytes before everything else; they count as a part of the first block.
 HEADER: Final = b":W&B\xe1\xbe\x00"

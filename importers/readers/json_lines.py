@@ -9,9 +9,10 @@ from typing import Any, Final
 
 from ..encodings.lines import decoded_head, text_lines
 from ..encodings.numbers import flattened, nanoseconds, number_of, sorted_out, step_of
-from ..encodings.problems import DecimalCommas, Omissions
+from ..errors import UnreadableSource
+from ..omissions import DecimalCommas, Omissions
 from ..rows import MOST_METRICS, Row, runs_of
-from ..source import ImportedRun, ReadOptions, SingleFile, UnreadableSource
+from ..source import ImportedRun, ReadOptions, SingleFile
 from ..table_columns import Layout, layout_of, wall_clock_ns
 
 #: Lines that are looked at: what comes first may be a configuration.

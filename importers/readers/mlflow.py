@@ -10,9 +10,10 @@ from typing import Any, Final
 from ..encodings.database import DatabaseFile, columns_of, has_tables, opened
 from ..encodings.lines import text_lines
 from ..encodings.numbers import number, step_of
-from ..encodings.problems import Omissions
+from ..errors import UnreadableSource
+from ..omissions import Omissions
 from ..scalars import Scalar, courses_of
-from ..source import ImportedRun, ReadOptions, UnreadableSource
+from ..source import ImportedRun, ReadOptions
 from ..storable import storable_time
 
 _MS: Final = 1_000_000

@@ -10,7 +10,8 @@ from typing import Any, Final
 
 from ..encodings.database import DatabaseFile, columns_of, has_tables, json_object, opened
 from ..encodings.numbers import step_of, unix_ns
-from ..source import Fact, ImportedRun, ReadOptions, UnreadableSource
+from ..errors import UnreadableSource
+from ..source import Fact, ImportedRun, ReadOptions
 
 #: The name of what a trial reports while it runs, and of what it came to.
 INTERMEDIATE: Final = "intermediate_value"

@@ -10,9 +10,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ..encodings.numbers import flattened, nanoseconds, number_of, sorted_out, step_of
-from ..encodings.problems import Omissions
+from ..errors import UnreadableSource
+from ..omissions import Omissions
 from ..rows import MOST_METRICS, Row, runs_of
-from ..source import ImportedRun, ReadOptions, SingleFile, UnreadableSource
+from ..source import ImportedRun, ReadOptions, SingleFile
 from ..table_columns import Layout, layout_of, unknown_step_column, wall_clock_ns
 
 _MAGIC: Final = b"PAR1"

@@ -13,11 +13,12 @@ from pathlib import Path
 from typing import Any, Final
 
 from ..encodings.lines import decoded_head, text_lines
-from ..encodings.names import is_evaluation
 from ..encodings.numbers import nanoseconds, number, step_of
-from ..encodings.problems import DecimalCommas, Omissions
+from ..errors import UnreadableSource
+from ..evaluation_names import is_evaluation
+from ..omissions import DecimalCommas, Omissions
 from ..rows import MOST_METRICS, Row, facts_by_name, runs_of
-from ..source import Fact, ImportedRun, ReadOptions, SingleFile, UnreadableSource
+from ..source import Fact, ImportedRun, ReadOptions, SingleFile
 from ..table_columns import Layout, layout_of, unknown_step_column, wall_clock_ns
 
 _SEPARATORS: Final = {".csv": ",", ".tsv": "\t", ".txt": "\t"}

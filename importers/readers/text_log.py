@@ -10,9 +10,10 @@ from typing import Any, Final, NamedTuple
 from ...store.plan import Plan
 from ..encodings.lines import decoded_head, text_lines
 from ..encodings.numbers import NS, nanoseconds, number, step_of
-from ..encodings.problems import DecimalCommas
+from ..errors import UnreadableSource
+from ..omissions import DecimalCommas
 from ..rows import Row, runs_of
-from ..source import ImportedRun, ReadOptions, SingleFile, UnreadableSource
+from ..source import ImportedRun, ReadOptions, SingleFile
 
 _SUFFIXES: Final = (".log", ".txt", ".out", ".err", "")
 

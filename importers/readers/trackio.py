@@ -9,8 +9,8 @@ from typing import Any, Final
 
 from ..attempts import Lives
 from ..encodings.database import DatabaseFile, columns_of, has_tables, json_object, opened
-from ..encodings.names import PLACE_NAMES
 from ..encodings.numbers import flattened, sorted_out, step_of, unix_ns
+from ..evaluation_names import PLACE_NAMES
 from ..rows import Row, facts_by_name
 from ..source import Fact, ImportedRun, ReadOptions
 

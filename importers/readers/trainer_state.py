@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any, Final
 
 from ...store.plan import Plan
-from ..encodings.names import is_evaluation
 from ..encodings.numbers import number_of, sorted_out, step_of
-from ..encodings.problems import Omissions
-from ..source import Fact, ImportedRun, ReadOptions, UnreadableSource
+from ..errors import UnreadableSource
+from ..evaluation_names import is_evaluation
+from ..omissions import Omissions
+from ..source import Fact, ImportedRun, ReadOptions
 
 NAME: Final = "trainer_state.json"
 

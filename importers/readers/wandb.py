@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import Any, Final
 
 from ..encodings.numbers import NS, flattened, nanoseconds, number_of, sorted_out, step_of
-from ..encodings.problems import Omissions
 from ..encodings.protobuf import fields, message, signed, text
 from ..encodings.wandb_log import HEADER, records
+from ..errors import UnreadableSource
+from ..omissions import Omissions
 from ..rows import Row, facts_by_name
-from ..source import Fact, ImportedRun, ReadOptions, SingleFile, UnreadableSource
+from ..source import Fact, ImportedRun, ReadOptions, SingleFile
 
 #: Numbers of the fields of ``wandb_internal.proto``: of a ``Record``, ...
 _HISTORY, _CONFIG, _RUN, _EXIT = 2, 5, 17, 18

@@ -7,13 +7,7 @@ import itertools
 from dataclasses import dataclass
 from typing import Any
 
-from ...rules.engine.decisions import (
-    Decision,
-    Outcome,
-    canonical_line,
-    decision_digest,
-    outcome_from_event,
-)
+from ...rules.engine.decisions import Decision, Outcome, canonical_line, decision_digest, outcome_from_event
 from ...rules.engine.resuming import resumed_engine
 from ...rules.policy_file.policy import Policy, parse_policy
 from ...rules.semantics import KNOWN_SEMANTICS, SEMANTICS_VERSION

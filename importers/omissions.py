@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, Final
 
-from ..source import UnreadableSource
+from .errors import UnreadableSource
 
 #: What may be a number and a half, or one of thousands: nobody can say.
 _WITH_DECIMAL_COMMA: Final = re.compile(r"[+-]?(\d+|\d{1,3}(\.\d{3})+)?,\d+([eE][+-]?\d+)?")

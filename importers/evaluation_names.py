@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Final, TypeAlias
 
-from ..source import Fact
+from .source import Fact
 
 #: First words of the names of what was measured on held-out data: ``eval_loss``, ``val/acc``, ``test.bleu``.
 EVALUATION_WORDS: Final = frozenset(
