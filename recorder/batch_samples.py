@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from ..store.errors import InvalidEvent
-from ..store.journal.format import INTEGER_IDS, NO_IDS, TEXT_IDS, SampleLosses
+from ..store.sample_losses import INTEGER_IDS, NO_IDS, TEXT_IDS, SampleLosses
 from .values import as_text, described
 
 #: Kinds of numpy arrays that hold text or any objects.

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from ..store.errors import TelemetryError
 from ..store.events import Event
+from ..store.journal.format import samples_block
 from ..store.journal.writer import InlineAppend
 from .batch_samples import sample_losses
 from .values import are_texts, float_at_hand
@@ -109,6 +110,7 @@ def compiled_step(
         "_position": position,
         "_refusals": (OSError, TelemetryError),
         "_sample_losses": sample_losses,
+        "_samples_block": samples_block,
         "_started_ns": tape.started_ns,
         "_tape": tape,
         "_tuple": tuple,
@@ -150,7 +152,9 @@ def _source(
     epoch = "_position.epoch"
     if steps_per_epoch:
         epoch += f" + (_step - _position.epoch_began_at) / {steps_per_epoch}"
-    packing = [f"_losses = _sample_losses({samples})", "_samples = _losses.to_bytes()"] if shape.has_samples else []
+    packing = (
+        [f"_losses = _sample_losses({samples})", "_samples = _samples_block(_losses)"] if shape.has_samples else []
+    )
     if tape.is_steered:
         before, then = ["_outcomes = None"], [_event_line(shape, tape)]
         applying = ["if _outcomes is not None:", "    return _apply(_outcomes)"]

@@ -14,9 +14,9 @@ from ..rules.engine.decisions import DecisionDigest, Outcome, outcome_payload
 from ..store.errors import TelemetryError
 from ..store.event_json import encoded_attrs
 from ..store.events import AWAITED, LATE_FOR, SAMPLES, Event
-from ..store.journal.format import SampleLosses
 from ..store.journal.syncing import SYNC_EVERY_S
 from ..store.journal.writer import JournalWriter
+from ..store.sample_losses import SampleLosses
 from .background_sealing import BackgroundSealing
 from .batch_samples import SampleChoice
 from .environment import describe_process

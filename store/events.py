@@ -29,7 +29,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
-from .journal.format import SampleLosses
+from .sample_losses import SampleLosses
 
 #: Kinds that training loops emit; ``on_<kind>`` is the trigger's name in a rule file. ``init_end`` comes before any
 #: event.

@@ -1,15 +1,51 @@
-"""Packed sample losses as Python values: what a rule sees of them, whichever file they came from."""
+"""The per-sample losses of one step: packed, and as the Python values that rules read."""
 
 from __future__ import annotations
 
 import json
 import struct
+from dataclasses import dataclass
 from typing import Final
 
 from .errors import DamagedLog
-from .journal.format import NO_IDS, TEXT_IDS, SampleLosses
+
+#: Kinds of sample ids.
+NO_IDS: Final = 0
+INTEGER_IDS: Final = 1
+TEXT_IDS: Final = 2
 
 _ID: Final = struct.Struct("<q")
+
+
+@dataclass(slots=True, unsafe_hash=True)
+class SampleLosses:
+    """The per-sample losses of one step, packed as the journal holds them. Never changed.
+
+    Not frozen, because there is one for every training step: 0.4 us against 0.9 us.
+
+    Attributes:
+        losses: float32, little-endian. Shape (n,).
+        ids: int64 (``INTEGER_IDS``), or a JSON array of text (``TEXT_IDS``), or empty (``NO_IDS``). Shape (n,).
+        id_kind: Which of the three.
+        tokens: int32 token counts, or empty. Shape (n,).
+        positions: int32 places in the batch, or empty when every sample of it was kept. Shape (n,).
+        flagged: uint32 indexes into this block of the samples whose tokens' losses are kept, each at most once, in any
+            order. Shape (k,).
+        flagged_tokens: uint32 numbers of tokens of each of them. Shape (k,).
+        token_losses: float32, all tokens of the first flagged sample, then of the next. Shape (sum of the above,).
+    """
+
+    losses: bytes
+    ids: bytes = b""
+    id_kind: int = NO_IDS
+    tokens: bytes = b""
+    positions: bytes = b""
+    flagged: bytes = b""
+    flagged_tokens: bytes = b""
+    token_losses: bytes = b""
+
+    def __len__(self) -> int:
+        return len(self.losses) // 4
 
 
 def loss_values(samples: SampleLosses) -> tuple[float, ...]:

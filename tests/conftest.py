@@ -15,11 +15,11 @@ from hypothesis import settings
 
 from steptape.store.event_json import encoded_attrs
 from steptape.store.events import Event
-from steptape.store.journal.format import SampleLosses
 from steptape.store.journal.writer import SEGMENT_BYTES, JournalWriter
 from steptape.store.parquet.sealing import seal
 from steptape.store.plan import Plan
 from steptape.store.run_info import Attempt, RunInfo, write_run_info
+from steptape.store.sample_losses import SampleLosses
 
 #: Programs and cases, of which one program runs in another environment.
 collect_ignore_glob = ["compat/*", "trackers/*"]

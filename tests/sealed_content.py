@@ -8,7 +8,7 @@ from typing import Any
 
 from steptape import open_run
 from steptape.store.events import Event
-from steptape.store.journal.format import INTEGER_IDS, SampleLosses
+from steptape.store.sample_losses import INTEGER_IDS, SampleLosses
 
 EVENTS = [
     Event("step_end" if step % 3 else "evaluate", step=step, metrics={f"m{step // 8}": step / 7, "loss": float(step)})

@@ -24,9 +24,10 @@ from steptape.rules.policy_file.batch_inspector import DataBatchInspector
 from steptape.rules.policy_file.policy import parse_policy, shipped_policies
 from steptape.store.errors import DamagedLog
 from steptape.store.events import Event
-from steptape.store.journal.format import INTEGER_IDS, TEXT_IDS, SampleLosses, compact_json
+from steptape.store.journal.format import compact_json
 from steptape.store.plan import Plan
 from steptape.store.run_info import Attempt
+from steptape.store.sample_losses import INTEGER_IDS, TEXT_IDS, SampleLosses
 
 nan, inf = math.nan, math.inf
 

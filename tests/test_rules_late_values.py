@@ -24,7 +24,7 @@ from steptape.rules.engine.engine import Engine
 from steptape.rules.engine.missing_series import MISSING_SERIES_AFTER
 from steptape.rules.policy_file.policy import parse_policy
 from steptape.store.events import AWAITED, LATE_FOR, SAMPLES, Event
-from steptape.store.journal.format import SampleLosses
+from steptape.store.sample_losses import SampleLosses
 
 METRICS = """
 controller_metrics:

@@ -22,13 +22,13 @@ from steptape import Recorder, open_run
 from steptape.store.columns import METRICS_AS_COLUMNS
 from steptape.store.errors import DamagedLog
 from steptape.store.events import Event
-from steptape.store.journal.format import INTEGER_IDS, TEXT_IDS, SampleLosses
 from steptape.store.parquet.column_digests import Alongside
 from steptape.store.parquet.digests import DIGESTS_JSON, attempt_digest, digest_faults, read_digests
 from steptape.store.parquet.sealing import seal
 from steptape.store.plan import Plan
 from steptape.store.run_folder import list_files
 from steptape.store.run_info import Attempt, PolicyRecord
+from steptape.store.sample_losses import INTEGER_IDS, TEXT_IDS, SampleLosses
 
 EVENTS = [
     Event(

@@ -20,21 +20,19 @@ from steptape.store.errors import DamagedLog, UnsupportedVersion
 from steptape.store.events import Event
 from steptape.store.journal.format import (
     FRAME,
-    INTEGER_IDS,
     LAYOUT,
     MAGIC,
     PREAMBLE,
     TAG_EVENT,
     TAG_HEADER,
-    TEXT_IDS,
     VERSION,
-    SampleLosses,
     framed,
     header_record,
 )
 from steptape.store.journal.frames import runs_of_frames
 from steptape.store.journal.reading import is_being_written, read_segment
 from steptape.store.journal.writer import JournalWriter
+from steptape.store.sample_losses import INTEGER_IDS, TEXT_IDS, SampleLosses
 
 EVENTS = [
     Event("train_begin", attrs={"note": "größer als 2**53", "n": 2**60}),

@@ -22,20 +22,18 @@ from steptape.store.journal.format import (
     EVENT,
     HAS_ATTRS,
     HAS_SAMPLES,
-    INTEGER_IDS,
     MAGIC,
-    NO_IDS,
     PREAMBLE,
     TAG_EVENT,
-    TEXT_IDS,
     VERSION,
-    SampleLosses,
     framed,
     header_record,
     layout_record,
+    samples_block,
 )
 from steptape.store.journal.reading import read_segment
 from steptape.store.parquet.from_journal import events_table, samples_table
+from steptape.store.sample_losses import INTEGER_IDS, NO_IDS, TEXT_IDS, SampleLosses
 
 ENVELOPE_READ = ("kind", "seq", "step", "micro_step", "value_lag", "time_ns", "elapsed_ns", "epoch")
 
@@ -196,7 +194,7 @@ def facts_of(record: Any) -> tuple[Any, ...]:
     metrics = sorted((name, value.hex()) for name, value in event.metrics.items())
     envelope = (event.seq, event.step, event.micro_step, event.value_lag, event.time_ns, event.elapsed_ns)
     flags = 0 if samples is None else 2
-    block = b"" if samples is None else samples.to_bytes()
+    block = b"" if samples is None else samples_block(samples)
     return (event.kind, *envelope, event.epoch, metrics, event.attrs, plain_samples(block, flags))
 
 

@@ -23,13 +23,14 @@ from steptape import open_run
 from steptape.store.errors import DamagedLog, NotARun
 from steptape.store.events import Event
 from steptape.store.host import boot_id
-from steptape.store.journal.format import EVENT, FRAME, HAS_SAMPLES, INTEGER_IDS, NO_IDS, TEXT_IDS, SampleLosses, framed
+from steptape.store.journal.format import EVENT, FRAME, HAS_SAMPLES, framed
 from steptape.store.journal.segment import field_offset
 from steptape.store.journal.writer import JournalWriter
 from steptape.store.parquet.digests import digest_faults
 from steptape.store.parquet.sealing import main, seal
 from steptape.store.run_folder import list_files
 from steptape.store.run_info import FORMAT
+from steptape.store.sample_losses import INTEGER_IDS, NO_IDS, TEXT_IDS, SampleLosses
 
 
 def test_a_sealed_run_reads_as_its_journal_did(store_record: Callable[..., Path]) -> None:

@@ -13,8 +13,8 @@ import pytest
 from steptape import TelemetryError, open_run, open_store
 from steptape.store.errors import NotARun, RunNotFound, StoreNotFound, UnsupportedVersion
 from steptape.store.events import Event
-from steptape.store.journal.format import SampleLosses
 from steptape.store.run_info import FORMAT
+from steptape.store.sample_losses import SampleLosses
 
 
 def test_a_store_that_does_not_exist_is_named(tmp_path: Path) -> None:

@@ -16,11 +16,11 @@ import pytest
 from steptape import Recorder, open_run, open_store
 from steptape.store.errors import QueryRefused
 from steptape.store.events import Event
-from steptape.store.journal.format import TEXT_IDS, SampleLosses
 from steptape.store.journal.writer import JournalWriter
 from steptape.store.parquet.sealing import seal
 from steptape.store.plan import Plan
 from steptape.store.run import Run
+from steptape.store.sample_losses import TEXT_IDS, SampleLosses
 from steptape.store.sql.statements import VIEWS
 from steptape.store.sql.views import METRIC_COLUMNS
 

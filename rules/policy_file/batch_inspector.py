@@ -13,9 +13,8 @@ from types import MappingProxyType
 from typing import Any
 
 from ...store.events import Event
-from ...store.journal.format import SampleLosses
 from ...store.plan import Plan
-from ...store.sample_losses import id_texts, loss_values
+from ...store.sample_losses import SampleLosses, id_texts, loss_values
 from ..language.reductions import mean, total
 from .arguments import Argument, ArgumentType, ArgumentValue, above_zero, within
 from .metrics import Metric

@@ -14,8 +14,8 @@ from typing import Final
 
 import yaml
 
-from ...store.journal.format import SampleLosses
 from ...store.plan import Plan
+from ...store.sample_losses import SampleLosses
 from ..errors import suggestion
 from ..policy_file.document import Document
 from ..policy_file.fields import FieldReader, Fields

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from ...store.events import LOOP_KINDS, Event
-from ...store.journal.format import SampleLosses
 from ...store.plan import Plan
+from ...store.sample_losses import SampleLosses
 
 #: Steps that one imagined run may have.
 MAX_STEPS: Final = 1_000_000

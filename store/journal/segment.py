@@ -21,6 +21,7 @@ import numpy.typing as npt
 
 from ..errors import DamagedLog
 from ..events import Event
+from ..sample_losses import INTEGER_IDS, TEXT_IDS, SampleLosses
 from .format import (
     EVENT,
     EVENT_FIELDS,
@@ -30,13 +31,10 @@ from .format import (
     HOLDS_POSITIONS,
     HOLDS_TOKEN_LOSSES,
     HOLDS_TOKENS,
-    INTEGER_IDS,
     LENGTH,
     SAMPLES,
     SAMPLES_FIELDS,
     SAMPLES_HEAD,
-    TEXT_IDS,
-    SampleLosses,
 )
 
 Integers: TypeAlias = npt.NDArray[np.int64]

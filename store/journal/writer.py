@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
 from ..run_folder import journal_name
+from ..sample_losses import SampleLosses
 from .checksum import crc32
 from .format import (
     EVENT_HEAD,
@@ -23,9 +24,9 @@ from .format import (
     PREAMBLE,
     TAG_EVENT,
     VERSION,
-    SampleLosses,
     header_record,
     layout_record,
+    samples_block,
 )
 from .syncing import SYNC_EVERY_S, Syncer
 
@@ -161,7 +162,7 @@ class JournalWriter:
         if attrs:
             payload += LENGTH.pack(len(attrs)) + attrs
         if samples:
-            payload += samples.to_bytes()
+            payload += samples_block(samples)
         self._write(b"".join((prefix, FRAME.pack(len(payload), crc32(payload)), payload)))
         if prefix:
             self._layouts[kind, names] = (layout_id, packer)

@@ -10,7 +10,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ..events import Event
-from ..journal.format import INTEGER_IDS, NO_IDS, TEXT_IDS, SampleLosses, compact_json
+from ..journal.format import compact_json
+from ..sample_losses import INTEGER_IDS, NO_IDS, TEXT_IDS, SampleLosses
 
 #: Columns of the samples table that are needed for it.
 SAMPLE_COLUMNS: Final = ("seq", "position", "sample_id", "loss", "tokens")

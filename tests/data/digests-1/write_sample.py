@@ -10,10 +10,10 @@ import struct
 import sys
 from pathlib import Path
 
-from steptape.store.journal.format import INTEGER_IDS, TEXT_IDS, SampleLosses
 from steptape.store.journal.writer import JournalWriter
 from steptape.store.parquet.sealing import seal
 from steptape.store.run_info import Attempt, RunInfo, write_run_info
+from steptape.store.sample_losses import INTEGER_IDS, TEXT_IDS, SampleLosses
 
 STARTED_NS = 1_767_323_045_000_000_000
 WRITER = {"host": "node-1", "boot_id": "11111111-2222-3333-4444-555555555555", "pid": 4321}

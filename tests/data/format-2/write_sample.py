@@ -12,11 +12,11 @@ import struct
 import sys
 from pathlib import Path
 
-from steptape.store.journal.format import INTEGER_IDS, TEXT_IDS, SampleLosses
 from steptape.store.journal.writer import JournalWriter
 from steptape.store.parquet.sealing import seal
 from steptape.store.plan import Plan
 from steptape.store.run_info import Attempt, PolicyRecord, RunInfo, write_run_info
+from steptape.store.sample_losses import INTEGER_IDS, TEXT_IDS, SampleLosses
 
 STARTED_NS = 1_767_323_045_000_000_000
 POLICY = PolicyRecord("sha256:0f", "policy.yaml", "controllers: []\n", {"patience": 3})
