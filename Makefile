@@ -31,7 +31,7 @@ $(READY): pyproject.toml
 	@touch $@
 
 demo: $(READY)  ## Train on real data, backtest rules on it, train again under them, compare
-	$(BIN)/steptape demo
+	$(BIN)/steptape demo --torch
 
 test: $(READY)  ## Run the tests
 	$(BIN)/python -m pytest --numprocesses $(TEST_PROCESSES) --dist worksteal

@@ -28,7 +28,7 @@ SUMMARIES: Final = {
     "demo": "Train, backtest, train under rules, compare.",
     "runs": "List the runs of a store, oldest first.",
     "show": "Show one run: its course, metrics and decisions.",
-    "tail": "Follow a run: print its events as they are written, until it ends.",
+    "tail": "Follow a run's events until it ends.",
     "replay": "Say what a policy decides over one run.",
     "import": "Import past runs from the logs of other tools.",
     "backtest": "Say what a policy would have saved and cost.",

@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import shutil
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Final
+from typing import Any, Final, Protocol
 
-from ..examples.digits import MISLABELLED, Settings, load_data, train
 from ..replay.backtests.backtesting import backtest
 from ..replay.reports.sentences import summary_lines
 from ..replay.reports.terminal_tables import TABLE_HEADINGS, table_rows
@@ -34,15 +33,29 @@ FROM samples GROUP BY sample_id ORDER BY mean_loss DESC LIMIT {LISTED}
 """
 
 
-def run_demo(store: Path) -> bool:
+class Example(Protocol):
+    """A module of ``examples`` with a training that the demo can run."""
+
+    MISLABELLED: int
+    NAME: str
+    Settings: Callable[..., Any]
+    load_data: Callable[[], Any]
+    train: Callable[..., Path]
+
+
+def run_demo(store: Path, example: Example) -> bool:
     """Run the demo and leave its runs in the store.
+
+    Args:
+        store: Folder of runs.
+        example: What to train.
 
     Returns:
         Whether every live run stopped where its backtest said, with the checkpoints it said, and verified.
     """
-    settings = Settings()
+    settings = example.Settings()
     say("1. Training without rules: an evaluation and a checkpoint every 10 steps, every sample's loss recorded.")
-    baseline = open_run(_train(store, settings, "digits uncontrolled"))
+    baseline = open_run(_train(store, example, settings, f"{example.NAME} uncontrolled"))
     steps = baseline.info.last.steps
     say(f"   {steps} steps, {len(list((baseline.folder / 'checkpoints').iterdir()))} checkpoints in {baseline.folder}")
 
@@ -53,16 +66,18 @@ def run_demo(store: Path) -> bool:
         results[name] = _backtest(load_policy(shipped_policies()[name]), baseline)
 
     say("\n3. Training again, same seed, the rules live; checkpoints are now theirs to ask for.")
+    unsaved = example.Settings(save_every=0)
     live = {
-        name: open_run(_train(store, Settings(save_every=0), f"digits under {name}", shipped_policies()[name]))
+        name: open_run(_train(store, example, unsaved, f"{example.NAME} under {name}", shipped_policies()[name]))
         for name in POLICIES
     }
 
     say("\n4. What the backtest said against what happened:\n")
     agreed = _compare(results, live)
 
-    say(f"\n5. The {LISTED} samples with the highest mean loss ({MISLABELLED} labels were made wrong on purpose):\n")
-    _list_worst(baseline)
+    planted = f"{example.MISLABELLED} labels were made wrong on purpose"
+    say(f"\n5. The {LISTED} samples with the highest mean loss ({planted}):\n")
+    _list_worst(baseline, {str(index) for index in example.load_data().mislabelled})
 
     run = live[POLICIES[0]]
     say("\n6. Look further:\n")
@@ -86,10 +101,14 @@ def _command() -> str:
     return str(beside.relative_to(Path.cwd()) if beside.is_relative_to(Path.cwd()) else beside)
 
 
-def _train(store: Path, settings: Settings, name: str, rules: Path | None = None) -> Path:
+def _train(store: Path, example: Example, settings: Any, name: str, rules: Path | None = None) -> Path:
     with progress() as bar:
         task = bar.add_task(name, total=settings.steps)
-        return train(store, settings, name=name, rules=rules, on_step=lambda step: bar.update(task, completed=step))
+
+        def show(step: int) -> None:
+            bar.update(task, completed=step)
+
+        return example.train(store, settings, name=name, rules=rules, on_step=show)
 
 
 def _backtest(policy: Policy, run: Run) -> RunResult:
@@ -132,8 +151,7 @@ def _compare(results: Mapping[str, RunResult], live: Mapping[str, Run]) -> bool:
     return agreed
 
 
-def _list_worst(run: Run) -> None:
-    wrong = {str(index) for index in load_data().mislabelled}
+def _list_worst(run: Run, wrong: set[str]) -> None:
     rows = [{**row, "mislabelled": "yes" if row["sample_id"] in wrong else ""} for row in run.rows(_WORST)]
     print_rows(rows, ("sample_id", "mean_loss", "max_loss", "seen", "mislabelled"))
     found = sum(bool(row["mislabelled"]) for row in rows)

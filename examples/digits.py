@@ -17,6 +17,7 @@ from torch.nn import functional
 
 from ..recorder.recorder import Recorder
 
+NAME: Final = "digits"
 MISLABELLED: Final = 12
 HELD_OUT: Final = 450
 

@@ -185,9 +185,9 @@ def store_steps() -> Callable[..., list[Event]]:
 
 @pytest.fixture(scope="session")
 def demo_output(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
-    """The store that ``steptape demo`` leaves, and what it printed. Made once; tests must not write into it."""
+    """The store that ``steptape demo --torch`` leaves, and what it printed. Made once; tests must not write into it."""
     store = tmp_path_factory.mktemp("demo") / "runs"
-    command = [sys.executable, "-m", "steptape", "demo", str(store)]
+    command = [sys.executable, "-m", "steptape", "demo", str(store), "--torch"]
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stdout + result.stderr
     return store, result.stdout

@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from steptape import Recorder, open_store
-from steptape.cli.app import app
+from steptape.cli.app import SUMMARIES
 from steptape.cli.examples import EXAMPLES
 from steptape.store.journal.writer import JournalWriter
 from steptape.store.run import Run
@@ -526,7 +526,30 @@ def test_every_command_ends_its_help_with_examples() -> None:
         assert all(f"  {line}\n" in printed for line in examples)
         options = re.findall(r"(--[a-z-]+)", " ".join(line for line in examples if f"steptape {command} " in line))
         assert all(option in printed for option in options), (command, options)
-    assert {command.name or command.callback.__name__ for command in app.registered_commands} == set(EXAMPLES)
+    assert set(SUMMARIES) == set(EXAMPLES)
+
+
+def test_the_list_of_commands_says_what_each_command_says_of_itself() -> None:
+    """``--help`` loads no command, so the summaries are written twice; they are equal."""
+    printed = steptape("--help")
+
+    for command, summary in SUMMARIES.items():
+        assert " ".join(steptape(command, "--help").split("\n\n")[1].split()).startswith(summary)
+        assert " ".join(f"{command} {summary}".split()) in " ".join(printed.split())
+
+
+def test_the_demo_needs_neither_torch_nor_scikit_learn(tmp_path: Path) -> None:
+    """Without --torch it trains with numpy, and everything else is the same."""
+    script = (
+        "import sys; sys.modules.update({'torch': None, 'sklearn': None})\n"
+        "from steptape.cli.app import main\nsys.argv = ['steptape', 'demo', sys.argv[1]]\nmain()"
+    )
+
+    result = subprocess.run([sys.executable, "-c", script, str(tmp_path)], capture_output=True, text=True, check=False)
+
+    assert result.returncode == 0, result.stderr
+    assert "11 of the 12 mislabelled samples are among them." in result.stdout
+    assert len(re.findall(r"yes +identical, \d+ decisions", result.stdout)) == 2
 
 
 def test_what_seal_and_delete_did_is_printed_as_json_too(demo_store: Path, tmp_path: Path) -> None:

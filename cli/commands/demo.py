@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, cast
 
 import typer
 
 from ...store.errors import TelemetryError
+from ..demo import Example, run_demo
 from ..exit_status import FINDINGS
 
 
 def demo(
     store: Annotated[Path, typer.Argument(metavar="STORE", help="Where to leave the demo's runs.")] = Path("runs"),
+    with_torch: Annotated[
+        bool, typer.Option("--torch", help="Train on scikit-learn's digits with torch, not on made-up data with numpy.")
+    ] = False,
 ) -> None:
     """Train, backtest, train under rules, compare."""
     try:
-        from ..demo import run_demo
+        example = import_module("...examples.digits" if with_torch else "...examples.clusters", __package__)
     except ImportError as error:
         raise TelemetryError(
-            f"the demo trains a model and needs {error.name}", fix="pip install 'steptape[demo]', or 'make demo'"
+            f"this demo needs {error.name}", fix="pip install 'steptape[demo]', or leave out --torch"
         ) from None
-    if not run_demo(store):
+    if not run_demo(store, cast("Example", example)):
         raise typer.Exit(FINDINGS)
