@@ -33,12 +33,12 @@ from .endpoints import (
     windows,
 )
 from .limits import DEFAULT_LIMITS, Limits
-from .live import Places
-from .middleware.bodies import Bodies
-from .middleware.gate import LOOPBACK_NAMES, Gate
-from .middleware.guard import Guard
-from .middleware.head_requests import HeadRequests
-from .middleware.slashed_names import SlashedNames
+from .live import FollowerSlots
+from .middleware.bodies import BodyLimitMiddleware
+from .middleware.head_requests import HeadMiddleware
+from .middleware.host_and_token import LOOPBACK_NAMES, HostAndTokenMiddleware
+from .middleware.safety_net import SafetyNetMiddleware
+from .middleware.slashed_names import SlashedNameMiddleware
 from .middleware.tokens import Tokens
 from .middleware.traffic import Traffic
 from .models import Problem
@@ -100,7 +100,7 @@ def create_app(
     app.state.tokens = tokens
     app.state.limits = limits
     app.state.is_warm = False
-    app.state.streams = Places(limits.streams)
+    app.state.streams = FollowerSlots(limits.streams)
     app.state.traffic = Traffic()
     app.state.jobs = JobQueue(limits)
     app.state.rule_processes = RuleProcesses(limits)
@@ -110,12 +110,14 @@ def create_app(
     install_handlers(app)
     app.add_exception_handler(HTTPException, show_lost)
     # The last one added is the first one asked.
-    app.add_middleware(SlashedNames)
-    app.add_middleware(HeadRequests)
-    app.add_middleware(Bodies, limits=limits)
-    app.add_middleware(Gate, hosts={*LOOPBACK_NAMES, *(host.lower() for host in allowed_hosts)}, tokens=tokens)
+    app.add_middleware(SlashedNameMiddleware)
+    app.add_middleware(HeadMiddleware)
+    app.add_middleware(BodyLimitMiddleware, limits=limits)
+    app.add_middleware(
+        HostAndTokenMiddleware, hosts={*LOOPBACK_NAMES, *(host.lower() for host in allowed_hosts)}, tokens=tokens
+    )
     app.add_middleware(Session)
-    app.add_middleware(Guard, traffic=app.state.traffic, send_s=limits.send_s)
+    app.add_middleware(SafetyNetMiddleware, traffic=app.state.traffic, send_s=limits.send_s)
     problems: dict[int | str, dict[str, Any]] = {status: {"model": Problem} for status in STATUSES}
     app.include_router(service.router, responses={s: p for s, p in problems.items() if s not in (404, 422)})
     for room in _ENDPOINTS:

@@ -21,7 +21,7 @@ _PAUSE_S: Final = 0.1
 _PAUSE_TIMES: Final = 9
 
 
-class Places:
+class FollowerSlots:
     """So many places for those who wait, and no more.
 
     Args:

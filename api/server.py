@@ -63,7 +63,7 @@ def serve(
             from .middleware.connections import prepare, settings
 
         app = create_app(store_path, tokens=tokens, allowed_hosts=(host, *allowed_hosts), policies_path=policies_path)
-        catalog_of(app.state.store_path).expect(ahead.runs)
+        catalog_of(app.state.store_path).use_preloaded(ahead.runs)
         with _listening(host, port) as listener:
             prepare(listener)
             address = f"[{host}]" if ":" in host else host

@@ -23,7 +23,7 @@ from event_files import STARTED_S, event, simple, write_events
 from steptape import backtest, load_policy, open_store
 from steptape.importers.discovery import find_sources
 from steptape.importers.importing import import_sources
-from steptape.importers.registry import readers
+from steptape.importers.registry import all_readers
 from steptape.importers.source import ReadOptions
 from steptape.replay.backtests.baselines import BASELINES
 from steptape.replay.runs.objective import Mode, Objective
@@ -98,7 +98,7 @@ def main() -> None:
             WRITERS[arguments.kind](logs, arguments.steps, seed)
 
         def import_all() -> int:
-            sources = find_sources([logs], readers()).sources
+            sources = find_sources([logs], all_readers()).sources
             return sum(outcome.events for outcome in import_sources(store, sources, ReadOptions()))
 
         def judge() -> int:

@@ -18,7 +18,7 @@ import typer.main
 from ..store.errors import TelemetryError
 from .examples import epilog
 from .exit_status import CANNOT_OPEN, INTERRUPTED
-from .streams import complain, print_line, take_standard_output
+from .streams import complain, print_line, wrap_standard_output
 
 #: What DuckDB raises where Ctrl-C meets a query that runs: no KeyboardInterrupt.
 _QUERY_INTERRUPTED: Final = "Query interrupted"
@@ -102,7 +102,7 @@ def steptape(
 
 def main() -> None:
     """Entry point of the ``steptape`` command."""
-    take_standard_output()
+    wrap_standard_output()
     try:
         app()
     except (TelemetryError, OSError) as error:

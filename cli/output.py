@@ -14,7 +14,7 @@ from rich.progress import Progress as Bar
 from rich.table import Table
 from rich.text import Text
 
-from ..replay.mapping import Progress
+from ..replay.run_pool import Progress
 from ..store.event_json import encoded
 from .streams import print_line, showable
 

@@ -41,7 +41,7 @@ class StandardOutput(TextIOWrapper):
         sys.exit(CLOSED_PIPE)
 
 
-def take_standard_output() -> None:
+def wrap_standard_output() -> None:
     """Make ``sys.stdout`` one of these; one that is no file, or is closed, stays as it is."""
     codecs.register_error("json-escape", _as_json_escape)
     stream = sys.stdout

@@ -62,7 +62,7 @@ class Settings:
     seed: int = 0
 
 
-class Model:
+class Network:
     """A network of one hidden layer (ReLU) under softmax cross-entropy, and its momentum."""
 
     def __init__(self, hidden: int, random: np.random.Generator) -> None:
@@ -134,7 +134,7 @@ def train(
     """
     random = np.random.default_rng(settings.seed)
     data = load_data()
-    model = Model(settings.hidden, random)
+    model = Network(settings.hidden, random)
     steps_per_epoch = TRAINING // settings.batch_size
 
     with Recorder(
@@ -172,7 +172,7 @@ def train(
     return rec.folder
 
 
-def evaluate(model: Model, data: Clusters) -> dict[str, float]:
+def evaluate(model: Network, data: Clusters) -> dict[str, float]:
     """Mean loss and accuracy on the held-out points."""
     losses, chances, _ = model.losses(data.eval_inputs, data.eval_labels)
     return {

@@ -80,7 +80,7 @@ class Source:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class Discovery:
     """What there is under some paths.
 
     Attributes:
@@ -94,7 +94,7 @@ class Found:
     unknown: int
 
 
-def find_sources(paths: Sequence[Path], readers: Sequence[Reader]) -> Found:
+def find_sources(paths: Sequence[Path], readers: Sequence[Reader]) -> Discovery:
     """The sources under some files and folders.
 
     Args:
@@ -131,7 +131,7 @@ def find_sources(paths: Sequence[Path], readers: Sequence[Reader]) -> Found:
         for (kind, place), files in groups.items()
     )
     problems += map(_told_once, failures.values())
-    return Found(sources, tuple(problems), unknown)
+    return Discovery(sources, tuple(problems), unknown)
 
 
 def _files_of(root: Path) -> Iterator[Path]:

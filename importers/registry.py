@@ -20,7 +20,7 @@ _ORDER: Final = ("tensorboard", "wandb", "optuna", "mlflow", "trackio", "trainer
 _LAST: Final = "text"
 
 
-def readers() -> tuple[Reader, ...]:
+def all_readers() -> tuple[Reader, ...]:
     """All readers that can be had, in the order in which files are shown to them."""
     return tuple(sorted(_registered().by_kind.values(), key=lambda reader: (_place(reader.kind), reader.kind)))
 

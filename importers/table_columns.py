@@ -37,7 +37,7 @@ _MOST_SECONDS: Final = 1e11
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class TableColumns:
     """What the columns of a table are.
 
     Attributes:
@@ -72,7 +72,7 @@ class Layout:
         return (*(name for name in (self.wall_clock, self.stopwatch) if name is not None), *self.metrics)
 
 
-def layout_of(columns: Sequence[str], step_column: str | None = None) -> Layout | None:
+def layout_of(columns: Sequence[str], step_column: str | None = None) -> TableColumns | None:
     """What the columns of a table are; None when none of them counts steps.
 
     Args:
@@ -89,9 +89,11 @@ def layout_of(columns: Sequence[str], step_column: str | None = None) -> Layout 
     apart = {step, wall_clock, stopwatch}
     # A column without a name is the index that pandas writes.
     metrics = tuple(name for name in columns if name and name not in apart)
-    layout = Layout(step, wall_clock, stopwatch, metrics)
+    layout = TableColumns(step, wall_clock, stopwatch, metrics)
     if layout.is_ultralytics and "time" in folded:
-        layout = Layout(step, wall_clock, folded["time"], tuple(name for name in metrics if name != folded["time"]))
+        layout = TableColumns(
+            step, wall_clock, folded["time"], tuple(name for name in metrics if name != folded["time"])
+        )
     return layout
 
 

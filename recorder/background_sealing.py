@@ -20,7 +20,7 @@ from typing import IO, Final
 
 from ..store.processes.module_command import module_command
 from ..store.run_folder import folders_with_journals
-from .standstill import LOOK_EVERY_S, Standstill
+from .process_activity import LOOK_EVERY_S, Standstill
 
 logger = logging.getLogger("steptape")
 
@@ -90,7 +90,7 @@ class BackgroundSealing:
                     _has_ended(process, process.stdout)
                     return
 
-    def let_go(self) -> None:
+    def close_inherited_pipes(self) -> None:
         """In a forked child: close its copies of the pipes, by whose end the process learns that its work is done."""
         if self._process is not None and self._process.stdin is not None and self._process.stdout is not None:
             self._process.stdin.close()
@@ -175,7 +175,7 @@ _open_sealings: weakref.WeakSet[BackgroundSealing] = weakref.WeakSet()
 
 def _let_go_of_inherited_pipes() -> None:
     for sealing in list(_open_sealings):
-        sealing.let_go()
+        sealing.close_inherited_pipes()
 
 
 os.register_at_fork(after_in_child=_let_go_of_inherited_pipes)

@@ -97,7 +97,7 @@ def compiled_step(
         "_general": general,
         "_getattr": getattr,
         "_given": _given,
-        "_judge": tape.judge,
+        "_judge": tape.decide,
         "_acquire": tape.lock.acquire,
         "_release": tape.lock.release,
         "_is_owned": tape.is_busy,

@@ -14,7 +14,7 @@ from ..rules.policy_file.policy import Policy
 from ..store.errors import TelemetryError
 from ..store.events import Event
 from ..store.lineage import DECIDING_RANK, lineage_of
-from ..store.reading.snapshot import Snapshot, take_snapshot
+from ..store.reading.snapshot import Snapshot, read_snapshot
 from ..store.reading.timeline import ancestry
 from ..store.run_folder import RUN_ID
 from ..store.run_info import Attempt
@@ -37,7 +37,7 @@ def resumed_run(store: Path, point: ResumePoint, attempt: Attempt, policy: Polic
     folder = store / point.run_id
     if not RUN_ID.fullmatch(point.run_id):
         raise TelemetryError("no run can have this id", where=str(store), got=point.run_id)
-    snapshot = take_snapshot(folder)
+    snapshot = read_snapshot(folder)
     info = snapshot.info
     if snapshot.is_live:
         what = "the run is still being written; one attempt ends before the next begins"

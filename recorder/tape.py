@@ -169,7 +169,7 @@ class Tape:
             outcomes = [*outcomes, *self.postponed.pop(0)()]
         return outcomes
 
-    def judge(self, event: Event) -> Sequence[Outcome]:
+    def decide(self, event: Event) -> Sequence[Outcome]:
         """Let rules judge an event that is in the journal, and write what they decided; the lock is held."""
         try:
             self._judge(event)

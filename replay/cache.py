@@ -109,7 +109,7 @@ class Cache:
         return self.folder / f"{key}{_SUFFIX}"
 
 
-def answer_about(
+def cached_answer(
     cache: Cache | None,
     run: Run,
     asked: tuple[object, ...] | None,

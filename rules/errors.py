@@ -48,7 +48,7 @@ class ExpressionError(TelemetryError):
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Problem:
+class PolicyProblem:
     """One thing that is wrong with a policy file. Line and column count from 1."""
 
     source: str
@@ -67,11 +67,11 @@ class PolicyError(TelemetryError):
         problems: At least one, in any order; kept sorted by place, each once.
     """
 
-    def __init__(self, problems: Iterable[Problem]) -> None:
+    def __init__(self, problems: Iterable[PolicyProblem]) -> None:
         self.problems = tuple(sorted(set(problems)))
         super().__init__("the policy does not load")
 
-    def __reduce__(self) -> tuple[type[PolicyError], tuple[tuple[Problem, ...]]]:
+    def __reduce__(self) -> tuple[type[PolicyError], tuple[tuple[PolicyProblem, ...]]]:
         return PolicyError, (self.problems,)
 
     def _message(self) -> str:

@@ -14,7 +14,7 @@ from .errors import TelemetryError
 from .events import Event
 from .garbage import collection_paused
 from .parquet.digests import digest_faults, kept_log_digest
-from .reading.snapshot import Snapshot, retrying, take_snapshot
+from .reading.snapshot import Snapshot, read_snapshot, retrying
 from .reading.timeline import (
     Attempts,
     ancestry,
@@ -61,7 +61,7 @@ class Run:
 
     def snapshot(self) -> Snapshot:
         """The run's files as of now."""
-        return take_snapshot(self.folder)
+        return read_snapshot(self.folder)
 
     @property
     def info(self) -> RunInfo:

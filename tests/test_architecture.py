@@ -156,7 +156,7 @@ PUBLIC: dict[str, set[str]] = {
         "backtests/baselines",
         "backtests/policy_diff",
         "cache",
-        "mapping",
+        "run_pool",
         "policies/findings_on_runs",
         "reports/aggregation",
         "reports/amounts",

@@ -21,7 +21,7 @@ from steptape.importers.discovery import find_sources
 from steptape.importers.encodings.database import opened
 from steptape.importers.errors import UnreadableSource
 from steptape.importers.importing import Outcome, import_sources
-from steptape.importers.registry import readers
+from steptape.importers.registry import all_readers
 from steptape.importers.source import ReadOptions
 from steptape.store.run import Run
 
@@ -33,7 +33,7 @@ def imports(tmp_path: Path) -> Imports:
     """Imports a path; the outcomes, each with its run."""
 
     def run(path: Path) -> list[tuple[Outcome, Run]]:
-        sources = find_sources([path], readers()).sources
+        sources = find_sources([path], all_readers()).sources
         outcomes = list(import_sources(tmp_path / "store", sources, ReadOptions()))
         return [(outcome, open_run(tmp_path / "store" / outcome.run_id)) for outcome in outcomes]
 
@@ -124,7 +124,7 @@ def test_a_damaged_value_of_a_database_is_told(tmp_path: Path) -> None:
     """SQLite lets a cell hold anything."""
     path = mlflow_database(tmp_path / "mlflow.db", [("loss", "x", 1, "r1", 1, 0)])
 
-    (outcome,) = import_sources(tmp_path / "store", find_sources([path], readers()).sources, ReadOptions())
+    (outcome,) = import_sources(tmp_path / "store", find_sources([path], all_readers()).sources, ReadOptions())
 
     assert outcome.problem == f"{path}: a value must be a number; got 'x'"
 
@@ -208,8 +208,8 @@ def test_a_parquet_table_is_a_run(tmp_path: Path, imports: Imports) -> None:
         1_767_323_045_500_000_000,
     )
     sealed = next(run.folder.glob("events-*.parquet"))
-    assert find_sources([run.folder], readers()).sources == ()
-    assert "no reader knows this file" in str(find_sources([sealed], readers()).problems[0])
+    assert find_sources([run.folder], all_readers()).sources == ()
+    assert "no reader knows this file" in str(find_sources([sealed], all_readers()).problems[0])
 
 
 def wandb_file(path: Path, *records: bytes) -> Path:

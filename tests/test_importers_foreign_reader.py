@@ -13,7 +13,7 @@ from steptape import open_run
 from steptape.importers.discovery import find_sources, signature
 from steptape.importers.foreign_reader import ForeignReader
 from steptape.importers.importing import Outcome, import_sources
-from steptape.importers.registry import readers
+from steptape.importers.registry import all_readers
 from steptape.importers.source import Fact, ImportedRun, ReadOptions, SingleFile
 
 
@@ -106,7 +106,7 @@ def logs(tmp_path: Path) -> Path:
 
 def imported(logs: Path, reader: Sound) -> list[Outcome]:
     """What becomes of everything in the folder."""
-    found = find_sources([logs], [ForeignReader(reader), *readers()])
+    found = find_sources([logs], [ForeignReader(reader), *all_readers()])
     assert [signature(source) for source in found.sources]
     failed = [Outcome("failed", "", Path(problem.where), problem=str(problem)) for problem in found.problems]
     return [*failed, *import_sources(logs.parent / "runs", found.sources, ReadOptions())]

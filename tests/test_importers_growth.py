@@ -12,7 +12,7 @@ from steptape import open_run, open_store
 from steptape.importers.discovery import find_sources
 from steptape.importers.evaluation_names import with_names
 from steptape.importers.importing import Outcome, State, import_sources
-from steptape.importers.registry import readers
+from steptape.importers.registry import all_readers
 from steptape.importers.source import Fact, ReadOptions
 from steptape.store.events import Event
 from steptape.store.run import Run
@@ -27,7 +27,7 @@ def imports(tmp_path: Path) -> Imports:
     """Imports a path into the store ``runs``: ``imports(path, step_column=...)``."""
 
     def run(path: Path, **options: object) -> list[Outcome]:
-        sources = find_sources([path], readers()).sources
+        sources = find_sources([path], all_readers()).sources
         return list(import_sources(tmp_path / "runs", sources, ReadOptions(**options)))
 
     return run

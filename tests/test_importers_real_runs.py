@@ -20,7 +20,7 @@ from real_logs import FOLDER
 from steptape import open_run
 from steptape.importers.discovery import find_sources
 from steptape.importers.importing import Outcome, State, import_sources
-from steptape.importers.registry import readers
+from steptape.importers.registry import all_readers
 from steptape.importers.source import ReadOptions
 from steptape.store.run import Run
 
@@ -71,7 +71,7 @@ def imported(tmp_path_factory: pytest.TempPathFactory) -> list[Outcome]:
 
 def import_folder(store: Path) -> Iterator[Outcome]:
     """Import the whole folder."""
-    return import_sources(store, find_sources([FOLDER], readers()).sources, ReadOptions())
+    return import_sources(store, find_sources([FOLDER], all_readers()).sources, ReadOptions())
 
 
 @pytest.fixture(scope="module")

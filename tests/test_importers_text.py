@@ -13,7 +13,7 @@ import pytest
 from steptape import open_run
 from steptape.importers.discovery import find_sources
 from steptape.importers.importing import Outcome, import_sources
-from steptape.importers.registry import reader_of, readers
+from steptape.importers.registry import all_readers, reader_of
 from steptape.importers.source import ReadOptions
 from steptape.store.run import Run
 
@@ -30,7 +30,7 @@ def written(tmp_path: Path) -> Written:
         path = tmp_path / "logs" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(content.encode() if isinstance(content, str) else content)
-        found = find_sources([path], [reader_of(kind)] if kind else readers())
+        found = find_sources([path], [reader_of(kind)] if kind else all_readers())
         if found.problems:
             (problem,) = found.problems
             return Outcome("failed", "", path, problem=str(problem)), []
@@ -274,7 +274,7 @@ def test_states_of_checkpoints_are_one_run_with_its_checkpoints(tmp_path: Path) 
         folder = tmp_path / "out" / f"checkpoint-{step}"
         folder.mkdir(parents=True)
         (folder / "trainer_state.json").write_text(state(rows))
-    (outcome,) = import_sources(tmp_path / "store", find_sources([tmp_path], readers()).sources, ReadOptions())
+    (outcome,) = import_sources(tmp_path / "store", find_sources([tmp_path], all_readers()).sources, ReadOptions())
 
     run = open_run(tmp_path / "store" / outcome.run_id)
     assert [event.kind for event in run.events()] == [

@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 
 from steptape import Recorder, open_run
-from steptape.recorder import standstill
-from steptape.recorder.standstill import Standstill
+from steptape.recorder import process_activity as standstill
+from steptape.recorder.process_activity import Standstill
 from steptape.store.parquet.sealing import seal
 
 

@@ -14,10 +14,10 @@ import pytest
 from steptape import Policy, backtest, open_run
 from steptape.replay.backtests.backtesting import Backtest
 from steptape.replay.backtests.baselines import BASELINES
-from steptape.replay.backtests.policy_diff import difference
+from steptape.replay.backtests.policy_diff import diff_policies
 from steptape.replay.cache import Cache
-from steptape.replay.runs.incidents import Incident, Labels
-from steptape.replay.runs.run_result import RunFacts, facts_of_run
+from steptape.replay.runs.incidents import Incident, IncidentLabels
+from steptape.replay.runs.run_result import ReplayedRun, facts_of_run
 from steptape.replay.value_encoding import ValueCodec
 from steptape.rules.policy_file.metrics import Metric
 from steptape.rules.policy_file.policy import parse_policy
@@ -85,7 +85,7 @@ def test_a_second_backtest_equals_the_first_and_reads_nothing(policy: Policy, ru
 
 def test_facts_are_written_and_read_exactly(policy: Policy, runs: list[Run]) -> None:
     """With the policy that they are asked for, and not a copy of it."""
-    codec = ValueCodec(RunFacts, given=policy)
+    codec = ValueCodec(ReplayedRun, given=policy)
     facts = facts_of_run(policy, runs[0])
     again = codec.decoded(codec.encoded(facts))
 
@@ -118,10 +118,10 @@ def test_another_policy_or_another_param_is_asked_anew(policy: Policy, runs: lis
 def test_other_labels_or_another_delay_are_asked_anew(policy: Policy, runs: list[Run], cache: Cache) -> None:
     """Labels of other runs make no difference."""
     label = [Incident(5, 8, "mine")]
-    backtest(policy, runs[:1], cache=cache, labels=Labels({"run-0": label}))
+    backtest(policy, runs[:1], cache=cache, labels=IncidentLabels({"run-0": label}))
 
-    assert backtest(policy, runs[:1], cache=cache, labels=Labels({"run-0": label, "x": label})).read_events == 0
-    assert backtest(policy, runs[:1], cache=cache, labels=Labels({"run-0": [Incident(5, 9)]})).read_events > 0
+    assert backtest(policy, runs[:1], cache=cache, labels=IncidentLabels({"run-0": label, "x": label})).read_events == 0
+    assert backtest(policy, runs[:1], cache=cache, labels=IncidentLabels({"run-0": [Incident(5, 9)]})).read_events > 0
     assert backtest(policy, runs[:1], cache=cache, delay_steps=2).read_events > 0
     assert backtest(policy, runs[:1], cache=cache, tolerance_steps=1).read_events > 0
 
@@ -250,7 +250,7 @@ def test_a_comparison_finds_what_a_backtest_has_kept(policy: Policy, runs: list[
     """The old policy has been judged before."""
     backtest(policy, runs, cache=cache)
     never = parse_policy(STOP.replace("loss > limit", "loss > limit and step < 5"))
-    found = difference(policy, never, runs, cache=cache)
+    found = diff_policies(policy, never, runs, cache=cache)
 
     assert (found.old.read_events, found.new.read_events > 0) == (0, True)
     assert len(found.changed) == 3

@@ -309,8 +309,8 @@ def hook(event, arguments):
 sys.dont_write_bytecode = True
 from steptape import backtest, sweep, verify
 from steptape.replay.backtests.baselines import BASELINES
-from steptape.replay.backtests.policy_diff import difference
-from steptape.replay.reports.diff_report import difference_lines
+from steptape.replay.backtests.policy_diff import diff_policies
+from steptape.replay.reports.diff_report import diff_lines
 from steptape.replay.reports.html_page import report_page
 from steptape.replay.reports.json_report import report_json
 from steptape.replay.runs.replaying import replay

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from steptape import backtest, load_policy, open_run
-from steptape.replay.mapping import Readers
 from steptape.replay.policies.coverage import coverage_of
 from steptape.replay.policies.policy_text import with_controllers
 from steptape.replay.reports.sentences import summary_lines
+from steptape.replay.run_pool import RunPool
 from steptape.replay.runs.replaying import replay_events
 from steptape.rules.policy_file.policy import parse_policy, shipped_policies
 from steptape.store.events import Event
@@ -38,7 +38,7 @@ controllers:
   - {name: plain, triggers: [on_step_end], rule: loss > 1e-5, operations: []}
 """)
 
-    spike, lost, plain = coverage_of(policy, runs, Readers()).controllers
+    spike, lost, plain = coverage_of(policy, runs, RunPool()).controllers
 
     assert [(c.text, c.true_runs, c.false_runs) for c in spike.clauses] == [
         ("len(loss) > 50", 0, 2),

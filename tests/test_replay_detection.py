@@ -13,7 +13,7 @@ from steptape.replay.cache import Cache
 from steptape.replay.reports.json_report import report_json
 from steptape.replay.reports.sentences import summary_lines
 from steptape.replay.runs.detection import Alarm, detect, middle_and_p90, together
-from steptape.replay.runs.incidents import Incident, Labels, read_labels
+from steptape.replay.runs.incidents import Incident, IncidentLabels, read_labels
 from steptape.rules.policy_file.policy import parse_policy
 from steptape.store.annotations import Annotation, append_annotation
 from steptape.store.events import Event
@@ -111,7 +111,7 @@ def test_runs_without_labels_are_not_scored(store_record: Callable[..., Path]) -
     run = open_run(store_record([Event("step_end", step=1, metrics={"loss": 3.0})]))
 
     unlabelled = backtest(parse_policy(NOTES), [run])
-    healthy = backtest(parse_policy(NOTES), [run], labels=Labels({"run-1": []}))
+    healthy = backtest(parse_policy(NOTES), [run], labels=IncidentLabels({"run-1": []}))
 
     assert report_json(unlabelled)["detection"] is None
     assert report_json(healthy)["detection"]["false_alarms_per_run"] == 1

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from steptape import Recorder, open_run
-from steptape.replay.backtests.policy_diff import PolicyDifference, StopChange, difference
-from steptape.replay.reports.diff_report import difference_json, difference_lines
+from steptape.replay.backtests.policy_diff import PolicyDiff, StopChange, diff_policies
+from steptape.replay.reports.diff_report import diff_json, diff_lines
 from steptape.rules.policy_file.policy import parse_policy
 from steptape.store.run import Run
 
@@ -51,9 +51,9 @@ controllers:
 SAVE = "  - {name: save, triggers: [on_evaluate], rule: 'eval_loss < 3.1', operations: [hfcontrols.should_save]}"
 
 
-def between(old: str, new: str, runs: list[Run]) -> PolicyDifference:
+def between(old: str, new: str, runs: list[Run]) -> PolicyDiff:
     """The difference between two texts."""
-    return difference(parse_policy(old), parse_policy(new), runs)
+    return diff_policies(parse_policy(old), parse_policy(new), runs)
 
 
 def test_less_patience_ends_a_run_earlier_and_another_as_before(runs: list[Run]) -> None:
@@ -76,7 +76,7 @@ def test_a_run_that_ends_too_early_costs_what_the_best_value_loses(runs: list[Ru
     found = between(policy(2), policy(0, rule="eval_loss < 3.6"), runs)
 
     assert [(run.new.name, run.regret) for run in found.changed] == [("turns", 0.5), ("falls", 1.5)]
-    assert difference_json(found)["aggregate"]["regret"] == {"mean": 1.0, "low": None, "high": None, "runs": 2}
+    assert diff_json(found)["aggregate"]["regret"] == {"mean": 1.0, "low": None, "high": None, "runs": 2}
 
 
 @pytest.mark.parametrize(
@@ -96,7 +96,7 @@ def test_what_orders_the_same_at_the_same_events_is_no_change(new: str, runs: li
     found = between(policy(2), new, runs)
 
     assert found.changed == ()
-    assert "Behaviour is the same in 2 runs." in difference_lines(found)
+    assert "Behaviour is the same in 2 runs." in diff_lines(found)
 
 
 def test_orders_that_leave_the_end_as_it_is_are_a_change_too(runs: list[Run]) -> None:
@@ -105,7 +105,7 @@ def test_orders_that_leave_the_end_as_it_is_are_a_change_too(runs: list[Run]) ->
 
     assert [run.stop for run in found.changed] == [StopChange.SAME] * 2
     assert [len(run.gained) for run in found.changed] == [1, 5]
-    assert "5 x hfcontrols.should_save" in "\n".join(difference_lines(found))
+    assert "5 x hfcontrols.should_save" in "\n".join(diff_lines(found))
 
 
 def test_a_decision_in_shadow_is_another_order_than_one_that_acts(runs: list[Run]) -> None:
@@ -128,7 +128,7 @@ def test_a_rule_that_begins_to_fail_is_a_change(runs: list[Run]) -> None:
     idle, broken = policy(9), policy(9, rule="1 / (eval_loss - eval_loss) > 0")
 
     assert between(idle, broken, runs).changed
-    assert "controller 'stop' fails now" in "\n".join(difference_lines(between(idle, broken, runs)))
+    assert "controller 'stop' fails now" in "\n".join(diff_lines(between(idle, broken, runs)))
 
 
 def test_one_way_is_the_reverse_of_the_other(runs: list[Run]) -> None:

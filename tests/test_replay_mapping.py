@@ -15,8 +15,8 @@ import pytest
 
 from steptape import Policy, TelemetryError, backtest, open_store
 from steptape.replay.backtests.baselines import BASELINES
-from steptape.replay.backtests.policy_diff import difference
-from steptape.replay.mapping import Progress, Readers, can_share_work
+from steptape.replay.backtests.policy_diff import diff_policies
+from steptape.replay.run_pool import Progress, RunPool, can_share_work
 from steptape.rules.policy_file.policy import parse_policy
 from steptape.store.events import Event
 
@@ -43,7 +43,7 @@ def store(store_record: Callable[..., Path], store_steps: Callable[..., list[Eve
 def test_answers_come_in_order_and_are_counted() -> None:
     """However many processes share them."""
     seen: list[Progress] = []
-    with Readers(2, seen.append) as readers:
+    with RunPool(2, seen.append) as readers:
         readers.expect(20)
         answers = [*readers.mapped(operator.neg, range(10)), *readers.mapped(operator.neg, range(10))]
 
@@ -55,7 +55,7 @@ def test_where_processes_cannot_share_work_one_does_it_all() -> None:
     """As in a sandbox without a /dev/shm to write to; a process that may write no file makes no semaphore, either."""
     program = """
 import operator, resource
-from steptape.replay.mapping import Readers, can_share_work
+from steptape.replay.run_pool import RunPool, can_share_work
 resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
 with Readers(2) as readers:
     print(can_share_work(), list(readers.mapped(operator.neg, range(3))))
@@ -69,7 +69,7 @@ with Readers(2) as readers:
 @pytest.mark.parametrize("processes", [1, 2])
 def test_a_failure_is_told_with_what_it_came_of(processes: int) -> None:
     """The others are not asked any more."""
-    with pytest.raises(ValueError, match="math domain") as raised, Readers(processes) as readers:
+    with pytest.raises(ValueError, match="math domain") as raised, RunPool(processes) as readers:
         list(readers.mapped(math.sqrt, [1, 4, -3, 9]))
 
     assert raised.value.__notes__ == ["This came of -3"]
@@ -78,7 +78,7 @@ def test_a_failure_is_told_with_what_it_came_of(processes: int) -> None:
 @pytest.mark.skipif(not can_share_work(), reason="processes cannot share work here: there is no /dev/shm")
 def test_a_process_that_is_lost_is_told_of() -> None:
     """And nobody waits for it."""
-    with pytest.raises(TelemetryError, match="a process that read runs was lost"), Readers(2) as readers:
+    with pytest.raises(TelemetryError, match="a process that read runs was lost"), RunPool(2) as readers:
         list(readers.mapped(os._exit, range(9, 1000)))
 
 
@@ -94,7 +94,7 @@ def test_no_more_is_handed_out_than_is_soon_wanted() -> None:
                 asked.append(one)
                 yield one
 
-    with Readers(2) as readers:
+    with RunPool(2) as readers:
         answers = readers.mapped(operator.neg, Watched(range(100)))
         next(answers)
         handed_out = len(asked)
@@ -127,8 +127,8 @@ def test_a_comparison_in_processes_is_the_one_without(policy: Policy, store: Pat
     """And counts each run for each policy."""
     seen: list[Progress] = []
     never = parse_policy("controllers: []")
-    here = difference(policy, never, open_store(store))
-    there = difference(policy, never, open_store(store), processes=2, on_progress=seen.append)
+    here = diff_policies(policy, never, open_store(store))
+    there = diff_policies(policy, never, open_store(store), processes=2, on_progress=seen.append)
 
     assert there == here
     assert len(there.changed) == RUNS - 1
@@ -139,7 +139,7 @@ def test_an_interrupt_ends_everything_at_once() -> None:
     """One word of it, and no process is left behind."""
     program = """
 import os, sys, time
-from steptape.replay.mapping import Readers
+from steptape.replay.run_pool import RunPool
 
 def slow(number):
     os.write(1, f"{os.getpid()}\\n".encode())

@@ -13,7 +13,7 @@ from steptape import backtest, open_run
 from steptape.replay.backtests.backtesting import Backtest
 from steptape.replay.backtests.baselines import BASELINES
 from steptape.replay.reports.html_page import report_page
-from steptape.replay.reports.label_placement import CHARACTER, LINE, Labels
+from steptape.replay.reports.label_placement import CHARACTER, LINE, LabelPlacement
 from steptape.replay.reports.scales import Scale, scale_of, tick_text
 from steptape.replay.runs.curves import POINTS, curves_of
 from steptape.replay.runs.event_stream import event_stream
@@ -171,7 +171,7 @@ def test_the_verdict_comes_first_and_every_decision_with_its_clause(report: Back
 def test_labels_of_points_that_lie_together_stay_apart() -> None:
     """Of each other and of all points, as long as there is room."""
     points = [(100.0 + 4 * number, 100.0) for number in range(6)]
-    labels = Labels(points, 0, 480, 0, 300)
+    labels = LabelPlacement(points, 0, 480, 0, 300)
 
     placed = [labels.place(x, y, f"baseline {number}") for number, (x, y) in enumerate(points)]
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from steptape import Policy, Recorder, load_policy, open_run, verify
-from steptape.replay.runs.replaying import Judged, replay
+from steptape.replay.runs.replaying import LabelledOutcome, replay
 from steptape.replay.runs.validity import Validity
 from steptape.rules.policy_file.policy import parse_policy, shipped_policies
 from steptape.store.events import Event
@@ -30,7 +30,7 @@ def losses(*values: float) -> list[Event]:
     return [Event("step_end", step=i + 1, seq=i, metrics={"loss": value}) for i, value in enumerate(values)]
 
 
-def places(judged: Sequence[Judged]) -> list[tuple[int, str]]:
+def places(judged: Sequence[LabelledOutcome]) -> list[tuple[int, str]]:
     """Index and label of each decision."""
     return [(entry.event_index, str(entry.validity)) for entry in judged]
 

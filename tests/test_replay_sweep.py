@@ -11,8 +11,8 @@ from typer.testing import CliRunner
 
 from steptape import Recorder, TelemetryError, backtest, open_run, sweep
 from steptape.cli.app import app
-from steptape.replay.mapping import can_share_work
 from steptape.replay.reports.aggregation import aggregate
+from steptape.replay.run_pool import can_share_work
 from steptape.replay.runs.objective import Mode, Objective
 from steptape.replay.sweeps.processes import Task, swept_in_processes, worthwhile_processes
 from steptape.replay.sweeps.schedule import schedule_of, schedules_of

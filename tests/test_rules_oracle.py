@@ -16,7 +16,7 @@ from steptape.rules.compiled.compilation import compile_rule
 from steptape.rules.compiled.names import Names
 from steptape.rules.compiled.workspace import Workspace
 from steptape.rules.language.binding import bind
-from steptape.rules.language.bound_rule import Scope, dependencies
+from steptape.rules.language.bound_rule import NameScope, dependencies
 from steptape.rules.language.expressions import parse
 from steptape.rules.language.functions import FUNCTIONS
 from steptape.rules.language.operators import modulo
@@ -36,7 +36,7 @@ PARAMS: dict[str, Param] = {"factor": 1.5, "limit": 3, "label": "x"}
 def compiled(text: str) -> Any:
     """The value of a rule over the names above; it need not be a truth value."""
     names = Names()
-    bound = bind(parse(text), Scope(METRICS.keys(), PARAMS), is_condition=False)
+    bound = bind(parse(text), NameScope(METRICS.keys(), PARAMS), is_condition=False)
     code = compile_rule(bound, names).code
     workspace = Workspace(names, dependencies([bound]), Plan())
     for key, series in workspace.series.items():

@@ -239,8 +239,8 @@ def test_digests_taken_alongside_are_worth_nothing_where_rows_stood_in_another_o
         list(within.watch([backwards]))
         list(between.watch([rows.filter(pc.field("seq") > 3), rows.filter(pc.field("seq") <= 3)]))
 
-        assert ordered.taken()
-        assert within.taken() is between.taken() is None
+        assert ordered.finish()
+        assert within.finish() is between.finish() is None
 
 
 @pytest.mark.parametrize("column", ["run_id", "attempt", "seq", "metric", "value"])

@@ -28,7 +28,7 @@ _FORM_PATH: Final = "/login"
 _FORM: Final = "application/x-www-form-urlencoded"
 
 
-class Bodies:
+class BodyLimitMiddleware:
     """Refuses bodies beyond the limits, and compressed ones: a kilobyte of these may be a gigabyte."""
 
     def __init__(self, app: ASGIApp, *, limits: Limits) -> None:

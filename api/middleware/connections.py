@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from .gate import MAX_HEAD_BYTES
+from .host_and_token import MAX_HEAD_BYTES
 
 #: Seconds until the head of a request has to be there, from its first byte or the connection's beginning on.
 HEAD_S: Final = 10.0

@@ -7,7 +7,7 @@ import asyncio
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 
-class HeadRequests:
+class HeadMiddleware:
     """Asks the application for GET where a client asks for HEAD. A stream without end is ended after its headers."""
 
     def __init__(self, app: ASGIApp) -> None:

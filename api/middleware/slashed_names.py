@@ -14,7 +14,7 @@ from ..access import RUN_KEY
 _IN_PATH: Final = re.compile(rb"(?P<before>(?:/api/v1)?/runs/)(?P<run>[^/]*%2[Ff][^/]*)(?P<behind>/.*)?")
 
 
-class SlashedNames:
+class SlashedNameMiddleware:
     """Keeps such a name in one piece: servers decode a path before it is taken apart."""
 
     def __init__(self, app: ASGIApp) -> None:

@@ -9,7 +9,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Final
 
-from ...store.reading.snapshot import Snapshot, retrying, take_snapshot
+from ...store.reading.snapshot import Snapshot, read_snapshot, retrying
 from ...store.reading.summary import leading_metric
 from ...store.reading.timeline import PLACE, effective_lineage, effective_rows
 from ...store.run_folder import SealedFile
@@ -46,12 +46,12 @@ def _live_line(snapshot: Snapshot) -> str:
         return _line(snapshot)
     except FileNotFoundError:
         # It was sealed since it was looked at.
-        return retrying(lambda: _line(take_snapshot(snapshot.folder)))
+        return retrying(lambda: _line(read_snapshot(snapshot.folder)))
 
 
 @lru_cache(maxsize=_REMEMBERED)
 def _remembered(folder: Path, _files: tuple[SealedFile, ...]) -> str:
-    return retrying(lambda: _line(take_snapshot(folder)))
+    return retrying(lambda: _line(read_snapshot(folder)))
 
 
 def _line(snapshot: Snapshot) -> str:

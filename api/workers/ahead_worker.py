@@ -8,13 +8,13 @@ import sys
 from pathlib import Path
 
 from ...store.columns import columns_of
-from ...store.reading.folder_content import RunAhead, settled_content
+from ...store.reading.folder_content import PreloadedRun, settled_content
 from ...store.reading.summary_row import row_of
 from ...store.run_folder import run_names
 from ...store.run_info import run_info_of
 
 
-def read_share(store: Path, share: int, shares: int) -> dict[str, RunAhead]:
+def read_share(store: Path, share: int, shares: int) -> dict[str, PreloadedRun]:
     """The finished runs of a part of a store, by the names of their folders.
 
     What cannot be read, or may change unnoticed, is left out: whoever asks for it reads it, and is told.
@@ -34,7 +34,7 @@ def read_share(store: Path, share: int, shares: int) -> dict[str, RunAhead]:
     return found
 
 
-def _run(folder: Path) -> RunAhead | None:
+def _run(folder: Path) -> PreloadedRun | None:
     content = settled_content(folder)
     if content is None:
         return None
@@ -44,7 +44,7 @@ def _run(folder: Path) -> RunAhead | None:
     last = info.last
     if last.status == "running" or last.steps is None:
         return None
-    return RunAhead(content, row_of(info, last.status, last.steps, last.ended_ns))
+    return PreloadedRun(content, row_of(info, last.status, last.steps, last.ended_ns))
 
 
 if __name__ == "__main__":

@@ -15,9 +15,9 @@ from typing import Any, TextIO
 
 from ...replay.backtests.backtesting import backtest
 from ...replay.backtests.baselines import BASELINES, Baseline
-from ...replay.mapping import Progress
 from ...replay.reports.html_page import report_page
 from ...replay.reports.json_report import report_json
+from ...replay.run_pool import Progress
 from ...replay.runs.objective import declared_objective
 from ...replay.runs.verification import verify
 from ...replay.sweeps.sweeping import sweep

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import IO, Final, NamedTuple
 
 from ...store.processes.module_command import module_command
-from ...store.reading.folder_content import RunAhead
+from ...store.reading.folder_content import PreloadedRun
 from ...store.run_folder import run_names
 
 #: Fewer runs are read in the time that a process takes to start.
@@ -46,15 +46,15 @@ class ReadingAhead:
     def __init__(self, readers: list[_Reader]) -> None:
         self._readers = readers
 
-    def runs(self) -> dict[str, RunAhead]:
+    def runs(self) -> dict[str, PreloadedRun]:
         """The finished runs by the names of their folders, once they have been read. Only who asks first gets them."""
-        found: dict[str, RunAhead] = {}
+        found: dict[str, PreloadedRun] = {}
         while self._readers:
             found |= _answered(self._readers.pop(0))
         return found
 
 
-def _answered(reader: _Reader) -> dict[str, RunAhead]:
+def _answered(reader: _Reader) -> dict[str, PreloadedRun]:
     """What a process has read; nothing where it failed, or does not come to an end."""
     # Whatever Python's start-up files print stands before the answer, and to unpickle that may raise anything.
     with reader.answer as answer, contextlib.suppress(Exception):

@@ -12,7 +12,7 @@ from ...store.errors import DamagedLog, NotARun, RunNotFound, TelemetryError
 from ...store.processes.module_command import module_command
 from ..errors import Busy, InvalidRequest
 from ..limits import Limits
-from ..live import Places
+from ..live import FollowerSlots
 
 _KINDS: Final = {kind.__name__: kind for kind in (RunNotFound, NotARun, DamagedLog, InvalidRequest)}
 
@@ -26,7 +26,7 @@ class RuleProcesses:
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
-        self._places = Places(limits.query_workers + limits.queries_waiting)
+        self._places = FollowerSlots(limits.query_workers + limits.queries_waiting)
         # Threads of their own: however many questions wait, other requests do not.
         self._threads = CapacityLimiter(limits.query_workers)
 

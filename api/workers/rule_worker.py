@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from ...replay.policies.findings_on_runs import findings_against
 from ...rules.checks.findings import Finding, findings_of
-from ...rules.errors import PolicyError, Problem
+from ...rules.errors import PolicyError, PolicyProblem
 from ...rules.policy_file.policy import Policy, load_policy, parse_policy
 from ...rules.scenarios.file import parse_tests
 from ...rules.scenarios.report import result_json
@@ -71,7 +71,7 @@ def _policies(document: dict[str, Any]) -> dict[str, Policy]:
     return policies | {name: load_policy(path) for name, path in document["known"].items()}
 
 
-def _problems(problems: Iterable[Problem]) -> list[dict[str, Any]]:
+def _problems(problems: Iterable[PolicyProblem]) -> list[dict[str, Any]]:
     return [{"line": found.line, "column": found.column, "message": found.message} for found in problems]
 
 

@@ -10,7 +10,7 @@ import typer
 
 from ...replay.policies.findings_on_runs import findings_against
 from ...rules.checks.findings import Finding, FindingCode, findings_of
-from ...rules.errors import PolicyError, Problem
+from ...rules.errors import PolicyError, PolicyProblem
 from ...rules.excerpts import excerpt
 from ...rules.policy_file.policy import Policy, load_policy
 from ...store.errors import TelemetryError
@@ -88,7 +88,7 @@ def _checked(path: Path, runs: Sequence[Run], ignored: set[FindingCode], as_json
 
 
 def _check_json(
-    source: str, policy: Policy | None, problems: Iterable[Problem], findings: Iterable[Finding]
+    source: str, policy: Policy | None, problems: Iterable[PolicyProblem], findings: Iterable[Finding]
 ) -> dict[str, Any]:
     return {
         "source": source,
@@ -99,7 +99,7 @@ def _check_json(
     }
 
 
-def _print_with_carets(entries: Iterable[Problem | Finding]) -> None:
+def _print_with_carets(entries: Iterable[PolicyProblem | Finding]) -> None:
     texts: dict[str, str] = {}
     for entry in entries:
         if entry.source not in texts:

@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
-from ...replay.backtests.policy_diff import difference
-from ...replay.reports.diff_report import difference_json, difference_lines
+from ...replay.backtests.policy_diff import diff_policies
+from ...replay.reports.diff_report import diff_json, diff_lines
 from ...replay.runs.objective import declared_objective
 from ..exit_status import FINDINGS
 from ..lookup import complain_of, policy_named, runs_chosen
@@ -48,7 +48,7 @@ def diff(
     complain_of(problems)
     declared = declared_objective(objective, mode) if objective else None
     with reading_runs() as on_progress:
-        found = difference(
+        found = diff_policies(
             *policies,
             chosen,
             objective=declared,
@@ -57,8 +57,8 @@ def diff(
             cache=None if no_cache else user_cache(),
         )
     if as_json:
-        print_json(difference_json(found))
+        print_json(diff_json(found))
     else:
-        for line in difference_lines(found):
+        for line in diff_lines(found):
             say(line)
     raise typer.Exit(FINDINGS if found.changed else 0)

@@ -14,7 +14,7 @@ import typer
 from ...importers.discovery import find_sources, signature
 from ...importers.errors import UnreadableSource
 from ...importers.importing import Outcome, State, import_sources
-from ...importers.registry import AUTO, reader_of, readers, unusable_readers
+from ...importers.registry import AUTO, all_readers, reader_of, unusable_readers
 from ...importers.source import Reader, ReadOptions
 from ...store.errors import TelemetryError
 from ...store.run import Run
@@ -145,7 +145,7 @@ def _every_reader() -> tuple[Reader, ...]:
     """All readers that can be had; what is wrong with the others is told."""
     for problem in unusable_readers():
         complain(f"warning: {problem}")
-    return readers()
+    return all_readers()
 
 
 def _told(outcomes: Iterator[Outcome], as_json: bool) -> Iterator[Outcome]:

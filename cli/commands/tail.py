@@ -13,7 +13,7 @@ import typer
 
 from ...store.event_json import event_to_line
 from ...store.events import KINDS, Event
-from ...store.reading.snapshot import Snapshot, retrying, take_snapshot
+from ...store.reading.snapshot import Snapshot, read_snapshot, retrying
 from ...store.reading.snapshot_parts import after, of_rank
 from ...store.run import Run
 from ..exit_status import FINDINGS
@@ -123,6 +123,6 @@ def _outcome(event: Event) -> str:
 
 def _later(folder: Path, rank: int, passed: tuple[int, int]) -> tuple[Snapshot, list[Event]]:
     """The run as of now, and its events after a place."""
-    snapshot = take_snapshot(folder)
+    snapshot = read_snapshot(folder)
     later = after(of_rank(snapshot, rank), passed).events(rank)
     return snapshot, [event for event in later if (event.attempt, event.seq) > passed]

@@ -13,7 +13,7 @@ from ..errors import UnreadableSource
 from ..omissions import DecimalCommas, Omissions
 from ..rows import MOST_METRICS, Row, runs_of
 from ..source import ImportedRun, ReadOptions, SingleFile
-from ..table_columns import Layout, layout_of, wall_clock_ns
+from ..table_columns import TableColumns, layout_of, wall_clock_ns
 
 #: Lines that are looked at: what comes first may be a configuration.
 _LOOKED_AT: Final = 20
@@ -53,7 +53,7 @@ def _object(line: str) -> dict[str, Any] | None:
 def _rows(path: Path, options: ReadOptions) -> Iterator[Row]:
     omissions = Omissions(str(path))
     commas = DecimalCommas(str(path))
-    layout: Layout | None = None
+    layout: TableColumns | None = None
     for line_number, line in enumerate(text_lines(path, is_growing=options.is_growing), start=1):
         if not line.strip():
             continue
@@ -79,7 +79,7 @@ def _rows(path: Path, options: ReadOptions) -> Iterator[Row]:
     commas.tell()
 
 
-def _row(document: dict[str, Any], layout: Layout) -> Row:
+def _row(document: dict[str, Any], layout: TableColumns) -> Row:
     step = step_of(document.pop(layout.step, None), "")
     wall_clock = document.pop(layout.wall_clock, None) if layout.wall_clock else None
     stopwatch = document.pop(layout.stopwatch, None) if layout.stopwatch else None

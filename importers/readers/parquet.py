@@ -14,7 +14,7 @@ from ..errors import UnreadableSource
 from ..omissions import Omissions
 from ..rows import MOST_METRICS, Row, runs_of
 from ..source import ImportedRun, ReadOptions, SingleFile
-from ..table_columns import Layout, layout_of, unknown_step_column, wall_clock_ns
+from ..table_columns import TableColumns, layout_of, unknown_step_column, wall_clock_ns
 
 _MAGIC: Final = b"PAR1"
 _ROWS_AT_ONCE: Final = 4096
@@ -71,7 +71,7 @@ def _rows(path: Path, options: ReadOptions) -> Iterator[Row]:
     omissions.tell()
 
 
-def _row(document: dict[str, Any], layout: Layout) -> Row:
+def _row(document: dict[str, Any], layout: TableColumns) -> Row:
     """A row of the table. A null is a value that was not logged."""
     step = step_of(document.pop(layout.step), "")
     wall_clock = document.pop(layout.wall_clock) if layout.wall_clock else None

@@ -19,7 +19,7 @@ from ..evaluation_names import is_evaluation
 from ..omissions import DecimalCommas, Omissions
 from ..rows import MOST_METRICS, Row, facts_by_name, runs_of
 from ..source import Fact, ImportedRun, ReadOptions, SingleFile
-from ..table_columns import Layout, layout_of, unknown_step_column, wall_clock_ns
+from ..table_columns import TableColumns, layout_of, unknown_step_column, wall_clock_ns
 
 _SEPARATORS: Final = {".csv": ",", ".tsv": "\t", ".txt": "\t"}
 
@@ -80,7 +80,7 @@ def _cells(line: str, separator: str) -> list[str]:
         return []
 
 
-def _checked(layout: Layout | None, path: Path, columns: list[str], options: ReadOptions) -> Layout:
+def _checked(layout: TableColumns | None, path: Path, columns: list[str], options: ReadOptions) -> TableColumns:
     if not columns:
         raise UnreadableSource("the file is empty, or its first line is no table's", where=str(path))
     if layout is None:
@@ -93,7 +93,7 @@ def _checked(layout: Layout | None, path: Path, columns: list[str], options: Rea
     return layout
 
 
-def _rows(table: Any, columns: list[str], layout: Layout, path: Path) -> Iterator[Row]:
+def _rows(table: Any, columns: list[str], layout: TableColumns, path: Path) -> Iterator[Row]:
     """The rows that have a step, and at the end an error that tells of what could not be taken as it was meant."""
     at = {name: index for index, name in enumerate(columns)}
     step_at = at[layout.step]

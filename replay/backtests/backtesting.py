@@ -15,14 +15,14 @@ from ...rules.policy_file.policy import Policy
 from ...rules.semantics import SEMANTICS_VERSION
 from ...store.errors import TelemetryError
 from ...store.run import Run
-from ..cache import Cache, answer_about, policy_identity
-from ..mapping import Progress, Readers
+from ..cache import Cache, cached_answer, policy_identity
 from ..policies.conduct import Conduct
 from ..policies.coverage import ControllerCoverage, Coverage, coverage_of
-from ..runs.incidents import Labels
+from ..run_pool import Progress, RunPool
+from ..runs.incidents import IncidentLabels
 from ..runs.objective import Objective, guessed_objective
 from ..runs.results import Excluded, RunResult
-from ..runs.run_result import DEFAULT_SETTINGS, RunFacts, Settings, facts_of_run, judge
+from ..runs.run_result import DEFAULT_SETTINGS, BacktestSettings, ReplayedRun, facts_of_run, result_of
 from ..value_encoding import ValueCodec
 from .baselines import Baseline, BaselineOutcome, baseline_outcomes, reads_runs
 from .frames import decisions_frame, runs_frame
@@ -65,7 +65,7 @@ class Backtest:
     results: tuple[RunResult, ...]
     excluded: tuple[Excluded, ...] = ()
     semantics_version: int = SEMANTICS_VERSION
-    settings: Settings = DEFAULT_SETTINGS
+    settings: BacktestSettings = DEFAULT_SETTINGS
     cost_per_hour: float | None = None
     baselines: tuple[BaselineOutcome, ...] = ()
     coverage: tuple[ControllerCoverage, ...] = ()
@@ -120,7 +120,7 @@ def backtest(
     on_progress: Callable[[Progress], object] | None = None,
     delay_steps: int = 0,
     cost_per_hour: float | None = None,
-    labels: Labels | None = None,
+    labels: IncidentLabels | None = None,
     tolerance_steps: int = 0,
     baselines: Sequence[Baseline] = (),
     with_coverage: bool = False,
@@ -145,11 +145,11 @@ def backtest(
         cache: Where to look for what was found of a finished run before, and to keep what is found now. None, because
             a library writes nowhere unless it is told to.
     """
-    with Readers(processes, on_progress) as readers:
-        request = Request(policy, tuple(runs), Settings(delay_steps, labels, tolerance_steps), cache, objective)
+    with RunPool(processes, on_progress) as readers:
+        request = Request(policy, tuple(runs), BacktestSettings(delay_steps, labels, tolerance_steps), cache, objective)
         passes = 1 + reads_runs(baselines) + with_coverage
         readers.expect(passes * len(request.runs))
-        report, judged_runs = judged_by(request, readers)
+        report, judged_runs = backtest_runs(request, readers)
         readers.expect((passes - 1) * (len(judged_runs) - len(request.runs)))
         outcomes, for_baselines = baseline_outcomes(
             baselines, judged_runs, report.results, report.objective, request.settings, readers, cache
@@ -182,14 +182,14 @@ class Request:
 
     policy: Policy
     runs: tuple[Run, ...]
-    settings: Settings = DEFAULT_SETTINGS
+    settings: BacktestSettings = DEFAULT_SETTINGS
     cache: Cache | None = None
     objective: Objective | None = None
 
 
-def judged_by(request: Request, readers: Readers) -> tuple[Backtest, list[Run]]:
+def backtest_runs(request: Request, readers: RunPool) -> tuple[Backtest, list[Run]]:
     """The backtest of a policy alone, in one pass over the runs, and the runs that could be judged."""
-    facts: list[RunFacts] = []
+    facts: list[ReplayedRun] = []
     judged_runs: list[Run] = []
     excluded: list[Excluded] = []
     read_events = 0
@@ -205,7 +205,7 @@ def judged_by(request: Request, readers: Readers) -> tuple[Backtest, list[Run]]:
             judged_runs.append(run)
     names = {name for one in facts for name in one.history.evaluations}
     objective = request.objective or guessed_objective(names)
-    results = tuple(judge(one, objective) for one in facts)
+    results = tuple(result_of(one, objective) for one in facts)
     report = Backtest(
         request.policy, objective, results, tuple(excluded), settings=request.settings, read_events=read_events
     )
@@ -220,18 +220,18 @@ class _Facts:
     """
 
     policy: Policy
-    settings: Settings
+    settings: BacktestSettings
     cache: Cache | None
 
-    def __call__(self, run: Run) -> tuple[RunFacts | TelemetryError, int]:
+    def __call__(self, run: Run) -> tuple[ReplayedRun | TelemetryError, int]:
         identity = policy_identity(self.policy)
         try:
-            asked = None if identity is None else ("facts", *identity, self.settings.told_of(run))
-            codec = ValueCodec(RunFacts, given=self.policy)
-            facts, was_kept = answer_about(self.cache, run, asked, codec, lambda: self._read(run))
+            asked = None if identity is None else ("facts", *identity, self.settings.cache_key_parts(run))
+            codec = ValueCodec(ReplayedRun, given=self.policy)
+            facts, was_kept = cached_answer(self.cache, run, asked, codec, lambda: self._read(run))
         except TelemetryError as error:
             return error, 0
         return facts, 0 if was_kept else facts.identity.event_count
 
-    def _read(self, run: Run) -> RunFacts:
+    def _read(self, run: Run) -> ReplayedRun:
         return facts_of_run(self.policy, run, self.settings)

@@ -17,11 +17,11 @@ from typing import Final
 from ...rules.language.references import Param
 from ...rules.policy_file.policy import Policy, parse_policy
 from ...store.run import Run
-from ..cache import Cache, answer_about, policy_identity
-from ..mapping import Readers
+from ..cache import Cache, cached_answer, policy_identity
+from ..run_pool import RunPool
 from ..runs.objective import Evaluation, Mode, Objective, best
 from ..runs.results import RunResult, relative
-from ..runs.run_result import Settings, facts_of_run, judge
+from ..runs.run_result import BacktestSettings, facts_of_run, result_of
 from ..value_encoding import ValueCodec
 from .pruners import Pruner, asha, median_pruner, pruned_at, says_when
 
@@ -88,7 +88,7 @@ BASELINES: Final[Mapping[str, Baseline]] = MappingProxyType(
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class BaselineScore:
     """What a baseline comes to on one run.
 
     Attributes:
@@ -116,7 +116,7 @@ class BaselineOutcome:
 
     baseline: Baseline
     digest: str | None
-    standings: tuple[Standing | None, ...]
+    standings: tuple[BaselineScore | None, ...]
     reason: str = ""
 
 
@@ -156,8 +156,8 @@ def baseline_outcomes(
     runs: Sequence[Run],
     results: Sequence[RunResult],
     objective: Objective | None,
-    settings: Settings,
-    readers: Readers,
+    settings: BacktestSettings,
+    readers: RunPool,
     cache: Cache | None = None,
 ) -> tuple[tuple[BaselineOutcome, ...], int]:
     """What each baseline comes to on the runs of a backtest.
@@ -184,15 +184,15 @@ def baseline_outcomes(
                 reasons[baseline.name] = str(error)
         elif baseline.pruner is not None and objective is None:
             reasons[baseline.name] = NO_MERIT
-    rows: list[tuple[Standing | None, ...]] = []
+    rows: list[tuple[BaselineScore | None, ...]] = []
     read_events = 0
     if reads_runs(baselines) and not policies:
         readers.expect(-len(runs))
     if policies:
-        for row, events in readers.mapped(_Standings(tuple(policies.values()), objective, settings, cache), runs):
+        for row, events in readers.mapped(_BaselineScores(tuple(policies.values()), objective, settings, cache), runs):
             rows.append(row)
             read_events += events
-    standings: dict[str, tuple[Standing | None, ...]] = {}
+    standings: dict[str, tuple[BaselineScore | None, ...]] = {}
     if rows:
         standings.update(zip(policies, zip(*rows, strict=True), strict=True))
     standings[NEVER.name] = tuple(_never(result) for result in results)
@@ -218,11 +218,11 @@ def baseline_outcomes(
     return outcomes, read_events
 
 
-def standing_of(result: RunResult, objective: Objective | None) -> Standing | None:
+def standing_of(result: RunResult, objective: Objective | None) -> BaselineScore | None:
     """A policy's result as a standing; None where it is not known."""
     if result.predicted is None:
         return None
-    return Standing(
+    return BaselineScore(
         float(result.stop is not None),
         result.share_saved,
         result.relative_regret(objective),
@@ -231,30 +231,32 @@ def standing_of(result: RunResult, objective: Objective | None) -> Standing | No
 
 
 @dataclass(frozen=True, slots=True)
-class _Standings:
+class _BaselineScores:
     """What a process does to each run: the standing of each policy, and the events that were read."""
 
     policies: tuple[Policy, ...]
     objective: Objective | None
-    settings: Settings
+    settings: BacktestSettings
     cache: Cache | None
 
-    def __call__(self, run: Run) -> tuple[tuple[Standing | None, ...], int]:
+    def __call__(self, run: Run) -> tuple[tuple[BaselineScore | None, ...], int]:
         answers = [self._standing(policy, run) for policy in self.policies]
         return tuple(standing for standing, _ in answers), sum(events for _, events in answers)
 
-    def _standing(self, policy: Policy, run: Run) -> tuple[Standing | None, int]:
+    def _standing(self, policy: Policy, run: Run) -> tuple[BaselineScore | None, int]:
         identity = policy_identity(policy)
-        asked = None if identity is None else ("standing", *identity, self.objective, self.settings.told_of(run))
-        (standing, events), was_kept = answer_about(self.cache, run, asked, _CODEC, lambda: self._read(policy, run))
+        asked = (
+            None if identity is None else ("standing", *identity, self.objective, self.settings.cache_key_parts(run))
+        )
+        (standing, events), was_kept = cached_answer(self.cache, run, asked, _CODEC, lambda: self._read(policy, run))
         return standing, 0 if was_kept else events
 
-    def _read(self, policy: Policy, run: Run) -> tuple[Standing | None, int]:
+    def _read(self, policy: Policy, run: Run) -> tuple[BaselineScore | None, int]:
         facts = facts_of_run(policy, run, self.settings)
-        return standing_of(judge(facts, self.objective), self.objective), facts.identity.event_count
+        return standing_of(result_of(facts, self.objective), self.objective), facts.identity.event_count
 
 
-_CODEC: Final = ValueCodec(tuple[Standing | None, int])
+_CODEC: Final = ValueCodec(tuple[BaselineScore | None, int])
 
 
 def _merit_of(objective: Objective) -> str:
@@ -262,8 +264,8 @@ def _merit_of(objective: Objective) -> str:
     return series if objective.mode is Mode.MIN else f"(-{series})"
 
 
-def _never(result: RunResult) -> Standing:
-    return Standing(
+def _never(result: RunResult) -> BaselineScore:
+    return BaselineScore(
         0.0,
         0.0 if result.recorded.steps else None,
         None if result.recorded.best is None else 0.0,
@@ -271,7 +273,7 @@ def _never(result: RunResult) -> Standing:
     )
 
 
-def _pruned(result: RunResult, stop: Evaluation | None, objective: Objective, delay_steps: int) -> Standing | None:
+def _pruned(result: RunResult, stop: Evaluation | None, objective: Objective, delay_steps: int) -> BaselineScore | None:
     """A stop at an evaluation: what is due at its step is still made, and so many updates more.
 
     None for a run that does not say when it was.
@@ -284,7 +286,7 @@ def _pruned(result: RunResult, stop: Evaluation | None, objective: Objective, de
     reached = [one for one in result.evaluations if one.step <= last_step]
     top = best(reached, objective)
     kept = best((one for one in reached if one.step in result.saved_steps), objective)
-    return Standing(
+    return BaselineScore(
         1.0,
         max(0.0, 1 - last_step / recorded.steps) if recorded.steps else None,
         _relative_loss(objective, top, recorded.best),
@@ -298,17 +300,17 @@ def _relative_loss(objective: Objective, reached: Evaluation | None, reference: 
     return relative(objective.loss_of(reached.value, reference), reference)
 
 
-def _oracle(result: RunResult, objective: Objective | None) -> Standing | None:
+def _oracle(result: RunResult, objective: Objective | None) -> BaselineScore | None:
     """It stops at the best evaluation, with a checkpoint of it."""
     recorded = result.recorded
     if objective is None or recorded.best is None or recorded.best_step is None:
         return None
     regret = None if recorded.deployable is None else objective.loss_of(recorded.best, recorded.deployable)
     share = 1 - recorded.best_step / recorded.steps if recorded.steps else None
-    return Standing(1.0, share, 0.0, relative(regret, recorded.deployable))
+    return BaselineScore(1.0, share, 0.0, relative(regret, recorded.deployable))
 
 
-def _random(results: Sequence[RunResult], objective: Objective | None) -> tuple[Standing | None, ...]:
+def _random(results: Sequence[RunResult], objective: Objective | None) -> tuple[BaselineScore | None, ...]:
     """What stopping at random comes to in the mean: after each step with the rate at which the policy stops per step.
 
     That is an expectation and not a draw: no luck is in it.
@@ -319,7 +321,7 @@ def _random(results: Sequence[RunResult], objective: Objective | None) -> tuple[
     return tuple(_at_random(result, objective, min(rate, 1.0)) for result in results)
 
 
-def _at_random(result: RunResult, objective: Objective | None, rate: float) -> Standing | None:
+def _at_random(result: RunResult, objective: Objective | None, rate: float) -> BaselineScore | None:
     steps = result.recorded.steps
     if not steps or rate == 0:
         return _never(result)
@@ -327,7 +329,7 @@ def _at_random(result: RunResult, objective: Objective | None, rate: float) -> S
     share = 1 - (1 - (1 - rate) ** steps) / (rate * steps)
     recorded, saved = result.recorded, result.saved_steps
     kept = [evaluation for evaluation in result.evaluations if evaluation.step in saved]
-    return Standing(
+    return BaselineScore(
         1 - (1 - rate) ** steps,
         share,
         _regret_at_random(result.evaluations, recorded.best, objective, rate),

@@ -17,18 +17,18 @@ from ...rules.policy_file.policy import Policy
 from ...store.run import Run
 from ..cache import Cache
 from ..intervals import Interval, interval
-from ..mapping import Progress, Readers
+from ..run_pool import Progress, RunPool
 from ..runs.objective import Objective
-from ..runs.replaying import Judged
+from ..runs.replaying import LabelledOutcome
 from ..runs.results import Excluded, RunResult
-from .backtesting import Backtest, Request, judged_by
+from .backtesting import Backtest, Request, backtest_runs
 
 
 class Order(NamedTuple):
     """What a decision says to the loop and to people; not why, nor which controller says it.
 
     Attributes:
-        event_index: Index of the event among the stream's events, as in ``Judged``.
+        event_index: Index of the event among the stream's events, as in ``LabelledOutcome``.
         operations: As ``name.action``, in order.
         mode: ``act`` or ``shadow``.
         told: Severity, message and log messages.
@@ -56,7 +56,7 @@ class StopChange(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class RunDifference:
+class RunDiff:
     """One run under both policies.
 
     Attributes:
@@ -121,7 +121,7 @@ class RunDifference:
 
 
 @dataclass(frozen=True, slots=True)
-class PolicyDifference:
+class PolicyDiff:
     """Two policies over the same runs.
 
     Attributes:
@@ -132,11 +132,11 @@ class PolicyDifference:
 
     old: Backtest
     new: Backtest
-    runs: tuple[RunDifference, ...]
+    runs: tuple[RunDiff, ...]
     excluded: tuple[Excluded, ...]
 
     @property
-    def changed(self) -> tuple[RunDifference, ...]:
+    def changed(self) -> tuple[RunDiff, ...]:
         """The runs in which behaviour changes."""
         return tuple(run for run in self.runs if run.is_changed)
 
@@ -145,17 +145,17 @@ class PolicyDifference:
         """The metric of merit."""
         return self.old.objective
 
-    def total(self, amount: Callable[[RunDifference], float | None]) -> float | None:
+    def total(self, amount: Callable[[RunDiff], float | None]) -> float | None:
         """The sum of what is known of an amount; None when it is known of no run."""
         known = [value for run in self.runs if (value := amount(run)) is not None]
         return math.fsum(known) if known else None
 
-    def mean(self, amount: Callable[[RunDifference], float | None]) -> Interval:
+    def mean(self, amount: Callable[[RunDiff], float | None]) -> Interval:
         """The mean over all runs where an amount is known, with its interval."""
         return interval([amount(run) for run in self.runs])
 
 
-def difference(
+def diff_policies(
     old: Policy,
     new: Policy,
     runs: Iterable[Run],
@@ -164,7 +164,7 @@ def difference(
     on_progress: Callable[[Progress], object] | None = None,
     processes: int = 1,
     cache: Cache | None = None,
-) -> PolicyDifference:
+) -> PolicyDiff:
     """What would have gone otherwise in recorded runs, had they been under another policy.
 
     Args:
@@ -176,32 +176,32 @@ def difference(
         cache: Where to look for what was found of a finished run before, and to keep what is found now.
     """
     chosen = tuple(runs)
-    with Readers(processes, on_progress) as readers:
+    with RunPool(processes, on_progress) as readers:
         readers.expect(2 * len(chosen))
-        before, _ = judged_by(Request(old, chosen, cache=cache, objective=objective), readers)
-        after, _ = judged_by(Request(new, chosen, cache=cache, objective=before.objective), readers)
+        before, _ = backtest_runs(Request(old, chosen, cache=cache, objective=objective), readers)
+        after, _ = backtest_runs(Request(new, chosen, cache=cache, objective=before.objective), readers)
     if cache is not None:
         cache.prune()
-    return differing(before, after)
+    return diff_backtests(before, after)
 
 
-def differing(old: Backtest, new: Backtest) -> PolicyDifference:
+def diff_backtests(old: Backtest, new: Backtest) -> PolicyDiff:
     """The same of two backtests over the same runs."""
     results = {result.run_id: result for result in new.results}
     pairs = [(result, results[result.run_id]) for result in old.results if result.run_id in results]
     excluded = {run.run_id: run for run in (*old.excluded, *new.excluded)}
-    return PolicyDifference(
+    return PolicyDiff(
         old, new, tuple(_run_difference(*pair, old.objective) for pair in pairs), tuple(excluded.values())
     )
 
 
-def _run_difference(old: RunResult, new: RunResult, objective: Objective | None) -> RunDifference:
+def _run_difference(old: RunResult, new: RunResult, objective: Objective | None) -> RunDiff:
     before, after = Counter(_orders(old.decisions)), Counter(_orders(new.decisions))
     lost, gained = sorted((before - after).elements()), sorted((after - before).elements())
-    return RunDifference(old, new, objective, tuple(lost), tuple(gained))
+    return RunDiff(old, new, objective, tuple(lost), tuple(gained))
 
 
-def _orders(decisions: Iterable[Judged]) -> Iterable[Order]:
+def _orders(decisions: Iterable[LabelledOutcome]) -> Iterable[Order]:
     for judged in decisions:
         decision = judged.outcome
         if isinstance(decision, Decision):

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from ...rules.engine.decisions import Decision, Outcome
 from ...rules.policy_file.policy import Policy
-from .probes import Answer, Probe, clauses
+from .probes import ClauseAnswer, Probe, clauses
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,16 +112,16 @@ class Observer:
     def _turn(self, probe: Probe, step: int) -> None:
         """A clause turned true or ceased to be."""
         place = probe.controller, probe.clause
-        if probe.answer is Answer.RISES:
+        if probe.answer is ClauseAnswer.RISES:
             self._true.add(place)
-        elif probe.answer is Answer.FALLS:
+        elif probe.answer is ClauseAnswer.FALLS:
             self._true.discard(place)
         if probe.clause:
             return
         stretch = self._stretches[probe.controller]
-        if probe.answer is Answer.RISES:
+        if probe.answer is ClauseAnswer.RISES:
             stretch.since, stretch.has_fired_in_it = step, False
-        elif probe.answer is Answer.FALLS:
+        elif probe.answer is ClauseAnswer.FALLS:
             self._end(probe.controller, stretch, step)
 
     def _fire(self, index: int, step: int, name: str) -> None:

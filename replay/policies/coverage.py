@@ -15,14 +15,14 @@ from ...rules.policy_file.policy import Policy
 from ...store.events import BEFORE_STREAM
 from ...store.garbage import collection_paused
 from ...store.run import Run
-from ..cache import Cache, answer_about, policy_identity
-from ..mapping import Readers
+from ..cache import Cache, cached_answer, policy_identity
+from ..run_pool import RunPool
 from ..runs.event_stream import event_stream
 from ..runs.history import read_lineage
 from ..runs.replaying import observed_in
 from ..value_encoding import ValueCodec
 from .conduct import Conduct, Observer
-from .probes import Answer, Probe, clauses, probed
+from .probes import ClauseAnswer, Probe, clauses, probed
 
 _CODEC = ValueCodec(tuple[Conduct, int])
 
@@ -89,7 +89,7 @@ class Coverage:
 def coverage_of(
     policy: Policy,
     runs: Sequence[Run],
-    readers: Readers,
+    readers: RunPool,
     cache: Cache | None = None,
     endings: Sequence[int | None] | None = None,
 ) -> Coverage:
@@ -136,7 +136,7 @@ class _Conducts:
         run, until = asked
         identity = policy_identity(self.policy)
         about = None if identity is None else ("coverage", until, *identity)
-        (conduct, events), was_kept = answer_about(self.cache, run, about, _CODEC, lambda: self._read(run, until))
+        (conduct, events), was_kept = cached_answer(self.cache, run, about, _CODEC, lambda: self._read(run, until))
         return conduct, 0 if was_kept else events
 
     def _read(self, run: Run, until: int | None) -> tuple[Conduct, int]:
@@ -152,5 +152,7 @@ class _Conducts:
 
 
 def _coverage(text: str, controller: int, number: int, seen: Counter[str], runs: int) -> ClauseCoverage:
-    true_runs, false_runs = (seen[Probe(controller, number, answer).name] for answer in (Answer.TRUE, Answer.FALSE))
+    true_runs, false_runs = (
+        seen[Probe(controller, number, answer).name] for answer in (ClauseAnswer.TRUE, ClauseAnswer.FALSE)
+    )
     return ClauseCoverage(" ".join(text.split()), true_runs, false_runs, runs)

@@ -22,7 +22,7 @@ from ...rules.late_events import awaited_names
 from ...rules.policy_file.policy import Policy
 from ...store.events import LOOP_KINDS, SAMPLES, Event
 from ...store.run import Run
-from ..runs.replaying import Judged, replay_events
+from ..runs.replaying import LabelledOutcome, replay_events
 
 _INIT: Final = "on_init_end"
 #: What stands in the place of a kind of event for a constant that the loop declared.
@@ -171,7 +171,7 @@ def _contradictions(
 
 
 def _contradiction(
-    policy: Policy, places: PolicyPlaces, run: Run, first: Judged, second: Judged
+    policy: Policy, places: PolicyPlaces, run: Run, first: LabelledOutcome, second: LabelledOutcome
 ) -> Iterator[tuple[tuple[str, ...], Finding]]:
     assert isinstance(first.outcome, Decision)
     assert isinstance(second.outcome, Decision)

@@ -19,7 +19,7 @@ from ...rules.policy_file.policy import Policy
 from .policy_text import timed, with_controllers
 
 
-class Answer(StrEnum):
+class ClauseAnswer(StrEnum):
     """What a probe tells of its clause."""
 
     TRUE = "true"
@@ -39,7 +39,7 @@ class Probe(NamedTuple):
 
     controller: int
     clause: int
-    answer: Answer
+    answer: ClauseAnswer
 
     @property
     def name(self) -> str:
@@ -57,8 +57,8 @@ def probed(policy: Policy) -> tuple[Policy, dict[str, Probe]]:
     for index, controller in enumerate(policy.controllers):
         for number, text in enumerate([controller.rule.text, *clauses(controller)]):
             four = {
-                Probe(index, number, answer): _rule(text, Probe(index, number, Answer.TRUE).name, answer)
-                for answer in Answer
+                Probe(index, number, answer): _rule(text, Probe(index, number, ClauseAnswer.TRUE).name, answer)
+                for answer in ClauseAnswer
             }
             added = [_entry(controller, probe, rule) for probe, rule in four.items()]
             try:
@@ -77,13 +77,13 @@ def clauses(controller: Controller) -> list[str]:
     return operands if len(operands) > 1 else []
 
 
-def _rule(text: str, held: str, answer: Answer) -> str:
+def _rule(text: str, held: str, answer: ClauseAnswer) -> str:
     """A probe's rule; ``held`` names the probe that is asked the clause as it is, and so knows how it last answered."""
     return {
-        Answer.TRUE: f"not not ({text})",
-        Answer.FALSE: f"not ({text})",
-        Answer.RISES: f"not not ({text}) and not holding({held!r})",
-        Answer.FALLS: f"not ({text}) and holding({held!r})",
+        ClauseAnswer.TRUE: f"not not ({text})",
+        ClauseAnswer.FALSE: f"not ({text})",
+        ClauseAnswer.RISES: f"not not ({text}) and not holding({held!r})",
+        ClauseAnswer.FALLS: f"not ({text}) and holding({held!r})",
     }[answer]
 
 
@@ -93,7 +93,7 @@ def _entry(controller: Controller, probe: Probe, rule: str) -> dict[str, Any]:
         "triggers": list(dict.fromkeys(controller.triggers)),
         "rule": rule,
         "operations": [],
-        "once": probe.answer in (Answer.TRUE, Answer.FALSE),
+        "once": probe.answer in (ClauseAnswer.TRUE, ClauseAnswer.FALSE),
         **timed(controller.between),
     }
 

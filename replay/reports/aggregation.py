@@ -8,7 +8,7 @@ from dataclasses import asdict
 from typing import Any, Final
 
 from ..backtests.backtesting import Backtest
-from ..backtests.baselines import BaselineOutcome, Standing, standing_of
+from ..backtests.baselines import BaselineOutcome, BaselineScore, standing_of
 from ..intervals import interval, paired_interval
 from ..runs.detection import middle_and_p90, together
 from ..runs.results import Excluded, RunResult
@@ -134,7 +134,7 @@ def _wasted(result: RunResult) -> int | None:
     return None if result.predicted is None else result.predicted.checkpoints_wasted
 
 
-def _baseline_row(outcome: BaselineOutcome, own: Sequence[Standing | None], backtest: Backtest) -> dict[str, Any]:
+def _baseline_row(outcome: BaselineOutcome, own: Sequence[BaselineScore | None], backtest: Backtest) -> dict[str, Any]:
     about = {"name": outcome.baseline.name, "title": outcome.baseline.title, "digest": outcome.digest}
     if not outcome.standings:
         return {**about, "reason": outcome.reason or "no run was judged"}
@@ -145,7 +145,7 @@ def _baseline_row(outcome: BaselineOutcome, own: Sequence[Standing | None], back
     return {**about, **_summary(outcome.standings, backtest), "policy_less_this": less}
 
 
-def _summary(standings: Sequence[Standing | None], backtest: Backtest) -> dict[str, Any]:
+def _summary(standings: Sequence[BaselineScore | None], backtest: Backtest) -> dict[str, Any]:
     known = [standing for standing in standings if standing is not None]
     return {
         "runs": len(known),
@@ -154,7 +154,7 @@ def _summary(standings: Sequence[Standing | None], backtest: Backtest) -> dict[s
     }
 
 
-def _values(standings: Sequence[Standing | None], name: str, backtest: Backtest) -> list[float | None]:
+def _values(standings: Sequence[BaselineScore | None], name: str, backtest: Backtest) -> list[float | None]:
     """One number of each run's standing; regrets only of runs that ran as long as they were meant to."""
     values = [None if standing is None else getattr(standing, name) for standing in standings]
     if "regret" not in name:

@@ -12,7 +12,7 @@ from ...rules.policy_file.operations import Effect
 from ...store.event_json import encoded
 from ..backtests.backtesting import Backtest
 from ..policies.conduct import Conduct
-from ..runs.replaying import Judged
+from ..runs.replaying import LabelledOutcome
 from ..runs.results import RunResult
 from ..runs.validity import Validity
 
@@ -53,7 +53,7 @@ class DecisionRow:
     """
 
     result: RunResult
-    judged: Judged
+    judged: LabelledOutcome
     decision: Decision
     rule: str
     clauses: tuple[str, ...] | None
@@ -90,7 +90,7 @@ def decision_json(row: DecisionRow) -> dict[str, Any]:
     return document
 
 
-def _row(result: RunResult, judged: Judged, conduct: Conduct | None, backtest: Backtest) -> DecisionRow:
+def _row(result: RunResult, judged: LabelledOutcome, conduct: Conduct | None, backtest: Backtest) -> DecisionRow:
     decision = judged.outcome
     assert isinstance(decision, Decision)  # Errors and warnings are none of a result's decisions.
     rules = [entry.rule.text for entry in backtest.policy.controllers if entry.name == decision.controller]

@@ -9,11 +9,11 @@ from typing import Any
 
 from ...rules.policy_file.declarations import ACT
 from ...rules.policy_file.policy import Policy, shipped_policies
-from ..backtests.policy_diff import Order, PolicyDifference, RunDifference, StopChange
+from ..backtests.policy_diff import Order, PolicyDiff, RunDiff, StopChange
 from .amounts import duration
 
 
-def difference_json(difference: PolicyDifference) -> dict[str, Any]:
+def diff_json(difference: PolicyDiff) -> dict[str, Any]:
     """Everything as JSON: the policies, the sum, each run that changes."""
     stops = Counter(str(run.stop) for run in difference.changed)
     return {
@@ -43,7 +43,7 @@ def _policy_json(policy: Policy) -> dict[str, Any]:
     return {"source": policy.source, "digest": policy.digest, "params": dict(policy.params)}
 
 
-def _run_json(run: RunDifference) -> dict[str, Any]:
+def _run_json(run: RunDiff) -> dict[str, Any]:
     return {
         "run_id": run.new.run_id,
         "name": run.new.name,
@@ -78,7 +78,7 @@ def _called(policy: Policy) -> str:
     return names.get(policy.source, policy.source)
 
 
-def difference_lines(difference: PolicyDifference) -> list[str]:
+def diff_lines(difference: PolicyDiff) -> list[str]:
     """The difference as Markdown, to be read in a terminal or put into a pull request."""
     changed, runs = len(difference.changed), len(difference.runs)
     title = f"### {_called(difference.old.policy)} → {_called(difference.new.policy)}"
@@ -91,7 +91,7 @@ def difference_lines(difference: PolicyDifference) -> list[str]:
     return [*lines, *_footnotes(difference)]
 
 
-def _summary(difference: PolicyDifference) -> str:
+def _summary(difference: PolicyDiff) -> str:
     stops = Counter(run.stop for run in difference.changed)
     parts = [
         f"{stops[change]} end{'s' * (stops[change] == 1)} {change}"
@@ -117,7 +117,7 @@ def _summary(difference: PolicyDifference) -> str:
     return ", ".join(parts) or "what is ordered, not where a run ends"
 
 
-def _row(run: RunDifference) -> str:
+def _row(run: RunDiff) -> str:
     old, new = run.old.predicted, run.new.predicted
     ends = ["not known" if outlay is None else f"{outlay.steps:,}" for outlay in (old, new)]
     cells = (
@@ -141,7 +141,7 @@ def _orders_text(orders: Sequence[Order]) -> str:
     return ", ".join(name if count == 1 else f"{count} x {name}" for name, count in counts.items()) or "-"
 
 
-def _footnotes(difference: PolicyDifference) -> list[str]:
+def _footnotes(difference: PolicyDiff) -> list[str]:
     notes = []
     for run in difference.changed:
         old, new = run.old.error_counts.keys(), run.new.error_counts.keys()

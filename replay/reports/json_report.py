@@ -10,7 +10,7 @@ from ...store.event_json import encoded
 from ..backtests.backtesting import Backtest
 from ..intervals import COVERAGE, RESAMPLES, SEED
 from ..policies.conduct import Conduct
-from ..runs.replaying import Judged
+from ..runs.replaying import LabelledOutcome
 from ..runs.results import Excluded, RunResult
 from .aggregation import aggregate, comparison, detection_json, human_json, without_regret
 from .decision_rows import DecisionRow, decision_json, decision_rows
@@ -106,7 +106,7 @@ def _conduct_json(conduct: Conduct, backtest: Backtest) -> list[dict[str, Any]]:
     return [{"controller": controller.name, **asdict(one)} for controller, one in pairs]
 
 
-def _stop_json(stop: Judged) -> dict[str, Any]:
+def _stop_json(stop: LabelledOutcome) -> dict[str, Any]:
     elapsed_s = None if stop.elapsed_ns is None else stop.elapsed_ns / 1e9
     return {**stop.to_json(), "epoch": stop.outcome.epoch, "elapsed_s": elapsed_s}
 

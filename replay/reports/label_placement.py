@@ -46,7 +46,7 @@ class _Box(NamedTuple):
 
 
 @dataclass(slots=True)
-class Labels:
+class LabelPlacement:
     """Places one label after the other.
 
     Args:

@@ -14,7 +14,7 @@ from typing import Final
 from ..runs.curves import TRAINING_SERIES, Curve
 from ..runs.objective import Objective, best
 from ..runs.results import RunResult
-from .label_placement import Labels, Placed
+from .label_placement import LabelPlacement, Placed
 from .scales import Scale, scale_of, tick_text
 
 WIDTH: Final = 480
@@ -87,7 +87,7 @@ def savings_plot(marks: Sequence[Mark]) -> str:
     parts.append(_text((across.begin + across.end) / 2, base + 36, "steps saved", "axis middle"))
     parts.append(_text(2, 9, "regret", "axis"))
     places = [(across.at(mark.x), upwards.at(_flattened(mark.y)), mark) for mark in marks]
-    labels = Labels([(x, y) for x, y, _ in places], _LEFT + 8, WIDTH - _RIGHT, _TOP, base)
+    labels = LabelPlacement([(x, y) for x, y, _ in places], _LEFT + 8, WIDTH - _RIGHT, _TOP, base)
     # The policy's label comes first, to stand beside its dot; its dot comes last, to lie above the others.
     for x, y, mark in sorted(places, key=lambda place: place[2].kind != "policy"):
         if mark.kind != "run":

@@ -43,7 +43,7 @@ class Incident:
     name: str = ""
 
 
-class Labels:
+class IncidentLabels:
     """Incidents by run, as a file of labels has them.
 
     A run that the file names, with or without an incident, counts as labelled: a row whose steps are empty says that
@@ -62,7 +62,7 @@ class Labels:
         return None if found is None else tuple(sorted(found))
 
 
-def read_labels(path: str | Path) -> Labels:
+def read_labels(path: str | Path) -> IncidentLabels:
     """The labels of a CSV file with the columns ``run, first_step, last_step`` and, if you like, ``name``.
 
     Raises:
@@ -81,7 +81,7 @@ def read_labels(path: str | Path) -> Labels:
                 by_run.setdefault(row["run"], []).extend(_incident(row, f"{path}:{reader.line_num}"))
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise TelemetryError(f"the labels cannot be read ({error})", where=str(path)) from None
-    return Labels(by_run)
+    return IncidentLabels(by_run)
 
 
 def incidents_in(annotations: Iterable[Event]) -> list[Incident]:

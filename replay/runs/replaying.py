@@ -18,7 +18,7 @@ from ...store.lineage import DECIDING_RANK
 from ...store.plan import Plan
 from ...store.run import Run
 from .event_stream import EventStream, event_stream
-from .validity import Judge, Validity
+from .validity import Validity, ValidityLabeler
 
 #: Kinds of events that precede the update of an iteration, and kinds that follow it within the iteration.
 BEFORE_A_STEP: Final = frozenset(
@@ -32,7 +32,7 @@ _FIRST_STRETCH: Final = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Judged:
+class LabelledOutcome:
     """One thing that rules did in a replay, and where.
 
     Attributes:
@@ -107,7 +107,7 @@ class Replay:
     """
 
     policy: Policy
-    outcomes: tuple[Judged, ...]
+    outcomes: tuple[LabelledOutcome, ...]
     error_counts: dict[str, int] = field(default_factory=dict)
     event_count: int = 0
     censored_from: int | None = None
@@ -116,17 +116,17 @@ class Replay:
     approximate_from: int | None = None
 
     @property
-    def decisions(self) -> tuple[Judged, ...]:
+    def decisions(self) -> tuple[LabelledOutcome, ...]:
         """The controllers that fired."""
         return tuple(judged for judged in self.outcomes if isinstance(judged.outcome, Decision))
 
     @property
-    def stop(self) -> Judged | None:
+    def stop(self) -> LabelledOutcome | None:
         """The first decision that would have ended the run."""
         return next((judged for judged in self.decisions if Effect.STOP in self.effects(judged)), None)
 
     @property
-    def reached(self) -> tuple[Judged, ...]:
+    def reached(self) -> tuple[LabelledOutcome, ...]:
         """The decisions that a run under this policy would have come to: those up to its end."""
         if self.ending is None:
             return self.decisions
@@ -139,7 +139,7 @@ class Replay:
             return True
         return self.stop is not None and self.stop.event_index < self.censored_from
 
-    def effects(self, judged: Judged) -> set[Effect]:
+    def effects(self, judged: LabelledOutcome) -> set[Effect]:
         """What a decision would have done to the loop."""
         return effects_of(self.policy, judged.outcome)
 
@@ -175,7 +175,7 @@ def replay_events(policy: Policy, events: Sequence[Event], plan: Plan, *, delay_
 def replay_stream(policy: Policy, stream: EventStream, plan: Plan, *, delay_steps: int = 0) -> Replay:
     """The same over a stream that others look at too."""
     engine = Engine(policy, plan)
-    judge = Judge(policy, engine, stream)
+    judge = ValidityLabeler(policy, engine, stream)
     outcomes = [_judged(judge, BEFORE_STREAM, INIT_END, outcome, None) for outcome in engine.start()]
     before_ns = stream.time_before()
     for index, event, observed in observed_in(engine, stream, everything=judge.looks_at_every_event):
@@ -231,7 +231,9 @@ def effects_of(policy: Policy, outcome: Outcome) -> set[Effect]:
     return {policy.effects(name) for name in outcome.operations}
 
 
-def _ending(policy: Policy, outcomes: Iterable[Judged], stream: EventStream, delay_steps: int) -> Ending | None:
+def _ending(
+    policy: Policy, outcomes: Iterable[LabelledOutcome], stream: EventStream, delay_steps: int
+) -> Ending | None:
     """Where the first stop takes effect.
 
     A stop at a step, or at what follows it, lets the evaluation and the checkpoint that are due at that step be made; a
@@ -278,9 +280,9 @@ def _is_due(event: Event, after: Event) -> bool:
     return event.is_late or (event.kind in WITHIN_A_STEP and _steps_at(event) <= _steps_at(after))
 
 
-def _judged(judge: Judge, index: int, kind: str, outcome: Outcome, elapsed_ns: int | None) -> Judged:
+def _judged(judge: ValidityLabeler, index: int, kind: str, outcome: Outcome, elapsed_ns: int | None) -> LabelledOutcome:
     validity = judge.label(outcome, index) if isinstance(outcome, Decision) else None
-    return Judged(index, kind, outcome, validity, elapsed_ns)
+    return LabelledOutcome(index, kind, outcome, validity, elapsed_ns)
 
 
 def _decisions(outcomes: Iterable[Outcome]) -> list[Decision]:

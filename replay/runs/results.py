@@ -9,7 +9,7 @@ from .detection import Detection
 from .human_action import Lead
 from .identity import UNKNOWN, RunIdentity
 from .objective import Evaluation, Objective
-from .replaying import Ending, Judged
+from .replaying import Ending, LabelledOutcome
 
 #: Magnitudes below this are too near zero to divide a regret by.
 NEAR_ZERO = 1e-12
@@ -84,8 +84,8 @@ class RunResult:
     status: str
     recorded: Outlay
     predicted: Outlay | None
-    stop: Judged | None
-    decisions: tuple[Judged, ...]
+    stop: LabelledOutcome | None
+    decisions: tuple[LabelledOutcome, ...]
     error_counts: dict[str, int]
     notes: tuple[str, ...] = ()
     certain: Outlay | None = None

@@ -21,7 +21,7 @@ from .event_stream import event_stream
 from .history import NOTHING_ROLLED_BACK, Checkpoint, History, RolledBack, history_of, read_lineage, restored_steps
 from .human_action import Lead, lead_over
 from .identity import UNKNOWN, RunIdentity, identity_of
-from .incidents import Incident, Labels, incidents_in, incidents_noted
+from .incidents import Incident, IncidentLabels, incidents_in, incidents_noted
 from .objective import Evaluation, Objective, best
 from .replaying import Ending, Replay, replay_stream
 from .results import Outlay, RunResult
@@ -29,7 +29,7 @@ from .validity import Validity
 
 
 @dataclass(frozen=True, slots=True)
-class RunFacts:
+class ReplayedRun:
     """A run and a policy's replay of it, as far as a result needs them: no events, so that many fit into memory.
 
     Attributes:
@@ -62,7 +62,7 @@ class RunFacts:
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class BacktestSettings:
     """How a backtest is to be made.
 
     Attributes:
@@ -72,10 +72,10 @@ class Settings:
     """
 
     delay_steps: int = 0
-    labels: Labels | None = None
+    labels: IncidentLabels | None = None
     tolerance_steps: int = 0
 
-    def told_of(self, run: Run) -> tuple[object, ...]:
+    def cache_key_parts(self, run: Run) -> tuple[object, ...]:
         """What they come to for one run."""
         if self.labels is None:
             return self.delay_steps, self.tolerance_steps
@@ -83,10 +83,10 @@ class Settings:
         return self.delay_steps, self.tolerance_steps, "labels", self.labels.of(info.run_id, info.name)
 
 
-DEFAULT_SETTINGS = Settings()
+DEFAULT_SETTINGS = BacktestSettings()
 
 
-def facts_of_run(policy: Policy, run: Run, settings: Settings = DEFAULT_SETTINGS) -> RunFacts:
+def facts_of_run(policy: Policy, run: Run, settings: BacktestSettings = DEFAULT_SETTINGS) -> ReplayedRun:
     """What a run recorded, and what a policy decides over it.
 
     Raises:
@@ -109,16 +109,16 @@ def facts_of(
     status: str,
     events: Sequence[Event],
     plan: Plan,
-    settings: Settings = DEFAULT_SETTINGS,
+    settings: BacktestSettings = DEFAULT_SETTINGS,
     noted: Sequence[Incident] = (),
-) -> RunFacts:
+) -> ReplayedRun:
     """The same of one stream of the deciding rank's events, and of the incidents that were noted of it afterwards."""
     stream = event_stream(events)
     replayed = replay_stream(policy, stream, plan, delay_steps=settings.delay_steps)
     history = history_of(stream)
     annotated = tuple(sorted([*incidents_in(history.annotations), *noted]))
     labelled = annotated or None if settings.labels is None else settings.labels.of(run_id, name)
-    return RunFacts(
+    return ReplayedRun(
         run_id=run_id,
         name=name,
         status=status,
@@ -143,10 +143,10 @@ def judge_run(
     objective: Objective | None,
 ) -> RunResult:
     """A policy's outcome on one stream of the deciding rank's events."""
-    return judge(facts_of(policy, run_id, name, status, events, plan), objective)
+    return result_of(facts_of(policy, run_id, name, status, events, plan), objective)
 
 
-def judge(facts: RunFacts, objective: Objective | None) -> RunResult:
+def result_of(facts: ReplayedRun, objective: Objective | None) -> RunResult:
     """The result that an objective makes of a run's facts."""
     replayed, history = facts.replayed, facts.history
     horizon = None if replayed.is_point else replayed.horizon
@@ -177,11 +177,11 @@ def judge(facts: RunFacts, objective: Objective | None) -> RunResult:
     )
 
 
-def _recorded(facts: RunFacts, objective: Objective | None) -> Outlay:
+def _recorded(facts: ReplayedRun, objective: Objective | None) -> Outlay:
     return _up_to(None, facts, objective)
 
 
-def _predicted(facts: RunFacts, objective: Objective | None) -> Outlay:
+def _predicted(facts: ReplayedRun, objective: Objective | None) -> Outlay:
     replayed, history = facts.replayed, facts.history
     stop = replayed.stop
     if stop is not None and stop.validity is Validity.OBSERVED:
@@ -193,7 +193,7 @@ def _predicted(facts: RunFacts, objective: Objective | None) -> Outlay:
 
 
 def _up_to(
-    ending: Ending | None, facts: RunFacts, objective: Objective | None, kept: Sequence[Checkpoint] | None = None
+    ending: Ending | None, facts: ReplayedRun, objective: Objective | None, kept: Sequence[Checkpoint] | None = None
 ) -> Outlay:
     """A run's outlay up to a place in its stream.
 
@@ -257,7 +257,11 @@ def _outlay(
 
 
 def _detection(
-    incidents: Sequence[Incident], events: Iterable[Event], replayed: Replay, history: History, settings: Settings
+    incidents: Sequence[Incident],
+    events: Iterable[Event],
+    replayed: Replay,
+    history: History,
+    settings: BacktestSettings,
 ) -> Detection:
     firsts = {incident.first_step for incident in incidents}
     seconds_at = {
@@ -273,7 +277,7 @@ def _detection(
     return detect(incidents, alarms, seconds_at, last_step, settings.tolerance_steps)
 
 
-def _right_censored(facts: RunFacts) -> str:
+def _right_censored(facts: ReplayedRun) -> str:
     stop = facts.replayed.stop
     if facts.status != "running" and stop is not None and stop.validity is Validity.OBSERVED:
         return ""
@@ -301,7 +305,7 @@ def why_right_censored(status: str, steps: int, plan: Plan) -> str:
     return ""
 
 
-def _notes(facts: RunFacts, objective: Objective | None, right_censored: str) -> Iterable[str]:
+def _notes(facts: ReplayedRun, objective: Objective | None, right_censored: str) -> Iterable[str]:
     replayed = facts.replayed
     if right_censored:
         yield right_censored

@@ -83,7 +83,7 @@ def _looks_at_clock(controller: Controller) -> bool:
     )
 
 
-class Judge:
+class ValidityLabeler:
     """Labels the decisions of one replay, in stream order.
 
     Args:

@@ -19,7 +19,7 @@ from ...store.run_info import Attempt
 
 
 @dataclass(frozen=True, slots=True)
-class Difference:
+class Mismatch:
     """The first outcome in which record and replay part.
 
     Attributes:
@@ -64,7 +64,7 @@ class Verification:
     run_id: str
     outcomes: int
     digest: str
-    difference: Difference | None = None
+    difference: Mismatch | None = None
     note: str = ""
     fault: str = ""
     log_digest: str = ""
@@ -109,7 +109,7 @@ def verify(run: Run) -> Verification:
     recorded_all: list[Outcome] = []
     notes: list[str] = []
 
-    def verdict(difference: Difference | None = None, fault: str = "") -> Verification:
+    def verdict(difference: Mismatch | None = None, fault: str = "") -> Verification:
         digest = decision_digest(recorded_all, version)
         return Verification(info.run_id, len(recorded_all), digest, difference, "; ".join(notes), fault, run.log_digest)
 
@@ -213,11 +213,11 @@ def _replayed(
     return outcomes
 
 
-def _first_difference(attempt: int, recorded: list[tuple[int, Outcome]], replayed: list[Outcome]) -> Difference | None:
+def _first_difference(attempt: int, recorded: list[tuple[int, Outcome]], replayed: list[Outcome]) -> Mismatch | None:
     for position, (kept, made) in enumerate(itertools.zip_longest(recorded, replayed)):
         seq, outcome = kept or (None, None)
         if outcome is None or made is None or _identity(outcome) != _identity(made):
-            return Difference(attempt, position, outcome, made, seq)
+            return Mismatch(attempt, position, outcome, made, seq)
     return None
 
 

@@ -14,7 +14,7 @@ from typing import Final
 
 import numpy as np
 
-from ...rules.engine.gates import Gate, Restraint
+from ...rules.engine.gates import FiringGate, FiringLimits
 from ...rules.language.context import Clock, Past
 from ...rules.language.patience import RESET_ON_FAILURE
 from ...rules.language.timing import SpanTimer
@@ -118,23 +118,23 @@ def gated_firings(stream: Stream, watches: Sequence[tuple[Controller, str, Answe
     """
     clock = _ClockAt()
     shared: dict[str, SpanTimer] = {}
-    restraints: dict[int, Restraint] = {}
-    gates: list[Gate] = []
+    restraints: dict[int, FiringLimits] = {}
+    gates: list[FiringGate] = []
     for controller, _, _ in watches:
         if id(controller) not in restraints:
-            restraints[id(controller)] = Restraint(
+            restraints[id(controller)] = FiringLimits(
                 Past(), is_once=controller.is_once, cooldown=_timer(controller, shared)
             )
-        gates.append(Gate(restraints[id(controller)], clock, controller.patience, controller.hold))
+        gates.append(FiringGate(restraints[id(controller)], clock, controller.patience, controller.hold))
     fired: list[list[int]] = [[] for _ in watches]
     for index, number, is_true in _merged([answers for _, _, answers in watches]):
         gate = gates[number]
         if not is_true:
-            gate.take_false()
+            gate.on_false()
             continue
         clock.stands_at_ns = int(stream.clock_ns[index])
         clock.evaluations = int(stream.evaluation_counts[index])
-        if gate.take_true(Event(watches[number][1], step=int(stream.steps[index]))):
+        if gate.on_true(Event(watches[number][1], step=int(stream.steps[index]))):
             fired[number].append(index)
     return [np.array(indices, np.int64) for indices in fired]
 

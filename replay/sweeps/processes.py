@@ -12,7 +12,7 @@ from ...rules.language.references import Param
 from ...rules.policy_file.policy import Policy, parse_policy
 from ...rules.policy_file.registration import METRIC_CLASSES, OPERATION_CLASSES
 from ...store.run import Run
-from ..mapping import can_share_work
+from ..run_pool import can_share_work
 from ..runs.objective import Objective
 from ..runs.results import Excluded
 from .task import RunSweeper, SweptRun

@@ -20,7 +20,7 @@ from .schedule import LISTED, Schedule, Watches
 from .stream import Ints, Stream, Truths
 from .tally import Tally
 from .terms import NotColumnar
-from .variants import Asked, Question, Variant
+from .variants import SharedRule, Variant, VariantController
 
 _NOTHING: Final[Ints] = np.zeros(0, np.int64)
 
@@ -58,7 +58,7 @@ class RunSweep:
         self._events: Sequence[Event] | None = None
         self._conditions = Conditions(stream)
         self._asked: dict[tuple[str, bytes], Ints] = {}
-        self._answers: dict[Question, Answers] = {}
+        self._answers: dict[SharedRule, Answers] = {}
         self._gated: dict[tuple[tuple[int, int], ...], list[Ints]] = {}
         self._engine: dict[tuple[object, ...], list[Firings]] = {}
         self.reasons: set[str] = set()
@@ -84,7 +84,7 @@ class RunSweep:
         """The firings of all variants of a schedule. Answers to the questions of schedules before it are forgotten."""
         self._answers, self._gated = {}, {}
         sources = _Sources(schedule)
-        refused: set[Question] = set()
+        refused: set[SharedRule] = set()
         for question in schedule.questions:
             try:
                 answers = self._answered(question)
@@ -104,7 +104,7 @@ class RunSweep:
                 sources.add_engine(number, self._by_engine(variant, None if is_refused else names), is_refused)
         return sources.tally(len(self._stream))
 
-    def _group(self, group: Sequence[Asked]) -> list[Firings]:
+    def _group(self, group: Sequence[VariantController]) -> list[Firings]:
         if all(is_plain(watcher.declaration) for watcher, _, _ in group):
             listed = [plain_firings(watcher.declaration, self._answered(question)) for watcher, _, question in group]
         else:
@@ -120,7 +120,7 @@ class RunSweep:
             for (watcher, trigger, _), events in zip(group, listed, strict=True)
         ]
 
-    def _answered(self, question: Question) -> Answers:
+    def _answered(self, question: SharedRule) -> Answers:
         found = self._answers.get(question)
         if found is None:
             rows = self._conditions.rows(question.kind)

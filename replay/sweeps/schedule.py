@@ -13,7 +13,7 @@ import numpy as np
 
 from .gates import answers_needed, is_plain, starts_anew
 from .stream import Ints, Truths
-from .variants import Asked, Question, Variant
+from .variants import SharedRule, Variant, VariantController
 
 #: Variants that are laid out together: what they ask of one run is held in memory at once.
 _AT_ONCE: Final = 4_096
@@ -24,7 +24,7 @@ _MOST_NEEDED: Final = 2**31
 
 
 @dataclass(frozen=True, slots=True)
-class Watch:
+class SweptController:
     """One controller at one trigger, as all variants have it that ask the same.
 
     Attributes:
@@ -32,11 +32,11 @@ class Watch:
         place: Which of the group it is.
     """
 
-    group: tuple[Asked, ...]
+    group: tuple[VariantController, ...]
     place: int
 
     @property
-    def asked(self) -> Asked:
+    def asked(self) -> VariantController:
         """The controller, the trigger and the question."""
         return self.group[self.place]
 
@@ -73,8 +73,8 @@ class Schedule:
     """
 
     variants: tuple[Variant, ...]
-    questions: tuple[Question, ...]
-    watches: tuple[Watch, ...]
+    questions: tuple[SharedRule, ...]
+    watches: tuple[SweptController, ...]
     columns: Watches
     variant_of: Ints
     watch_of: Ints
@@ -87,9 +87,9 @@ def schedules_of(variants: Sequence[Variant]) -> tuple[Schedule, ...]:
 
 def schedule_of(variants: Sequence[Variant]) -> Schedule:
     """What those variants ask."""
-    questions: dict[Question, int] = {}
+    questions: dict[SharedRule, int] = {}
     watches: dict[tuple[object, ...], int] = {}
-    listed: list[Watch] = []
+    listed: list[SweptController] = []
     variant_of: list[int] = []
     watch_of: list[int] = []
     for number, variant in enumerate(variants):
@@ -112,15 +112,15 @@ def schedule_of(variants: Sequence[Variant]) -> Schedule:
     )
 
 
-def _watches(variant: Variant) -> Iterator[Watch]:
+def _watches(variant: Variant) -> Iterator[SweptController]:
     for group in variant.asked:
         if all(is_plain(watcher.declaration) for watcher, _, _ in group):
-            yield from (Watch((asked,), 0) for asked in group)
+            yield from (SweptController((asked,), 0) for asked in group)
         else:
-            yield from (Watch(group, place) for place in range(len(group)))
+            yield from (SweptController(group, place) for place in range(len(group)))
 
 
-def _columns(watches: Sequence[Watch], questions: dict[Question, int]) -> Watches:
+def _columns(watches: Sequence[SweptController], questions: dict[SharedRule, int]) -> Watches:
     source, needed = np.full(len(watches), LISTED), np.ones(len(watches), np.int64)
     is_once = np.zeros(len(watches), np.bool_)
     for number, watch in enumerate(watches):

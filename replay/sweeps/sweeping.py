@@ -17,7 +17,7 @@ import numpy.typing as npt
 from ...rules.language.references import Param
 from ...rules.policy_file.policy import Policy
 from ...store.run import Run
-from ..mapping import Progress
+from ..run_pool import Progress
 from ..runs.objective import Objective
 from ..runs.results import Excluded
 from .outcomes import NO_STEP, Outcomes

@@ -72,7 +72,7 @@ class Structure:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Question:
+class SharedRule:
     """A rule at a trigger, with the values of its params; those of several variants that are the same are one object.
 
     Attributes:
@@ -88,12 +88,12 @@ class Question:
     params: Mapping[str, Param]
 
 
-class Asked(NamedTuple):
+class VariantController(NamedTuple):
     """One controller at one of its triggers, in one variant."""
 
     watcher: Watcher
     trigger: str
-    question: Question
+    question: SharedRule
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +110,7 @@ class Variant:
     settings: Mapping[str, Param]
     params: Mapping[str, Param]
     structure: Structure
-    asked: tuple[tuple[Asked, ...], ...]
+    asked: tuple[tuple[VariantController, ...], ...]
 
     def policy(self) -> Policy:
         """The policy, with these values in it."""
@@ -135,7 +135,7 @@ def variants_of(policy: Policy, axes: Mapping[str, Sequence[Param]]) -> list[Var
     settled = _settling(policy, axes)
     terms = Terms(policy.params)
     structures: dict[tuple[Param, ...], Structure] = {}
-    questions: dict[tuple[object, ...], Question] = {}
+    questions: dict[tuple[object, ...], SharedRule] = {}
     variants = []
     for values in itertools.product(*axes.values()):
         settings = dict(zip(axes, values, strict=True))
@@ -149,8 +149,8 @@ def variants_of(policy: Policy, axes: Mapping[str, Sequence[Param]]) -> list[Var
 
 
 def _asked(
-    group: Sequence[Watcher], params: Mapping[str, Param], questions: dict[tuple[object, ...], Question]
-) -> Iterator[Asked]:
+    group: Sequence[Watcher], params: Mapping[str, Param], questions: dict[tuple[object, ...], SharedRule]
+) -> Iterator[VariantController]:
     for watcher in group:
         condition, between = watcher.condition, watcher.declaration.between
         assert condition is not None
@@ -160,8 +160,8 @@ def _asked(
             # The params of one policy keep their types, so that 1 and True cannot be taken for each other.
             key = (id(condition), kind, between, *told)
             if key not in questions:
-                questions[key] = Question(condition, kind, between, params)
-            yield Asked(watcher, trigger, questions[key])
+                questions[key] = SharedRule(condition, kind, between, params)
+            yield VariantController(watcher, trigger, questions[key])
 
 
 def _with(policy: Policy, settings: Mapping[str, Param]) -> Policy:

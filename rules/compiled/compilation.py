@@ -155,7 +155,7 @@ class Translator:
         """The code of a function of the event that returns the tree's value."""
         argument = ast.arguments(posonlyargs=[], args=[ast.arg(EVENT)], kwonlyargs=[], kw_defaults=[], defaults=[])
         function = ast.copy_location(ast.Lambda(argument, self.body(tree)), self._rule.expression.anchor(tree))
-        return compiled(ast.Expression(function))
+        return compile_tree(ast.Expression(function))
 
     def body(self, tree: ast.expr) -> ast.expr:
         """The tree in generated names, its comprehensions on a budget of their own."""
@@ -367,7 +367,7 @@ class Translator:
         return _call(_name("formatted"), value, self.translated(node.format_spec))
 
 
-def compiled(tree: ast.Expression | ast.Module) -> CodeType:
+def compile_tree(tree: ast.Expression | ast.Module) -> CodeType:
     """The code of the one function that a tree holds."""
     with warnings.catch_warnings():
         # Python warns of what looks odd, such as an index that is no whole number; a rule either loads or does not.

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from types import CodeType, FunctionType
 
-from .compilation import compiled
+from .compilation import compile_tree
 
 #: What takes the numbers of one event.
 Feed = Callable[[Mapping[str, float]], None]
@@ -30,4 +30,4 @@ def _code(names: tuple[str, ...]) -> CodeType:
         # A literal, and nothing else: whatever a metric is called, it is data here.
         lines.append(f" value = value_of({name!r})")
         lines.append(f" if value is not None: take{number}(value if type(value) is float else float(value))")
-    return compiled(ast.parse("\n".join(lines)))
+    return compile_tree(ast.parse("\n".join(lines)))

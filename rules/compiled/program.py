@@ -17,14 +17,14 @@ from ..language.bound_rule import BoundRule
 from ..language.expression_types import gives_truth
 from ..language.references import Window
 from ..language.timing import StepWindow
-from .compilation import EVENT, Translator, compiled
+from .compilation import EVENT, Translator, compile_tree
 from .names import Names
 
 _COMPREHENSIONS: Final = (ast.ListComp, ast.GeneratorExp, ast.DictComp)
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class TriggeredRule:
     """One rule at one trigger.
 
     Attributes:
@@ -45,7 +45,7 @@ def gate_name(kind: str, number: int) -> str:
     return f"g{number}_{kind}"
 
 
-def program(kind: str, questions: Mapping[int, Question], names: Names) -> CodeType:
+def program(kind: str, questions: Mapping[int, TriggeredRule], names: Names) -> CodeType:
     """The code of a function of the event that asks every question, in order, each known by its number.
 
     It reads what ``names`` and ``gate_name`` stand for. It returns a list of pairs: the number of a question with its
@@ -69,10 +69,10 @@ def program(kind: str, questions: Mapping[int, Question], names: Names) -> CodeT
     function = ast.FunctionDef("asked", arguments, body, [], None, None)
     if "type_params" in ast.FunctionDef._fields:
         function.type_params = []  # type: ignore[attr-defined]
-    return compiled(ast.Module([function], []))
+    return compile_tree(ast.Module([function], []))
 
 
-def _asked(number: int, question: Question, translator: Translator, gate: str) -> list[ast.stmt]:
+def _asked(number: int, question: TriggeredRule, translator: Translator, gate: str) -> list[ast.stmt]:
     """``try`` to evaluate one rule, and note what came of it."""
     when_false: list[ast.stmt] = []
     if question.takes_false:

@@ -29,13 +29,13 @@ from ..policy_file.policy import Policy
 from ..policy_file.registration import METRIC_CLASSES
 from ..semantics import FIRST_WITH_CONTEXT
 from .computed_series import ComputedSeries
-from .conclusions import Conclusions, place_of
 from .decisions import Outcome, RuleWarning
-from .gates import Gate, Restraint, shared_timers
-from .gauges import Gauge, compute_all
+from .gates import FiringGate, FiringLimits, shared_timers
+from .metric_runners import MetricRunner, compute_all
 from .missing_series import MISSING_SERIES_AFTER, REMEMBERED_NAMES, missing_series
+from .outcomes import OutcomeMaker, place_of
 from .standing_answers import StandingAnswers
-from .watches import ControllerState, Listener, Watch
+from .triggered_controllers import ControllerState, Listener, TriggeredController
 
 #: Where a constant that the loop declared comes from, in the place of a kind of event.
 _DECLARED: Final = "plan"
@@ -61,7 +61,7 @@ class Engine:
         self._clock = self._workspace.clock
         self._needs_clock = blueprint.needs_clock
         self._listeners: dict[str, Listener] = {}
-        self._gauges: list[Gauge] = []
+        self._gauges: list[MetricRunner] = []
         self._reads: dict[str, frozenset[str]] = {}
         self._has_started = False
         self._build_metrics(plan)
@@ -70,7 +70,7 @@ class Engine:
         timers = shared_timers([controller.cooldown for controller in policy.controllers])
         self._states = [self._build_controller(controller, timers) for controller in policy.controllers]
         self._build_watches()
-        self._conclusions = Conclusions(policy, self._workspace)
+        self._conclusions = OutcomeMaker(policy, self._workspace)
         self._expectations = Expectations()
         self._names_seen: dict[str, None] = {}
         self._standing = StandingAnswers()
@@ -80,7 +80,7 @@ class Engine:
         for declaration in self.policy.metrics:
             metric = METRIC_CLASSES[declaration.class_name](declaration.arguments, plan)
             cell = self._workspace.cells.setdefault(declaration.name, Cell())
-            gauge = Gauge(declaration.name, metric, cell, self.policy.source)
+            gauge = MetricRunner(declaration.name, metric, cell, self.policy.source)
             self._gauges.append(gauge)
             self._reads[declaration.name] = self._reads.get(declaration.name, frozenset()) | metric.reads
             for kind in metric.kinds:
@@ -99,7 +99,7 @@ class Engine:
         timer = None if cooldown is None else timers.get(cooldown.name) or SpanTimer(cooldown.span)
         past = self._workspace.pasts[controller.name]
         state = ControllerState(
-            controller, self._workspace, Restraint(past, is_once=controller.is_once, cooldown=timer)
+            controller, self._workspace, FiringLimits(past, is_once=controller.is_once, cooldown=timer)
         )
         state.unseen = self._unseen_of(controller)
         return state
@@ -110,9 +110,9 @@ class Engine:
             for index in asked.controllers:
                 state = self._states[index]
                 declared = state.declaration
-                gate = Gate(state.restraint, self._clock, declared.patience, declared.hold)
+                gate = FiringGate(state.restraint, self._clock, declared.patience, declared.hold)
                 self._workspace.variables[gate_name(kind, len(listener.watches))] = gate
-                listener.watches.append(Watch(state, f"on_{kind}", gate))
+                listener.watches.append(TriggeredController(state, f"on_{kind}", gate))
             listener.ask = self._workspace.function(asked.code)
             listener.keeps_answers = asked.keeps_answers
 
@@ -272,7 +272,11 @@ class Engine:
             self._workspace.trim(listener.series)
 
     def _judge(
-        self, watches: Sequence[Watch], numbers: Iterable[int], answered: Iterable[tuple[int, object]], event: Event
+        self,
+        watches: Sequence[TriggeredController],
+        numbers: Iterable[int],
+        answered: Iterable[tuple[int, object]],
+        event: Event,
     ) -> Sequence[Outcome]:
         """What follows from the answers to one event of the rules with these numbers, in their order."""
         conclude = self._conclusions.of
@@ -356,7 +360,7 @@ class Engine:
 
     # --- what comes out -----------------------------------------------------------------------------------------
 
-    def _remind(self, watch: Watch, event: Event) -> list[RuleWarning]:
+    def _remind(self, watch: TriggeredController, event: Event) -> list[RuleWarning]:
         """Warn once of each series that has not appeared by now."""
         state = watch.state
         state.evaluations += 1

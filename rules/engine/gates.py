@@ -13,7 +13,7 @@ from ..language.patience import Patience, PatienceCounter
 from ..language.timing import Cooldown, Span, SpanTimer
 
 
-class Restraint:
+class FiringLimits:
     """What a controller's triggers have in common: whether it has decided, and its cooldown.
 
     Args:
@@ -56,7 +56,7 @@ class Restraint:
             self.cooldown.start(event, clock)
 
 
-class Gate:
+class FiringGate:
     """The way of one controller's answers at one trigger. Undefined answers never reach it.
 
     Args:
@@ -68,7 +68,7 @@ class Gate:
 
     __slots__ = ("_clock", "_hold", "_patience", "_restraint", "_timer", "needs_false")
 
-    def __init__(self, restraint: Restraint, clock: Clock, patience: Patience | None, hold: Span | None) -> None:
+    def __init__(self, restraint: FiringLimits, clock: Clock, patience: Patience | None, hold: Span | None) -> None:
         self._restraint = restraint
         self._clock = clock
         self._patience = None if patience is None else PatienceCounter(patience)
@@ -83,14 +83,14 @@ class Gate:
         if self._timer is not None:
             self._timer.stop()
 
-    def take_false(self) -> None:
+    def on_false(self) -> None:
         """Note a false answer."""
         if self._patience is not None:
-            self._patience.take_false()
+            self._patience.on_false()
         if self._timer is not None:
             self._timer.stop()
 
-    def take_true(self, event: Event) -> bool:
+    def on_true(self, event: Event) -> bool:
         """Note a true answer; whether the controller fires now."""
         timer, restraint = self._timer, self._restraint
         if timer is not None:
@@ -104,7 +104,7 @@ class Gate:
             if self._patience is not None:
                 self._patience.count_true()
             return False
-        if self._patience is not None and not self._patience.take_true():
+        if self._patience is not None and not self._patience.on_true():
             return False
         if timer is not None:
             timer.start(event, self._clock)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .watches import Listener
+from .triggered_controllers import Listener
 
 
 class StandingAnswers:

@@ -13,7 +13,7 @@ from typing import Final
 
 from ...store.events import LOOP_KINDS
 from ..errors import ExpressionError, Fault, suggestion
-from .bound_rule import BoundRule, Derived, Need, Scope
+from .bound_rule import BoundRule, Derived, NameScope, Need
 from .constants import constant
 from .expressions import Expression
 from .folds import EMA, PEAK
@@ -45,7 +45,7 @@ _NUMERIC: Final = (ast.BinOp, ast.UnaryOp, ast.Call, ast.IfExp)
 _COLLECTIONS: Final = frozenset({"list", "tuple", "sorted", "set", "dict", "str"})
 
 
-def bind(expression: Expression, scope: Scope, *, is_condition: bool = True) -> BoundRule:
+def bind(expression: Expression, scope: NameScope, *, is_condition: bool = True) -> BoundRule:
     """Resolve every name and check every call of an expression.
 
     Args:
@@ -66,7 +66,7 @@ def bind(expression: Expression, scope: Scope, *, is_condition: bool = True) -> 
 class _Binder:
     """One walk over a tree. ``variables`` maps a comprehension's names to unique ones."""
 
-    def __init__(self, expression: Expression, scope: Scope) -> None:
+    def __init__(self, expression: Expression, scope: NameScope) -> None:
         self.expression = expression
         self.scope = scope
         self.faults: list[Fault] = []

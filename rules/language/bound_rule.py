@@ -12,7 +12,7 @@ from .references import Param, Reference, SeriesKey
 
 
 @dataclass(frozen=True, slots=True)
-class Scope:
+class NameScope:
     """The names that a policy gives to its rules.
 
     Attributes:

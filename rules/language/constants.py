@@ -6,7 +6,7 @@ import ast
 from collections.abc import Collection
 from typing import Final
 
-from .bound_rule import Scope
+from .bound_rule import NameScope
 from .references import Param
 
 #: Results beyond this are no length of anything.
@@ -14,7 +14,7 @@ _LIMIT: Final = 10**12
 _FOLDABLE: Final = (ast.Add, ast.Sub, ast.Mult, ast.FloorDiv, ast.Mod)
 
 
-def constant(node: ast.expr, scope: Scope, variables: Collection[str]) -> Param | None:
+def constant(node: ast.expr, scope: NameScope, variables: Collection[str]) -> Param | None:
     """The value of a number, a param, or arithmetic on whole ones of them; None for anything else.
 
     Args:

@@ -41,7 +41,7 @@ class PatienceCounter:
         """Count a true answer of a controller that may not fire now."""
         self._count += 1
 
-    def take_true(self) -> bool:
+    def on_true(self) -> bool:
         """Count a true answer; whether the controller fires now, which starts the count again."""
         self._count += 1
         if self._count <= self._threshold:
@@ -49,7 +49,7 @@ class PatienceCounter:
         self._count = 0
         return True
 
-    def take_false(self) -> None:
+    def on_false(self) -> None:
         """Note a false answer."""
         if self._resets:
             self._count = 0

@@ -9,7 +9,7 @@ from typing import Final
 
 from ..compiled.compilation import Translator
 from ..compiled.names import Names
-from ..compiled.program import Question, program
+from ..compiled.program import TriggeredRule, program
 from ..language.bound_rule import Need, dependencies
 from ..language.references import (
     ContextValue,
@@ -60,7 +60,7 @@ class Computation:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class RulesAtKind:
     """The rules that are asked at one kind of event, one entry for each trigger, in file order.
 
     Attributes:
@@ -72,7 +72,7 @@ class Asked:
     """
 
     controllers: tuple[int, ...]
-    questions: tuple[Question, ...]
+    questions: tuple[TriggeredRule, ...]
     code: CodeType
     keeps_answers: bool
 
@@ -92,7 +92,7 @@ class Blueprint:
     names: Names
     needs: Mapping[SeriesKey, Need]
     computations: Sequence[Computation]
-    asked: Mapping[str, Asked]
+    asked: Mapping[str, RulesAtKind]
     needs_clock: bool
     _parts: dict[tuple[str, tuple[int, ...]], CodeType] = field(default_factory=dict, init=False)
 
@@ -132,7 +132,7 @@ def _watched(controllers: Sequence[Controller]) -> Iterable[tuple[str, tuple[int
     return ((kind, tuple(indices)) for kind, indices in by_kind.items())
 
 
-def _asked(kind: str, controllers: Sequence[Controller], indices: tuple[int, ...], names: Names) -> Asked:
+def _asked(kind: str, controllers: Sequence[Controller], indices: tuple[int, ...], names: Names) -> RulesAtKind:
     asked_about = {
         reference.controller
         for controller in controllers
@@ -141,7 +141,7 @@ def _asked(kind: str, controllers: Sequence[Controller], indices: tuple[int, ...
         if isinstance(reference, PastDecisions) and reference.question == "holding"
     }
     questions = tuple(
-        Question(
+        TriggeredRule(
             controller.rule.bound,
             controller.between,
             takes_false=controller.patience is not None or controller.hold is not None,
@@ -150,10 +150,10 @@ def _asked(kind: str, controllers: Sequence[Controller], indices: tuple[int, ...
         for controller in (controllers[index] for index in indices)
     )
     code = program(kind, dict(enumerate(questions)), names)
-    return Asked(indices, questions, code, all(map(_keeps_its_answer, questions)))
+    return RulesAtKind(indices, questions, code, all(map(_keeps_its_answer, questions)))
 
 
-def _keeps_its_answer(question: Question) -> bool:
+def _keeps_its_answer(question: TriggeredRule) -> bool:
     if question.between != StepWindow() or question.asks_whether_it_holds is not None:
         return False
     return all(

@@ -9,7 +9,7 @@ import yaml
 
 from ..compiled.names import Names
 from ..errors import ExpressionError, suggestion
-from ..language.bound_rule import Scope
+from ..language.bound_rule import NameScope
 from ..language.timing import Cooldown, Span, StepWindow, Unit
 from .declarations import ACT, SEVERITIES, SHADOW
 from .fields import FieldReader, Fields, is_null
@@ -124,7 +124,7 @@ class ControllerFieldReader(FieldReader):
         """Whether the controller orders nothing."""
         return self.choice(fields, "mode", where, (ACT, SHADOW)) == SHADOW
 
-    def message(self, fields: Fields, where: str, scope: Scope, names: Names) -> MessageTemplate | None:
+    def message(self, fields: Fields, where: str, scope: NameScope, names: Names) -> MessageTemplate | None:
         """What a decision says."""
         if "message" not in fields:
             return None

@@ -14,7 +14,7 @@ from typing import Final
 
 import yaml
 
-from ..errors import PolicyError, Problem, phrase
+from ..errors import PolicyError, PolicyProblem, phrase
 
 MAX_BYTES: Final = 1 << 20
 MAX_NODES: Final = 20_000
@@ -71,11 +71,13 @@ def read_text(path: str | Path) -> str:
             data = file.read(MAX_BYTES + 1)
         return data.decode("utf-8-sig")
     except OSError as error:
-        raise PolicyError([Problem(source, 1, 1, f"cannot be read, {error.strerror}")]) from error
+        raise PolicyError([PolicyProblem(source, 1, 1, f"cannot be read, {error.strerror}")]) from error
     except UnicodeDecodeError as error:
         before = data[: error.start].decode("utf-8", "replace")
         place = before.count("\n") + 1, len(before) - before.rfind("\n")
-        raise PolicyError([Problem(source, *place, phrase("not UTF-8", f"byte {data[error.start]:#x}"))]) from error
+        raise PolicyError(
+            [PolicyProblem(source, *place, phrase("not UTF-8", f"byte {data[error.start]:#x}"))]
+        ) from error
 
 
 class Document:
@@ -121,7 +123,7 @@ class Document:
 
     def _check(self, root: yaml.Node) -> None:
         """Refuse tags that build objects, text that is no Unicode, and aliases that expand beyond the bounds."""
-        problems: set[Problem] = set()
+        problems: set[PolicyProblem] = set()
         count = length = 0
         waiting = [(root, 1)]
         while waiting:
@@ -144,9 +146,9 @@ class Document:
     def _error(self, place: Place, message: str) -> PolicyError:
         return PolicyError([self.problem(place, message)])
 
-    def problem(self, place: Place, message: str) -> Problem:
+    def problem(self, place: Place, message: str) -> PolicyProblem:
         """A problem of this document at a place."""
-        return Problem(self.source, place.line, place.column, " ".join(message.split()))
+        return PolicyProblem(self.source, place.line, place.column, " ".join(message.split()))
 
     def place(self, node: yaml.Node) -> Place:
         """Where a node begins."""

@@ -14,7 +14,7 @@ from typing import Final
 import yaml
 from yaml.constructor import ConstructorError, SafeConstructor
 
-from ..errors import Problem, phrase, suggestion
+from ..errors import PolicyProblem, phrase, suggestion
 from ..language.references import Param
 from .arguments import LOG_LEVELS, Argument, ArgumentType, ArgumentValue
 from .document import Document, Place
@@ -38,7 +38,7 @@ class FieldReader:
 
     def __init__(self, document: Document) -> None:
         self.document = document
-        self.problems: list[Problem] = []
+        self.problems: list[PolicyProblem] = []
         self.params: Mapping[str, Param] = {}
         self.series: frozenset[str] | None = None
         self._readers: dict[ArgumentType, Callable[[yaml.Node, str], ArgumentValue | None]] = {

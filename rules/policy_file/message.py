@@ -17,7 +17,7 @@ from ..compiled.compilation import Translator
 from ..compiled.names import Names
 from ..errors import ExpressionError, Fault
 from ..language.binding import bind
-from ..language.bound_rule import BoundRule, Scope
+from ..language.bound_rule import BoundRule, NameScope
 from ..language.expressions import parse
 from ..language.text import check_specification, formatted, rendered
 from ..language.unavailable import UNAVAILABLE
@@ -64,7 +64,7 @@ class MessageTemplate:
         return tuple(part for part in self.parts if isinstance(part, MessageField))
 
 
-def parse_message(text: str, scope: Scope, names: Names) -> MessageTemplate:
+def parse_message(text: str, scope: NameScope, names: Names) -> MessageTemplate:
     """A template, its expressions checked and compiled.
 
     Args:

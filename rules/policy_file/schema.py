@@ -19,7 +19,7 @@ from ..compiled.compilation import compile_rule
 from ..compiled.names import Names
 from ..errors import ExpressionError, PolicyError, suggestion
 from ..language.binding import bind
-from ..language.bound_rule import Scope
+from ..language.bound_rule import NameScope
 from ..language.expressions import parse
 from ..language.patience import MODES, RESET_ON_FAILURE, Patience
 from ..language.references import Param
@@ -94,7 +94,7 @@ class _PolicyReader(ControllerFieldReader):
         # A metric or operation of an unknown class keeps its name, so that one mistake is one problem.
         self._metric_names: dict[str, None] = {}
         self._context = context
-        self._scope = Scope()
+        self._scope = NameScope()
         self._cooldowns: Mapping[str, Span] = {}
         self._names = Names()
 
@@ -114,7 +114,7 @@ class _PolicyReader(ControllerFieldReader):
         declared_metrics = tuple(filter(None, (self._metric(node) for node in metrics)))
         operations = self._operations(fields)
         controllers = self._named_entries(fields, "controllers")
-        self._scope = Scope(tuple(self._metric_names), self.params, self.series, tuple(controllers), self._context)
+        self._scope = NameScope(tuple(self._metric_names), self.params, self.series, tuple(controllers), self._context)
         self._cooldowns = self.cooldowns(fields)
         return Declarations(
             name=self._optional_text(fields, "name"),

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from .format import EVENT, FRAME, LAYOUT, LENGTH, PREAMBLE, TAG_EVENT, TAG_HEADER, TAG_LAYOUT
 from .frames import LONG_RUN, runs_of_frames
-from .segment import NOTHING, Codes, Flags, Integers, Layout, Segment, field_offset, readable, require
+from .segment import NOTHING, Codes, EventLayout, Flags, Integers, Segment, field_offset, readable, require
 
 
 def segment_of(data: bytes, where: str, *, checks: bool = True) -> Segment:
@@ -39,7 +39,7 @@ class _Scan:
     def __init__(self, data: bytes) -> None:
         self._data = data
         self._header: dict[str, Any] = {}
-        self._layouts: list[Layout] = []
+        self._layouts: list[EventLayout] = []
         self._known: dict[int, int] = {}
         self._few: list[tuple[int, int, int, int]] = []
         self._parts: list[tuple[Codes, Flags, Integers, Integers]] = []
@@ -71,7 +71,7 @@ class _Scan:
             kind, *names = json.loads(self._data[start + LAYOUT.size : end])
             "".join((kind, *names)).encode()  # All are text, and no half of a surrogate pair.
             self._known[layout_id] = len(self._layouts)
-            self._layouts.append(Layout(kind, tuple(names)))
+            self._layouts.append(EventLayout(kind, tuple(names)))
         elif tag == TAG_HEADER:
             self._header = json.loads(self._data[start + 1 : end])
             if not isinstance(self._header, dict) or not isinstance(self._header.get("writer") or {}, dict):

@@ -50,7 +50,7 @@ class Record(NamedTuple):
     samples: SampleLosses | None
 
 
-class Layout(NamedTuple):
+class EventLayout(NamedTuple):
     """The kind and the metric names that many events share."""
 
     kind: str
@@ -115,7 +115,7 @@ class Segment:
     torn_bytes: int = 0
     where: str = ""
     data: bytes = b""
-    layouts: tuple[Layout, ...] = ()
+    layouts: tuple[EventLayout, ...] = ()
     layout: Codes = field(default_factory=lambda: NOTHING[0])
     flags: Flags = field(default_factory=lambda: NOTHING[1])
     start: Integers = field(default_factory=lambda: NOTHING[2])
@@ -177,7 +177,7 @@ class Segment:
         with readable(self.where):
             return bool(self.sample_spans().counts.any())
 
-    def by_layout(self) -> Iterator[tuple[Layout, Chosen, npt.NDArray[np.void]]]:
+    def by_layout(self) -> Iterator[tuple[EventLayout, Chosen, npt.NDArray[np.void]]]:
         """Of each layout in use: which events have it, and their envelopes and values as a structured array."""
         if self._has_one_layout():
             layout = self.layouts[self.layout[0]]
@@ -267,7 +267,7 @@ class Segment:
         """So many numbers from each of these bytes on, all in one array."""
         return self.gathered(np.dtype([("numbers", code, (count,))]), position)["numbers"].ravel()
 
-    def _used_layouts(self) -> list[Layout]:
+    def _used_layouts(self) -> list[EventLayout]:
         """The layouts that its events have, in order of first appearance."""
         if self._has_one_layout():
             return [self.layouts[self.layout[0]]]

@@ -251,7 +251,7 @@ class JournalWriter:
         if self._fd < 0:
             raise OSError("the journal is closed")
         if self._is_torn:
-            self._take_back()
+            self._cut_torn_record()
         size = len(record)
         # BaseException, because the handler of a signal (Ctrl-C) may raise as soon as the write is done. Nothing is
         # called between here and the end of append, so no handler can run in between.
@@ -260,11 +260,11 @@ class JournalWriter:
             if written < size:
                 raise _no_room(written, size)
         except BaseException:
-            self._take_back()
+            self._cut_torn_record()
             raise
         self._size += size
 
-    def _take_back(self) -> None:
+    def _cut_torn_record(self) -> None:
         """Cut the file after its last whole record. Until that worked, nothing may be written behind the torn one."""
         self._is_torn, self._look_at_ns = True, AT_ONCE
         os.ftruncate(self._fd, self._size)

@@ -51,7 +51,7 @@ class TableDigests(Protocol):
     def add(self, table: pa.Table) -> bool:
         """More rows; whether they stood in their order. If not, what is taken is worth nothing."""
 
-    def taken(self) -> dict[str, ColumnDigest]:
+    def finish(self) -> dict[str, ColumnDigest]:
         """The digests so far of the columns that have any value."""
 
 
@@ -60,7 +60,7 @@ def table_digests(table: str) -> TableDigests:
     if table == "metrics":
         return LongDigests()
     seldom = CHANGING_SELDOM[table]
-    return ColumnDigests(lambda name: (_Changes if name in seldom else EachValue)(Places()))
+    return ColumnDigests(lambda name: (_Changes if name in seldom else EachValue)(PresenceDigest()))
 
 
 class Alongside:
@@ -84,9 +84,9 @@ class Alongside:
             self._adding.append(self._thread.submit(self._digests.add, piece))
             yield piece
 
-    def taken(self) -> dict[str, ColumnDigest] | None:
+    def finish(self) -> dict[str, ColumnDigest] | None:
         """The digests of what was watched; None when its rows did not stand in their order."""
-        return self._digests.taken() if all(adding.result() for adding in self._adding) else None
+        return self._digests.finish() if all(adding.result() for adding in self._adding) else None
 
 
 class ColumnDigests:
@@ -115,9 +115,9 @@ class ColumnDigests:
         self._last = seqs[-1]
         return bool((seqs[1:] >= seqs[:-1]).all())
 
-    def taken(self) -> dict[str, ColumnDigest]:
+    def finish(self) -> dict[str, ColumnDigest]:
         """The digest of each column that has any value."""
-        digests = {name: column.taken() for name, column in self._columns.items()}
+        digests = {name: column.finish() for name, column in self._columns.items()}
         return {name: digest for name, digest in digests.items() if digest.number}
 
 
@@ -125,7 +125,7 @@ def _nothing(rows: int) -> pa.ChunkedArray:
     return pa.chunked_array([pa.nulls(rows)])
 
 
-class Places:
+class PresenceDigest:
     """Which rows of a column have a value: digested are those where this changes, from "all have" at the beginning."""
 
     def __init__(self) -> None:
@@ -146,7 +146,7 @@ class Places:
         self._rows += len(values)
         return values.drop_null() if values.null_count else values
 
-    def taken(self) -> str:
+    def finish(self) -> str:
         """The digest so far."""
         return self._digest.hexdigest()
 
@@ -158,7 +158,7 @@ class EachValue:
         places: Digests which rows have one.
     """
 
-    def __init__(self, places: Places) -> None:
+    def __init__(self, places: PresenceDigest) -> None:
         self._count = 0
         self._places = places
         self._lengths = hashlib.sha256()
@@ -171,9 +171,9 @@ class EachValue:
                 self._digest(present)
                 self._count += len(present)
 
-    def taken(self) -> ColumnDigest:
+    def finish(self) -> ColumnDigest:
         """The digest so far."""
-        return ColumnDigest(self._count, self._places.taken(), self._lengths.hexdigest(), self._values.hexdigest())
+        return ColumnDigest(self._count, self._places.finish(), self._lengths.hexdigest(), self._values.hexdigest())
 
     def _digest(self, present: pa.Array) -> None:
         if pa.types.is_list(present.type):
@@ -190,7 +190,7 @@ class EachValue:
 class _Changes(EachValue):
     """A column of which those values are digested that differ from the one before, each with its place among all."""
 
-    def __init__(self, places: Places) -> None:
+    def __init__(self, places: PresenceDigest) -> None:
         super().__init__(places)
         self._last: int | str | None = None
 
@@ -235,10 +235,10 @@ class LongDigests:
             start = end
         return is_in_order
 
-    def taken(self) -> dict[str, ColumnDigest]:
+    def finish(self) -> dict[str, ColumnDigest]:
         """The digest of each metric, and under the empty name one of whose rows these are."""
         owners = hashlib.sha256(json.dumps(sorted(self._owners, key=repr)).encode()).hexdigest()
-        metrics = {name: metric.taken() for name, metric in self._metrics.items()}
+        metrics = {name: metric.finish() for name, metric in self._metrics.items()}
         return metrics | ({"": ColumnDigest(len(self._owners), "", "", owners)} if metrics else {})
 
 
@@ -260,7 +260,7 @@ class _LongMetric:
         self._values.update(values.tobytes())
         return is_after
 
-    def taken(self) -> ColumnDigest:
+    def finish(self) -> ColumnDigest:
         """The digests so far."""
         return ColumnDigest(self._count, self._seqs.hexdigest(), "", self._values.hexdigest())
 

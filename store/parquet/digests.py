@@ -119,7 +119,7 @@ def _log_digest_from(entry: dict[str, Any]) -> LogDigest:
 Known = Mapping[Path, dict[str, ColumnDigest]]
 
 
-def take_digests(folder: Path, known: Known) -> None:
+def compute_digests(folder: Path, known: Known) -> None:
     """Keep the digests of what has finished and has none yet. The lock of the run's sealers is held."""
     kept, info, listing = read_digests(folder), read_run_info(folder), list_files(folder)
     live = {journal[1:3] for journal in listing.journals}
@@ -231,11 +231,11 @@ def _digests_of(
     """Of each column; files whose rows stand in an order of another's are read as a whole."""
     digests = digests_of(table)
     if all(digests.add(part) for part in _alike(table, files, row_groups_of)):
-        return digests.taken()
+        return digests.finish()
     digests = digests_of(table)
     for rows in _alike(table, files, lambda path: (read_parquet(path),)):
         digests.add(rows)
-    return digests.taken()
+    return digests.finish()
 
 
 def _alike(table: str, files: Sequence[SealedFile], read: Callable[[Path], Iterable[pa.Table]]) -> Iterator[pa.Table]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pyarrow as pa
 
-from .column_digests import ColumnDigests, EachValue, LongDigests, Places, TableDigests, bits
+from .column_digests import ColumnDigests, EachValue, LongDigests, PresenceDigest, TableDigests, bits
 
 
 def first_table_digests(table: str) -> TableDigests:
@@ -15,7 +15,7 @@ def first_table_digests(table: str) -> TableDigests:
     return LongDigests() if table == "metrics" else ColumnDigests(lambda _: EachValue(_FirstPlaces()))
 
 
-class _FirstPlaces(Places):
+class _FirstPlaces(PresenceDigest):
     """Which rows of a column have a value: a byte for each."""
 
     def present(self, values: pa.ChunkedArray) -> pa.ChunkedArray:

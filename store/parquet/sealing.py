@@ -38,7 +38,7 @@ from ..journal.reading import Segment, idle, is_being_written, is_sound, read_se
 from ..run_folder import COLUMNS_JSON, JournalFile, SealedFile, list_files, publish, remove_files, sealed_name
 from ..run_info import RunInfo, read_run_info
 from .column_digests import Alongside, ColumnDigest
-from .digests import DIGESTS_JSON, take_digests
+from .digests import DIGESTS_JSON, compute_digests
 from .durable_file import durable_file
 from .from_journal import events_table, metrics_table, samples_schema_of, samples_table
 from .reading import read_schema, row_groups_of
@@ -89,7 +89,7 @@ def seal(folder: Path, *, other_hosts: bool = False) -> int:
         streams = itertools.groupby(list_files(folder).journals, key=lambda journal: journal[1:3])
         sealed = sum(sealer.seal_stream(list(journals)) for _, journals in streams)
         sealer.compact()
-        take_digests(folder, sealer.digests())
+        compute_digests(folder, sealer.digests())
     return sealed
 
 
@@ -163,7 +163,7 @@ class _Sealer:
 
     def digests(self) -> dict[Path, dict[str, ColumnDigest]]:
         """Digests of the columns of files that hold all that there will be of a table, by path."""
-        taken = {path: digests.taken() for path, digests in self._digests.items()}
+        taken = {path: digests.finish() for path, digests in self._digests.items()}
         return {path: digests for path, digests in taken.items() if digests is not None}
 
     def seal_stream(self, journals: Sequence[JournalFile]) -> int:

@@ -19,8 +19,8 @@ from typing import Final
 from ..errors import NotARun, TelemetryError
 from ..garbage import collection_paused
 from ..run_folder import run_names
-from .folder_content import NOT_THERE, FolderContent, RunAhead, is_settled, stamp_of
-from .snapshot import Snapshot, retrying, snapshot_of, take_snapshot
+from .folder_content import NOT_THERE, FolderContent, PreloadedRun, is_settled, stamp_of
+from .snapshot import Snapshot, read_snapshot, retrying, snapshot_of
 from .summary import RunSummary, summarize
 
 #: A look at all runs that took less than this is not worth keeping, nor one at fewer runs: that was slow because the
@@ -102,10 +102,10 @@ class Catalog:
         self._looking = threading.Lock()
         self._last: _TimedLook | None = None
         self._waiting = threading.Lock()
-        self._expected: Callable[[], dict[str, RunAhead]] | None = None
-        self._ahead: dict[str, RunAhead] = {}
+        self._expected: Callable[[], dict[str, PreloadedRun]] | None = None
+        self._ahead: dict[str, PreloadedRun] = {}
 
-    def expect(self, runs: Callable[[], dict[str, RunAhead]]) -> None:
+    def use_preloaded(self, runs: Callable[[], dict[str, PreloadedRun]]) -> None:
         """Have the next look use what somebody else has read of the runs, as far as it still holds.
 
         Args:
@@ -240,5 +240,5 @@ def catalog_of(path: Path) -> Catalog:
 
 
 def _read(folder: Path, stamp: tuple[int, int]) -> Entry:
-    snapshot = take_snapshot(folder)
+    snapshot = read_snapshot(folder)
     return Entry(folder, stamp, summarize(snapshot), snapshot)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from ..errors import TelemetryError
 from .catalog import Entry
-from .snapshot import take_snapshot
+from .snapshot import read_snapshot
 
 
 def expendable(
@@ -45,7 +45,7 @@ def delete_run(folder: Path) -> None:
         NotARun: It is none.
         TelemetryError: A process is writing to it, or it cannot be removed.
     """
-    if take_snapshot(folder).is_live:
+    if read_snapshot(folder).is_live:
         raise TelemetryError("a process is writing to this run", where=str(folder), fix="End the run first")
     doomed = folder.with_name(f".deleted-{folder.name}-{os.getpid()}")
     try:

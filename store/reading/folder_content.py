@@ -29,7 +29,7 @@ class FolderContent(NamedTuple):
     columns_json: bytes | None
 
 
-class RunAhead(NamedTuple):
+class PreloadedRun(NamedTuple):
     """A finished run, before anybody has asked for it: its folder, which is in order, and its row."""
 
     content: FolderContent

@@ -163,14 +163,14 @@ class Snapshot:
         return _within(pa.concat_tables([with_ids_of(part, schema) for part in parts]), file)
 
 
-def take_snapshot(folder: Path) -> Snapshot:
+def read_snapshot(folder: Path) -> Snapshot:
     """Look at a run's folder.
 
     Raises:
         NotARun: It is none.
         DamagedLog: One of its journals is no journal.
     """
-    return retrying(lambda: _take_snapshot(folder))
+    return retrying(lambda: _read_snapshot(folder))
 
 
 def snapshot_of(folder: Path, content: FolderContent) -> Snapshot:
@@ -194,7 +194,7 @@ def retrying(read: Callable[[], _Result]) -> _Result:
     return read()
 
 
-def _take_snapshot(folder: Path) -> Snapshot:
+def _read_snapshot(folder: Path) -> Snapshot:
     listing = list_files(folder)
     # Liveness before run.json: a writer lets go of its journal only after it has written how it ended.
     is_live = _is_held(listing)

@@ -32,7 +32,7 @@ from steptape import TelemetryError
 from steptape.importers.discovery import Source, find_sources
 from steptape.importers.encodings import tfrecord, wandb_log
 from steptape.importers.importing import import_sources
-from steptape.importers.registry import readers
+from steptape.importers.registry import all_readers
 from steptape.importers.source import Reader, ReadOptions
 
 #: One case may take so long, and the whole process so much memory.
@@ -158,7 +158,7 @@ def check(reader: Reader, path: Path, store: Path | None) -> str:
     try:
         if store is None:
             return "read" if read_all(reader, path, path.read_bytes()[: 64 * 1024]) else "empty"
-        outcomes = list(import_sources(store, find_sources([path], readers()).sources, ReadOptions()))
+        outcomes = list(import_sources(store, find_sources([path], all_readers()).sources, ReadOptions()))
         return "imported" if any(outcome.run_id for outcome in outcomes) else "refused"
     except TelemetryError:
         return "refused"
@@ -194,7 +194,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         write_seeds(folder / "seeds")
-        for source in find_sources([*arguments.folders, folder / "seeds"], readers()).sources:
+        for source in find_sources([*arguments.folders, folder / "seeds"], all_readers()).sources:
             by_kind.setdefault(source.reader.kind, []).append(source)
         while time.monotonic() < until:
             kind = chance.choice(sorted(by_kind))
@@ -202,7 +202,7 @@ def main() -> int:
             store = folder / "store" if chance.randrange(IMPORTED_EVERY) == 0 else None
             path = one_case(seed, chance, folder)
             # A foreign reader's files, too: each may be told to read anything.
-            reader = chance.choice(readers()) if chance.randrange(10) == 0 else seed.reader
+            reader = chance.choice(all_readers()) if chance.randrange(10) == 0 else seed.reader
             try:
                 told[kind, within(CASE_S, lambda r=reader, p=path, s=store: check(r, p, s))] += 1
             except BaseException as error:

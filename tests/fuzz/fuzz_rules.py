@@ -38,7 +38,7 @@ with instrumented:
     from steptape.rules.errors import ExpressionError, PolicyError
     from steptape.rules.excerpts import excerpt
     from steptape.rules.language.binding import bind
-    from steptape.rules.language.bound_rule import Scope
+    from steptape.rules.language.bound_rule import NameScope
     from steptape.rules.language.expressions import parse
     from steptape.rules.policy_file.blueprint import draw_blueprint
     from steptape.rules.policy_file.declarations import Rule
@@ -63,7 +63,7 @@ operations:
 
 CONTROLLER = "controllers: [{name: c, triggers: [on_step_end], rule: loss > 1, operations: [note.should_log]}]\n"
 BASE = parse_policy(HEAD + CONTROLLER)
-SCOPE = Scope(tuple(metric.name for metric in BASE.metrics), BASE.params)
+SCOPE = NameScope(tuple(metric.name for metric in BASE.metrics), BASE.params)
 
 EVENTS = [
     Event("train_begin"),

@@ -11,7 +11,7 @@ from pathlib import Path
 from steptape import open_run
 from steptape.importers.discovery import find_sources
 from steptape.importers.importing import Outcome, State, import_sources
-from steptape.importers.registry import readers
+from steptape.importers.registry import all_readers
 from steptape.importers.source import ReadOptions
 
 Series = dict[str, list[list[object]]]
@@ -51,7 +51,7 @@ def main(out: Path) -> int:
         store = Path(folder)
         for place, series in expected.items():
             path = out / place if not Path(place).is_absolute() else Path(place)
-            outcomes = list(import_sources(store, find_sources([path], readers()).sources, ReadOptions()))
+            outcomes = list(import_sources(store, find_sources([path], all_readers()).sources, ReadOptions()))
             told = differences(series, imported([o for o in outcomes if o.state is not State.FAILED], store))
             told += [outcome.problem for outcome in outcomes if outcome.problem and "cut short" not in outcome.problem]
             values = sum(map(len, series.values()))

@@ -46,7 +46,7 @@ def can_share_work() -> bool:
     return True
 
 
-class Readers:
+class RunPool:
     """What reads runs: this process, or several others. Passes over the runs, one after the other, share them.
 
     Args:

@@ -46,7 +46,7 @@ _UNAUTHORIZED: Final = Sort(401, "unauthorized", "A token is needed")
 _FORBIDDEN: Final = Sort(403, "forbidden", "The token does not allow this")
 
 
-class Gate:
+class HostAndTokenMiddleware:
     """Refuses requests that are addressed to another host, come from another site's page, or lack a token's scope.
 
     Args:

@@ -10,8 +10,8 @@ from ..compiled.series import SLACK, Series
 from ..compiled.workspace import Workspace
 from ..policy_file.declarations import Controller
 from .computed_series import ComputedSeries
-from .gates import Gate, Restraint
-from .gauges import Gauge
+from .gates import FiringGate, FiringLimits
+from .metric_runners import MetricRunner
 
 #: What asks rules about an event: the numbers of those whose answer is not False, with the answer.
 Ask = Callable[[Event], list[tuple[int, object]]]
@@ -22,7 +22,7 @@ class ControllerState:
 
     __slots__ = ("declaration", "error_count", "evaluations", "message", "readings", "restraint", "rule", "unseen")
 
-    def __init__(self, declaration: Controller, workspace: Workspace, restraint: Restraint) -> None:
+    def __init__(self, declaration: Controller, workspace: Workspace, restraint: FiringLimits) -> None:
         compiled = declaration.rule.compiled
         fields = () if declaration.message is None else declaration.message.fields
         self.declaration = declaration
@@ -39,12 +39,12 @@ class ControllerState:
         self.unseen: tuple[Series, ...] = unseen
 
 
-class Watch:
+class TriggeredController:
     """One controller at one trigger, with a gate of its own."""
 
     __slots__ = ("gate", "state", "trigger")
 
-    def __init__(self, state: ControllerState, trigger: str, gate: Gate) -> None:
+    def __init__(self, state: ControllerState, trigger: str, gate: FiringGate) -> None:
         self.state = state
         self.trigger = trigger
         self.gate = gate
@@ -80,8 +80,8 @@ class Listener:
         self.feed: Feed = feed((), ())
         self.series: list[Series] = []
         self.computed: list[ComputedSeries] = []
-        self.gauges: list[Gauge] = []
-        self.watches: list[Watch] = []
+        self.gauges: list[MetricRunner] = []
+        self.watches: list[TriggeredController] = []
         self.ask: Ask | None = None
         # What it answered last, while that is what it would answer again.
         self.answers: list[tuple[int, object]] | None = None

@@ -27,7 +27,7 @@ _HEADERS: Final = {
 _METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 
 
-class Guard:
+class SafetyNetMiddleware:
     """ASGI middleware that answers unexpected errors with a problem.
 
     Starlette's own middleware for this raises the error again behind its answer, upon which uvicorn cuts the connection

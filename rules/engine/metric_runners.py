@@ -13,7 +13,7 @@ from ..policy_file.metrics import Metric
 from .decisions import RuleError
 
 
-class Gauge:
+class MetricRunner:
     """One metric of one engine.
 
     Args:
@@ -56,6 +56,6 @@ class Gauge:
         return RuleError(self.name, f"on_{event.kind}", *place, error=f"{where}: {what}", value_lag=lag_of(event))
 
 
-def compute_all(gauges: Iterable[Gauge], event: Event) -> list[RuleError]:
+def compute_all(gauges: Iterable[MetricRunner], event: Event) -> list[RuleError]:
     """Compute controller metrics; what failed for the first time."""
     return [failure for gauge in gauges if (failure := gauge.take(event)) is not None]

@@ -20,10 +20,10 @@ from ..policy_file.message import render
 from ..policy_file.operations import LogControl, LogMessage
 from ..policy_file.policy import Policy
 from .decisions import Decision, Outcome, RuleError, Scalar, is_storable
-from .watches import Watch
+from .triggered_controllers import TriggeredController
 
 
-class Place(NamedTuple):
+class OutcomeFields(NamedTuple):
     """The fields that all outcomes share, in their order."""
 
     controller: str
@@ -35,13 +35,13 @@ class Place(NamedTuple):
     epoch: float | None
 
 
-def place_of(watch: Watch, event: Event) -> Place:
+def place_of(watch: TriggeredController, event: Event) -> OutcomeFields:
     """Where an outcome stands."""
     name = watch.state.declaration.name
-    return Place(name, watch.trigger, event.attempt, event.rank, event.seq, event.step, event.epoch)
+    return OutcomeFields(name, watch.trigger, event.attempt, event.rank, event.seq, event.step, event.epoch)
 
 
-class Conclusions:
+class OutcomeMaker:
     """The conclusions of one engine.
 
     Args:
@@ -59,17 +59,17 @@ class Conclusions:
             if entry.class_name == LogControl.__name__
         }
 
-    def of(self, watch: Watch, event: Event, answer: object) -> Outcome | None:
+    def of(self, watch: TriggeredController, event: Event, answer: object) -> Outcome | None:
         """What follows from an answer that is not False, or from an exception in its place."""
         if answer is True:
-            return self._decision(watch, event) if watch.gate.take_true(event) else None
+            return self._decision(watch, event) if watch.gate.on_true(event) else None
         if answer is UNAVAILABLE:
             return None
         if isinstance(answer, Exception):
             return self._failure(watch, event, f"{type(answer).__name__}: {answer}")
         return self._failure(watch, event, f"a rule must give True or False, this gave a {type(answer).__name__}")
 
-    def _decision(self, watch: Watch, event: Event) -> Decision:
+    def _decision(self, watch: TriggeredController, event: Event) -> Decision:
         state = watch.state
         declared = state.declaration
         values: dict[str, Scalar] = {}
@@ -91,7 +91,7 @@ class Conclusions:
             message="" if declared.message is None else render(declared.message, state.message, event),
         )
 
-    def _messages(self, watch: Watch, event: Event) -> tuple[LogMessage, ...]:
+    def _messages(self, watch: TriggeredController, event: Event) -> tuple[LogMessage, ...]:
         names: dict[str, Any] = {}
         messages = []
         for reference in watch.state.declaration.operations:
@@ -101,7 +101,7 @@ class Conclusions:
                 messages.append(control.message(reference, names))
         return tuple(messages)
 
-    def _message_names(self, watch: Watch, event: Event) -> dict[str, Any]:
+    def _message_names(self, watch: TriggeredController, event: Event) -> dict[str, Any]:
         """What a log message can show, the policy's own names before what comes with the event."""
         return {
             **event.attrs,
@@ -115,7 +115,7 @@ class Conclusions:
             **{name: cell.value for name, cell in self._workspace.cells.items()},
         }
 
-    def _failure(self, watch: Watch, event: Event, what: str) -> RuleError | None:
+    def _failure(self, watch: TriggeredController, event: Event, what: str) -> RuleError | None:
         """Count a failure; the first of a controller is told, with where in the policy file it came from."""
         state = watch.state
         state.error_count += 1
