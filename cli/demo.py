@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final, Protocol
 
+from ..examples.settings import Settings
 from ..replay.backtests.backtesting import backtest
 from ..replay.reports.sentences import summary_lines
 from ..replay.reports.terminal_tables import TABLE_HEADINGS, table_rows
@@ -38,7 +39,6 @@ class Example(Protocol):
 
     MISLABELLED: int
     NAME: str
-    Settings: Callable[..., Any]
     load_data: Callable[[], Any]
     train: Callable[..., Path]
 
@@ -53,7 +53,7 @@ def run_demo(store: Path, example: Example) -> bool:
     Returns:
         Whether every live run stopped where its backtest said, with the checkpoints it said, and verified.
     """
-    settings = example.Settings()
+    settings = Settings()
     say("1. Training without rules: an evaluation and a checkpoint every 10 steps, every sample's loss recorded.")
     baseline = open_run(_train(store, example, settings, f"{example.NAME} uncontrolled"))
     steps = baseline.info.last.steps
@@ -66,7 +66,7 @@ def run_demo(store: Path, example: Example) -> bool:
         results[name] = _backtest(load_policy(shipped_policies()[name]), baseline)
 
     say("\n3. Training again, same seed, the rules live; checkpoints are now theirs to ask for.")
-    unsaved = example.Settings(save_every=0)
+    unsaved = Settings(save_every=0)
     live = {
         name: open_run(_train(store, example, unsaved, f"{example.NAME} under {name}", shipped_policies()[name]))
         for name in POLICIES
@@ -101,7 +101,7 @@ def _command() -> str:
     return str(beside.relative_to(Path.cwd()) if beside.is_relative_to(Path.cwd()) else beside)
 
 
-def _train(store: Path, example: Example, settings: Any, name: str, rules: Path | None = None) -> Path:
+def _train(store: Path, example: Example, settings: Settings, name: str, rules: Path | None = None) -> Path:
     with progress() as bar:
         task = bar.add_task(name, total=settings.steps)
 

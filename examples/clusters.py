@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..recorder.recorder import Recorder
+from .settings import Settings
 
 Floats: TypeAlias = NDArray[np.float64]
 Integers: TypeAlias = NDArray[np.int64]
@@ -42,24 +43,6 @@ class Clusters:
     eval_inputs: Floats
     eval_labels: Integers
     mislabelled: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Settings:
-    """Hyper-parameters.
-
-    Attributes:
-        save_every: Save a checkpoint every so many steps; 0 leaves checkpoints to the rules.
-    """
-
-    steps: int = 2000
-    batch_size: int = 64
-    lr: float = 0.1
-    hidden: int = 64
-    momentum: float = 0.9
-    eval_every: int = 10
-    save_every: int = 10
-    seed: int = 0
 
 
 class Network:

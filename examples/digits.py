@@ -16,6 +16,7 @@ from torch import nn
 from torch.nn import functional
 
 from ..recorder.recorder import Recorder
+from .settings import Settings
 
 NAME: Final = "digits"
 MISLABELLED: Final = 12
@@ -37,23 +38,6 @@ class Data:
     eval_inputs: torch.Tensor
     eval_labels: torch.Tensor
     mislabelled: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Settings:
-    """Hyper-parameters.
-
-    Attributes:
-        save_every: Checkpoint every so many steps; 0 leaves checkpoints to the rules.
-    """
-
-    steps: int = 2000
-    batch_size: int = 64
-    lr: float = 0.1
-    hidden: int = 64
-    eval_every: int = 10
-    save_every: int = 10
-    seed: int = 0
 
 
 def load_data(seed: int = 0) -> Data:
@@ -89,7 +73,7 @@ def train(
     torch.manual_seed(settings.seed)
     data = load_data()
     model = nn.Sequential(nn.Linear(64, settings.hidden), nn.ReLU(), nn.Linear(settings.hidden, 10))
-    optimizer = torch.optim.SGD(model.parameters(), lr=settings.lr, momentum=0.9)
+    optimizer = torch.optim.SGD(model.parameters(), lr=settings.lr, momentum=settings.momentum)
     steps_per_epoch = len(data.inputs) // settings.batch_size
 
     with Recorder(

@@ -173,9 +173,7 @@ PUBLIC: dict[str, set[str]] = {
         "sweeps/sweeping",
         "sweeps/variants",
     },
-    "examples": {
-        "digits",
-    },
+    "examples": {"settings"},
     "importers": {
         "discovery",
         "errors",
