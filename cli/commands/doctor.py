@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from ...store.reading.diagnosis import Fault, diagnose, folders_to_look_at, is_run_folder, twins
+from ...store.reading.diagnosis import StoreFault, diagnose, folders_to_look_at, is_run_folder, twins
 from ...store.store import open_store
 from ..exit_status import FINDINGS
 from ..options import JsonOption
@@ -25,7 +25,7 @@ def doctor(
     It reads every file, and changes nothing. Exit status 1 when it finds something. With --json one finding a line.
     """
     folders = [source] if is_run_folder(source) else folders_to_look_at(open_store(source).path)
-    found: list[Fault] = []
+    found: list[StoreFault] = []
     with progress() as bar:
         task = bar.add_task("reading runs", total=len(folders))
         for folder in folders:

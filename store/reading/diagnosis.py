@@ -28,7 +28,7 @@ _SEALING_NS: Final = 60_000_000_000
 
 
 @dataclass(frozen=True, slots=True)
-class Fault:
+class StoreFault:
     """Something that is wrong.
 
     Attributes:
@@ -51,7 +51,7 @@ class Fault:
         return f"{self.where}: {self.what}" + (f". {self.fix}" if self.fix else "")
 
 
-def diagnose(folder: Path) -> list[Fault]:
+def diagnose(folder: Path) -> list[StoreFault]:
     """What is wrong with a run's folder; nothing when it is as a recorder and a sealer leave it.
 
     Every file is read as a whole.
@@ -60,15 +60,19 @@ def diagnose(folder: Path) -> list[Fault]:
         return retrying(lambda: _found_in(folder))
     except OSError as error:
         what = f"it cannot be read ({error.strerror})"
-        return [Fault("unreadable", str(error.filename or folder), what, "Look at its permissions and at the disk")]
+        return [
+            StoreFault("unreadable", str(error.filename or folder), what, "Look at its permissions and at the disk")
+        ]
 
 
-def _found_in(folder: Path) -> list[Fault]:
+def _found_in(folder: Path) -> list[StoreFault]:
     try:
         info = read_run_info(folder)
         listing = list_files(folder)
     except TelemetryError as error:
-        return [Fault("no-run", error.where or str(folder), error.what, error.fix or "Look for a copy of run.json")]
+        return [
+            StoreFault("no-run", error.where or str(folder), error.what, error.fix or "Look for a copy of run.json")
+        ]
     found = [*_journals(folder, listing, _has_just_ended(info)), *_leftovers(folder, listing), *_parquet(listing)]
     if any(one.code in ("unreadable-journal", "unreadable-parquet") for one in found):
         return found
@@ -82,7 +86,7 @@ def folders_to_look_at(store: Path) -> list[Path]:
     return [folder for folder in folders if is_run_folder(folder)]
 
 
-def twins(folders: Iterable[Path]) -> list[Fault]:
+def twins(folders: Iterable[Path]) -> list[StoreFault]:
     """The folders whose run has the id of one before: readers of the store show that one alone."""
     first: dict[str, Path] = {}
     found = []
@@ -93,7 +97,7 @@ def twins(folders: Iterable[Path]) -> list[Fault]:
             continue
         if other is not folder:
             what = f"{other.name} holds a run of the same id, and is shown instead"
-            found.append(Fault("twin", str(folder), what, "Move one of the two to another store"))
+            found.append(StoreFault("twin", str(folder), what, "Move one of the two to another store"))
     return found
 
 
@@ -110,7 +114,7 @@ def _has_just_ended(info: RunInfo) -> bool:
     return info.last.ended_ns is not None and time.time_ns() - info.last.ended_ns < _SEALING_NS
 
 
-def _journals(folder: Path, listing: Listing, has_just_ended: bool) -> Iterator[Fault]:
+def _journals(folder: Path, listing: Listing, has_just_ended: bool) -> Iterator[StoreFault]:
     for journal in listing.journals:
         where = str(journal.path)
         try:
@@ -119,43 +123,43 @@ def _journals(folder: Path, listing: Listing, has_just_ended: bool) -> Iterator[
             continue  # Sealed meanwhile.
         except TelemetryError as error:
             fix = error.fix or "Move it away; what other files hold stays readable"
-            yield Fault("unreadable-journal", where, error.what, fix)
+            yield StoreFault("unreadable-journal", where, error.what, fix)
             continue
         if is_being_written(journal.path):
             continue
         if segment.torn_bytes:
             what = f"{segment.torn_bytes} bytes behind the last of {len(segment)} whole records cannot be read"
             fix = f"Nothing to be done for them; '{_SEAL.format(folder=folder)}' keeps them as torn-{journal.path.name}"
-            yield Fault("torn-journal", where, what, fix)
+            yield StoreFault("torn-journal", where, what, fix)
         if not has_just_ended:
             yield _unsealed(folder, journal, len(segment), segment.header.get("writer") or {})
 
 
-def _unsealed(folder: Path, journal: JournalFile, count: int, writer: dict[str, Any]) -> Fault:
+def _unsealed(folder: Path, journal: JournalFile, count: int, writer: dict[str, Any]) -> StoreFault:
     where, seal = str(journal.path), _SEAL.format(folder=folder)
     if is_of_this_machine(writer):
         what = f"its writer is gone, and {count} events are in no Parquet file yet; none of them is lost"
-        return Fault("unsealed", where, what, f"Go on with Recorder(resume=...), or '{seal}'")
+        return StoreFault("unsealed", where, what, f"Go on with Recorder(resume=...), or '{seal}'")
     what = f"another machine ({writer.get('host')}) wrote its {count} events, and may still do"
-    return Fault("foreign", where, what, f"When it does not live any more: '{seal} --other-hosts'")
+    return StoreFault("foreign", where, what, f"When it does not live any more: '{seal} --other-hosts'")
 
 
-def _leftovers(folder: Path, listing: Listing) -> Iterator[Fault]:
+def _leftovers(folder: Path, listing: Listing) -> Iterator[StoreFault]:
     for path in sorted(folder.glob(".*.tmp")):
         if time.time_ns() - path.stat().st_mtime_ns < _SEALING_NS:
             continue  # Somebody may be writing it.
-        yield Fault(
+        yield StoreFault(
             "leftover", str(path), "a writer that was killed left it; it holds nothing that counts", "Delete it"
         )
     for path in sorted(folder.glob("torn-journal-*")):
         what = f"{path.stat().st_size} bytes of a journal with a torn end, whose whole records were sealed"
-        yield Fault("torn", str(path), what, "Delete it when nobody wants to look into it")
+        yield StoreFault("torn", str(path), what, "Delete it when nobody wants to look into it")
     for file in listing.superseded:
         what = "another file holds its events: a sealer was killed while it merged"
-        yield Fault("superseded", str(file.path), what, f"'{_SEAL.format(folder=folder)}' removes it")
+        yield StoreFault("superseded", str(file.path), what, f"'{_SEAL.format(folder=folder)}' removes it")
 
 
-def _parquet(listing: Listing) -> Iterator[Fault]:
+def _parquet(listing: Listing) -> Iterator[StoreFault]:
     for file in listing.sealed:
         try:
             for _ in row_groups_of(file.path):
@@ -166,10 +170,10 @@ def _parquet(listing: Listing) -> Iterator[Fault]:
             # Whatever pyarrow says of a damaged file, the others have to be looked at.
             held = f"events {file.first} to {file.last} of attempt {file.attempt}, rank {file.rank}"
             what = f"{held} cannot be read ({error})"
-            yield Fault("unreadable-parquet", str(file.path), what, "Restore it from a copy, or move it away")
+            yield StoreFault("unreadable-parquet", str(file.path), what, "Restore it from a copy, or move it away")
 
 
-def _missing(snapshot: Snapshot) -> Iterator[Fault]:
+def _missing(snapshot: Snapshot) -> Iterator[StoreFault]:
     """Holes between the files of an (attempt, rank), and in front of the first."""
     spans = [(_stream(file), file.first, file.last) for file in snapshot.listing.table("events")]
     tails = (segment for segment in snapshot.tail.segments if len(segment))
@@ -179,7 +183,7 @@ def _missing(snapshot: Snapshot) -> Iterator[Fault]:
         for _, first, last in group:
             if first > expected:
                 what = f"events {expected} to {first - 1} of attempt {attempt}, rank {rank} are in no file"
-                yield Fault("missing", str(snapshot.folder), what, "Restore the file that held them from a copy")
+                yield StoreFault("missing", str(snapshot.folder), what, "Restore the file that held them from a copy")
             expected = last + 1
 
 
@@ -187,7 +191,7 @@ def _stream(file: SealedFile) -> tuple[int, int]:
     return file.attempt, file.rank
 
 
-def _lost(snapshot: Snapshot) -> Iterator[Fault]:
+def _lost(snapshot: Snapshot) -> Iterator[StoreFault]:
     """What the recorder says it could not write, and values of a device that never came."""
     table = snapshot.events_table(("kind", "step", "attempt", "rank", "attrs"))
     awaited = 0
@@ -196,17 +200,17 @@ def _lost(snapshot: Snapshot) -> Iterator[Fault]:
         if row["kind"] == "gap":
             what = f"{attrs.get('lost_events')} events before step {row['step']} could not be written"
             because = f": {attrs['first_error']}" if attrs.get("first_error") else ""
-            yield Fault("gap", str(snapshot.folder), what + because)
+            yield StoreFault("gap", str(snapshot.folder), what + because)
         awaited += (AWAITED in attrs) - (LATE_FOR in attrs)
     if awaited > 0 and not snapshot.is_live:
         what = f"{awaited} events still awaited values of a device when the writer ended"
-        yield Fault("awaited", str(snapshot.folder), what)
+        yield StoreFault("awaited", str(snapshot.folder), what)
 
 
-def _changed(folder: Path) -> Iterator[Fault]:
+def _changed(folder: Path) -> Iterator[StoreFault]:
     fix = "Restore the run from a copy"
     try:
         for fault in digest_faults(folder):
-            yield Fault("changed", str(folder), fault, fix)
+            yield StoreFault("changed", str(folder), fault, fix)
     except TelemetryError as error:
-        yield Fault("changed", error.where or str(folder), error.what, error.fix or fix)
+        yield StoreFault("changed", error.where or str(folder), error.what, error.fix or fix)
