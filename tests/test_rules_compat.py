@@ -10,14 +10,13 @@ from pathlib import Path
 
 import pytest
 
-import steptape.rules
 from compat.comparison import AGREES, DEPARTS, DISAGREES, verdict
 from compat.corpus import Case, read_cases, read_recorded
 from compat.ours import answer
 
 CASES = read_cases()
 RECORDED = read_recorded()["cases"]
-PAGE = (Path(steptape.rules.__file__).parents[1] / "LANGUAGE.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[1] / "LANGUAGE.md").read_text(encoding="utf-8")
 
 #: Departures that no policy over one stream can show, and where they are shown.
 SHOWN_ELSEWHERE = {

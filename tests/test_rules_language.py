@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-import steptape.rules
+from steptape.rules import semantics
 from steptape.rules.checks.findings import FindingCode, findings_of
 from steptape.rules.engine.engine import Engine
 from steptape.rules.language import expressions, operators, text, window_arguments
@@ -29,7 +29,7 @@ from steptape.rules.scenarios.run import run_test
 from steptape.store.events import INIT_END, LOOP_KINDS, Event
 from steptape.store.plan import Plan
 
-PAGE = (Path(steptape.rules.__file__).parents[1] / "LANGUAGE.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[1] / "LANGUAGE.md").read_text(encoding="utf-8")
 
 
 def section(title: str) -> str:
@@ -98,7 +98,7 @@ def test_the_limits_are_those_of_the_code() -> None:
 
 def test_the_version_of_the_page_is_that_of_the_semantics() -> None:
     """It grows with every change of meaning."""
-    assert f"language, version {steptape.rules.SEMANTICS_VERSION}." in PAGE.replace("\n", " ")
+    assert f"language, version {semantics.SEMANTICS_VERSION}." in PAGE.replace("\n", " ")
 
 
 BLOCKS = re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)

@@ -15,6 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from steptape import rules, store
 from steptape.rules.errors import Undefined
 from steptape.rules.language import reductions
 
@@ -125,8 +126,8 @@ def test_the_slope_of_one_value_is_undefined() -> None:
 
 
 SCRIPT = """
-from steptape.rules.engine.engine.engine import Engine
-from steptape.rules.engine.engine.decisions import decision_digest
+from steptape.rules.engine.engine import Engine
+from steptape.rules.engine.decisions import decision_digest
 from steptape.rules.policy_file.policy import parse_policy
 from steptape.store.events import Event
 
@@ -170,8 +171,10 @@ def test_decisions_and_digests_are_the_same_on_every_python_at_hand(tmp_path: Pa
     import simpleeval  # type: ignore[import-untyped]
     import yaml
 
-    root = Path(reductions.__file__).parents[1]
-    (tmp_path / "steptape").symlink_to(root)
+    (tmp_path / "steptape").mkdir()
+    for room in (rules, store):
+        path = Path(room.__path__[0])
+        (tmp_path / "steptape" / path.name).symlink_to(path)
     for module in (simpleeval.__file__, Path(yaml.__file__).parent):
         (tmp_path / Path(module).name).symlink_to(module)
     answers = set()

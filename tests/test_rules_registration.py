@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-import steptape.rules
 from steptape import TelemetryError
 from steptape.rules.engine.decisions import Decision, RuleError
 from steptape.rules.engine.engine import Engine
@@ -23,7 +22,7 @@ from steptape.rules.policy_file.policy import parse_policy
 from steptape.rules.policy_file.registration import register_metric, register_operation
 from steptape.store.events import Event
 
-PAGE = (Path(steptape.rules.__file__).parents[1] / "LANGUAGE.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[1] / "LANGUAGE.md").read_text(encoding="utf-8")
 
 
 def section(title: str) -> str:

@@ -40,7 +40,7 @@ APPEND = "writer.append('step_end', ('loss',), (1.0,), step=writer.seq, time_ns=
 FULL_DISK = f"""
 import json, resource, sys
 from pathlib import Path
-from steptape.store.journal.writer.writer import JournalWriter
+from steptape.store.journal.writer import JournalWriter
 
 writer = JournalWriter(Path(sys.argv[1]), run_id="run-1", segment_bytes=int(sys.argv[2]))
 unlimited = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -82,7 +82,7 @@ def test_a_journal_that_cannot_be_begun_leaves_nothing_behind(tmp_path: Path) ->
     script = """
 import resource, sys
 from pathlib import Path
-from steptape.store.journal.writer.writer import JournalWriter
+from steptape.store.journal.writer import JournalWriter
 
 resource.setrlimit(resource.RLIMIT_FSIZE, (10, 10))
 try:
@@ -97,7 +97,7 @@ except OSError:
 INTERRUPTED = f"""
 import random, signal, sys
 from pathlib import Path
-from steptape.store.journal.writer.writer import JournalWriter
+from steptape.store.journal.writer import JournalWriter
 
 class Interrupted(Exception):
     pass
@@ -129,7 +129,7 @@ def test_an_interrupt_in_the_middle_of_an_append_loses_or_doubles_no_event(tmp_p
 FORKED = f"""
 import os, sys
 from pathlib import Path
-from steptape.store.journal.writer.writer import JournalWriter
+from steptape.store.journal.writer import JournalWriter
 
 writer = JournalWriter(Path(sys.argv[1]), run_id="run-1")
 {APPEND}
@@ -301,7 +301,7 @@ def test_a_forked_child_of_a_synced_journal_ends_without_waiting_for_its_parents
 REALLY_FULL = f"""
 import errno, json, sys
 from pathlib import Path
-from steptape.store.journal.writer.writer import JournalWriter
+from steptape.store.journal.writer import JournalWriter
 
 folder = Path(sys.argv[1])
 writer = JournalWriter(folder, run_id="run-1")

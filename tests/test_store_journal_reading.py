@@ -242,7 +242,7 @@ def test_a_record_of_an_unknown_tag_is_passed_over(small_run: Path) -> None:
 LIVE = """
 import sys
 from pathlib import Path
-from steptape.store.journal.writer.writer import JournalWriter
+from steptape.store.journal.writer import JournalWriter
 
 writer = JournalWriter(Path(sys.argv[1]), run_id="run-1")
 writer.append("step_end", ("loss",), (1.0,), step=1, time_ns=0, elapsed_ns=0)

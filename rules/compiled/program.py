@@ -30,7 +30,7 @@ class TriggeredRule:
     Attributes:
         rule: The rule.
         between: The steps at which it is asked.
-        takes_false: Whether a false answer must be told to the gate, as ``take_false()``.
+        takes_false: Whether the gate counts false answers, by ``on_false()``.
         asks_whether_it_holds: The controller whose ``holds`` the answer becomes, when some rule asks for it.
     """
 
@@ -76,7 +76,7 @@ def _asked(number: int, question: TriggeredRule, translator: Translator, gate: s
     """``try`` to evaluate one rule, and note what came of it."""
     when_false: list[ast.stmt] = []
     if question.takes_false:
-        when_false = [ast.Expr(_call(ast.Attribute(_name(gate), "take_false", ast.Load())))]
+        when_false = [ast.Expr(_call(ast.Attribute(_name(gate), "on_false", ast.Load())))]
     tree, keeps = question.rule.expression.tree, question.asks_whether_it_holds is not None
     if gives_truth(tree, question.rule) and not keeps:
         # The quickest form there is: the interpreter jumps on the comparisons themselves.

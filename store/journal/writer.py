@@ -201,7 +201,7 @@ class JournalWriter:
             f"    if _written != {FRAME.size} + {size}:",
             "        raise _no_room(_written, _len(_record))",
             "except _BaseException:",
-            "    _journal._take_back()",
+            "    _journal._cut_torn_record()",
             "    raise",
             "_journal._size += _written",
             "_journal.seq = _seq + 1",
