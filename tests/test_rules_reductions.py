@@ -15,6 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import steptape
 from steptape import rules, store
 from steptape.rules.errors import Undefined
 from steptape.rules.language import reductions
@@ -171,16 +172,20 @@ def test_decisions_and_digests_are_the_same_on_every_python_at_hand(tmp_path: Pa
     import simpleeval  # type: ignore[import-untyped]
     import yaml
 
-    (tmp_path / "steptape").mkdir()
+    package = tmp_path / "steptape"
+    package.mkdir()
+    (package / "__init__.py").symlink_to(Path(steptape.__path__[0]) / "__init__.py")
     for room in (rules, store):
-        path = Path(room.__path__[0])
-        (tmp_path / "steptape" / path.name).symlink_to(path)
+        (package / Path(room.__path__[0]).name).symlink_to(room.__path__[0])
     for module in (simpleeval.__file__, Path(yaml.__file__).parent):
         (tmp_path / Path(module).name).symlink_to(module)
     answers = set()
     for seed, interpreter in enumerate([sys.executable, sys.executable, *interpreters()]):
         environment = {"PYTHONPATH": str(tmp_path), "PYTHONHASHSEED": str(seed), "PYTHONDONTWRITEBYTECODE": "1"}
-        done = subprocess.run([interpreter, "-c", SCRIPT], capture_output=True, text=True, env=environment, check=True)
+        done = subprocess.run(
+            [interpreter, "-c", SCRIPT], capture_output=True, text=True, env=environment, cwd=tmp_path, check=False
+        )
+        assert done.returncode == 0, done.stderr
         answers.add(done.stdout)
 
     assert len(answers) == 1, answers
