@@ -12,6 +12,7 @@ from typing import Any, Final
 from anyio import CapacityLimiter
 from fastapi import FastAPI
 from fastapi.routing import APIRoute
+from starlette.datastructures import State
 from starlette.exceptions import HTTPException
 
 from ..store.errors import StoreNotFound, TelemetryError
@@ -98,32 +99,43 @@ def create_app(
     app.state.store_path = store.path
     app.state.policies = None if policies_path is None else Path(policies_path).absolute()
     app.state.tokens = tokens
-    app.state.limits = limits
-    app.state.is_warm = False
-    app.state.streams = FollowerSlots(limits.streams)
-    app.state.traffic = Traffic()
-    app.state.jobs = JobQueue(limits)
-    app.state.rule_processes = RuleProcesses(limits)
-    app.state.query_workers = QueryWorkers(store.path, limits)
-    # Threads of their own: however many queries wait, other requests do not.
-    app.state.query_threads = CapacityLimiter(limits.query_workers + limits.queries_waiting + 1)
+    _set_up_work(app.state, limits)
     install_handlers(app)
     app.add_exception_handler(HTTPException, show_lost)
-    # The last one added is the first one asked.
+    _add_middleware(app, {*LOOPBACK_NAMES, *(host.lower() for host in allowed_hosts)})
+    _add_endpoints(app)
+    return app
+
+
+def _set_up_work(state: State, limits: Limits) -> None:
+    """Set up what endpoints share: limits, queues, and the processes and threads that work for them."""
+    state.limits = limits
+    state.is_warm = False
+    state.streams = FollowerSlots(limits.streams)
+    state.traffic = Traffic()
+    state.jobs = JobQueue(limits)
+    state.rule_processes = RuleProcesses(limits)
+    state.query_workers = QueryWorkers(state.store_path, limits)
+    # Threads of their own: however many queries wait, other requests do not.
+    state.query_threads = CapacityLimiter(limits.query_workers + limits.queries_waiting + 1)
+
+
+def _add_middleware(app: FastAPI, hosts: Collection[str]) -> None:
+    """Add what every request passes; the last one added is asked first."""
     app.add_middleware(SlashedNameMiddleware)
     app.add_middleware(HeadMiddleware)
-    app.add_middleware(BodyLimitMiddleware, limits=limits)
-    app.add_middleware(
-        HostAndTokenMiddleware, hosts={*LOOPBACK_NAMES, *(host.lower() for host in allowed_hosts)}, tokens=tokens
-    )
+    app.add_middleware(BodyLimitMiddleware, limits=app.state.limits)
+    app.add_middleware(HostAndTokenMiddleware, hosts=hosts, tokens=app.state.tokens)
     app.add_middleware(Session)
-    app.add_middleware(SafetyNetMiddleware, traffic=app.state.traffic, send_s=limits.send_s)
+    app.add_middleware(SafetyNetMiddleware, traffic=app.state.traffic, send_s=app.state.limits.send_s)
+
+
+def _add_endpoints(app: FastAPI) -> None:
     problems: dict[int | str, dict[str, Any]] = {status: {"model": Problem} for status in STATUSES}
     app.include_router(service.router, responses={s: p for s, p in problems.items() if s not in (404, 422)})
     for room in _ENDPOINTS:
         app.include_router(room.router, prefix=PREFIX, responses=problems)
     app.include_router(page_routes.router)
-    return app
 
 
 @asynccontextmanager

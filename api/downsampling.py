@@ -9,10 +9,7 @@ from typing import Final
 
 from ..store.reading.bucket_extremes import ends_and_extremes
 
-#: What one bucket keeps at most: first, last, smallest, largest, and the first NaN, infinity and negative infinity.
-KEPT_PER_BUCKET: Final = 7
-
-#: What it keeps as long as every value is finite.
+#: What one bucket keeps as long as every value is finite: its first, last, smallest and largest.
 _KEPT_IF_FINITE: Final = 4
 
 

@@ -12,13 +12,11 @@ from typing import Final
 
 from starlette.concurrency import run_in_threadpool
 
+from ..store.polling import pause_after
 from .errors import Busy
 
-#: Seconds between two looks at a folder.
+#: Seconds between two looks at a folder, at least.
 _PAUSE_S: Final = 0.1
-
-#: Looking and reading take a tenth of the time at most, however large a journal is.
-_PAUSE_TIMES: Final = 9
 
 
 class FollowerSlots:
@@ -78,7 +76,7 @@ async def changes(
         elif beat_s is not None and began_s - beaten_s >= beat_s:
             yield False
             beaten_s = time.monotonic()
-        pause_s = max(_PAUSE_S, _PAUSE_TIMES * (time.monotonic() - began_s))
+        pause_s = pause_after(began_s, _PAUSE_S)
 
 
 def _state_of(folder: Path) -> tuple[tuple[str, int], ...]:

@@ -44,14 +44,7 @@ def serve(
         StoreNotFound: There is no such folder.
         TelemetryError: Tokens are wrong or missing, or the port cannot be had.
     """
-    tokens = _tokens(tokens_path)
-    if tokens is None and not is_loopback(host):
-        raise TelemetryError(
-            "only this machine may be served where requests carry no token",
-            where="host",
-            got=host,
-            fix=f"Give --tokens FILE or {TOKENS_VARIABLE}; or use 127.0.0.1, and reach it from elsewhere by 'ssh -L'",
-        )
+    tokens = _tokens(tokens_path, host)
     with reading_ahead(Path(store_path)) as ahead:
         # To load all this takes as long as to read ten thousand runs, which goes on meanwhile. It all stays: nothing of
         # it is garbage to be looked for.
@@ -66,11 +59,7 @@ def serve(
         catalog_of(app.state.store_path).use_preloaded(ahead.runs)
         with _listening(host, port) as listener:
             prepare(listener)
-            address = f"[{host}]" if ":" in host else host
-            url = f"http://{address}:{listener.getsockname()[1]}"
-            told = f"{url}/ for people and {url}/api/v1/runs for programs"
-            sys.stderr.write(f"steptape: {store_path} is served at {told} (Ctrl-C ends it)\n")
-            sys.stderr.flush()
+            _announce(store_path, host, listener)
             with contextlib.suppress(KeyboardInterrupt):
                 uvicorn.Server(uvicorn.Config(app, **settings())).run([listener])
 
@@ -87,11 +76,30 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-def _tokens(path: str | Path | None) -> Tokens | None:
+def _tokens(path: str | Path | None, host: str) -> Tokens | None:
+    """The tokens of the file, or else of the environment; None where this machine alone is served without any."""
     if path is not None:
         return read_tokens(Path(path))
     lines = os.environ.get(TOKENS_VARIABLE)
-    return None if lines is None else parse_tokens(lines, source=TOKENS_VARIABLE)
+    if lines is not None:
+        return parse_tokens(lines, source=TOKENS_VARIABLE)
+    if is_loopback(host):
+        return None
+    raise TelemetryError(
+        "only this machine may be served where requests carry no token",
+        where="host",
+        got=host,
+        fix=f"Give --tokens FILE or {TOKENS_VARIABLE}; or use 127.0.0.1, and reach it from elsewhere by 'ssh -L'",
+    )
+
+
+def _announce(store_path: str | Path, host: str, listener: socket.socket) -> None:
+    """Write the address to stderr."""
+    address = f"[{host}]" if ":" in host else host
+    url = f"http://{address}:{listener.getsockname()[1]}"
+    served = f"{url}/ for people and {url}/api/v1/runs for programs"
+    sys.stderr.write(f"steptape: {store_path} is served at {served} (Ctrl-C ends it)\n")
+    sys.stderr.flush()
 
 
 def _listening(host: str, port: int) -> socket.socket:

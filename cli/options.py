@@ -10,6 +10,7 @@ from typing import Annotated, Final
 import typer
 
 from ..replay.cache import Cache
+from ..replay.runs.objective import Objective, declared_objective
 
 StoreOption = Annotated[
     Path | None, typer.Option("--store", metavar="STORE", help="Folder of runs; RUN is then an id or a unique name.")
@@ -23,6 +24,10 @@ StoreArgument = Annotated[Path, typer.Argument(metavar="STORE", envvar="STEPTAPE
 SetOption = Annotated[
     list[str] | None, typer.Option("--set", metavar="PARAM=VALUE", help="Replace a param of the policy.")
 ]
+ObjectiveOption = Annotated[
+    str | None, typer.Option(metavar="METRIC", help="The evaluation metric that runs are judged by.")
+]
+ModeOption = Annotated[str | None, typer.Option(metavar="min|max", help="Which way that metric is better.")]
 NoCacheOption = Annotated[
     bool, typer.Option("--no-cache", help="Read every run anew, and keep nothing of what is found.")
 ]
@@ -32,6 +37,13 @@ ProcessesOption = Annotated[
 
 #: Runs for which one more process is worth its start.
 _RUNS_A_PROCESS: Final = 8
+
+
+def objective_of(metric: str | None, mode: str | None) -> Objective | None:
+    """The metric of merit that --objective and --mode declare; None where neither is given."""
+    if mode and not metric:
+        raise typer.BadParameter("--mode says which way a metric is better: name it with --objective")
+    return declared_objective(metric, mode) if metric else None
 
 
 def processes_for(runs: int, asked: int | None) -> int:

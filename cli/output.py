@@ -75,15 +75,6 @@ def shown(value: object) -> str:
     return text if text.isprintable() else "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
-def counted(count: int, noun: str) -> str:
-    """So many of something, in words of one or of several.
-
-    >>> counted(1, "run"), counted(0, "run")
-    ('1 run', '0 runs')
-    """
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
-
-
 def progress() -> Bar:
     """A progress bar on stderr; it draws nothing when stderr is no terminal."""
     console = Console(stderr=True)

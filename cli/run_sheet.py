@@ -9,6 +9,7 @@ from shutil import get_terminal_size
 from typing import Any, Final
 
 from ..replay.reports.amounts import duration, size
+from ..store.plural import plural
 from ..store.reading.summary import leading_metric, summarize
 from ..store.run import Run
 from .output import print_rows, say
@@ -80,7 +81,7 @@ def run_sheet(run: Run, plotted: Sequence[str] = ()) -> None:
     began = started_of(shown)
     took = duration(shown["duration_s"])
     when = f" in {took}, started {began:%Y-%m-%d %H:%M:%S} UTC" if began else ", nobody said when"
-    say(f"{shown['steps']}{planned} step{'s' * (shown['steps'] != 1)}{when}")
+    say(f"{shown['steps']}{planned} {plural(shown['steps'], 'step')}{when}")
     if shown["tags"] or shown["group"]:
         say(f"group {shown['group'] or '-'}, tags {', '.join(shown['tags']) or '-'}")
     if shown["failure"]:

@@ -52,11 +52,6 @@ class TableColumns:
     metrics: tuple[str, ...]
 
     @property
-    def is_by_epoch(self) -> bool:
-        """Whether the table has no finer count than epochs."""
-        return self.step.strip().casefold() == "epoch"
-
-    @property
     def is_algoperf(self) -> bool:
         """Whether it is a ``measurements.csv`` of AlgoPerf: rows of trainings and rows of evaluations, interleaved."""
         return {"score", "total_duration", "accumulated_submission_time"} <= set(self.names())

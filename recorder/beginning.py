@@ -53,28 +53,11 @@ def open_run(
     """
     if (resume is None and resume_step is not None) or (resume is not None and run_id is not None):
         raise TelemetryError("resume_step goes with resume, and run_id with a new run", got=(run_id, resume_step))
-    if not rank.decides and not rank.has_group:
-        if run_id is None:
-            what = f"rank {rank.rank} does not know which run it is"
-            fix = "Give every rank the same run_id=, or construct the recorder after torch.distributed's process group"
-            raise TelemetryError(what, fix=fix)
-        opening = new_run(store, run_id, info, None)
-        if opening.folder.is_dir():
-            listing = list_files(opening.folder)
-            recorded = {file[1:3] for file in listing.journals} | {file[2:4] for file in listing.sealed}
-            # Its sequence would begin anew, and readers pass over what they have in Parquet.
-            if (0, rank.rank) in recorded:
-                what = f"rank {rank.rank} has recorded a part of this run already"
-                raise TelemetryError(what, where=str(store), got=run_id, fix="Choose another run_id=")
-        return opening
     if not rank.decides:
-        return followed_run(store, rank.agree(None), info)
+        return followed_run(store, rank.agree(None), info) if rank.has_group else _lone_rank(store, info, rank, run_id)
     try:
         if resume is None:
-            opening = new_run(store, run_id, info, policy)
-            if (opening.folder / RUN_JSON).exists():
-                fix = "Choose another, or go on with that run: resume="
-                raise TelemetryError("there is a run with this id already", where=str(store), got=run_id, fix=fix)
+            opening = _fresh_run(store, info, policy, run_id)
         else:
             # Reading a run takes pyarrow, which a loop that begins from nothing does without.
             from .resuming import resumed_run
@@ -86,4 +69,29 @@ def open_run(
         raise
     if rank.has_group:
         rank.agree(for_other_ranks(opening))
+    return opening
+
+
+def _lone_rank(store: Path, info: RunInfo, rank: Rank, run_id: str | None) -> Opening:
+    """The opening on a rank that does not decide, and that cannot ask the one that does."""
+    if run_id is None:
+        what = f"rank {rank.rank} does not know which run it is"
+        fix = "Give every rank the same run_id=, or construct the recorder after torch.distributed's process group"
+        raise TelemetryError(what, fix=fix)
+    opening = new_run(store, run_id, info, None)
+    if opening.folder.is_dir():
+        listing = list_files(opening.folder)
+        recorded = {file[1:3] for file in listing.journals} | {file[2:4] for file in listing.sealed}
+        # Its sequence would begin anew, and readers pass over what they have in Parquet.
+        if (0, rank.rank) in recorded:
+            what = f"rank {rank.rank} has recorded a part of this run already"
+            raise TelemetryError(what, where=str(store), got=run_id, fix="Choose another run_id=")
+    return opening
+
+
+def _fresh_run(store: Path, info: RunInfo, policy: Policy | None, run_id: str | None) -> Opening:
+    opening = new_run(store, run_id, info, policy)
+    if (opening.folder / RUN_JSON).exists():
+        fix = "Choose another, or go on with that run: resume="
+        raise TelemetryError("there is a run with this id already", where=str(store), got=run_id, fix=fix)
     return opening

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from steptape.api.downsampling import KEPT_PER_BUCKET, kept_indices
+from steptape.api.downsampling import kept_indices
 from steptape.store.reading.bucket_extremes import ends_and_extremes
 
 FLOATS = st.lists(st.floats(width=64), min_size=1, max_size=400)
@@ -32,7 +32,7 @@ def test_no_more_is_kept_than_asked_for(values: list[float], points: int) -> Non
     """One bucket may need seven places; beyond those, ``points`` is the limit."""
     kept = kept_indices(values, points)
 
-    assert len(kept) <= max(points, KEPT_PER_BUCKET)
+    assert len(kept) <= max(points, 7)
 
 
 @given(values=st.one_of(FLOATS, MOSTLY_FINITE), points=POINTS)

@@ -209,7 +209,7 @@ OWNERS = {
     "pydantic": {"api"},
     "pydantic_core": {"api"},
     "uvicorn": {"api"},
-    "jinja2": {"api", "replay/reports"},
+    "jinja2": {"replay/reports"},
     "markupsafe": {"api", "replay/reports"},
     "typer": {"cli"},
     "rich": {"cli/output"},

@@ -237,7 +237,7 @@ def test_the_aggregate_is_the_sum_of_the_runs(policy: Policy, record: Callable[.
 
 def test_a_frame_has_one_row_a_run(policy: Policy, record: Callable[..., Run]) -> None:
     """As a polars frame, for notebooks."""
-    frame = backtest(policy, [record([1, 3, 1], evals={1: 0.5})]).frame()
+    frame = backtest(policy, [record([1, 3, 1], evals={1: 0.5})]).runs_frame()
 
     assert frame.select("run_id", "stop_step", "steps_saved").rows() == [("run-1", 2, 1)]
 

@@ -27,7 +27,6 @@ from steptape.replay.runs.run_result import judge_run
 from steptape.replay.sweeps.outcomes import Outcomes, outcomes_of_results
 from steptape.replay.sweeps.run import RunSweep
 from steptape.replay.sweeps.schedule import schedules_of
-from steptape.replay.sweeps.stream import stream_of_events
 from steptape.replay.sweeps.task import sweep_stream
 from steptape.replay.sweeps.variants import variants_of
 from steptape.rules.engine.decisions import canonical_line
@@ -41,6 +40,7 @@ from steptape.store.parquet.sealing import seal
 from steptape.store.plan import Plan
 from steptape.store.run import Run
 from steptape.store.run_info import Attempt, PolicyRecord
+from streams_of_events import stream_of_events
 
 ROOT = Path(__file__).parents[1]
 

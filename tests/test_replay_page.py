@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from steptape import backtest, open_run
 from steptape.replay.backtests.backtesting import Backtest
@@ -17,8 +21,13 @@ from steptape.replay.reports.label_placement import CHARACTER, LINE, LabelPlacem
 from steptape.replay.reports.scales import Scale, scale_of, tick_text
 from steptape.replay.runs.curves import POINTS, curves_of
 from steptape.replay.runs.event_stream import event_stream
+from steptape.replay.runs.incidents import Incident
+from steptape.replay.runs.incidents import LabelPlacement as IncidentLabels
+from steptape.replay.runs.objective import declared_objective
+from steptape.replay.runs.results import Excluded
 from steptape.rules.policy_file.policy import parse_policy
 from steptape.store.events import Event
+from steptape.store.run_folder import new_run_id
 
 VOID = {"meta", "br"}
 
@@ -103,6 +112,63 @@ def test_names_from_files_are_text_on_the_page(report: Backtest) -> None:
     assert "<script" not in text
     assert "<i>0" not in text
     assert "<b>spikes & co</b>" in Page(text).text
+
+
+HOSTILE = st.sampled_from(
+    (
+        "<script>alert(1)</script>",
+        "\"onload='x'",
+        "&lt;b&gt;",
+        "</style></svg><img src=x>",
+        "{{ 7 * 7 }}{% raw %}",
+        "]]>-->",
+    )
+) | st.text("<>&\"'`={}%;ab", min_size=1, max_size=20)
+
+
+def backtest_under(name: str, record: Callable[..., Path]) -> Backtest:
+    """A backtest in which policy, params, controller, run, metrics, annotations and messages have one name."""
+    policy = {
+        "name": name,
+        "description": name,
+        "params": {"tag": name},
+        "controllers": [
+            {
+                "name": name,
+                "triggers": ["on_step_end"],
+                "rule": f"series({name!r}) > 2 and tag != ''",
+                "operations": ["hfcontrols.should_training_stop"],
+            }
+        ],
+    }
+    events = []
+    for step in range(1, 6):
+        value = 3.0 if step == 3 else math.nan if step == 2 else 1.0
+        events.append(Event("step_end", step=step, metrics={name: value, "loss": value}))
+        events.append(Event("evaluate", step=step, metrics={name: 1.0 / step}))
+    events.append(Event("annotation", step=5, attrs={"text": name, "action": name}))
+    run = open_run(record(events, run_id=new_run_id(), name=name))
+    made = backtest(
+        parse_policy(json.dumps(policy), source=name),
+        [run],
+        objective=declared_objective(name, "min"),
+        labels=IncidentLabels({run.info.run_id: [Incident(3, 4, name)]}),
+        baselines=[BASELINES["never"]],
+        with_coverage=True,
+    )
+    result = replace(made.results[0], run_id=name, notes=(name,))
+    return replace(made, results=(result,), excluded=(Excluded(name, name, name),))
+
+
+@given(name=HOSTILE)
+@settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_no_name_is_ever_an_element_of_the_page(name: str, store_record: Callable[..., Path]) -> None:
+    """The page has the elements and attributes that it has under a harmless name of the same length."""
+    hostile, harmless = (Page(report_page(backtest_under(each, store_record))) for each in (name, "x" * len(name)))
+
+    assert [(tag, list(attrs)) for tag, attrs in hostile.seen] == [(tag, list(attrs)) for tag, attrs in harmless.seen]
+    assert hostile.open == []
+    assert hostile.text.count(name) >= 15
 
 
 def test_every_run_is_on_the_page_and_so_is_what_was_left_out(report: Backtest) -> None:

@@ -15,12 +15,12 @@ from steptape.replay.runs.run_result import judge_run
 from steptape.replay.sweeps.outcomes import Outcomes, outcomes_of_results
 from steptape.replay.sweeps.run import RunSweep
 from steptape.replay.sweeps.schedule import schedules_of
-from steptape.replay.sweeps.stream import stream_of_events
 from steptape.replay.sweeps.task import sweep_stream
 from steptape.replay.sweeps.variants import Variant, variants_of
 from steptape.rules.policy_file.policy import parse_policy
 from steptape.store.events import Event
 from steptape.store.plan import Plan
+from streams_of_events import stream_of_events
 
 NUMBERS = st.sampled_from(
     [

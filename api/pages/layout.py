@@ -13,11 +13,11 @@ from fastapi import HTTPException, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse
 from fastapi.routing import APIRoute
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 from starlette.exceptions import HTTPException as StarletteHTTPException
 
 from ...replay.reports.amounts import duration
+from ...replay.reports.html_templates import html_environment
 from ...store.errors import TelemetryError, shortened
 from ...store.reading.summary import RunSummary
 from ..problems import detail_of, hint_at, hint_of, on_http_exception, sort_of
@@ -147,18 +147,14 @@ def _data_block(value: Any) -> Markup:
     return Markup(text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026"))
 
 
-_ENVIRONMENT: Final = Environment(
-    loader=FileSystemLoader(Path(__file__).with_name("templates")),
-    autoescape=True,
-    undefined=StrictUndefined,
-    trim_blocks=True,
-    lstrip_blocks=True,
+_ENVIRONMENT: Final = html_environment(
+    Path(__file__).with_name("templates"),
+    {
+        "compact": compact,
+        "data_block": _data_block,
+        "moment": moment,
+        "number": number,
+        "time_taken": time_taken,
+    },
 )
-_ENVIRONMENT.filters |= {
-    "compact": compact,
-    "data_block": _data_block,
-    "moment": moment,
-    "number": number,
-    "time_taken": time_taken,
-}
 _ENVIRONMENT.globals["map_style_id"] = map_style_id

@@ -20,8 +20,20 @@ from ...replay.reports.terminal_tables import COMPARISON_HEADINGS, TABLE_HEADING
 from ...replay.runs.incidents import read_labels
 from ...replay.runs.objective import Objective, declared_objective
 from ...rules.policy_file.policy import Policy
+from ...store.run import Run
 from ..lookup import complain_of, params_of, policy_named, runs_chosen
-from ..options import JsonOption, NoCacheOption, ProcessesOption, SetOption, StoreOption, processes_for, user_cache
+from ..options import (
+    JsonOption,
+    ModeOption,
+    NoCacheOption,
+    ObjectiveOption,
+    ProcessesOption,
+    SetOption,
+    StoreOption,
+    objective_of,
+    processes_for,
+    user_cache,
+)
 from ..output import print_json, print_table, reading_runs, say
 from ..output_file import check_output, output_file
 from .import_runs import RenameOption, imported_history, renamed
@@ -30,62 +42,63 @@ from .import_runs import RenameOption, imported_history, renamed
 _BASELINE: Final = "baseline"
 
 
+RunsArgument = Annotated[list[str] | None, typer.Argument(metavar="RUN...", help="Runs to judge it on.")]
+JudgedPolicyArgument = Annotated[
+    str,
+    typer.Argument(metavar="POLICY", help="A rule file, the name of one that comes with steptape, or baseline:NAME."),
+]
+HistoryOption = Annotated[
+    list[Path] | None,
+    typer.Option(
+        metavar="PATH", readable=False, help="Judge it on other tools' logs there: they are imported into a cache."
+    ),
+]
+BaselinesOption = Annotated[
+    list[str] | None,
+    typer.Option("--baseline", metavar="NAME", help="Compare with this baseline too; 'all' for every one."),
+]
+CoverageOption = Annotated[bool, typer.Option("--coverage", help="Say which clauses were ever true.")]
+LabelsOption = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="CSV of incidents: run, first_step, last_step, name.")
+]
+ToleranceOption = Annotated[
+    int, typer.Option(metavar="STEPS", min=0, help="How far outside of an incident an alarm still counts.")
+]
+DelayOption = Annotated[
+    int, typer.Option(metavar="STEPS", min=0, help="Updates between the decision to stop and the stop.")
+]
+CostOption = Annotated[float | None, typer.Option(metavar="AMOUNT", min=0, help="What an hour of one rank costs.")]
+HtmlOption = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="Write a page with plots, all baselines and coverage.")
+]
+
+
 def backtest(
-    policy: Annotated[
-        str,
-        typer.Argument(
-            metavar="POLICY", help="A rule file, the name of one that comes with steptape, or baseline:NAME."
-        ),
-    ],
-    runs: Annotated[list[str] | None, typer.Argument(metavar="RUN...", help="Runs to judge it on.")] = None,
+    policy: JudgedPolicyArgument,
+    runs: RunsArgument = None,
     store: StoreOption = None,
-    history: Annotated[
-        list[Path] | None,
-        typer.Option(
-            metavar="PATH", readable=False, help="Judge it on other tools' logs there: they are imported into a cache."
-        ),
-    ] = None,
+    history: HistoryOption = None,
     renames: RenameOption = None,
-    objective: Annotated[
-        str | None, typer.Option(metavar="METRIC", help="The evaluation metric that runs are judged by.")
-    ] = None,
-    mode: Annotated[str | None, typer.Option(metavar="min|max", help="Which way that metric is better.")] = None,
+    objective: ObjectiveOption = None,
+    mode: ModeOption = None,
     settings: SetOption = None,
-    baselines: Annotated[
-        list[str] | None,
-        typer.Option("--baseline", metavar="NAME", help="Compare with this baseline too; 'all' for every one."),
-    ] = None,
-    coverage: Annotated[bool, typer.Option("--coverage", help="Say which clauses were ever true.")] = False,
-    labels: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="CSV of incidents: run, first_step, last_step, name.")
-    ] = None,
-    tolerance: Annotated[
-        int, typer.Option(metavar="STEPS", min=0, help="How far outside of an incident an alarm still counts.")
-    ] = 0,
-    delay: Annotated[
-        int, typer.Option(metavar="STEPS", min=0, help="Updates between the decision to stop and the stop.")
-    ] = 0,
-    cost_per_hour: Annotated[
-        float | None, typer.Option(metavar="AMOUNT", min=0, help="What an hour of one rank costs.")
-    ] = None,
-    html: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write a page with plots, all baselines and coverage.")
-    ] = None,
+    baselines: BaselinesOption = None,
+    coverage: CoverageOption = False,
+    labels: LabelsOption = None,
+    tolerance: ToleranceOption = 0,
+    delay: DelayOption = 0,
+    cost_per_hour: CostOption = None,
+    html: HtmlOption = None,
     processes: ProcessesOption = None,
     no_cache: NoCacheOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Say what a policy would have saved and cost."""
-    if mode and not objective:
-        raise typer.BadParameter("--mode says which way a metric is better: name it with --objective")
-    if renames and history is None:
-        raise typer.BadParameter("--rename says what metrics of --history are to be called")
+    declared = objective_of(objective, mode)
     if html is not None:
         check_output(html)
-    declared = declared_objective(objective, mode) if objective else None
     loaded = _policy(policy, settings, declared)
-    chosen, problems = runs_chosen(runs, store) if history is None else imported_history(history, renamed(renames))
-    complain_of(problems)
+    chosen = _chosen(runs, store, history, renames)
     if not chosen and not as_json and html is None:
         say(f"no runs in {store}, so nothing to judge it on")
         return
@@ -106,7 +119,24 @@ def backtest(
             processes=processes_for(len(chosen), processes),
             cache=None if no_cache else user_cache(),
         )
-    result = dataclasses.replace(result, took_s=time.monotonic() - began_s)
+    _report(dataclasses.replace(result, took_s=time.monotonic() - began_s), html, as_json)
+    if not as_json and not policy.startswith(f"{_BASELINE}:") and _is_silent(result):
+        where = f"--store {store}" if store is not None else "--against RUN" if runs else "--store STORE"
+        say(_how_to_check(policy, where, is_imported=history is not None))
+
+
+def _chosen(
+    runs: list[str] | None, store: Path | None, history: list[Path] | None, renames: list[str] | None
+) -> list[Run]:
+    """The runs to judge a policy on; what is wrong with others goes to stderr."""
+    if renames and history is None:
+        raise typer.BadParameter("--rename says what metrics of --history are to be called")
+    chosen, problems = runs_chosen(runs, store) if history is None else imported_history(history, renamed(renames))
+    complain_of(problems)
+    return chosen
+
+
+def _report(result: Backtest, html: Path | None, as_json: bool) -> None:
     if html is not None:
         with output_file(html) as page:
             page.write(report_page(result))
@@ -114,11 +144,15 @@ def backtest(
         print_json(report_json(result))
     else:
         _print(result)
-        if result.results and not aggregate(result)["fired"] and not policy.startswith(f"{_BASELINE}:"):
-            where = f"--store {store}" if store is not None else "--against RUN" if runs else "--store STORE"
-            first = "" if history is None else "import the logs; then "
-            check = f"steptape check {policy} {where}"
-            say(f"No rule fired: {first}'{check}' says whether the runs have what the rules read.")
+
+
+def _is_silent(result: Backtest) -> bool:
+    return bool(result.results) and not aggregate(result)["fired"]
+
+
+def _how_to_check(policy: str, where: str, *, is_imported: bool) -> str:
+    first = "import the logs; then " if is_imported else ""
+    return f"No rule fired: {first}'steptape check {policy} {where}' says whether the runs have what the rules read."
 
 
 def _print(result: Backtest) -> None:

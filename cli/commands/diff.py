@@ -8,10 +8,19 @@ import typer
 
 from ...replay.backtests.policy_diff import diff_policies
 from ...replay.reports.diff_report import diff_json, diff_lines
-from ...replay.runs.objective import declared_objective
 from ..exit_status import FINDINGS
 from ..lookup import complain_of, policy_named, runs_chosen
-from ..options import JsonOption, NoCacheOption, ProcessesOption, StoreOption, processes_for, user_cache
+from ..options import (
+    JsonOption,
+    ModeOption,
+    NoCacheOption,
+    ObjectiveOption,
+    ProcessesOption,
+    StoreOption,
+    objective_of,
+    processes_for,
+    user_cache,
+)
 from ..output import print_json, reading_runs, say
 
 _POLICY = "A rule file, or the name of one that comes with steptape."
@@ -22,10 +31,8 @@ def diff(
     new: Annotated[str, typer.Argument(metavar="NEW", help=_POLICY)],
     runs: Annotated[list[str] | None, typer.Argument(metavar="RUN...", help="Runs to compare them on.")] = None,
     store: StoreOption = None,
-    objective: Annotated[
-        str | None, typer.Option(metavar="METRIC", help="The evaluation metric that runs are judged by.")
-    ] = None,
-    mode: Annotated[str | None, typer.Option(metavar="min|max", help="Which way that metric is better.")] = None,
+    objective: ObjectiveOption = None,
+    mode: ModeOption = None,
     old_settings: Annotated[
         list[str] | None, typer.Option("--set-old", metavar="PARAM=VALUE", help="Replace a param of OLD.")
     ] = None,
@@ -41,12 +48,10 @@ def diff(
     Run by run and in sum, as Markdown for a pull request. Behaviour is what is ordered, and when: controllers may be
     renamed or put in another way. Exit status 1 when it changes in any run.
     """
-    if mode and not objective:
-        raise typer.BadParameter("--mode says which way a metric is better: name it with --objective")
+    declared = objective_of(objective, mode)
     policies = policy_named(old, old_settings), policy_named(new, new_settings)
     chosen, problems = runs_chosen(runs, store)
     complain_of(problems)
-    declared = declared_objective(objective, mode) if objective else None
     with reading_runs() as on_progress:
         found = diff_policies(
             *policies,

@@ -7,11 +7,12 @@ from typing import Annotated
 
 import typer
 
+from ...store.plural import counted
 from ...store.reading.diagnosis import StoreFault, diagnose, folders_to_look_at, is_run_folder, twins
 from ...store.store import open_store
 from ..exit_status import FINDINGS
 from ..options import JsonOption
-from ..output import counted, print_json, progress, say
+from ..output import print_json, progress, say
 
 
 def doctor(

@@ -17,11 +17,12 @@ from ...importers.importing import Outcome, State, import_sources
 from ...importers.registry import AUTO, all_readers, reader_of, unusable_readers
 from ...importers.source import Reader, ReadOptions
 from ...store.errors import TelemetryError
+from ...store.plural import counted
 from ...store.run import Run
 from ...store.store import open_run
 from ..exit_status import FINDINGS
 from ..options import JsonOption, user_cache
-from ..output import counted, print_json, print_table, progress, say
+from ..output import print_json, print_table, progress, say
 from ..streams import complain
 
 #: The store of the user's cache that other tools' logs are imported into to be judged at once.

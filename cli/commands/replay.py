@@ -8,9 +8,10 @@ import typer
 
 from ...replay.runs import replaying
 from ...rules.engine.decisions import Decision, Outcome, RuleError
+from ...store.plural import counted
 from ..lookup import events_named, policy_named
 from ..options import JsonOption, PolicyArgument, SetOption, StoreOption
-from ..output import counted, print_json, print_table, say
+from ..output import print_json, print_table, say
 
 
 def replay(

@@ -8,9 +8,10 @@ import typer
 
 from ...store.parquet.sealing import foreign_journals
 from ...store.parquet.sealing import seal as seal_run
+from ...store.plural import counted
 from ..lookup import complain_of, runs_chosen
 from ..options import JsonOption, StoreOption
-from ..output import counted, print_json, say
+from ..output import print_json, say
 from ..streams import complain
 
 

@@ -11,14 +11,14 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from ...replay.runs.objective import declared_objective
 from ...replay.sweeps.sweeping import Sweep
 from ...replay.sweeps.sweeping import sweep as sweep_runs
 from ...rules.language.references import Param
 from ...store.errors import TelemetryError
+from ...store.plural import counted
 from ..lookup import complain_of, policy_named, runs_chosen, setting_value
-from ..options import JsonOption, PolicyArgument, StoreOption
-from ..output import counted, print_json, print_table, reading_runs, say
+from ..options import JsonOption, ModeOption, ObjectiveOption, PolicyArgument, StoreOption, objective_of
+from ..output import print_json, print_table, reading_runs, say
 from ..streams import complain
 
 #: Values that one range may stand for.
@@ -45,10 +45,8 @@ def sweep(
         typer.Option("--set", metavar="PARAM=VALUES", help="Values to try: 1,2,3 or a range with its step, 2:5:0.5."),
     ] = None,
     store: StoreOption = None,
-    objective: Annotated[
-        str | None, typer.Option(metavar="METRIC", help="The evaluation metric that runs are judged by.")
-    ] = None,
-    mode: Annotated[str | None, typer.Option(metavar="min|max", help="Which way that metric is better.")] = None,
+    objective: ObjectiveOption = None,
+    mode: ModeOption = None,
     processes: Annotated[
         int | None,
         typer.Option(metavar="N", min=1, help="Share the runs out to so many processes at most: else one a core."),
@@ -62,13 +60,11 @@ def sweep(
     """
     if not settings:
         raise typer.BadParameter("say what to vary, as --set patience=1,2,3")
-    if mode and not objective:
-        raise typer.BadParameter("--mode says which way a metric is better: name it with --objective")
+    declared = objective_of(objective, mode)
     axes = _axes(settings)
     loaded = policy_named(policy, None)
     chosen, problems = runs_chosen(runs, store)
     complain_of(problems)
-    declared = declared_objective(objective, mode) if objective else None
     with reading_runs() as on_progress:
         result = sweep_runs(
             loaded,

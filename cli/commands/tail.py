@@ -13,6 +13,7 @@ import typer
 
 from ...store.event_json import event_to_line
 from ...store.events import KINDS, Event
+from ...store.polling import pause_after
 from ...store.reading.snapshot import Snapshot, read_snapshot, retrying
 from ...store.reading.snapshot_parts import after, of_rank
 from ...store.run import Run
@@ -22,9 +23,8 @@ from ..options import JsonOption, RunArgument, StoreOption
 from ..output import say, shown
 from ..streams import complain, print_line
 
-#: Seconds between two looks at a run. Looking takes a tenth of the time at most, however large a journal is.
+#: Seconds between two looks at a run, at least.
 _PAUSE_S: Final = 0.2
-_PAUSE_TIMES: Final = 9
 
 #: Where a log begins.
 _BEGINNING: Final = (0, -1)
@@ -91,7 +91,7 @@ def followed(run: Run, *, rank: int, kinds: frozenset[str], lines: int) -> Itera
         if snapshot.status != "running":
             return
         is_first = False
-        time.sleep(max(_PAUSE_S, _PAUSE_TIMES * (time.monotonic() - began_s)))
+        time.sleep(pause_after(began_s, _PAUSE_S))
 
 
 def event_line(event: Event) -> str:

@@ -9,10 +9,11 @@ import typer
 from ...replay.runs.verification import Verification
 from ...replay.runs.verification import verify as verify_run
 from ...store.errors import TelemetryError
+from ...store.plural import counted
 from ..exit_status import CANNOT_OPEN, FINDINGS
 from ..lookup import complain_of, runs_chosen
 from ..options import JsonOption, StoreOption
-from ..output import counted, print_json, say
+from ..output import print_json, say
 from ..streams import complain
 
 

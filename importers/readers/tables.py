@@ -10,7 +10,7 @@ import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from ..encodings.lines import decoded_head, text_lines
 from ..encodings.numbers import nanoseconds, number, step_of
@@ -93,49 +93,84 @@ def _checked(layout: TableColumns | None, path: Path, columns: list[str], option
     return layout
 
 
-def _rows(table: Any, columns: list[str], layout: TableColumns, path: Path) -> Iterator[Row]:
-    """The rows that have a step, and at the end an error that tells of what could not be taken as it was meant."""
+class _Places(NamedTuple):
+    """Indices of a table's columns, by what the columns hold."""
+
+    step: int
+    wall_clock: int | None
+    stopwatch: int | None
+    metrics: Sequence[tuple[int, str]]
+
+
+def _places(columns: list[str], layout: TableColumns) -> _Places:
     at = {name: index for index, name in enumerate(columns)}
-    step_at = at[layout.step]
-    wall_at = None if layout.wall_clock is None else at[layout.wall_clock]
-    watch_at = None if layout.stopwatch is None else at[layout.stopwatch]
-    metrics_at = [(at[name], name) for name in layout.metrics]
+    metrics = [(at[name], name) for name in layout.metrics]
+    wall_clock, stopwatch = (None if name is None else at[name] for name in (layout.wall_clock, layout.stopwatch))
     # AlgoPerf's stopwatch is one of its results, too: its tables are read by programs that look for it there.
-    if layout.is_algoperf and watch_at is not None:
-        metrics_at.append((watch_at, columns[watch_at]))
+    if layout.is_algoperf and stopwatch is not None:
+        metrics.append((stopwatch, columns[stopwatch]))
+    return _Places(at[layout.step], wall_clock, stopwatch, metrics)
+
+
+def _rows(table: Any, columns: list[str], layout: TableColumns, path: Path) -> Iterator[Row]:
+    """The rows that have a step. At the end it raises an error if something could not be read as it was meant."""
+    places = _places(columns, layout)
     omissions = Omissions(str(path))
     commas = DecimalCommas(str(path))
     for cells in table:
-        if len(cells) != len(columns):
-            if not cells:
-                continue
-            if len(cells) > len(columns) or step_at >= len(cells):
-                omissions.add(f"line {table.line_num + 1}", f"{len(cells)} cells under {len(columns)} columns")
-                continue
-            cells = [*cells, *[""] * (len(columns) - len(cells))]
-        if cells[step_at].strip() == columns[step_at]:
-            continue  # Another process wrote its heading into the same file.
         try:
-            step = step_of(cells[step_at], "")
-        except UnreadableSource as error:
-            omissions.add(f"line {table.line_num + 1}", f"no step in {error.got!r:.60}")
+            row = _row(cells, columns, places)
+        except _LeftOut as reason:
+            omissions.add(f"line {table.line_num + 1}", str(reason))
             continue
-        metrics: dict[str, float] = {}
-        attrs: dict[str, Any] = {}
-        for index, name in metrics_at:
-            if cell := cells[index]:
-                value = number(cell)
-                if value is not None:
-                    metrics[name] = value
-                elif not cell.isspace():
-                    attrs[name] = cell.strip()
-        if attrs:
-            commas.look_at(attrs, table.line_num + 1)
-        wall_ns = wall_clock_ns(cells[wall_at]) if wall_at is not None else 0
-        elapsed_ns = None if watch_at is None else nanoseconds(number(cells[watch_at]))
-        yield Row(step, metrics, attrs, wall_ns, elapsed_ns)
+        if row is not None:
+            if row.attrs:
+                commas.look_at(row.attrs, table.line_num + 1)
+            yield row
     omissions.tell()
     commas.tell()
+
+
+class _LeftOut(Exception):
+    """A row cannot be read; its text is the reason."""
+
+
+def _row(cells: list[str], columns: list[str], places: _Places) -> Row | None:
+    """The row of a line; None for a blank line, and for the heading that another process wrote into the same file.
+
+    Raises:
+        _LeftOut: It has too many cells, or no step.
+    """
+    if not cells:
+        return None
+    if len(cells) > len(columns) or places.step >= len(cells):
+        raise _LeftOut(f"{len(cells)} cells under {len(columns)} columns")
+    if len(cells) < len(columns):
+        cells = [*cells, *[""] * (len(columns) - len(cells))]
+    if cells[places.step].strip() == columns[places.step]:
+        return None
+    try:
+        step = step_of(cells[places.step], "")
+    except UnreadableSource as error:
+        raise _LeftOut(f"no step in {error.got!r:.60}") from None
+    metrics, attrs = _values(cells, places.metrics)
+    wall_ns = 0 if places.wall_clock is None else wall_clock_ns(cells[places.wall_clock])
+    elapsed_ns = None if places.stopwatch is None else nanoseconds(number(cells[places.stopwatch]))
+    return Row(step, metrics, attrs, wall_ns, elapsed_ns)
+
+
+def _values(cells: list[str], metrics: Sequence[tuple[int, str]]) -> tuple[dict[str, float], dict[str, str]]:
+    """The numbers of a row, and the texts where a number was expected. Empty cells are neither."""
+    numbers: dict[str, float] = {}
+    texts: dict[str, str] = {}
+    for index, name in metrics:
+        if cell := cells[index]:
+            value = number(cell)
+            if value is not None:
+                numbers[name] = value
+            elif not cell.isspace():
+                texts[name] = cell.strip()
+    return numbers, texts
 
 
 def _facts_of_algoperf(row: Row, attempt: int) -> Iterator[Fact]:

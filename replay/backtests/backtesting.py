@@ -104,8 +104,6 @@ class Backtest:
         """One row a decision, of all runs."""
         return decisions_frame(self.results)
 
-    frame = runs_frame
-
     def validity_counts(self) -> dict[str, int]:
         """Decisions by label, over all runs."""
         labels = [str(judged.validity) for result in self.results for judged in result.decisions]
@@ -145,27 +143,12 @@ def backtest(
         cache: Where to look for what was found of a finished run before, and to keep what is found now. None, because
             a library writes nowhere unless it is told to.
     """
+    request = Request(policy, tuple(runs), BacktestSettings(delay_steps, labels, tolerance_steps), cache, objective)
     with RunPool(processes, on_progress) as readers:
-        request = Request(policy, tuple(runs), BacktestSettings(delay_steps, labels, tolerance_steps), cache, objective)
-        passes = 1 + reads_runs(baselines) + with_coverage
-        readers.expect(passes * len(request.runs))
-        report, judged_runs = backtest_runs(request, readers)
-        readers.expect((passes - 1) * (len(judged_runs) - len(request.runs)))
-        outcomes, for_baselines = baseline_outcomes(
-            baselines, judged_runs, report.results, report.objective, request.settings, readers, cache
-        )
-        endings = [None if one.ending is None else one.ending.event_index for one in report.results]
-        covered = coverage_of(policy, judged_runs, readers, cache, endings) if with_coverage else Coverage()
+        report = _compared(request, baselines, with_coverage, readers)
     if cache is not None:
         cache.prune()
-    return replace(
-        report,
-        cost_per_hour=cost_per_hour,
-        baselines=outcomes,
-        coverage=covered.controllers,
-        conduct=covered.runs,
-        read_events=report.read_events + for_baselines + covered.read_events,
-    )
+    return replace(report, cost_per_hour=cost_per_hour)
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,6 +193,27 @@ def backtest_runs(request: Request, readers: RunPool) -> tuple[Backtest, list[Ru
         request.policy, objective, results, tuple(excluded), settings=request.settings, read_events=read_events
     )
     return report, judged_runs
+
+
+def _compared(request: Request, baselines: Sequence[Baseline], with_coverage: bool, readers: RunPool) -> Backtest:
+    """The backtest of a policy with what is compared with it. Baselines and coverage read the runs once more each."""
+    passes = 1 + reads_runs(baselines) + with_coverage
+    readers.expect(passes * len(request.runs))
+    report, runs = backtest_runs(request, readers)
+    readers.expect((passes - 1) * (len(runs) - len(request.runs)))
+    cache, results = request.cache, report.results
+    outcomes, for_baselines = baseline_outcomes(
+        baselines, runs, results, report.objective, request.settings, readers, cache
+    )
+    endings = [None if one.ending is None else one.ending.event_index for one in results]
+    covered = coverage_of(request.policy, runs, readers, cache, endings) if with_coverage else Coverage()
+    return replace(
+        report,
+        baselines=outcomes,
+        coverage=covered.controllers,
+        conduct=covered.runs,
+        read_events=report.read_events + for_baselines + covered.read_events,
+    )
 
 
 @dataclass(frozen=True, slots=True)

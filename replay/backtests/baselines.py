@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import repeat
 from pathlib import Path
 from types import MappingProxyType
 from typing import Final
@@ -174,48 +175,54 @@ def baseline_outcomes(
     Returns:
         What each came to, and how many events were read for it.
     """
-    policies: dict[str, Policy] = {}
-    reasons: dict[str, str] = {}
-    for baseline in baselines:
-        if baseline.path is not None:
-            try:
-                policies[baseline.name] = baseline_policy(baseline, objective)
-            except ValueError as error:
-                reasons[baseline.name] = str(error)
-        elif baseline.pruner is not None and objective is None:
-            reasons[baseline.name] = NO_MERIT
-    rows: list[tuple[BaselineScore | None, ...]] = []
-    read_events = 0
-    if reads_runs(baselines) and not policies:
-        readers.expect(-len(runs))
-    if policies:
-        for row, events in readers.mapped(_BaselineScores(tuple(policies.values()), objective, settings, cache), runs):
-            rows.append(row)
-            read_events += events
-    standings: dict[str, tuple[BaselineScore | None, ...]] = {}
-    if rows:
-        standings.update(zip(policies, zip(*rows, strict=True), strict=True))
-    standings[NEVER.name] = tuple(_never(result) for result in results)
-    standings[ORACLE.name] = tuple(_oracle(result, objective) for result in results)
-    standings[RANDOM.name] = _random(results, objective)
-    for baseline in baselines:
-        if baseline.pruner is None or objective is None:
-            continue
-        if not any(map(says_when, results)):
-            reasons[baseline.name] = NO_CLOCK if results else ""
-            continue
-        pairs = zip(results, pruned_at(baseline.pruner, results, objective), strict=True)
-        standings[baseline.name] = tuple(_pruned(*pair, objective, settings.delay_steps) for pair in pairs)
-    outcomes = tuple(
-        BaselineOutcome(
-            baseline,
-            policies[baseline.name].digest if baseline.name in policies else None,
-            standings.get(baseline.name, ()),
-            reasons.get(baseline.name, ""),
-        )
-        for baseline in baselines
+    outcomes, read_events = _policy_outcomes(
+        [baseline for baseline in baselines if baseline.path is not None], runs, objective, settings, readers, cache
     )
-    return outcomes, read_events
+    for baseline in baselines:
+        if baseline.pruner is not None:
+            outcomes[baseline] = _pruner_outcome(baseline, baseline.pruner, results, objective, settings.delay_steps)
+    outcomes[NEVER] = BaselineOutcome(NEVER, None, tuple(map(_never, results)))
+    outcomes[ORACLE] = BaselineOutcome(ORACLE, None, tuple(_oracle(result, objective) for result in results))
+    outcomes[RANDOM] = BaselineOutcome(RANDOM, None, _random(results, objective))
+    return tuple(outcomes[baseline] for baseline in baselines), read_events
+
+
+def _policy_outcomes(
+    baselines: Sequence[Baseline],
+    runs: Sequence[Run],
+    objective: Objective | None,
+    settings: BacktestSettings,
+    readers: RunPool,
+    cache: Cache | None,
+) -> tuple[dict[Baseline, BaselineOutcome], int]:
+    """The outcomes of those that are policies, and how many events were read for them, all in one pass."""
+    policies: dict[Baseline, Policy] = {}
+    outcomes: dict[Baseline, BaselineOutcome] = {}
+    for baseline in baselines:
+        try:
+            policies[baseline] = baseline_policy(baseline, objective)
+        except ValueError as error:
+            outcomes[baseline] = BaselineOutcome(baseline, None, (), str(error))
+    if not policies:
+        readers.expect(-len(runs) if baselines else 0)
+        return outcomes, 0
+    answers = list(readers.mapped(_BaselineScores(tuple(policies.values()), objective, settings, cache), runs))
+    by_policy = zip(*(standings for standings, _ in answers), strict=True) if answers else repeat(())
+    for (baseline, policy), standings in zip(policies.items(), by_policy, strict=False):
+        outcomes[baseline] = BaselineOutcome(baseline, policy.digest, standings)
+    return outcomes, sum(events for _, events in answers)
+
+
+def _pruner_outcome(
+    baseline: Baseline, pruner: Pruner, results: Sequence[RunResult], objective: Objective | None, delay_steps: int
+) -> BaselineOutcome:
+    """The outcome of one that compares runs with each other."""
+    if objective is None:
+        return BaselineOutcome(baseline, None, (), NO_MERIT)
+    if not any(map(says_when, results)):
+        return BaselineOutcome(baseline, None, (), NO_CLOCK if results else "")
+    pairs = zip(results, pruned_at(pruner, results, objective), strict=True)
+    return BaselineOutcome(baseline, None, tuple(_pruned(*pair, objective, delay_steps) for pair in pairs))
 
 
 def standing_of(result: RunResult, objective: Objective | None) -> BaselineScore | None:

@@ -9,6 +9,7 @@ from typing import Any
 
 from ...rules.policy_file.declarations import ACT
 from ...rules.policy_file.policy import Policy, shipped_policies
+from ...store.plural import counted
 from ..backtests.policy_diff import Order, PolicyDiff, RunDiff, StopChange
 from .amounts import duration
 
@@ -83,8 +84,8 @@ def diff_lines(difference: PolicyDiff) -> list[str]:
     changed, runs = len(difference.changed), len(difference.runs)
     title = f"### {_called(difference.old.policy)} → {_called(difference.new.policy)}"
     if not changed:
-        return [title, "", f"Behaviour is the same in {_counted(runs)}.", *_footnotes(difference)]
-    lines = [title, "", f"Behaviour changes in {changed} of {_counted(runs)}: {_summary(difference)}.", ""]
+        return [title, "", f"Behaviour is the same in {counted(runs, 'run')}.", *_footnotes(difference)]
+    lines = [title, "", f"Behaviour changes in {changed} of {counted(runs, 'run')}: {_summary(difference)}.", ""]
     lines += ["| run | ends at | steps | checkpoints | regret | orders gone | orders new |"]
     lines += ["| --- | ---: | ---: | ---: | ---: | --- | --- |"]
     lines += [_row(run) for run in difference.changed]
@@ -101,12 +102,11 @@ def _summary(difference: PolicyDiff) -> str:
     if stops[StopChange.NOT_KNOWN]:
         parts.append(f"of {stops[StopChange.NOT_KNOWN]} the end is not known")
     if steps := difference.total(lambda run: run.steps):
-        parts.append(f"{abs(steps):,.0f} step{'s' * (abs(steps) != 1)} {'fewer' if steps < 0 else 'more'}")
+        parts.append(f"{counted(abs(steps), 'step', ',.0f')} {'fewer' if steps < 0 else 'more'}")
     if seconds := difference.total(lambda run: run.seconds):
         parts.append(f"{duration(abs(seconds))} {'less' if seconds < 0 else 'more'}")
     if checkpoints := difference.total(lambda run: run.checkpoints):
-        what = f"checkpoint{'s' * (abs(checkpoints) != 1)}"
-        parts.append(f"{abs(checkpoints):,.0f} {what} {'fewer' if checkpoints < 0 else 'more'}")
+        parts.append(f"{counted(abs(checkpoints), 'checkpoint', ',.0f')} {'fewer' if checkpoints < 0 else 'more'}")
     for word, regret in (
         ("regret", difference.mean(lambda run: run.regret)),
         ("deployable regret", difference.mean(lambda run: run.deployable_regret)),
@@ -157,10 +157,6 @@ def _footnotes(difference: PolicyDiff) -> list[str]:
             "Means over runs, from 8 runs on with their 95 % interval by bootstrap."
         )
     return ["", *notes]
-
-
-def _counted(runs: int) -> str:
-    return f"{runs} run" if runs == 1 else f"{runs} runs"
 
 
 def _signed(value: float | None) -> str:

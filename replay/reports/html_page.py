@@ -1,31 +1,26 @@
-"""The report of a backtest as one HTML page: it opens offline, on a laptop, on a phone and on paper.
+"""The report of a backtest as one HTML page, which opens offline, on a laptop, on a phone and on paper.
 
-A backtest flows in, text flows out. Nothing on the page comes from elsewhere, and no script runs on it.
+Takes a backtest and returns text. The page loads nothing, and no script runs on it. The templates escape every value.
 """
 
 from __future__ import annotations
 
 import re
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from html import escape
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby, islice
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
+from markupsafe import Markup
+
+from ...store.plural import counted
 from ..backtests.backtesting import Backtest
 from ..intervals import COVERAGE, FEWEST_RUNS, RESAMPLES, SEED
 from ..runs.results import RunResult
-from .aggregation import aggregate, comparison, without_regret
-from .amounts import duration, size
-from .html_tables import (
-    anchor,
-    comparison_row,
-    coverage_table,
-    decisions_table,
-    incidents_table,
-    people_table,
-    runs_table,
-)
+from .aggregation import aggregate, comparison, detection_json, human_json, without_regret
+from .amounts import duration, short_duration, size
+from .decision_rows import DecisionRow, decision_rows
+from .html_templates import html_environment
 from .plots import Mark, run_plot, savings_plot
 from .sentences import headline
 
@@ -34,101 +29,75 @@ _STYLE: Final = Path(__file__).with_name("page.css")
 #: Runs whose curves are drawn at most; the table has them all.
 PLOTTED: Final = 60
 
-#: Of those, so many are seen at once; the others are folded away.
+#: Curves that are seen at once; the others are folded away.
 SHOWN: Final = 12
+
+#: Decisions that are listed of a run, and of all runs together, at most; the JSON has them all.
+LISTED_OF_A_RUN: Final = 4
+LISTED: Final = 240
+
+#: Values of a decision that are shown at most.
+_VALUES: Final = 4
+
+
+class Figure(NamedTuple):
+    """The curves of a run, as SVG, with what their caption says."""
+
+    result: RunResult
+    caption: str
+    plot: Markup
 
 
 def report_page(backtest: Backtest) -> str:
-    """The whole page: the verdict, then the plots, then the tables, and at the end what all of it rests on."""
-    name = backtest.policy.name or Path(backtest.policy.source).stem
-    total, rows = aggregate(backtest), comparison(backtest)
-    parts = [
-        _head(name, backtest, total),
-        _figures(backtest, total),
-        _not_judged(backtest),
-        _against(backtest, rows),
-        _curves(backtest),
-        runs_table(backtest),
-        incidents_table(backtest),
-        people_table(backtest),
-        coverage_table(backtest),
-        decisions_table(backtest),
-        _limits(backtest),
-        _identity(backtest),
-    ]
-    style = _STYLE.read_text(encoding="utf-8")
-    return (
-        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        '<meta name="color-scheme" content="light dark">'
-        f"<title>{escape(name)}: backtest</title><style>{style}</style></head>\n<body>\n"
-        + "\n".join(part for part in parts if part)
-        + "\n</body></html>\n"
+    """The whole page: the verdict, then the plots, then the tables, and at the end what the numbers rest on."""
+    total, compared = aggregate(backtest), comparison(backtest)
+    decisions = list(_listed_decisions(backtest))
+    return _ENVIRONMENT.get_template("report.html").render(
+        backtest=backtest,
+        name=backtest.policy.name or Path(backtest.policy.source).stem,
+        style=Markup(_STYLE.read_text(encoding="utf-8")),
+        total=total,
+        verdict=headline(backtest),
+        cards=_cards(backtest, total),
+        left_out=_left_out(backtest),
+        compared=compared,
+        savings=savings_plot(_marks(backtest, compared)),
+        figures=_figures(backtest),
+        shown=SHOWN,
+        undrawn=len(backtest.results) - PLOTTED,
+        detected=detection_json(backtest),
+        people=human_json(backtest),
+        decisions=decisions,
+        most_values=_VALUES,
+        unlisted=sum(len(result.decisions) for result in backtest.results) - sum(map(len, decisions)),
+        assumptions=(*backtest.assumptions, *_rests_on(backtest)),
+        notes=[f"{result.name}: {note}" for result in backtest.results for note in result.notes],
     )
 
 
-def _head(name: str, backtest: Backtest, total: Mapping[str, Any]) -> str:
-    """Which policy, and the verdict."""
-    objective = backtest.objective
-    merit = (
-        "No metric of merit was named, so nothing is said of what a stop would have cost."
-        if objective is None
-        else f"Metric of merit: <code>{escape(objective.metric)}</code>, {objective.mode} is better"
-        f" ({'guessed' if objective.guessed else 'declared'})."
-    )
-    about = f"<p>{escape(backtest.policy.description)}</p>" if backtest.policy.description else ""
-    return (
-        f'<header><p class="faint">Backtest over {total["runs"]} recorded runs</p><h1>{escape(name)}</h1>'
-        f'<p class="verdict">{_unbroken(escape(headline(backtest)))}</p>{about}<p class="faint">{merit}</p></header>'
-    )
-
-
-def _figures(backtest: Backtest, total: Mapping[str, Any]) -> str:
-    """The numbers that one reads first."""
-    cards = [(f"{total['stopped']} of {total['runs']}", "runs would have been stopped")]
+def _cards(backtest: Backtest, total: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """The numbers that one reads first, each with its text."""
+    bound = "≥ " if total["right_censored"] else ""
+    yield f"{total['stopped']} of {total['runs']}", "runs would have been stopped"
     if total["steps"]:
-        share = (total["steps_saved"] or 0) / total["steps"]
-        cards.append((f"{_bound(total)}{share:.0%}", f"of {total['steps']:,} steps saved"))
+        yield f"{bound}{(total['steps_saved'] or 0) / total['steps']:.0%}", f"of {total['steps']:,} steps saved"
     if total["seconds_saved"] is not None:
-        cards.append((f"{_bound(total)}{duration(total['seconds_saved'])}", f"saved of {duration(total['elapsed_s'])}"))
+        yield f"{bound}{duration(total['seconds_saved'])}", f"saved of {duration(total['elapsed_s'])}"
     if total["cost_saved"] is not None:
-        amount = f"{_bound(total)}{total['cost_saved']:,.2f}"
-        cards.append((amount, f"saved at {backtest.cost_per_hour:g} per rank and hour"))
+        yield f"{bound}{total['cost_saved']:,.2f}", f"saved at {backtest.cost_per_hour:g} per rank and hour"
     if total["checkpoint_bytes"] and total["bytes_saved"] is not None:
-        cards.append((size(total["bytes_saved"]), f"of checkpoints saved of {size(total['checkpoint_bytes'])}"))
+        yield size(total["bytes_saved"]), f"of checkpoints saved of {size(total['checkpoint_bytes'])}"
     for key, title in (("relative_regret", "regret"), ("relative_deployable_regret", "deployable regret")):
         regret = total[key]
         if regret["runs"]:
             within = "" if regret["low"] is None else f" [{regret['low']:.2%}, {regret['high']:.2%}]"
-            cards.append((f"{regret['mean']:.2%}", f"mean {title}{within}, worst {regret['max']:.2%}"))
-    return (
-        '<section class="figures">'
-        + "".join(f"<div><b>{escape(number)}</b><span>{_unbroken(escape(text))}</span></div>" for number, text in cards)
-        + "</section>"
-    )
+            yield f"{regret['mean']:.2%}", f"mean {title}{within}, worst {regret['max']:.2%}"
 
 
-def _against(backtest: Backtest, rows: Sequence[Mapping[str, Any]]) -> str:
-    """Savings against regret, as a plot and as a table."""
-    plot = savings_plot(_marks(backtest, rows))
-    figure = (
-        f"<figure>{plot}<figcaption>Each grey dot is a run that the policy stops; the others are means over runs. "
-        "Down and to the right is better.</figcaption></figure>"
-        if plot
-        else ""
-    )
-    body = "".join(comparison_row(row) for row in rows)
-    table = (
-        '<div class="scroll"><table><thead><tr><th></th><th>stops</th><th>steps saved</th><th>regret</th>'
-        f"<th>deployable<br>regret</th></tr></thead><tbody>{body}</tbody></table></div>"
-    )
-    caption = (
-        '<p class="faint">Means over runs, 95% intervals by bootstrap over runs where there are eight or more. '
-        "Below a baseline's numbers: the policy less the baseline, run by run.</p>"
-    )
-    return (
-        f'<section><h2>Savings against regret</h2><div class="two">{figure}<div>{table}{caption}</div></div></section>'
-    )
+def _left_out(backtest: Backtest) -> dict[str, Sequence[Any]]:
+    """The runs that were left out, by where they are missing. They come first: no number mentions them."""
+    runs = {"not judged": backtest.excluded, "in no statistic of regret": without_regret(backtest)}
+    return {what: left for what, left in runs.items() if left}
 
 
 def _marks(backtest: Backtest, rows: Sequence[Mapping[str, Any]]) -> list[Mark]:
@@ -146,68 +115,29 @@ def _marks(backtest: Backtest, rows: Sequence[Mapping[str, Any]]) -> list[Mark]:
     return marks
 
 
-def _curves(backtest: Backtest) -> str:
-    """The runs that the policy does something to come first: those are looked for."""
+def _figures(backtest: Backtest) -> list[Figure]:
+    """The curves of the runs, first of those with which the policy does something: readers look for these."""
     ordered = sorted(backtest.results, key=lambda result: (result.stop is None, not result.fired))
-    figures = [figure for result in ordered[:PLOTTED] if (figure := _figure(result, backtest))]
-    if not figures:
-        return ""
-    shown, folded = "".join(figures[:SHOWN]), "".join(figures[SHOWN:])
-    more = (
-        f'<details><summary>{len(figures) - SHOWN} more runs</summary><div class="plots">{folded}</div></details>'
-        if folded
-        else ""
-    )
-    left = len(ordered) - PLOTTED
-    rest = f'<p class="faint">{left} runs more are not drawn; the tables have them all.</p>' if left > 0 else ""
-    legend = (
-        '<p class="faint">The shaded part is what the stop would have spared. Green ring: the best of the whole run; '
-        "red dot: the best up to the stop. Brown marks at the top: values that are not finite. Marks under a plot are "
-        "decisions, coloured by validity as in the table.</p>"
-    )
-    return f'<section><h2>Curves and decisions</h2>{legend}<div class="plots">{shown}</div>{more}{rest}</section>'
+    drawn = ((result, run_plot(result, backtest.objective)) for result in ordered[:PLOTTED])
+    return [Figure(result, _caption(result), plot) for result, plot in drawn if plot]
 
 
-def _figure(result: RunResult, backtest: Backtest) -> str:
-    plot = run_plot(result, backtest.objective)
-    if not plot:
-        return ""
-    count = f"{len(result.decisions):,} decision{'s' * (len(result.decisions) != 1)}"
-    told = [*([] if result.right_censored else [result.status]), count, *result.notes]
-    caption = f"<figcaption>{escape('; '.join(told))}</figcaption>"
-    return f'<figure id="{anchor(result)}"><h3>{escape(result.name)}</h3>{caption}{plot}</figure>'
+def _caption(result: RunResult) -> str:
+    status = [] if result.right_censored else [result.status]
+    return "; ".join([*status, counted(len(result.decisions), "decision", ","), *result.notes])
 
 
-def _not_judged(backtest: Backtest) -> str:
-    """What was left out, and why: before anything else, since every number is silent about it."""
-    judged = [
-        *((run.run_id, run.name, "not judged", run.reason) for run in backtest.excluded),
-        *((run.run_id, run.name, "in no statistic of regret", run.reason) for run in without_regret(backtest)),
-    ]
-    if not judged:
-        return ""
-    rows = "".join(
-        f'<tr><td>{escape(name or run_id)}<br><span class="faint">{escape(run_id if name else "")}</span></td>'
-        f'<td class="left">{what}</td><td class="left wide">{escape(reason)}</td></tr>'
-        for run_id, name, what, reason in judged
-    )
-    counts = Counter(what for _, _, what, _ in judged)
-    said = ", ".join(f"{count} {what}" for what, count in counts.items())
-    return (
-        f'<section class="left-out"><details><summary>Left out: {said}</summary>'
-        f'<div class="scroll"><table>{rows}</table></div></details></section>'
-    )
+def _listed_decisions(backtest: Backtest) -> Iterator[Sequence[DecisionRow]]:
+    """The decisions that are listed, run by run."""
+    groups = (list(rows) for _, rows in groupby(decision_rows(backtest), lambda row: row.result.run_id))
+    return map(_first, islice(groups, LISTED // LISTED_OF_A_RUN))
 
 
-def _limits(backtest: Backtest) -> str:
-    """What all of it rests on."""
-    notes = [f"{result.name}: {note}" for result in backtest.results for note in result.notes]
-    return (
-        "<section><h2>What the numbers rest on</h2>"
-        + _list((*backtest.assumptions, *_rests_on(backtest)))
-        + (f"<h3>Of single runs</h3>{_list(notes)}" if notes else "")
-        + "</section>"
-    )
+def _first(rows: Sequence[DecisionRow]) -> Sequence[DecisionRow]:
+    """The first decisions of a run, and its stop in any case."""
+    shown = rows[:LISTED_OF_A_RUN]
+    stop = next((row for row in rows[LISTED_OF_A_RUN:] if row.judged is row.result.stop), None)
+    return shown if stop is None else [*shown[:-1], stop]
 
 
 def _rests_on(backtest: Backtest) -> Iterator[str]:
@@ -223,48 +153,37 @@ def _rests_on(backtest: Backtest) -> Iterator[str]:
         )
 
 
-def _identity(backtest: Backtest) -> str:
-    labels = ", ".join(f"{count} {label}" for label, count in backtest.validity_counts().items()) or "none"
-    params = ", ".join(f"{name} = {value}" for name, value in backtest.policy.params.items()) or "none"
-    rate = backtest.events_per_s
-    made = f"Made of {backtest.event_count:,} events" + (f", {rate:,.0f} a second" if rate else "")
-    return (
-        f'<footer class="faint">{_logs(backtest)}<p>Policy <code>{escape(backtest.policy.digest)}</code> from '
-        f"<code>{escape(backtest.policy.source)}</code>, params: {escape(params)}. Decisions: {labels}. "
-        f"Rule semantics {backtest.semantics_version}. {made}.</p></footer>"
-    )
-
-
-def _logs(backtest: Backtest) -> str:
-    """Of each run, what its result was made of: enough to tell whether another report rests on the same."""
-    rows = "".join(
-        f"<tr><td>{escape(result.run_id)}</td><td class='left'><code>{escape(result.identity.log_digest or '-')}</code>"
-        f"</td><td class='left'>{escape(_seqs(result))}</td>"
-        f"<td class='left'><code>{escape(result.identity.decision_digest or '-')}</code></td></tr>"
-        for result in backtest.results
-    )
-    if not rows:
-        return ""
-    return (
-        "<details><summary>Digests of every log and of its decisions</summary>"
-        '<div class="scroll"><table class="digests"><thead><tr><th>run</th><th class="left">log</th>'
-        f'<th class="left">events (attempt: seq)</th><th class="left">decisions</th></tr></thead>'
-        f"<tbody>{rows}</tbody></table></div></details>"
-    )
-
-
-def _seqs(result: RunResult) -> str:
-    return ", ".join(f"{one.attempt}: {one.first} to {one.last}" for one in result.identity.seq_ranges)
-
-
 def _unbroken(text: str) -> str:
-    """The text with its amounts kept together with their units."""
-    return re.sub(r"(?<=\d) (?=(ms|s|min|h|B|kB|MB|GB|TB|runs?)\b)", "&nbsp;", text)
+    """The text with its amounts kept together with their units, by no-break spaces."""
+    return re.sub(r"(?<=\d) (?=(ms|s|min|h|B|kB|MB|GB|TB|runs?)\b)", "\N{NO-BREAK SPACE}", text)
 
 
-def _list(sentences: Iterable[str]) -> str:
-    return "<ul>" + "".join(f"<li>{escape(sentence)}</li>" for sentence in sentences) + "</ul>"
+def _percent(value: float | None, decimals: int = 0) -> str:
+    return "-" if value is None else f"{value:.{decimals}%}"
 
 
-def _bound(total: Mapping[str, Any]) -> str:
-    return "≥ " if total["right_censored"] else ""
+def _plain(value: float | None) -> str:
+    return "-" if value is None else f"{value:.4g}"
+
+
+def _whole(value: int) -> str:
+    return f"{value:,}"
+
+
+def _short_name(operation: str) -> str:
+    """The operation without the name of its class."""
+    return operation.partition(".")[2] or operation
+
+
+_ENVIRONMENT: Final = html_environment(
+    Path(__file__).with_name("templates"),
+    {
+        "counted": counted,
+        "percent": _percent,
+        "plain": _plain,
+        "seconds": short_duration,
+        "short_name": _short_name,
+        "unbroken": _unbroken,
+        "whole": _whole,
+    },
+)

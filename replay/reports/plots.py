@@ -1,4 +1,4 @@
-"""The plots of a report, as SVG text: a run's curves with the decisions on them, and savings against regret.
+"""The plots of a report, as SVG: a run's curves with the decisions on them, and savings against regret.
 
 Colours come from the page's style sheet by class, so that the same drawing serves light and dark screens and paper.
 """
@@ -8,8 +8,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from html import escape
 from typing import Final
+
+from markupsafe import Markup
 
 from ..runs.curves import TRAINING_SERIES, Curve
 from ..runs.objective import Objective, best
@@ -49,12 +50,12 @@ class Mark:
     kind: str
 
 
-def run_plot(result: RunResult, objective: Objective | None) -> str:
+def run_plot(result: RunResult, objective: Objective | None) -> Markup:
     """A run's metric of merit and training loss over steps, with what the policy decides; empty without any curve."""
     curves = _drawn(result.curves, objective)
     last_step = max((step for curve in curves for step in curve.steps), default=0)
     if not last_step:
-        return ""
+        return Markup()
     across = Scale(0, last_step, _LEFT, WIDTH - _RIGHT)
     height = _TOP + len(curves) * _PANEL + (len(curves) - 1) * _GAP + _BOTTOM
     parts = []
@@ -68,7 +69,7 @@ def run_plot(result: RunResult, objective: Objective | None) -> str:
     return _svg(height, title, parts)
 
 
-def savings_plot(marks: Sequence[Mark]) -> str:
+def savings_plot(marks: Sequence[Mark]) -> Markup:
     """Share of steps saved against relative regret; up and to the left of a point is worse. Empty without points.
 
     Regret, in percent, is drawn as the logarithm of its tenths and one more, either way from 0: it spans from
@@ -77,7 +78,7 @@ def savings_plot(marks: Sequence[Mark]) -> str:
     across = scale_of([0.0, *(mark.x for mark in marks)], _LEFT + 8, WIDTH - _RIGHT)
     upwards = scale_of([-0.5, 1.0, *(_flattened(mark.y) for mark in marks)], _SCATTER_HEIGHT - 44, _TOP)
     if not marks or across is None or upwards is None:
-        return ""
+        return Markup()
     base, parts = upwards.begin, []
     for tick in _REGRET_TICKS:
         if upwards.low <= _flattened(tick) <= upwards.high:
@@ -108,7 +109,7 @@ def _drawn(curves: Iterable[Curve], objective: Objective | None) -> list[Curve]:
 
 def _panel(
     curve: Curve, across: Scale, top: float, is_first: bool, result: RunResult, objective: Objective | None
-) -> list[str]:
+) -> list[Markup]:
     upwards = scale_of(curve.values, top + _PANEL, top, may_be_log=True)
     name = curve.metric if curve.kind == "evaluate" else f"{curve.metric} (training)"
     if upwards is None:
@@ -120,14 +121,14 @@ def _panel(
     if curve.kind == "evaluate" and objective is not None:
         parts += _bests(result, objective, across, upwards)
     parts += [
-        f'<path class="gap" d="M{across.at(step):.1f} {top}v6"><title>not finite at step {step}</title></path>'
+        _path("gap", f"M{across.at(step):.1f} {top}v6", f"not finite at step {step}")
         for step, value in zip(curve.steps, curve.values, strict=True)
         if not math.isfinite(value)
     ]
     stop = result.predicted.steps if result.predicted is not None and result.stop is not None else None
     if stop is not None and stop < across.high:
         x = across.at(stop)
-        parts.insert(0, f'<rect class="spared" x="{x:.1f}" y="{top}" width="{across.end - x:.1f}" height="{_PANEL}"/>')
+        parts.insert(0, _path("spared", f"M{x:.1f} {top}H{across.end:.1f}v{_PANEL}H{x:.1f}z"))
         parts.append(_line(x, top, x, top + _PANEL, "stop"))
         if is_first:
             side = "end" if x > WIDTH * 0.6 else "start"
@@ -135,7 +136,7 @@ def _panel(
     return parts
 
 
-def _bests(result: RunResult, objective: Objective, across: Scale, upwards: Scale) -> list[str]:
+def _bests(result: RunResult, objective: Objective, across: Scale, upwards: Scale) -> list[Markup]:
     """Rings around the best of the whole run and the best up to the stop."""
     marks = []
     whole = best(result.evaluations, objective)
@@ -145,27 +146,24 @@ def _bests(result: RunResult, objective: Objective, across: Scale, upwards: Scal
     if predicted is not None and predicted.best is not None and predicted.best_step is not None:
         marks.append((predicted.best_step, predicted.best, "reached", "best up to the stop"))
     return [
-        f'<circle class="{kind}" cx="{across.at(step):.1f}" cy="{upwards.at(value):.1f}" r="3.5">'
-        f"<title>{title}: {value:.5g} at step {step}</title></circle>"
+        _circle(kind, across.at(step), upwards.at(value), 3.5, f"{title}: {value:.5g} at step {step}")
         for step, value, kind, title in marks
         if math.isfinite(value)
     ]
 
 
-def _decisions(result: RunResult, across: Scale, bottom: float) -> list[str]:
+def _decisions(result: RunResult, across: Scale, bottom: float) -> list[Markup]:
     """A small mark under the lowest panel for each decision, coloured by its validity."""
     stride = max(1, math.ceil(len(result.decisions) / _MARKS))
     marks = []
     for judged in result.decisions[::stride]:
         x = across.at(min(judged.outcome.step, across.high))
-        title = f"step {judged.outcome.step}: {escape(judged.outcome.controller)} ({judged.validity})"
-        marks.append(
-            f'<path class="mark {judged.validity}" d="M{x:.1f} {bottom + 3}l3 7h-6z"><title>{title}</title></path>'
-        )
+        title = f"step {judged.outcome.step}: {judged.outcome.controller} ({judged.validity})"
+        marks.append(_path(f"mark {judged.validity}", f"M{x:.1f} {bottom + 3}l3 7h-6z", title))
     return marks
 
 
-def _polyline(curve: Curve, across: Scale, upwards: Scale) -> str:
+def _polyline(curve: Curve, across: Scale, upwards: Scale) -> Markup:
     """The curve, broken where a value is not finite; single points between two breaks become dots."""
     commands, pen_down = [], False
     for step, value in zip(curve.steps, curve.values, strict=True):
@@ -176,35 +174,48 @@ def _polyline(curve: Curve, across: Scale, upwards: Scale) -> str:
         if not pen_down:
             commands.append("h0")
         pen_down = True
-    return f'<path class="curve {"merit" if curve.kind == "evaluate" else "training"}" d="{"".join(commands)}"/>'
+    return _path(f"curve {'merit' if curve.kind == 'evaluate' else 'training'}", "".join(commands))
 
 
-def _dot(x: float, y: float, mark: Mark) -> str:
-    title = f"<title>{escape(mark.label)}: {mark.x:.1f}% saved, regret {mark.y:+.2f}%</title>"
+def _dot(x: float, y: float, mark: Mark) -> Markup:
+    title = f"{mark.label}: {mark.x:.1f}% saved, regret {mark.y:+.2f}%"
     if mark.kind == "baseline":
-        return f'<path class="dot baseline" d="M{x:.1f} {y - 5:.1f}l5 5-5 5-5-5z">{title}</path>'
-    radius = 7 if mark.kind == "policy" else 4
-    return f'<circle class="dot {mark.kind}" cx="{x:.1f}" cy="{y:.1f}" r="{radius}">{title}</circle>'
+        return _path("dot baseline", f"M{x:.1f} {y - 5:.1f}l5 5-5 5-5-5z", title)
+    return _circle(f"dot {mark.kind}", x, y, 7 if mark.kind == "policy" else 4, title)
 
 
-def _label(placed: Placed, x: float, y: float, mark: Mark) -> list[str]:
-    """A label, and a line to its point where it stands further off."""
+def _label(placed: Placed, x: float, y: float, mark: Mark) -> list[Markup]:
+    """A label, and a line to its point where the label is further off."""
     text = _text(placed.x, placed.y, mark.label, f"label {mark.kind} {placed.side}")
     if not placed.is_far:
         return [text]
     return [_line(x, y, placed.x, placed.y - 4, f"leader {mark.kind}"), text]
 
 
-def _svg(height: float, title: str, parts: Iterable[str]) -> str:
-    return (
-        f'<svg viewBox="0 0 {WIDTH} {height:.0f}" role="img" aria-label="{escape(title, quote=True)}">'
-        f"{''.join(parts)}</svg>"
-    )
+# All SVG is made below. Markup escapes what it formats and joins.
 
 
-def _line(x1: float, y1: float, x2: float, y2: float, kind: str) -> str:
-    return f'<path class="{kind}" d="M{x1:.1f} {y1:.1f}L{x2:.1f} {y2:.1f}"/>'
+def _svg(height: float, title: str, parts: Iterable[Markup]) -> Markup:
+    svg = Markup('<svg viewBox="0 0 {} {:.0f}" role="img" aria-label="{}">{}</svg>')
+    return svg.format(WIDTH, height, title, Markup().join(parts))
 
 
-def _text(x: float, y: float, text: str, kind: str) -> str:
-    return f'<text class="{kind}" x="{x:.1f}" y="{y:.1f}">{escape(text)}</text>'
+def _line(x1: float, y1: float, x2: float, y2: float, kind: str) -> Markup:
+    return _path(kind, f"M{x1:.1f} {y1:.1f}L{x2:.1f} {y2:.1f}")
+
+
+def _path(kind: str, commands: str, title: str = "") -> Markup:
+    return Markup('<path class="{}" d="{}">{}</path>').format(kind, commands, _title(title))
+
+
+def _circle(kind: str, x: float, y: float, radius: float, title: str) -> Markup:
+    circle = Markup('<circle class="{}" cx="{:.1f}" cy="{:.1f}" r="{}">{}</circle>')
+    return circle.format(kind, x, y, radius, _title(title))
+
+
+def _title(text: str) -> Markup:
+    return Markup("<title>{}</title>").format(text) if text else Markup()
+
+
+def _text(x: float, y: float, text: str, kind: str) -> Markup:
+    return Markup('<text class="{}" x="{:.1f}" y="{:.1f}">{}</text>').format(kind, x, y, text)

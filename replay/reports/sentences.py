@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 
+from ...store.plural import counted
 from ..backtests.backtesting import Backtest
 from ..runs.run_result import asks_for_checkpoints
 from .aggregation import NOTABLE_REGRET, aggregate, comparison, detection_json, human_json, without_regret
@@ -20,9 +21,9 @@ def headline(backtest: Backtest) -> str:
     if not total["runs"]:
         return "No run could be judged."
     if not total["stopped"]:
-        said = f"It would have stopped none of {_count(total['runs'], 'run')}."
+        said = f"It would have stopped none of {counted(total['runs'], 'run', ',')}."
     else:
-        said = f"It would have stopped {total['stopped']} of {_count(total['runs'], 'run')}{_savings(total)}."
+        said = f"It would have stopped {total['stopped']} of {counted(total['runs'], 'run', ',')}{_savings(total)}."
     return " ".join((said, *_unknown(total)))
 
 
@@ -42,21 +43,17 @@ def _savings(total: Mapping[str, Any]) -> str:
 
 def _unknown(total: Mapping[str, Any]) -> Iterator[str]:
     if total["right_censored"]:
-        yield f"{_count(total['right_censored'], 'run')} might have gone on and give bounds only."
+        yield f"{counted(total['right_censored'], 'run', ',')} might have gone on and give bounds only."
     if total["not_known"]:
-        yield f"Of {_count(total['not_known'], 'run')} the outcome cannot be known."
+        yield f"Of {counted(total['not_known'], 'run', ',')} the outcome cannot be known."
     if total["excluded"]:
-        yield f"{_count(total['excluded'], 'run')} could not be judged."
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number:,} {what}{'s' * (number != 1)}"
+        yield f"{counted(total['excluded'], 'run', ',')} could not be judged."
 
 
 def summary_lines(backtest: Backtest) -> list[str]:
     """The aggregate in sentences."""
     total = aggregate(backtest)
-    stopped = f"{total['stopped']} of {_count(total['runs'], 'run')} would have been stopped"
+    stopped = f"{total['stopped']} of {counted(total['runs'], 'run', ',')} would have been stopped"
     lines = [f"{stopped}, rules fired in {total['fired']}."]
     if total["steps"]:
         lines.append(_saved_line(total))
@@ -87,8 +84,8 @@ def _saved_line(total: Mapping[str, Any]) -> str:
     saved, elapsed_s = total["steps_saved"] or 0, total["elapsed_s"]
     of_the_time = "" if elapsed_s is None else f", {duration(total['seconds_saved'])} of {duration(elapsed_s)}"
     return (
-        f"Saved: {saved:,} of {_count(total['steps'], 'step')} ({saved / total['steps']:.0%}){of_the_time}, "
-        f"{total['evaluations_saved'] or 0:,} of {_count(total['evaluations'], 'evaluation')}."
+        f"Saved: {saved:,} of {counted(total['steps'], 'step', ',')} ({saved / total['steps']:.0%}){of_the_time}, "
+        f"{total['evaluations_saved'] or 0:,} of {counted(total['evaluations'], 'evaluation', ',')}."
     )
 
 
@@ -150,7 +147,7 @@ def _regret_lines(total: Mapping[str, Any], backtest: Backtest) -> Iterator[str]
     for name, key in (("Regret", "relative_regret"), ("Deployable regret", "relative_deployable_regret")):
         regret = total[key]
         if regret["runs"]:
-            runs = f"{regret['runs']} run{'s' * (regret['runs'] != 1)}"
+            runs = counted(regret["runs"], "run")
             within = "" if regret["low"] is None else f" [{regret['low']:.2%}, {regret['high']:.2%}]"
             spread = f"median {regret['median']:.2%}, mean {regret['mean']:.2%}{within}, worst {regret['max']:.2%}"
             above = f"; above {NOTABLE_REGRET:.0%} in {regret['share_above_1_percent']:.0%} of them"
@@ -182,15 +179,16 @@ def _human_lines(backtest: Backtest) -> Iterator[str]:
         return
     lead = found["lead_steps"]
     by = "" if lead is None else f", by {lead['median']:g} steps in the median"
-    yield f"People acted in {_count(found['runs'], 'run')}; the policy acts earlier in {found['earlier']} of them{by}."
+    runs = counted(found["runs"], "run", ",")
+    yield f"People acted in {runs}; the policy acts earlier in {found['earlier']} of them{by}."
 
 
 def _coverage_lines(backtest: Backtest) -> Iterator[str]:
     for controller in backtest.coverage:
         if controller.flaps or controller.pending_steps:
             yield (
-                f"{controller.controller}: {_count(controller.decisions, 'decision')}, "
-                f"{_count(controller.flaps, 'flap')}, {_count(controller.pending_steps, 'step')} pending."
+                f"{controller.controller}: {counted(controller.decisions, 'decision', ',')}, "
+                f"{counted(controller.flaps, 'flap', ',')}, {counted(controller.pending_steps, 'step', ',')} pending."
             )
         for clause in (controller.rule, *controller.clauses):
             what = f"{controller.controller}: {clause.text!r}"

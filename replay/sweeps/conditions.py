@@ -14,19 +14,10 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from ...rules.language import references as ref
 from ...rules.language.functions import FUNCTIONS
 from ...rules.language.operators import power
-from ...rules.language.references import (
-    ContextValue,
-    Param,
-    Reference,
-    SeriesChange,
-    SeriesFold,
-    SeriesKey,
-    SeriesLength,
-    SeriesValue,
-    Window,
-)
+from ...rules.language.references import Param
 from .features import WindowSums, folded, windowed
 from .stream import Ints, Stream, Truths, Values
 from .terms import MAX_EXACT, OF_NUMBERS, NotColumnar, Term
@@ -51,7 +42,13 @@ class Vector(NamedTuple):
     defined: Truths | None
 
 
-_COMPARE: Final[dict[str, np.ufunc]] = {
+#: What is defined where all arguments are, and exact.
+_PLAIN: Final[dict[str, np.ufunc]] = {
+    "not": np.logical_not,
+    "-": np.negative,
+    "abs": np.abs,
+    "isnan": np.isnan,
+    "isfinite": np.isfinite,
     "Lt": np.less,
     "LtE": np.less_equal,
     "Gt": np.greater,
@@ -59,7 +56,8 @@ _COMPARE: Final[dict[str, np.ufunc]] = {
     "Eq": np.equal,
     "NotEq": np.not_equal,
 }
-_ADD: Final[dict[str, np.ufunc]] = {"Add": np.add, "Sub": np.subtract, "Mult": np.multiply}
+#: What is exact up to 2**53 where its arguments may be whole.
+_ARITHMETIC: Final[dict[str, np.ufunc]] = {"Add": np.add, "Sub": np.subtract, "Mult": np.multiply}
 #: What goes through Python's own functions value by value, because numpy's differ in the last bits.
 _ONE_BY_ONE: Final[dict[str, Callable[..., Any]]] = {
     "FloorDiv": operator.floordiv,
@@ -112,62 +110,43 @@ class Conditions:
         return found
 
     def _computed(self, term: Term, kind: str, params: Mapping[str, Param]) -> Vector:
-        operation = term.operation
-        if operation == "reference":
-            return self._read(kind, term.payload)
-        if operation == "param":
-            return Vector(_exact(params[term.payload]), None)
-        if operation == "constant":
-            return Vector(_exact(term.payload), None)
         vectors = [self._vector(argument, kind, params) for argument in term.arguments]
-        if operation in ("and", "or"):
-            return _joined(operation, *vectors)
-        if operation == "if":
-            return _chosen(*vectors)
-        defined = _both([vector.defined for vector in vectors])
-        values = [vector.values for vector in vectors]
-        if operation in _COMPARE:
-            return Vector(_COMPARE[operation](*values), defined)
-        if operation in _ADD:
-            result = _ADD[operation](*values)
-            return Vector(result if term.is_float else _whole(result), defined)
-        if operation == "Div":
-            return Vector(np.divide(*values), _both([defined, np.not_equal(values[1], 0.0)]))
-        if operation == "not":
-            return Vector(np.logical_not(values[0]), defined)
-        if operation == "-":
-            return Vector(np.negative(values[0]), defined)
-        if operation == "abs":
-            return Vector(np.abs(values[0]), defined)
-        if operation in ("isnan", "isfinite"):
-            return Vector((np.isnan if operation == "isnan" else np.isfinite)(values[0]), defined)
-        if operation in ("sqrt", "math_sqrt"):
-            return Vector(np.sqrt(values[0]), _both([defined, np.logical_not(np.less(values[0], 0.0))]))
-        numbers, succeeded = _one_by_one(_ONE_BY_ONE[operation], values)
-        return Vector(numbers, _both([defined, succeeded]))
+        match term.operation:
+            case "reference":
+                return self._read(kind, term.payload)
+            case "param":
+                return Vector(_exact(params[term.payload]), None)
+            case "constant":
+                return Vector(_exact(term.payload), None)
+            case "and" | "or":
+                return _joined(term.operation, *vectors)
+            case "if":
+                return _chosen(*vectors)
+            case _:
+                return _applied(term, vectors)
 
     # --- what rules read ----------------------------------------------------------------------------------------
 
-    def _read(self, kind: str, reference: Reference) -> Vector:
-        if isinstance(reference, ContextValue):
+    def _read(self, kind: str, reference: ref.Reference) -> Vector:
+        if isinstance(reference, ref.ContextValue):
             return self._fact(reference.name, self.rows(kind))
-        assert isinstance(reference, (SeriesValue, SeriesChange, SeriesLength, SeriesFold, Window))
+        assert isinstance(reference, ref.SeriesReference)
         series = self._values(reference.key)
         place, is_own = self._place(kind, reference)
         defined: Truths | None
         match reference:
-            case SeriesLength():
+            case ref.SeriesLength():
                 return Vector((place + 1).astype(np.float64), None)
-            case SeriesValue(_, back):
+            case ref.SeriesValue(_, back):
                 return Vector(series.values, None) if is_own and not back else _taken(series.values, place - back)
-            case SeriesChange(_, back):
+            case ref.SeriesChange(_, back):
                 newest, older = _taken(series.values, place), _taken(series.values, place - back)
                 return Vector(newest.values - older.values, _both([newest.defined, older.defined]))
-            case SeriesFold():
+            case ref.SeriesFold():
                 numbers, defined = folded(reference, series.values)
-            case Window():
+            case ref.Window():
                 numbers, defined = windowed(reference, self._sums_of(reference.key))
-        if isinstance(reference, Window) and reference.function.name == "count":
+        if isinstance(reference, ref.Window) and reference.function.name == "count":
             # It counts nothing where there is nothing, and is never undefined.
             counted = numbers if defined is None else np.where(defined, numbers, 0.0)
             return Vector(_taken(counted, place).values * (place >= 0), None)
@@ -176,19 +155,17 @@ class Conditions:
         taken = _taken(numbers, place)
         return taken if defined is None else Vector(taken.values, _both([taken.defined, _taken(defined, place).values]))
 
-    def _values(self, key: SeriesKey) -> Values:
+    def _values(self, key: ref.SeriesKey) -> Values:
         if key not in self._series:
             self._series[key] = self._stream.series(key)
         return self._series[key]
 
-    def _sums_of(self, key: SeriesKey) -> WindowSums:
+    def _sums_of(self, key: ref.SeriesKey) -> WindowSums:
         if key not in self._sums:
             self._sums[key] = WindowSums(self._values(key).values)
         return self._sums[key]
 
-    def _place(
-        self, kind: str, reference: SeriesValue | SeriesChange | SeriesLength | SeriesFold | Window
-    ) -> tuple[Ints, bool]:
+    def _place(self, kind: str, reference: ref.SeriesReference) -> tuple[Ints, bool]:
         """For each row the index of the newest value of a series, -1 before the first; and whether each has its own."""
         key = (kind, reference.key)
         if key not in self._places:
@@ -263,6 +240,24 @@ def _both(parts: list[Any]) -> Truths | None:
         if part is not None:
             result = part if result is None else result & part
     return result  # type: ignore[no-any-return]
+
+
+def _applied(term: Term, vectors: list[Vector]) -> Vector:
+    """An operation whose arguments are all evaluated: undefined where one of them is, or where it fails."""
+    operation, values = term.operation, [vector.values for vector in vectors]
+    defined = _both([vector.defined for vector in vectors])
+    if operation in _PLAIN:
+        return Vector(_PLAIN[operation](*values), defined)
+    if operation in _ARITHMETIC:
+        result = _ARITHMETIC[operation](*values)
+        return Vector(result if term.is_float else _whole(result), defined)
+    match operation:
+        case "Div":
+            return Vector(np.divide(*values), _both([defined, np.not_equal(values[1], 0.0)]))
+        case "sqrt" | "math_sqrt":
+            return Vector(np.sqrt(values[0]), _both([defined, np.logical_not(np.less(values[0], 0.0))]))
+    numbers, succeeded = _one_by_one(_ONE_BY_ONE[operation], values)
+    return Vector(numbers, _both([defined, succeeded]))
 
 
 def _joined(operation: str, left: Vector, right: Vector) -> Vector:

@@ -1,12 +1,12 @@
 """One recorded run as columns: what a sweep reads instead of events.
 
-Either a run on disk or events in memory flow in, of which only the deciding rank's and none of what rules did count;
-out flow arrays that share one index, that of a replay (``Judged.event_index``).
+Of a run on disk, only the deciding rank's events count, without what rules did. All arrays share one index, that of a
+replay (``Judged.event_index``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Final
@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from ...rules.language.references import ALSO_CALLED, SeriesKey
 from ...store.event_json import decoded_attrs
-from ...store.events import AWAITED, LATE_FOR, LOOP_KINDS, RULE_KINDS, Event
+from ...store.events import LOOP_KINDS, RULE_KINDS
 from ...store.lineage import DECIDING_RANK
 from ...store.plan import Plan
 from ...store.reading.timeline import events_table_along, rows_with_late_values
@@ -134,33 +134,6 @@ class Stream:
         return np.cumsum(self.is_any(("evaluate",)))
 
 
-def stream_of_events(events: Sequence[Event], plan: Plan) -> Stream:
-    """The columns of events in memory, in order."""
-    own = [event for event in events if event.rank == DECIDING_RANK]
-    facts = [event for event in own if event.kind not in RULE_KINDS]
-    names = {kind: code for code, kind in enumerate(dict.fromkeys(event.kind for event in facts))}
-    found: dict[str, tuple[list[int], list[float]]] = {}
-    for index, event in enumerate(facts):
-        for name, value in event.metrics.items():
-            at, values = found.setdefault(name, ([], []))
-            at.append(index)
-            values.append(value)
-    return Stream(
-        codes=np.array([names[event.kind] for event in facts], np.int64),
-        names=tuple(names),
-        steps=np.array([event.step for event in facts], np.int64),
-        attempts=np.array([event.attempt for event in facts], np.int64),
-        elapsed_ns=np.array([event.elapsed_ns for event in facts], np.int64),
-        epochs=np.array([0.0 if event.epoch is None else event.epoch for event in facts], np.float64),
-        has_epoch=np.array([event.epoch is not None for event in facts], np.bool_),
-        metrics={name: Values(np.array(at, np.int64), np.array(values)) for name, (at, values) in found.items()},
-        checkpoint_bytes=tuple(size_of(event.attrs) for event in facts if event.kind == "save"),
-        plan=plan,
-        has_decisions=any(event.kind == "decision" for event in own),
-        has_late_values=any(not event.attrs.keys().isdisjoint((AWAITED, LATE_FOR)) for event in facts),
-    )
-
-
 def read_stream(run: Run, metrics: Collection[str]) -> Stream:
     """The columns of a run along the lineage of its newest attempt.
 
@@ -183,36 +156,45 @@ def read_stream(run: Run, metrics: Collection[str]) -> Stream:
     own = _numbers(table, "rank") == DECIDING_RANK
     kept = own & is_fact[codes]
     late = rows_with_late_values(table).to_numpy()
-    every = bool(kept.all())
-
-    def column(name: str) -> npt.NDArray[Any]:
-        numbers = _numbers(table, name)
-        return numbers if every else numbers[kept]
-
-    def known_at(name: str) -> Truths:
-        mask: Truths = table[name].combine_chunks().is_valid().to_numpy(zero_copy_only=False)
-        return mask if every else mask[kept]
-
-    values: dict[str, Values] = {}
-    for name, column_name in column_of.items():
-        at = np.flatnonzero(known_at(column_name))
-        if len(at):
-            numbers = column(column_name)
-            values[name] = Values(at, numbers if len(at) == len(numbers) else numbers[at])
+    rows = _KeptRows(table, None if kept.all() else kept)
+    values = {name: rows.values(column) for name, column in column_of.items()}
     return Stream(
         codes=codes[kept],
         names=names,
-        steps=column("step"),
-        attempts=column("attempt").astype(np.int64),
-        elapsed_ns=column("elapsed_ns"),
-        epochs=column("epoch"),
-        has_epoch=known_at("epoch"),
-        metrics=values,
+        steps=rows.numbers("step"),
+        attempts=rows.numbers("attempt").astype(np.int64),
+        elapsed_ns=rows.numbers("elapsed_ns"),
+        epochs=rows.numbers("epoch"),
+        has_epoch=rows.is_known("epoch"),
+        metrics={name: found for name, found in values.items() if len(found.at)},
         checkpoint_bytes=_checkpoint_bytes(table, kept & np.array([name == "save" for name in names], np.bool_)[codes]),
         plan=snapshot.info.last.plan,
         has_decisions=bool((own & decided[codes]).any()),
         has_late_values=bool((late & kept).any()),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class _KeptRows:
+    """The rows of a table that are kept; all where ``kept`` is None, which saves copies."""
+
+    table: Any
+    kept: Truths | None
+
+    def numbers(self, name: str) -> npt.NDArray[Any]:
+        """A column, nulls as NaN; shape (kept rows,)."""
+        numbers = _numbers(self.table, name)
+        return numbers if self.kept is None else numbers[self.kept]
+
+    def is_known(self, name: str) -> Truths:
+        """Where a column is not null; shape (kept rows,)."""
+        mask: Truths = self.table[name].combine_chunks().is_valid().to_numpy(zero_copy_only=False)
+        return mask if self.kept is None else mask[self.kept]
+
+    def values(self, name: str) -> Values:
+        """The values of a column that are not null, with their rows."""
+        at, numbers = np.flatnonzero(self.is_known(name)), self.numbers(name)
+        return Values(at, numbers if len(at) == len(numbers) else numbers[at])
 
 
 def _checkpoint_bytes(table: Any, rows: Truths) -> tuple[int | None, ...]:

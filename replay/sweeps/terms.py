@@ -11,23 +11,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from ...rules.language import references as ref
 from ...rules.language.bound_rule import BoundRule
 from ...rules.language.expression_types import gives_float
 from ...rules.language.functions import FUNCTIONS
-from ...rules.language.references import (
-    ContextValue,
-    Extent,
-    MetricValue,
-    Param,
-    ParamValue,
-    PastDecisions,
-    Reference,
-    SeriesChange,
-    SeriesFold,
-    SeriesLength,
-    SeriesValue,
-    Window,
-)
+from ...rules.language.references import Param
 
 #: Whole numbers up to here are exact as floats, which all numbers are in a column.
 MAX_EXACT: Final = 2**53
@@ -105,7 +93,7 @@ class Terms:
             self._made[key] = Term(operation, arguments, payload, is_truth, is_float, tuple(sorted(params)))
         return self._made[key]
 
-    def _term(self, node: ast.expr, rule: BoundRule) -> Term:
+    def _term(self, node: ast.expr, rule: BoundRule) -> Term:  # noqa: C901 - one case a kind of node
         reference = rule.references.get(node)
         if reference is not None:
             return self._referred(node, reference, rule)
@@ -188,24 +176,24 @@ class Terms:
             return self._make(name, *arguments, is_float=is_float)
         raise NotColumnar(f"no columnar form: {rule.expression.segment(node)}")
 
-    def _referred(self, node: ast.expr, reference: Reference, rule: BoundRule) -> Term:
+    def _referred(self, node: ast.expr, reference: ref.Reference, rule: BoundRule) -> Term:
         match reference:
-            case ParamValue(value):
+            case ref.ParamValue(value):
                 return self._param(node, value)
-            case ContextValue(name) if name in _FACTS:
+            case ref.ContextValue(name) if name in _FACTS:
                 return self._make("reference", payload=reference, is_float=name not in _WHOLE_FACTS)
-            case ContextValue(name):
+            case ref.ContextValue(name):
                 raise NotColumnar(f"it reads the fact {name!r}")
-            case MetricValue(name):
+            case ref.MetricValue(name):
                 raise NotColumnar(f"it reads the controller metric {name!r}")
-            case PastDecisions(question, controller):
+            case ref.PastDecisions(question, controller):
                 raise NotColumnar(f"it asks {question} of {controller!r}")
-            case Window(extent=extent) if extent is not Extent.VALUES:
+            case ref.Window(extent=extent) if extent is not ref.Extent.VALUES:
                 raise NotColumnar(f"a window by {extent}: {rule.expression.segment(node)}")
-            case SeriesValue(key) | SeriesChange(key) | SeriesLength(key) | Window(key=key) | SeriesFold(key=key):
-                if key.is_derived:
-                    raise NotColumnar(f"it reads a computed series: {key.name}")
-                return self._make("reference", payload=reference, is_float=gives_float(node, rule))
+        if isinstance(reference, ref.SeriesReference):
+            if reference.key.is_derived:
+                raise NotColumnar(f"it reads a computed series: {reference.key.name}")
+            return self._make("reference", payload=reference, is_float=gives_float(node, rule))
         raise NotColumnar(f"no columnar form: {rule.expression.segment(node)}")
 
     def _param(self, node: ast.expr, value: Param) -> Term:

@@ -13,7 +13,7 @@ from enum import Enum
 from typing import Final
 
 from ..language.bound_rule import BoundRule
-from ..language.references import Extent, Half, ParamValue, SeriesChange, SeriesFold, SeriesValue, Window
+from ..language.references import Extent, Half, ParamValue, Reference, SeriesChange, SeriesFold, SeriesValue, Window
 from ..policy_file.declarations import Controller
 from ..policy_file.policy import Policy
 
@@ -132,17 +132,9 @@ class _Evaluation:
 
     def of(self, node: ast.expr) -> _Value:
         """What is known of a node's value."""
-        reference = self._rule.references.get(node)
-        match reference:
-            case SeriesValue(key, 0) if key.name == self._name:
-                return _Value.NAN
-            case SeriesChange(key) if key.name == self._name:
-                return _Value.NAN
-            case Window(function=function, key=key) if key.name == self._name:
-                has_newest = not reference.skip and reference.half is not Half.OLDER
-                return _Value.NAN if has_newest and function.name in (*_NAN_TO_NAN, "last") else _Value.UNKNOWN
-            case ParamValue(param):
-                return _known(param)
+        read = self._read(self._rule.references.get(node))
+        if read is not None:
+            return read
         match node:
             case ast.Constant(constant):
                 return _known(constant)
@@ -161,6 +153,18 @@ class _Evaluation:
             case ast.Call(ast.Name(called), arguments):
                 return self._called(called, arguments)
         return _Value.UNKNOWN
+
+    def _read(self, reference: Reference | None) -> _Value | None:
+        """What is known of a reading; None where the reading says nothing, and the node may."""
+        match reference:
+            case SeriesValue(key, 0) | SeriesChange(key) if key.name == self._name:
+                return _Value.NAN
+            case Window(function=function, key=key) if key.name == self._name:
+                has_newest = not reference.skip and reference.half is not Half.OLDER
+                return _Value.NAN if has_newest and function.name in (*_NAN_TO_NAN, "last") else _Value.UNKNOWN
+            case ParamValue(param):
+                return _known(param)
+        return None
 
     def _combined(self, values: list[_Value], is_and: bool) -> _Value:
         """``and`` and ``or``; NaN counts as true there."""

@@ -16,6 +16,7 @@ from types import CodeType, MappingProxyType, TracebackType
 from typing import Any, Final
 
 from ..errors import ExpressionError, Fault, Undefined
+from ..language import references as ref
 from ..language.bound_rule import BoundRule
 from ..language.expression_types import gives_float, needs_no_guard
 from ..language.expressions import Expression
@@ -24,21 +25,6 @@ from ..language.leaves import leaves
 from ..language.methods import call_method
 from ..language.operators import GUARDED
 from ..language.reductions import SUM_IS_PLAIN
-from ..language.references import (
-    ContextValue,
-    Extent,
-    MetricValue,
-    ParamValue,
-    PastDecisions,
-    Reference,
-    SeriesChange,
-    SeriesFold,
-    SeriesKey,
-    SeriesLength,
-    SeriesValue,
-    Variable,
-    Window,
-)
 from ..language.text import formatted, joined, rendered
 from .names import Names
 from .window_reading import LONG
@@ -143,7 +129,7 @@ class Translator:
         names: Names,
         *,
         wants_full_windows: bool = False,
-        shared: Mapping[Window, str] = MappingProxyType({}),
+        shared: Mapping[ref.Window, str] = MappingProxyType({}),
     ) -> None:
         self._rule = rule
         self._names = names
@@ -206,40 +192,40 @@ class Translator:
     def _rebuilt(self, node: ast.AST) -> ast.AST:
         return type(node)(**{name: self.translated(value) for name, value in ast.iter_fields(node)})
 
-    def _referred(self, node: ast.expr, reference: Reference) -> ast.expr:
+    def _referred(self, node: ast.expr, reference: ref.Reference) -> ast.expr:  # noqa: C901 - one case a class
         match reference:
-            case SeriesValue(key, back):
+            case ref.SeriesValue(key, back):
                 return self._value(key, back)
-            case SeriesChange(key, back):
+            case ref.SeriesChange(key, back):
                 return ast.BinOp(self._value(key, 0), ast.Sub(), self._value(key, back))
-            case SeriesLength(key):
+            case ref.SeriesLength(key):
                 dropped = ast.Attribute(_name(self._names.series_of(key)), "dropped", ast.Load())
                 return ast.BinOp(self._held(key), ast.Add(), dropped)
-            case Window():
+            case ref.Window():
                 return self._window_once(reference)
-            case SeriesFold():
+            case ref.SeriesFold():
                 return _call(ast.Attribute(_name(self._names.fold_of(reference)), "read", ast.Load()))
-            case MetricValue(name):
+            case ref.MetricValue(name):
                 return ast.Attribute(_name(self._names.cell_of(name)), "value", ast.Load())
-            case ParamValue(value):
+            case ref.ParamValue(value):
                 return ast.Constant(value)
-            case ContextValue("step"):
+            case ref.ContextValue("step"):
                 return ast.Attribute(_name(EVENT), "step", ast.Load())
-            case ContextValue(name):
+            case ref.ContextValue(name):
                 return _call(_name(self._names.fact_of(name)), _name(EVENT))
-            case PastDecisions(question, controller):
+            case ref.PastDecisions(question, controller):
                 return self._past(question, controller)
-            case Variable(name):
+            case ref.Variable(name):
                 assert isinstance(node, ast.Name)
                 return ast.Name(name, node.ctx)
 
-    def _values(self, key: SeriesKey) -> ast.expr:
+    def _values(self, key: ref.SeriesKey) -> ast.expr:
         return _name(self._names.values_of(key))
 
-    def _value(self, key: SeriesKey, back: int) -> ast.expr:
+    def _value(self, key: ref.SeriesKey, back: int) -> ast.expr:
         return ast.Subscript(self._values(key), ast.Constant(-1 - back), ast.Load())
 
-    def _held(self, key: SeriesKey) -> ast.expr:
+    def _held(self, key: ref.SeriesKey) -> ast.expr:
         """How many values of a series are at hand."""
         return _call(_name("len"), self._values(key))
 
@@ -258,7 +244,7 @@ class Translator:
 
     # --- windows ------------------------------------------------------------------------------------------------
 
-    def _window_once(self, window: Window) -> ast.expr:
+    def _window_once(self, window: ref.Window) -> ast.expr:
         """A window's value, from a local variable where an earlier rule has put it there."""
         local = None if self._is_inside_comprehension else self._shared.get(window)
         value = self._window(window)
@@ -267,7 +253,7 @@ class Translator:
         is_known = ast.Compare(_name(local), [ast.IsNot()], [ast.Constant(None)])
         return ast.IfExp(is_known, _name(local), ast.NamedExpr(ast.Name(local, ast.Store()), value))
 
-    def _window(self, window: Window) -> ast.expr:
+    def _window(self, window: ref.Window) -> ast.expr:
         length = int(window.length)
         if not window.is_plain or length >= LONG:
             value: ast.expr = _call(_name(self._names.reader_of(window)))
@@ -275,21 +261,21 @@ class Translator:
             return self._added(window, length)
         else:
             value = self._reduced(window, length)
-        if self._wants_full_windows and window.extent is Extent.VALUES:
+        if self._wants_full_windows and window.extent is ref.Extent.VALUES:
             return self._where_full(window, value, _call(_name("not_full")))
         return value
 
-    def _where_full(self, window: Window, value: ast.expr, otherwise: ast.expr) -> ast.expr:
+    def _where_full(self, window: ref.Window, value: ast.expr, otherwise: ast.expr) -> ast.expr:
         is_full = ast.Compare(self._held(window.key), [ast.GtE()], [ast.Constant(window.keep)])
         return ast.IfExp(is_full, value, otherwise)
 
-    def _last(self, window: Window, length: int) -> ast.expr:
+    def _last(self, window: ref.Window, length: int) -> ast.expr:
         return ast.Subscript(self._values(window.key), ast.Slice(ast.Constant(-length)), ast.Load())
 
-    def _reduced(self, window: Window, length: int) -> ast.expr:
+    def _reduced(self, window: ref.Window, length: int) -> ast.expr:
         return _call(_name(f"w_{window.function.name}"), self._last(window, length))
 
-    def _added(self, window: Window, length: int) -> ast.expr:
+    def _added(self, window: ref.Window, length: int) -> ast.expr:
         """``0.0 + s[-3] + s[-2] + s[-1]``, left to right, oldest first, where the window is full."""
         total: ast.expr = ast.Constant(0.0)
         if SUM_IS_PLAIN:

@@ -66,15 +66,13 @@ class FiringGate:
         hold: How long the rule must have been true, as declared.
     """
 
-    __slots__ = ("_clock", "_hold", "_patience", "_restraint", "_timer", "needs_false")
+    __slots__ = ("_clock", "_hold", "_patience", "_restraint", "_timer")
 
     def __init__(self, restraint: FiringLimits, clock: Clock, patience: Patience | None, hold: Span | None) -> None:
         self._restraint = restraint
         self._clock = clock
         self._patience = None if patience is None else PatienceCounter(patience)
         self._timer = None if hold is None else SpanTimer(hold)
-        #: Whether a false answer changes anything.
-        self.needs_false = patience is not None or hold is not None
 
     def renew(self) -> None:
         """Forget what was counted."""

@@ -13,27 +13,13 @@ from typing import Final
 
 from ...store.events import LOOP_KINDS
 from ..errors import ExpressionError, Fault, suggestion
+from . import references as ref
 from .bound_rule import BoundRule, Derived, NameScope, Need
 from .constants import constant
 from .expressions import Expression
 from .folds import EMA, PEAK
 from .functions import DECISION_FUNCTIONS, FUNCTIONS, Function
 from .methods import METHODS
-from .references import (
-    ContextValue,
-    Extent,
-    MetricValue,
-    ParamValue,
-    PastDecisions,
-    Reference,
-    SeriesChange,
-    SeriesFold,
-    SeriesKey,
-    SeriesLength,
-    SeriesValue,
-    Variable,
-    Window,
-)
 from .window_arguments import WINDOW_KEYWORDS, WindowReader
 
 #: Functions of a series that are no reduction of a window.
@@ -70,10 +56,10 @@ class _Binder:
         self.expression = expression
         self.scope = scope
         self.faults: list[Fault] = []
-        self.references: dict[ast.AST, Reference] = {}
-        self.series: dict[SeriesKey, Need] = {}
+        self.references: dict[ast.AST, ref.Reference] = {}
+        self.series: dict[ref.SeriesKey, Need] = {}
         self.metrics: dict[str, None] = {}
-        self.derived: dict[SeriesKey, Derived] = {}
+        self.derived: dict[ref.SeriesKey, Derived] = {}
         self._variables = 0
 
     def refuse(self, node: ast.expr, what: str, fix: str = "") -> None:
@@ -92,24 +78,24 @@ class _Binder:
             for child in ast.iter_child_nodes(node):
                 self.visit(child, variables)
 
-    def _read_series(self, key: SeriesKey, need: Need) -> None:
+    def _read_series(self, key: ref.SeriesKey, need: Need) -> None:
         self.series[key] = self.series.get(key, Need()) | need
 
     def _visit_name(self, node: ast.Name, variables: Mapping[str, str]) -> None:
         if node.id in variables:
-            self.references[node] = Variable(variables[node.id])
+            self.references[node] = ref.Variable(variables[node.id])
         elif node.id in self.scope.metrics:
-            self.references[node] = MetricValue(node.id)
+            self.references[node] = ref.MetricValue(node.id)
             self.metrics[node.id] = None
         elif node.id in self.scope.params:
-            self.references[node] = ParamValue(self.scope.params[node.id])
+            self.references[node] = ref.ParamValue(self.scope.params[node.id])
         elif node.id in self.scope.context:
-            self.references[node] = ContextValue(node.id)
+            self.references[node] = ref.ContextValue(node.id)
         elif self.scope.series is not None and node.id not in self.scope.series:
             self.refuse(node, "unknown name", suggestion(node.id, self.scope.names()))
         else:
-            self.references[node] = SeriesValue(SeriesKey(node.id))
-            self._read_series(SeriesKey(node.id), Need())
+            self.references[node] = ref.SeriesValue(ref.SeriesKey(node.id))
+            self._read_series(ref.SeriesKey(node.id), Need())
 
     def _visit_comprehension(
         self, node: ast.ListComp | ast.GeneratorExp | ast.DictComp, variables: Mapping[str, str]
@@ -122,7 +108,7 @@ class _Binder:
                 if isinstance(target, ast.Name):
                     self._variables += 1
                     inner[target.id] = f"v{self._variables}"
-                    self.references[target] = Variable(inner[target.id])
+                    self.references[target] = ref.Variable(inner[target.id])
             for condition in generator.ifs:
                 self.visit(condition, inner)
         for part in [node.key, node.value] if isinstance(node, ast.DictComp) else [node.elt]:
@@ -130,10 +116,10 @@ class _Binder:
 
     # --- series are numbers -------------------------------------------------------------------------------------
 
-    def _series_key(self, node: ast.expr, variables: Mapping[str, str]) -> SeriesKey | None:
+    def _series_key(self, node: ast.expr, variables: Mapping[str, str]) -> ref.SeriesKey | None:
         """The series that a node is, before it is visited; None when it is something else."""
         if isinstance(node, ast.Name):
-            return SeriesKey(node.id) if node.id not in variables and self.scope.is_series(node.id) else None
+            return ref.SeriesKey(node.id) if node.id not in variables and self.scope.is_series(node.id) else None
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "series":
             return _literal_series(node)
         return None
@@ -213,7 +199,7 @@ class _Binder:
         elif self.scope.series is not None and key.name not in self.scope.series:
             self.refuse(node, "unknown series", suggestion(key.name, self.scope.series))
         else:
-            self.references[node] = SeriesValue(key)
+            self.references[node] = ref.SeriesValue(key)
             self._read_series(key, Need())
 
     def _visit_decision_call(self, node: ast.Call, function: Function) -> None:
@@ -225,7 +211,7 @@ class _Binder:
         elif name not in self.scope.controllers:
             self.refuse(node.args[0], "unknown controller", suggestion(name, self.scope.controllers))
         else:
-            self.references[node] = PastDecisions(function.name, name)
+            self.references[node] = ref.PastDecisions(function.name, name)
 
     # --- functions of a series ----------------------------------------------------------------------------------
 
@@ -263,7 +249,7 @@ class _Binder:
         if function.name == "len":
             if len(node.args) != 1 or node.keywords:
                 self.refuse(node, "len takes one argument")
-            self.references[node] = SeriesLength(key)
+            self.references[node] = ref.SeriesLength(key)
             return
         reader = WindowReader(lambda part: constant(part, self.scope, variables), self.refuse, self.expression.segment)
         if function.reduction is not None:
@@ -276,7 +262,7 @@ class _Binder:
         for argument in [*node.args[1:], *(keyword.value for keyword in node.keywords)]:
             self.visit(argument, variables)
 
-    def _visit_look_back(self, node: ast.Call, function: Function, key: SeriesKey, reader: WindowReader) -> None:
+    def _visit_look_back(self, node: ast.Call, function: Function, key: ref.SeriesKey, reader: WindowReader) -> None:
         """``lag``, ``delta``, ``ema`` and ``peak``, which take at most one number."""
         least = {"lag": 0, "delta": 1, EMA: 1}.get(function.name)
         is_given = len(node.args) == 2
@@ -288,37 +274,37 @@ class _Binder:
         if number is None:
             return
         if function.name in (EMA, PEAK):
-            self.references[node] = SeriesFold(function.name, key, number)
+            self.references[node] = ref.SeriesFold(function.name, key, number)
             self._read_series(key, Need())
         else:
-            self.references[node] = (SeriesValue if function.name == "lag" else SeriesChange)(key, number)
+            self.references[node] = (ref.SeriesValue if function.name == "lag" else ref.SeriesChange)(key, number)
             self._read_series(key, Need(number + 1))
 
-    def _series_read(self, node: ast.expr, variables: Mapping[str, str]) -> SeriesKey | None:
+    def _series_read(self, node: ast.expr, variables: Mapping[str, str]) -> ref.SeriesKey | None:
         """The series that a function reads, visited; one that has to be computed is noted. None when it was refused."""
         before = len(self.faults)
         self.visit(node, variables)
         if len(self.faults) > before:
             return None
         reference = self.references.get(node)
-        if isinstance(reference, SeriesValue) and self._series_key(node, variables) is not None:
+        if isinstance(reference, ref.SeriesValue) and self._series_key(node, variables) is not None:
             return reference.key
         for part in ast.walk(node):
-            if isinstance(self.references.get(part), (MetricValue, PastDecisions, Variable)):
+            if isinstance(self.references.get(part), (ref.MetricValue, ref.PastDecisions, ref.Variable)):
                 self.refuse(node, "a series is computed from series, params and numbers only")
                 return None
         driver = self._driver(node)
         if driver is None:
             self.refuse(node, "not a series")
             return None
-        key = SeriesKey(self.expression.segment(node), is_derived=True)
+        key = ref.SeriesKey(self.expression.segment(node), is_derived=True)
         self.derived.setdefault(key, Derived(node, driver))
         return key
 
-    def _driver(self, node: ast.AST) -> SeriesKey | None:
+    def _driver(self, node: ast.AST) -> ref.SeriesKey | None:
         """The first series that a visited expression reads, in the order of its text."""
         reference = self.references.get(node)
-        if isinstance(reference, (SeriesValue, SeriesChange, SeriesLength, SeriesFold, Window)):
+        if isinstance(reference, ref.SeriesReference):
             return reference.key
         keys = map(self._driver, ast.iter_child_nodes(node))
         return next((key for key in keys if key is not None), None)
@@ -356,11 +342,11 @@ class _Binder:
 
     def _never_bool(self, node: ast.expr) -> str:
         reference = self.references.get(node)
-        if isinstance(reference, (SeriesValue, SeriesChange, SeriesLength, SeriesFold, Window, ContextValue)):
+        if isinstance(reference, ref.SeriesReference | ref.ContextValue):
             return "a number"
-        if isinstance(reference, PastDecisions):
+        if isinstance(reference, ref.PastDecisions):
             return "" if reference.question in ("fired", "holding") else "a number"
-        if isinstance(reference, ParamValue):
+        if isinstance(reference, ref.ParamValue):
             return "" if isinstance(reference.value, bool) else "a constant"
         if isinstance(node, ast.Constant):
             return "" if isinstance(node.value, bool) else "a constant"
@@ -373,15 +359,15 @@ class _Binder:
         return ""
 
 
-def _need(window: Window) -> Need:
+def _need(window: ref.Window) -> Need:
     return Need(
         window.keep,
-        window.length if window.extent is Extent.STEPS else 0,
-        window.length if window.extent is Extent.EPOCHS else 0.0,
+        window.length if window.extent is ref.Extent.STEPS else 0,
+        window.length if window.extent is ref.Extent.EPOCHS else 0.0,
     )
 
 
-def _literal_series(node: ast.Call) -> SeriesKey | None:
+def _literal_series(node: ast.Call) -> ref.SeriesKey | None:
     """The key that a ``series(...)`` call spells; None unless all its arguments are literal texts."""
     keywords = {keyword.arg: keyword.value for keyword in node.keywords}
     if len(node.args) != 1 or not set(keywords) <= {"kind"}:
@@ -389,7 +375,7 @@ def _literal_series(node: ast.Call) -> SeriesKey | None:
     texts = [_literal_text(argument) for argument in (node.args[0], *keywords.values())]
     if None in texts:
         return None
-    return SeriesKey(texts[0] or "", texts[1] if len(texts) > 1 else None)
+    return ref.SeriesKey(texts[0] or "", texts[1] if len(texts) > 1 else None)
 
 
 def _literal_text(node: ast.expr) -> str | None:

@@ -78,10 +78,6 @@ class Expression:
         """The node itself, or the outermost f-string around it."""
         return self._anchors.get(node, node)
 
-    def is_inside_text(self, node: ast.expr) -> bool:
-        """Whether an f-string is around the node, or is the node."""
-        return node in self._anchors
-
     def offset(self, node: ast.expr) -> int:
         """Where the node begins, in characters of the text."""
         anchor = self.anchor(node)

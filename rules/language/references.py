@@ -147,15 +147,7 @@ class Variable:
     name: str
 
 
-Reference = (
-    SeriesValue
-    | SeriesChange
-    | SeriesLength
-    | Window
-    | SeriesFold
-    | MetricValue
-    | ParamValue
-    | ContextValue
-    | PastDecisions
-    | Variable
-)
+#: What reads a series; its ``key`` says which.
+SeriesReference = SeriesValue | SeriesChange | SeriesLength | Window | SeriesFold
+
+Reference = SeriesReference | MetricValue | ParamValue | ContextValue | PastDecisions | Variable

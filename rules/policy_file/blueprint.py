@@ -10,21 +10,8 @@ from typing import Final
 from ..compiled.compilation import Translator
 from ..compiled.names import Names
 from ..compiled.program import TriggeredRule, program
+from ..language import references as ref
 from ..language.bound_rule import Need, dependencies
-from ..language.references import (
-    ContextValue,
-    Extent,
-    MetricValue,
-    ParamValue,
-    PastDecisions,
-    SeriesChange,
-    SeriesFold,
-    SeriesKey,
-    SeriesLength,
-    SeriesValue,
-    Variable,
-    Window,
-)
 from ..language.timing import StepWindow, Unit
 from .declarations import Controller
 
@@ -32,16 +19,7 @@ from .declarations import Controller
 _CLOCKED_FACTS: Final = frozenset({"elapsed_s", "samples_seen"})
 
 #: What names in a rule can mean that changes only when a series or a controller metric takes a value.
-_STANDING: Final = (
-    MetricValue,
-    ParamValue,
-    SeriesChange,
-    SeriesFold,
-    SeriesLength,
-    SeriesValue,
-    Variable,
-    Window,
-)
+_STANDING: Final = ref.SeriesReference | ref.MetricValue | ref.ParamValue | ref.Variable
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +32,8 @@ class Computation:
         code: Of a function of the event that gives its next value.
     """
 
-    key: SeriesKey
-    driver: SeriesKey
+    key: ref.SeriesKey
+    driver: ref.SeriesKey
     code: CodeType
 
 
@@ -90,7 +68,7 @@ class Blueprint:
     """
 
     names: Names
-    needs: Mapping[SeriesKey, Need]
+    needs: Mapping[ref.SeriesKey, Need]
     computations: Sequence[Computation]
     asked: Mapping[str, RulesAtKind]
     needs_clock: bool
@@ -110,7 +88,7 @@ def draw_blueprint(controllers: Sequence[Controller], names: Names) -> Blueprint
     """The blueprint of a policy with those controllers, whose rules were compiled with those names."""
     rules = [rule for controller in controllers for rule in controller.bound_rules]
     needs = dependencies(rules)
-    computations: dict[SeriesKey, Computation] = {}
+    computations: dict[ref.SeriesKey, Computation] = {}
     for rule in rules:
         computing = Translator(rule, names, wants_full_windows=True)
         for key, derived in rule.derived.items():
@@ -138,7 +116,7 @@ def _asked(kind: str, controllers: Sequence[Controller], indices: tuple[int, ...
         for controller in controllers
         for rule in controller.bound_rules
         for reference in rule.references.values()
-        if isinstance(reference, PastDecisions) and reference.question == "holding"
+        if isinstance(reference, ref.PastDecisions) and reference.question == "holding"
     }
     questions = tuple(
         TriggeredRule(
@@ -157,7 +135,8 @@ def _keeps_its_answer(question: TriggeredRule) -> bool:
     if question.between != StepWindow() or question.asks_whether_it_holds is not None:
         return False
     return all(
-        isinstance(reference, _STANDING) and (not isinstance(reference, Window) or reference.extent is Extent.VALUES)
+        isinstance(reference, _STANDING)
+        and (not isinstance(reference, ref.Window) or reference.extent is ref.Extent.VALUES)
         for reference in question.rule.references.values()
     )
 
@@ -166,5 +145,5 @@ def _is_clocked(controller: Controller) -> bool:
     spans = [controller.hold, None if controller.cooldown is None else controller.cooldown.span]
     references = (reference for rule in controller.bound_rules for reference in rule.references.values())
     return any(span is not None and span.unit is not Unit.STEPS for span in spans) or any(
-        isinstance(reference, ContextValue) and reference.name in _CLOCKED_FACTS for reference in references
+        isinstance(reference, ref.ContextValue) and reference.name in _CLOCKED_FACTS for reference in references
     )

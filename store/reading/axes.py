@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Final, Literal, get_args
+from typing import Final, Literal
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -11,7 +11,6 @@ from ..columns import Columns
 from ..errors import TelemetryError
 
 Axis = Literal["step", "epoch", "elapsed", "samples"]
-AXES: Final = get_args(Axis)
 
 #: Metrics that say how many samples training has seen: in all, or in each update.
 _SAMPLES_SEEN: Final = "samples_seen"

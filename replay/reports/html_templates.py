@@ -1,0 +1,22 @@
+"""Jinja environments in which every value is escaped, and an unknown name is an error."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+
+def html_environment(folder: Path, filters: Mapping[str, Callable[..., Any]]) -> Environment:
+    """An environment over the templates of a folder, with filters of its own."""
+    environment = Environment(
+        loader=FileSystemLoader(folder),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= filters
+    return environment

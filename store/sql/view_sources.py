@@ -1,0 +1,195 @@
+"""Tables and SELECTs that the views read: the live tails of runs, and their Parquet files."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import pyarrow as pa
+
+from ..columns import Columns
+from ..lineage import DECIDING_RANK, Cut
+from ..parquet.schemas import EVENT_FIELDS, METRICS_SCHEMA, SAMPLES_SCHEMA, events_schema
+from ..reading.snapshot import Snapshot
+from ..reading.summary import RUNS_SCHEMA, summarize
+from ..reading.timeline import effective_lineage, rolled_back
+from .sql_text import parquet_source, quoted_name
+
+#: The column of ``events`` that says whether a resume rolled the event back.
+ROLLED_BACK: Final = "rolled_back"
+
+ENVELOPE: Final = ", ".join(field.name for field in EVENT_FIELDS)
+
+_NAMES_SCHEMA: Final = pa.schema([("column_name", pa.string()), ("metric", pa.string())])
+
+_CUTS_SCHEMA: Final = pa.schema(
+    [
+        ("run_id", pa.string()),
+        ("attempt", pa.int32()),
+        ("last_seq", pa.int64()),
+        ("last_step", pa.int64()),
+        ("last_step_elsewhere", pa.int64()),
+    ]
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ViewedRuns:
+    """The runs that views show.
+
+    Attributes:
+        cut: Each run, with the attempts of it that a resume left behind.
+        columns: One for each metric of any run.
+        has_cuts: Whether a resume left anything behind.
+        long: The metrics that are no columns of some run.
+    """
+
+    cut: Sequence[tuple[Snapshot, Mapping[int, Cut]]]
+    columns: Columns
+    has_cuts: bool
+    long: Set[str]
+
+    @property
+    def counting(self) -> str:
+        """The condition under which an event counts: no resume rolled it back."""
+        return f"NOT {ROLLED_BACK}" if self.has_cuts else "true"
+
+
+def viewed_runs(snapshots: Sequence[Snapshot]) -> ViewedRuns:
+    """The runs of these snapshots."""
+    cut = [(snapshot, effective_lineage(snapshot).cuts) for snapshot in snapshots]
+    long = {metric for snapshot in snapshots for metric in snapshot.columns.long()}
+    columns = _shared_columns(snapshot.columns.wide() for snapshot in snapshots)
+    return ViewedRuns(cut, columns, any(cuts for _, cuts in cut), long)
+
+
+def view_tables(runs: ViewedRuns) -> dict[str, pa.Table]:
+    """What the views read besides Parquet files."""
+    tables = {
+        "runs": pa.Table.from_pylist([summarize(snapshot).to_row() for snapshot, _ in runs.cut], schema=RUNS_SCHEMA),
+        "event_tails": _event_tails(runs),
+        "sample_tails": _sample_tails(runs),
+        "metric_tails": _metric_tails(runs),
+        "metric_columns": _metric_columns(runs.columns),
+    }
+    return tables | {"lineage_cuts": _lineage_cuts(runs)} if runs.has_cuts else tables
+
+
+def _event_tails(runs: ViewedRuns) -> pa.Table:
+    """The live tails of all runs; a column that a run lacks is null."""
+    tails = [
+        _marked(snapshot.tail.events_table(snapshot.info.run_id, runs.columns.without(snapshot.columns.long())), cuts)
+        for snapshot, cuts in runs.cut
+        if snapshot.tail
+    ]
+    empty = _marked(events_schema(runs.columns).empty_table(), {})  # It comes first, since it has all columns.
+    return pa.concat_tables([empty, *tails], promote_options="default")
+
+
+def _sample_tails(runs: ViewedRuns) -> pa.Table:
+    tails = [_marked(one.tail_samples.samples_table(one.info.run_id), cuts) for one, cuts in runs.cut]
+    return pa.concat_tables([_marked(SAMPLES_SCHEMA.empty_table(), {}), *tails])
+
+
+def _metric_tails(runs: ViewedRuns) -> pa.Table:
+    tails = [one.tail_metrics.metrics_table(one.info.run_id, one.columns.long()) for one, _ in runs.cut]
+    return pa.concat_tables([METRICS_SCHEMA.empty_table(), *tails])
+
+
+def _metric_columns(columns: Columns) -> pa.Table:
+    by_metric = columns.by_metric
+    return pa.table({"column_name": by_metric.values(), "metric": by_metric}, schema=_NAMES_SCHEMA)
+
+
+def _lineage_cuts(runs: ViewedRuns) -> pa.Table:
+    """What counts of each attempt that some resume left behind."""
+    rows = [
+        {"run_id": snapshot.info.run_id, "attempt": attempt, **cut._asdict()}
+        for snapshot, cuts in runs.cut
+        for attempt, cut in cuts.items()
+    ]
+    return pa.Table.from_pylist(rows, schema=_CUTS_SCHEMA)
+
+
+def _shared_columns(all_columns: Iterable[Columns]) -> Columns:
+    """One column for each metric of any run, those that most runs have first.
+
+    Of a single run these are its own columns, but for a metric that is called as ``ROLLED_BACK`` is.
+    """
+    counts: Counter[str] = Counter()
+    for columns in all_columns:
+        counts.update(columns.by_metric.keys())
+    shared = Columns({"": ROLLED_BACK})  # A column that is taken, ...
+    del shared.by_metric[""]  # ... and no metric's.
+    shared.extend(metric for metric, _ in counts.most_common())
+    return shared
+
+
+def _marked(table: pa.Table, cuts: Mapping[int, Cut]) -> pa.Table:
+    """The rows with the column ``ROLLED_BACK``."""
+    marks = rolled_back(table, cuts) if cuts else pa.repeat(pa.scalar(False), table.num_rows)
+    return table.append_column(ROLLED_BACK, marks)
+
+
+def event_sources(runs: ViewedRuns) -> Iterator[str]:
+    """SELECTs of all events: the tails, the files of most runs in one go, and runs that name their columns differently.
+
+    Such a run logged names that differ by case only, or in another order than others did: its ``loss`` may be the
+    ``Loss`` of the others. Read together with them, one metric would pass for the other.
+
+    Files of attempts that a resume left behind are read apart too: only they are compared with where they are cut.
+    """
+    yield "SELECT * FROM event_tails"
+    plain: list[Path] = []
+    plain_cut: list[Path] = []
+    uniform: dict[tuple[str, ...], list[Path]] = {}
+    shared = runs.columns.by_metric
+    for snapshot, cuts in runs.cut:
+        own = snapshot.columns.wide().by_metric
+        files = snapshot.listing.table("events")
+        whole = [file.path for file in files if file.attempt not in cuts]
+        cut = [file.path for file in files if file.attempt in cuts]
+        if files and any(shared[metric] != column for metric, column in own.items()):
+            renamed = [f"{quoted_name(column)} AS {quoted_name(shared[metric])}" for metric, column in own.items()]
+            yield from _sources(", ".join([ENVELOPE, *renamed, "attrs"]), whole, cut, own.values())
+        elif len(files) == len(whole) == 1 and not snapshot.tail:
+            # The one file of a run has all of the run's columns.
+            uniform.setdefault(tuple(sorted(own.values())), []).append(files[0].path)
+        else:
+            plain += whole
+            plain_cut += cut
+    for alike in uniform.values():
+        yield f"SELECT *, false AS {ROLLED_BACK} FROM {parquet_source(alike, is_uniform=True)}"
+    yield from _sources("*", plain, plain_cut)
+
+
+def sample_sources(runs: ViewedRuns) -> Iterator[str]:
+    """SELECTs of all sample losses."""
+    yield "SELECT * FROM sample_tails"
+    files = [(file, cuts) for snapshot, cuts in runs.cut for file in snapshot.listing.table("samples")]
+    whole = [file.path for file, cuts in files if file.attempt not in cuts]
+    yield from _sources("*", whole, [file.path for file, cuts in files if file.attempt in cuts])
+
+
+def _sources(selected: str, whole: Sequence[Path], cut: Sequence[Path], metrics: Collection[str] = ()) -> Iterator[str]:
+    """SELECTs of those columns of files, and of whether a row was rolled back: of whole files none was.
+
+    ``rank`` and the like are qualified: a metric may be called as a column of the cuts is. Columns of ``metrics`` are
+    there, null, even where no file has them.
+    """
+    missing = ", ".join(f"NULL::DOUBLE AS {quoted_name(metric)}" for metric in metrics)
+    more = f" UNION ALL BY NAME SELECT {missing} WHERE false" if missing else ""
+    if whole:
+        yield f"SELECT {selected}, false AS {ROLLED_BACK} FROM (SELECT * FROM {parquet_source(whole)}{more})"
+    if cut:
+        yield f"""
+            SELECT e.*, coalesce(
+                CASE WHEN e.rank = {DECIDING_RANK} THEN e.seq > c.last_seq OR e.step > c.last_step
+                ELSE e.step > c.last_step_elsewhere END, false
+            ) AS {ROLLED_BACK}
+            FROM (SELECT {selected} FROM (SELECT * FROM {parquet_source(cut)}{more})) e
+            LEFT JOIN lineage_cuts c ON e.run_id = c.run_id AND e.attempt = c.attempt
+        """
