@@ -81,7 +81,6 @@ ROOF = {
 
 #: The modules of each room that other rooms may import. All others are the room's own.
 PUBLIC: dict[str, set[str]] = {
-    "cli": {"app"},
     "store": {
         "annotations",
         "columns",
@@ -98,6 +97,8 @@ PUBLIC: dict[str, set[str]] = {
         "parquet/rows",
         "parquet/sealing",
         "plan",
+        "plural",
+        "polling",
         "processes/module_command",
         "reading/axes",
         "reading/bucket_extremes",
@@ -151,20 +152,31 @@ PUBLIC: dict[str, set[str]] = {
         "scenarios/run",
         "semantics",
     },
+    "recorder": {
+        "recorder",
+    },
+    "importers": {
+        "discovery",
+        "errors",
+        "importing",
+        "registry",
+        "source",
+    },
     "replay": {
         "backtests/backtesting",
         "backtests/baselines",
         "backtests/policy_diff",
         "cache",
-        "run_pool",
         "policies/findings_on_runs",
         "reports/aggregation",
         "reports/amounts",
         "reports/diff_report",
         "reports/html_page",
+        "reports/html_templates",
         "reports/json_report",
         "reports/sentences",
         "reports/terminal_tables",
+        "run_pool",
         "runs/incidents",
         "runs/objective",
         "runs/replaying",
@@ -173,19 +185,14 @@ PUBLIC: dict[str, set[str]] = {
         "sweeps/sweeping",
         "sweeps/variants",
     },
-    "examples": {"settings"},
-    "importers": {
-        "discovery",
-        "errors",
-        "importing",
-        "registry",
-        "source",
-    },
     "api": {
         "server",
     },
-    "recorder": {
-        "recorder",
+    "cli": {
+        "app",
+    },
+    "examples": {
+        "settings",
     },
 }
 

@@ -21,8 +21,7 @@ from steptape.replay.reports.label_placement import CHARACTER, LINE, LabelPlacem
 from steptape.replay.reports.scales import Scale, scale_of, tick_text
 from steptape.replay.runs.curves import POINTS, curves_of
 from steptape.replay.runs.event_stream import event_stream
-from steptape.replay.runs.incidents import Incident
-from steptape.replay.runs.incidents import LabelPlacement as IncidentLabels
+from steptape.replay.runs.incidents import Incident, IncidentLabels
 from steptape.replay.runs.objective import declared_objective
 from steptape.replay.runs.results import Excluded
 from steptape.rules.policy_file.policy import parse_policy
