@@ -153,7 +153,7 @@ def measure(runs: Sequence[Run], rounds: int, checked: int) -> None:
     policy = parse_policy(POLICY)
     variants = variants_of(policy, AXES)
     wanted = metrics_read(variants, OBJECTIVE)
-    streams = [read_stream(run, wanted) for run in runs]
+    streams = [read_stream(run.snapshot(), wanted) for run in runs]
     pairs = len(variants) * len(runs)
 
     def sweep_all() -> list[Outcomes]:

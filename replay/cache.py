@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import os
 import tempfile
 import zlib
 from collections.abc import Callable
@@ -16,8 +17,9 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from ..rules.policy_file.policy import Policy
+from ..store.parquet.digests import kept_log_digest, read_digests
 from ..store.run import Run
-from ..store.run_folder import RUN_JSON
+from ..store.run_folder import RUN_JSON, listing_of
 from .value_encoding import ValueCodec
 
 #: What the folder may hold; the entries that were not used for longest go first.
@@ -134,17 +136,20 @@ def policy_identity(policy: Policy) -> tuple[object, ...] | None:
 def key_of(run: Run, asked: tuple[object, ...], codec: ValueCodec) -> str | None:
     """What an answer is known by; None where the run has no digest, because it may still go on.
 
-    The digest of a log is what was kept at its end. A file that was edited since has another size or time.
+    The digest of a log is what was kept at its end. A file that was edited since has another size or time. A run with
+    a digest has no journal, so that its status is a matter of ``run.json``.
     """
     try:
-        digest = run.log_digest
+        kept = read_digests(run.folder)
+        with os.scandir(run.folder) as entries:
+            files = sorted((entry.name, (stat := entry.stat()).st_size, stat.st_mtime_ns) for entry in entries)
         told = hashlib.sha256((run.folder / RUN_JSON).read_bytes()).hexdigest()
-        files = sorted((entry.name, entry.stat().st_size, entry.stat().st_mtime_ns) for entry in run.folder.iterdir())
     except OSError:
         return None
+    digest = kept_log_digest(kept, listing_of(run.folder, [name for name, _, _ in files]))
     if not digest:
         return None
-    known_by = (code_digest(), sorted(codec.fields.items()), asked, digest, run.status, told, files)
+    known_by = (code_digest(), sorted(codec.fields.items()), asked, digest, told, files)
     return hashlib.sha256(repr(known_by).encode("utf-8", "surrogatepass")).hexdigest()
 
 

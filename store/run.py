@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 from .errors import TelemetryError
 from .events import Event
 from .garbage import collection_paused
-from .parquet.digests import digest_faults, kept_log_digest
+from .parquet.digests import digest_faults
 from .reading.snapshot import Snapshot, read_snapshot, retrying
 from .reading.timeline import (
     Attempts,
@@ -29,8 +29,7 @@ from .sql.spikes import BASELINE, TOP, spiking_samples
 from .sql.statements import rows_of, run_query
 from .sql.views import ALL_DECISIONS, connect
 
-if TYPE_CHECKING:
-    import duckdb
+_Result = TypeVar("_Result")
 
 #: Columns of a series, beside its value.
 SERIES_CLOCKS = ("attempt", "rank", "seq", "kind", "step", "epoch", "time_ns", "elapsed_ns")
@@ -39,7 +38,8 @@ SERIES_CLOCKS = ("attempt", "rank", "seq", "kind", "step", "epoch", "time_ns", "
 class Run:
     """One run, on disk; live, finished or dead.
 
-    Every method looks at the folder anew, so that a live run's newest events are seen.
+    Every method looks at the folder anew, so that a live run's newest events are seen. ``read`` gives several facts of
+    one moment.
 
     Where a run was resumed, ``attempts="effective"`` means the lineage of its newest attempt: what earlier attempts
     recorded up to the checkpoints that were resumed from. ``attempts="all"`` means everything, what was rolled back
@@ -62,6 +62,20 @@ class Run:
     def snapshot(self) -> Snapshot:
         """The run's files as of now."""
         return read_snapshot(self.folder)
+
+    def read(self, look: Callable[[Snapshot], _Result]) -> _Result:
+        """Call a function with one snapshot, so that all it reads is of one moment.
+
+        Args:
+            look: The function. Where a sealer replaces a file meanwhile, it is called again, with a newer snapshot.
+
+        Returns:
+            The function's result.
+
+        Raises:
+            TelemetryError: The run cannot be read.
+        """
+        return retrying(lambda: look(self.snapshot()))
 
     @property
     def info(self) -> RunInfo:
@@ -92,7 +106,7 @@ class Run:
             samples: Whether events come with their sample losses, which are far more data than the rest.
         """
         with collection_paused():
-            return iter(retrying(lambda: list(events_along(self.snapshot(), rank, attempts, samples=samples))))
+            return iter(self.read(lambda snapshot: list(events_along(snapshot, rank, attempts, samples=samples))))
 
     def stream(self, *, samples: bool = False) -> Sequence[Event]:
         """What rules are folded over: the deciding rank's effective events, in order.
@@ -102,12 +116,12 @@ class Run:
         Args:
             samples: Whether events come with their sample losses.
         """
-        return retrying(lambda: deciding_stream(self.snapshot(), samples=samples))
+        return self.read(lambda snapshot: deciding_stream(snapshot, samples=samples))
 
     @property
     def log_digest(self) -> str:
         """Digest of everything that was recorded, as kept when the run ended; empty where none is (yet)."""
-        return retrying(lambda: kept_log_digest(self.folder))
+        return self.snapshot().log_digest
 
     def digest_faults(self) -> list[str]:
         """What of the log and of ``run.json`` is not as it was when its digest was taken, a sentence each.
@@ -130,11 +144,11 @@ class Run:
         Raises:
             ValueError: Its parent is none of the attempts before it.
         """
-        return retrying(lambda: ancestry(self.snapshot(), attempt, samples=samples))
+        return self.read(lambda snapshot: ancestry(snapshot, attempt, samples=samples))
 
     def table(self) -> pa.Table:
         """All events of all attempts as rows: the envelope, one column a metric, attrs as JSON text."""
-        return retrying(lambda: self.snapshot().events_table())
+        return self.read(lambda snapshot: snapshot.events_table())
 
     def metrics(self) -> list[str]:
         """Names of all metrics, in order of first appearance."""
@@ -155,7 +169,7 @@ class Run:
         Raises:
             TelemetryError: No event of the run carries that metric.
         """
-        return retrying(lambda: _series(self.snapshot(), metric, kind, attempts))
+        return self.read(lambda snapshot: _series(snapshot, metric, kind, attempts))
 
     def samples(self, *, step: int | None = None, top: int | None = None, attempts: Attempts = "effective") -> pa.Table:
         """Per-sample losses.
@@ -165,7 +179,7 @@ class Run:
             top: Only so many, the highest losses first (NaN above all numbers); all, in order of recording, when None.
             attempts: Whether what resumes rolled back is left out.
         """
-        table = retrying(lambda: samples_table_along(self.snapshot(), attempts))
+        table = self.read(lambda snapshot: samples_table_along(snapshot, attempts))
         if step is not None:
             table = table.filter(pc.equal(table["step"], step))
         if top is None:
@@ -201,12 +215,11 @@ class Run:
             TelemetryError: The run has no such step, or a number is out of range.
         """
 
-        def ask() -> pa.Table:
-            connection = self._connect()
-            query = partial(run_query, connection)
-            return spiking_samples(query, self.run_id, step, radius=radius, top=top, baseline=baseline)
+        def ask(snapshot: Snapshot) -> pa.Table:
+            query = partial(run_query, connect([snapshot]))
+            return spiking_samples(query, snapshot.info.run_id, step, radius=radius, top=top, baseline=baseline)
 
-        return retrying(ask)
+        return self.read(ask)
 
     def decisions(self, *, attempts: Attempts = "effective") -> pa.Table:
         """What rules decided while the run was live, one row a decision.
@@ -224,14 +237,11 @@ class Run:
         Raises:
             QueryRefused: It is not one, or fails.
         """
-        return retrying(lambda: run_query(self._connect(), statement))
+        return self.read(lambda snapshot: run_query(connect([snapshot]), statement))
 
     def rows(self, statement: str) -> list[dict[str, Any]]:
         """The same as dictionaries, a row each."""
         return rows_of(self.sql(statement))
-
-    def _connect(self) -> duckdb.DuckDBPyConnection:
-        return connect([self.snapshot()])
 
 
 def _series(snapshot: Snapshot, metric: str, kind: str | None, attempts: Attempts) -> pa.Table:

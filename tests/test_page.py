@@ -107,7 +107,7 @@ def test_every_file_that_a_page_loads_is_served(client: httpx.Client, path: str)
 
 def test_every_script_that_a_script_imports_is_served(client: httpx.Client) -> None:
     """Modules name each other."""
-    scripts = Path(__file__).parents[1].joinpath("api", "static").glob("*.js")
+    scripts = Path(__file__).parents[1].joinpath("api", "pages", "static").glob("*.js")
     imported = {
         name for path in scripts for name in re.findall(r'from "\./([\w.]+)"', path.read_text(encoding="utf-8"))
     }
@@ -116,7 +116,7 @@ def test_every_script_that_a_script_imports_is_served(client: httpx.Client) -> N
     assert all(client.get(f"/static/{name}").status_code == 200 for name in imported)
 
 
-@pytest.mark.parametrize("name", ["../page_files.py", "%2e%2e/app.py", "nothing.js", "page.css/", "..%2f..%2fcli.py"])
+@pytest.mark.parametrize("name", ["../files.py", "%2e%2e/files.py", "nothing.js", "page.css/", "..%2f..%2fapp.py"])
 def test_no_other_file_is_served(client: httpx.Client, name: str) -> None:
     """A name is compared with those that there are, and never becomes a path."""
     assert client.get(f"/static/{name}").status_code == 404

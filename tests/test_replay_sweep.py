@@ -178,7 +178,7 @@ def test_a_registered_metric_is_known_here_and_refused_by_name_in_processes_of_t
 def test_variants_that_are_laid_out_in_lots_come_to_the_same(runs: list[Run]) -> None:
     """A sweep of many thousands is taken some thousands at a time."""
     variants = variants_of(parse_policy(POLICY), AXES)
-    stream = read_stream(runs[0], {"loss", "eval_loss"})
+    stream = read_stream(runs[0].snapshot(), {"loss", "eval_loss"})
     whole, _ = sweep_stream(schedules_of(variants), stream, OBJECTIVE, list)
     lots, _ = sweep_stream([schedule_of(variants[:5]), schedule_of(variants[5:])], stream, OBJECTIVE, list)
 

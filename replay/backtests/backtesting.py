@@ -228,7 +228,7 @@ class _Facts:
     cache: Cache | None
 
     def __call__(self, run: Run) -> tuple[ReplayedRun | TelemetryError, int]:
-        identity = policy_identity(self.policy)
+        identity = None if self.cache is None else policy_identity(self.policy)
         try:
             asked = None if identity is None else ("facts", *identity, self.settings.cache_key_parts(run))
             codec = ValueCodec(ReplayedRun, given=self.policy)

@@ -251,7 +251,7 @@ class _BaselineScores:
         return tuple(standing for standing, _ in answers), sum(events for _, events in answers)
 
     def _standing(self, policy: Policy, run: Run) -> tuple[BaselineScore | None, int]:
-        identity = policy_identity(policy)
+        identity = None if self.cache is None else policy_identity(policy)
         asked = (
             None if identity is None else ("standing", *identity, self.objective, self.settings.cache_key_parts(run))
         )

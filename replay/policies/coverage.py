@@ -14,6 +14,7 @@ from ...rules.engine.engine import Engine
 from ...rules.policy_file.policy import Policy
 from ...store.events import BEFORE_STREAM
 from ...store.garbage import collection_paused
+from ...store.reading.snapshot import Snapshot
 from ...store.run import Run
 from ..cache import Cache, cached_answer, policy_identity
 from ..run_pool import RunPool
@@ -140,14 +141,17 @@ class _Conducts:
         return conduct, 0 if was_kept else events
 
     def _read(self, run: Run, until: int | None) -> tuple[Conduct, int]:
-        with_probes, probes = probed(self.policy)
         with collection_paused():
-            stream = event_stream(read_lineage(run, samples=self.policy.reads_samples)[0])
-            engine = Engine(with_probes, run.info.last.plan)
-            observer = Observer(self.policy, probes, until)
-            observer.observe(BEFORE_STREAM, 0, engine.start())
-            for index, event, outcomes in observed_in(engine, stream, everything=True):
-                observer.observe(index, event.step, outcomes)
+            return run.read(lambda snapshot: self._conduct(snapshot, until))
+
+    def _conduct(self, snapshot: Snapshot, until: int | None) -> tuple[Conduct, int]:
+        with_probes, probes = probed(self.policy)
+        stream = event_stream(read_lineage(snapshot, samples=self.policy.reads_samples)[0])
+        engine = Engine(with_probes, snapshot.info.last.plan)
+        observer = Observer(self.policy, probes, until)
+        observer.observe(BEFORE_STREAM, 0, engine.start())
+        for index, event, outcomes in observed_in(engine, stream, everything=True):
+            observer.observe(index, event.step, outcomes)
         return observer.conduct(), len(stream.kinds)
 
 

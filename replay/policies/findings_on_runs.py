@@ -21,7 +21,10 @@ from ...rules.language.references import ALSO_CALLED, SeriesChange, SeriesFold, 
 from ...rules.late_events import awaited_names
 from ...rules.policy_file.policy import Policy
 from ...store.events import LOOP_KINDS, SAMPLES, Event
+from ...store.reading.snapshot import Snapshot
+from ...store.reading.timeline import deciding_stream
 from ...store.run import Run
+from ...store.run_info import RunInfo
 from ..runs.replaying import LabelledOutcome, replay_events
 
 _INIT: Final = "on_init_end"
@@ -80,13 +83,18 @@ def findings_against(policy: Policy, runs: Sequence[Run]) -> list[Finding]:
     facts: list[Recorded] = []
     contradictions: dict[tuple[str, ...], Finding] = {}
     for run in runs:
-        events = list(run.events(samples=policy.reads_samples))
-        facts.append(recorded(events, run.info.last.plan.constants))
-        for pair, finding in _contradictions(policy, places, run, events):
+        info, events = run.read(lambda snapshot: _info_and_events(snapshot, policy))
+        facts.append(recorded(events, info.last.plan.constants))
+        for pair, finding in _contradictions(policy, places, info, events):
             contradictions.setdefault(pair, finding)
     found = {*_series(policy, places, facts), *_triggers(policy, places, facts), *contradictions.values()}
     found.update(length_findings(policy, places, lambda key: _longest(facts, key) or float("inf")))
     return sorted(found)
+
+
+def _info_and_events(snapshot: Snapshot, policy: Policy) -> tuple[RunInfo, Sequence[Event]]:
+    """The run's ``run.json``, and the deciding rank's effective events."""
+    return snapshot.info, deciding_stream(snapshot, samples=policy.reads_samples)
 
 
 def _longest(facts: Sequence[Recorded], key: SeriesKey) -> int:
@@ -161,17 +169,17 @@ def _triggers(policy: Policy, places: PolicyPlaces, facts: Sequence[Recorded]) -
 
 
 def _contradictions(
-    policy: Policy, places: PolicyPlaces, run: Run, events: Sequence[Event]
+    policy: Policy, places: PolicyPlaces, info: RunInfo, events: Sequence[Event]
 ) -> Iterator[tuple[tuple[str, ...], Finding]]:
     """Decisions of two controllers at one event that make no sense together, by the operations that do not."""
-    replayed = replay_events(policy, [event for event in events if event.rank == 0], run.info.last.plan)
+    replayed = replay_events(policy, events, info.last.plan)
     for _, together in groupby(replayed.reached, key=lambda judged: judged.event_index):
         for first, second in combinations(together, 2):
-            yield from _contradiction(policy, places, run, first, second)
+            yield from _contradiction(policy, places, info.run_id, first, second)
 
 
 def _contradiction(
-    policy: Policy, places: PolicyPlaces, run: Run, first: LabelledOutcome, second: LabelledOutcome
+    policy: Policy, places: PolicyPlaces, run_id: str, first: LabelledOutcome, second: LabelledOutcome
 ) -> Iterator[tuple[tuple[str, ...], Finding]]:
     assert isinstance(first.outcome, Decision)
     assert isinstance(second.outcome, Decision)
@@ -184,5 +192,5 @@ def _contradiction(
                 index = [controller.name for controller in policy.controllers].index(second.outcome.controller)
                 controller = policy.controllers[index]
                 place = places.of(index, "operations", controller.operations.index(other))
-                what = f"orders {other} at step {second.outcome.step} of {run.run_id}, where '{names[0]}' orders {one}"
+                what = f"orders {other} at step {second.outcome.step} of {run_id}, where '{names[0]}' orders {one}"
                 yield names, places.finding(place, FindingCode.CONTRADICTION, controller, what)

@@ -8,11 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 from itertools import accumulate, pairwise
-from operator import attrgetter
-from typing import Any
 
 from ...store.events import RULE_KINDS, Event
-from ...store.parquet.rows import EventRows
+from ...store.parquet.rows import EventList, EventRows, with_columns
 
 
 class EventStream:
@@ -28,29 +26,26 @@ class EventStream:
         with_attrs: Indices of the facts that have attributes.
     """
 
-    def __init__(self, facts: Sequence[Event], recorded: Sequence[Event]) -> None:
+    def __init__(self, facts: EventRows | EventList, recorded: Sequence[Event]) -> None:
         self.facts = facts
         self.recorded = recorded
-        self.kinds: Sequence[str] = self._column("kind")
-        of_rows = facts.rows_with_attrs if isinstance(facts, EventRows) else None
-        self.with_attrs = frozenset(
-            of_rows if of_rows is not None else (index for index, event in enumerate(facts) if event.attrs)
-        )
+        self.kinds: Sequence[str] = facts.column("kind")
+        self.with_attrs = frozenset(facts.rows_with_attrs)
 
     @cached_property
     def steps(self) -> Sequence[int]:
         """Of each fact."""
-        return self._column("step")
+        return self.facts.column("step")
 
     @cached_property
     def attempts(self) -> Sequence[int]:
         """Of each fact."""
-        return self._column("attempt")
+        return self.facts.column("attempt")
 
     @cached_property
     def elapsed_ns(self) -> Sequence[int]:
         """Of each fact."""
-        return self._column("elapsed_ns")
+        return self.facts.column("elapsed_ns")
 
     def of_kind(self, kind: str) -> Iterator[tuple[int, Event]]:
         """The facts of a kind, each with its index."""
@@ -61,9 +56,7 @@ class EventStream:
 
     def values(self, metric: str) -> Sequence[float | None]:
         """The value of a metric at each fact; None where it was not logged."""
-        if isinstance(self.facts, EventRows):
-            return self.facts.values(metric)
-        return [event.metrics.get(metric) for event in self.facts]
+        return self.facts.values(metric)
 
     def spans(self) -> dict[int, int]:
         """Of each attempt, in order, the time from its begin to its last fact, in ns."""
@@ -88,17 +81,10 @@ class EventStream:
         begins = (index for index, (one, following) in enumerate(pairwise(attempts), 1) if one != following)
         return list(pairwise([0, *begins, len(attempts)]))
 
-    def _column(self, name: str) -> list[Any]:
-        """A field of the envelope, of each fact."""
-        if isinstance(self.facts, EventRows):
-            return self.facts.column(name)
-        return list(map(attrgetter(name), self.facts))
-
 
 def event_stream(events: Sequence[Event]) -> EventStream:
     """A stream of events, apart."""
-    if isinstance(events, EventRows):
-        recorded = events.of_kinds(RULE_KINDS)
-        return EventStream(events.of_kinds(RULE_KINDS, others=True) if recorded else events, recorded)
-    facts = [event for event in events if event.kind not in RULE_KINDS]
-    return EventStream(facts, [event for event in events if event.kind in RULE_KINDS])
+    facts = with_columns(events)
+    if set(RULE_KINDS).isdisjoint(facts.column("kind")):
+        return EventStream(facts, ())
+    return EventStream(facts.of_kinds(RULE_KINDS, others=True), facts.of_kinds(RULE_KINDS))

@@ -11,8 +11,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...store.events import Event
-from ...store.lineage import DECIDING_RANK, lineage_of
-from ...store.run import Run
+from ...store.garbage import collection_paused
+from ...store.lineage import DECIDING_RANK
+from ...store.reading.snapshot import Snapshot
+from ...store.reading.timeline import deciding_stream
 from ...store.run_info import Attempt
 from .curves import Curve, curves_of
 from .event_stream import EventStream
@@ -70,7 +72,8 @@ class History:
 def history_of(stream: EventStream) -> History:
     """The facts of a stream. What recorded rules did takes no index, as in a replay."""
     evaluations: dict[str, list[Evaluation]] = {}
-    for index, event in stream.of_kind("evaluate"):
+    evaluated = list(stream.of_kind("evaluate"))
+    for index, event in evaluated:
         for name, value in event.metrics.items():
             evaluations.setdefault(name, []).append(Evaluation(index, event.step, value, event.time_ns))
     elapsed_ns = sum(stream.spans().values())
@@ -84,8 +87,8 @@ def history_of(stream: EventStream) -> History:
         curves=curves_of(stream),
         # With their own numbers: those of a stream hold on to all of its columns.
         annotations=tuple(event._replace(metrics=dict(event.metrics)) for _, event in stream.of_kind("annotation")),
-        evaluated_at=tuple(index for index, _ in stream.of_kind("evaluate")),
-        evaluated_steps=frozenset(event.step for _, event in stream.of_kind("evaluate")),
+        evaluated_at=tuple(index for index, _ in evaluated),
+        evaluated_steps=frozenset(event.step for _, event in evaluated),
         began_ns=stream.facts[0].time_ns if stream.facts else 0,
         ended_ns=stream.facts[-1].time_ns if stream.facts else 0,
     )
@@ -107,17 +110,18 @@ class RolledBack:
 NOTHING_ROLLED_BACK = RolledBack({}, 0)
 
 
-def read_lineage(run: Run, *, samples: bool = False) -> tuple[Sequence[Event], RolledBack]:
+def read_lineage(snapshot: Snapshot, *, samples: bool = False) -> tuple[Sequence[Event], RolledBack]:
     """The deciding rank's events along the lineage of a run's newest attempt, and what was rolled back beside them.
 
     Args:
-        run: The run.
+        snapshot: The run.
         samples: Whether events come with their sample losses.
     """
-    lineage = lineage_of(run.info.attempts)
+    lineage = snapshot.lineage
     if not lineage.cuts:
-        return run.stream(samples=samples), NOTHING_ROLLED_BACK
-    recorded = list(run.events(rank=DECIDING_RANK, attempts="all", samples=samples))
+        return deciding_stream(snapshot, samples=samples), NOTHING_ROLLED_BACK
+    with collection_paused():
+        recorded = list(snapshot.events(DECIDING_RANK, samples=samples))
     held = list(lineage.events(recorded))
     steps = _steps(recorded)
     for attempt, count in _steps(held).items():

@@ -16,6 +16,8 @@ from ...store.events import BEFORE_STREAM, INIT_END, Event
 from ...store.garbage import collection_paused
 from ...store.lineage import DECIDING_RANK
 from ...store.plan import Plan
+from ...store.reading.snapshot import Snapshot
+from ...store.reading.timeline import deciding_stream
 from ...store.run import Run
 from .event_stream import EventStream, event_stream
 from .validity import Validity, ValidityLabeler
@@ -154,11 +156,14 @@ def replay(policy: Policy, source: Run | Sequence[Event], *, plan: Plan | None =
         plan: What the run declared; a run's own when not given.
     """
     if isinstance(source, Run):
-        plan = plan or source.info.last.plan
-        source = source.stream(samples=policy.reads_samples)
-    else:
-        source = [event for event in source if event.rank == DECIDING_RANK]
-    return replay_events(policy, source, plan or Plan())
+        events, declared = source.read(lambda snapshot: _stream_and_plan(snapshot, policy))
+        return replay_events(policy, events, plan or declared)
+    return replay_events(policy, [event for event in source if event.rank == DECIDING_RANK], plan or Plan())
+
+
+def _stream_and_plan(snapshot: Snapshot, policy: Policy) -> tuple[Sequence[Event], Plan]:
+    """The events that a policy is folded over, and what the run declared."""
+    return deciding_stream(snapshot, samples=policy.reads_samples), snapshot.info.last.plan
 
 
 def replay_events(policy: Policy, events: Sequence[Event], plan: Plan, *, delay_steps: int = 0) -> Replay:

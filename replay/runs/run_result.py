@@ -15,6 +15,7 @@ from ...rules.policy_file.policy import Policy
 from ...store.events import Event
 from ...store.garbage import collection_paused
 from ...store.plan import Plan
+from ...store.reading.snapshot import Snapshot
 from ...store.run import Run
 from .detection import Alarm, Detection, detect
 from .event_stream import event_stream
@@ -93,11 +94,16 @@ def facts_of_run(policy: Policy, run: Run, settings: BacktestSettings = DEFAULT_
         TelemetryError: The run cannot be read.
     """
     with collection_paused():
-        events, rolled_back = read_lineage(run, samples=policy.reads_samples)
-        info = run.info
-        noted = incidents_noted(run.folder)
-        facts = facts_of(policy, info.run_id, info.name, run.status, events, info.last.plan, settings, noted)
-    identity = dataclasses.replace(facts.identity, log_digest=run.log_digest)
+        return run.read(lambda snapshot: _facts_at(policy, snapshot, settings))
+
+
+def _facts_at(policy: Policy, snapshot: Snapshot, settings: BacktestSettings) -> ReplayedRun:
+    """The facts of one snapshot of a run."""
+    info = snapshot.info
+    events, rolled_back = read_lineage(snapshot, samples=policy.reads_samples)
+    noted = incidents_noted(snapshot.folder)
+    facts = facts_of(policy, info.run_id, info.name, snapshot.status, events, info.last.plan, settings, noted)
+    identity = dataclasses.replace(facts.identity, log_digest=snapshot.log_digest)
     restored = restored_steps(info.attempts)
     return dataclasses.replace(facts, rolled_back=rolled_back, identity=identity, restored_steps=restored)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from ...rules.engine.decisions import Decision, Outcome, canonical_line, decision_digest, outcome_from_event
@@ -13,7 +14,10 @@ from ...rules.policy_file.policy import Policy, parse_policy
 from ...rules.semantics import KNOWN_SEMANTICS, SEMANTICS_VERSION
 from ...store.errors import TelemetryError, UnsupportedVersion
 from ...store.events import RULE_KINDS, Event
+from ...store.garbage import collection_paused
 from ...store.lineage import DECIDING_RANK, ancestors_of
+from ...store.parquet.digests import Digests, faults_of, kept_log_digest, read_digests
+from ...store.reading.snapshot import Snapshot
 from ...store.run import Run
 from ...store.run_info import Attempt
 
@@ -100,18 +104,26 @@ def verify(run: Run) -> Verification:
         TelemetryError: The run or its policy cannot be read.
         UnsupportedVersion: It was recorded under other rule semantics.
     """
-    info = run.info
-    status = run.status
+    # Digests are read first: the sealer takes them last, so that the snapshot holds all that they cover.
+    kept = read_digests(run.folder)
+    return run.read(lambda snapshot: _verification(snapshot, kept))
+
+
+def _verification(snapshot: Snapshot, kept: Digests) -> Verification:
+    """The verdict on one snapshot of a run, given the digests that were kept before."""
+    info = snapshot.info
     version = SEMANTICS_VERSION if info.last.policy is None else info.last.policy.semantics_version
-    policies = {attempt.attempt: _policy_of(attempt, run) for attempt in info.attempts}
+    policies = {attempt.attempt: _policy_of(attempt, snapshot.folder) for attempt in info.attempts}
     reads_samples = any(policy is not None and policy.reads_samples for policy in policies.values())
-    events = list(run.events(rank=DECIDING_RANK, attempts="all", samples=reads_samples))
+    with collection_paused():
+        events = list(snapshot.events(DECIDING_RANK, samples=reads_samples))
     recorded_all: list[Outcome] = []
     notes: list[str] = []
 
     def verdict(difference: Mismatch | None = None, fault: str = "") -> Verification:
         digest = decision_digest(recorded_all, version)
-        return Verification(info.run_id, len(recorded_all), digest, difference, "; ".join(notes), fault, run.log_digest)
+        log_digest = kept_log_digest(kept, snapshot.listing)
+        return Verification(info.run_id, len(recorded_all), digest, difference, "; ".join(notes), fault, log_digest)
 
     for attempt in info.attempts:
         own = [event for event in events if event.attempt == attempt.attempt]
@@ -124,14 +136,14 @@ def verify(run: Run) -> Verification:
             notes.append("no rules were live")
         replayed = _replayed(attempt, policies[attempt.attempt], info.attempts, events)
         difference = _first_difference(attempt.attempt, recorded, replayed)
-        if difference is not None and _is_cut_short(_status_of(attempt, info.last, status), own, recorded, replayed):
+        if difference is not None and _is_cut_short(_status_of(attempt, snapshot), own, recorded, replayed):
             notes.append("the run was cut off between an event and the decisions at it")
         elif difference is not None:
             return verdict(difference)
         fault = _digest_fault(attempt, [outcome for _, outcome in recorded])
         if fault:
             return verdict(fault=fault)
-    return verdict(fault="; ".join(run.digest_faults()))
+    return verdict(fault="; ".join(faults_of(kept, info, snapshot.listing, snapshot.columns)))
 
 
 def _fault(attempt: Attempt, events: list[Event], *, is_imported: bool) -> str:
@@ -170,14 +182,14 @@ def _recorded(event: Event) -> Outcome:
     return outcome if outcome.step == event.step else dataclasses.replace(outcome, step=event.step)
 
 
-def _status_of(attempt: Attempt, last: Attempt, status: str) -> str:
+def _status_of(attempt: Attempt, snapshot: Snapshot) -> str:
     """How an attempt stands: the run's newest as the run does; an earlier one that never said how it ended crashed."""
-    if attempt is last:
-        return status
+    if attempt is snapshot.info.last:
+        return snapshot.status
     return "crashed" if attempt.status == "running" else attempt.status
 
 
-def _policy_of(attempt: Attempt, run: Run) -> Policy | None:
+def _policy_of(attempt: Attempt, folder: Path) -> Policy | None:
     """The policy that an attempt was recorded with; None without one."""
     if attempt.policy is None:
         return None
@@ -185,7 +197,7 @@ def _policy_of(attempt: Attempt, run: Run) -> Policy | None:
     if version not in KNOWN_SEMANTICS:
         raise UnsupportedVersion(
             f"recorded under rule semantics {version}, this steptape has {SEMANTICS_VERSION}",
-            where=str(run.folder),
+            where=str(folder),
             fix="Verify it with the steptape that recorded it",
         )
     recorded = attempt.policy
@@ -193,7 +205,7 @@ def _policy_of(attempt: Attempt, run: Run) -> Policy | None:
     if policy.digest != recorded.digest:
         raise TelemetryError(
             "the policy kept with the run does not have the digest that was recorded",
-            where=str(run.folder / "run.json"),
+            where=str(folder / "run.json"),
             got=policy.digest,
             fix=f"Recorded: {recorded.digest}",
         )

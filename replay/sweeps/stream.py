@@ -19,8 +19,8 @@ from ...store.event_json import decoded_attrs
 from ...store.events import LOOP_KINDS, RULE_KINDS
 from ...store.lineage import DECIDING_RANK
 from ...store.plan import Plan
+from ...store.reading.snapshot import Snapshot
 from ...store.reading.timeline import events_table_along, rows_with_late_values
-from ...store.run import Run
 from ..runs.history import size_of
 
 Floats = npt.NDArray[np.float64]
@@ -134,17 +134,16 @@ class Stream:
         return np.cumsum(self.is_any(("evaluate",)))
 
 
-def read_stream(run: Run, metrics: Collection[str]) -> Stream:
+def read_stream(snapshot: Snapshot, metrics: Collection[str]) -> Stream:
     """The columns of a run along the lineage of its newest attempt.
 
     Args:
-        run: The run.
+        snapshot: The run.
         metrics: Which metrics to read; those that it lacks are left out.
 
     Raises:
         TelemetryError: The run cannot be read.
     """
-    snapshot = run.snapshot()
     known = snapshot.columns.by_metric
     column_of = {name: known[name] for name in metrics if name in known}
     table = events_table_along(snapshot, (*_ENVELOPE, *column_of.values()))

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from ...rules.language.references import ALSO_CALLED
 from ...store.errors import TelemetryError
 from ...store.events import Event
+from ...store.reading.snapshot import Snapshot
 from ...store.run import Run
 from ..runs.history import read_lineage
 from ..runs.objective import SURE_OBJECTIVE, Objective, guessed_objective, mode_of
@@ -58,19 +59,21 @@ class RunSweeper:
     def __call__(self, run: Run) -> SweptRun | Excluded:
         """What each variant comes to on a run; or why it is not judged, which may be that it cannot be read."""
         try:
-            stream = read_stream(run, self._metrics)
-            info = run.info
-            if not _is_judged(run, stream):
-                return Excluded(info.run_id, info.name, "it recorded no step and no metric")
-            outcomes, reason = sweep_stream(
-                self._schedules,
-                stream,
-                self._objective,
-                lambda: read_lineage(run, samples=self._reads_samples)[0],
-                run.status,
-            )
+            return run.read(self._swept)
         except TelemetryError as error:
             return Excluded(run.folder.name, "", str(error))
+
+    def _swept(self, snapshot: Snapshot) -> SweptRun | Excluded:
+        """Try all variants on one snapshot of a run."""
+        info = snapshot.info
+        stream = read_stream(snapshot, self._metrics)
+        if not _is_judged(snapshot, stream):
+            return Excluded(info.run_id, info.name, "it recorded no step and no metric")
+
+        def events() -> Sequence[Event]:
+            return read_lineage(snapshot, samples=self._reads_samples)[0]
+
+        outcomes, reason = sweep_stream(self._schedules, stream, self._objective, events, snapshot.status)
         return SweptRun(info.run_id, info.name, int(stream.steps.max(initial=0)), outcomes, reason)
 
 
@@ -143,16 +146,21 @@ def guessed_from(runs: Iterable[Run]) -> Objective | None:
     names: set[str] = set()
     for run in runs:
         try:
-            telling = [name for name in run.metrics() if mode_of(name) is not None]
-            stream = read_stream(run, telling)
+            names |= run.read(_telling_metrics)
         except TelemetryError:
             continue
-        names |= {name for name, found in stream.metrics.items() if stream.is_any(("evaluate",))[found.at].any()}
         if SURE_OBJECTIVE in names:
             break
     return guessed_objective(names)
 
 
-def _is_judged(run: Run, stream: Stream) -> bool:
-    """Whether it recorded a step or any metric."""
-    return bool(stream.is_any(("step_end",)).any()) or (len(stream) > 0 and bool(run.metrics()))
+def _telling_metrics(snapshot: Snapshot) -> set[str]:
+    """The metrics of evaluations whose names say which way is better."""
+    telling = [name for name in snapshot.columns.by_metric if mode_of(name) is not None]
+    stream = read_stream(snapshot, telling)
+    return {name for name, found in stream.metrics.items() if stream.is_any(("evaluate",))[found.at].any()}
+
+
+def _is_judged(snapshot: Snapshot, stream: Stream) -> bool:
+    """Whether a run recorded a step or any metric."""
+    return bool(stream.is_any(("step_end",)).any()) or (len(stream) > 0 and bool(snapshot.columns.by_metric))

@@ -18,10 +18,10 @@ from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
 
-from ..columns import read_columns
+from ..columns import Columns, read_columns
 from ..errors import DamagedLog
 from ..run_folder import Listing, SealedFile, list_files, replace_file
-from ..run_info import Attempt, read_run_info
+from ..run_info import Attempt, RunInfo, read_run_info
 from .column_digests import ColumnDigest, TableDigests, table_digests
 from .digests_v1 import first_table_digests
 from .reading import read_parquet, read_schema, row_groups_of
@@ -123,10 +123,14 @@ def compute_digests(folder: Path, known: Known) -> None:
     """Keep the digests of what has finished and has none yet. The lock of the run's sealers is held."""
     kept, info, listing = read_digests(folder), read_run_info(folder), list_files(folder)
     live = {journal[1:3] for journal in listing.journals}
-    logs = {
-        stream: LogDigest(last, log_digest(folder, listing, stream, known=known))
+    finished = {
+        stream: last
         for stream, last in _ends(listing).items()
         if stream not in live and kept.logs.get(stream, (None,))[0] != last
+    }
+    columns = read_columns(folder) if finished else Columns()
+    logs = {
+        stream: LogDigest(last, log_digest(listing, columns, stream, known=known)) for stream, last in finished.items()
     }
     attempts = {
         attempt.attempt: attempt_digest(attempt)
@@ -137,12 +141,11 @@ def compute_digests(folder: Path, known: Known) -> None:
         replace_file(folder / DIGESTS_JSON, Digests(kept.logs | logs, kept.attempts | attempts).to_json())
 
 
-def kept_log_digest(folder: Path) -> str:
+def kept_log_digest(kept: Digests, listing: Listing) -> str:
     """One digest for all that is kept of a run's logs; empty where none is, or where something has none yet.
 
     It tells two states of a log apart, and is not held against the log itself: ``digest_faults`` does that.
     """
-    kept, listing = read_digests(folder), list_files(folder)
     if (
         listing.journals
         or not kept.logs
@@ -162,6 +165,22 @@ def digest_faults(folder: Path) -> list[str]:
         FileNotFoundError: A sealer has just replaced a file.
     """
     kept, info, listing = read_digests(folder), read_run_info(folder), list_files(folder)
+    return faults_of(kept, info, listing, read_columns(folder) if kept.logs else Columns())
+
+
+def faults_of(kept: Digests, info: RunInfo, listing: Listing, columns: Columns) -> list[str]:
+    """What is not as it was when its digest was taken, a sentence each.
+
+    Args:
+        kept: The digests, read before the rest: whatever they cover is there then, and stays.
+        info: The run.
+        listing: Its files.
+        columns: The columns of its metrics.
+
+    Raises:
+        DamagedLog: A file cannot be read.
+        FileNotFoundError: A sealer has just replaced a file.
+    """
     known = {attempt.attempt: attempt for attempt in info.attempts}
     faults = [
         f"attempt {number}: run.json does not say of it what it said at its end"
@@ -171,7 +190,7 @@ def digest_faults(folder: Path) -> list[str]:
     ends = _ends(listing)
     for (attempt, rank), log in kept.logs.items():
         is_whole = ends.get((attempt, rank)) == log.last_seq
-        if not is_whole or log_digest(folder, listing, (attempt, rank), log.format) != log.sha256:
+        if not is_whole or log_digest(listing, columns, (attempt, rank), log.format) != log.sha256:
             faults.append(f"attempt {attempt}: the log of rank {rank} is not the one whose digest was taken at its end")
     return faults
 
@@ -189,8 +208,8 @@ def _told(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def log_digest(
-    folder: Path,
     listing: Listing,
+    columns: Columns,
     stream: tuple[int, int],
     format_: int = FORMAT,
     *,
@@ -199,21 +218,21 @@ def log_digest(
     """The digest of everything sealed of an attempt and rank. Memory does not grow with the run.
 
     Args:
-        folder: The run's folder.
-        listing: Its files.
+        listing: The run's files.
+        columns: The columns of its metrics.
         stream: Attempt and rank.
         format_: How it is taken.
         known: What need not be read, as the newest format has it.
     """
     # A metric may be called as a column of samples is.
-    columns = {"events": read_columns(folder).by_column()}
+    metrics_of = {"events": columns.by_column()}
     digest = hashlib.sha256(f"steptape log {format_}\n".encode())
     for table in ("events", "metrics", "samples"):
         files = [file for file in listing.table(table) if file[2:4] == stream]
         digests = known.get(files[0].path) if len(files) == 1 else None
         if digests is None:
             digests = _digests_of(table, files, DIGESTS_OF[format_])
-        metric_of = columns.get(table, {})
+        metric_of = metrics_of.get(table, {})
         named = ((table, name in metric_of, metric_of.get(name, name), *own) for name, own in digests.items())
         for line in sorted(named):
             digest.update(json.dumps(line, separators=(",", ":")).encode() + b"\n")

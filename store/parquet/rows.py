@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
 from itertools import repeat
+from operator import attrgetter
 from typing import Any, Final, overload
 
 import pyarrow as pa
@@ -149,6 +150,33 @@ class EventRows(Sequence[Event]):
             kind, attempt, rank, seq = (self.column(name)[row] for name in ("kind", "attempt", "rank", "seq"))
             where = f"{kind} {attempt}/{rank}/{seq}"
             raise DamagedLog(error.what, where=where, got=error.got, fix=error.fix) from None
+
+
+class EventList(list[Event]):
+    """Events in memory, with the columns that ``EventRows`` has."""
+
+    def column(self, name: str) -> list[Any]:
+        """One column of the envelope, an entry for each event."""
+        return list(map(attrgetter(name), self))
+
+    def values(self, metric: str) -> list[float | None]:
+        """The value of a metric at each event; None where it was not logged."""
+        return [event.metrics.get(metric) for event in self]
+
+    @property
+    def rows_with_attrs(self) -> list[int]:
+        """The events that have attributes, by their index."""
+        return [index for index, event in enumerate(self) if event.attrs]
+
+    def of_kinds(self, kinds: Iterable[str], *, others: bool = False) -> EventList:
+        """The events of these kinds, or of all others, in order."""
+        wanted = frozenset(kinds)
+        return EventList(event for event in self if (event.kind in wanted) != others)
+
+
+def with_columns(events: Sequence[Event]) -> EventRows | EventList:
+    """The events by columns: the rows of a table as they are, any others as a list."""
+    return events if isinstance(events, EventRows | EventList) else EventList(events)
 
 
 def _cells_of(column: pa.ChunkedArray, entries: list[Any] | None) -> Callable[[int], Any]:

@@ -20,6 +20,7 @@ import fcntl
 import functools
 import itertools
 import os
+import re
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -60,6 +61,9 @@ SAMPLES_AS_THEY_COME: Final = 3
 
 #: What is freed below this size is kept for the next allocation (the most that glibc can be told).
 KEPT_BYTES: Final = 31 * 1024 * 1024
+
+#: A file that a sealer writes aside; the recorder's own, of ``run.json``, is none.
+_LEFTOVER: Final = re.compile(rf"\..*\.parquet\.tmp|\.({re.escape(COLUMNS_JSON)}|{re.escape(DIGESTS_JSON)})\..*\.tmp")
 
 #: A stream that goes on has at most so many files a table before some of them are merged.
 FILES_OF_A_GROWING_STREAM: Final = 3
@@ -271,8 +275,8 @@ class _Sealer:
 
         Each table in itself, and what was merged is deleted before the next: a folder never holds many files.
         """
-        remove_files(file.path for file in list_files(self._folder).superseded)
         listing = list_files(self._folder)
+        remove_files(file.path for file in listing.superseded)
         live = {journal[1:3] for journal in listing.journals}
         for (table, *stream), group in itertools.groupby(listing.sealed, key=lambda file: file[1:4]):
             files = list(group)
@@ -348,9 +352,7 @@ def _written_aside(tables: Iterable[pa.Table], schema: pa.Schema, always: Collec
 
 def _remove_leftovers(folder: Path) -> None:
     """Delete what is half-written."""
-    remove_files(folder.glob(".*.parquet.tmp"))
-    for name in (COLUMNS_JSON, DIGESTS_JSON):
-        remove_files(folder.glob(f".{name}.*.tmp"))
+    remove_files(path for path in folder.glob(".*.tmp") if _LEFTOVER.fullmatch(path.name))
 
 
 def main(arguments: list[str]) -> int:

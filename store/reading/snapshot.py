@@ -14,6 +14,8 @@ import pyarrow.compute as pc
 from ..columns import Columns, columns_of, read_columns
 from ..events import Event
 from ..journal.reading import Segment, is_being_written, read_segment
+from ..lineage import Lineage, lineage_of
+from ..parquet.digests import kept_log_digest, read_digests
 from ..parquet.from_journal import Tail
 from ..parquet.reading import read_metrics, read_parquet, read_samples
 from ..parquet.rows import EventRows, events_of
@@ -63,6 +65,19 @@ class Snapshot:
         """Status of the newest attempt; ``crashed`` when its writer is gone without a word."""
         status = self.info.last.status
         return "crashed" if status == "running" and not self.is_live else status
+
+    @property
+    def lineage(self) -> Lineage:
+        """The lineage of the newest attempt: the events that no resume rolled back."""
+        return lineage_of(self.info.attempts)
+
+    @property
+    def log_digest(self) -> str:
+        """Digest of everything that was recorded, as kept when the run ended; empty where none is (yet).
+
+        Read when asked for: a digest names the last ``seq`` it covers, so one of a later moment does not match.
+        """
+        return kept_log_digest(read_digests(self.folder), self.listing)
 
     def events_table(self, columns: Sequence[str] | None = None) -> pa.Table:
         """The events as rows, in (attempt, rank, seq) order.

@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 
 from ..errors import TelemetryError
 from ..events import AWAITED, LATE_FOR, Event
-from ..lineage import DECIDING_RANK, Cut, Lineage, ancestors_of, lineage_of, merged
+from ..lineage import DECIDING_RANK, Cut, Lineage, ancestors_of, merged
 from ..run_info import Attempt
 from .snapshot import Snapshot
 
@@ -44,7 +44,7 @@ def effective_lineage(snapshot: Snapshot, attempts: Attempts = "effective") -> L
         TelemetryError: ``attempts`` is neither of the two words.
     """
     check_attempts(attempts)
-    return lineage_of(snapshot.info.attempts) if attempts == "effective" else _EVERYTHING
+    return snapshot.lineage if attempts == "effective" else _EVERYTHING
 
 
 def events_along(snapshot: Snapshot, rank: int | None, attempts: Attempts, *, samples: bool = False) -> Iterator[Event]:

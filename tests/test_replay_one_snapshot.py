@@ -1,0 +1,159 @@
+"""Replay reads a run by one snapshot: its folder is listed once, and every fact is of one moment."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from steptape import Policy, Recorder, backtest, open_run, verify
+from steptape.replay.runs.results import RunResult
+from steptape.rules.policy_file.policy import parse_policy
+from steptape.store.run import Run
+
+POLICY = """
+params: {limit: 3.0}
+controllers:
+  - {name: keep, triggers: [on_step_end], rule: loss > limit, operations: [hfcontrols.should_save]}
+  - {name: stop, triggers: [on_step_end], rule: loss > 100, operations: [hfcontrols.should_training_stop]}
+"""
+
+#: Opens a run and a policy, judges the run in the way named third, and prints how often its files were opened.
+#: The first round loads modules; the second one counts.
+COUNTING = """
+import collections, json, os, sys
+from steptape.replay.runs.incidents import IncidentLabels
+from steptape import backtest, sweep, verify
+from steptape.replay.runs.objective import declared_objective
+from steptape.replay.policies.findings_on_runs import findings_against
+from steptape.replay.runs.replaying import replay
+from steptape.replay.run_pool import RunPool
+from steptape.replay.policies.coverage import coverage_of
+from steptape import load_policy
+from steptape import open_run
+
+run, policy = open_run(sys.argv[1]), load_policy(sys.argv[2])
+merit = declared_objective("eval_loss", None)
+ways = {
+    "backtest": lambda: backtest(policy, [run]),
+    "labelled backtest": lambda: backtest(policy, [run], labels=Labels({run.folder.name: ()})),
+    "verify": lambda: verify(run),
+    "replay": lambda: replay(policy, run),
+    "sweep": lambda: sweep(policy, {"limit": [3.0]}, [run], objective=merit),
+    "check": lambda: findings_against(policy, [run]),
+    "coverage": lambda: coverage_of(policy, [run], Readers()),
+}
+seen, is_counting = collections.Counter(), False
+
+def count(event, arguments):
+    if is_counting and event in ("open", "os.listdir", "os.scandir"):
+        path = str(arguments[0]) if arguments[0] is not None else "."
+        if path == str(run.folder) or os.path.dirname(path) == str(run.folder):
+            seen[os.path.basename(path) if event == "open" else "listed"] += 1
+
+sys.addaudithook(count)
+for is_counting in (False, True):
+    ways[sys.argv[3]]()
+is_counting = False
+print(json.dumps(seen))
+"""
+
+#: Records short runs one after the other, each with rules, and prints the folder of each when it begins.
+WRITING = """
+import sys, time
+from steptape import Recorder
+for number in range(int(sys.argv[3])):
+    with Recorder(sys.argv[1], rules=sys.argv[2], run_id=f"run-{number}") as rec:
+        print(rec.folder, flush=True)
+        for step in range(1, int(sys.argv[4]) + 1):
+            rec.step(loss=float(step % 5))
+            if step % 50 == 0:
+                time.sleep(0.001)
+"""
+
+#: So long that reading a run takes as long as ending it; so many that some end while they are read.
+RUNS = 8
+STEPS = 2_000
+
+
+@pytest.fixture
+def policy_file(tmp_path: Path) -> Path:
+    """The policy as a file."""
+    path = tmp_path / "policy.yaml"
+    path.write_text(POLICY)
+    return path
+
+
+@pytest.fixture(params=["live", "finished"])
+def folder(request: pytest.FixtureRequest, tmp_path: Path, policy_file: Path) -> Iterator[Path]:
+    """The folder of a run with decisions, which still records or has ended."""
+    with Recorder(tmp_path / "runs", rules=policy_file) as rec:
+        for step in range(1, 41):
+            rec.step(loss=float(step % 5))
+        rec.evaluate(eval_loss=1.0)
+        if request.param == "live":
+            yield rec.folder
+    if request.param == "finished":
+        yield rec.folder
+
+
+@pytest.mark.parametrize("way", ["backtest", "labelled backtest", "verify", "replay", "sweep", "check", "coverage"])
+def test_a_run_is_listed_once_and_its_run_json_read_once(folder: Path, policy_file: Path, way: str) -> None:
+    """The system calls are counted by Python's audit events, in a process that does nothing else."""
+    command = [sys.executable, "-c", COUNTING, str(folder), str(policy_file), way]
+    result = subprocess.run(command, capture_output=True, text=True, check=True)
+
+    seen = json.loads(result.stdout)
+    assert (seen["listed"], seen["run.json"]) == (1, 1), seen
+    assert max(seen.get(name, 0) for name in ("columns.json", "digests.json", "annotations.jsonl")) == 1, seen
+
+
+def contradictions(result: RunResult) -> Iterator[str]:
+    """Facts of a result that no single moment of a run of ``WRITING`` has together."""
+    (place,) = result.identity.seq_ranges
+    recorded = place.last + 1 - result.identity.event_count
+    steps = result.recorded.steps
+    if result.status not in ("running", "completed"):
+        yield f"a run that never fails is {result.status}"
+    if result.status == "completed" and steps != STEPS:
+        yield f"it has ended after {steps} of {STEPS} steps"
+    # The live rules decide at step 4, 9, ...; the newest of these decisions may not have been written yet.
+    if (steps + 1) // 5 - recorded not in (0, 1):
+        yield f"its last seq {place.last} leaves {recorded} decisions beside {result.identity.event_count} events"
+    if result.identity.log_digest and result.status != "completed":
+        yield "a log that still grows has a digest"
+
+
+def looked_at(policy: Policy, run: Run) -> RunResult | None:
+    """A backtest of a run that may be recording; None where it holds no step yet."""
+    report = backtest(policy, [run])
+    assert all(excluded.reason == "it recorded no step and no metric" for excluded in report.excluded)
+    return report.results[0] if report.results else None
+
+
+def test_all_facts_about_a_live_run_are_of_one_moment(tmp_path: Path, policy_file: Path) -> None:
+    """This process judges and verifies runs, again and again, while another records, ends and seals them."""
+    policy = parse_policy(POLICY)
+    arguments = [str(tmp_path / "runs"), str(policy_file), str(RUNS), str(STEPS)]
+    seen: list[RunResult] = []
+    faults: list[str] = []
+    with subprocess.Popen([sys.executable, "-c", WRITING, *arguments], stdout=subprocess.PIPE, text=True) as writer:
+        assert writer.stdout is not None
+        for line in writer.stdout:
+            run = open_run(line.strip())
+            while run.status == "running" or not run.log_digest:
+                result = looked_at(policy, run)
+                if result is not None:
+                    seen.append(result)
+                    faults += contradictions(result)
+                verdict = verify(run)
+                if not verdict.identical:
+                    faults.append(f"not identical: {verdict}")
+
+    assert writer.returncode == 0
+    assert {"running", "completed"} <= {result.status for result in seen}
+    assert faults == []
