@@ -7,18 +7,16 @@ the libraries that it will need.
 
 from __future__ import annotations
 
-import json
 import logging
 import os
-import select
-import subprocess
 import sys
 import weakref
 from collections.abc import Sequence
 from pathlib import Path
-from typing import IO, Final
+from typing import Final
 
-from ..store.processes.module_command import module_command
+from ..store.processes.child_process import ChildProcess
+from ..store.processes.protocol import BrokenFrame
 from ..store.run_folder import folders_with_journals
 from .process_activity import LOOK_EVERY_S, Standstill
 
@@ -38,7 +36,7 @@ class BackgroundSealing:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._asked = 0
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: ChildProcess | None = None
         self._begin()
         _open_sealings.add(self)
         others = [other for other in folders_with_journals(folder.parent) if other != folder]
@@ -48,10 +46,10 @@ class BackgroundSealing:
     def start(self) -> None:
         """Seal what is finished, unless that is being done."""
         process = self._process
-        if process is None or process.stdout is None:
+        if process is None:
             return
-        while self._asked and _has_answered(process.stdout, within_s=0):
-            self._answer(process.stdout)
+        while self._asked and process.has_answered(within_s=0):
+            self._answer(process)
         if not self._asked:
             self._ask([self._folder])
 
@@ -79,22 +77,21 @@ class BackgroundSealing:
         """Let the process end; one that stands still is killed, after which others can finish what it was at."""
         process, self._process = self._process, None
         self._asked = 0
-        if process is None or process.stdin is None or process.stdout is None:
+        if process is None:
             return
-        process.stdin.close()
-        with process.stdout:
-            while not _has_ended(process, process.stdout):
+        process.requests.close()
+        with process.answers:
+            while not _has_ended(process):
                 if self._standstill.is_reached():
                     process.kill()
                     # What waits in the kernel, as for a disk that is gone, outlives even that. It is not waited for.
-                    _has_ended(process, process.stdout)
+                    _has_ended(process)
                     return
 
     def close_inherited_pipes(self) -> None:
         """In a forked child: close its copies of the pipes, by whose end the process learns that its work is done."""
-        if self._process is not None and self._process.stdin is not None and self._process.stdout is not None:
-            self._process.stdin.close()
-            self._process.stdout.close()
+        if self._process is not None:
+            self._process.close_pipes()
 
     def _begin(self) -> None:
         self._process = _start()
@@ -109,57 +106,51 @@ class BackgroundSealing:
         """
         self._ask([self._folder])
         answer = None
-        while self._asked and self._process is not None and self._process.stdout is not None:
-            if _has_answered(self._process.stdout, within_s=LOOK_EVERY_S):
-                answer = self._answer(self._process.stdout)
+        while self._asked and self._process is not None:
+            if self._process.has_answered(within_s=LOOK_EVERY_S):
+                answer = self._answer(self._process)
             elif self._standstill.is_reached():
                 raise _StandsStill
         return answer
 
     def _ask(self, folders: Sequence[Path], *, is_quiet: bool = False) -> None:
-        process = self._process
-        if process is None or process.stdin is None:
+        if self._process is None:
             return
-        request = {"folders": [os.path.abspath(folder) for folder in folders], "is_quiet": is_quiet}
         try:
-            process.stdin.write(json.dumps(request).encode() + b"\n")
+            self._process.send({"folders": [os.path.abspath(folder) for folder in folders], "is_quiet": is_quiet})
             self._asked += 1
         except OSError:
             # It was killed, by a terminal's hang-up or for memory. ``finish`` starts another one.
             self._asked = 0
 
-    def _answer(self, stdout: IO[bytes]) -> bool | None:
-        """The next answer: whether it could be done; None when none will come. Waits for it."""
-        answer = stdout.readline()
-        self._asked = self._asked - 1 if answer else 0
-        return answer == b"done\n" if answer else None
+    def _answer(self, process: ChildProcess) -> bool | None:
+        """The next answer: whether it could be sealed; None when none will come. Waits for it."""
+        try:
+            is_sealed: bool = process.receive().head["is_sealed"]
+        except (EOFError, BrokenFrame):
+            self._asked = 0
+            return None
+        self._asked -= 1
+        return is_sealed
 
 
 class _StandsStill(Exception):
     """The process that seals does not get on."""
 
 
-def _start() -> subprocess.Popen[bytes] | None:
+def _start() -> ChildProcess | None:
     environment = {**os.environ, "PYTHONPATH": _import_path()}
-    command = module_command("steptape.store.parquet.sealing_service")
     try:
-        return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, bufsize=0)
+        return ChildProcess("steptape.store.parquet.sealing_service", environment=environment, shows_errors=True)
     except OSError as error:
         logger.warning("journals stay unsealed: no process could be started (%s)", error)
         return None
 
 
-def _has_answered(stdout: IO[bytes], *, within_s: float) -> bool:
-    """Whether something can be read, or nothing will come any more."""
-    answers = select.poll()  # select.select fails for a descriptor above 1023.
-    answers.register(stdout, select.POLLIN)
-    return bool(answers.poll(within_s * 1000))
-
-
-def _has_ended(process: subprocess.Popen[bytes], stdout: IO[bytes]) -> bool:
+def _has_ended(process: ChildProcess) -> bool:
     """Whether the process ends before the next look at it, which closes its end of the pipe."""
-    while _has_answered(stdout, within_s=LOOK_EVERY_S):
-        if not stdout.readline():
+    while process.has_answered(within_s=LOOK_EVERY_S):
+        if not os.read(process.answers.fileno(), 1 << 12):
             process.wait()
             break
     return process.poll() is not None

@@ -5,9 +5,10 @@ Facts about the file flow in; problems that read ``source:line:column: message``
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
 from difflib import get_close_matches
+from typing import Any, Self
 
 from ..store.errors import TelemetryError, shortened
 
@@ -46,6 +47,15 @@ class ExpressionError(TelemetryError):
         self.faults = tuple(faults)
         super().__init__("; ".join(phrase(fault.what, fault.got, fault.fix) for fault in self.faults))
 
+    def to_json(self) -> dict[str, Any]:
+        """With the faults."""
+        return {**super().to_json(), "faults": [asdict(fault) for fault in self.faults]}
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any]) -> Self:
+        """From the faults alone."""
+        return cls(Fault(**fault) for fault in document["faults"])
+
 
 @dataclass(frozen=True, slots=True, order=True)
 class PolicyProblem:
@@ -76,6 +86,15 @@ class PolicyError(TelemetryError):
 
     def _message(self) -> str:
         return "\n".join(str(problem) for problem in self.problems)
+
+    def to_json(self) -> dict[str, Any]:
+        """With the problems."""
+        return {**super().to_json(), "problems": [asdict(problem) for problem in self.problems]}
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any]) -> Self:
+        """From the problems alone."""
+        return cls(PolicyProblem(**problem) for problem in document["problems"])
 
 
 def phrase(what: str, got: str | None = None, fix: str = "", *, where: str = "") -> str:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any, Self
+
 
 class TelemetryError(Exception):
     """Root of all errors that steptape raises on purpose.
@@ -30,6 +33,29 @@ class TelemetryError(Exception):
         if not self.fix:
             return message
         return f"{message}\n{self.fix}" if "\n" in self.what else f"{message}. {self.fix}"
+
+    def to_json(self) -> dict[str, Any]:
+        """What ``from_json`` makes an equal error of. Classes with fields of their own add these.
+
+        ``got`` may be any object; its text travels, as the message shows it.
+        """
+        got = None if self.got is None else shortened(repr(self.got))
+        return {"what": self.what, "where": self.where, "got": got, "fix": self.fix}
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any]) -> Self:
+        """The error that ``to_json`` was asked of, with the same message."""
+        got = None if document["got"] is None else _Shown(document["got"])
+        return cls(document["what"], where=document["where"], got=got, fix=document["fix"])
+
+
+class _Shown(str):
+    """The ``repr`` of a value of another process."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return str(self)
 
 
 class StoreNotFound(TelemetryError):

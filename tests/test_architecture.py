@@ -34,7 +34,7 @@ ROOMS: dict[str, set[str]] = {
 SUBROOMS: dict[str, dict[str, set[str]]] = {
     "store": {
         "journal": {"."},
-        "parquet": {".", "journal"},
+        "parquet": {".", "journal", "processes"},
         "reading": {".", "journal", "parquet"},
         "sql": {".", "parquet", "reading"},
         "processes": {"."},
@@ -99,7 +99,10 @@ PUBLIC: dict[str, set[str]] = {
         "plan",
         "plural",
         "polling",
+        "processes/child_process",
+        "processes/limits",
         "processes/module_command",
+        "processes/protocol",
         "reading/axes",
         "reading/bucket_extremes",
         "reading/catalog",

@@ -13,7 +13,7 @@ import steptape
 MODULES = sorted(
     module.name
     for room in ("store", "rules", "recorder", "replay", "api")
-    for module in pkgutil.iter_modules([f"{path}/{room}" for path in steptape.__path__], f"steptape.{room}.")
+    for module in pkgutil.walk_packages([f"{path}/{room}" for path in steptape.__path__], f"steptape.{room}.")
 )
 
 

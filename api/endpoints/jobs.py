@@ -14,7 +14,6 @@ from fastapi import Path as InPath
 from starlette.concurrency import run_in_threadpool
 
 from ...replay.backtests.baselines import BASELINES
-from ...rules.errors import PolicyError, PolicyProblem
 from ...rules.semantics import KNOWN_SEMANTICS
 from ...store.annotations import ANNOTATIONS
 from ...store.store import Store
@@ -208,9 +207,7 @@ async def _check_policy(
     processes: RuleProcesses = request.app.state.rule_processes
     seconds = request.app.state.limits.rules_s / 2
     asked = {"text": text, "source": source, "params": dict(params), "axes": dict(axes), "seconds": seconds}
-    told = await processes.ask({"kind": "job", **asked})
-    if told["problems"]:
-        raise PolicyError(PolicyProblem(source, **problem) for problem in told["problems"])
+    await processes.ask({"kind": "job", **asked})
 
 
 def _queued(request: Request, store: Store, body: JobRequest, document: dict[str, Any]) -> Job:

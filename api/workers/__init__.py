@@ -1,1 +1,1 @@
-"""Work in processes of its own: SQL, jobs, trials of rules, and the first reading of a large store."""
+"""The server's child processes, each with its parent's side: SQL, trials of rules, jobs, and preloading a store."""

@@ -8,6 +8,8 @@ import sys
 from pathlib import Path
 
 from ...store.columns import columns_of
+from ...store.processes.limits import claim_stdout, end_with_parent
+from ...store.processes.protocol import write_frame
 from ...store.reading.folder_content import PreloadedRun, settled_content
 from ...store.reading.summary_row import row_of
 from ...store.run_folder import run_names
@@ -47,5 +49,13 @@ def _run(folder: Path) -> PreloadedRun | None:
     return PreloadedRun(content, row_of(info, last.status, last.steps, last.ended_ns))
 
 
+def main() -> None:
+    """``python -m steptape.api.workers.ahead_worker STORE SHARE SHARES``: write the runs of a share, pickled."""
+    end_with_parent()
+    answers = claim_stdout()
+    runs = read_share(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))
+    write_frame(answers, {}, pickle.dumps(runs, protocol=5))
+
+
 if __name__ == "__main__":
-    pickle.dump(read_share(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])), sys.stdout.buffer, protocol=5)
+    main()

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import json
 import logging
-import subprocess
 import threading
+import time
 from collections import OrderedDict, deque
-from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any, Final, Literal
 
-from ...store.processes.module_command import module_command
+from ...store.errors import TelemetryError
+from ...store.processes.child_process import ChildProcess
+from ...store.processes.protocol import BrokenFrame
 from ..errors import Busy, JobNotFound, NotYours
 from ..limits import Limits
 from ..middleware.tokens import Holder, Scope
+from ..problems import without_path
 
 _LOGGER: Final = logging.getLogger("steptape.api")
 
@@ -71,7 +74,7 @@ class JobQueue:
         self._jobs: OrderedDict[str, Job] = OrderedDict()
         self._waiting: deque[Job] = deque()
         self._changed = threading.Condition()
-        self._process: subprocess.Popen[str] | None = None
+        self._process: ChildProcess | None = None
         self._thread: threading.Thread | None = None
         self._is_closed = False
 
@@ -165,13 +168,7 @@ class JobQueue:
                 job = self._waiting.popleft()
                 job.status, job.started = "running", datetime.now(UTC)
                 try:
-                    self._process = subprocess.Popen(
-                        module_command("steptape.api.workers.job_worker", str(self._limits.job_bytes)),
-                        stdin=subprocess.PIPE,
-                        stdout=subprocess.PIPE,
-                        stderr=subprocess.DEVNULL,
-                        encoding="utf-8",
-                    )
+                    self._process = ChildProcess(f"{__package__}.job_worker", str(self._limits.job_bytes))
                 except OSError as error:
                     self._fail(job, f"no process could be started for it ({error.strerror})")
                     continue
@@ -181,49 +178,34 @@ class JobQueue:
                 _LOGGER.exception("job %s", job.id)
                 self._fail(job, f"the job's process failed ({type(error).__name__})")
             finally:
-                self._process.kill()
-                self._process.wait()
-                for stream in (self._process.stdin, self._process.stdout):
-                    if stream is not None:
-                        with suppress(OSError):
-                            stream.close()
+                self._process.end()
 
-    def _follow(self, job: Job, process: subprocess.Popen[str]) -> None:
-        """Tell the process what to do, and take down what it tells."""
-        assert process.stdin is not None
-        timer = threading.Timer(self._limits.job_s, self._time_out, (job, process))
-        timer.daemon = True
-        timer.start()
+    def _follow(self, job: Job, process: ChildProcess) -> None:
+        """Send the process its job, and receive progress and the result."""
+        until_s = time.monotonic() + self._limits.job_s
+        most_bytes = self._limits.job_result_bytes
         try:
             with suppress(BrokenPipeError):
-                json.dump(job.document, process.stdin)
-                process.stdin.close()
-            for message in self._messages(process):
-                if "progress" in message:
-                    job.runs_done = message["progress"]
-                elif "result" in message:
-                    with self._changed:
-                        if not job.is_over:
-                            job.result = json.dumps(message["result"]["document"])
-                            job.page = message["result"]["page"]
-                            self._end(job, "done")
-                else:
-                    self._fail(job, message["error"])
+                process.send(job.document, until_s=until_s)
+            while "progress" in (frame := process.receive(most_bytes=most_bytes, until_s=until_s)).head:
+                job.runs_done = frame.head["progress"]
+            self._keep(job, json.loads(frame.body))
+        except TimeoutError:
+            self._fail(job, f"it took longer than {self._limits.job_s:g} s")
+        except BrokenFrame:
+            self._fail(job, "the result is larger than it may be, or was cut short")
+        except EOFError:
             self._fail(job, "the job's process ended before it was done")
-        finally:
-            timer.cancel()
+        except TelemetryError as error:
+            self._fail(job, without_path(str(error), Path(job.document["store"])))
 
-    def _messages(self, process: subprocess.Popen[str]) -> Iterator[dict[str, Any]]:
-        assert process.stdout is not None
-        while line := process.stdout.readline(self._limits.job_result_bytes):
-            if not line.endswith("\n"):
-                yield {"error": "the result is larger than it may be, or was cut short"}
-                return
-            yield json.loads(line)
-
-    def _time_out(self, job: Job, process: subprocess.Popen[str]) -> None:
-        self._fail(job, f"it took longer than {self._limits.job_s:g} s")
-        process.kill()
+    def _keep(self, job: Job, result: dict[str, Any]) -> None:
+        """Keep a result, unless the job has been cancelled."""
+        document = json.dumps(result["document"])
+        with self._changed:
+            if not job.is_over:
+                job.result, job.page = document, result["page"]
+                self._end(job, "done")
 
     def _fail(self, job: Job, error: str) -> None:
         """What went wrong, unless the job is over: cancelled, or done."""

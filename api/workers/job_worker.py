@@ -1,17 +1,16 @@
-"""The process of one job: what is asked on stdin, progress and the result as JSON lines on stdout.
+"""Does one job in a process of its own, which can be killed at any moment, as it only reads.
 
-It can be killed at any moment, and takes nothing with it: it only reads.
+The request is the job's document. Answers are ``{"progress": RUNS}``, and at last an empty head with the result as JSON
+in its body, ``document`` and ``page``, or an error.
 """
 
 from __future__ import annotations
 
 import json
-import os
-import resource
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 from ...replay.backtests.backtesting import backtest
 from ...replay.backtests.baselines import BASELINES, Baseline
@@ -24,6 +23,8 @@ from ...replay.sweeps.sweeping import sweep
 from ...rules.policy_file.policy import Policy, parse_policy
 from ...store.errors import TelemetryError
 from ...store.event_json import encoded
+from ...store.processes.limits import claim_stdout, end_with_parent, limit_process
+from ...store.processes.protocol import error_to_json, read_frame, write_frame
 from ...store.run import Run
 from ...store.store import open_store
 from ..problems import without_path
@@ -32,24 +33,29 @@ from ..problems import without_path
 Told = Callable[[Progress], object]
 
 
-def run_job(document: dict[str, Any], tell: Callable[[dict[str, Any]], None]) -> None:
-    """Do what a document asks, and tell of progress, then of the result or the error."""
+def run_job(document: dict[str, Any], tell: Callable[[int], object]) -> dict[str, Any]:
+    """Do what a document asks.
+
+    Args:
+        document: The ``kind`` of job, the ``store``, the ``runs`` and the ``request``.
+        tell: Called with the number of runs that are done with, after each.
+
+    Returns:
+        The ``document`` that is the result, and its ``page`` where there is one.
+
+    Raises:
+        TelemetryError: It cannot be done.
+    """
     store = open_store(Path(document["store"]))
-    runs: list[Run] = []
+    # A run may have been deleted since it was asked about.
+    runs = [store.run(key) for key in document["runs"]]
 
     def progressed(progress: Progress) -> None:
         # Runs may be read several times; of the job's runs, so many as of all that is to be read are done with.
-        tell({"progress": progress.done * len(runs) // max(1, progress.total)})
+        tell(progress.done * len(runs) // max(1, progress.total))
 
     makers = {"backtest": _backtest, "sweep": _sweep, "verification": _verification}
-    try:
-        # A run may have been deleted since it was asked about.
-        runs += [store.run(key) for key in document["runs"]]
-        tell({"result": makers[document["kind"]](document["request"], document, runs, progressed)})
-    except TelemetryError as error:
-        tell({"error": str(error)})
-    except MemoryError:
-        tell({"error": "it took more memory than a job may: ask for fewer runs or variants"})
+    return makers[document["kind"]](document["request"], document, runs, progressed)
 
 
 def _backtest(request: dict[str, Any], document: dict[str, Any], runs: Sequence[Run], told: Told) -> dict[str, Any]:
@@ -112,26 +118,21 @@ def _baselines(names: Sequence[str]) -> list[Baseline]:
     return [BASELINES[name] for name in dict.fromkeys(names)]
 
 
-def _teller(stream: TextIO, store: Path) -> Callable[[dict[str, Any]], None]:
-    def tell(message: dict[str, Any]) -> None:
-        stream.write(without_path(json.dumps(message, ensure_ascii=False), store) + "\n")
-        stream.flush()
-
-    return tell
-
-
 def main() -> None:
     """``python -m steptape.api.workers.job_worker BYTES``: do one job in so much memory."""
-    os.nice(5)  # The server answers first.
-    bytes_allowed = int(sys.argv[1])
-    resource.setrlimit(resource.RLIMIT_DATA, (bytes_allowed, bytes_allowed))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    # What code below prints must not be taken for a message.
-    answers, sys.stdout = sys.stdout, sys.stderr
-    document = json.load(sys.stdin)
-    # Whatever the locale: the server reads UTF-8.
-    with open(answers.fileno(), "w", encoding="utf-8", closefd=False) as messages:
-        run_job(document, _teller(messages, Path(document["store"])))
+    end_with_parent()
+    answers = claim_stdout()
+    limit_process(int(sys.argv[1]), niceness=5)  # The server answers first.
+    document = read_frame(sys.stdin.fileno()).head
+    try:
+        result = run_job(document, lambda done: write_frame(answers, {"progress": done}))
+        text = without_path(json.dumps(result, ensure_ascii=False), Path(document["store"]))
+        write_frame(answers, {}, text.encode())
+    except TelemetryError as error:
+        write_frame(answers, {"error": error_to_json(error)})
+    except MemoryError:
+        refusal = TelemetryError("it took more memory than a job may: ask for fewer runs or variants")
+        write_frame(answers, {"error": error_to_json(refusal)})
 
 
 if __name__ == "__main__":

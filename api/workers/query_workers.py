@@ -1,36 +1,38 @@
-"""The processes that answer SQL: a few, each asked one thing at a time, killed and replaced when it does not come back.
+"""The processes that answer SQL: a few, each asked one thing at a time, killed and replaced when late or dead.
 
-What a statement takes, it takes from such a process and not from the server. See ``steptape.api.workers.query_worker``.
+What a statement takes, it takes from such a process and not from the server. See ``query_worker``.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import queue
-import select
-import subprocess
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
-from ...store.errors import QueryRefused, QueryTimedOut, RunNotFound, TelemetryError
-from ...store.processes.module_command import module_command
+from ...store.errors import QueryRefused, QueryTimedOut, TelemetryError
+from ...store.processes.child_process import ChildProcess
+from ...store.processes.protocol import BrokenFrame
+from ...store.sql.bounded_query import QueryLimits
 from ..errors import Busy
 from ..limits import Limits
 
-#: What a worker may take beyond the time limit, to tell of it itself; and what it may take to start.
+#: What a worker may take beyond the time limit, to report it itself; and what it may take to start.
 _GRACE_S: Final = 1.0
 _START_S: Final = 60.0
+
+#: A worker's environment: what finds Python and its packages, and nothing that may be secret.
+_KEPT: Final = ("PATH", "HOME", "LANG", "LC_ALL", "PYTHONPATH", "VIRTUAL_ENV", "TMPDIR", "TZ", "LD_LIBRARY_PATH")
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a statement came to: the rows as an Arrow stream, whether there were more, and how long it took."""
+    """The result of a statement: the rows as an Arrow stream, whether there were more, and how long it took."""
 
     rows: bytes
     truncated: bool
@@ -48,11 +50,10 @@ class QueryWorkers:
     def __init__(self, store: Path, limits: Limits) -> None:
         self._store = store
         self._limits = limits
-        self._free: queue.LifoQueue[_Worker | None] = queue.LifoQueue()
+        self._free: queue.LifoQueue[ChildProcess | None] = queue.LifoQueue()
         for _ in range(limits.query_workers):
             self._free.put(None)
-        self._waiting = 0
-        self._lock = threading.Lock()
+        self._places = threading.Semaphore(limits.queries_waiting + limits.query_workers)
         self._is_closed = False
 
     def ask(self, statement: str, run: str | None, *, rows: int | None = None) -> Answer:
@@ -67,10 +68,9 @@ class QueryWorkers:
             QueryRefused, QueryTimedOut, RunNotFound, TelemetryError: As the worker says; or it died.
             Busy: Too many are waiting.
         """
+        limits = self._limits.query if rows is None else replace(self._limits.query, rows=rows)
         with self._worker() as worker:
-            limits = self._limits.query if rows is None else replace(self._limits.query, rows=rows)
-            request = {"statement": statement, "run": run, **asdict(limits)}
-            return worker.ask(request, self._limits.query.seconds + _GRACE_S)
+            return _asked(worker, statement, run, limits, most_bytes=self._limits.query_worker_bytes)
 
     def warm(self) -> None:
         """Start a worker, so that the first question need not wait for it."""
@@ -84,109 +84,56 @@ class QueryWorkers:
             with suppress(queue.Empty):
                 worker = self._free.get_nowait()
                 if worker is not None:
-                    worker.kill()
+                    worker.end()
 
     @contextmanager
-    def _worker(self) -> Iterator[_Worker]:
-        with self._lock:
-            if self._waiting >= self._limits.queries_waiting + self._limits.query_workers:
-                raise Busy("too many queries are waiting", fix="Ask again later")
-            self._waiting += 1
+    def _worker(self) -> Iterator[ChildProcess]:
+        if not self._places.acquire(blocking=False):
+            raise Busy("too many queries are waiting", fix="Ask again later")
+        held = self._free.get()
         try:
-            held = self._free.get()
-            try:
-                if held is None or not held.is_alive:
-                    held = _Worker(self._store, self._limits.query_worker_bytes)
-                yield held
-            finally:
-                if held is not None and (self._is_closed or not held.is_alive):
-                    held.kill()
-                    held = None
-                self._free.put(held)
+            held = held or _started(self._store, self._limits.query_worker_bytes)
+            yield held
         finally:
-            with self._lock:
-                self._waiting -= 1
+            if held is not None and self._is_closed:
+                held.end()
+            self._free.put(held if held is not None and held.returncode is None else None)
+            self._places.release()
 
 
-class _Worker:
-    """One process, from its start until it is killed."""
+def _started(store: Path, memory_bytes: int) -> ChildProcess:
+    """A worker that has read the store.
 
-    def __init__(self, store: Path, memory_bytes: int) -> None:
-        command = module_command("steptape.api.workers.query_worker", str(store), str(memory_bytes))
-        # Of the environment it needs what finds Python and its packages, and nothing that may be secret.
-        kept = ("PATH", "HOME", "LANG", "LC_ALL", "PYTHONPATH", "VIRTUAL_ENV", "TMPDIR", "TZ", "LD_LIBRARY_PATH")
-        environment = {name: os.environ[name] for name in kept if name in os.environ}
-        try:
-            self._process = subprocess.Popen(
-                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=environment
-            )
-        except OSError as error:
-            raise Busy(f"no process could be started ({error.strerror})", fix="Ask again later") from None
-        self.is_alive = True
-        try:
-            self._frame(time.monotonic() + _START_S)
-        except (_Gone, TimeoutError):
-            self.kill()
-            raise TelemetryError("the process that answers queries did not start") from None
-
-    def ask(self, request: dict[str, Any], seconds: float) -> Answer:
-        """The answer to a request, which has to be there within so many seconds."""
-        until_s = time.monotonic() + seconds
-        statement = request["statement"]
-        try:
-            content = json.dumps(request).encode()
-            assert self._process.stdin is not None
-            self._process.stdin.write(len(content).to_bytes(8, "big") + content)
-            self._process.stdin.flush()
-            told: dict[str, Any] = json.loads(self._frame(until_s))
-            if told["ok"]:
-                return Answer(self._frame(until_s), told["truncated"], told["elapsed_s"])
-        except TimeoutError:
-            self.kill()
-            fix = "Ask for less, or for one run"
-            raise QueryTimedOut("the query took too long, and was ended", got=statement, fix=fix) from None
-        except (_Gone, OSError):
-            self.kill()
-            fix = "Ask for less"
-            raise QueryRefused("the query took more memory than it may", got=statement, fix=fix) from None
-        kind = QueryTimedOut if told["timed_out"] else QueryRefused if told["refused"] else RunNotFound
-        raise kind(told["what"], where=told["where"], fix=told["fix"])
-
-    def kill(self) -> None:
-        """End the process, whatever it is at."""
-        self.is_alive = False
-        self._process.kill()
-        self._process.wait()
-        for stream in (self._process.stdin, self._process.stdout):
-            with suppress(OSError):
-                if stream is not None:
-                    stream.close()
-
-    def _frame(self, until_s: float) -> bytes:
-        return self._bytes(int.from_bytes(self._bytes(8, until_s), "big"), until_s)
-
-    def _bytes(self, count: int, until_s: float) -> bytes:
-        """So many bytes of its output.
-
-        Raises:
-            TimeoutError: They are not there in time.
-            _Gone: The process has ended.
-        """
-        assert self._process.stdout is not None
-        fd = self._process.stdout.fileno()
-        parts: list[bytes] = []
-        left = count
-        while left:
-            ready, _, _ = select.select([fd], [], [], max(0.0, until_s - time.monotonic()))
-            if not ready:
-                raise TimeoutError
-            part = os.read(fd, min(left, 1 << 20))
-            if not part:
-                raise _Gone
-            parts.append(part)
-            left -= len(part)
-        return b"".join(parts)
+    Raises:
+        Busy: The machine has no room for a process more.
+        TelemetryError: It did not start in time, or at all.
+    """
+    module = f"{__package__}.query_worker"
+    environment = {name: os.environ[name] for name in _KEPT if name in os.environ}
+    try:
+        worker = ChildProcess(module, str(store), str(memory_bytes), environment=environment)
+    except OSError as error:
+        raise Busy(f"no process could be started ({error.strerror})", fix="Ask again later") from None
+    try:
+        worker.receive(until_s=time.monotonic() + _START_S)
+    except (EOFError, BrokenFrame, OSError):
+        worker.end()
+        raise TelemetryError("the process that answers queries did not start") from None
+    return worker
 
 
-class _Gone(Exception):
-    """The process has ended."""
+def _asked(worker: ChildProcess, statement: str, run: str | None, limits: QueryLimits, *, most_bytes: int) -> Answer:
+    """A worker's answer. A worker that is late or dead has been ended."""
+    until_s = time.monotonic() + limits.seconds + _GRACE_S
+    try:
+        worker.send({"statement": statement, "run": run, **asdict(limits)}, until_s=until_s)
+        frame = worker.receive(most_bytes=most_bytes, until_s=until_s)
+    except TimeoutError:
+        worker.end()
+        fix = "Ask for less, or for one run"
+        raise QueryTimedOut("the query took too long, and was ended", got=statement, fix=fix) from None
+    except (EOFError, BrokenFrame, OSError):
+        worker.end()
+        fix = "Ask for less"
+        raise QueryRefused("the query took more memory than it may", got=statement, fix=fix) from None
+    return Answer(frame.body, **frame.head)

@@ -9,6 +9,7 @@ A path flows in, and what its runs come to flows out; whether that still holds i
 from __future__ import annotations
 
 import contextlib
+import os
 import pickle
 import subprocess
 import tempfile
@@ -18,6 +19,7 @@ from pathlib import Path
 from typing import IO, Final, NamedTuple
 
 from ...store.processes.module_command import module_command
+from ...store.processes.protocol import read_frame
 from ...store.reading.folder_content import PreloadedRun
 from ...store.run_folder import run_names
 
@@ -56,11 +58,13 @@ class ReadingAhead:
 
 def _answered(reader: _Reader) -> dict[str, PreloadedRun]:
     """What a process has read; nothing where it failed, or does not come to an end."""
-    # Whatever Python's start-up files print stands before the answer, and to unpickle that may raise anything.
+    # Python's start-up files may print something before the answer, and to unpickle that may raise anything.
     with reader.answer as answer, contextlib.suppress(Exception):
         if reader.process.wait(max(0.0, reader.until_s - time.monotonic())) == 0:
+            size_bytes = answer.seek(0, os.SEEK_END)
             answer.seek(0)
-            return dict(pickle.load(answer))  # Of a process of our own, in a file that has no name.
+            # Of a process of our own, in a file that has no name.
+            return dict(pickle.loads(read_frame(answer.fileno(), most_bytes=size_bytes).body))
     return {}
 
 
@@ -75,9 +79,9 @@ def reading_ahead(store: Path) -> Iterator[ReadingAhead]:
             shares = _shares(runs)
             for share in range(shares):
                 # A pipe would have to be emptied meanwhile, by a thread that waits for the interpreter's lock.
-                answer = stack.enter_context(tempfile.TemporaryFile())
+                answer = stack.enter_context(tempfile.TemporaryFile(buffering=0))
                 command = module_command(f"{__package__}.ahead_worker", str(store), str(share), str(shares))
-                process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=answer, stderr=subprocess.DEVNULL)
+                process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=answer, stderr=subprocess.DEVNULL)
                 stack.enter_context(process)
                 stack.callback(process.kill)
                 readers.append(_Reader(process, answer, time.monotonic() + _START_S + _SLOW_RUN_S * runs / shares))

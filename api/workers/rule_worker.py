@@ -1,14 +1,11 @@
-"""The process in which a stranger's rules are tried: what is asked on stdin, the answer as one line of JSON on stdout.
+"""Tries a stranger's rules in a process of its own, which answers one request: ``{"answer": ...}`` is the head.
 
-A rule may do 10,000 things at an event, and a test may have a million events and thousands of rules. So whoever asks
-waits for so long, and kills what has not come back.
+A rule may do 10,000 things at an event, and a test may have a million events and thousands of rules. So the parent
+waits for so long, and kills a worker that is late.
 """
 
 from __future__ import annotations
 
-import json
-import os
-import resource
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -22,6 +19,8 @@ from ...rules.scenarios.file import parse_tests
 from ...rules.scenarios.report import result_json
 from ...rules.scenarios.run import run_test
 from ...store.errors import TelemetryError
+from ...store.processes.limits import claim_stdout, end_with_parent, limit_process
+from ...store.processes.protocol import error_to_json, read_frame, write_frame
 from ...store.run import Run
 from .job_checks import check_job
 
@@ -56,14 +55,9 @@ def test(document: dict[str, Any]) -> dict[str, Any]:
     return {"ok": all(result["ok"] for result in results), "problems": [], "results": results}
 
 
-def job(document: dict[str, Any]) -> dict[str, Any]:
-    """What is wrong with the policy of a job, or with the values that it is to be tried with."""
-    asked = {name: document[name] for name in ("source", "params", "axes", "seconds")}
-    try:
-        check_job(document["text"], **asked)
-    except PolicyError as error:
-        return {"problems": _problems(error.problems)}
-    return {"problems": []}
+def job(document: dict[str, Any]) -> None:
+    """Refuse a job's policy that does not load, or values that it does not take, as ``check_job`` does."""
+    check_job(document["text"], **{name: document[name] for name in ("source", "params", "axes", "seconds")})
 
 
 def _policies(document: dict[str, Any]) -> dict[str, Policy]:
@@ -76,22 +70,16 @@ def _problems(problems: Iterable[PolicyProblem]) -> list[dict[str, Any]]:
 
 
 def main() -> None:
-    """``python -m steptape.api.workers.rule_worker BYTES ANSWER_BYTES``: answer one request within these limits."""
-    os.nice(5)  # The server answers first.
-    bytes_allowed = int(sys.argv[1])
-    resource.setrlimit(resource.RLIMIT_DATA, (bytes_allowed, bytes_allowed))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    document = json.load(sys.stdin)
+    """``python -m steptape.api.workers.rule_worker BYTES``: answer one request, in so much memory."""
+    end_with_parent()
+    answers = claim_stdout()
+    limit_process(int(sys.argv[1]), niceness=5)  # The server answers first.
+    document = read_frame(sys.stdin.fileno()).head
     try:
-        told: dict[str, Any] = {"answer": {"check": check, "test": test, "job": job}[document["kind"]](document)}
+        head = {"answer": {"check": check, "test": test, "job": job}[document["kind"]](document)}
     except TelemetryError as error:
-        told = {"error": {"kind": type(error).__name__, "what": error.what, "where": error.where, "fix": error.fix}}
-    text = json.dumps(told)
-    if len(text) > int(sys.argv[2]):
-        what = f"the answer is longer than {int(sys.argv[2]):,} bytes"
-        told = {"error": {"kind": "InvalidRequest", "what": what, "where": "", "fix": "Ask for fewer steps or rules"}}
-        text = json.dumps(told)
-    sys.stdout.write(text)
+        head = {"error": error_to_json(error)}
+    write_frame(answers, head)
 
 
 if __name__ == "__main__":

@@ -13,9 +13,10 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
 from decimal import Context, Decimal
-from typing import Final
+from typing import Any, Final, Self
 
 from ...store.errors import TelemetryError
 from ..errors import Fault, phrase
@@ -42,6 +43,15 @@ class NotationError(TelemetryError):
     def __init__(self, fault: Fault) -> None:
         self.fault = fault
         super().__init__(phrase(fault.what, fault.got, fault.fix))
+
+    def to_json(self) -> dict[str, Any]:
+        """With the fault."""
+        return {**super().to_json(), "fault": asdict(self.fault)}
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any]) -> Self:
+        """From the fault alone."""
+        return cls(Fault(**document["fault"]))
 
 
 def parse_values(text: str) -> tuple[float | None, ...]:

@@ -1,35 +1,36 @@
-"""A process that seals what it is told to: one JSON object a line in, ``done`` or ``failed`` a line out.
+"""Seals run folders in a process of its own: a frame with their paths in, a frame that says whether it worked out.
 
-``{"folders": [...], "is_quiet": false}`` names run folders; with ``is_quiet`` nothing is said of those that cannot be
-sealed. It ends with its input, which is when the process that started it has ended, in whatever way.
+A request is ``{"folders": [...], "is_quiet": false}``; with ``is_quiet``, folders that cannot be sealed are not
+reported. An answer is ``{"is_sealed": true}``. The process does all that it was asked, and ends with its input, also
+when its parent was killed.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import signal
 import sys
+
+from ..processes.protocol import frames, write_frame
 
 
 def main() -> None:
     """Serve until the input ends."""
     # Ctrl-C is sent to a terminal's whole process group; it is the training that it is meant for.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    for line in sys.stdin.buffer:
+    for request in frames(sys.stdin.fileno()):
         # Only now, because it loads pyarrow: a short run needs that at its end alone.
         from .sealing import main as seal_all
 
-        request = json.loads(line)
         with (
             open(os.devnull, "w") as nowhere,
-            contextlib.redirect_stderr(nowhere if request["is_quiet"] else sys.stderr),
+            contextlib.redirect_stderr(nowhere if request.head["is_quiet"] else sys.stderr),
         ):
-            status = seal_all(request["folders"])
-        # Whoever asked may have died meanwhile; it is sealed all the same.
+            status = seal_all(request.head["folders"])
+        # The parent may have died meanwhile; it is sealed all the same.
         with contextlib.suppress(BrokenPipeError):
-            os.write(sys.stdout.fileno(), b"failed\n" if status else b"done\n")
+            write_frame(sys.stdout.fileno(), {"is_sealed": not status})
 
 
 if __name__ == "__main__":

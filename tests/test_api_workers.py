@@ -1,0 +1,99 @@
+"""The server's child processes end with it, whatever they are asked, and their errors keep their kinds."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from api_serving import RUN, recorded, served
+from steptape.rules.errors import PolicyError
+from steptape.store.errors import NotARun, QueryRefused, RunNotFound
+from steptape.store.processes.child_process import ChildProcess
+from steptape.store.sql.bounded_query import QueryLimits
+
+BYTES = str(2 << 30)
+
+#: A rule that does as much as it may, at a hundred thousand events.
+HEAVY = """
+controllers:
+  - name: heavy
+    triggers: [on_step_end]
+    rule: len([x for x in [1, 2, 3, 4, 5, 6, 7, 8, 9]*900 if x*x > loss]) > 100000
+    operations: [hfcontrols.should_log]
+"""
+TESTS = "policy: p\ntests: [{name: t, series: {loss: 1+1x100000}, expect: []}]"
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Path:
+    """A store with a run, and a folder that looks like one."""
+    recorded(tmp_path / "runs")
+    (tmp_path / "runs" / "broken").mkdir()
+    (tmp_path / "runs" / "broken" / "run.json").write_text("{")
+    return tmp_path / "runs"
+
+
+def question(statement: str, run: str | None = None) -> dict[str, Any]:
+    """A request to a process that answers SQL."""
+    return {"statement": statement, "run": run, **asdict(QueryLimits(seconds=1000.0))}
+
+
+@pytest.mark.parametrize("worker", ["query_worker", "rule_worker", "job_worker"])
+def test_a_worker_ends_with_its_server_whatever_it_is_at(store: Path, worker: str) -> None:
+    """The system closes the pipes of a server that is killed; no worker finishes first what it was asked."""
+    asked: dict[str, tuple[list[str], dict[str, Any]]] = {
+        "query_worker": (
+            [str(store), BYTES],
+            question("SELECT sum(a.range * b.range) FROM range(1000000) a, range(1000000) b"),
+        ),
+        "rule_worker": ([BYTES], {"kind": "test", "tests": TESTS, "policies": {"p": HEAVY}, "known": {}}),
+        "job_worker": ([BYTES], {"kind": "verification", "store": str(store), "request": {}, "runs": [RUN] * 9999}),
+    }
+    arguments, request = asked[worker]
+    child = ChildProcess(f"steptape.api.workers.{worker}", *arguments)
+    child.send(request)
+    if worker != "rule_worker":
+        child.receive()  # It is ready, or at work.
+    child.requests.close()
+    status = child.wait(timeout=60)
+    child.answers.close()
+
+    assert status == 1
+
+
+def test_an_error_of_a_worker_keeps_its_kind(store: Path) -> None:
+    """Whichever it is."""
+    queries = ChildProcess("steptape.api.workers.query_worker", str(store), BYTES)
+    queries.receive()
+    rules = ChildProcess("steptape.api.workers.rule_worker", BYTES)
+    jobs = ChildProcess("steptape.api.workers.job_worker", BYTES)
+    try:
+        queries.send(question("SELEC"))
+        with pytest.raises(QueryRefused, match="syntax error"):
+            queries.receive()
+        queries.send(question("SELECT 1", run="broken"))
+        with pytest.raises(NotARun):
+            queries.receive()
+        rules.send({"kind": "job", "text": "[]", "source": "p.yaml", "params": {}, "axes": {}, "seconds": 1.0})
+        with pytest.raises(PolicyError, match=r"^p.yaml:1:1: "):
+            rules.receive()
+        jobs.send({"kind": "sweep", "store": str(store), "request": {}, "runs": ["other"]})
+        with pytest.raises(RunNotFound, match="got 'other'"):
+            jobs.receive()
+    finally:
+        for child in (queries, rules, jobs):
+            child.end()
+
+
+def test_a_run_that_is_none_is_named_as_such_by_a_query(store: Path) -> None:
+    """As by every other request about it."""
+    with served(store) as client:
+        answers = [
+            client.get("/api/v1/runs/broken"),
+            client.post("/api/v1/query", json={"sql": "SELECT 1", "run": "broken"}),
+        ]
+
+    assert [(answer.status_code, answer.json()["code"]) for answer in answers] == [(404, "not-a-run")] * 2

@@ -1,0 +1,161 @@
+"""A child process answers, fails, is late, dies or outlives nobody: with real processes and real signals."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from steptape.store.errors import RunNotFound
+from steptape.store.processes.child_process import ChildProcess
+from steptape.store.processes.protocol import BrokenFrame
+
+CHILD = """
+import os, resource, signal, sys, time
+from steptape.store.errors import RunNotFound
+from steptape.store.processes.limits import claim_stdout, end_with_parent, limit_process
+from steptape.store.processes.protocol import error_to_json, frames, read_frame, write_frame
+"""
+
+#: A parent whose child computes for good.
+PARENT = """
+from steptape.store.processes.child_process import ChildProcess
+child = ChildProcess("child", shows_errors=True)
+child.receive()
+child.send({})
+print("ready", flush=True)
+child.receive()
+"""
+
+Start = Callable[[str], ChildProcess]
+
+
+@pytest.fixture
+def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
+    """Starts a process that runs some code, and ends it after the test."""
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    started: list[ChildProcess] = []
+
+    def start(body: str) -> ChildProcess:
+        (tmp_path / "child.py").write_text(CHILD + body)
+        started.append(ChildProcess("child"))
+        return started[-1]
+
+    yield start
+    for child in started:
+        child.end()
+
+
+def test_a_child_answers_one_request_after_the_other_and_ends_with_its_input(start: Start) -> None:
+    """Nobody needs to kill it."""
+    child = start("for head, body in frames(0): write_frame(1, {'got': head['n']}, b'rows')")
+    answers = []
+    for n in range(3):
+        child.send({"n": n})
+        answers.append(child.receive())
+    child.requests.close()
+
+    assert answers == [({"got": n}, b"rows") for n in range(3)]
+    assert child.wait() == 0
+
+
+def test_an_error_of_a_child_is_raised_by_its_parent(start: Start) -> None:
+    """And the child goes on to answer."""
+    child = start(
+        "write_frame(1, {'error': error_to_json(RunNotFound('no such run', got='x'))})\nwrite_frame(1, {'n': 1})"
+    )
+
+    with pytest.raises(RunNotFound, match="no such run; got 'x'"):
+        child.receive()
+    assert child.receive().head == {"n": 1}
+
+
+@pytest.mark.parametrize("said", ["b''", "bytes(7)", "b'\\0\\0\\0\\2' + bytes(7) + b'\\x63{}half'"])
+def test_a_child_that_is_killed_midway_has_ended(start: Start, said: str) -> None:
+    """Before an answer, in its lengths or in its body: no answer is made of that."""
+    child = start(f"os.write(1, {said}); os.kill(os.getpid(), signal.SIGKILL)")
+
+    with pytest.raises(EOFError):
+        child.receive()
+    assert child.wait() == -signal.SIGKILL
+
+
+def test_what_a_child_prints_is_no_answer(start: Start) -> None:
+    """Neither what Python prints, nor a library in C, once the child has claimed its output."""
+    child = start("answers = claim_stdout(); print('x' * 99); os.system('echo y'); write_frame(answers, {'n': 1})")
+    answer = child.receive()
+    chatty = start("print('Import hooks are there', flush=True)")
+
+    assert answer.head == {"n": 1}
+    with pytest.raises(BrokenFrame):
+        chatty.receive()
+
+
+def test_a_child_that_is_stopped_holds_up_nobody_beyond_the_deadline(start: Start) -> None:
+    """Whether it does not answer or does not read; and it can be ended."""
+    child = start("write_frame(1, {}); os.kill(os.getpid(), signal.SIGSTOP)")
+    child.receive()
+
+    with pytest.raises(TimeoutError):
+        child.receive(until_s=time.monotonic() + 0.05)
+    with pytest.raises(TimeoutError):
+        child.send({"text": "x" * (1 << 21)}, until_s=time.monotonic() + 0.05)
+    child.end()
+    assert child.returncode == -signal.SIGKILL
+    assert child.requests.closed
+    assert child.answers.closed
+
+
+@pytest.mark.parametrize("work", ["while True: pass", "time.sleep(1000)"])
+def test_a_child_ends_when_its_parent_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, work: str) -> None:
+    """Whatever it computes or waits for, also with a request that it has not read."""
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    (tmp_path / "child.py").write_text(f"{CHILD}end_with_parent(); write_frame(1, {{}})\n{work}")
+    with subprocess.Popen(
+        [sys.executable, "-c", PARENT], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as parent:
+        assert parent.stdout is not None
+        ready = parent.stdout.readline()
+        parent.kill()
+        # The child has its parent's stderr, which is at its end when both are gone.
+        _, said = parent.communicate(timeout=30)
+
+    assert (ready, said) == ("ready\n", "")
+
+
+def test_a_child_keeps_to_the_limits_that_it_has_put_on_itself(start: Start, tmp_path: Path) -> None:
+    """Memory, files, and its place behind other processes; pipes are open to it."""
+    child = start(f"""
+limit_process(1 << 28, writes_files=False, niceness=3)
+said = [os.nice(0) - {os.nice(0)}, resource.getrlimit(resource.RLIMIT_CORE)]
+try:
+    bytes(1 << 29)
+except MemoryError:
+    said.append("no memory")
+with open({str(tmp_path / "file")!r}, "wb", buffering=0) as file:
+    try:
+        file.write(b"x")
+    except OSError:
+        said.append("no file")
+write_frame(1, {{"said": said}}, bytes(1 << 20))
+""")
+
+    answer = child.receive()
+
+    assert answer == ({"said": [3, [0, 0], "no memory", "no file"]}, bytes(1 << 20))
+
+
+def test_a_module_that_is_not_there_has_ended(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A program that is not there cannot be started."""
+    child = start("import nothing_of_this_name")
+    with pytest.raises(EOFError):
+        child.receive()
+    monkeypatch.setattr(sys, "executable", "/nowhere/python")
+    with pytest.raises(OSError, match="nowhere"):
+        start("")
