@@ -12,6 +12,7 @@ import os
 import sys
 import weakref
 from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
@@ -37,6 +38,14 @@ class BackgroundSealing:
         self._folder = folder
         self._asked = 0
         self._process: ChildProcess | None = None
+        self._is_possible = find_spec("pyarrow") is not None
+        if not self._is_possible:
+            logger.warning(
+                "pyarrow is not installed here: %s stays a journal until 'steptape seal' of a full installation turns "
+                "it into Parquet",
+                folder,
+            )
+            return
         self._begin()
         _open_sealings.add(self)
         others = [other for other in folders_with_journals(folder.parent) if other != folder]
@@ -55,6 +64,8 @@ class BackgroundSealing:
 
     def finish(self) -> None:
         """Seal everything, and wait for it as long as it gets on; what is not sealed then is told of."""
+        if not self._is_possible:
+            return
         try:
             is_sealed = self._finish()
             if is_sealed is None:  # It was killed, maybe only just now.

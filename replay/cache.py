@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import os
 import tempfile
 import zlib
 from collections.abc import Callable
@@ -19,7 +18,7 @@ from typing import Any, Final, TypeVar
 from ..rules.policy_file.policy import Policy
 from ..store.parquet.digests import kept_log_digest, read_digests
 from ..store.run import Run
-from ..store.run_folder import RUN_JSON, listing_of
+from ..store.run_folder import listing_of
 from .value_encoding import ValueCodec
 
 #: What the folder may hold; the entries that were not used for longest go first.
@@ -141,15 +140,14 @@ def key_of(run: Run, asked: tuple[object, ...], codec: ValueCodec) -> str | None
     """
     try:
         kept = read_digests(run.folder)
-        with os.scandir(run.folder) as entries:
-            files = sorted((entry.name, (stat := entry.stat()).st_size, stat.st_mtime_ns) for entry in entries)
-        told = hashlib.sha256((run.folder / RUN_JSON).read_bytes()).hexdigest()
+        files = sorted((path.name, (stat := path.stat()).st_size, stat.st_mtime_ns) for path in run.folder.iterdir())
+        about = hashlib.sha256((run.folder / RUN_JSON).read_bytes()).hexdigest()
     except OSError:
         return None
     digest = kept_log_digest(kept, listing_of(run.folder, [name for name, _, _ in files]))
     if not digest:
         return None
-    known_by = (code_digest(), sorted(codec.fields.items()), asked, digest, told, files)
+    known_by = (code_digest(), sorted(codec.fields.items()), asked, digest, about, files)
     return hashlib.sha256(repr(known_by).encode("utf-8", "surrogatepass")).hexdigest()
 
 

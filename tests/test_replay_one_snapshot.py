@@ -40,12 +40,12 @@ run, policy = open_run(sys.argv[1]), load_policy(sys.argv[2])
 merit = declared_objective("eval_loss", None)
 ways = {
     "backtest": lambda: backtest(policy, [run]),
-    "labelled backtest": lambda: backtest(policy, [run], labels=Labels({run.folder.name: ()})),
+    "labelled backtest": lambda: backtest(policy, [run], labels=IncidentLabels({run.folder.name: ()})),
     "verify": lambda: verify(run),
     "replay": lambda: replay(policy, run),
     "sweep": lambda: sweep(policy, {"limit": [3.0]}, [run], objective=merit),
     "check": lambda: findings_against(policy, [run]),
-    "coverage": lambda: coverage_of(policy, [run], Readers()),
+    "coverage": lambda: coverage_of(policy, [run], RunPool()),
 }
 seen, is_counting = collections.Counter(), False
 

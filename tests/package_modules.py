@@ -1,0 +1,15 @@
+"""The modules of the package, by name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+ROOT: Final = Path(__file__).resolve().parents[1]
+ROOMS: Final = ("store", "rules", "recorder", "importers", "replay", "api", "cli", "examples")
+
+
+def module_names() -> list[str]:
+    """Dotted names of all modules and packages, the front door's aside."""
+    paths = (path.relative_to(ROOT).with_suffix("") for room in ROOMS for path in (ROOT / room).rglob("*.py"))
+    return sorted("steptape." + ".".join(path.parts).removesuffix(".__init__") for path in paths)
