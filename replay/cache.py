@@ -18,7 +18,7 @@ from typing import Any, Final, TypeVar
 from ..rules.policy_file.policy import Policy
 from ..store.parquet.digests import kept_log_digest, read_digests
 from ..store.run import Run
-from ..store.run_folder import listing_of
+from ..store.run_folder import RUN_JSON, listing_of
 from .value_encoding import ValueCodec
 
 #: What the folder may hold; the entries that were not used for longest go first.
