@@ -5,7 +5,8 @@
 
 One JSON line a case, times in microseconds per call. Every case and its floor take turns, some hundred calls at a time,
 so that what else the machine does meets all alike; ``median_us`` and ``floor_median_us`` are medians over the rounds,
-``ratio`` is the median of their ratios, ``on_top_us`` the median of what a round took more than that of ten floats.
+``ratio`` is the median of their ratios, ``on_top_us`` the median of what a round took more than that of ten floats,
+``x_plain`` the median of its ratios to ten floats by name.
 The timer's own cost is left in all of them. Percentiles and the longest are over all calls, those included in which a
 segment of the journal was closed and its sealer told; ``longest_unpreempted_us`` leaves out those in which the kernel
 took the processor away for another process, which on a busy machine are the longest of recorder and floor alike.
@@ -42,6 +43,7 @@ from steptape import Recorder
 NAMES: Final = ("loss", "accuracy", "lr", "grad_norm", "weight_norm", "entropy", "margin", "step_s", "memory", "tokens")
 SAMPLES: Final = 64
 MANY: Final = 5_000
+WIDE: Final = 2_000
 ROUNDS: Final = 20
 PERIOD_S: Final = 0.002
 CLOSES: Final = 10
@@ -91,6 +93,47 @@ def in_a_dict(rec: Recorder, values: dict[str, float]) -> int:
     return clock() - start
 
 
+def at_a_step(rec: Recorder, values: Sequence[Any]) -> int:
+    """The same with the number of the step."""
+    number, (a, b, c, d, e, f, g, h, i, j) = values
+    start = clock()
+    rec.step(
+        loss=a,
+        accuracy=b,
+        lr=c,
+        grad_norm=d,
+        weight_norm=e,
+        entropy=f,
+        margin=g,
+        step_s=h,
+        memory=i,
+        tokens=j,
+        step=number,
+    )
+    return clock() - start
+
+
+def at_an_epoch(rec: Recorder, values: Sequence[Any]) -> int:
+    """The same with a part of an epoch."""
+    number, (a, b, c, d, e, f, g, h, i, j) = values
+    epoch = number / 64
+    start = clock()
+    rec.step(
+        loss=a,
+        accuracy=b,
+        lr=c,
+        grad_norm=d,
+        weight_norm=e,
+        entropy=f,
+        margin=g,
+        step_s=h,
+        memory=i,
+        tokens=j,
+        epoch=epoch,
+    )
+    return clock() - start
+
+
 def with_samples(samples: object, sample_ids: object) -> Call:
     """A step of ten floats that has sample losses, too."""
     return lambda rec, values: ten_floats(rec, values, samples, sample_ids)
@@ -103,7 +146,21 @@ def back_to_back(draw: random.Random) -> dict[str, Case]:
     losses, ids = [draw.random() for _ in range(SAMPLES)], [draw.randrange(2**40) for _ in range(SAMPLES)]
     array, id_array = np.array(losses, np.float32), np.array(ids)
     many = [{f"layer/{index}": draw.random() for index in range(MANY)} for _ in range(4)]
+    wide = [{f"layer/{index}": draw.random() for index in range(WIDE)} for _ in range(4)]
     dicts = [dict(zip(NAMES, row, strict=True)) for row in floats]
+    others = [{f"val/{name}": value for name, value in row.items()} for row in dicts]
+    numbered = list(enumerate(floats))
+    everyday = {
+        "10 floats, step=": Case(at_a_step, numbered),
+        "10 floats, epoch=": Case(at_an_epoch, numbered),
+        "10 floats and a None": Case(in_a_dict, [{**row, "val_loss": None} for row in dicts]),
+        "10 floats and a text": Case(in_a_dict, [{**row, "phase": "warmup"} for row in dicts]),
+        "two sets of 10 floats in turn": Case(in_a_dict, list(itertools.chain(*zip(dicts, others, strict=True)))),
+        f"{WIDE:,} floats in a dict": Case(in_a_dict, wide, share=0.02),
+    }
+    for scalar in (np.float32, np.float64, np.int64):
+        rows = [{name: scalar(1_000 * value) for name, value in row.items()} for row in dicts]
+        everyday[f"10 {scalar.__name__} in a dict"] = Case(in_a_dict, rows)
     return {
         "10 floats": Case(only_floats, floats),
         "10 floats in a dict": Case(in_a_dict, dicts),
@@ -115,6 +172,7 @@ def back_to_back(draw: random.Random) -> dict[str, Case]:
         f"10 floats, {SAMPLES} samples: lists": Case(with_samples(losses, ids), floats),
         "10 floats, 10 rules": Case(only_floats, floats, rules=RULES),
         f"{MANY:,} floats in a dict": Case(in_a_dict, many, share=0.02),
+        **everyday,
     }
 
 
@@ -130,8 +188,9 @@ def print_back_to_back(steps: int, draw: random.Random, place: Path) -> None:
     plain = cases["10 floats"]
     for name, case in cases.items():
         line = {"case": name, **case.figures(), "files": len(os.listdir(case.recorder.folder))}
+        rounds = list(zip(case.rounds.medians_ns(), plain.rounds.medians_ns(), strict=True))
+        line["x_plain"] = round(statistics.median(mine_ns / plain_ns for mine_ns, plain_ns in rounds), 2)
         if "samples" in name or "rules" in name:
-            rounds = zip(case.rounds.medians_ns(), plain.rounds.medians_ns(), strict=True)
             line["on_top_us"] = in_us(statistics.median(mine_ns - plain_ns for mine_ns, plain_ns in rounds))
         print(json.dumps(line), flush=True)
 

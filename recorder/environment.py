@@ -8,9 +8,9 @@ import platform
 import socket
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any, Final
 
+from ..store.host import boot_id
 from ..store.redaction import redacted_arguments
 
 #: Packages whose version matters to a training run, looked up only when the loop has loaded them.
@@ -21,7 +21,7 @@ _GIT_TIMEOUT_S: Final = 5.0
 
 def describe_process() -> dict[str, Any]:
     """Host, boot and process: enough to tell a writer that lives from one that is gone."""
-    return {"host": socket.gethostname(), "boot_id": _boot_id(), "pid": os.getpid()}
+    return {"host": socket.gethostname(), "boot_id": boot_id(), "pid": os.getpid()}
 
 
 def describe_environment() -> dict[str, Any]:
@@ -41,13 +41,6 @@ def _version(package: str) -> str | None:
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
-        return None
-
-
-def _boot_id() -> str | None:
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    except OSError:
         return None
 
 

@@ -1,43 +1,177 @@
-"""What an attempt begins with, and what a checkpoint keeps so that another can go on from there."""
+"""Opening an attempt: what the loop declares in, checked; a run's folder, position and rules out.
+
+An attempt is the first of a new run, or resumes from a checkpoint. Nothing is written here.
+"""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
-from dataclasses import dataclass
+import sys
+import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from ..rules.engine.engine import Engine
 from ..rules.policy_file.policy import Policy
-from ..store.errors import TelemetryError
-from ..store.run_folder import RUN_ID, new_run_id
-from ..store.run_info import RunInfo
+from ..store.errors import InvalidEvent, TelemetryError
+from ..store.plan import Plan
+from ..store.redaction import redacted
+from ..store.run_folder import RUN_ID, RUN_JSON, list_files, new_run_id
+from ..store.run_info import Attempt, PolicyRecord, RunInfo
+from .batch_samples import SampleChoice
+from .environment import describe_environment
 from .position import Position
-from .values import as_epoch, as_text, as_whole
+from .ranks import Rank, this_rank
+from .resume_point import Opening, ResumePoint
+from .values import as_config, as_text, as_whole
 
-#: What ``Recorder.state_dict`` holds; ``format`` grows when its meaning changes.
-STATE_FORMAT: Final = 1
 
+def open_run(
+    store: Path,
+    info: RunInfo,
+    policy: Policy | None,
+    rank: Rank,
+    run_id: str | None,
+    resume: str | Mapping[str, Any] | None,
+    resume_step: int | None,
+) -> Opening:
+    """Open an attempt of any run, on any rank.
 
-@dataclass(frozen=True, slots=True)
-class Opening:
-    """What an attempt begins with.
+    Args:
+        store: Folder of runs.
+        info: The run as the loop describes it, with the attempt that begins.
+        policy: Its rules.
+        rank: Of this process. With a process group this is a collective call.
+        run_id, resume, resume_step: As ``Recorder`` takes them.
 
-    Attributes:
-        folder: The run's folder.
-        info: The run, this attempt the last.
-        position: Where the loop stands.
-        engine: Rules in the state that earlier attempts have left them in; None without rules.
+    Raises:
+        TelemetryError: The run cannot be had, or an argument is wrong.
     """
+    if (resume is None and resume_step is not None) or (resume is not None and run_id is not None):
+        raise TelemetryError("resume_step goes with resume, and run_id with a new run", got=(run_id, resume_step))
+    if not rank.decides:
+        return (
+            _followed_run(store, rank.agree(None), info) if rank.has_group else _joined_run(store, run_id, info, rank)
+        )
+    try:
+        if resume is None:
+            opening = _fresh_run(store, run_id, info, policy)
+        else:
+            # Reading a run takes pyarrow, which a loop that begins from nothing does without.
+            from .resuming import resumed_run
 
-    folder: Path
-    info: RunInfo
-    position: Position
-    engine: Engine | None
+            opening = resumed_run(store, ResumePoint.from_argument(resume, resume_step), info.last, policy)
+    except BaseException as error:
+        if rank.has_group:
+            rank.agree({"error": str(error)})
+        raise
+    if rank.has_group:
+        rank.agree(_for_other_ranks(opening))
+    return opening
 
 
-def new_run(store: Path, run_id: str | None, info: RunInfo, policy: Policy | None) -> Opening:
+def described_run(name: str | None, group: str | None, tags: Sequence[str], config: Any, attempt: Attempt) -> RunInfo:
+    """A run as the loop describes it, with its attempt; the id is still empty.
+
+    Args:
+        name: The script's name when None.
+        group, tags: For sorting runs; one tag may come as text.
+        config: Hyper-parameters, whose secrets are redacted.
+        attempt: The attempt that begins.
+    """
+    return RunInfo(
+        run_id="",
+        name=as_text(name or Path(sys.argv[0] or "run").stem),
+        attempts=(attempt,),
+        group=None if group is None else as_text(group),
+        tags=(as_text(tags),) if isinstance(tags, str) else tuple(as_text(tag) for tag in tags),
+        config=redacted(as_config(config)),
+    )
+
+
+def described_attempt(plan: Plan, policy: Policy | None, sync_every_s: float | None, rank: Rank) -> Attempt:
+    """An attempt that begins now, with a number to be given."""
+    record = None
+    if policy is not None:
+        record = PolicyRecord(policy.digest, policy.source, policy.text, dict(policy.params), policy.semantics_version)
+    environment = describe_environment()
+    if rank.world_size > 1:
+        environment["world_size"] = rank.world_size
+    return Attempt(
+        0, "running", time.time_ns(), plan=plan, policy=record, environment=environment, sync_every_s=sync_every_s
+    )
+
+
+def declared_plan(
+    total_steps: Any, total_epochs: Any, steps_per_epoch: Any, world_size: Any, constants: Mapping[str, Any] | None
+) -> Plan:
+    """The plan of a run.
+
+    Args:
+        total_steps, total_epochs, steps_per_epoch: Its length, as far as the loop knows it.
+        world_size: Processes that train together; as many as ``this_rank`` finds when None.
+        constants: Numbers that describe the run, by name.
+
+    Raises:
+        InvalidEvent: One of them is no number, or none that it can be.
+    """
+    if world_size is None:
+        world_size = this_rank().world_size
+    return Plan(
+        declared(total_steps, "total_steps"),
+        declared(total_epochs, "total_epochs"),
+        declared(steps_per_epoch, "steps_per_epoch"),
+        declared(world_size, "world_size"),
+        {as_text(name): _constant(name, value) for name, value in (constants or {}).items()},
+    )
+
+
+def declared(value: Any, what: str) -> int | None:
+    """A whole number above 0; None when it was not given.
+
+    Raises:
+        InvalidEvent: It is something else.
+    """
+    return None if value is None else as_whole(value, what, least=1)
+
+
+def declared_sync_s(durability: str, sync_every_s: float) -> float | None:
+    """Seconds between syncs of the journal; None without any.
+
+    Raises:
+        TelemetryError: The durability is unknown, or no time passes between syncs.
+    """
+    if durability not in ("process", "power") or not sync_every_s > 0:
+        what = "durability is 'process' or 'power', and syncs are some seconds apart"
+        raise TelemetryError(what, got=(durability, sync_every_s))
+    return sync_every_s if durability == "power" else None
+
+
+def declared_choice(samples_every: Any, samples_top: Any, token_losses_over: Any) -> SampleChoice:
+    """Which sample losses are kept.
+
+    Raises:
+        InvalidEvent: An argument is no number that it can be.
+    """
+    return SampleChoice(
+        as_whole(samples_every, "samples_every", least=1),
+        declared(samples_top, "samples_top"),
+        None if token_losses_over is None else float(token_losses_over),
+    )
+
+
+def _constant(name: object, value: Any) -> float:
+    try:
+        number = float(value)
+    except (TypeError, ValueError, RuntimeError, OverflowError):
+        raise InvalidEvent(f"the constant {name!r} must be a number", got=value) from None
+    if number - number != 0.0:
+        raise InvalidEvent(f"the constant {name!r} must be finite", got=value)
+    return number
+
+
+def _new_run(store: Path, run_id: str | None, info: RunInfo, policy: Policy | None) -> Opening:
     """The opening of a run's first attempt.
 
     Args:
@@ -62,66 +196,42 @@ def new_run(store: Path, run_id: str | None, info: RunInfo, policy: Policy | Non
     )
 
 
-@dataclass(frozen=True, slots=True)
-class ResumePoint:
-    """From where a run goes on.
+def _fresh_run(store: Path, run_id: str | None, info: RunInfo, policy: Policy | None) -> Opening:
+    """The opening of a new run, whose id no other run has."""
+    opening = _new_run(store, run_id, info, policy)
+    if (opening.folder / RUN_JSON).exists():
+        fix = "Choose another, or go on with that run: resume="
+        raise TelemetryError("there is a run with this id already", where=str(store), got=run_id, fix=fix)
+    return opening
 
-    Attributes:
-        run_id: The run.
-        attempt, seq: The attempt of the checkpoint, and the last event that the checkpoint knows of; None where only a
-            step is known.
-        step: Updates that the checkpoint contains; None: those of the newest checkpoint that was recorded.
-        epoch, epoch_began_at, epochs_begun: The loop's place in its epochs, where it was kept.
+
+def _joined_run(store: Path, run_id: str | None, info: RunInfo, rank: Rank) -> Opening:
+    """The opening of a rank that no process group connects with rank 0.
+
+    Raises:
+        TelemetryError: It has no id, or the rank recorded a part of the run before.
     """
-
-    run_id: str
-    attempt: int | None = None
-    seq: int | None = None
-    step: int | None = None
-    epoch: float | None = None
-    epoch_began_at: int = 0
-    epochs_begun: int | None = None
-
-    @classmethod
-    def from_argument(cls, resume: str | Mapping[str, Any], step: int | None) -> ResumePoint:
-        """What the user handed in: a run id, or what ``Recorder.state_dict`` returned.
-
-        Raises:
-            TelemetryError: It is neither, or a value in it is not what it was.
-        """
-        if isinstance(resume, str):
-            return cls(resume, step=step)
-        fields = {field.name for field in dataclasses.fields(cls)}
-        if not isinstance(resume, Mapping) or not {"format", *fields} <= set(resume):
-            raise TelemetryError("resume is a run id or what Recorder.state_dict() returned", got=resume)
-        if resume["format"] != STATE_FORMAT:
-            raise TelemetryError(
-                f"the recorder's state has format {resume['format']}, and this steptape reads {STATE_FORMAT}",
-                fix="Resume with the steptape that made it, or by run id and resume_step",
-            )
-        if step is not None and step != resume["step"]:
-            raise TelemetryError(f"the recorder's state is of step {resume['step']}", got=f"resume_step={step}")
-        return cls(
-            as_text(resume["run_id"]),
-            as_whole(resume["attempt"], "the state's attempt"),
-            None if resume["seq"] is None else as_whole(resume["seq"], "the state's seq", least=-1),
-            as_whole(resume["step"], "the state's step"),
-            None if resume["epoch"] is None else as_epoch(resume["epoch"]),
-            as_whole(resume["epoch_began_at"], "the state's epoch_began_at"),
-            as_whole(resume["epochs_begun"], "the state's epochs_begun"),
-        )
-
-    def to_json(self) -> dict[str, Any]:
-        """What a checkpoint keeps of it: plain values."""
-        return {"format": STATE_FORMAT, **dataclasses.asdict(self)}
+    if run_id is None:
+        what = f"rank {rank.rank} does not know which run it is"
+        fix = "Give every rank the same run_id=, or construct the recorder after torch.distributed's process group"
+        raise TelemetryError(what, fix=fix)
+    opening = _new_run(store, run_id, info, None)
+    if opening.folder.is_dir():
+        listing = list_files(opening.folder)
+        recorded = {file[1:3] for file in listing.journals} | {file[2:4] for file in listing.sealed}
+        # Its sequence would begin anew, and readers pass over what they have in Parquet.
+        if (0, rank.rank) in recorded:
+            what = f"rank {rank.rank} has recorded a part of this run already"
+            raise TelemetryError(what, where=str(store), got=run_id, fix="Choose another run_id=")
+    return opening
 
 
-def followed_run(store: Path, agreed: Mapping[str, Any], info: RunInfo) -> Opening:
+def _followed_run(store: Path, agreed: Mapping[str, Any], info: RunInfo) -> Opening:
     """The opening of a rank that does not decide: rank 0 has opened the run and said what this one needs.
 
     Args:
         store: Folder of runs.
-        agreed: What ``for_other_ranks`` made of rank 0's opening.
+        agreed: What ``_for_other_ranks`` made of rank 0's opening.
         info: The run as this rank knows it.
 
     Raises:
@@ -134,7 +244,7 @@ def followed_run(store: Path, agreed: Mapping[str, Any], info: RunInfo) -> Openi
     return Opening(store / info.run_id, info, Position(**agreed["position"]), None)
 
 
-def for_other_ranks(opening: Opening) -> dict[str, Any]:
+def _for_other_ranks(opening: Opening) -> dict[str, Any]:
     """What the other ranks need of rank 0's opening."""
     position = dataclasses.asdict(opening.position)
     return {"run_id": opening.info.run_id, "attempt": opening.info.last.attempt, "position": position}

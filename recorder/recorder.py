@@ -5,7 +5,6 @@ from __future__ import annotations
 import atexit
 import contextlib
 import dataclasses
-import functools
 import os
 import sys
 import time
@@ -19,22 +18,26 @@ from ..rules.policy_file.operations import Effect
 from ..rules.policy_file.policy import Policy, load_policy
 from ..store.errors import InvalidEvent, TelemetryError
 from ..store.journal.syncing import SYNC_EVERY_S
-from ..store.redaction import redacted
 from ..store.run_info import RunInfo, write_run_info
-from .batch_samples import SampleChoice
-from .beginning import described_attempt, open_run
-from .compiled_step import compiled_step
 from .control import Control
 from .ending import failure_of, innermost_frames, status_of
 from .late_values import VALUE_LAG
-from .opening import ResumePoint
-from .planning import declared, declared_plan
+from .opening import (
+    declared,
+    declared_choice,
+    declared_plan,
+    declared_sync_s,
+    described_attempt,
+    described_run,
+    open_run,
+)
+from .quick_step import quick_step
 from .ranks import this_rank
-from .repeated_steps import RepeatedSteps
+from .resume_point import ResumePoint
 from .steering import Steering
 from .tape import Tape
 from .termination import Terminated, raise_on_sigterm, restore_sigterm, signals_held
-from .values import as_config, as_epoch, as_text, as_whole, path_text
+from .values import as_epoch, as_whole, path_text
 
 _NOTHING: Final[Mapping[str, Any]] = {}
 
@@ -111,51 +114,21 @@ class Recorder:
         value_lag: int = VALUE_LAG,
         strict: bool = False,
     ) -> None:
-        if durability not in ("process", "power") or not sync_every_s > 0:
-            what = "durability is 'process' or 'power', and syncs are some seconds apart"
-            raise TelemetryError(what, got=(durability, sync_every_s))
+        sync_s = declared_sync_s(durability, sync_every_s)
         policy = rules if isinstance(rules, Policy) or rules is None else load_policy(rules)
         plan = declared_plan(total_steps, total_epochs, steps_per_epoch, world_size, constants)
-        choice = SampleChoice(
-            as_whole(samples_every, "samples_every", least=1),
-            declared(samples_top, "samples_top"),
-            None if token_losses_over is None else float(token_losses_over),
-        )
-        own_rank = this_rank(None if rank is None else as_whole(rank, "rank"))
-        described = RunInfo(
-            run_id="",
-            name=as_text(name or Path(sys.argv[0] or "run").stem),
-            attempts=(described_attempt(plan, policy, sync_every_s if durability == "power" else None, own_rank),),
-            group=None if group is None else as_text(group),
-            tags=(as_text(tags),) if isinstance(tags, str) else tuple(as_text(tag) for tag in tags),
-            config=redacted(as_config(config)),
-        )
-        opening = open_run(Path(store), described, policy, own_rank, run_id, resume, resume_step)
-        self.control = Control()
-        self.folder = opening.folder
-        self.run_id = opening.info.run_id
-        self._info = opening.info
-        self._position = opening.position
-        self._decides = own_rank.decides
-        self._log_every = declared(log_every, "log_every")
-        self._pid = os.getpid()
-        self._closed = False
-        self._strict = strict
+        self._choice = declared_choice(samples_every, samples_top, token_losses_over)
+        own = this_rank(None if rank is None else as_whole(rank, "rank"))
+        described = described_run(name, group, tags, config, described_attempt(plan, policy, sync_s, own))
+        opening = open_run(Path(store), described, policy, own, run_id, resume, resume_step)
+        self.control, self._info, self._position = Control(), opening.info, opening.position
+        self.folder, self.run_id = opening.folder, opening.info.run_id
+        self._log_every, self._decides, self._strict = declared(log_every, "log_every"), own.decides, strict
+        self._pid, self._closed = os.getpid(), False
         callbacks = {Effect.SAVE: on_save, Effect.EVALUATE: on_evaluate, Effect.STOP: on_stop}
         self._steering = None if opening.engine is None else Steering(opening.engine, self.control, callbacks)
-        self._choice = choice
-        self._tape = self._open_tape(own_rank.rank, as_whole(value_lag, "value_lag"))
-        self._repeated = self._repeated_steps()
-        atexit.register(self._close_at_exit)
-        self._handles_sigterm = raise_on_sigterm()
-        try:
-            self._apply(self._tape.start())
-            self._emit("train_begin")
-        except BaseException as error:  # Of a callback: the loop will have no recorder that it could close.
-            self.__exit__(type(error), error, None)
-            raise
-        if described.config and described.config != self._info.config:
-            self.annotate("resumed with another config", config=described.config)
+        self._tape = self._open_tape(own.rank, as_whole(value_lag, "value_lag"))
+        self._begin(described.config)
 
     def step(
         self,
@@ -188,16 +161,12 @@ class Recorder:
         Returns:
             The control flags, which are also ``recorder.control``.
         """
-        position = self._position
-        is_plain = micro_step == 0 and all(given is None for given in (step, epoch, token_losses))
-        is_alone = metrics is None or (type(metrics) is dict and not scalars)
-        following = position.step + 1
+        position, following = self._position, self._position.step + 1
         position.step = following if step is None else self._taken(as_whole, step, "step", default=following)
         if epoch is not None:
             position.set_epoch(self._taken(as_epoch, epoch, default=position.epoch))
         given = {"samples": samples, "sample_ids": sample_ids, "sample_tokens": sample_tokens}
-        if token_losses is not None:
-            given["token_losses"] = token_losses
+        given |= {} if token_losses is None else {"token_losses": token_losses}
         outcomes = self._tape.record(
             "step_end",
             metrics,
@@ -210,11 +179,6 @@ class Recorder:
         self._apply(outcomes)
         if self._log_every and position.step % self._log_every == 0:
             self._emit("log", metrics, scalars)
-        if self._repeated is not None and is_plain and is_alone and self._tape.is_clear:
-            given_metrics = scalars if metrics is None else metrics
-            quick = self._repeated.quick_step(given_metrics, samples is not None, metrics is not None)
-            if quick is not None:
-                self.__dict__["step"] = quick
         return self.control
 
     def log(self, metrics: Mapping[str, Any] | None = None, /, **scalars: Any) -> Control:
@@ -322,6 +286,28 @@ class Recorder:
             self._tape.warn_once(f"{error}; taken as {default!r}", about=error.what)
             return default
 
+    def _begin(self, config: Mapping[str, Any]) -> None:
+        """Record the begin of the attempt, and be ready for its end.
+
+        Args:
+            config: The attempt's own hyper-parameters, which may differ from those of the run.
+        """
+        if not self._strict and type(self).step is Recorder.step:
+            own = (self._tape, self._position, self.control, self._log_every)
+            general = Recorder.step.__get__(self)
+            quick = quick_step(general, self._apply, *own, keeps_samples=self._choice.is_everything)
+            self.__dict__["step"] = quick
+        atexit.register(self._close_at_exit)
+        self._handles_sigterm = raise_on_sigterm()
+        try:
+            self._apply(self._tape.start())
+            self._emit("train_begin")
+        except BaseException as error:  # Of a callback: the loop will have no recorder that it could close.
+            self.__exit__(type(error), error, None)
+            raise
+        if config and config != self._info.config:
+            self.annotate("resumed with another config", config=config)
+
     def _open_tape(self, rank: int, value_lag: int) -> Tape:
         tape = None
         try:
@@ -382,22 +368,6 @@ class Recorder:
             for failure in self._steering.apply(outcomes):
                 self._emit("annotation", attrs={"text": failure})
         return self.control
-
-    def _repeated_steps(self) -> RepeatedSteps | None:
-        """What makes a quick ``step`` of calls that repeat; None where each has to take the general way."""
-        if self._strict or type(self).step is not Recorder.step:
-            return None
-        general = Recorder.step.__get__(self)
-        compile_for = functools.partial(
-            compiled_step,
-            general=general,
-            apply=self._apply,
-            tape=self._tape,
-            position=self._position,
-            control=self.control,
-            log_every=self._log_every,
-        )
-        return RepeatedSteps(compile_for, takes_samples=self._choice.is_everything)
 
     def _close(self, status: str, error: BaseException | None = None) -> None:
         # A forked child runs its parent's exit handlers too; the run is not its to end.

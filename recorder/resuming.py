@@ -18,8 +18,8 @@ from ..store.reading.snapshot import Snapshot, read_snapshot
 from ..store.reading.timeline import ancestry
 from ..store.run_folder import RUN_ID
 from ..store.run_info import Attempt
-from .opening import Opening, ResumePoint
 from .position import Position
+from .resume_point import Opening, ResumePoint
 
 
 def resumed_run(store: Path, point: ResumePoint, attempt: Attempt, policy: Policy | None) -> Opening:

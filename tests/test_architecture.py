@@ -89,6 +89,7 @@ PUBLIC: dict[str, set[str]] = {
         "event_json",
         "events",
         "garbage",
+        "host",
         "journal/format",
         "journal/syncing",
         "journal/writer",

@@ -1,8 +1,10 @@
-"""CRC-32 as zlib has it: of a record in a third of the time that zlib takes, of a segment in a ninth."""
+"""CRC-32 by the quickest there is: isal takes a ninth of zlib's time for a segment, zlib half of isal's for a step."""
+
+from zlib import crc32 as short_crc32
 
 try:
     from isal.isal_zlib import crc32
 except ImportError:  # Intel's library is built for few processors. The values are the same.
-    from zlib import crc32
+    crc32 = short_crc32
 
-__all__ = ["crc32"]
+__all__ = ["crc32", "short_crc32"]

@@ -87,6 +87,21 @@ def layout_record(layout_id: int, kind: str, names: Sequence[str]) -> bytes:
     return framed(LAYOUT.pack(TAG_LAYOUT, layout_id) + compact_json([kind, *names]))
 
 
+def event_tail(attrs: bytes, samples: SampleLosses | None) -> tuple[int, bytes]:
+    """The flags of an event, and what follows its metrics.
+
+    Args:
+        attrs: A JSON object, or empty.
+        samples: Not written where there are none in it.
+    """
+    flags, tail = 0, b""
+    if attrs:
+        flags, tail = HAS_ATTRS, LENGTH.pack(len(attrs)) + attrs
+    if samples:
+        flags, tail = flags | HAS_SAMPLES, tail + samples_block(samples)
+    return flags, tail
+
+
 def compact_json(value: Any) -> bytes:
     """Strict JSON without blanks, UTF-8."""
     return json.dumps(value, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()

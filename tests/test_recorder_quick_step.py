@@ -1,18 +1,18 @@
-"""A step that repeats runs as a function made for it, and nobody can tell but by the clock."""
+"""A step that repeats takes the quick way, and only the clock shows it."""
 
 from __future__ import annotations
 
-import functools
 import inspect
 import itertools
 import math
+import os
 import signal
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import pytest
@@ -25,15 +25,29 @@ from steptape.recorder.control import Control
 from steptape.recorder.tape import Tape
 from steptape.store.events import Event
 
+_Call = TypeVar("_Call")
+
 #: What a loop hands to ``step``: mostly the same floats, and now and then something else.
 VALUES = st.one_of(
     st.floats(),
     st.sampled_from([1, 2**60, True, None, "text", math.nan, math.inf, {"a": 1.0}]),
-    st.sampled_from([np.float32(0.1), np.float64(0.1), np.int64(2**60), np.ones(1), np.ones(2)]),
+    st.sampled_from([10**400, 2**53 + 1, "other text", "half a pair: \ud800"]),
+    st.sampled_from([np.float16(0.1), np.float32(0.1), np.float64(0.1), np.longdouble(0.1), np.float32(math.nan)]),
+    st.sampled_from(
+        [np.int64(2), np.int64(2**60), np.uint8(3), np.bool_(True), np.timedelta64(3, "s"), np.str_("text")]
+    ),
+    st.sampled_from([np.ones(1), np.ones(2), np.array(3.0)]),
     st.sampled_from([torch.tensor(0.1), torch.tensor([2]), torch.tensor(True), torch.ones(2)]),
 )
+ARGUMENTS = {
+    "step": st.sampled_from([None, 0, 3, 7, 2**60, -1, True, np.int64(5), 4.0, 4.5, "four"]),
+    "epoch": st.sampled_from([None, 0, 2, 1.5, math.nan, math.inf, 2**60, 10**400, np.float64(0.5), True, "two"]),
+    "micro_step": st.sampled_from([0, 4, 2**31, -1, None, np.int64(3), 2.0]),
+}
 PLAIN = st.fixed_dictionaries({"loss": st.floats(), "lr": st.floats()})
-IN_A_MAPPING = st.fixed_dictionaries({"train/loss": VALUES, "Überlauf": VALUES}, optional={3: st.floats()})
+IN_A_MAPPING = st.fixed_dictionaries(
+    {"train/loss": VALUES, "Überlauf": VALUES}, optional={3: st.floats(), "step": st.floats(), "samples": VALUES}
+)
 CALLS = st.lists(
     st.one_of(
         PLAIN,
@@ -42,12 +56,15 @@ CALLS = st.lists(
         st.fixed_dictionaries({"loss": VALUES, "lr": VALUES}),
         st.fixed_dictionaries({"lr": st.floats(), "loss": st.floats()}),
         st.fixed_dictionaries({"loss": st.floats()}, optional={"step": st.integers(0, 99), "type": st.floats()}),
+        st.fixed_dictionaries({"loss": st.floats(), "lr": VALUES}, optional=ARGUMENTS),
         st.fixed_dictionaries(
             {
                 "loss": st.floats(),
                 "samples": st.just([1.0, math.nan, 3.0]),
                 "sample_ids": st.sampled_from([[1, 2, 3], ["a", "b", "c"], [1, 2], None]),
-            }
+                "token_losses": st.sampled_from([None, [[1.0], [2.0], [3.0, 4.0]]]),
+            },
+            optional={"sample_tokens": st.just([1, 2, 3])},
         ),
     ),
     max_size=12,
@@ -62,14 +79,16 @@ params: {times: 2}
 
 
 def recorded(
-    call: Callable[[Recorder, dict[str, Any]], object], calls: list[dict[str, Any]], rules: Path | None
+    call: Callable[[Recorder, _Call], object], calls: list[_Call], rules: Path | None
 ) -> tuple[list[str], str]:
     """What a run holds after these calls: its events but for the clocks, and its samples."""
     with tempfile.TemporaryDirectory() as store:
         with Recorder(store, rules=rules, steps_per_epoch=5) as rec:
             rec.epoch_begin()
-            for arguments in calls:
-                call(rec, arguments)
+            for given in calls:
+                # The first of a sort takes the general way, whatever it is.
+                call(rec, given)
+                call(rec, given)
         run = open_run(rec.folder)
         samples = run.samples().drop_columns(["run_id"]).to_pylist()
         return [without_clocks(event) for event in run.events()], repr(samples)
@@ -80,11 +99,20 @@ def without_clocks(event: Event) -> str:
     return repr(event._replace(time_ns=0, elapsed_ns=0, attrs=dict(sorted(event.attrs.items()))))
 
 
+def general_calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The kinds of events that take the general way from now on; none does so only because a second has passed."""
+    kinds: list[str] = []
+    record = Tape.record
+    monkeypatch.setattr(Tape, "record", lambda *given, **more: kinds.append(given[1]) or record(*given, **more))
+    monkeypatch.setattr("steptape.store.journal.writer.LOOK_EVERY_NS", 10**18)
+    return kinds
+
+
 @pytest.mark.filterwarnings("ignore")
 @settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(calls=CALLS, has_rules=st.booleans())
 @example(calls=[{"lr": 0.0, "loss": 0.0}] * 2 + [{"loss": 2**60, "lr": 2**60}], has_rules=False)
-def test_the_compiled_step_writes_what_the_general_one_does(
+def test_the_quick_step_writes_what_the_general_one_does(
     calls: list[dict[str, Any]], has_rules: bool, tmp_path: Path
 ) -> None:
     """Whatever comes after what: events, samples, decisions."""
@@ -92,29 +120,33 @@ def test_the_compiled_step_writes_what_the_general_one_does(
     rules.write_text(RULES)
     policy = rules if has_rules else None
 
-    compiled = recorded(lambda rec, arguments: rec.step(**arguments), calls, policy)
+    quick = recorded(lambda rec, arguments: rec.step(**arguments), calls, policy)
 
-    assert compiled == recorded(lambda rec, arguments: Recorder.step(rec, **arguments), calls, policy)
+    assert quick == recorded(lambda rec, arguments: Recorder.step(rec, **arguments), calls, policy)
 
 
 @pytest.mark.filterwarnings("ignore")
 @settings(max_examples=15, deadline=None)
-@given(calls=st.lists(st.one_of(IN_A_MAPPING.map(lambda given: {"metrics": given}), PLAIN), max_size=12))
-def test_the_compiled_step_takes_a_mapping_as_the_general_one_does(calls: list[dict[str, Any]]) -> None:
-    """Names that cannot be those of parameters, keys that are no text, and keyword arguments in between."""
-
-    def handed(step: Callable[..., object], arguments: dict[str, Any]) -> object:
-        metrics = arguments.get("metrics")
-        return step(**arguments) if metrics is None else step(metrics)
-
-    compiled = recorded(lambda rec, arguments: handed(rec.step, arguments), calls, None)
-
-    assert compiled == recorded(
-        lambda rec, arguments: handed(functools.partial(Recorder.step, rec), arguments), calls, None
+@given(
+    calls=st.lists(
+        st.one_of(
+            IN_A_MAPPING.map(lambda given: (given, {})),
+            PLAIN.map(lambda given: (None, given)),
+            st.tuples(IN_A_MAPPING, st.fixed_dictionaries({}, optional={**ARGUMENTS, "lr": st.floats()})),
+        ),
+        max_size=12,
     )
+)
+def test_the_quick_step_takes_a_mapping_as_the_general_one_does(
+    calls: list[tuple[dict[str, Any] | None, dict[str, Any]]],
+) -> None:
+    """Names that cannot be those of parameters, keys that are no text, arguments, and metrics by keyword in between."""
+    quick = recorded(lambda rec, call: rec.step(call[0], **call[1]), calls, None)
+
+    assert quick == recorded(lambda rec, call: Recorder.step(rec, call[0], **call[1]), calls, None)
 
 
-def test_a_step_that_repeats_is_compiled_and_looks_like_the_method(tmp_path: Path) -> None:
+def test_the_quick_step_looks_like_the_method(tmp_path: Path) -> None:
     """Help and signature are the method's."""
     with Recorder(tmp_path) as rec:
         for _ in range(3):
@@ -129,18 +161,70 @@ def test_a_step_that_repeats_is_compiled_and_looks_like_the_method(tmp_path: Pat
 def test_any_number_that_the_host_has_takes_the_quick_way(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, value: Any
 ) -> None:
-    """By name and in a dictionary, from the third call of the like on."""
-    generally: list[str] = []
-    record = Tape.record
-    monkeypatch.setattr(Tape, "record", lambda *given, **more: generally.append(given[1]) or record(*given, **more))
+    """By name and in a dictionary, from the second such call on."""
+    generally = general_calls(monkeypatch)
     with Recorder(tmp_path) as rec:
         for _ in range(5):
             rec.step(loss=value)
         for _ in range(5):
             rec.step({"train/loss": value})
 
-    assert generally.count("step_end") == 4
+    assert generally.count("step_end") == 2
     assert open_run(rec.folder).series("train/loss")["value"].to_pylist() == [float(value)] * 5
+
+
+EVERYDAY: dict[str, Callable[[Recorder, int], object]] = {
+    "step": lambda rec, n: rec.step(loss=0.5, step=2 * n),
+    "epoch": lambda rec, n: rec.step({"loss": 0.5}, epoch=n / 10, step=n),
+    "micro_step": lambda rec, _: rec.step({"loss": 0.5}, micro_step=4),
+    "None": lambda rec, _: rec.step(loss=0.5, val_loss=None),
+    "text": lambda rec, n: rec.step({"loss": 0.5, "phase": "warmup" if n < 10 else "decay"}),
+    "numpy": lambda rec, n: rec.step(loss=np.float32(0.5), lr=np.float64(0.5), tokens=np.int64(n)),
+    "samples": lambda rec, n: rec.step({"loss": 0.5}, samples=[0.5, 1.5], sample_ids=[n, n + 1], step=n),
+    "two sets": lambda rec, n: rec.step({"loss": 0.5} if n % 2 else {"val/loss": 0.5, "n": n}),
+    "2,000 names": lambda rec, _: rec.step({f"layer/{index}": 0.5 for index in range(2_000)}),
+}
+
+
+@pytest.mark.parametrize("call", EVERYDAY.values(), ids=EVERYDAY)
+def test_calls_of_every_day_take_the_quick_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: Callable[[Recorder, int], object]
+) -> None:
+    """All but the first of each set of names."""
+    generally = general_calls(monkeypatch)
+    with Recorder(tmp_path) as rec:
+        for number in range(20):
+            call(rec, number)
+
+    assert generally.count("step_end") <= 2
+    assert [event.kind for event in open_run(rec.folder).events()].count("step_end") == 20
+
+
+def test_sets_of_names_beyond_those_that_are_kept_are_recorded_all_the_same(tmp_path: Path) -> None:
+    """Forty sets in turn, twice."""
+    with Recorder(tmp_path) as rec:
+        for number in range(80):
+            rec.step({f"loss/{number % 40}": float(number)})
+
+    found = [event.metrics for event in open_run(rec.folder).events() if event.kind == "step_end"]
+
+    assert found == [{f"loss/{number % 40}": float(number)} for number in range(80)]
+
+
+def test_names_whose_first_event_was_lost_are_written_with_the_next(tmp_path: Path) -> None:
+    """The quick way waits until the journal holds the layout."""
+    with Recorder(tmp_path) as rec:
+        journal = rec._tape.journal
+        good, broken = journal._fd, os.open(os.devnull, os.O_RDONLY)
+        journal._fd = broken
+        for value in (1.0, 2.0):
+            rec.step(loss=value)
+        journal._fd = good
+        os.close(broken)
+        for value in (3.0, 4.0):
+            rec.step(loss=value)
+
+    assert open_run(rec.folder).series("loss")["value"].to_pylist() == [3.0, 4.0]
 
 
 @pytest.mark.parametrize(
@@ -204,8 +288,8 @@ def test_a_callback_that_raises_is_heard_once_and_its_step_is_recorded_once(tmp_
     assert verify(open_run(rec.folder)).identical
 
 
-def test_compiled_steps_go_on_from_segment_to_segment(tmp_path: Path) -> None:
-    """A new segment begins with what the function refers to."""
+def test_quick_steps_go_on_from_segment_to_segment(tmp_path: Path) -> None:
+    """Each new segment gets the layouts that its events refer to."""
     with Recorder(tmp_path) as rec:
         rec.step(loss=0.0)
         rec._tape.journal._segment_bytes = 2_000

@@ -1,0 +1,184 @@
+"""What calls of ``Recorder.step`` have in common: names and types of their values, and what follows from them.
+
+A shape is worked out once and kept for the next calls of its sort. So a step of numpy scalars, a None or a text costs
+a comparison, and not a look at each value. numpy is not imported.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from itertools import compress
+from types import NoneType
+from typing import Any, Final, NamedTuple
+
+from ..store.event_json import encoded_attrs
+from ..store.journal.format import event_tail
+from ..store.journal.writer import Layout
+from .values import EXACT_INTEGER, are_texts, as_text, float_at_hand
+
+#: Shapes that a recorder keeps of each form of call; the oldest makes room.
+_MOST_SHAPES: Final = 16
+
+
+class _Kind(Enum):
+    """What a value is, as far as its type says."""
+
+    NUMBER = "a float, or exact as one"
+    WHOLE = "an integer, which may be too large for a float"
+    OTHER = "a tensor, an array or the like, which may be a number that the host has"
+    TEXT = "a text"
+    NOTHING = "None"
+    UNKNOWN = "something else"
+
+
+_KINDS: Final = {
+    float: _Kind.NUMBER,
+    bool: _Kind.NUMBER,
+    int: _Kind.WHOLE,
+    str: _Kind.TEXT,
+    NoneType: _Kind.NOTHING,
+}
+_NUMPY_KINDS: Final = {
+    **dict.fromkeys(("float16", "float32", "float64"), _Kind.NUMBER),
+    **dict.fromkeys(("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"), _Kind.WHOLE),
+}
+_METRICS: Final = (_Kind.NUMBER, _Kind.WHOLE, _Kind.OTHER)
+
+
+class Texts(NamedTuple):
+    """The text values of a call, as rules get them, and the flags and bytes that the journal gets."""
+
+    values: list[str]
+    attrs: Mapping[str, str] = {}
+    flags: int = 0
+    tail: bytes = b""
+
+
+_NO_TEXTS: Final = Texts([])
+
+
+@dataclass(slots=True)
+class CallShape:
+    """The names and types of a call's values.
+
+    Attributes:
+        names, types: Of all values, in the order of the call.
+        arguments: Names and indexes of the values that are no metrics, the last one first.
+        is_quick: Whether the types leave it possible that each other value is a metric, a text or None.
+        is_plain: Whether all values are floats, and metrics.
+        are_floats: Whether all metrics are floats.
+        metrics: The names of the metrics.
+        are_metrics: Which of the other values are metrics.
+        are_wholes, has_wholes: Which of the metrics are integers, and whether one is.
+        others: Which of the other values are tensors, arrays and the like, as indexes.
+        texts: Which of the other values are text: indexes by name.
+        latest: The text values of the latest call, which seldom change.
+        layout: The journal's layout of the metrics; None before their first event.
+    """
+
+    names: list[Any]
+    types: list[type]
+    arguments: list[tuple[str, int]]
+    is_quick: bool
+    is_plain: bool
+    are_floats: bool
+    metrics: tuple[Any, ...]
+    are_metrics: list[bool]
+    are_wholes: list[bool]
+    has_wholes: bool
+    others: list[int]
+    texts: dict[Any, int]
+    latest: Texts = _NO_TEXTS
+    layout: Layout | None = None
+
+    @classmethod
+    def of(cls, names: list[Any], types: list[type], arguments: Collection[str]) -> CallShape:
+        """The shape of calls with these names and types.
+
+        Args:
+            names, types: Of the values.
+            arguments: The names that are no metrics.
+        """
+        named = [(name, of_value) for name, of_value in zip(names, types, strict=True) if name not in arguments]
+        kinds = [_kind_of(of_value) for _, of_value in named]
+        are_metrics = [kind in _METRICS for kind in kinds]
+        are_floats = all(of_value is float for _, of_value in compress(named, are_metrics))
+        return cls(
+            names,
+            types,
+            arguments=[(name, index) for index, name in enumerate(names) if name in arguments][::-1],
+            is_quick=_Kind.UNKNOWN not in kinds and are_texts(tuple(names)),
+            is_plain=are_floats and all(are_metrics) and len(named) == len(names),
+            are_floats=are_floats,
+            metrics=tuple(name for name, _ in compress(named, are_metrics)),
+            are_metrics=are_metrics,
+            are_wholes=[kind is _Kind.WHOLE for kind in compress(kinds, are_metrics)],
+            has_wholes=_Kind.WHOLE in kinds,
+            others=[index for index, kind in enumerate(kinds) if kind is _Kind.OTHER],
+            texts={named[index][0]: index for index, kind in enumerate(kinds) if kind is _Kind.TEXT},
+        )
+
+    def taken_from(self, values: list[Any]) -> dict[str, Any]:
+        """Take the arguments out of the values of a call."""
+        return {name: values.pop(index) for name, index in self.arguments}
+
+    def floats(self, values: list[Any]) -> list[float] | None:
+        """The metrics among the other values; None where one is on a device, no number, or not exact as a float."""
+        if self.are_floats:
+            return values if len(values) == len(self.metrics) else [*compress(values, self.are_metrics)]
+        for index in self.others:
+            values[index] = float_at_hand(values[index])
+            if type(values[index]) is not float:
+                return None
+        try:
+            floats = [*map(float, compress(values, self.are_metrics))]
+        except OverflowError:
+            return None
+        # No integer is longer than this vector. To compare each of ten with 2**53 takes 0.5 us more.
+        if self.has_wholes and math.hypot(*compress(floats, self.are_wholes)) >= EXACT_INTEGER / 2:
+            return None
+        return floats
+
+    def texts_among(self, values: Sequence[Any]) -> Texts:
+        """The texts among the other values."""
+        latest = self.latest
+        texts = [values[index] for index in self.texts.values()]
+        if texts != latest.values:
+            attrs = {name: as_text(text) for name, text in zip(self.texts, texts, strict=True)}
+            self.latest = latest = Texts(texts, attrs, *event_tail(encoded_attrs(attrs).encode(), None))
+        return latest
+
+
+class CallShapes:
+    """The shapes of a recorder's latest calls, of one form.
+
+    Args:
+        arguments: The names that are no metrics in calls of this form.
+
+    Attributes:
+        latest: The shape that was asked for last.
+    """
+
+    def __init__(self, arguments: Collection[str] = ()) -> None:
+        self._arguments = arguments
+        self._shapes: dict[tuple[tuple[Any, ...], tuple[type, ...]], CallShape] = {}
+        self.latest = CallShape.of([], [], ())
+
+    def of(self, names: list[Any], types: list[type]) -> CallShape:
+        """The shape of calls with these names and types."""
+        key = (tuple(names), tuple(types))
+        known = self._shapes.get(key)
+        if known is None:
+            if len(self._shapes) >= _MOST_SHAPES:
+                self._shapes.pop(next(iter(self._shapes)), None)
+            known = self._shapes[key] = CallShape.of(names, types, self._arguments)
+        self.latest = known
+        return known
+
+
+def _kind_of(of_value: type) -> _Kind:
+    known = _NUMPY_KINDS.get(of_value.__name__) if of_value.__module__ == "numpy" else _KINDS.get(of_value)
+    return known or (_Kind.OTHER if hasattr(of_value, "item") else _Kind.UNKNOWN)

@@ -1,0 +1,89 @@
+"""What a checkpoint keeps so that another attempt can resume from it, and what an attempt begins with."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from ..rules.engine.engine import Engine
+from ..store.errors import TelemetryError
+from ..store.run_info import RunInfo
+from .position import Position
+from .values import as_epoch, as_text, as_whole
+
+#: What ``Recorder.state_dict`` holds; ``format`` grows when its meaning changes.
+STATE_FORMAT: Final = 1
+
+
+@dataclass(frozen=True, slots=True)
+class ResumePoint:
+    """From where a run goes on.
+
+    Attributes:
+        run_id: The run.
+        attempt, seq: The attempt of the checkpoint, and the last event that the checkpoint knows of; None where only a
+            step is known.
+        step: Updates that the checkpoint contains; None: those of the newest checkpoint that was recorded.
+        epoch, epoch_began_at, epochs_begun: The loop's place in its epochs, where it was kept.
+    """
+
+    run_id: str
+    attempt: int | None = None
+    seq: int | None = None
+    step: int | None = None
+    epoch: float | None = None
+    epoch_began_at: int = 0
+    epochs_begun: int | None = None
+
+    @classmethod
+    def from_argument(cls, resume: str | Mapping[str, Any], step: int | None) -> ResumePoint:
+        """What the user handed in: a run id, or what ``Recorder.state_dict`` returned.
+
+        Raises:
+            TelemetryError: It is neither, or a value in it is not what it was.
+        """
+        if isinstance(resume, str):
+            return cls(resume, step=step)
+        fields = {field.name for field in dataclasses.fields(cls)}
+        if not isinstance(resume, Mapping) or not {"format", *fields} <= set(resume):
+            raise TelemetryError("resume is a run id or what Recorder.state_dict() returned", got=resume)
+        if resume["format"] != STATE_FORMAT:
+            raise TelemetryError(
+                f"the recorder's state has format {resume['format']}, and this steptape reads {STATE_FORMAT}",
+                fix="Resume with the steptape that made it, or by run id and resume_step",
+            )
+        if step is not None and step != resume["step"]:
+            raise TelemetryError(f"the recorder's state is of step {resume['step']}", got=f"resume_step={step}")
+        return cls(
+            as_text(resume["run_id"]),
+            as_whole(resume["attempt"], "the state's attempt"),
+            None if resume["seq"] is None else as_whole(resume["seq"], "the state's seq", least=-1),
+            as_whole(resume["step"], "the state's step"),
+            None if resume["epoch"] is None else as_epoch(resume["epoch"]),
+            as_whole(resume["epoch_began_at"], "the state's epoch_began_at"),
+            as_whole(resume["epochs_begun"], "the state's epochs_begun"),
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """What a checkpoint keeps of it: plain values."""
+        return {"format": STATE_FORMAT, **dataclasses.asdict(self)}
+
+
+@dataclass(frozen=True, slots=True)
+class Opening:
+    """What an attempt begins with.
+
+    Attributes:
+        folder: The run's folder.
+        info: The run, this attempt the last.
+        position: Where the loop stands.
+        engine: Rules in the state that earlier attempts have left them in; None without rules.
+    """
+
+    folder: Path
+    info: RunInfo
+    position: Position
+    engine: Engine | None
