@@ -2,10 +2,12 @@
 PYTHON ?= python3
 FUZZ_S ?= 600
 TEST_PROCESSES ?= 2
+PYTEST = -m pytest --numprocesses $(TEST_PROCESSES) --dist worksteal
 VENV := .venv
 BIN := $(VENV)/bin
 COMPAT := .venv-compat
 TRACKERS := .venv-trackers
+LOWEST := .venv-lowest
 REAL_RUNS := $(or $(STEPTAPE_REAL_RUNS),../shared/runs)
 READY := $(VENV)/.ready
 ROOMS := store rules recorder importers replay api cli examples
@@ -16,7 +18,7 @@ FUZZ = -max_total_time=$(FUZZ_S) -timeout=30 -rss_limit_mb=3000 -max_len=4096 -d
 	-artifact_prefix=.fuzz/ -create_missing_dirs=1 -print_final_stats=1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test compat lint format fuzz fuzz-api clean
+.PHONY: help demo test explore coverage matrix lowest compat lint format fuzz fuzz-api clean
 
 help:  ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -33,8 +35,29 @@ $(READY): pyproject.toml
 demo: $(READY)  ## Train on real data, backtest rules on it, train again under them, compare
 	$(BIN)/steptape demo --torch
 
-test: $(READY)  ## Run the tests
-	$(BIN)/python -m pytest --numprocesses $(TEST_PROCESSES) --dist worksteal
+test: $(READY)  ## Run the tests, on the same examples each time
+	$(BIN)/python $(PYTEST)
+
+explore: $(READY)  ## Run the tests on new examples, ten times as many
+	$(BIN)/python $(PYTEST) --hypothesis-profile explore
+
+coverage: $(READY)  ## Run the tests and print which branches of the code they leave out
+	$(BIN)/python -m coverage erase
+	$(BIN)/python -m coverage run $(PYTEST)
+	$(BIN)/python -m coverage combine --quiet
+	$(BIN)/python -m coverage report
+
+matrix:  ## Run the tests of rules and store on every Python found here, from 3.11 to 3.14
+	TEST_PROCESSES=$(TEST_PROCESSES) bash tests/matrix.sh
+
+lowest: $(LOWEST)/.ready  ## Run the tests with the lowest version of everything that steptape needs
+	$(LOWEST)/bin/python $(PYTEST)
+
+$(LOWEST)/.ready: pyproject.toml tests/lowest.py
+	$(PYTHON) -m venv $(LOWEST)
+	$(PYTHON) tests/lowest.py > $(LOWEST)/lowest.txt
+	$(LOWEST)/bin/python -m pip install --quiet --editable '.[dev]' --constraint $(LOWEST)/lowest.txt
+	@touch $@
 
 compat: $(READY) $(COMPAT)/.ready $(TRACKERS)/.ready  ## Compare firings with the real trainer controller, and imports with real trackers
 	HF_HUB_OFFLINE=1 PYTHONPATH=tests $(COMPAT)/bin/python -W ignore -m compat.upstream
@@ -57,6 +80,8 @@ $(TRACKERS)/.ready: tests/trackers/requirements.txt
 lint: $(READY)  ## Check style, format and types
 	$(BIN)/ruff check $(CODE)
 	$(BIN)/ruff format --check $(CODE)
+	MYPYPATH=$(VENV)/typing:tests:benchmarks $(BIN)/mypy --explicit-package-bases \
+		$(wildcard tests/*.py tests/compat/*.py tests/fuzz/*.py tests/trackers/*.py benchmarks/*.py)
 	MYPYPATH=$(VENV)/typing $(BIN)/mypy -p steptape
 
 fuzz: $(READY)  ## Fuzz the readers of policies, rules, tests and past runs, FUZZ_S seconds each
@@ -74,4 +99,4 @@ format: $(READY)  ## Rewrite the code in the project's format
 	$(BIN)/ruff format $(CODE)
 
 clean:  ## Remove the environment and what tools left behind
-	rm -rf $(VENV) $(COMPAT) $(TRACKERS) .trackers build *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis .fuzz
+	rm -rf $(VENV) $(COMPAT) $(TRACKERS) $(LOWEST) .venv-matrix .trackers build *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis .fuzz .coverage*

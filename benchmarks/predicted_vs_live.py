@@ -23,6 +23,7 @@ from small_trainings import TRAININGS, Training, train
 from steptape import backtest, open_run, verify
 from steptape.replay.runs.objective import declared_objective
 from steptape.replay.runs.results import RunResult
+from steptape.rules.engine.decisions import Decision
 from steptape.rules.policy_file.policy import parse_policy
 from steptape.store.run import Run
 
@@ -47,8 +48,8 @@ def same_weights(one: Path, other: Path) -> bool:
 
 def saves_of(result: RunResult) -> list[int]:
     """The steps at which a policy would have asked for checkpoints."""
-    asked = (judged for judged in result.decisions if "hfcontrols.should_save" in judged.outcome.operations)
-    return sorted({judged.outcome.step for judged in asked})
+    decisions = (judged.outcome for judged in result.decisions if isinstance(judged.outcome, Decision))
+    return sorted({decision.step for decision in decisions if "hfcontrols.should_save" in decision.operations})
 
 
 def compare(training: Training, store: Path) -> dict[str, Any]:

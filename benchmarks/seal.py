@@ -83,7 +83,8 @@ def column_bytes(path: Path, *columns: str) -> float:
     metadata = pq.read_metadata(path)
     groups = [metadata.row_group(index) for index in range(metadata.num_row_groups)]
     chunks = [group.column(index) for group in groups for index in range(group.num_columns)]
-    return sum(chunk.total_compressed_size for chunk in chunks if chunk.path_in_schema in columns) / metadata.num_rows
+    size = sum(chunk.total_compressed_size for chunk in chunks if chunk.path_in_schema in columns)
+    return float(size / metadata.num_rows)
 
 
 class Best:

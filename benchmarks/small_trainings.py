@@ -91,7 +91,7 @@ def train(training: Training, store: Path, rules: Path | None = None) -> Path:
             model.train()
             losses = training.loss(model(inputs), data.targets[batch])
             optimizer.zero_grad()
-            losses.mean().backward()
+            torch.autograd.backward(losses.mean())
             optimizer.step()
 
             control = rec.step(loss=losses.mean(), samples=losses, sample_ids=batch)

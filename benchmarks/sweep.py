@@ -51,7 +51,7 @@ controllers:
     patience: {patience_threshold: tolerated}
     operations: [hfcontrols.should_training_stop]
 """
-AXES = {
+AXES: dict[str, list[float]] = {
     "window": [5, 10, 15, 20, 30, 40, 50, 75, 100, 200],
     "spike": [1.1, 1.25, 1.5, 2.0, 3.0],
     "tolerated": [0, 1, 2, 4, 8],

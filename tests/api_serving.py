@@ -12,6 +12,7 @@ from typing import Any
 
 import httpx
 import uvicorn
+from waiting import PATIENCE_S, until
 
 from steptape.api.app import create_app
 from steptape.api.limits import Limits
@@ -25,8 +26,17 @@ from steptape.store.sql.bounded_query import QueryLimits
 RUN = "20260101T000000-aaaaaa"
 STARTED_NS = 1_767_323_045_000_000_000
 
-#: Limits that a test can run into, but for the seconds: a busy machine may take some for the lightest statement.
-SMALL = Limits(query=QueryLimits(rows=100, seconds=30.0, memory="200MB"), query_workers=1, heartbeat_s=0.2)
+#: The limits of a server, but for the seconds: on a busy machine a trial of rules takes longer than its 10 s.
+PATIENT = Limits(query=QueryLimits(seconds=PATIENCE_S), body_s=PATIENCE_S, rules_s=PATIENCE_S)
+
+#: Limits that a test can run into, but for the seconds: a busy machine may take many for the lightest statement.
+SMALL = Limits(
+    query=QueryLimits(rows=100, seconds=PATIENCE_S, memory="200MB"),
+    query_workers=1,
+    body_s=PATIENCE_S,
+    rules_s=PATIENCE_S,
+    heartbeat_s=0.2,
+)
 
 
 @contextmanager
@@ -41,7 +51,7 @@ def served(store: Path, *, limits: Limits = SMALL, token: str = "", **options: A
     headers = {"Authorization": f"Bearer {token}"} if token else {}
     url = f"http://127.0.0.1:{listener.getsockname()[1]}"
     try:
-        with httpx.Client(base_url=url, headers=headers, timeout=60) as client:
+        with httpx.Client(base_url=url, headers=headers, timeout=PATIENCE_S) as client:
             yield client
     finally:
         server.should_exit = True
@@ -50,9 +60,13 @@ def served(store: Path, *, limits: Limits = SMALL, token: str = "", **options: A
 
 def patiently(ask: Callable[[], httpx.Response]) -> httpx.Response:
     """The answer to something light, asked again where a busy machine takes longer for it than a small limit allows."""
-    for _ in range(20):
-        if (answer := ask()).status_code == 200:
-            break
+
+    def answered() -> httpx.Response | None:
+        answer = ask()
+        return answer if answer.status_code == 200 else None
+
+    answer = until(answered)
+    assert answer is not None
     return answer
 
 

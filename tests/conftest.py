@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 from steptape.store.event_json import encoded_attrs
 from steptape.store.events import Event
@@ -24,9 +24,14 @@ from steptape.store.sample_losses import SampleLosses
 #: Programs and cases, of which one program runs in another environment.
 collect_ignore_glob = ["compat/*", "trackers/*"]
 
-# Hypothesis gives an example 200 ms otherwise, which a busy machine does not always keep.
-settings.register_profile("unhurried", deadline=None)
-settings.load_profile("unhurried")
+# Without a deadline (200 ms by default) and without health checks, which judge a strategy by the time it takes: a busy
+# machine would fail both. 'make explore' names another profile; drawing.py scales what tests ask for.
+settings.register_profile("explore", deadline=None, suppress_health_check=list(HealthCheck), max_examples=1_000)
+settings.register_profile("reseeded", settings.get_profile("explore"), max_examples=100)
+settings.register_profile(
+    "repeated", settings.get_profile("reseeded"), derandomize=True, database=None, print_blob=True
+)
+settings.load_profile("repeated")
 
 #: 2026-01-02 03:04:05 UTC.
 STARTED_NS = 1_767_323_045_000_000_000

@@ -28,6 +28,6 @@ def names(folder: Path) -> list[str]:
 def content(folder: Path) -> tuple[list[str], list[dict[str, Any]]]:
     """Every event, and every row of samples, as readers see them."""
     run = open_run(folder)
-    events = run.events(rank=None)
     # The order of the metrics within an event is no part of it.
-    return [repr(event._replace(metrics=sorted(event.metrics.items()))) for event in events], run.samples().to_pylist()
+    events = (event._replace(metrics=dict(sorted(event.metrics.items()))) for event in run.events(rank=None))
+    return [repr(event) for event in events], run.samples().to_pylist()

@@ -12,6 +12,7 @@ from typing import Any
 
 import uvicorn
 
+from api_serving import PATIENT
 from steptape import Recorder
 from steptape.api.app import create_app
 from steptape.store.parquet.sealing import seal
@@ -66,7 +67,11 @@ def serving(store: Path, **options: Any) -> Iterator[str]:
     listener = socket.create_server(("127.0.0.1", 0))
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     settings = uvicorn.Config(
-        create_app(store, **options), log_level="critical", access_log=False, ws="none", timeout_graceful_shutdown=1
+        create_app(store, limits=PATIENT, **options),
+        log_level="critical",
+        access_log=False,
+        ws="none",
+        timeout_graceful_shutdown=1,
     )
     server = uvicorn.Server(settings)
     thread = threading.Thread(target=server.run, args=([listener],))

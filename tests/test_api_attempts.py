@@ -13,6 +13,7 @@ from typing import Any
 import httpx
 import pytest
 import uvicorn
+from waiting import PATIENCE_S
 
 from steptape.api.app import create_app
 from steptape.store.events import Event
@@ -46,7 +47,7 @@ def client(store_path: Path, store_record: Callable[..., Path]) -> Iterator[http
     server = uvicorn.Server(uvicorn.Config(create_app(store_path), log_level="critical", access_log=False, ws="none"))
     thread = threading.Thread(target=server.run, args=([listener],))
     thread.start()
-    with httpx.Client(base_url=f"http://127.0.0.1:{listener.getsockname()[1]}/api/v1") as client:
+    with httpx.Client(base_url=f"http://127.0.0.1:{listener.getsockname()[1]}/api/v1", timeout=PATIENCE_S) as client:
         yield client
     server.should_exit = True
     thread.join()

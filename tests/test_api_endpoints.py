@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import json
 import math
-import socket
 import struct
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, get_args
 
 import httpx
 import pytest
-import uvicorn
 
+from api_serving import PATIENT, served
 from steptape import open_run
-from steptape.api.app import create_app
 from steptape.api.openapi import OPENAPI_FILE
 from steptape.api.run_filters import RunsQuery
 from steptape.store.event_json import event_to_line
@@ -79,15 +76,8 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 @pytest.fixture(scope="module")
 def client(store: Path) -> Iterator[httpx.Client]:
     """A client of a real server on loopback."""
-    listener = socket.create_server(("127.0.0.1", 0))
-    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    server = uvicorn.Server(uvicorn.Config(create_app(store), log_level="critical", access_log=False, ws="none"))
-    thread = threading.Thread(target=server.run, args=([listener],))
-    thread.start()
-    with httpx.Client(base_url=f"http://127.0.0.1:{listener.getsockname()[1]}") as client:
+    with served(store, limits=PATIENT) as client:
         yield client
-    server.should_exit = True
-    thread.join()
 
 
 def get(client: httpx.Client, path: str, **params: Any) -> dict[str, Any]:
@@ -418,23 +408,17 @@ def test_decisions_are_the_rows_of_the_decisions_view(client: httpx.Client, stor
 
 def test_the_newest_event_of_a_live_run_is_seen_at_once(tmp_path: Path) -> None:
     """Each request looks anew: events, series, samples, steps."""
-    listener = socket.create_server(("127.0.0.1", 0))
-    server = uvicorn.Server(uvicorn.Config(create_app(tmp_path), log_level="critical", access_log=False, ws="none"))
-    thread = threading.Thread(target=server.run, args=([listener],))
     _begin(tmp_path, RunInfo(LIVE, "live", (Attempt(0, "running", START_NS),)))
     writer = JournalWriter(tmp_path / LIVE, run_id=LIVE)
     seen: list[tuple[int, ...]] = []
 
-    thread.start()
-    with httpx.Client(base_url=f"http://127.0.0.1:{listener.getsockname()[1]}") as live:
+    with served(tmp_path, limits=PATIENT) as live:
         for step in (1, 2, 3):
             _append(writer, "step_end", step, loss=1.0)
             events = get(live, f"/runs/{LIVE}/events")["items"]
             series = get(live, f"/runs/{LIVE}/series", metric="loss")["items"][0]
             samples = get(live, f"/runs/{LIVE}/samples")["items"]
             seen.append((len(events), len(series["value"]), len(samples), get(live, f"/runs/{LIVE}")["steps"]))
-    server.should_exit = True
-    thread.join()
 
     assert seen == [(1, 1, 3, 1), (2, 2, 6, 2), (3, 3, 9, 3)]
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+from drawing import scaled, seed
+
 from api_serving import RUN, SMALL, recorded, served
 from fuzz.fuzz_api import CONFIG, fuzz
 
@@ -18,7 +20,7 @@ def test_no_answer_departs_from_the_document(tmp_path: Path) -> None:
 
     with served(tmp_path / "runs", limits=replace(SMALL, wait_s=0.2)) as client:
         url = str(client.base_url).rstrip("/")
-        status, count, said = fuzz(url, max_examples=12, seed=1, config=config, phases="fuzzing,stateful")
+        status, count, said = fuzz(url, max_examples=scaled(12), seed=seed(), config=config, phases="fuzzing,stateful")
 
     assert status == 0, said
     assert count > 100

@@ -26,7 +26,7 @@ def store(tmp_path: Path) -> Path:
     for number in range(1, STEPS + 1):
         step(writer, number)
         if number % 3 == 0:
-            at = {"time_ns": STARTED_NS + number, "elapsed_ns": number * 10**9}
+            at: dict[str, Any] = {"time_ns": STARTED_NS + number, "elapsed_ns": number * 10**9}
             writer.append("log", ("loss",), (float(number % 7),), step=number, **at)
     finish(tmp_path / "runs", writer, steps=STEPS)
     return tmp_path / "runs"

@@ -19,6 +19,7 @@ import uvicorn
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import TypeAdapter
+from waiting import PATIENCE_S
 
 from steptape.api.app import create_app
 from steptape.api.errors import InvalidCursor
@@ -42,7 +43,9 @@ def served(store: Path) -> Iterator[httpx.Client]:
     thread = threading.Thread(target=server.run, args=([listener],))
     thread.start()
     try:
-        with httpx.Client(base_url=f"http://127.0.0.1:{listener.getsockname()[1]}/api/v1") as client:
+        with httpx.Client(
+            base_url=f"http://127.0.0.1:{listener.getsockname()[1]}/api/v1", timeout=PATIENCE_S
+        ) as client:
             yield client
     finally:
         server.should_exit = True

@@ -50,7 +50,7 @@ def look_ahead(store: Path, meanwhile: Callable[[], object] = lambda: None) -> L
         runs = ahead.runs()
     meanwhile()
     catalog = Catalog(store)
-    catalog.expect(lambda: runs)
+    catalog.use_preloaded(lambda: runs)
     return catalog.look()
 
 

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -25,7 +26,7 @@ def backtest(store_path: Path, store_record: Callable[..., Path], tmp_path: Path
     for number, spike in enumerate((5, 99)):
         events = []
         for step in range(1, 11):
-            at = {"step": step, "elapsed_ns": step * 3600 * 10**9}
+            at: dict[str, Any] = {"step": step, "elapsed_ns": step * 3600 * 10**9}
             events.append(Event("step_end", metrics={"loss": 3.0 if step == spike else 1.0}, **at))
             events.append(Event("evaluate", metrics={"eval_loss": 2.0 - step / 10}, **at))
         store_record(events, run_id=f"run-{number}")

@@ -15,6 +15,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 from event_files import losses, write_events
+from waiting import PATIENCE_S
 
 from steptape import open_store
 
@@ -30,7 +31,7 @@ def call(tmp_path: Path) -> Call:
 
     def run(*arguments: object) -> subprocess.CompletedProcess[str]:
         command = [*COMMAND, *map(str, arguments)]
-        return subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path, timeout=120)
+        return subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path, timeout=PATIENCE_S)
 
     return run
 

@@ -12,7 +12,7 @@ import pytest
 from steptape import open_run
 from steptape.importers.discovery import find_sources, signature
 from steptape.importers.foreign_reader import ForeignReader
-from steptape.importers.importing import Outcome, import_sources
+from steptape.importers.importing import Outcome, State, import_sources
 from steptape.importers.registry import all_readers
 from steptape.importers.source import Fact, ImportedRun, ReadOptions, SingleFile
 
@@ -50,7 +50,8 @@ class FailsToPlace(Sound):
 
     def source_of(self, path: Path) -> Path:
         """Looked up in a table."""
-        return {}[path]
+        places: dict[Path, Path] = {}
+        return places[path]
 
 
 class FailsBeside(Sound):
@@ -82,7 +83,7 @@ class YieldsNoNumber(Sound):
 
     def facts(self, path: Path) -> Iterator[Any]:  # noqa: ARG002
         """One."""
-        yield Fact("step_end", 1, {"loss": [0.5]})
+        yield Fact("step_end", 1, {"loss": [0.5]})  # type: ignore[dict-item]  # That is its fault.
 
 
 class YieldsNoStatus(Sound):
@@ -108,7 +109,7 @@ def imported(logs: Path, reader: Sound) -> list[Outcome]:
     """What becomes of everything in the folder."""
     found = find_sources([logs], [ForeignReader(reader), *all_readers()])
     assert [signature(source) for source in found.sources]
-    failed = [Outcome("failed", "", Path(problem.where), problem=str(problem)) for problem in found.problems]
+    failed = [Outcome(State.FAILED, "", Path(problem.where), problem=str(problem)) for problem in found.problems]
     return [*failed, *import_sources(logs.parent / "runs", found.sources, ReadOptions())]
 
 

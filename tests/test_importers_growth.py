@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -26,7 +27,7 @@ HEADING = "step,loss,val_loss\n"
 def imports(tmp_path: Path) -> Imports:
     """Imports a path into the store ``runs``: ``imports(path, step_column=...)``."""
 
-    def run(path: Path, **options: object) -> list[Outcome]:
+    def run(path: Path, **options: Any) -> list[Outcome]:
         sources = find_sources([path], all_readers()).sources
         return list(import_sources(tmp_path / "runs", sources, ReadOptions(**options)))
 

@@ -12,7 +12,7 @@ import pytest
 
 from steptape import open_run
 from steptape.importers.discovery import find_sources
-from steptape.importers.importing import Outcome, import_sources
+from steptape.importers.importing import Outcome, State, import_sources
 from steptape.importers.registry import all_readers, reader_of
 from steptape.importers.source import ReadOptions
 from steptape.store.run import Run
@@ -26,14 +26,14 @@ NS = 1_000_000_000
 def written(tmp_path: Path) -> Written:
     """Writes a file and imports it: ``written(name, content, kind, **options)``; the outcome, and its events."""
 
-    def write(name: str, content: str | bytes, kind: str = "", **options: str) -> tuple[Outcome, list[tuple[Any, ...]]]:
+    def write(name: str, content: str | bytes, kind: str = "", **options: Any) -> tuple[Outcome, list[tuple[Any, ...]]]:
         path = tmp_path / "logs" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(content.encode() if isinstance(content, str) else content)
         found = find_sources([path], [reader_of(kind)] if kind else all_readers())
         if found.problems:
             (problem,) = found.problems
-            return Outcome("failed", "", path, problem=str(problem)), []
+            return Outcome(State.FAILED, "", path, problem=str(problem)), []
         store = tmp_path / "store"
         (outcome,) = import_sources(store, found.sources, ReadOptions(**options))
         run = open_run(store / outcome.run_id) if outcome.run_id else None
@@ -240,7 +240,7 @@ def state(rows: list[dict[str, Any]], **more: Any) -> str:
     return json.dumps({"log_history": rows, "global_step": 20, "max_steps": 40, "num_train_epochs": 2, **more})
 
 
-ROWS = [
+ROWS: list[dict[str, Any]] = [
     {"epoch": 0.5, "step": 10, "loss": 2.0, "learning_rate": 0.1, "remaining": "1h"},
     {"epoch": 1.0, "step": 20, "loss": math.nan},
     {"epoch": 1.0, "step": 20, "eval_loss": 1.5},

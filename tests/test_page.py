@@ -15,6 +15,7 @@ import httpx
 import pytest
 from served_page import POLICY, STEPS, WRONG, record_run, serving
 from typer.testing import CliRunner
+from waiting import PATIENCE_S
 
 from steptape import Recorder, open_run, open_store
 from steptape.api.pages.sparklines import sparkline
@@ -43,7 +44,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def client(store: Path) -> Iterator[httpx.Client]:
     """A client of a server over that store, with a folder of policies."""
-    with serving(store, policies_path=store.parent) as url, httpx.Client(base_url=url) as client:
+    with serving(store, policies_path=store.parent) as url, httpx.Client(base_url=url, timeout=PATIENCE_S) as client:
         yield client
 
 
@@ -201,7 +202,7 @@ def test_a_run_without_a_clock_tells_no_time(tmp_path: Path) -> None:
     (tmp_path / "log.csv").write_text("step,loss\n1,2.0\n2,1.0\n")
     assert CliRunner().invoke(app, ["import", "auto", str(tmp_path), "--store", str(tmp_path / "runs")]).exit_code == 0
     with serving(tmp_path / "runs") as url:
-        page = httpx.get(url).text
+        page = httpx.get(url, timeout=PATIENCE_S).text
 
     assert "1970" not in page
     assert page.count("<td>\N{EN DASH}</td>") == 1
@@ -213,7 +214,7 @@ def test_an_attempt_that_goes_on_says_how_far_it_is(tmp_path: Path) -> None:
         for _ in range(1234):
             rec.step(loss=1.0)
         with serving(tmp_path) as url:
-            page = httpx.get(f"{url}/runs/{rec.run_id}").text
+            page = httpx.get(f"{url}/runs/{rec.run_id}", timeout=PATIENCE_S).text
 
     assert "<td>1,234</td>" in page
 
@@ -258,7 +259,7 @@ def test_a_policy_that_does_not_load_is_told_with_its_errors(tmp_path: Path) -> 
     (tmp_path / "runs").mkdir()
 
     with serving(tmp_path / "runs", policies_path=tmp_path) as url:
-        answer = httpx.get(f"{url}/backtest?policy=broken")
+        answer = httpx.get(f"{url}/backtest?policy=broken", timeout=PATIENCE_S)
 
     assert answer.status_code == 200
     assert "on_step_ned" in answer.text
@@ -287,7 +288,10 @@ def test_an_address_that_makes_no_sense_is_a_page_that_says_so(client: httpx.Cli
 def test_an_empty_store_says_how_to_begin(tmp_path: Path) -> None:
     """On each page."""
     with serving(tmp_path) as url:
-        texts = [httpx.get(f"{url}{path}").raise_for_status().text for path in ("/", "/compare", "/backtest")]
+        texts = [
+            httpx.get(f"{url}{path}", timeout=PATIENCE_S).raise_for_status().text
+            for path in ("/", "/compare", "/backtest")
+        ]
 
     assert "No runs yet" in texts[0]
     assert "There are no runs yet" in texts[2]
@@ -306,7 +310,7 @@ def test_a_run_that_cannot_be_drawn_hides_no_other(tmp_path: Path) -> None:
     (file,) = record_run(tmp_path, "damaged").glob("events-*.parquet")
     file.write_bytes(file.read_bytes()[:100])
     with serving(tmp_path) as url:
-        page = httpx.get(url)
+        page = httpx.get(url, timeout=PATIENCE_S)
 
     assert (page.status_code, page.text.count("<polyline")) == (200, 1)
 

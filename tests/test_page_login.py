@@ -8,6 +8,7 @@ from pathlib import Path
 import httpx
 import pytest
 from served_page import record_run, serving
+from waiting import PATIENCE_S
 
 from steptape.api.middleware.tokens import parse_tokens
 
@@ -28,7 +29,7 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 @pytest.fixture
 def client(url: str) -> Iterator[httpx.Client]:
     """A browser without a cookie."""
-    with httpx.Client(base_url=url, headers=HTML) as client:
+    with httpx.Client(base_url=url, headers=HTML, timeout=PATIENCE_S) as client:
         yield client
 
 
@@ -125,10 +126,10 @@ def test_programs_are_told_and_not_led(client: httpx.Client) -> None:
 def test_files_of_the_page_are_there_before_one_has_signed_in(client: httpx.Client, url: str) -> None:
     """The form looks like the rest."""
     assert client.get("/static/page.css").status_code == 200
-    assert httpx.get(f"{url}/runs/digits").status_code == 401
+    assert httpx.get(f"{url}/runs/digits", timeout=PATIENCE_S).status_code == 401
 
 
 def test_without_tokens_there_is_nothing_to_sign_in_to(tmp_path: Path) -> None:
     """The pages are open to whoever reaches them."""
     with serving(tmp_path) as url:
-        assert httpx.get(f"{url}/", headers=HTML).status_code == 200
+        assert httpx.get(f"{url}/", headers=HTML, timeout=PATIENCE_S).status_code == 200

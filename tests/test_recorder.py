@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import functools
 import json
 import logging
 import math
 import os
 import resource
 import shutil
-import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +16,7 @@ from typing import Any, cast
 
 import pytest
 import torch
+from waiting import until
 
 from steptape import Recorder, TelemetryError, open_run, verify
 from steptape.rules.errors import PolicyError
@@ -71,7 +70,7 @@ def test_a_torch_loop_is_recorded_step_by_step(store: Path) -> None:
                 losses = torch.nn.functional.cross_entropy(
                     model(torch.randn(8, 4)), torch.randint(2, (8,)), reduction="none"
                 )
-                losses.mean().backward()
+                torch.autograd.backward(losses.mean())
                 optimizer.step()
                 optimizer.zero_grad()
                 rec.step(loss=losses.mean(), lr=0.1, samples=losses, sample_ids=torch.arange(8))
@@ -505,10 +504,12 @@ def test_a_run_whose_folder_is_deleted_goes_on_in_a_new_one(store: Path, caplog:
     with Recorder(store, name="again") as rec:
         rec.step(loss=1.0)
         shutil.rmtree(rec.folder)
-        deadline = time.monotonic() + 30
-        while not (rec.folder / "run.json").exists() and time.monotonic() < deadline:
+
+        def is_back() -> bool:
             rec.step(loss=2.0)
-            time.sleep(0.01)
+            return (rec.folder / "run.json").exists()
+
+        until(is_back)
         rec.step(loss=3.0)
 
     run = open_run(rec.folder)
@@ -545,10 +546,16 @@ def test_attributes_of_whatever_depth_are_recorded_and_sealed_or_told_of(tmp_pat
     """What a loop could still write, at the shallowest, no sealer and no reader finds too deep."""
     depths = (100, *range(300, 1_100, 4))
 
+    def nested(depth: int) -> object:
+        value: object = 1
+        for _ in range(depth):
+            value = {"a": value}
+        return value
+
     def record() -> None:
         with Recorder(tmp_path, run_id="deep") as rec:
             for depth in depths:
-                rec.annotate(str(depth), nested=functools.reduce(lambda inner, _: {"a": inner}, range(depth), 1))
+                rec.annotate(str(depth), nested=nested(depth))
 
     with ThreadPoolExecutor(1) as thread:  # Few calls deep.
         thread.submit(record).result()

@@ -163,9 +163,10 @@ def test_a_plan_that_is_none_is_refused_before_anything_is_written(tmp_path: Pat
 
 def test_names_and_configs_may_hold_what_utf_8_cannot(tmp_path: Path) -> None:
     """Half a surrogate pair is spelt out; numpy integers in a plan are whole numbers; one tag is one tag."""
+    steps: Any = np.int64(7)
     with Recorder(
-        tmp_path, name="\ud800", group="g\ud800", tags="abc", config={"\ud800": "\ud800"}, total_steps=np.int64(7)
-    ) as rec:  # type: ignore[arg-type]
+        tmp_path, name="\ud800", group="g\ud800", tags="abc", config={"\ud800": "\ud800"}, total_steps=steps
+    ) as rec:
         pass
 
     info = open_run(rec.folder).info

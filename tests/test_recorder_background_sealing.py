@@ -9,11 +9,12 @@ import resource
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
+from waiting import until
 
 from steptape import Recorder, open_run
 from steptape.recorder import process_activity as standstill
@@ -128,6 +129,24 @@ def test_a_recorder_that_could_not_begin_does_not_wait_for_a_stopped_process(tmp
     assert process.returncode == -signal.SIGKILL
 
 
+def activity(pid: int) -> tuple[bytes, bytes]:
+    """What the kernel has counted of a process: its CPU time with the rest of its state, and its input and output."""
+    process = Path("/proc", str(pid))
+    return (process / "stat").read_bytes(), (process / "io").read_bytes()
+
+
+def looks_at_each_move(looked_at: Standstill, pid: int) -> Iterator[bool]:
+    """Eight looks, the process having moved between each two: a fixed time might be too short on a busy machine."""
+    for _ in range(8):
+        yield looked_at.is_reached()
+        until(partial(has_moved, pid, activity(pid)))
+
+
+def has_moved(pid: int, before: tuple[bytes, bytes]) -> bool:
+    """Whether the kernel has counted more of a process."""
+    return activity(pid) != before
+
+
 @pytest.mark.parametrize(
     ("body", "stands_still"),
     [
@@ -147,10 +166,8 @@ def test_a_process_stands_still_that_neither_computes_nor_writes(
         assert process.stdout is not None
         process.stdout.readline()
         looked_at = Standstill(process.pid)
-        looks = []
-        for _ in range(8):
-            looks.append(looked_at.is_reached())
-            time.sleep(0.1)
+        if stands_still:
+            until(looked_at.is_reached)
+        else:
+            assert not any(looks_at_each_move(looked_at, process.pid))
         process.kill()
-
-    assert any(looks) == stands_still

@@ -13,7 +13,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Dataset
+from waiting import PATIENCE_S
 
 from steptape import Recorder, open_run, open_store
 from steptape.recorder.termination import signals_held
@@ -65,7 +66,7 @@ def test_a_second_sigterm_does_not_end_the_ending(tmp_path: Path, pause_s: float
     process.send_signal(signal.SIGTERM)
     time.sleep(pause_s)
     process.send_signal(signal.SIGTERM)
-    process.communicate(timeout=30)
+    process.communicate(timeout=PATIENCE_S)
 
     assert process.returncode == 143
     assert only_run(tmp_path).status == "interrupted"
@@ -107,7 +108,7 @@ def test_sigterm_that_a_program_has_caught_is_no_part_of_its_next_run(tmp_path: 
                 pass
         """,
     )
-    process.communicate(timeout=30)
+    process.communicate(timeout=PATIENCE_S)
 
     assert process.returncode == 0
     assert [run.status for run in open_store(tmp_path)] == ["interrupted"] * 2
@@ -135,7 +136,7 @@ def test_a_signal_ends_the_run_as_interrupted(tmp_path: Path, number: int, statu
     os.read(process.stdout.fileno(), 1)
 
     process.send_signal(number)
-    _, errors = process.communicate(timeout=60)
+    _, errors = process.communicate(timeout=PATIENCE_S)
     run = only_run(tmp_path)
     steps = [event.step for event in run.events() if event.kind == "step_end"]
 
@@ -158,7 +159,7 @@ def test_a_program_s_own_handler_of_sigterm_is_left_alone(tmp_path: Path) -> Non
         """,
     )
 
-    printed, _ = process.communicate(timeout=60)
+    printed, _ = process.communicate(timeout=PATIENCE_S)
 
     assert (printed, process.returncode, only_run(tmp_path).status) == (b"mine\n", 0, "completed")
 
@@ -176,7 +177,7 @@ def test_sigterm_has_its_default_back_once_the_run_is_over(tmp_path: Path) -> No
 def test_a_recorder_that_nobody_closed_ends_with_the_program(tmp_path: Path, ending: str, status: str) -> None:
     """As the program ended."""
     process = run_script(tmp_path, f"rec = Recorder(sys.argv[1])\nrec.step(loss=1.0)\n{ending}\n")
-    process.communicate(timeout=60)
+    process.communicate(timeout=PATIENCE_S)
 
     assert only_run(tmp_path).status == status
 
@@ -196,7 +197,7 @@ def test_a_forked_child_records_nothing_and_ends_nothing(tmp_path: Path) -> None
             rec.step(loss=2.0)
         """,
     )
-    _, errors = process.communicate(timeout=60)
+    _, errors = process.communicate(timeout=PATIENCE_S)
     run = only_run(tmp_path)
 
     assert [e.metrics["loss"] for e in run.events() if e.kind == "step_end"] == [1.0, 2.0]
@@ -204,12 +205,24 @@ def test_a_forked_child_records_nothing_and_ends_nothing(tmp_path: Path) -> None
     assert b"could not record" in errors
 
 
+class Numbers(Dataset[int]):
+    """64 integers."""
+
+    def __len__(self) -> int:
+        """Return how many there are."""
+        return 64
+
+    def __getitem__(self, index: int) -> int:
+        """Return the index itself."""
+        return range(64)[index]
+
+
 @pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
 def test_loader_workers_do_not_disturb_the_run(tmp_path: Path) -> None:
     """Forked workers hold no descriptor of the journal, and the run ends as it should."""
     with Recorder(tmp_path) as rec:
         # Lists and no tensors: those go by a socket in the temporary folder, whose path may be too long for one.
-        numbers = DataLoader(range(64), batch_size=8, num_workers=2, multiprocessing_context="fork", collate_fn=list)
+        numbers = DataLoader(Numbers(), batch_size=8, num_workers=2, multiprocessing_context="fork", collate_fn=list)
         for batch in numbers:
             rec.step(loss=sum(batch) / len(batch))
 
@@ -248,7 +261,7 @@ def test_a_forked_child_that_lives_on_does_not_hold_up_the_end(tmp_path: Path) -
         rec = Recorder(sys.argv[1])
         child = os.fork()
         if child == 0:
-            time.sleep(60)
+            time.sleep(600)
             os._exit(0)
         rec.step(loss=1.0)
         rec.close()
@@ -257,7 +270,7 @@ def test_a_forked_child_that_lives_on_does_not_hold_up_the_end(tmp_path: Path) -
         """,
     )
 
-    printed, errors = process.communicate(timeout=60)
+    printed, errors = process.communicate(timeout=PATIENCE_S)
 
     assert (printed, errors) == (b"0\n", b"")
 
@@ -272,7 +285,7 @@ def test_sigterm_ends_a_forked_child_as_if_there_were_no_recorder(tmp_path: Path
             child = os.fork()
             if child == 0:
                 os.write(begun, b"!")
-                time.sleep(60)
+                time.sleep(600)
                 os._exit(0)
             os.read(ready, 1)
             os.kill(child, signal.SIGTERM)
@@ -280,7 +293,7 @@ def test_sigterm_ends_a_forked_child_as_if_there_were_no_recorder(tmp_path: Path
         """,
     )
 
-    printed, _ = process.communicate(timeout=60)
+    printed, _ = process.communicate(timeout=PATIENCE_S)
 
     assert int(printed) == -signal.SIGTERM
 
@@ -315,6 +328,6 @@ def test_a_child_that_is_forked_in_the_middle_of_a_step_does_not_hang(tmp_path: 
         """,
     )
 
-    printed, errors = process.communicate(timeout=30)
+    printed, errors = process.communicate(timeout=PATIENCE_S)
 
     assert printed == b"7\n", errors

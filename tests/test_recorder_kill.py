@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
+from drawing import scaled, seed
 
 from steptape import TelemetryError, open_store, verify
 from steptape.store.parquet.sealing import seal
@@ -73,14 +74,15 @@ def test_every_step_that_returned_before_a_sigkill_is_readable(tmp_path: Path, t
 
 
 def test_nothing_is_lost_or_doubled_wherever_recorders_and_sealers_are_killed() -> None:
-    """At moments that differ in every run of the tests; the seed of a failure is in its message."""
+    """At drawn moments; the seed of a failure is in its message."""
     script = Path(__file__).parents[1] / "benchmarks" / "kills.py"
-    command = [sys.executable, str(script), "--kills", str(RANDOM_KILLS), "--workers", "2"]
+    kills = scaled(RANDOM_KILLS)
+    command = [sys.executable, str(script), "--kills", str(kills), "--workers", "2", "--seed", str(seed())]
     result = subprocess.run(command, capture_output=True, text=True, check=False)
 
     assert result.returncode == 0, result.stdout + result.stderr
     tally = json.loads(result.stdout)
-    assert tally["kills"] == RANDOM_KILLS
+    assert tally["kills"] == kills
     assert tally["acked"] > 0
     assert tally["sealer_kills"] > 0
 

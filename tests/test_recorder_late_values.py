@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from waiting import PATIENCE_S
 
 from steptape import Recorder, open_run, verify
 from steptape.recorder.late_values import COPIES, VALUE_LAG
@@ -66,7 +67,7 @@ def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> C
             self._timer.start()
 
         def wait(self) -> Sequence[torch.Tensor]:
-            assert self._done.wait(10)
+            assert self._done.wait(PATIENCE_S)
             self._timer.join()
             return self._host
 

@@ -17,7 +17,8 @@ from typing import Any, TypeVar
 import numpy as np
 import pytest
 import torch
-from hypothesis import HealthCheck, example, given, settings
+from drawing import examples
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from steptape import Recorder, open_run, verify
@@ -103,13 +104,18 @@ def general_calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The kinds of events that take the general way from now on; none does so only because a second has passed."""
     kinds: list[str] = []
     record = Tape.record
-    monkeypatch.setattr(Tape, "record", lambda *given, **more: kinds.append(given[1]) or record(*given, **more))
+
+    def noted(tape: Tape, kind: str, *given: Any, **more: Any) -> Any:
+        kinds.append(kind)
+        return record(tape, kind, *given, **more)
+
+    monkeypatch.setattr(Tape, "record", noted)
     monkeypatch.setattr("steptape.store.journal.writer.LOOK_EVERY_NS", 10**18)
     return kinds
 
 
 @pytest.mark.filterwarnings("ignore")
-@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@examples(15)
 @given(calls=CALLS, has_rules=st.booleans())
 @example(calls=[{"lr": 0.0, "loss": 0.0}] * 2 + [{"loss": 2**60, "lr": 2**60}], has_rules=False)
 def test_the_quick_step_writes_what_the_general_one_does(
@@ -126,7 +132,7 @@ def test_the_quick_step_writes_what_the_general_one_does(
 
 
 @pytest.mark.filterwarnings("ignore")
-@settings(max_examples=15, deadline=None)
+@examples(15)
 @given(
     calls=st.lists(
         st.one_of(
@@ -236,7 +242,8 @@ def test_metrics_may_have_any_name(tmp_path: Path, names: tuple[str, ...]) -> No
     """Keywords of Python, builtins, names that are no identifiers: each step is there."""
     with Recorder(tmp_path) as rec:
         for step in range(4):
-            rec.step(**dict.fromkeys(names, float(step)))
+            values: dict[str, Any] = dict.fromkeys(names, float(step))
+            rec.step(**values)
 
     found = [event.metrics for event in open_run(rec.folder).events() if event.kind == "step_end"]
 
@@ -248,9 +255,11 @@ def test_a_metric_may_be_called_like_what_a_step_needs(tmp_path: Path, name: str
     """Beside sample losses, whose length the record states."""
     with Recorder(tmp_path) as rec:
         for step in range(4):
-            rec.step({}, samples=[1.0, 2.0], **{name: float(step)})
+            value: dict[str, Any] = {name: float(step)}
+            rec.step({}, samples=[1.0, 2.0], **value)
         for step in range(4, 8):
-            rec.step(samples=[1.0, 2.0], **{name: float(step)})
+            value = {name: float(step)}
+            rec.step(samples=[1.0, 2.0], **value)
 
         assert "step" in vars(rec)
     assert open_run(rec.folder).series(name)["value"].to_pylist() == [float(step) for step in range(8)]

@@ -10,6 +10,7 @@ import textwrap
 from pathlib import Path
 
 import pytest
+from waiting import PATIENCE_S
 
 from steptape import Recorder, TelemetryError, open_store, verify
 
@@ -45,7 +46,7 @@ def run_job(store: Path, rules: Path, world_size: int, port: int, resume: str = 
         for rank in range(world_size)
     ]
     try:
-        return [process.communicate(timeout=120)[0].strip() for process in processes]
+        return [process.communicate(timeout=PATIENCE_S)[0].strip() for process in processes]
     finally:
         for process in processes:
             process.kill()

@@ -14,7 +14,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from drawing import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from steptape import Recorder, TelemetryError, open_run, verify
@@ -112,7 +113,7 @@ def test_a_killed_run_can_be_resumed(tmp_path: Path) -> None:
             if step == 8:
                 rec.save("checkpoint", size_bytes=1)
         print(rec.run_id, flush=True)
-        time.sleep(60)
+        time.sleep(600)
     """
     with subprocess.Popen(
         [sys.executable, "-c", textwrap.dedent(script), str(tmp_path)], stdout=subprocess.PIPE, text=True
@@ -228,7 +229,7 @@ def decided(run: Run) -> list[tuple[str, int, str]]:
     return [(row["controller"], row["step"], repr(row["values"])) for row in run.decisions().to_pylist()]
 
 
-@settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@examples(6)
 @given(losses=LOSSES, data=st.data())
 def test_a_run_that_is_split_anywhere_decides_as_one_that_is_not(
     losses: list[float], data: st.DataObject, tmp_path: Path

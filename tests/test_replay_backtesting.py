@@ -49,7 +49,7 @@ def record(store_record: Callable[..., Path]) -> Callable[..., Run]:
     ) -> Run:
         events = []
         for step, loss in enumerate(losses, start=1):
-            at = {"step": step, "elapsed_ns": step * SECOND_NS, "time_ns": step * SECOND_NS}
+            at: dict[str, Any] = {"step": step, "elapsed_ns": step * SECOND_NS, "time_ns": step * SECOND_NS}
             events.append(Event("step_end", metrics={"loss": loss}, **at))
             if step in (evals or {}):
                 events.append(Event("evaluate", metrics={"eval_loss": (evals or {})[step]}, **at))

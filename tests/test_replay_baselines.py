@@ -6,9 +6,11 @@ import math
 from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from drawing import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from steptape import backtest, open_run
@@ -119,7 +121,7 @@ def generalization_loss(values: Sequence[float]) -> int | None:
     ],
 )
 @given(values=VALUES)
-@settings(max_examples=60, deadline=None)
+@examples(60)
 def test_a_baseline_on_evaluations_stops_where_the_tool_would(
     name: str, plain: Callable[[Sequence[float]], int | None], values: list[float]
 ) -> None:
@@ -138,7 +140,7 @@ def test_a_baseline_on_evaluations_stops_where_the_tool_would(
 @given(
     level=st.sampled_from([1.0, 8.0, 12.0]), length=st.integers(1, 260), tail=VALUES, factor=st.sampled_from([1, 4, 16])
 )
-@settings(max_examples=60, deadline=None)
+@examples(60)
 def test_a_baseline_on_training_losses_stops_where_the_tool_would(
     name: str, plain: Callable[[Sequence[float]], int | None], level: float, length: int, tail: list[float], factor: int
 ) -> None:
@@ -204,7 +206,7 @@ controllers:
     return backtest(policy, runs, baselines=list(BASELINES.values()))
 
 
-def row(report: Backtest, name: str) -> dict[str, float | dict[str, float]]:
+def row(report: Backtest, name: str) -> dict[str, Any]:
     """One row of the comparison."""
     return next(entry for entry in comparison(report) if entry["name"] == name)
 

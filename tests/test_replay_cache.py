@@ -55,7 +55,7 @@ def runs(store_record: Callable[..., Path]) -> list[Run]:
         events = [Event("train_begin")]
         for step in range(1, 30):
             loss = {7: math.nan, 9: math.inf, 20 + number: 3.0}.get(step, -0.0)
-            at = {"step": step, "elapsed_ns": step * 10**9, "epoch": step / 10}
+            at: dict[str, Any] = {"step": step, "elapsed_ns": step * 10**9, "epoch": step / 10}
             events.append(Event("step_end", metrics={"loss": loss}, **at))
             if step % 5 == 0:
                 events.append(Event("evaluate", metrics={"eval_loss": 1.0 / step, "other": -math.inf}, **at))

@@ -17,7 +17,8 @@ from dataclasses import fields
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from drawing import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from steptape import Policy, Recorder, load_policy, open_run, verify
@@ -130,7 +131,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 @pytest.mark.parametrize("name", POLICIES)
 @given(drawn=_streams)
-@settings(max_examples=15, deadline=None)
+@examples(15)
 def test_prefix(name: str, drawn: list[tuple[str, float]]) -> None:
     """For every event, a replay of what is up to it comes to the same decisions."""
     events = stream_of(drawn)
@@ -176,7 +177,7 @@ def test_poison(name: str, poison: str) -> None:
 
 @pytest.mark.parametrize("name", POLICIES)
 @given(drawn=_streams, cut=st.integers(0, 50))
-@settings(max_examples=40, deadline=None)
+@examples(40)
 def test_warm_start(name: str, drawn: list[tuple[str, float]], cut: int) -> None:
     """An engine that comes back to a place, by a fold of what led there, goes on as one that never left."""
     events = stream_of(drawn)
@@ -193,7 +194,7 @@ def test_warm_start(name: str, drawn: list[tuple[str, float]], cut: int) -> None
 
 
 @given(drawn=_streams, seed=st.integers(0, 1000))
-@settings(max_examples=60, deadline=None)
+@examples(60)
 def test_interleaving(drawn: list[tuple[str, float]], seed: int) -> None:
     """However the events of ranks arrive, as long as each rank's own order is kept, the same is decided."""
     ranks = [stream_of(drawn), stream_of(drawn[::-1], rank=1), stream_of(drawn[: len(drawn) // 2], rank=2)]
@@ -486,7 +487,7 @@ AXES: dict[str, list[float]] = {
 
 
 @given(drawn=_streams.filter(bool))
-@settings(max_examples=25, deadline=None)
+@examples(25)
 def test_sweep_equals_engine(drawn: list[tuple[str, float]]) -> None:
     """Every variant, by columns and by the event engine: the same decisions at the same events, the same numbers."""
     events = stream_of(drawn)

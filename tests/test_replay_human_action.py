@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -36,7 +37,7 @@ def record(store_record: Callable[..., Path]) -> Callable[..., Run]:
     def make(high: int, noted: int | None = None, status: str = "completed", action: object = "stop") -> Run:
         events = []
         for step in range(1, 11):
-            at = {"step": step, "elapsed_ns": 2 * step * NS}
+            at: dict[str, Any] = {"step": step, "elapsed_ns": 2 * step * NS}
             events.append(Event("step_end", metrics={"loss": 3.0 if step == high else 1.0}, **at))
             if step == noted:
                 events.append(Event("annotation", attrs={"text": "enough", "action": action}, **at))

@@ -40,7 +40,7 @@ def record(store_record: Callable[..., Path]) -> Callable[..., Run]:
     def make(*, spike: int = 5, saves: tuple[int, ...] = (2, 6, 10), run_id: str = "run-1", **info: Any) -> Run:
         events = []
         for step in range(1, 11):
-            at = {"step": step, "elapsed_ns": step * SECOND_NS, "time_ns": step * SECOND_NS}
+            at: dict[str, Any] = {"step": step, "elapsed_ns": step * SECOND_NS, "time_ns": step * SECOND_NS}
             events.append(Event("step_end", metrics={"loss": 3.0 if step == spike else 1.0}, **at))
             if step in EVALS:
                 events.append(Event("evaluate", metrics={"eval_loss": EVALS[step]}, **at))

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from waiting import PATIENCE_S
 
 from steptape import Policy, TelemetryError, backtest, open_store
 from steptape.replay.backtests.baselines import BASELINES
@@ -61,7 +62,7 @@ with Readers(2) as readers:
     print(can_share_work(), list(readers.mapped(operator.neg, range(3))))
 """
     command = [sys.executable, "-B", "-c", program]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=PATIENCE_S)
 
     assert (done.stdout, done.stderr) == ("False [0, -1, -2]\n", "")
 
@@ -143,7 +144,7 @@ from steptape.replay.run_pool import RunPool
 
 def slow(number):
     os.write(1, f"{os.getpid()}\\n".encode())
-    time.sleep(60)
+    time.sleep(600)
 
 if __name__ == "__main__":
     with Readers(2) as readers:
@@ -157,7 +158,7 @@ if __name__ == "__main__":
     assert process.stdout is not None
     children = [int(process.stdout.readline()) for _ in range(2)]
     os.killpg(process.pid, signal.SIGINT)
-    _, errors = process.communicate(timeout=30)
+    _, errors = process.communicate(timeout=PATIENCE_S)
 
     assert errors.count("Traceback") == 1
     assert errors.rstrip().endswith("KeyboardInterrupt")

@@ -6,10 +6,12 @@ import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from drawing import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from steptape import backtest, open_run
@@ -82,7 +84,7 @@ def plain_asha(runs: Sequence[Sequence[float]]) -> list[int | None]:
 
 
 @given(runs=RUNS)
-@settings(max_examples=150, deadline=None)
+@examples(150)
 def test_pruners_stop_where_the_tools_would(runs: list[list[float]]) -> None:
     """Of runs one after the other, in the order in which they began."""
     results = [result_of(values, began_ns=1000 * number, every_ns=1) for number, values in enumerate(runs, start=1)]
@@ -109,7 +111,7 @@ def test_a_run_sees_no_run_that_began_later_and_of_earlier_ones_only_what_they_h
     ),
     seed=st.randoms(use_true_random=False),
 )
-@settings(max_examples=150, deadline=None)
+@examples(150)
 def test_the_order_in_which_runs_stand_ends_none(runs: list[tuple[int, list[float]]], seed: Random) -> None:
     """It comes from the names of folders, and tells nothing of runs that began at one time or at none that is known."""
     results = [result_of(values, began_ns=began, every_ns=int(began > 0)) for began, values in runs]
@@ -145,7 +147,7 @@ def report(store_record: Callable[..., Path]) -> Backtest:
     for number in range(7):
         events = []
         for step in range(1, 11):
-            at = {"step": step, "time_ns": 1000 * number + step + 1}
+            at: dict[str, Any] = {"step": step, "time_ns": 1000 * number + step + 1}
             level = 10.0 if number == 6 else 1.0
             events.append(Event("step_end", metrics={"loss": level}, **at))
             events.append(Event("evaluate", metrics={"eval_loss": level / step}, **at))
@@ -176,7 +178,7 @@ def test_pruners_need_a_metric_of_merit(store_record: Callable[..., Path]) -> No
 
 def test_a_run_that_does_not_say_when_it_was_is_compared_with_none(store_record: Callable[..., Path]) -> None:
     """Which runs came before it nobody knows; the report says how many are left out, and where all are, why."""
-    at = {"step": 1, "metrics": {"eval_loss": 1.0}}
+    at: dict[str, Any] = {"step": 1, "metrics": {"eval_loss": 1.0}}
     clocked = open_run(store_record([Event("evaluate", time_ns=1_000, **at)], run_id="clocked"))
     timeless = open_run(store_record([Event("evaluate", **at)], run_id="timeless"))
     policy, baselines = parse_policy("controllers: []"), [BASELINES["asha"]]

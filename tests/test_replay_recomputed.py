@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import plain_report as plain
 import pytest
@@ -42,7 +43,7 @@ def events_of(rows: Sequence[Row]) -> list[Event]:
     """The rows as a run would have recorded them."""
     events, saves = [], saves_of(rows)
     for index, row in enumerate(rows):
-        at = {"step": row.step, "elapsed_ns": int((row.seconds or 0) * NS)}
+        at: dict[str, Any] = {"step": row.step, "elapsed_ns": int((row.seconds or 0) * NS)}
         if row.loss is not None:
             events.append(Event("step_end", metrics={"loss": row.loss}, **at))
         if row.eval_loss is not None:

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from drawing import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from steptape import Policy, Recorder, load_policy, open_run, verify
@@ -178,7 +179,7 @@ def stream_of(drawn: Sequence[tuple[str, float]]) -> list[Event]:
 
 @pytest.mark.parametrize("name", sorted(shipped_policies()))
 @given(drawn=streams, cut=st.integers(0, 60))
-@settings(max_examples=60, deadline=None)
+@examples(60)
 def test_nothing_after_an_event_changes_a_decision_up_to_it(
     name: str, drawn: list[tuple[str, float]], cut: int
 ) -> None:

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from drawing import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from steptape import Policy, backtest, load_policy, open_run, verify
@@ -196,7 +197,7 @@ def judged(replayed: Replay) -> list[Any]:
 
 @pytest.mark.parametrize("name", sorted(POLICIES))
 @given(drawn=streams, in_vain=streams, cut=st.integers(0, 60), is_sealed=st.booleans(), knows_seq=st.booleans())
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@examples(25)
 def test_a_run_split_at_any_step_is_replayed_as_the_unsplit_one(
     live: Callable[[], LiveRun],
     name: str,
@@ -225,7 +226,7 @@ def test_a_run_split_at_any_step_is_replayed_as_the_unsplit_one(
 
 @pytest.mark.parametrize("name", sorted(POLICIES))
 @given(drawn=streams, in_vain=streams, cuts=st.lists(st.integers(0, 60), min_size=1, max_size=3))
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@examples(25)
 def test_live_rules_decide_after_resumes_as_if_there_had_been_none(
     live: Callable[[], LiveRun], name: str, drawn: list[tuple[str, float]], in_vain: list[tuple[str, float]], cuts: Any
 ) -> None:
@@ -235,7 +236,7 @@ def test_live_rules_decide_after_resumes_as_if_there_had_been_none(
     bounds = [0, *sorted(min(cut, len(stream)) for cut in cuts), len(stream)]
     whole = Engine(policy)
     run = live()
-    resumed_from: dict[str, int] = {}
+    resumed_from: dict[str, Any] = {}
     for number, (first, last) in enumerate(itertools.pairwise(bounds)):
         part = stream[first:last]
         step = stream[last - 1].step if last else 0

@@ -36,7 +36,7 @@ controllers:
     operations: [hfcontrols.should_training_stop]
 """
 OBJECTIVE = Objective("eval_loss", Mode.MIN)
-AXES = {"spike": [1.2, 1.5, 9.0], "window": [2, 3], "tolerated": [0, 1]}
+AXES: dict[str, list[float]] = {"spike": [1.2, 1.5, 9.0], "window": [2, 3], "tolerated": [0, 1]}
 
 
 @register_metric

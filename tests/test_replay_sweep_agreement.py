@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 
-from hypothesis import HealthCheck, given, settings
+from drawing import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from steptape.replay.runs.objective import Mode, Objective
@@ -166,7 +167,7 @@ def streams(draw: st.DrawFn) -> list[Event]:
     events: list[Event] = []
     attempt, elapsed = 0, 0
 
-    def emit(kind: str, step: int, attrs: dict[str, object] | None = None, **metrics: float) -> None:
+    def emit(kind: str, step: int, attrs: Mapping[str, object] | None = None, **metrics: float) -> None:
         epoch = draw(st.sampled_from([None, step / 10]))
         place = (kind, step, len(events), attempt)
         events.append(Event(*place, epoch=epoch, elapsed_ns=elapsed, metrics=metrics, attrs=attrs or {}))
@@ -178,7 +179,7 @@ def streams(draw: st.DrawFn) -> list[Event]:
         elapsed += draw(st.integers(0, 2_000_000_000))
         emit("step_begin", step - 1)
         logged = {name: draw(NUMBERS) for name in ("loss", "norm", "epoch") if draw(st.integers(0, 4))}
-        emit("step_end", step, **logged)
+        emit("step_end", step, None, **logged)
         if draw(st.booleans()):
             emit("log", step, loss=draw(NUMBERS), learning_rate=draw(NUMBERS))
         if draw(st.booleans()):
@@ -202,10 +203,10 @@ def column_firings(swept: RunSweep, variant: Variant) -> list[tuple[int, str, st
 
 
 @given(policies(), streams())
-@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+@examples(40)
 def test_every_decision_of_every_variant_is_that_of_the_event_engine(text: str, events: list[Event]) -> None:
     """Whatever the rules, the gates, the values and the gaps."""
-    axes = {"threshold": [0.3, 2], "window": [1, 4], "tolerated": [0, 3]}
+    axes: dict[str, list[float]] = {"threshold": [0.3, 2], "window": [1, 4], "tolerated": [0, 3]}
     variants = variants_of(parse_policy(text), axes)
     swept = RunSweep(stream_of_events(events, PLAN), lambda: events)
 
@@ -215,7 +216,7 @@ def test_every_decision_of_every_variant_is_that_of_the_event_engine(text: str, 
 
 
 @given(policies(), streams(), st.sampled_from(["completed", "stopped", "running", "crashed"]))
-@settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))
+@examples(20)
 def test_every_number_of_a_sweep_is_that_of_a_backtest(text: str, events: list[Event], status: str) -> None:
     """Stops, decisions, savings, checkpoints and regret, to the last bit."""
     variants = variants_of(parse_policy(text), {"threshold": [0.3, 2], "window": [1, 4], "tolerated": [0, 3]})

@@ -12,7 +12,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, settings
+from drawing import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from steptape import Recorder, backtest, load_policy, open_run, verify
@@ -384,7 +385,7 @@ batches = st.lists(
 
 
 @given(drawn=batches, cut=st.integers(0, 30))
-@settings(max_examples=60, deadline=None)
+@examples(60)
 def test_no_batch_after_an_event_changes_a_decision_up_to_it(drawn: list[tuple[float, list[float]]], cut: int) -> None:
     """Cutting the stream, or poisoning the samples that follow, leaves every earlier decision as it was."""
     policy = policy_text("window_size: 4", rule="batch.is_bad or batch.share >= 0")

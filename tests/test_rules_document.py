@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import yaml
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from steptape.rules.policy_file.document import Document, Place
@@ -11,7 +11,6 @@ from steptape.rules.policy_file.document import Document, Place
 words = st.lists(st.text(alphabet="abcäß'\"\\#:-é0", min_size=1, max_size=6), min_size=1, max_size=40)
 
 
-@settings(deadline=None)
 @given(words, st.sampled_from([None, "'", '"', ">", "|"]), st.integers(10, 40), st.booleans(), st.data())
 def test_the_place_of_a_character_is_where_it_stands_in_the_file(
     drawn: list[str], style: str | None, width: int, allow_unicode: bool, data: st.DataObject

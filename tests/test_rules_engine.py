@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from steptape import load_policy
@@ -341,7 +341,6 @@ def stream(drawn: Sequence[tuple[str, dict[str, float]]]) -> list[Event]:
     ]
 
 
-@settings(deadline=None)
 @given(st.lists(payloads, min_size=1, max_size=150), st.lists(payloads, max_size=20), st.data())
 def test_nothing_after_an_event_changes_a_decision_up_to_it(
     drawn: list[tuple[str, dict[str, float]]], poison: list[tuple[str, dict[str, float]]], data: st.DataObject

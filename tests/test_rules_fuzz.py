@@ -8,7 +8,8 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-from hypothesis import given, settings
+from drawing import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from steptape.rules.policy_file.policy import shipped_policies, shipped_tests
@@ -52,14 +53,14 @@ pieces = st.one_of(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@examples(300)
 @given(st.sampled_from(sorted(TARGETS)), st.lists(pieces, max_size=30).map("".join))
 def test_any_text_is_answered(target: str, text: str) -> None:
     """Words of the language in any order, with anything between them."""
     TARGETS[target](text.encode("utf-8", "surrogatepass"))
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(
     st.sampled_from([*shipped_policies().values(), *shipped_tests().values()]),
     st.lists(st.tuples(st.floats(0, 1), st.integers(0, 9), pieces), min_size=1, max_size=4),

@@ -8,7 +8,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from drawing import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from steptape.rules.engine.decisions import (
@@ -120,7 +121,7 @@ LOSS_RULES = (
 )
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(
     losses=st.lists(st.sampled_from([0.5, 1.0, 2.0, 4.0, 9.0, math.nan]), min_size=1, max_size=25),
     lag=st.integers(0, 4),
@@ -132,7 +133,7 @@ def test_rules_about_a_metric_fire_alike_whether_it_comes_at_once_or_late(
 ) -> None:
     """At the same steps and on the same values; patience, holds, cooldowns and windows by steps included."""
     steps = [{"loss": loss} for loss in losses]
-    shape = {"evaluate_every": evaluate_every, "log_every": log_every}
+    shape: dict[str, Any] = {"evaluate_every": evaluate_every, "log_every": log_every}
     at_once = observed(engine(*LOSS_RULES), stream(steps, **shape))
     late = observed(engine(*LOSS_RULES), stream(steps, late=frozenset({"loss"}), lag=lag, **shape))
 
@@ -162,7 +163,7 @@ def test_what_looks_at_values_of_the_host_alone_does_not_wait() -> None:
     assert [(outcome.controller, outcome.seq) for outcome in decided] == [("lr", 0), ("loss", 1), ("both", 1)]
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(
     late=st.lists(st.sets(st.sampled_from(["a", "b", "c"])), min_size=1, max_size=12),
     rules=st.lists(st.sampled_from(["a > 0", "b > 0", "a + c > 0", "step > 0", "state.global_step > 0"]), min_size=1),
@@ -195,7 +196,7 @@ def test_a_metric_takes_a_step_once_and_whole() -> None:
         rule("history", "len(history.training_loss.loss) == 3 and history.training_loss.loss[-1] > 4", "on_log"),
         rule("logs", "len(state.log_history) == 2 and state.log_history[-1].lr > 0.1", "on_log"),
     )
-    shape = {"log_every": 2, "samples": losses}
+    shape: dict[str, Any] = {"log_every": 2, "samples": losses}
     at_once = observed(engine(*rules, head=METRICS), stream(steps, **shape))
 
     for late in ({"loss"}, {SAMPLES}, {"loss", SAMPLES}):

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 import simpleeval  # type: ignore[import-untyped]
-from hypothesis import given, settings
+from drawing import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from steptape.rules.compiled.compilation import compile_rule
@@ -143,7 +144,7 @@ def extended(inner: st.SearchStrategy[str]) -> st.SearchStrategy[str]:
 expressions = st.recursive(leaves, extended, max_leaves=12)
 
 
-@settings(max_examples=600, deadline=None)
+@examples(600)
 @given(expressions)
 def test_compiled_rules_compute_what_simpleeval_computes(text: str) -> None:
     """The same value of the same type, to the last bit, or a failure in both."""

@@ -34,7 +34,7 @@ def run_page(title: str) -> str:
     """Run the Python of a section; its policy is what comes back."""
     text = section(title)
     exec(re.findall(r"```python\n(.*?)```", text, re.DOTALL)[0], {"__name__": "page"})
-    return re.findall(r"```text\n(.*?)```", text, re.DOTALL)[0]
+    return str(re.findall(r"```text\n(.*?)```", text, re.DOTALL)[0])
 
 
 def evaluations(*losses: float) -> list[Event]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from steptape.rules.engine.decisions import Decision, Outcome, canonical_line
@@ -269,7 +269,6 @@ controllers:
 )
 
 
-@settings(deadline=None)
 @given(st.lists(st.tuples(st.booleans(), st.floats(-2, 2)), min_size=1, max_size=120), st.data())
 def test_a_run_split_anywhere_decides_as_an_unsplit_one(drawn: list[tuple[bool, float]], data: st.DataObject) -> None:
     """A resume rebuilds holds, cooldowns, averages and all that was decided, from the events alone."""

@@ -6,7 +6,8 @@ import math
 from collections.abc import Sequence
 
 import pytest
-from hypothesis import given, settings
+from drawing import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from steptape.rules.compiled.window_reading import LONG
@@ -56,7 +57,7 @@ REDUCED = [name for name, function in FUNCTIONS.items() if function.reduction is
 
 @pytest.mark.parametrize("name", REDUCED)
 @pytest.mark.parametrize("length", [1, 10, 16, 17, LONG + 3])
-@settings(max_examples=12, deadline=None)
+@examples(12)
 @given(numbers=st.lists(values, min_size=1, max_size=2 * LONG))
 def test_a_window_of_any_length_is_its_reduction_bit_for_bit(name: str, length: int, numbers: list[float]) -> None:
     """Unrolled, in C or followed by numpy: the same as the loop over the slice, NaN and infinities included."""

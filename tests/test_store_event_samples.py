@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from drawing import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from steptape import open_run
@@ -74,7 +75,7 @@ def test_events_come_with_their_sample_losses_from_tail_and_parquet(
     assert (from_tail, sampled(run.events(samples=True))) == (expected, expected)
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+@examples(25)
 @given(
     blocks=st.lists(st.lists(st.tuples(st.floats(width=32), TEXT), max_size=3), max_size=5),
 )

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from waiting import PATIENCE_S
 
 from steptape import open_run, open_store
 from steptape.store.events import Event
@@ -172,7 +173,7 @@ print(str({
 def test_plain_duckdb_and_plain_pyarrow_read_a_sealed_run() -> None:
     """In a process where steptape cannot be imported."""
     command = [sys.executable, "-X", "utf8", "-W", "error", "-c", PLAIN, str(SAMPLE / SEALED)]
-    printed = subprocess.run(command, capture_output=True, encoding="utf-8", check=True, timeout=60).stdout
+    printed = subprocess.run(command, capture_output=True, encoding="utf-8", check=True, timeout=PATIENCE_S).stdout
     mapping = {"loss": "loss", "Loss": "Loss~7e13be37", "epoch": "epoch~b2fdf2af", "eval/größe": "eval/größe"}
 
     assert printed.strip() == str(

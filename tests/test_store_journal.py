@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from waiting import PATIENCE_S
 
 from steptape.store.events import Event
 from steptape.store.journal.reading import read_segment
@@ -23,7 +24,7 @@ from steptape.store.journal.writer import JournalWriter
 def run_script(script: str, *arguments: object) -> str:
     """What the script prints, run in a process of its own in which warnings are errors."""
     command = [sys.executable, "-W", "error", "-c", script, *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -96,6 +97,7 @@ except OSError:
 
 INTERRUPTED = f"""
 import random, signal, sys
+random.seed(1)
 from pathlib import Path
 from steptape.store.journal.writer import JournalWriter
 
@@ -258,7 +260,7 @@ def test_a_journal_with_durability_power_is_synced_off_the_writing_thread(
 
     monkeypatch.setattr(os, "fsync", noted)
     writer = JournalWriter(tmp_path, run_id="run-1", durability="power", sync_every_s=0.01, segment_bytes=400)
-    assert first_sync.wait(30)
+    assert first_sync.wait(PATIENCE_S)
     for index in range(20):
         append(writer, index)
     writer.close()
@@ -283,7 +285,7 @@ def test_a_sync_that_fails_is_reported_and_writing_goes_on(tmp_path: Path, monke
     monkeypatch.setattr(os, "fsync", refuse)
     writer = JournalWriter(tmp_path, run_id="run-1", durability="power", sync_every_s=0.01, on_sync_failed=report)
     append(writer, 0)
-    assert failed.wait(30)
+    assert failed.wait(PATIENCE_S)
     append(writer, 1)
     writer.close()
 

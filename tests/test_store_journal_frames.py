@@ -6,7 +6,7 @@ import random
 import zlib
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from steptape.store.journal.format import FRAME, MAGIC, PREAMBLE, VERSION, framed
@@ -66,7 +66,6 @@ def test_a_flipped_bit_anywhere_ends_the_journal_at_its_frame(length: int) -> No
             assert whole_frames(bytes(damaged)) == (place - PREAMBLE.size) // stride
 
 
-@settings(deadline=None)
 @given(
     lengths=st.lists(st.sampled_from([20, 20, 20, 134]), min_size=1, max_size=12),
     repeats=st.integers(1, 120),

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from drawing import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from steptape import TelemetryError, open_run, open_store
@@ -126,7 +127,7 @@ def test_a_flipped_bit_never_yields_a_wrong_event(small_run: Path) -> None:
     assert refused == 8 * PREAMBLE.size
 
 
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@examples(200)
 @given(data=st.data())
 def test_damage_anywhere_never_yields_a_wrong_event(small_run: Path, data: st.DataObject) -> None:
     """Some bytes overwritten by others, some cut out, some put in between."""
@@ -300,8 +301,8 @@ def test_a_forked_child_does_not_keep_a_dead_run_alive(store_folder: Callable[..
 
 ROTATES = LIVE.replace("sys.argv[1]), ", "sys.argv[1]), segment_bytes=1, ").replace(
     "sys.stdin.read()",
-    "import time\nfor step in range(100_000):\n    time.sleep(0.01)\n"
-    "    writer.append('log', (), (), step=step, time_ns=0, elapsed_ns=0)",
+    "import time\nfor step in range(100):\n    time.sleep(0.01)\n"
+    "    writer.append('log', (), (), step=step, time_ns=0, elapsed_ns=0)\nsys.stdin.read()",
 )
 
 
@@ -309,10 +310,11 @@ def test_a_writer_that_goes_from_segment_to_segment_is_running_all_the_time(stor
     """Also for a reader that has listed the files just before one was closed and the next begun."""
     run = open_run(store_folder(status="running"))
     with process(ROTATES, run.folder):
-        statuses = {run.status for _ in range(500)}
+        statuses = {run.status}
+        while statuses == {"running"} and len(list(run.folder.glob("journal-*"))) <= 50:
+            statuses.add(run.status)
 
     assert statuses == {"running"}
-    assert len(list(run.folder.glob("journal-*"))) > 10
 
 
 def test_those_who_look_whether_a_run_lives_do_not_take_each_other_for_its_writer(

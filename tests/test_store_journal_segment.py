@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from drawing import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from steptape import open_run
@@ -147,7 +148,7 @@ def plain_samples(block: bytes, flags: int) -> list[tuple[int, str | None, str, 
     return [(positions[i], ids[i], losses[i].hex(), tokens[i], token_losses[i]) for i in range(count)]
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@examples(60)
 @given(stretches=STRETCHES, cut=st.integers(0, 60) | st.integers(0, 8_000))
 def test_reading_in_bulk_yields_what_reading_event_by_event_yields(
     store_record: Callable[..., Path], tmp_path_factory: Any, stretches: list[Any], cut: int

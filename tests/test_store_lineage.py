@@ -11,7 +11,8 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import HealthCheck, given, settings
+from drawing import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from steptape import TelemetryError, open_run, open_store
@@ -182,7 +183,7 @@ def all_events(attempts: Sequence[Attempt]) -> list[Event]:
 
 
 @given(drawn=raw_attempts, which=st.integers(0, 5))
-@settings(max_examples=200, deadline=None)
+@examples(200)
 def test_lineages_are_what_their_definition_says(drawn: Any, which: int) -> None:
     """For every attempt of every tree of resumes: the same as asking the definition event by event."""
     attempts = attempts_of(drawn)
@@ -198,7 +199,7 @@ def test_lineages_are_what_their_definition_says(drawn: Any, which: int) -> None
 
 
 @given(drawn=raw_attempts)
-@settings(max_examples=100, deadline=None)
+@examples(100)
 def test_rows_are_marked_as_the_lineage_says(drawn: Any) -> None:
     """Arrow and plain values hold the same."""
     attempts = attempts_of(drawn)
@@ -273,7 +274,7 @@ def loop(number: int, first: int, last: int, rank: int = 0) -> list[Event]:
     """An attempt: for each step its end, an evaluation, a decision and a checkpoint."""
     events = []
     for step in range(first, last + 1):
-        at = {"step": step, "attempt": number, "rank": rank, "time_ns": STARTED_NS + step}
+        at: dict[str, Any] = {"step": step, "attempt": number, "rank": rank, "time_ns": STARTED_NS + step}
         events += [
             Event("step_end", metrics={"loss": float(step), "rolled_back": 1.0, "last_seq": -5.0}, **at),
             Event("evaluate", metrics={"eval_loss": step / 2}, **at),
@@ -473,7 +474,7 @@ def test_a_run_of_one_attempt_is_read_with_no_further_column(record: Record) -> 
 
 
 @given(drawn=raw_attempts, form=st.sampled_from(["tail", "sealed"]))
-@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@examples(15)
 def test_sql_marks_what_python_leaves_out(record: Record, drawn: Any, form: str) -> None:
     """For every tree of resumes."""
     attempts = attempts_of(drawn)

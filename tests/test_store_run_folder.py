@@ -37,7 +37,8 @@ def test_a_file_whose_range_another_one_holds_does_not_count(tmp_path: Path) -> 
 
 def test_other_streams_do_not_supersede_each_other(tmp_path: Path) -> None:
     """The same range of another attempt or rank is another range."""
-    names = [sealed_name("events", *stream, 0, last) for *stream, last in ((0, 0, 9), (0, 1, 99), (1, 0, 999))]
+    streams = ((0, 0, 9), (0, 1, 99), (1, 0, 999))
+    names = [sealed_name("events", attempt, rank, 0, last) for attempt, rank, last in streams]
 
     assert listing_of(tmp_path, *names) == (names, [], [])
 

@@ -18,6 +18,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 from sealed_content import EVENTS, SAMPLES, content, names
+from waiting import PATIENCE_S
 
 from steptape import open_run
 from steptape.store.errors import DamagedLog, NotARun
@@ -73,9 +74,11 @@ def test_files_of_samples_without_token_losses_are_read_and_merged_as_ever(
     """They do not have the column: null there, beside what other files hold."""
     folder = store_folder(status="running")
     losses = SampleLosses(struct.pack("<f", 1.5), b"", NO_IDS)
-    flagged = {"flagged": struct.pack("<I", 0), "flagged_tokens": struct.pack("<I", 1), "token_losses": losses.losses}
+    flagged = dataclasses.replace(
+        losses, flagged=struct.pack("<I", 0), flagged_tokens=struct.pack("<I", 1), token_losses=losses.losses
+    )
     writer = JournalWriter(folder, run_id="run-1", segment_bytes=1)
-    for step, samples in enumerate((losses, dataclasses.replace(losses, **flagged))):
+    for step, samples in enumerate((losses, flagged)):
         store_append(writer, Event("step_end", step=step), samples)
         seal(folder)
     has_column = ["token_losses" in pq.read_schema(path).names for path in sorted(folder.glob("samples-*"))]
@@ -238,7 +241,7 @@ def test_two_sealers_at_once_take_turns(store_record: Callable[..., Path]) -> No
     before = content(folder)
     command = [sys.executable, "-W", "error", "-m", "steptape.store.parquet.sealing", str(folder)]
     sealers = [subprocess.Popen(command, stderr=subprocess.PIPE, text=True) for _ in range(3)]
-    errors = [sealer.communicate(timeout=60)[1] for sealer in sealers]
+    errors = [sealer.communicate(timeout=PATIENCE_S)[1] for sealer in sealers]
 
     assert (errors, [sealer.returncode for sealer in sealers]) == (["", "", ""], [0, 0, 0])
     assert (content(folder), len(names(folder))) == (before, 2)
@@ -458,7 +461,11 @@ def test_a_growing_run_has_few_files_and_reads_the_same_throughout(
 ) -> None:
     """Of three hundred segments, each sealed as it is closed."""
     folder = store_folder(status="running")
-    writer = JournalWriter(folder, run_id="run-1", segment_bytes=1, on_segment_closed=lambda _: seal(folder) and None)
+
+    def seal_closed(_: Path) -> None:
+        seal(folder)
+
+    writer = JournalWriter(folder, run_id="run-1", segment_bytes=1, on_segment_closed=seal_closed)
     most = 0
     for index in range(300):
         store_append(writer, EVENTS[index % len(EVENTS)], SAMPLES.get(index % len(EVENTS)))

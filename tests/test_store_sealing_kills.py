@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from sealed_content import EVENTS, SAMPLES, content, names
+from waiting import PATIENCE_S
 
 from steptape.store.columns import METRICS_AS_COLUMNS
 from steptape.store.parquet.sealing import seal
@@ -106,7 +107,7 @@ def die_at_every_step(template: Path, tmp_path: Path, *, is_live: bool = False) 
         [sys.executable, "-c", KILLED, template, target, "live" if is_live else "dead"],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=PATIENCE_S,
         check=True,
     )
     deaths = json.loads(done.stdout)

@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from drawing import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from steptape import TelemetryError, open_run, open_store
@@ -79,7 +80,7 @@ def plainly(blocks: list[Any], step: int, radius: int, top: int, baseline: int) 
     normal = [row[3] for row in past if row[0] in counted and math.isfinite(row[3])]
     normal = normal or [row[3] for row in around if math.isfinite(row[3])]
     typical = statistics.median(normal) if normal else None
-    excess = [row[3] - typical if math.isfinite(row[3]) else row[3] for row in around]  # type: ignore[operator]
+    excess = [row[3] - typical if math.isfinite(row[3]) else row[3] for row in around]
     broken = [math.isnan(row[3]) or row[3] == INF for row in around]
     total = sum(each for each in excess if each > 0)
     result = []
@@ -93,7 +94,7 @@ def plainly(blocks: list[Any], step: int, radius: int, top: int, baseline: int) 
     return result[:top]
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@examples(60)
 @given(
     blocks=BLOCKS,
     at=st.integers(0, 7),

@@ -12,7 +12,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import HealthCheck, given, settings
+from drawing import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from steptape import open_run
@@ -71,7 +72,7 @@ EVENTS = st.builds(
 )  # fmt: skip
 
 
-@settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck))
+@examples(30)
 @given(events=st.lists(EVENTS, max_size=6), rotate=st.booleans())
 def test_events_are_equal_through_journal_and_parquet(
     store_record: Callable[..., Path],
@@ -95,7 +96,7 @@ def test_events_are_equal_through_journal_and_parquet(
     assert parquet_rows == tail_rows
 
 
-@settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck))
+@examples(30)
 @given(
     blocks=st.lists(
         st.lists(
@@ -157,7 +158,7 @@ def packed(block: list[tuple[float, int, int]], ids: str, has_tokens: bool) -> S
     return SampleLosses(losses, tokens=tokens)
 
 
-def kept(block: list[tuple[float, int, int]], has_positions: bool, flagged: int) -> dict[str, bytes]:
+def kept(block: list[tuple[float, int, int]], has_positions: bool, flagged: int) -> dict[str, Any]:
     """The positions of samples and the losses of as many tokens as a flagged sample has samples before it."""
     count, flagged = len(block), min(flagged, len(block))
     losses = [loss for index, (loss, _, _) in enumerate(block[:flagged]) for _ in range(index)]
@@ -246,12 +247,15 @@ def test_a_damaged_parquet_file_is_an_error_of_ours(store_record: Callable[..., 
     for path in folder.glob("*.parquet"):
         path.write_bytes(path.read_bytes()[:-20])
     run = open_run(folder)
-    call = {"events": run.events, "table": run.table, "sql": lambda: run.sql("FROM events"), "samples": run.samples}[
-        read
-    ]
+    reads: dict[str, Callable[[], Any]] = {
+        "events": run.events,
+        "table": run.table,
+        "sql": lambda: run.sql("FROM events"),
+        "samples": run.samples,
+    }
 
     with pytest.raises(DamagedLog, match=r"\.parquet"):
-        call()
+        reads[read]()
 
 
 def test_a_flipped_bit_in_a_parquet_page_is_noticed(store_record: Callable[..., Path]) -> None:

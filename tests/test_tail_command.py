@@ -7,11 +7,11 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from waiting import PATIENCE_S, until
 
 from steptape import Recorder, open_run
 from steptape.cli.commands.tail import followed
@@ -67,7 +67,7 @@ def end(loop: subprocess.Popen[str]) -> None:
     """Let the loop come to its end."""
     assert loop.stdin is not None
     loop.stdin.close()
-    loop.wait(30)
+    loop.wait(PATIENCE_S)
 
 
 def tailing(*arguments: object) -> subprocess.Popen[str]:
@@ -89,7 +89,7 @@ def test_a_live_run_is_followed_until_it_ends(tmp_path: Path) -> None:
         tell(loop, loss)
     end(loop)
 
-    out, err = tail.communicate(timeout=60)
+    out, err = tail.communicate(timeout=PATIENCE_S)
 
     seen += map(json.loads, out.splitlines())
     assert [event["seq"] for event in seen] == list(range(5))
@@ -104,9 +104,9 @@ def test_a_run_that_fails_is_exit_status_1(tmp_path: Path) -> None:
     tail = tailing(folder)
     tell(loop, 1.0)
     tell(loop, "fail")
-    loop.wait(30)
+    loop.wait(PATIENCE_S)
 
-    out, err = tail.communicate(timeout=60)
+    out, err = tail.communicate(timeout=PATIENCE_S)
 
     assert tail.returncode == 1
     assert "ValueError" in out
@@ -122,7 +122,7 @@ def test_control_c_ends_it_without_a_word(tmp_path: Path) -> None:
     tail.stdout.readline()
     tail.send_signal(signal.SIGINT)
 
-    _, err = tail.communicate(timeout=60)
+    _, err = tail.communicate(timeout=PATIENCE_S)
 
     assert (tail.returncode, err) == (0, "")
     assert loop.poll() is None
@@ -135,9 +135,9 @@ def test_a_killed_run_ends_it_too(tmp_path: Path) -> None:
     tell(loop, 1.0)
     tail = tailing(folder)
     os.kill(loop.pid, signal.SIGKILL)
-    loop.wait(30)
+    loop.wait(PATIENCE_S)
 
-    _, err = tail.communicate(timeout=60)
+    _, err = tail.communicate(timeout=PATIENCE_S)
 
     assert tail.returncode == 1
     assert err.strip().endswith(": crashed")
@@ -152,7 +152,7 @@ def test_a_decision_says_why(tmp_path: Path) -> None:
     with Recorder(tmp_path / "runs", rules=policy) as rec:
         rec.step(loss=3.0)
 
-    out, _ = tailing(rec.folder, "--kind", "decision").communicate(timeout=60)
+    out, _ = tailing(rec.folder, "--kind", "decision").communicate(timeout=PATIENCE_S)
 
     assert out == "step 1  decision  high: hfcontrols.should_save because loss = 3\n"
 
@@ -173,7 +173,7 @@ def test_an_unknown_kind_is_refused(tmp_path: Path) -> None:
         rec.step(loss=1.0)
 
     tail = tailing(rec.folder, "--kind", "stepend")
-    _, err = tail.communicate(timeout=60)
+    _, err = tail.communicate(timeout=PATIENCE_S)
 
     assert tail.returncode == 2
     assert "no such kind" in err
@@ -186,9 +186,12 @@ def test_a_reader_that_has_had_enough_ends_it(tmp_path: Path) -> None:
     assert tail.stdout is not None
     tail.stdout.readline()
     tail.stdout.close()
-    deadline = time.monotonic() + 60
-    while tail.poll() is None and time.monotonic() < deadline:
+
+    def has_ended() -> bool:
         tell(loop, 1.0)
+        return tail.poll() is not None
+
+    until(has_ended)
 
     assert tail.stderr is not None
     assert "Traceback" not in tail.stderr.read()

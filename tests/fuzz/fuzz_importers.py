@@ -22,6 +22,7 @@ import traceback
 import zlib
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pyarrow as pa
@@ -204,7 +205,7 @@ def main() -> int:
             # A foreign reader's files, too: each may be told to read anything.
             reader = chance.choice(all_readers()) if chance.randrange(10) == 0 else seed.reader
             try:
-                told[kind, within(CASE_S, lambda r=reader, p=path, s=store: check(r, p, s))] += 1
+                told[kind, within(CASE_S, partial(check, reader, path, store))] += 1
             except BaseException as error:
                 if isinstance(error, KeyboardInterrupt):
                     raise

@@ -18,7 +18,7 @@ from dataclasses import replace
 
 # Not in a condition of its own: whoever calls the targets as functions needs no atheris.
 if __name__ == "__main__":
-    import atheris  # type: ignore[import-not-found]
+    import atheris
 
     instrumented: contextlib.AbstractContextManager[object] = atheris.instrument_imports(
         include=["steptape.rules", "simpleeval", "yaml"]

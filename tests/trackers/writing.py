@@ -233,7 +233,7 @@ def write_optuna(folder: Path) -> dict[str, Series]:
             trial.report(value(step) if math.isfinite(value(step)) else math.inf, step)
             if trial.number == 2 and step == 4:
                 raise optuna.TrialPruned
-        return x
+        return float(x)
 
     folder.mkdir(parents=True)
     study = optuna.create_study(storage=f"sqlite:///{folder / 'study.db'}", study_name="s")

@@ -95,15 +95,24 @@ function showLegend() {
 
 // ---- Curves -------------------------------------------------------------------------------------------------------
 
-/** Read the series of these plots and draw them; one request for all that show the same part of the run. */
+let requests = 0;
+
+/**
+ * Read the series of these plots and draw them; one request for all that show the same part of the run. An answer that
+ * comes after that of a newer request is dropped.
+ */
 async function read(wanted) {
+  const request = ++requests;
   const zooms = Map.groupBy(wanted, (plot) => JSON.stringify(plot.zoom));
   await Promise.all(
     [...zooms.values()].map(async (group) => {
       const [from, to] = group[0].zoom;
       const asked = { metric: group.map((plot) => plot.metric), axis: axis.value, points: POINTS, from, to };
       const { items } = await ask(address(runPath(run.id, "/series"), asked));
-      for (const plot of group) show(plot, items.filter((item) => item.metric === plot.metric));
+      for (const plot of group.filter((asking) => asking.answered < request)) {
+        plot.answered = request;
+        show(plot, items.filter((item) => item.metric === plot.metric));
+      }
     }),
   ).catch((error) => say(error.message));
 }
@@ -209,7 +218,7 @@ function addPlot(metric) {
   const note = element("span", { class: "faint said" });
   const caption = element("figcaption", {}, element("b", {}, metric), " ", note);
   const figure = element("figure", { "data-metric": metric, class: metric === run.leading ? "wide" : null }, caption, div);
-  plots.set(metric, { metric, div, note, figure, items: [], zoom: [null, null], isSeen: false, listens: false });
+  plots.set(metric, { metric, div, note, figure, items: [], zoom: [null, null], answered: 0, isSeen: false, listens: false });
   seen.observe(figure);
 }
 
