@@ -26,7 +26,8 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 
-from steptape.store.journal.format import FRAME, PREAMBLE
+from steptape.store.journal.checksum import FRAME
+from steptape.store.journal.format import PREAMBLE
 from steptape.store.journal.reading import read_segment
 from steptape.store.journal.writer import JournalWriter
 from steptape.store.parquet.digests import digest_faults

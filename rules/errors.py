@@ -1,4 +1,4 @@
-"""What can be wrong with a policy file, said at the very place, and what "undefined" is inside a rule.
+"""What can be wrong with a policy file, said at the very place.
 
 Facts about the file flow in; problems that read ``source:line:column: message`` flow out, all of a file together.
 """
@@ -14,13 +14,6 @@ from ..store.errors import TelemetryError, shortened
 
 #: Names listed when nothing similar is known.
 _LISTED_NAMES = 30
-
-
-class Undefined(LookupError):
-    """A rule read something that does not exist yet: it has no answer for this event.
-
-    A LookupError, because a missing key or index inside a rule means the same: one ``except`` clause serves all.
-    """
 
 
 @dataclass(frozen=True, slots=True)

@@ -147,6 +147,7 @@ PUBLIC: dict[str, set[str]] = {
         "language/reductions",
         "language/references",
         "language/timing",
+        "language/undefined",
         "late_events",
         "policy_file/declarations",
         "policy_file/operations",

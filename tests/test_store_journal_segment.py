@@ -19,6 +19,7 @@ from steptape import open_run
 from steptape.store.columns import Columns
 from steptape.store.errors import DamagedLog
 from steptape.store.events import Event
+from steptape.store.journal.checksum import framed
 from steptape.store.journal.format import (
     EVENT,
     HAS_ATTRS,
@@ -27,7 +28,6 @@ from steptape.store.journal.format import (
     PREAMBLE,
     TAG_EVENT,
     VERSION,
-    framed,
     header_record,
     layout_record,
     samples_block,

@@ -24,7 +24,8 @@ from steptape import open_run
 from steptape.store.errors import DamagedLog, NotARun
 from steptape.store.events import Event
 from steptape.store.host import boot_id
-from steptape.store.journal.format import EVENT, FRAME, HAS_SAMPLES, framed
+from steptape.store.journal.checksum import FRAME, framed
+from steptape.store.journal.format import EVENT, HAS_SAMPLES
 from steptape.store.journal.segment import field_offset
 from steptape.store.journal.writer import JournalWriter
 from steptape.store.parquet.digests import digest_faults

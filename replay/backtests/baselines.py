@@ -21,7 +21,8 @@ from ...store.run import Run
 from ..cache import Cache, cached_answer, policy_identity
 from ..run_pool import RunPool
 from ..runs.objective import Evaluation, Mode, Objective, best
-from ..runs.results import RunResult, relative
+from ..runs.regret import relative
+from ..runs.results import RunResult
 from ..runs.run_result import BacktestSettings, facts_of_run, result_of
 from ..value_encoding import ValueCodec
 from .pruners import Pruner, asha, median_pruner, pruned_at, says_when

@@ -9,10 +9,8 @@ from .detection import Detection
 from .human_action import Lead
 from .identity import UNKNOWN, RunIdentity
 from .objective import Evaluation, Objective
+from .regret import regret_of, relative
 from .replaying import Ending, LabelledOutcome
-
-#: Magnitudes below this are too near zero to divide a regret by.
-NEAR_ZERO = 1e-12
 
 SECONDS_PER_HOUR = 3600
 
@@ -150,7 +148,7 @@ class RunResult:
         """How much worse the best value up to the stop is than the best of the whole run; None without evaluations."""
         if objective is None or self.predicted is None:
             return None
-        return _loss(objective, self.predicted.best, self.recorded.best)
+        return regret_of(objective, self.predicted.best, self.recorded.best)
 
     def relative_regret(self, objective: Objective | None) -> float | None:
         """Regret over the magnitude of the run's best; None where that is too near zero to divide by."""
@@ -163,7 +161,7 @@ class RunResult:
         """
         if objective is None or self.predicted is None:
             return None
-        return _loss(objective, self.predicted.deployable, self.recorded.deployable)
+        return regret_of(objective, self.predicted.deployable, self.recorded.deployable)
 
     def relative_deployable_regret(self, objective: Objective | None) -> float | None:
         """The same over the magnitude of the run's best that has a checkpoint; None where that is too near zero."""
@@ -177,15 +175,6 @@ class Excluded:
     run_id: str
     name: str
     reason: str
-
-
-def _loss(objective: Objective, value: float | None, reference: float | None) -> float | None:
-    return None if value is None or reference is None else objective.loss_of(value, reference)
-
-
-def relative(regret: float | None, scale: float | None) -> float | None:
-    """A regret over the magnitude of what it is measured against; None where that is too near zero to divide by."""
-    return None if regret is None or scale is None or abs(scale) < NEAR_ZERO else regret / abs(scale)
 
 
 def _difference(recorded: float | None, predicted: float | None) -> float | None:

@@ -14,10 +14,10 @@ from typing import Final
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
-from ...rules.errors import Undefined
 from ...rules.language.folds import make_fold
 from ...rules.language.reductions import older, recent
 from ...rules.language.references import Half, SeriesFold, Window
+from ...rules.language.undefined import Undefined
 from .stream import Floats, Truths
 
 #: Rows of windows that are sorted at once, times the length of a window: 32 MiB.

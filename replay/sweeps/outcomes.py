@@ -13,8 +13,9 @@ from typing import Final
 import numpy as np
 
 from ..runs.objective import Mode, Objective
+from ..runs.regret import NEAR_ZERO
 from ..runs.replaying import BEFORE_A_STEP, WITHIN_A_STEP
-from ..runs.results import NEAR_ZERO, RunResult
+from ..runs.results import RunResult
 from ..runs.run_result import why_right_censored
 from .checkpoints import asked_checkpoints, evaluations_of, recorded_checkpoints
 from .stream import Floats, Ints, Stream, Truths

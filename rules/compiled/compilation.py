@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from types import CodeType, MappingProxyType, TracebackType
 from typing import Any, Final
 
-from ..errors import ExpressionError, Fault, Undefined
+from ..errors import ExpressionError, Fault
 from ..language import references as ref
 from ..language.bound_rule import BoundRule
 from ..language.expression_types import gives_float, needs_no_guard
@@ -26,6 +26,7 @@ from ..language.methods import call_method
 from ..language.operators import GUARDED
 from ..language.reductions import SUM_IS_PLAIN
 from ..language.text import formatted, joined, rendered
+from ..language.undefined import Undefined
 from .names import Names
 from .window_reading import LONG
 

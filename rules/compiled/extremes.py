@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from typing import Final
 
-from ..errors import Undefined
+from ..language.undefined import Undefined
 
 _NAN: Final = float("nan")
 

@@ -17,8 +17,8 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from ..errors import Undefined
 from ..language.references import Window
+from ..language.undefined import Undefined
 from .series import Series
 
 #: Beyond this, sums of finite values could overflow, of which numpy would warn.

@@ -13,7 +13,7 @@ from ..language.context import Clock, Past, RunContext
 from ..language.folds import make_fold
 from ..language.operators import Budget
 from ..language.references import SeriesKey
-from ..language.unavailable import UNAVAILABLE
+from ..language.undefined import UNAVAILABLE
 from .compilation import CONSTANT_NAMES
 from .names import Names
 from .series import Series

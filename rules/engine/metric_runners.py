@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from ...store.errors import shortened
 from ...store.events import Event
 from ..compiled.workspace import Cell
-from ..language.unavailable import UNAVAILABLE
+from ..language.undefined import UNAVAILABLE
 from ..late_events import lag_of
 from ..policy_file.metrics import Metric
 from .decisions import RuleError

@@ -13,7 +13,7 @@ from ...store.errors import shortened
 from ...store.events import Event
 from ..compiled.workspace import Workspace
 from ..errors import phrase
-from ..language.unavailable import UNAVAILABLE
+from ..language.undefined import UNAVAILABLE
 from ..late_events import lag_of
 from ..policy_file.declarations import ACT, SHADOW
 from ..policy_file.message import render

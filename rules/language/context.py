@@ -13,7 +13,7 @@ from typing import Final
 
 from ...store.events import Event
 from ...store.plan import Plan
-from ..errors import Undefined
+from .undefined import Undefined
 
 _NS_PER_S: Final = 1e9
 

@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from typing import Final
 
-from ..errors import Undefined
+from .undefined import Undefined
 
 
 class Fold(ABC):

@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, Final
 
-from ..errors import Undefined
-from .unavailable import UNAVAILABLE
+from .undefined import UNAVAILABLE, Undefined
 
 _MAPPINGS: Final = (dict, MappingProxyType)
 

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Sequence
 from typing import Final
 
-from ..errors import Undefined
+from .undefined import Undefined
 
 _NAN = float("nan")
 

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import simpleeval  # type: ignore[import-untyped]
 
-from .unavailable import UNAVAILABLE
+from .undefined import UNAVAILABLE
 
 #: Values that one rendered container may hold, nested ones included, and characters that it may have.
 MAX_RENDERED_VALUES: Final = 10_000

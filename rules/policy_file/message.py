@@ -20,7 +20,7 @@ from ..language.binding import bind
 from ..language.bound_rule import BoundRule, NameScope
 from ..language.expressions import parse
 from ..language.text import check_specification, formatted, rendered
-from ..language.unavailable import UNAVAILABLE
+from ..language.undefined import UNAVAILABLE
 
 MAX_TEMPLATE_LENGTH: Final = 2_000
 MAX_MESSAGE_LENGTH: Final = 10_000

@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Final
 
 from ...store.errors import shortened
 from ..language.text import check_specification, formatted, rendered
-from ..language.unavailable import UNAVAILABLE
+from ..language.undefined import UNAVAILABLE
 from .arguments import Argument, ArgumentType, ArgumentValue
 
 MAX_MESSAGE_LENGTH: Final = 10_000

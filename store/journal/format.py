@@ -13,12 +13,11 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from ..sample_losses import TEXT_IDS, SampleLosses
-from .checksum import crc32
+from .checksum import framed
 
 MAGIC: Final = b"STPJ"
 VERSION: Final = 2
 PREAMBLE: Final = struct.Struct("<4sI")
-FRAME: Final = struct.Struct("<II")
 
 TAG_HEADER: Final = 0
 TAG_LAYOUT: Final = 1
@@ -70,11 +69,6 @@ def samples_block(samples: SampleLosses) -> bytes:
         )
         holds, more = holds | HOLDS_TOKEN_LOSSES, b"".join((more, *flagged))
     return b"".join((SAMPLES.pack(len(samples), samples.id_kind, holds), samples.losses, ids, samples.tokens, more))
-
-
-def framed(payload: bytes) -> bytes:
-    """The payload behind its length and checksum."""
-    return FRAME.pack(len(payload), crc32(payload)) + payload
 
 
 def header_record(header: dict[str, Any]) -> bytes:

@@ -9,10 +9,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from ..errors import DamagedLog, UnsupportedVersion
-from .format import FRAME, MAGIC, PREAMBLE, VERSION
-from .frames import runs_of_frames
+from .checksum import FRAME
+from .format import MAGIC, PREAMBLE, VERSION
 from .scan import segment_of
 from .segment import Record, Segment
+from .whole_frames import runs_of_frames
 
 __all__ = ["Record", "Segment", "idle", "is_being_written", "is_sound", "read_segment"]
 

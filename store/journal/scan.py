@@ -9,9 +9,10 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from .format import EVENT, FRAME, LAYOUT, LENGTH, PREAMBLE, TAG_EVENT, TAG_HEADER, TAG_LAYOUT
-from .frames import LONG_RUN, runs_of_frames
+from .checksum import FRAME
+from .format import EVENT, LAYOUT, LENGTH, PREAMBLE, TAG_EVENT, TAG_HEADER, TAG_LAYOUT
 from .segment import NOTHING, Codes, EventLayout, Flags, Integers, Segment, field_offset, readable, require
+from .whole_frames import LONG_RUN, runs_of_frames
 
 
 def segment_of(data: bytes, where: str, *, checks: bool = True) -> Segment:

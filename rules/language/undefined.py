@@ -1,14 +1,12 @@
-"""The stand-in for a controller metric that has not been computed yet.
+"""What "undefined" is inside a rule, and the stand-in for a controller metric that has not been computed yet.
 
-It flows into rules in the place of the metric's value, and makes whatever touches it undefined, with the exceptions
-that TrAC's guard object has: it equals None, ``is`` no None, and counts as true where only its truth is asked.
+The stand-in takes the place of the metric's value. Whatever touches it is undefined, with the exceptions that TrAC's
+guard object has: it equals None, ``is`` no None, and counts as true where only its truth is asked.
 """
 
 from __future__ import annotations
 
 from typing import Final, NoReturn
-
-from ..errors import Undefined
 
 _TOUCHES: Final = (
     "lt",
@@ -60,6 +58,13 @@ _TOUCHES: Final = (
     "xor",
     "rxor",
 )
+
+
+class Undefined(LookupError):
+    """A rule read something that does not exist yet: it has no answer for this event.
+
+    A LookupError, because a missing key or index inside a rule means the same: one ``except`` clause serves all.
+    """
 
 
 class Unavailable:

@@ -9,8 +9,8 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from .checksum import crc32
-from .format import FRAME, PREAMBLE
+from .checksum import FRAME, crc32
+from .format import PREAMBLE
 
 #: Frames of one length that lie behind each other are worth numpy's overhead from this many on.
 LONG_RUN: Final = 16
