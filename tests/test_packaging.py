@@ -119,6 +119,7 @@ def test_a_node_that_only_records_needs_two_small_packages(wheel: Path, tmp_path
     (tmp_path / "policy.yaml").write_text(POLICY)
 
     recorded = run(python, ["-c", RECORD], tmp_path, PYTHONPATH=str(links))
+    command = run(python, ["-m", "steptape", "--version"], tmp_path, PYTHONPATH=str(links))
     sealed = subprocess.run(
         [sys.executable, "-m", "steptape", "seal", "--store", "runs"], cwd=tmp_path, capture_output=True, text=True
     )
@@ -133,5 +134,6 @@ def test_a_node_that_only_records_needs_two_small_packages(wheel: Path, tmp_path
     (line,) = recorded.stderr.splitlines()
     assert "pyarrow is not installed" in line
     assert "steptape seal" in line
+    assert command.stderr == "error: the command line needs typer: 'pip install steptape' brings it\n"
     assert "events sealed" in sealed.stdout
     assert "identical, 1 outcome" in verified.stdout
