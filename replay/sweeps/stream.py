@@ -1,7 +1,7 @@
 """One recorded run as columns: what a sweep reads instead of events.
 
 Of a run on disk, only the deciding rank's events count, without what rules did. All arrays share one index, that of a
-replay (``Judged.event_index``).
+replay (``LabelledOutcome.event_index``).
 """
 
 from __future__ import annotations

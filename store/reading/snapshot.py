@@ -192,7 +192,7 @@ def snapshot_of(folder: Path, content: FolderContent) -> Snapshot:
     """The folder of a finished run as it was when its content was read.
 
     Raises:
-        NotARun, DamagedLog: As ``take_snapshot``.
+        NotARun, DamagedLog: As ``read_snapshot``.
     """
     columns = Columns() if content.columns_json is None else columns_of(content.columns_json, folder)
     info = run_info_of(content.run_json, folder)

@@ -58,7 +58,7 @@ def test_where_processes_cannot_share_work_one_does_it_all() -> None:
 import operator, resource
 from steptape.replay.run_pool import RunPool, can_share_work
 resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
-with Readers(2) as readers:
+with RunPool(2) as readers:
     print(can_share_work(), list(readers.mapped(operator.neg, range(3))))
 """
     command = [sys.executable, "-B", "-c", program]
@@ -147,7 +147,7 @@ def slow(number):
     time.sleep(600)
 
 if __name__ == "__main__":
-    with Readers(2) as readers:
+    with RunPool(2) as readers:
         list(readers.mapped(slow, range(50)))
 """
     script = Path(os.environ["STEPTAPE_CACHE"]) / "interrupted.py"
