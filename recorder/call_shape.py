@@ -57,7 +57,7 @@ class Texts(NamedTuple):
     tail: bytes = b""
 
 
-_NO_TEXTS: Final = Texts([])
+NO_TEXTS: Final = Texts([])
 
 
 @dataclass(slots=True)
@@ -67,6 +67,7 @@ class CallShape:
     Attributes:
         names, types: Of all values, in the order of the call.
         arguments: Names and indexes of the values that are no metrics, the last one first.
+        is_on_host: Whether none of these is of a type that can be on a device.
         is_quick: Whether the types leave it possible that each other value is a metric, a text or None.
         is_plain: Whether all values are floats, and metrics.
         are_floats: Whether all metrics are floats.
@@ -82,6 +83,7 @@ class CallShape:
     names: list[Any]
     types: list[type]
     arguments: list[tuple[str, int]]
+    is_on_host: bool
     is_quick: bool
     is_plain: bool
     are_floats: bool
@@ -91,7 +93,7 @@ class CallShape:
     has_wholes: bool
     others: list[int]
     texts: dict[Any, int]
-    latest: Texts = _NO_TEXTS
+    latest: Texts = NO_TEXTS
     layout: Layout | None = None
 
     @classmethod
@@ -110,6 +112,9 @@ class CallShape:
             names,
             types,
             arguments=[(name, index) for index, name in enumerate(names) if name in arguments][::-1],
+            is_on_host=not any(
+                hasattr(of_value, "is_cpu") for name, of_value in zip(names, types, strict=True) if name in arguments
+            ),
             is_quick=_Kind.UNKNOWN not in kinds and are_texts(tuple(names)),
             is_plain=are_floats and all(are_metrics) and len(named) == len(names),
             are_floats=are_floats,
