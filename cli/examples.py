@@ -1,4 +1,4 @@
-"""What each command's help ends with: lines to copy."""
+"""Examples of each command, which end its help."""
 
 from __future__ import annotations
 

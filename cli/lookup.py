@@ -1,4 +1,4 @@
-"""What the words of a command line stand for: policies, runs, streams of events, ages."""
+"""Looks up what command lines name: policies, runs, streams of events, ages."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def runs_chosen(keys: list[str] | None, store: Path | None) -> tuple[list[Run], 
 
 
 def events_named(source: str, store: Path | None) -> Run | list[Event]:
-    """What to replay: standard input (``-``), a file of JSON lines, or a run."""
+    """Open the events to replay: standard input (``-``), a file of JSON lines, or a run."""
     is_stdin = source == "-"
     if store is None and (is_stdin or Path(source).is_file()):
         where = "<stdin>" if is_stdin else source

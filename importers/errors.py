@@ -1,4 +1,4 @@
-"""What can be wrong with a source."""
+"""The error that readers raise for a source."""
 
 from __future__ import annotations
 

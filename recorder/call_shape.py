@@ -1,4 +1,4 @@
-"""What calls of ``Recorder.step`` have in common: names and types of their values, and what follows from them.
+"""Shapes of calls of ``Recorder.step``: the names and types of their values, and how to read such values.
 
 A shape is worked out once and kept for the next calls of its sort. So a step of numpy scalars, a None or a text costs
 a comparison, and not a look at each value. numpy is not imported.
@@ -24,7 +24,7 @@ _MOST_SHAPES: Final = 16
 
 
 class _Kind(Enum):
-    """What a value is, as far as its type says."""
+    """The sort of a value, by its type alone."""
 
     NUMBER = "a float, or exact as one"
     WHOLE = "an integer, which may be too large for a float"

@@ -245,6 +245,6 @@ def _followed_run(store: Path, agreed: Mapping[str, Any], info: RunInfo) -> Open
 
 
 def _for_other_ranks(opening: Opening) -> dict[str, Any]:
-    """What the other ranks need of rank 0's opening."""
+    """Return the part of rank 0's opening that the other ranks need."""
     position = dataclasses.asdict(opening.position)
     return {"run_id": opening.info.run_id, "attempt": opening.info.last.attempt, "position": position}

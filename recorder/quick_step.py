@@ -150,7 +150,7 @@ def _writer(tape: Tape, position: Position, log_every: int | None) -> _Write:
 def _details(
     shape: CallShape, values: list[Any], arguments: Mapping[str, Any], *, is_on_host: bool, keeps_samples: bool
 ) -> _Details | None:
-    """What a call holds besides its metrics; None where some of it is unusual or wrong.
+    """Read the arguments and texts of a call; None where the general way has to read them.
 
     Args:
         values: All that are no arguments.

@@ -1,4 +1,4 @@
-"""What a checkpoint keeps so that another attempt can resume from it, and what an attempt begins with."""
+"""Resume points: the part of a checkpoint from which another attempt resumes; and the opening of an attempt."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ STATE_FORMAT: Final = 1
 
 @dataclass(frozen=True, slots=True)
 class ResumePoint:
-    """From where a run goes on.
+    """The place in a log from which an attempt resumes.
 
     Attributes:
         run_id: The run.
@@ -40,7 +40,7 @@ class ResumePoint:
 
     @classmethod
     def from_argument(cls, resume: str | Mapping[str, Any], step: int | None) -> ResumePoint:
-        """What the user handed in: a run id, or what ``Recorder.state_dict`` returned.
+        """Read what the user passed: a run id, or the return value of ``Recorder.state_dict``.
 
         Raises:
             TelemetryError: It is neither, or a value in it is not what it was.
@@ -68,13 +68,13 @@ class ResumePoint:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """What a checkpoint keeps of it: plain values."""
+        """Return plain values, for a checkpoint."""
         return {"format": STATE_FORMAT, **dataclasses.asdict(self)}
 
 
 @dataclass(frozen=True, slots=True)
 class Opening:
-    """What an attempt begins with.
+    """The state with which an attempt begins.
 
     Attributes:
         folder: The run's folder.

@@ -17,7 +17,7 @@ from ..output_file import output_file
 
 
 class ExportFormat(StrEnum):
-    """What ``export`` can write."""
+    """The formats that ``export`` writes."""
 
     JSONL = "jsonl"
 

@@ -56,7 +56,7 @@ def _print_replay(replayed: replaying.Replay) -> None:
 
 
 def _said(outcome: Outcome) -> object:
-    """What an outcome comes to, in a cell: operations, in brackets where none is carried out."""
+    """Show an outcome in a cell: its operations (in brackets in shadow mode), its error, or ``warning``."""
     if isinstance(outcome, Decision):
         return outcome.operations if outcome.acts else f"shadow ({', '.join(outcome.operations)})"
     return outcome.error if isinstance(outcome, RuleError) else "warning"

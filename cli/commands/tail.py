@@ -110,7 +110,7 @@ def event_line(event: Event) -> str:
 
 
 def _outcome(event: Event) -> str:
-    """What a rule did, and why."""
+    """Describe the outcome of a rule, and the values that explain it."""
     said = event.attrs
     name = shown(said.get("controller"))
     if event.kind != "decision":

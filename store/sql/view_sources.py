@@ -67,7 +67,7 @@ def viewed_runs(snapshots: Sequence[Snapshot]) -> ViewedRuns:
 
 
 def view_tables(runs: ViewedRuns) -> dict[str, pa.Table]:
-    """What the views read besides Parquet files."""
+    """The sources of the views besides Parquet files."""
     tables = {
         "runs": pa.Table.from_pylist([summarize(snapshot).to_row() for snapshot, _ in runs.cut], schema=RUNS_SCHEMA),
         "event_tails": _event_tails(runs),
@@ -105,7 +105,7 @@ def _metric_columns(columns: Columns) -> pa.Table:
 
 
 def _lineage_cuts(runs: ViewedRuns) -> pa.Table:
-    """What counts of each attempt that some resume left behind."""
+    """The last event that counts, of each attempt that a resume left behind."""
     rows = [
         {"run_id": snapshot.info.run_id, "attempt": attempt, **cut._asdict()}
         for snapshot, cuts in runs.cut
