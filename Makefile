@@ -18,7 +18,7 @@ FUZZ = -max_total_time=$(FUZZ_S) -timeout=30 -rss_limit_mb=3000 -max_len=4096 -d
 	-artifact_prefix=.fuzz/ -create_missing_dirs=1 -print_final_stats=1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test explore coverage matrix lowest compat lint format fuzz fuzz-api clean
+.PHONY: help demo test explore coverage mutants matrix lowest compat lint format fuzz fuzz-api clean
 
 help:  ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -46,6 +46,9 @@ coverage: $(READY)  ## Run the tests and print which branches of the code they l
 	$(BIN)/python -m coverage run $(PYTEST)
 	$(BIN)/python -m coverage combine --quiet
 	$(BIN)/python -m coverage report
+
+mutants: $(READY)  ## Change the code in 200 places, one at a time, and count the changes that tests notice
+	$(BIN)/python tests/mutants.py --processes $(TEST_PROCESSES) $(MUTANTS)
 
 matrix:  ## Run the tests of rules and store on every Python found here, from 3.11 to 3.14
 	TEST_PROCESSES=$(TEST_PROCESSES) bash tests/matrix.sh
@@ -99,4 +102,4 @@ format: $(READY)  ## Rewrite the code in the project's format
 	$(BIN)/ruff format $(CODE)
 
 clean:  ## Remove the environment and what tools left behind
-	rm -rf $(VENV) $(COMPAT) $(TRACKERS) $(LOWEST) .venv-matrix .trackers build *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis .fuzz .coverage*
+	rm -rf $(VENV) $(COMPAT) $(TRACKERS) $(LOWEST) .venv-matrix .trackers build *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis .fuzz .coverage* .mutants

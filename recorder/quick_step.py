@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import functools
 import math
+import struct
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from ..rules.engine.decisions import Outcome
@@ -44,7 +45,7 @@ _Details: TypeAlias = tuple[int | None, float | None, int, SampleLosses | None, 
 _NONE: Final[_Details] = (None, None, 0, None, {}, 0, b"")
 
 #: Writes a step and lets rules judge it; None where the general way has to.
-_Write: TypeAlias = Callable[[Layout, tuple[str, ...], Sequence[float], _Details], Sequence[Outcome] | None]
+_Write: TypeAlias = Callable[[Layout, tuple[str, ...], Iterable[float], _Details], Sequence[Outcome] | None]
 
 
 def quick_step(
@@ -76,15 +77,15 @@ def quick_step(
             given, calls = metrics, by_mapping
         else:
             return general(metrics, **named)
-        names, values = [*given], [*given.values()]
-        types = [*map(type, values)]
+        names, types = [*given], [*map(type, given.values())]
         shape = calls.latest
         if names != shape.names or types != shape.types:
             shape = calls.of(names, types)
         if (layout := shape.layout) is not None:
             if shape.is_plain and (given is named or not named):
-                outcomes = write(layout, shape.metrics, values, _NONE)
+                outcomes = write(layout, shape.metrics, given.values(), _NONE)
             else:
+                values = [*given.values()]
                 arguments = shape.taken_from(values) if given is named else named
                 is_on_host = given is named and shape.is_on_host
                 details = _details(shape, values, arguments, is_on_host=is_on_host, keeps_samples=keeps_samples)
@@ -106,7 +107,7 @@ def _writer(tape: Tape, position: Position, log_every: int | None) -> _Write:
     attempt, rank, is_steered, reads_samples = tape.attempt, tape.rank, tape.is_steered, tape.reads_samples
 
     def write(
-        layout: Layout, names: tuple[str, ...], floats: Sequence[float], details: _Details
+        layout: Layout, names: tuple[str, ...], floats: Iterable[float], details: _Details
     ) -> Sequence[Outcome] | None:
         step, epoch, micro_step, samples, attrs, flags, tail = details
         with lock:
@@ -126,13 +127,14 @@ def _writer(tape: Tape, position: Position, log_every: int | None) -> _Write:
             at = epoch
             if at is None and position.epoch is not None:
                 at = position.epoch_at(step)
-            payload = layout.pack(
-                TAG_EVENT, flags, layout.number, seq, step, micro_step, 0, time_ns, elapsed_ns,
-                math.nan if at is None else at, *floats,
-            )  # fmt: skip
             try:
+                payload = layout.pack(
+                    TAG_EVENT, flags, layout.number, seq, step, micro_step, 0, time_ns, elapsed_ns,
+                    math.nan if at is None else at, *floats,
+                )  # fmt: skip
                 append(payload + tail if tail else payload)
-            except OSError:  # The general way tries once more, and counts the loss.
+            # The general way tries once more, and counts the loss. Another thread can have changed a mapping meanwhile.
+            except (OSError, struct.error):
                 return None
             position.step = step
             if epoch is not None:

@@ -7,8 +7,10 @@ import itertools
 import math
 import os
 import signal
+import sys
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -334,6 +336,28 @@ def test_threads_that_record_at_once_lose_and_double_nothing(tmp_path: Path) -> 
 
     assert sorted(steps["value"].to_pylist()[3:]) == [float(1_000 * n + i) for n in range(4) for i in range(500)]
     assert steps["step"].to_pylist() == list(range(1, 2_004))
+
+
+def test_a_mapping_that_changes_in_the_middle_of_a_step_is_recorded_as_it_is_then(tmp_path: Path) -> None:
+    metrics = {"loss": 1.0}
+
+    def in_the_middle(_: object, event: str, called: object) -> None:
+        if event == "c_call" and called is time.time_ns:
+            metrics["lr"] = 0.1
+
+    with Recorder(tmp_path, name="run") as rec:
+        for _ in range(2):
+            rec.step(metrics)
+        sys.setprofile(in_the_middle)
+        try:
+            rec.step(metrics)
+        finally:
+            sys.setprofile(None)
+    assert [event.metrics for event in open_run(rec.folder).events() if event.kind == "step_end"] == [
+        {"loss": 1.0},
+        {"loss": 1.0},
+        {"loss": 1.0, "lr": 0.1},
+    ]
 
 
 @contextmanager

@@ -25,11 +25,11 @@ _NOT_FINITE: Final[dict[str, float]] = {"NaN": math.nan, "Infinity": math.inf, "
 
 
 @dataclass(frozen=True, slots=True)
-class Decision:
-    """A controller that fired.
+class _Outcome:
+    """What every outcome tells: of which controller it is, and at which event.
 
     Attributes:
-        controller: Its name.
+        controller: Its name; the metric's where a controller metric failed.
         trigger: ``on_<kind>`` of the event.
         attempt: Of the event.
         rank: Of the event.
@@ -37,12 +37,6 @@ class Decision:
         step: Of the event.
         epoch: Of the event.
         value_lag: Updates that the loop was ahead of the event when its values came and this was decided.
-        operations: What is ordered, as ``name.action``, in order.
-        values: The readings that explain it, by their text in the rule.
-        messages: Log messages among the operations, rendered.
-        mode: ``act``, or ``shadow`` for a decision that orders nothing.
-        severity: As the controller declares; empty when it does not.
-        message: What the controller has to say; empty when it declares nothing.
     """
 
     controller: str
@@ -53,6 +47,21 @@ class Decision:
     step: int
     epoch: float | None
     value_lag: int = field(default=0, kw_only=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Decision(_Outcome):
+    """A controller that fired.
+
+    Attributes:
+        operations: What is ordered, as ``name.action``, in order.
+        values: The readings that explain it, by their text in the rule.
+        messages: Log messages among the operations, rendered.
+        mode: ``act``, or ``shadow`` for a decision that orders nothing.
+        severity: As the controller declares; empty when it does not.
+        message: What the controller has to say; empty when it declares nothing.
+    """
+
     operations: tuple[str, ...] = ()
     values: Mapping[str, Scalar] = field(default_factory=dict)
     messages: tuple[LogMessage, ...] = ()
@@ -67,46 +76,27 @@ class Decision:
 
 
 @dataclass(frozen=True, slots=True)
-class RuleError:
+class RuleError(_Outcome):
     """The first failure of a controller's rule, or of a controller metric.
 
     A rule that fails counts as undefined, and its controller stays armed. A metric that fails is unavailable until its
     next event.
 
     Attributes:
-        controller: Name of the controller, or of the metric.
-        value_lag: As of a decision; likewise the fields that are not named here.
         error: One line that begins with the place in the policy file.
     """
 
-    controller: str
-    trigger: str
-    attempt: int
-    rank: int
-    seq: int
-    step: int
-    epoch: float | None
-    value_lag: int = field(default=0, kw_only=True)
     error: str = ""
 
 
 @dataclass(frozen=True, slots=True)
-class RuleWarning:
+class RuleWarning(_Outcome):
     """Something about a rule that its author should know, said once.
 
     Attributes:
-        value_lag: As of a decision; likewise the fields that are not named here.
         warning: One line.
     """
 
-    controller: str
-    trigger: str
-    attempt: int
-    rank: int
-    seq: int
-    step: int
-    epoch: float | None
-    value_lag: int = field(default=0, kw_only=True)
     warning: str = ""
 
 

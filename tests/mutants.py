@@ -1,0 +1,376 @@
+"""Change the code in one place at a time, run the tests that reach the place, and count the changes that they notice.
+
+    make mutants                          # 200 changes, drawn from store, rules, recorder and replay
+    make mutants MUTANTS='--seed 3'       # others
+    .venv/bin/python tests/mutants.py --only rules/language/windows.py --count 40
+
+The first call runs the tests of these rooms once to learn which test reaches which line (``.mutants/``).
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import os
+import queue
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import xml.etree.ElementTree as ElementTree
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from coverage import CoverageData
+
+ROOT: Final = Path(__file__).resolve().parents[1]
+NOTES: Final = ROOT / ".mutants"
+ROOMS: Final = ("store", "rules", "recorder", "replay")
+
+#: Tests that a change may take, by what they took before; the quickest come first.
+MOST_SECONDS: Final = 150.0
+
+COVERAGE: Final = f"""
+[run]
+parallel = true
+patch = subprocess
+dynamic_context = test_function
+data_file = {NOTES / "coverage"}
+source = {",".join(str(ROOT / room) for room in ROOMS)}
+disable_warnings = module-not-measured,no-data-collected
+"""
+
+COMPARISONS: Final[dict[type[ast.cmpop], tuple[str, str]]] = {
+    ast.Lt: ("<", "<="),
+    ast.LtE: ("<=", "<"),
+    ast.Gt: (">", ">="),
+    ast.GtE: (">=", ">"),
+    ast.Eq: ("==", "!="),
+    ast.NotEq: ("!=", "=="),
+    ast.Is: ("is", "is not"),
+    ast.IsNot: ("is not", "is"),
+    ast.In: ("in", "not in"),
+    ast.NotIn: ("not in", "in"),
+}
+OPERATORS: Final[dict[type[ast.operator], tuple[str, str]]] = {
+    ast.Add: ("+", "-"),
+    ast.Sub: ("-", "+"),
+    ast.Mult: ("*", "/"),
+    ast.Div: ("/", "*"),
+    ast.FloorDiv: ("//", "*"),
+    ast.Mod: ("%", "*"),
+    ast.Pow: ("**", "*"),
+    ast.BitOr: ("|", "&"),
+    ast.BitAnd: ("&", "|"),
+    ast.LShift: ("<<", ">>"),
+    ast.RShift: (">>", "<<"),
+}
+SIGNS: Final[dict[type[ast.unaryop], str]] = {ast.Not: "not", ast.USub: "-"}
+BOOLEANS: Final[dict[type[ast.boolop], tuple[str, str]]] = {ast.And: ("and", "or"), ast.Or: ("or", "and")}
+
+#: Changes that make no difference, each with the reason: path, the text of the line, what it becomes.
+EQUIVALENT: Final[dict[tuple[str, str, str], str]] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class Mutant:
+    """A module with one place changed.
+
+    Attributes:
+        path: The module, relative to the root.
+        line: Of the place, from 1.
+        start, end: Of the place, as bytes of the file.
+        text: What stands there instead.
+    """
+
+    path: str
+    line: int
+    start: int
+    end: int
+    text: str
+
+    def source(self) -> bytes:
+        """The module with the change."""
+        source = (ROOT / self.path).read_bytes()
+        return source[: self.start] + self.text.encode() + source[self.end :]
+
+    def key(self) -> tuple[str, str, str]:
+        """The path, the line as it is and the line as it becomes, up to their ends."""
+        before, after = (ROOT / self.path).read_bytes(), self.source()
+        return self.path, _line_at(before, self.start), _line_at(after, self.start)
+
+
+class _Places(ast.NodeVisitor):
+    """Finds the places of a module that can be changed. Annotations, texts and decorators are left out."""
+
+    def __init__(self, path: str) -> None:
+        self.found: list[Mutant] = []
+        self._path = path
+        self._source = (ROOT / path).read_bytes()
+        self._starts = [0]
+        for line in self._source.splitlines(keepends=True):
+            self._starts.append(self._starts[-1] + len(line))
+        self.visit(ast.parse(self._source))
+
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> None:
+        for default in (*node.args.defaults, *(value for value in node.args.kw_defaults if value)):
+            self.visit(default)
+        for statement in node.body:
+            self.visit(statement)
+
+    def visit_AnnAssign(self, node: ast.AnnAssign) -> None:
+        if node.value is not None and not (isinstance(node.annotation, ast.Name) and node.annotation.id == "TypeAlias"):
+            self.visit(node.value)
+
+    def visit_If(self, node: ast.If) -> None:
+        if isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
+            return
+        self._negate(node.test)
+        self.generic_visit(node)
+
+    def visit_While(self, node: ast.While) -> None:
+        self._negate(node.test)
+        self.generic_visit(node)
+
+    def visit_IfExp(self, node: ast.IfExp) -> None:
+        self._negate(node.test)
+        self.generic_visit(node)
+
+    def visit_Compare(self, node: ast.Compare) -> None:
+        for left, sign, right in zip((node.left, *node.comparators), node.ops, node.comparators, strict=False):
+            self._swap(left, right, *COMPARISONS[type(sign)])
+        self.generic_visit(node)
+
+    def visit_BinOp(self, node: ast.BinOp) -> None:
+        if type(node.op) in OPERATORS:
+            self._swap(node.left, node.right, *OPERATORS[type(node.op)])
+        self.generic_visit(node)
+
+    def visit_BoolOp(self, node: ast.BoolOp) -> None:
+        self._swap(node.values[0], node.values[1], *BOOLEANS[type(node.op)])
+        self.generic_visit(node)
+
+    def visit_UnaryOp(self, node: ast.UnaryOp) -> None:
+        if type(node.op) in SIGNS:
+            self._add(node, self._start(node), self._start(node) + len(SIGNS[type(node.op)]), "")
+        self.generic_visit(node)
+
+    def visit_Constant(self, node: ast.Constant) -> None:
+        if isinstance(node.value, bool):
+            self._replace(node, str(not node.value))
+        elif isinstance(node.value, int | float):
+            self._replace(node, repr(node.value + 1))
+
+    def visit_Return(self, node: ast.Return) -> None:
+        if node.value is not None and not (isinstance(node.value, ast.Constant) and node.value.value is None):
+            self._replace(node, "return None")
+        self.generic_visit(node)
+
+    def visit_Raise(self, node: ast.Raise) -> None:
+        self._replace(node, "pass")
+
+    def visit_Continue(self, node: ast.Continue) -> None:
+        self._replace(node, "break")
+
+    def visit_AugAssign(self, node: ast.AugAssign) -> None:
+        self._replace(node, "pass")
+        self.generic_visit(node)
+
+    def visit_Assign(self, node: ast.Assign) -> None:
+        if all(isinstance(target, ast.Attribute | ast.Subscript) for target in node.targets):
+            self._replace(node, "pass")
+        self.generic_visit(node)
+
+    def visit_Expr(self, node: ast.Expr) -> None:
+        if isinstance(node.value, ast.Call):
+            self._replace(node, "pass")
+        self.generic_visit(node)
+
+    def visit_JoinedStr(self, node: ast.JoinedStr) -> None:
+        """Texts are left out."""
+
+    def _negate(self, test: ast.expr) -> None:
+        if isinstance(test, ast.Name | ast.Attribute | ast.Call):
+            self._add(test, self._start(test), self._start(test), "not ")
+
+    def _swap(self, left: ast.expr, right: ast.expr, sign: str, other: str) -> None:
+        at = self._source.find(sign.encode(), self._end(left), self._start(right))
+        if at >= 0:
+            self._add(left, at, at + len(sign), other)
+
+    def _replace(self, node: ast.expr | ast.stmt, text: str) -> None:
+        self._add(node, self._start(node), self._end(node), text)
+
+    def _add(self, node: ast.expr | ast.stmt, start: int, end: int, text: str) -> None:
+        self.found.append(Mutant(self._path, node.lineno, start, end, text))
+
+    def _start(self, node: ast.expr | ast.stmt) -> int:
+        return self._starts[node.lineno - 1] + node.col_offset
+
+    def _end(self, node: ast.expr | ast.stmt) -> int:
+        assert node.end_lineno is not None
+        assert node.end_col_offset is not None
+        return self._starts[node.end_lineno - 1] + node.end_col_offset
+
+
+class Reach:
+    """Which tests reach a line, and what they take."""
+
+    def __init__(self) -> None:
+        self._seconds: dict[str, float] = defaultdict(float)
+        self._files: dict[str, str] = {}
+        for case in ElementTree.parse(NOTES / "tests.xml").iter("testcase"):
+            module = case.attrib["classname"].rpartition(".")[2]
+            test = f"{module}.{case.attrib['name'].partition('[')[0]}"
+            self._seconds[test] += float(case.attrib["time"])
+            self._files[test] = f"tests/{module}.py::{test.partition('.')[2]}"
+        self._data = CoverageData(str(NOTES / "coverage"))
+        self._data.read()
+
+    def tests(self, mutant: Mutant) -> list[str]:
+        """The tests of a line, the quickest first, as pytest names them.
+
+        Those of its module where none is known to reach the line itself: it runs at import, or in another process.
+        """
+        by_line = self._data.contexts_by_lineno(str(ROOT / mutant.path))
+        known = self._known(by_line.get(mutant.line, ())) or self._known(set().union(*by_line.values()))
+        known = known or [test for test in self._files if test.startswith(f"test_{mutant.path.partition('/')[0]}")]
+        chosen: list[str] = []
+        seconds = 0.0
+        for test in sorted(known, key=self._seconds.__getitem__):
+            seconds += self._seconds[test]
+            if chosen and seconds > MOST_SECONDS:
+                break
+            chosen.append(self._files[test])
+        return chosen
+
+    def _known(self, contexts: Sequence[str] | set[str]) -> list[str]:
+        names = {".".join(context.rsplit(".", 2)[-2:]) for context in contexts if context}
+        return [name for name in names if name in self._files]
+
+
+def main() -> None:
+    """Draw changes, try them, print the survivors and the score."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--count", type=int, default=200)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--only", nargs="+", help="these modules and no others")
+    arguments = parser.parse_args()
+    if not (NOTES / "tests.xml").exists():
+        learn(arguments.processes)
+    reach = Reach()
+    paths = arguments.only or sorted(
+        str(path.relative_to(ROOT)) for room in ROOMS for path in (ROOT / room).rglob("*.py")
+    )
+    places = [mutant for path in paths for mutant in _Places(path).found if mutant.key() not in EQUIVALENT]
+    drawn = random.Random(arguments.seed).sample(places, min(arguments.count, len(places)))
+    print(f"{len(drawn)} of {len(places)} changes", flush=True)
+    tried: Counter[str] = Counter()
+    noticed: Counter[str] = Counter()
+    with ThreadPoolExecutor(arguments.processes) as pool, tempfile.TemporaryDirectory() as place:
+        trees: queue.SimpleQueue[Path] = queue.SimpleQueue()
+        for number in range(arguments.processes):
+            trees.put(copied_to(Path(place) / str(number)))
+        answers = pool.map(lambda mutant: is_noticed(mutant, reach, trees), drawn)
+        for mutant, was_noticed in zip(drawn, answers, strict=True):
+            room = mutant.path.partition("/")[0]
+            tried[room] += 1
+            noticed[room] += was_noticed
+            if not was_noticed:
+                path, before, after = mutant.key()
+                print(f"survived: {path}:{mutant.line}\n  - {before}\n  + {after}", flush=True)
+    for room in tried:
+        print(f"{room:10}{noticed[room]:4} of {tried[room]:4}")
+    print(f"{noticed.total()} of {tried.total()} changes were noticed: {noticed.total() / tried.total():.0%}")
+
+
+def learn(processes: int) -> None:
+    """Run the tests of the rooms once, and note which lines each reaches and what it takes."""
+    shutil.rmtree(NOTES, ignore_errors=True)
+    NOTES.mkdir()
+    configuration = NOTES / "coveragerc"
+    configuration.write_text(COVERAGE)
+    files = [str(path) for room in ROOMS for path in (ROOT / "tests").glob(f"test_{room}_*.py")]
+    command = [sys.executable, "-m", "coverage", "run", f"--rcfile={configuration}", "-m", "pytest", "--quiet"]
+    report = ["-o", "junit_family=xunit1", f"--junitxml={NOTES / 'tests.xml'}"]
+    subprocess.run([*command, f"--numprocesses={processes}", *report, *files], cwd=ROOT, check=True)
+    subprocess.run(
+        [sys.executable, "-m", "coverage", "combine", "--quiet", f"--rcfile={configuration}"], cwd=ROOT, check=True
+    )
+
+
+def copied_to(place: Path) -> Path:
+    """Copy the project, with the package as one folder that goes before the installed one."""
+    hidden = shutil.ignore_patterns(".*", "__pycache__", "*.egg-info", "build", "runs")
+    shutil.copytree(ROOT, place, ignore=hidden)
+    package = place / ".package" / "steptape"
+    package.mkdir(parents=True)
+    for path in (*(place / "steptape").iterdir(), *(folder for folder in place.iterdir() if folder.is_dir())):
+        if path.name not in ("steptape", "tests", "benchmarks", ".package"):
+            (package / path.name).symlink_to(path)
+    return place
+
+
+def is_noticed(mutant: Mutant, reach: Reach, trees: queue.SimpleQueue[Path]) -> bool:
+    """Whether a test fails, or takes more than ten times what it took, with the change."""
+    tree = trees.get()
+    try:
+        with changed(tree / mutant.path, mutant.source()):
+            return not passes(reach.tests(mutant), tree)
+    finally:
+        trees.put(tree)
+
+
+@contextmanager
+def changed(path: Path, source: bytes) -> Iterator[None]:
+    """Have a file with other content, and no compiled file of it before and after."""
+    original = path.read_bytes()
+    compiled = list((path.parent / "__pycache__").glob(f"{path.stem}.*.pyc"))
+    try:
+        for stale in compiled:
+            stale.unlink()
+        path.write_bytes(source)
+        yield
+    finally:
+        path.write_bytes(original)
+        for stale in (path.parent / "__pycache__").glob(f"{path.stem}.*.pyc"):
+            stale.unlink()
+
+
+def passes(tests: Sequence[str], tree: Path) -> bool:
+    """Whether all of the tests pass in a copy of the project."""
+    environment = {**os.environ, "PYTHONPATH": str(tree / ".package"), "PYTHONDONTWRITEBYTECODE": ""}
+    command = [sys.executable, "-m", "pytest", "--exitfirst", "--quiet", "-p", "no:cacheprovider", *tests]
+    with subprocess.Popen(
+        command,
+        cwd=tree,
+        env=environment,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    ) as process:
+        try:
+            return process.wait(timeout=60 + 3 * MOST_SECONDS) == 0
+        except subprocess.TimeoutExpired:
+            return False
+        finally:
+            # What the tests started, too: a change can make them leave processes behind.
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+
+
+def _line_at(source: bytes, offset: int) -> str:
+    start, end = source.rfind(b"\n", 0, offset) + 1, source.find(b"\n", offset)
+    return source[start : end if end >= 0 else None].decode().strip()
+
+
+if __name__ == "__main__":
+    main()
