@@ -1,1 +1,1 @@
-"""The offline side: the rule engine over past runs. Nothing here acts on anything."""
+"""The offline side: runs the rule engine over recorded runs. Nothing here acts on a training loop."""

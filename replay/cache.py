@@ -1,7 +1,7 @@
-"""Answers about runs that were had before: kept in a folder of the user's, and found again while nothing has changed.
+"""Caches per-run results in the user's cache folder. An entry is valid while run, question and code are unchanged.
 
-An answer is known by all that it depends on: what is asked, the run's log as it lies there, and the code that answers.
-Nothing is ever written into a store. An entry that is damaged, or that somebody else wrote, is as good as none.
+The key covers everything that a result depends on: the question, the files of the run's log and the code that computes
+the result. The cache never writes into a store. A damaged or foreign entry counts as a miss.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ..store.run import Run
 from ..store.run_folder import RUN_JSON, listing_of
 from .value_encoding import ValueCodec
 
-#: What the folder may hold; the entries that were not used for longest go first.
+#: Size limit of the folder. The least recently used entries are evicted first.
 LIMIT_BYTES: Final = 256 * 2**20
 
 _MAGIC: Final = b"steptape cache 1\n"
@@ -33,11 +33,11 @@ _Answer = TypeVar("_Answer")
 
 @dataclass(frozen=True, slots=True)
 class Cache:
-    """A folder of answers. Several processes may use it at once.
+    """A folder of cached results. Several processes may use it at once.
 
     Attributes:
-        folder: Where; made when it is first written to.
-        limit_bytes: What it may hold.
+        folder: The cache folder; created at the first write.
+        limit_bytes: Its size limit.
     """
 
     folder: Path
@@ -46,13 +46,13 @@ class Cache:
     def answer(
         self, run: Run, asked: tuple[object, ...] | None, codec: ValueCodec, ask: Callable[[], _Answer]
     ) -> tuple[_Answer, bool]:
-        """The answer about a run, and whether it was had before.
+        """Return the result for a run, and whether it came from the cache.
 
         Args:
             run: The run.
-            asked: All that the answer depends on beside the run, as text and numbers; None for what is not to be kept.
-            codec: How the answer is written.
-            ask: What gives the answer when it is not there.
+            asked: Everything the result depends on except the run, as text and numbers; None to bypass the cache.
+            codec: Encodes and decodes the result.
+            ask: Computes the result on a miss.
         """
         key = None if asked is None else key_of(run, asked, codec)
         found: Any = None if key is None else self._read(key, codec)
@@ -60,13 +60,13 @@ class Cache:
             answer: _Answer = found
             return answer, True
         answer = ask()
-        # A run that went on meanwhile is another one: what was read belongs to neither.
+        # A run that grew meanwhile has another key: the result belongs to neither.
         if key is not None and asked is not None and key == key_of(run, asked, codec):
             self._write(key, codec, answer)
         return answer, False
 
     def prune(self) -> None:
-        """Drop the oldest entries of a folder that holds too much."""
+        """Delete the least recently used entries until the folder is within its limit."""
         try:
             entries = [(path.stat(), path) for path in self.folder.glob(f"*{_SUFFIX}")]
         except OSError:
@@ -93,7 +93,7 @@ class Cache:
         return answer
 
     def _write(self, key: str, codec: ValueCodec, answer: object) -> None:
-        """Write aside and rename, so that nobody sees half an entry. A cache that cannot be written to is none."""
+        """Write to a temporary file and rename it, so that no reader sees a partial entry. Ignore a failed write."""
         try:
             content = _wrapped(codec.encoded(answer), key)
         except TypeError:
@@ -117,14 +117,15 @@ def cached_answer(
     codec: ValueCodec,
     ask: Callable[[], _Answer],
 ) -> tuple[_Answer, bool]:
-    """As ``Cache.answer``, or without a cache."""
+    """Like ``Cache.answer``, but compute the result when there is no cache."""
     return (ask(), False) if cache is None else cache.answer(run, asked, codec, ask)
 
 
 def policy_identity(policy: Policy) -> tuple[object, ...] | None:
-    """What tells a policy from others, its wording included: messages quote it. None for one with foreign classes.
+    """Return the parts of a cache key that identify a policy, its text included: messages quote it.
 
-    The code of metrics and operations that are not steptape's own is part of no digest, whoever installed it.
+    Returns None for a policy that uses classes from outside steptape: no digest covers the code of foreign metrics and
+    operations, wherever they were installed from.
     """
     if not policy.is_self_contained:
         return None
@@ -133,10 +134,10 @@ def policy_identity(policy: Policy) -> tuple[object, ...] | None:
 
 
 def key_of(run: Run, asked: tuple[object, ...], codec: ValueCodec) -> str | None:
-    """What an answer is known by; None where the run has no digest, because it may still go on.
+    """Return the cache key of a result; None if the run has no log digest, because it may still grow.
 
-    The digest of a log is what was kept at its end. A file that was edited since has another size or time. A run with
-    a digest has no journal, so that its status is a matter of ``run.json``.
+    The log digest is the one kept at the run's end. A file edited since then has another size or mtime. A run with a
+    digest has no journal, so its status depends on ``run.json`` alone.
     """
     try:
         kept = read_digests(run.folder)
@@ -153,7 +154,7 @@ def key_of(run: Run, asked: tuple[object, ...], codec: ValueCodec) -> str | None
 
 @functools.cache
 def code_digest() -> str:
-    """Digest of the code that reads, decides and judges: another steptape has other answers."""
+    """Return the digest of the code that reads, decides and judges: another version of steptape gives other results."""
     digest = hashlib.sha256()
     root = Path(__file__).parent.parent
     for room in _ROOMS:

@@ -1,4 +1,4 @@
-"""Intervals over runs by bootstrap: whole runs are drawn with replacement, always the same draws."""
+"""Bootstrap confidence intervals over runs: resamples whole runs with replacement, with a fixed seed."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-#: Below this many runs an interval would claim what a handful cannot tell: the runs themselves are shown instead.
+#: Below this many runs an interval would overstate the evidence: the runs themselves are shown instead.
 FEWEST_RUNS: Final = 8
 
 RESAMPLES: Final = 2000
@@ -18,12 +18,12 @@ _MASK: Final = (1 << 64) - 1
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """A mean over runs and where 95 % of its resampled means lie.
+    """A mean over runs and the interval that holds 95 % of its resampled means.
 
     Attributes:
-        mean: Over the runs; None without any.
-        low, high: The ends; None below ``FEWEST_RUNS`` runs.
-        runs: How many there were.
+        mean: Mean over the runs; None without runs.
+        low, high: Ends of the interval; None below ``FEWEST_RUNS`` runs.
+        runs: Number of runs.
     """
 
     mean: float | None
@@ -33,9 +33,9 @@ class Interval:
 
 
 def interval(values: Sequence[float | None]) -> Interval:
-    """The mean of what is known of each run, with its interval: the percentile bootstrap (Efron, 1979).
+    """Return the mean of the known values with its interval: the percentile bootstrap (Efron, 1979).
 
-    The order of the runs, which their ids and thus their paths set, changes no bit of it.
+    The result is bit-identical for any order of the runs; the order follows from their ids, and thus from their paths.
 
     >>> interval([0.5, None, 0.25])
     Interval(mean=0.375, low=None, high=None, runs=2)
@@ -54,13 +54,13 @@ def interval(values: Sequence[float | None]) -> Interval:
 
 
 def paired_interval(values: Sequence[float | None], others: Sequence[float | None]) -> Interval:
-    """The same of the differences, run by run, where both are known."""
+    """Return the interval of the differences, run by run, where both values are known."""
     pairs = zip(values, others, strict=True)
     return interval([None if one is None or other is None else one - other for one, other in pairs])
 
 
 def numbers(seed: int) -> Iterator[int]:
-    """Whole numbers of 64 bits that look random and are the same everywhere: SplitMix64 (Steele et al., 2014).
+    """Yield pseudo-random 64-bit integers, the same on every platform: SplitMix64 (Steele et al., 2014).
 
     >>> next(numbers(0)) == 0xE220A8397B1DCDAF
     True

@@ -1,4 +1,4 @@
-"""Functions over many runs, here or in several processes, the answers in the order of the runs, with one progress."""
+"""Maps functions over runs, optionally in a process pool. Results keep the order of the runs; progress is counted."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from ..store.errors import TelemetryError
 _Answer = TypeVar("_Answer")
 _Asked = TypeVar("_Asked")
 
-#: Answers that a process may be ahead of the one that is wanted next: so many are in memory at most.
+#: Results per process that may be computed ahead of the next one wanted. This bounds the results in memory.
 _AHEAD: Final = 4
 
 
 class Progress(NamedTuple):
-    """How far a backtest or a comparison has come.
+    """Progress of a backtest or a comparison.
 
     Attributes:
-        done: Runs that were read, each time that one is.
-        total: How many that will be in all. It falls when runs turn out not to be judged.
+        done: Reads finished; a run that is read twice counts twice.
+        total: Expected number of reads. It falls when runs turn out to be excluded.
     """
 
     done: int
@@ -38,7 +38,7 @@ class Progress(NamedTuple):
 
 
 def can_share_work() -> bool:
-    """Whether processes can wait for each other: a sandbox without a ``/dev/shm`` to write to has no semaphores."""
+    """Whether processes can synchronize: a sandbox without a writable ``/dev/shm`` has no semaphores."""
     try:
         multiprocessing.get_context("spawn").Lock()
     except OSError:
@@ -47,11 +47,11 @@ def can_share_work() -> bool:
 
 
 class RunPool:
-    """What reads runs: this process, or several others. Passes over the runs, one after the other, share them.
+    """Reads runs in this process or in a pool of worker processes. Successive passes over the runs share the pool.
 
     Args:
-        processes: How many; 1 is this one alone, which reads all where processes cannot share work.
-        on_progress: Told after each run that is read.
+        processes: Number of processes; 1 reads in this process, as does a system where processes cannot share work.
+        on_progress: Called after each run that is read.
     """
 
     def __init__(self, processes: int = 1, on_progress: Callable[[Progress], object] | None = None) -> None:
@@ -71,23 +71,24 @@ class RunPool:
             return
         self._pool.shutdown(wait=error is None, cancel_futures=True)
         if error is not None:
-            # Interrupted, or failed: what they are reading is of no use to anybody.
+            # Interrupted or failed: the reads still in flight are useless.
             for child in self._children:
                 child.terminate()
 
     def expect(self, reads: int) -> None:
-        """Say that so many runs more will be read; less than none takes back what was said."""
+        """Add to the expected number of reads; a negative number corrects an earlier call."""
         self._total += reads
 
     def mapped(self, function: Callable[[_Asked], _Answer], asked: Sequence[_Asked]) -> Iterator[_Answer]:
-        """The answers, in order, each as soon as it and those before it are there.
+        """Yield the results in order, each as soon as it and all earlier ones are ready.
 
         Args:
-            function: What to do; picklable, as are its answers, when there are several processes.
-            asked: What to do it to, each of which counts as one read.
+            function: The function to map; with several processes, it and its results must be picklable.
+            asked: Its arguments. Each counts as one read.
 
         Raises:
-            TelemetryError: A process was lost. Whatever the function raises, with a note of what it was asked.
+            TelemetryError: A process was lost.
+            Exception: Whatever the function raises, with a note that names its argument.
         """
         read = self._elsewhere if self._processes > 1 and len(asked) > 1 else self._here
         for answer in read(function, asked):
@@ -117,7 +118,8 @@ class RunPool:
 
     def _submitted(self, payload: bytes, one: object) -> Future[Any]:
         if self._pool is None:
-            # Not forked: DuckDB, Arrow and polars have threads of their own, and what those hold a fork never lets go.
+            # Not forked: DuckDB, Arrow and polars have threads of their own, and a fork never releases the locks they
+            # hold.
             context = multiprocessing.get_context("spawn")
             before = frozenset(multiprocessing.active_children())
             self._pool = ProcessPoolExecutor(self._processes, mp_context=context, initializer=_ignore_interrupts)
@@ -129,7 +131,7 @@ class RunPool:
 
 @contextmanager
 def _told_of(asked: object) -> Iterator[None]:
-    """Tell what was asked when something fails over it."""
+    """Name the argument in any error that the block raises."""
     try:
         yield
     except BrokenProcessPool as error:
@@ -141,7 +143,7 @@ def _told_of(asked: object) -> Iterator[None]:
 
 
 def _ignore_interrupts() -> None:
-    """Leave Ctrl-C to the process that was started by hand: it ends the others."""
+    """Leave Ctrl-C to the parent process, which ends its workers."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
@@ -151,6 +153,6 @@ def _called(payload: bytes, asked: object) -> Any:
 
 @functools.lru_cache(maxsize=4)
 def _loaded(payload: bytes) -> Callable[[Any], Any]:
-    """A function that came from another process, made once: to read a policy takes as long as a small run."""
+    """Unpickle a function once per process: parsing a policy takes as long as reading a small run."""
     function: Callable[[Any], Any] = pickle.loads(payload)
     return function

@@ -1,7 +1,7 @@
-"""Frozen values as JSON text and back, exactly. No code is ever read from a file.
+"""Encodes frozen values as JSON text and decodes them exactly. Decoding never loads code from a file.
 
-Dataclasses, named tuples, enumerations, tuples, lists, frozen sets and mappings flow in, and the classes that they may
-be of: those that the annotations of one class lead to, so that a field that any of them gains is covered by itself.
+Supports dataclasses, named tuples, enumerations, tuples, lists, frozen sets and mappings. The known classes are those
+that the annotations of one root class reach, so a new field of any of them is covered automatically.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ _PLAIN: Final = (bool, int, float, str, type(None))
 
 
 class ValueCodec:
-    """How values of one class, and of all that its annotations lead to, are written and read.
+    """Encodes and decodes values of one class and of all classes that its annotations reach.
 
     Args:
         root: The class, or any annotation.
-        given: An object that values refer to and that is not written: who reads them has it.
+        given: An object that values refer to and that is not encoded: the decoder must be given it too.
 
     Attributes:
-        fields: Names of the fields of each class: what was written under others cannot be read.
+        fields: Field names by class. A value that was written with other fields cannot be read.
     """
 
     def __init__(self, root: Any, given: object = None) -> None:
@@ -34,18 +34,18 @@ class ValueCodec:
         self.fields = {name: _fields_of(cls) for name, cls in self._classes.items() if not issubclass(cls, Enum)}
 
     def encoded(self, value: object) -> str:
-        """The value as text.
+        """Return the value as text.
 
         Raises:
-            TypeError: It holds something that could not be read back as it is.
+            TypeError: The value holds something that could not be decoded unchanged.
         """
         return json.dumps(self._packed(value), separators=(",", ":"))
 
     def decoded(self, text: str) -> Any:
-        """The value that a text holds.
+        """Return the value that a text encodes.
 
         Raises:
-            ValueError: It holds none, or one of a class that is not known here.
+            ValueError: The text encodes no value, or one of an unknown class.
         """
         try:
             return self._unpacked(json.loads(text))
@@ -69,7 +69,7 @@ class ValueCodec:
         if type(value) in (tuple, list):
             tag = "t" if type(value) is tuple else "l"
             entries = list(value)  # type: ignore[call-overload]
-            # Curves are long, and all of one piece.
+            # Fast path for long sequences of plain values, such as curves.
             if all(type(entry) in _PLAIN for entry in entries):
                 return [tag.upper(), entries]
             return [tag, [self._packed(entry) for entry in entries]]
@@ -106,7 +106,7 @@ def _fields_of(cls: type) -> list[str]:
 
 
 def _classes_in(annotation: Any, seen: set[Any]) -> Iterator[type]:
-    """Dataclasses, named tuples and enumerations that an annotation leads to."""
+    """Yield the dataclasses, named tuples and enumerations that an annotation reaches."""
     try:
         if annotation in seen:
             return

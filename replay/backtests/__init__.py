@@ -1,1 +1,1 @@
-"""One policy over many runs, beside baselines or another policy."""
+"""Backtests: one policy over many runs, compared with baselines or with another policy."""

@@ -1,7 +1,7 @@
-"""Backtest: one policy over many recorded runs, and what it would have saved and cost in each.
+"""Backtest: replays one policy over many recorded runs and computes what it would have saved and cost in each.
 
-Runs are read one after the other, or several at once in processes of their own. Of each only its facts are kept, so
-that memory does not grow with what the runs hold.
+Runs are read one after the other, or in parallel in worker processes. Only the facts of each run are kept, so memory
+does not grow with the size of the logs.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from .frames import decisions_frame, runs_frame
 if TYPE_CHECKING:
     import polars as pl
 
-#: Said with every backtest, because the numbers mean nothing without it.
+#: Printed with every backtest, because the numbers mean nothing without it.
 ASSUMPTIONS = (
     "A stop takes effect at the end of its step: an evaluation or checkpoint due then is still made.",
     "Where rules ask for checkpoints, theirs replace the run's own, one a step, each of the run's average size.",
@@ -43,21 +43,22 @@ ASSUMPTIONS = (
 
 @dataclass(frozen=True, slots=True)
 class Backtest:
-    """A policy over runs.
+    """The results of a policy over runs.
 
     Attributes:
         policy: The policy.
-        objective: The metric of merit; None when none was declared and none could be guessed.
+        objective: The objective; None if none was declared and none could be guessed.
         results: One for each run that was judged.
         excluded: The runs that were not, each with its reason.
-        settings: How it was made.
-        cost_per_hour: What an hour of one rank costs, in whatever currency; None when nobody said.
-        baselines: What simpler policies would have made of the same runs; empty when none was asked for.
-        coverage: What each controller and clause came to over all runs; empty when it was not asked for.
-        conduct: For each result, how the controllers conducted themselves; empty when coverage was not asked for.
-        read_events: Events that were read and folded for it, those for baselines and coverage included, each time that
-            they were; what a cache had is not. It says how it was made and nothing of the runs, and so does the next.
-        took_s: Seconds that it took by the clock; None when the caller did not look.
+        semantics_version: Version of the rule semantics; the current one by default.
+        settings: The settings of the backtest.
+        cost_per_hour: Cost of an hour of one rank, in any currency; None if it was not given.
+        baselines: Scores of simpler policies on the same runs; empty if none were requested.
+        coverage: Coverage of each controller and clause over all runs; empty if it was not requested.
+        conduct: For each result, the conduct of the controllers; empty if coverage was not requested.
+        read_events: Events read and folded, also for baselines and coverage, once per read; cache hits are not counted.
+            Like ``took_s``, it describes how the backtest was made, not the runs: comparisons ignore both.
+        took_s: Wall-clock seconds; None if the caller did not measure them.
     """
 
     policy: Policy
@@ -75,37 +76,37 @@ class Backtest:
 
     @property
     def policy_digest(self) -> str:
-        """Digest of what the policy means."""
+        """Digest of the policy's canonical form."""
         return self.policy.digest
 
     @property
     def event_count(self) -> int:
-        """Events that the results rest on: those of every run that was judged, once."""
+        """Events that the results rest on: those of every judged run, counted once."""
         return sum(result.identity.event_count for result in self.results)
 
     @property
     def events_per_s(self) -> float | None:
-        """Events read and folded a second, by the clock and over all processes; None when it is not known."""
+        """Events read and folded per second of wall clock, over all processes; None if unknown."""
         return self.read_events / self.took_s if self.took_s else None
 
     @property
     def assumptions(self) -> tuple[str, ...]:
-        """What the numbers rest on."""
+        """The assumptions behind the numbers."""
         if not self.settings.delay_steps:
             return ASSUMPTIONS
         late = f"A stop takes effect {self.settings.delay_steps} updates after the step of its decision."
         return (late, *ASSUMPTIONS[1:])
 
     def runs_frame(self) -> pl.DataFrame:
-        """One row a run: what was recorded, predicted and saved."""
+        """Return one row per run: what was recorded, predicted and saved."""
         return runs_frame(self.results, self.objective, self.cost_per_hour)
 
     def decisions_frame(self) -> pl.DataFrame:
-        """One row a decision, of all runs."""
+        """Return one row per decision, over all runs."""
         return decisions_frame(self.results)
 
     def validity_counts(self) -> dict[str, int]:
-        """Decisions by label, over all runs."""
+        """Return the number of decisions by label, over all runs."""
         labels = [str(judged.validity) for result in self.results for judged in result.decisions]
         return dict(sorted(Counter(labels).items()))
 
@@ -125,23 +126,23 @@ def backtest(
     processes: int = 1,
     cache: Cache | None = None,
 ) -> Backtest:
-    """What a policy would have done to recorded runs.
+    """Replay a policy over recorded runs, and compute what it would have saved and cost.
 
     Args:
         policy: The rules.
         runs: The runs; those that cannot be judged are listed as excluded.
-        objective: The metric of merit; guessed when not given and unambiguous.
-        on_progress: Told after each run that is read, once for the policy, for all baselines and for the coverage each.
+        objective: The objective; guessed if not given and unambiguous.
+        on_progress: Called after each run that is read: once for the policy, once for all baselines, once for coverage.
         delay_steps: Updates that the loop still makes between the decision to stop and the stop.
-        cost_per_hour: What an hour of one rank costs.
-        labels: Incidents by run; what annotations label when None.
-        tolerance_steps: How far outside of an incident an alarm still counts as true.
+        cost_per_hour: Cost of an hour of one rank.
+        labels: Incidents by run; if None, those that annotations label.
+        tolerance_steps: Steps around an incident within which an alarm still counts as true.
         baselines: Simpler policies to compare with. They read the runs once more.
-        with_coverage: Whether to say which clauses were ever true. It reads the runs once more.
-        processes: How many to read runs with. Metrics and operations that a program registers are known to its own
-            process alone: with more than one, only installed ones are found.
-        cache: Where to look for what was found of a finished run before, and to keep what is found now. None, because
-            a library writes nowhere unless it is told to.
+        with_coverage: Whether to report which clauses were ever true. It reads the runs once more.
+        processes: Number of processes to read runs with. Metrics and operations that a program registers are known to
+            its own process alone: with more than one, only installed ones are found.
+        cache: Cache of results of finished runs, read and written. None by default, because a library writes nothing
+            unless asked to.
     """
     request = Request(policy, tuple(runs), BacktestSettings(delay_steps, labels, tolerance_steps), cache, objective)
     with RunPool(processes, on_progress) as readers:
@@ -153,14 +154,14 @@ def backtest(
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What is to be judged, and how.
+    """A policy, the runs to judge it on, and the settings.
 
     Attributes:
         policy: The rules.
         runs: The runs.
-        settings: How.
-        cache: Where answers are kept; None for nowhere.
-        objective: The metric of merit; None to guess it.
+        settings: The settings of the backtest.
+        cache: Cache of results; None for no cache.
+        objective: The objective; None to guess it.
     """
 
     policy: Policy
@@ -171,7 +172,7 @@ class Request:
 
 
 def backtest_runs(request: Request, readers: RunPool) -> tuple[Backtest, list[Run]]:
-    """The backtest of a policy alone, in one pass over the runs, and the runs that could be judged."""
+    """Return the backtest of a policy alone, in one pass over the runs, and the runs that could be judged."""
     facts: list[ReplayedRun] = []
     judged_runs: list[Run] = []
     excluded: list[Excluded] = []
@@ -196,7 +197,7 @@ def backtest_runs(request: Request, readers: RunPool) -> tuple[Backtest, list[Ru
 
 
 def _compared(request: Request, baselines: Sequence[Baseline], with_coverage: bool, readers: RunPool) -> Backtest:
-    """The backtest of a policy with what is compared with it. Baselines and coverage read the runs once more each."""
+    """Return the backtest with its comparisons. Baselines and coverage read the runs once more each."""
     passes = 1 + reads_runs(baselines) + with_coverage
     readers.expect(passes * len(request.runs))
     report, runs = backtest_runs(request, readers)
@@ -218,9 +219,9 @@ def _compared(request: Request, baselines: Sequence[Baseline], with_coverage: bo
 
 @dataclass(frozen=True, slots=True)
 class _Facts:
-    """What a process does to each run: its facts, and how many events were read for them.
+    """The function mapped over runs: returns the facts of a run, and the number of events read.
 
-    A run that cannot be read gives its error, so that the others are judged.
+    For a run that cannot be read it returns the error, so that the others are still judged.
     """
 
     policy: Policy

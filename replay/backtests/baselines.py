@@ -1,8 +1,8 @@
-"""Baselines: what people would have used otherwise, on the same runs.
+"""Baselines: the usual alternatives to a policy, scored on the same runs.
 
-Most are policy files with the defaults of the tool that they stand for, in ``baseline_policies/``. Five are none:
-never stopping, stopping where the best was (which nobody can know in time), stopping at random as often per step as
-the policy does, and two that compare runs with each other (see ``pruners``).
+Most are policy files in ``baseline_policies/``, with the defaults of the tool that they imitate. Five are not: never
+stopping, stopping at the best evaluation (unknowable in time), stopping at random as often per step as the policy does,
+and two that compare runs with each other (see ``pruners``).
 """
 
 from __future__ import annotations
@@ -29,28 +29,28 @@ from .pruners import Pruner, asha, median_pruner, pruned_at, says_when
 
 _FOLDER: Final = Path(__file__).parent / "baseline_policies"
 
-#: The name under which baseline files read the metric of merit, and how it is found there.
+#: Name under which baseline files read the objective, and the pattern that finds it.
 _MERIT: Final = re.compile(r"\beval_loss\b")
 
-#: Files whose rule makes sense only for errors and losses, which are better low and lie above zero.
+#: Files whose rule is defined only for errors and losses, which are better low and above zero.
 _ONLY_LOSSES: Final = frozenset(("prechelt_gl", "prechelt_pq"))
 
-#: Why a baseline that watches the metric of merit has nothing to say.
+#: Why a baseline that reads the objective has no score.
 NO_MERIT: Final = "there is no metric of merit to watch"
 
-#: Why one that compares runs has nothing to say.
+#: Why a baseline that compares runs has no score.
 NO_CLOCK: Final = "no run says when it was"
 
 
 @dataclass(frozen=True, slots=True)
 class Baseline:
-    """Something to compare a policy with.
+    """An alternative to compare a policy with.
 
     Attributes:
         name: Unique among baselines.
-        title: For people.
-        path: Its policy file; None for what is no policy.
-        pruner: How it compares runs with each other; None for what looks at each run alone.
+        title: Display name.
+        path: Its policy file; None if it is not a policy.
+        pruner: How it compares runs with each other; None if it looks at each run alone.
     """
 
     name: str
@@ -60,7 +60,7 @@ class Baseline:
 
     @property
     def reads_merit(self) -> bool:
-        """Whether it looks at the metric of merit."""
+        """Whether it reads the objective."""
         return self.path is not None and _MERIT.search(self.path.read_text(encoding="utf-8")) is not None
 
 
@@ -91,12 +91,12 @@ BASELINES: Final[Mapping[str, Baseline]] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True)
 class BaselineScore:
-    """What a baseline comes to on one run.
+    """The score of a baseline on one run.
 
     Attributes:
-        stopped: Whether it would have ended the run; a probability for one that stops at random.
-        share_saved: Of the recorded steps.
-        relative_regret, relative_deployable_regret: As of a policy; None where not known.
+        stopped: Whether it would have ended the run; a probability for the one that stops at random.
+        share_saved: Share of the recorded steps.
+        relative_regret, relative_deployable_regret: As for a policy; None where unknown.
     """
 
     stopped: float
@@ -107,13 +107,13 @@ class BaselineScore:
 
 @dataclass(frozen=True, slots=True)
 class BaselineOutcome:
-    """A baseline over the runs of a backtest.
+    """The scores of a baseline over the runs of a backtest.
 
     Attributes:
-        baseline: Which.
-        digest: Of its policy, aimed at the metric of merit; None for what is no policy.
-        standings: One for each result of the backtest, in order; None where it has none.
-        reason: Why it has no standing at all; empty when it has.
+        baseline: The baseline.
+        digest: Digest of its policy with the objective substituted; None if it is not a policy.
+        standings: One score per result of the backtest, in order; None where it has none.
+        reason: Why it has no scores at all; empty if it has.
     """
 
     baseline: Baseline
@@ -125,16 +125,16 @@ class BaselineOutcome:
 def baseline_policy(
     baseline: Baseline, objective: Objective | None, params: Mapping[str, Param] | None = None
 ) -> Policy:
-    """A baseline's policy, aimed at the metric of merit: its value where that is better low, else its negative.
+    """Return a baseline's policy that reads the objective: its value if lower is better, else its negative.
 
     Args:
-        baseline: Which.
-        objective: The metric of merit.
-        params: Params other than the tool's defaults.
+        baseline: The baseline.
+        objective: The objective.
+        params: Params that differ from the tool's defaults.
 
     Raises:
         PolicyError: It has no such param.
-        ValueError: It is no policy, or says nothing of such a metric.
+        ValueError: It is not a policy, or is not defined for such an objective.
     """
     if baseline.path is None:
         raise ValueError("it is no policy file")
@@ -149,7 +149,7 @@ def baseline_policy(
 
 
 def reads_runs(baselines: Sequence[Baseline]) -> bool:
-    """Whether some of them are policies, which read every run."""
+    """Whether any baseline is a policy: policies read every run."""
     return any(baseline.path is not None for baseline in baselines)
 
 
@@ -162,19 +162,19 @@ def baseline_outcomes(
     readers: RunPool,
     cache: Cache | None = None,
 ) -> tuple[tuple[BaselineOutcome, ...], int]:
-    """What each baseline comes to on the runs of a backtest.
+    """Score each baseline on the runs of a backtest.
 
     Args:
-        baselines: Which.
+        baselines: The baselines.
         runs: The runs that were judged.
         results: The policy's result on each.
-        objective: The metric of merit.
-        settings: Those of the backtest.
-        readers: What to read the runs with.
-        cache: Where to look for what they came to before.
+        objective: The objective.
+        settings: The settings of the backtest.
+        readers: The pool to read the runs with.
+        cache: Cache of earlier scores.
 
     Returns:
-        What each came to, and how many events were read for it.
+        The outcome of each baseline, and the number of events read.
     """
     outcomes, read_events = _policy_outcomes(
         [baseline for baseline in baselines if baseline.path is not None], runs, objective, settings, readers, cache
@@ -196,7 +196,7 @@ def _policy_outcomes(
     readers: RunPool,
     cache: Cache | None,
 ) -> tuple[dict[Baseline, BaselineOutcome], int]:
-    """The outcomes of those that are policies, and how many events were read for them, all in one pass."""
+    """Return the outcomes of the baselines that are policies, and the number of events read, all in one pass."""
     policies: dict[Baseline, Policy] = {}
     outcomes: dict[Baseline, BaselineOutcome] = {}
     for baseline in baselines:
@@ -217,7 +217,7 @@ def _policy_outcomes(
 def _pruner_outcome(
     baseline: Baseline, pruner: Pruner, results: Sequence[RunResult], objective: Objective | None, delay_steps: int
 ) -> BaselineOutcome:
-    """The outcome of one that compares runs with each other."""
+    """Return the outcome of a baseline that compares runs with each other."""
     if objective is None:
         return BaselineOutcome(baseline, None, (), NO_MERIT)
     if not any(map(says_when, results)):
@@ -227,7 +227,7 @@ def _pruner_outcome(
 
 
 def standing_of(result: RunResult, objective: Objective | None) -> BaselineScore | None:
-    """A policy's result as a standing; None where it is not known."""
+    """Return a policy's result as a score; None where it is unknown."""
     if result.predicted is None:
         return None
     return BaselineScore(
@@ -240,7 +240,7 @@ def standing_of(result: RunResult, objective: Objective | None) -> BaselineScore
 
 @dataclass(frozen=True, slots=True)
 class _BaselineScores:
-    """What a process does to each run: the standing of each policy, and the events that were read."""
+    """The function mapped over runs: returns the score of each policy, and the number of events read."""
 
     policies: tuple[Policy, ...]
     objective: Objective | None
@@ -282,9 +282,9 @@ def _never(result: RunResult) -> BaselineScore:
 
 
 def _pruned(result: RunResult, stop: Evaluation | None, objective: Objective, delay_steps: int) -> BaselineScore | None:
-    """A stop at an evaluation: what is due at its step is still made, and so many updates more.
+    """Score a stop at an evaluation: what is due at its step is still made, then ``delay_steps`` updates.
 
-    None for a run that does not say when it was.
+    None for a run without a clock.
     """
     if not says_when(result):
         return None
@@ -309,7 +309,7 @@ def _relative_loss(objective: Objective, reached: Evaluation | None, reference: 
 
 
 def _oracle(result: RunResult, objective: Objective | None) -> BaselineScore | None:
-    """It stops at the best evaluation, with a checkpoint of it."""
+    """Score a stop at the best evaluation, with a checkpoint of it."""
     recorded = result.recorded
     if objective is None or recorded.best is None or recorded.best_step is None:
         return None
@@ -319,9 +319,9 @@ def _oracle(result: RunResult, objective: Objective | None) -> BaselineScore | N
 
 
 def _random(results: Sequence[RunResult], objective: Objective | None) -> tuple[BaselineScore | None, ...]:
-    """What stopping at random comes to in the mean: after each step with the rate at which the policy stops per step.
+    """Return the expected scores of a random stop after each step, at the policy's rate of stops per step.
 
-    That is an expectation and not a draw: no luck is in it.
+    They are expectations, not draws: luck plays no part.
     """
     known = [result for result in results if result.predicted is not None]
     spent = sum(result.predicted.steps for result in known if result.predicted is not None)
@@ -333,7 +333,7 @@ def _at_random(result: RunResult, objective: Objective | None, rate: float) -> B
     steps = result.recorded.steps
     if not steps or rate == 0:
         return _never(result)
-    # A run of n steps goes on for (1 - (1 - rate)^n) / rate of them in the mean.
+    # The expected length of a run of n steps is (1 - (1 - rate)^n) / rate.
     share = 1 - (1 - (1 - rate) ** steps) / (rate * steps)
     recorded, saved = result.recorded, result.saved_steps
     kept = [evaluation for evaluation in result.evaluations if evaluation.step in saved]
@@ -348,12 +348,12 @@ def _at_random(result: RunResult, objective: Objective | None, rate: float) -> B
 def _regret_at_random(
     evaluations: Sequence[Evaluation], reference: float | None, objective: Objective | None, rate: float
 ) -> float | None:
-    """The mean relative regret, given that the stop comes after the first of the evaluations that is a number.
+    """Return the mean relative regret, given that the stop comes after the first evaluation that is a number.
 
     Args:
-        evaluations: Those that count, in order.
+        evaluations: The evaluations that count, in order.
         reference: The best of them.
-        objective: The metric of merit.
+        objective: The objective.
         rate: The probability of a stop after each step.
     """
     if objective is None or reference is None:
@@ -364,7 +364,7 @@ def _regret_at_random(
         reached = best((evaluation,) if reached is None else (reached, evaluation), objective)
         if reached is None:
             continue
-        # The stop falls between this evaluation and the next; the last stretch is also that of not stopping at all.
+        # The stop falls between this evaluation and the next; the last interval includes never stopping.
         begin = (1 - rate) ** max(evaluation.step - 1, 0)
         end = (1 - rate) ** max(evaluations[index + 1].step - 1, 0) if index + 1 < len(evaluations) else 0.0
         weight += begin - end

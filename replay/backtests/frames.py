@@ -1,4 +1,4 @@
-"""The results of a backtest as polars frames, for notebooks and further analysis."""
+"""Returns the results of a backtest as polars frames, for notebooks and further analysis."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ if TYPE_CHECKING:
 def runs_frame(
     results: Sequence[RunResult], objective: Objective | None, cost_per_hour: float | None = None
 ) -> pl.DataFrame:
-    """One row a run: what was recorded, predicted and saved. Empty without runs."""
-    import polars as pl  # 0.13 s, which only those who ask for a frame should wait for.
+    """Return one row per run: what was recorded, predicted and saved. Empty without runs."""
+    import polars as pl  # Importing polars takes 0.13 s; only callers that ask for a frame should wait for it.
 
     return pl.DataFrame([run_row(result, objective, cost_per_hour) for result in results], infer_schema_length=None)
 
 
 def decisions_frame(results: Sequence[RunResult]) -> pl.DataFrame:
-    """One row a decision: run, place, attempt, controller, operations, validity."""
+    """Return one row per decision: run, position, attempt, controller, operations, validity."""
     import polars as pl
 
     rows = [
@@ -51,7 +51,7 @@ def decisions_frame(results: Sequence[RunResult]) -> pl.DataFrame:
 
 
 def run_row(result: RunResult, objective: Objective | None, cost_per_hour: float | None) -> dict[str, object]:
-    """A run's row, by column."""
+    """Return the row of a run, by column."""
     recorded, predicted, stop = result.recorded, result.predicted, result.stop
     hours = result.rank_hours_saved
     return {

@@ -1,6 +1,6 @@
-"""What changes when one policy takes the place of another: both over the same recorded runs, run by run and in sum.
+"""Compares two policies over the same recorded runs: which runs change, by how much, and from which event.
 
-Two backtests flow through here; what flows out says which runs would have gone otherwise, by how much, and from where.
+Takes two backtests of the same runs, returns a diff per run and in sum.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from .backtesting import Backtest, Request, backtest_runs
 
 
 class Order(NamedTuple):
-    """What a decision says to the loop and to people; not why, nor which controller says it.
+    """The orders of a decision to the loop and to people, without their reason and their controller.
 
     Attributes:
         event_index: Index of the event among the stream's events, as in ``LabelledOutcome``.
-        operations: As ``name.action``, in order.
+        operations: Operations as ``name.action``, in order.
         mode: ``act`` or ``shadow``.
         told: Severity, message and log messages.
     """
@@ -41,12 +41,13 @@ class Order(NamedTuple):
 
 
 class StopChange(StrEnum):
-    """How the end of a run differs between two policies.
+    """The change of a run's end from the old policy to the new one.
 
     Attributes:
-        SAME: It ends at the same step under both.
-        EARLIER, LATER: Both end it, or its record does; the new one at a lower or higher step.
-        NOT_KNOWN: Under one of them the record cannot tell where it would have ended.
+        SAME: The run ends at the same step under both, or nothing changes.
+        EARLIER, LATER: The run ends at a lower or higher step under the new policy. An end is a stop or the record's
+            end.
+        NOT_KNOWN: The record does not show where it would have ended under one of them.
     """
 
     SAME = "same"
@@ -60,10 +61,10 @@ class RunDiff:
     """One run under both policies.
 
     Attributes:
-        old, new: The outcome under each.
-        objective: The metric of merit, if any.
-        lost: Orders that the old policy gives and the new one does not, in stream order.
-        gained: Orders that the new policy gives and the old one does not.
+        old, new: The result under each.
+        objective: The objective, if any.
+        lost: Orders that only the old policy gives, in stream order.
+        gained: Orders that only the new policy gives, in stream order.
     """
 
     old: RunResult
@@ -74,12 +75,12 @@ class RunDiff:
 
     @property
     def is_changed(self) -> bool:
-        """Whether anything is ordered otherwise, or a controller fails that did not, or no longer."""
+        """Whether any order differs, or the set of controllers that fail."""
         return bool(self.lost or self.gained) or self.old.error_counts.keys() != self.new.error_counts.keys()
 
     @property
     def stop(self) -> StopChange:
-        """How the run's end differs."""
+        """The change of the run's end."""
         if self.old.predicted is None or self.new.predicted is None:
             return StopChange.SAME if not self.is_changed else StopChange.NOT_KNOWN
         old, new = self.old.predicted.steps, self.new.predicted.steps
@@ -87,7 +88,7 @@ class RunDiff:
 
     @property
     def steps(self) -> int | None:
-        """Optimizer updates that the new policy spends more than the old; None where that is not known."""
+        """Optimizer updates that the new policy spends more than the old; None if unknown."""
         if self.old.predicted is None or self.new.predicted is None:
             return None
         return self.new.predicted.steps - self.old.predicted.steps
@@ -106,17 +107,17 @@ class RunDiff:
 
     @property
     def regret(self) -> float | None:
-        """How much worse the best value of the objective is than under the old policy; negative when it is better."""
+        """Regret under the new policy less that under the old; negative if the best value is better."""
         return _more(self.new.regret(self.objective), self.old.regret(self.objective))
 
     @property
     def deployable_regret(self) -> float | None:
-        """The same of the best value that has a checkpoint."""
+        """The same for the deployable regret."""
         return _more(self.new.deployable_regret(self.objective), self.old.deployable_regret(self.objective))
 
     @property
     def first(self) -> int | None:
-        """Index of the first event at which orders differ; None when none do."""
+        """Index of the first event at which orders differ; None if none do."""
         return min((order.event_index for order in (*self.lost, *self.gained)), default=None)
 
 
@@ -126,8 +127,8 @@ class PolicyDiff:
 
     Attributes:
         old, new: The backtest of each.
-        runs: One for each run that both could be judged on.
-        excluded: The runs that could not, each with its reason.
+        runs: One for each run that could be judged under both.
+        excluded: The other runs, each with its reason.
     """
 
     old: Backtest
@@ -142,16 +143,16 @@ class PolicyDiff:
 
     @property
     def objective(self) -> Objective | None:
-        """The metric of merit."""
+        """The objective."""
         return self.old.objective
 
     def total(self, amount: Callable[[RunDiff], float | None]) -> float | None:
-        """The sum of what is known of an amount; None when it is known of no run."""
+        """Return the sum of an amount over the runs where it is known; None if it is known for none."""
         known = [value for run in self.runs if (value := amount(run)) is not None]
         return math.fsum(known) if known else None
 
     def mean(self, amount: Callable[[RunDiff], float | None]) -> Interval:
-        """The mean over all runs where an amount is known, with its interval."""
+        """Return the mean of an amount over the runs where it is known, with its interval."""
         return interval([amount(run) for run in self.runs])
 
 
@@ -165,15 +166,15 @@ def diff_policies(
     processes: int = 1,
     cache: Cache | None = None,
 ) -> PolicyDiff:
-    """What would have gone otherwise in recorded runs, had they been under another policy.
+    """Compare two policies over recorded runs.
 
     Args:
         old, new: The policies.
         runs: The runs; those that cannot be judged are listed as excluded.
-        objective: The metric of merit; guessed when not given and unambiguous.
-        on_progress: Told after each run that is read, which is once for each policy.
-        processes: How many to read runs with, as for ``backtest``.
-        cache: Where to look for what was found of a finished run before, and to keep what is found now.
+        objective: The objective; guessed if not given and unambiguous.
+        on_progress: Called after each run that is read: once for each policy.
+        processes: Number of processes to read runs with, as for ``backtest``.
+        cache: Cache of results of finished runs, read and written.
     """
     chosen = tuple(runs)
     with RunPool(processes, on_progress) as readers:
@@ -186,7 +187,7 @@ def diff_policies(
 
 
 def diff_backtests(old: Backtest, new: Backtest) -> PolicyDiff:
-    """The same of two backtests over the same runs."""
+    """Compare two backtests over the same runs."""
     results = {result.run_id: result for result in new.results}
     pairs = [(result, results[result.run_id]) for result in old.results if result.run_id in results]
     excluded = {run.run_id: run for run in (*old.excluded, *new.excluded)}

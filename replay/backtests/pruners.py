@@ -1,9 +1,9 @@
-"""Pruners: baselines that compare a run with the runs before it, as tuners of hyper-parameters do.
+"""Pruners: baselines that compare a run with earlier runs, as hyper-parameter tuners do.
 
-Results of a backtest flow in, one stop or none for each flows out. Runs are taken in the order in which they began. A
-run sees of the earlier ones what these had recorded by then on the wall clock, up to where the pruner itself would have
-ended them, and of those that began with it or later nothing. A run that does not say when it was sees none and is seen
-by none. What tuners call a step is the number of the evaluation here, from 1 on.
+Takes the results of a backtest, returns one stop or None for each. Runs are taken in the order in which they began. A
+run sees of each earlier one what it had recorded by then on the wall clock, up to where the pruner would have ended it.
+It sees nothing of runs that began with it or later. A run without a clock sees none and is seen by none. A step of the
+tuner is here the number of the evaluation, from 1 on.
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ from typing import Final, NamedTuple
 from ..runs.objective import Evaluation, Mode, Objective
 from ..runs.results import RunResult
 
-#: ``MedianPruner`` of Optuna (class reference, version 4): n_startup_trials. Its n_warmup_steps is 0, its
-#: interval_steps and n_min_trials are 1, which leaves nothing to be done.
+#: ``MedianPruner`` of Optuna (class reference, version 4): n_startup_trials. Its n_warmup_steps is 0, and its
+#: interval_steps and n_min_trials are 1; these defaults need no code.
 STARTUP_RUNS: Final = 5
 
 #: ``AsyncHyperBandScheduler`` of Ray Tune (ray.tune.schedulers reference): grace_period and reduction_factor, with one
-#: bracket. Its max_t ends trials at 100 reports; recorded runs are as long as they were meant to be, so it is left out.
+#: bracket. Its max_t ends trials at 100 reports; recorded runs have their planned length, so it is left out.
 GRACE: Final = 1
 REDUCTION: Final = 4
 
 
 class Earlier(NamedTuple):
-    """A run that began before.
+    """A run that began earlier.
 
     Attributes:
-        costs: Its evaluations up to where the pruner would have ended it, smaller is better.
+        costs: Its evaluations up to where the pruner would have ended it; smaller is better.
         times_ns: When each was recorded.
-        over_ns: When it was over; None for one that failed, or that the pruner would have ended.
+        over_ns: When it ended; None if it failed or the pruner would have ended it.
     """
 
     costs: Sequence[float]
@@ -41,7 +41,7 @@ class Earlier(NamedTuple):
     over_ns: int | None
 
     def at(self, number: int, now_ns: int) -> float:
-        """Its evaluation of that number, as far as it is known by now; NaN when it is not."""
+        """Return its evaluation of that number; NaN if it is not known by now."""
         is_known = number <= len(self.costs) and self.times_ns[number - 1] <= now_ns
         return self.costs[number - 1] if is_known else math.nan
 
@@ -50,7 +50,7 @@ class Earlier(NamedTuple):
         return self.over_ns is not None and self.over_ns <= now_ns
 
 
-#: Whether a run ends at its newest evaluation, by its evaluations so far (smaller is better), the runs before it, and
+#: Whether a run ends at its newest evaluation. Takes its evaluations so far (smaller is better), the earlier runs and
 #: the time.
 Pruner = Callable[[Sequence[float], Sequence[Earlier], int], bool]
 
@@ -58,7 +58,7 @@ Pruner = Callable[[Sequence[float], Sequence[Earlier], int], bool]
 def median_pruner(costs: Sequence[float], earlier: Sequence[Earlier], now_ns: int) -> bool:
     """Whether the best so far is worse than the median of completed runs at the same evaluation.
 
-    Evaluations that are NaN count for nothing; a run that has no other is pruned.
+    NaN evaluations are ignored; a run with no others is pruned.
     """
     completed = [run for run in earlier if run.is_complete(now_ns)]
     if len(completed) < STARTUP_RUNS:
@@ -71,8 +71,8 @@ def median_pruner(costs: Sequence[float], earlier: Sequence[Earlier], now_ns: in
 def asha(costs: Sequence[float], earlier: Sequence[Earlier], now_ns: int) -> bool:
     """Whether a run that reaches a rung (evaluation 1, 4, 16, ...) is worse there than the best quarter before it.
 
-    The boundary is interpolated between the runs that reached the rung; the first to reach it goes on. NaN is never
-    worse, and sets no boundary.
+    The boundary is interpolated between the runs that reached the rung; the first run to reach it continues. NaN is
+    never worse, and sets no boundary.
     """
     if not _is_rung(len(costs)):
         return False
@@ -81,17 +81,17 @@ def asha(costs: Sequence[float], earlier: Sequence[Earlier], now_ns: int) -> boo
 
 
 def says_when(run: RunResult) -> bool:
-    """Whether a run's log has a clock: else nobody knows which runs came before it, and what these had recorded."""
+    """Whether a run's log has a clock. Without one, neither its predecessors nor their records by then are known."""
     return run.began_ns > 0 and all(evaluation.time_ns > 0 for evaluation in run.evaluations)
 
 
 def pruned_at(pruner: Pruner, results: Sequence[RunResult], objective: Objective) -> list[Evaluation | None]:
-    """For each result the evaluation at which a pruner would have ended the run; None where it would not.
+    """Return for each result the evaluation at which a pruner would have ended the run; None where it would not.
 
     Args:
-        pruner: Which.
-        results: Those of the runs, in any order.
-        objective: The metric of merit.
+        pruner: The pruner.
+        results: The results of the runs, in any order.
+        objective: The objective.
     """
     stops: list[Evaluation | None] = [None] * len(results)
     earlier: list[Earlier] = []
@@ -123,7 +123,7 @@ def _is_rung(number: int) -> bool:
 
 
 def _quantile(ranked: Sequence[float], share: float) -> float:
-    """The value at a share of the way through sorted values, interpolated."""
+    """Return the value at a share of the way through sorted values, interpolated."""
     place = share * (len(ranked) - 1)
     low = math.floor(place)
     if low + 1 >= len(ranked) or place == low:

@@ -1,1 +1,1 @@
-"""A policy held against recorded runs: findings, coverage, and the conduct of its controllers."""
+"""Checks of a policy against recorded runs: findings, coverage, and the conduct of its controllers."""

@@ -1,7 +1,7 @@
-"""How controllers conduct themselves in one run: what made each decision, how often they flap, how long they hesitate.
+"""Measures how controllers behave in one run: the true clauses behind each decision, flaps and pending steps.
 
-Outcomes of a policy with probes flow in, event by event; one conduct flows out. Time after the run's end under the
-policy does not count.
+Takes the outcomes of a policy with probes event by event, returns one conduct. Events after the run's end under the
+policy do not count.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from .probes import ClauseAnswer, Probe, clauses
 
 @dataclass(frozen=True, slots=True)
 class ControllerConduct:
-    """One controller in one run.
+    """The counts of one controller in one run.
 
     Attributes:
         decisions: How often it fired.
-        flaps: How often it fired anew after its rule had ceased to be true since it last fired.
-        pending_steps: Updates during which its rule was true and it had not fired yet: patience and ``for`` held it
-            back. Whether it fired in the end makes no difference.
+        flaps: How often it fired again after its rule had turned false since the last time.
+        pending_steps: Updates during which its rule was true but it had not fired yet: patience and ``for`` held it
+            back. They count whether or not it fired in the end.
     """
 
     decisions: int = 0
@@ -35,10 +35,10 @@ class Conduct:
     """All controllers of a policy in one run.
 
     Attributes:
-        controllers: In file order.
-        answered: Names of the probes and controllers that fired, whenever they did.
-        causes: For each decision, by index of the event and name, the clauses that were true. A rule without clauses
-            is its own.
+        controllers: One entry per controller, in file order.
+        answered: Names of the probes and controllers that ever fired, also after the run's end under the policy.
+        causes: The clauses that were true at each decision, by event index and controller name. A rule without clauses
+            is its own clause.
     """
 
     controllers: tuple[ControllerConduct, ...]
@@ -48,7 +48,7 @@ class Conduct:
 
 @dataclass(slots=True)
 class _Stretch:
-    """A controller's state: since which step its rule has been true, and what it has done."""
+    """The state of one controller: the step since which its rule is true, and its counts."""
 
     since: int | None = None
     has_fired_in_it: bool = False
@@ -60,11 +60,11 @@ class _Stretch:
 
 @dataclass(slots=True)
 class Observer:
-    """Takes what a policy with probes decides, and sums it up.
+    """Sums up the outcomes of a policy with probes.
 
     Args:
         policy: The policy, without its probes.
-        probes: By name.
+        probes: The probes by name.
         until: Index of the last event that counts; None for all.
     """
 
@@ -83,7 +83,7 @@ class Observer:
         self._clauses = [clauses(controller) for controller in self.policy.controllers]
 
     def observe(self, index: int, step: int, outcomes: Iterable[Outcome]) -> None:
-        """What was decided at an event, and at which step that was."""
+        """Take the outcomes at an event and its step."""
         decisions = [outcome for outcome in outcomes if isinstance(outcome, Decision)]
         self._answered.update(decision.controller for decision in decisions)
         if self.until is not None and index > self.until:
@@ -100,7 +100,7 @@ class Observer:
             self._fire(index, step, name)
 
     def conduct(self) -> Conduct:
-        """The sum; nothing more is to be observed."""
+        """Return the sum. Call once, after the last ``observe``."""
         for index, stretch in enumerate(self._stretches):
             self._end(index, stretch, self._last_step)
         return Conduct(
@@ -110,7 +110,7 @@ class Observer:
         )
 
     def _turn(self, probe: Probe, step: int) -> None:
-        """A clause turned true or ceased to be."""
+        """Handle a clause that turned true or false."""
         place = probe.controller, probe.clause
         if probe.answer is ClauseAnswer.RISES:
             self._true.add(place)
@@ -125,7 +125,7 @@ class Observer:
             self._end(probe.controller, stretch, step)
 
     def _fire(self, index: int, step: int, name: str) -> None:
-        """A decision of every controller of that name whose rule is true."""
+        """Count a decision for every controller of that name whose rule is true."""
         causes: list[str] = []
         for number, controller in enumerate(self.policy.controllers):
             stretch = self._stretches[number]
@@ -150,7 +150,7 @@ class Observer:
         stretch.since = None
 
     def _pending(self, number: int, stretch: _Stretch, step: int) -> int:
-        """Updates since the rule turned true, of a controller that waits: one that cools down does not."""
+        """Return the updates since the rule turned true if patience or ``for`` holds it back; a cooldown does not."""
         controller = self.policy.controllers[number]
         waits = controller.patience is not None or controller.hold is not None
         return step - stretch.since if waits and stretch.since is not None else 0

@@ -1,7 +1,8 @@
-"""Coverage: what the clauses of a policy came to over recorded runs. What was never true was never tried.
+"""Coverage: in how many runs each clause of a policy was ever true and ever false.
 
-Each clause of a rule, and the rule itself, is asked by itself at the triggers of its controller, in a copy of
-the policy that orders nothing: a clause that the one before it hides is seen all the same.
+A clause that was never true was never tested. A copy of the policy without operations evaluates each rule, and each of
+its clauses separately, at the controller's triggers. A clause that short-circuiting would skip is evaluated all the
+same.
 """
 
 from __future__ import annotations
@@ -30,12 +31,12 @@ _CODEC = ValueCodec(tuple[Conduct, int])
 
 @dataclass(frozen=True, slots=True)
 class ClauseCoverage:
-    """What one clause came to.
+    """The coverage of one clause.
 
     Attributes:
-        text: As the rule has it; the whole rule for the rule itself.
-        true_runs, false_runs: In how many runs it was ever true, and ever false.
-        runs: Of how many.
+        text: The clause in the rule's text; the whole rule for the rule itself.
+        true_runs, false_runs: Number of runs in which it was ever true, and ever false.
+        runs: Number of all runs.
     """
 
     text: str
@@ -45,21 +46,21 @@ class ClauseCoverage:
 
     @property
     def is_evaluable(self) -> bool:
-        """Whether it ever had an answer."""
+        """Whether the clause was ever true or false."""
         return bool(self.true_runs or self.false_runs)
 
 
 @dataclass(frozen=True, slots=True)
 class ControllerCoverage:
-    """What one controller came to.
+    """The coverage of one controller.
 
     Attributes:
         controller: Its name.
-        fired_runs: In how many runs it decided anything.
-        rule: Its rule as a whole.
-        clauses: The operands of its ``and``, ``or`` and ``not``, in order; empty for a rule without any.
-        decisions: How often it fired, up to the end of each run under the policy; likewise what follows.
-        flaps: How often it fired anew after its rule had ceased to be true since it last fired.
+        fired_runs: Number of runs in which it decided anything.
+        rule: Coverage of its rule as a whole.
+        clauses: Coverage of the operands of its ``and``, ``or`` and ``not``, in order; empty for a rule without any.
+        decisions: How often it fired, up to the end of each run under the policy; the next two count likewise.
+        flaps: How often it fired again after its rule had turned false since the last time.
         pending_steps: Updates during which its rule was true and patience or ``for`` held it back.
     """
 
@@ -74,12 +75,12 @@ class ControllerCoverage:
 
 @dataclass(frozen=True, slots=True)
 class Coverage:
-    """What a policy came to over runs.
+    """The coverage of a policy over runs.
 
     Attributes:
-        controllers: One for each controller, in file order.
-        runs: How the controllers conducted themselves in each run.
-        read_events: Events that were read to find out.
+        controllers: One entry per controller, in file order.
+        runs: The conduct of the controllers in each run.
+        read_events: Events read for it.
     """
 
     controllers: tuple[ControllerCoverage, ...] = ()
@@ -94,14 +95,14 @@ def coverage_of(
     cache: Cache | None = None,
     endings: Sequence[int | None] | None = None,
 ) -> Coverage:
-    """What the controllers of a policy, and the clauses of each, came to over runs.
+    """Return the coverage of a policy's controllers and their clauses over runs.
 
     Args:
         policy: The policy.
-        runs: Runs that can be read.
-        readers: What to read them with.
-        cache: Where to look for what was seen before.
-        endings: For each run, the index of the last event that it would have come to under the policy; None for all.
+        runs: Readable runs.
+        readers: The pool to read them with.
+        cache: Cache of earlier results.
+        endings: For each run, the index of its last event under the policy; None for all events.
     """
     asked = list(zip(runs, endings or [None] * len(runs), strict=True))
     found = list(readers.mapped(_Conducts(policy, cache), asked))
@@ -128,7 +129,7 @@ def coverage_of(
 
 @dataclass(frozen=True, slots=True)
 class _Conducts:
-    """What a process does to each run: the conduct of the controllers up to an event, and the events that it read."""
+    """The function mapped over runs: returns the conduct up to an event, and the number of events read."""
 
     policy: Policy
     cache: Cache | None

@@ -1,7 +1,7 @@
-"""What looks wrong in a policy once it is held against recorded runs.
+"""Checks a policy against recorded runs: series or triggers never recorded, waits too long, contradictory operations.
 
-It reads what no run has, waits for longer than any run lasts, or orders at one event what makes no sense together. A
-policy and runs flow in; findings flow out, in the order of the policy's file.
+A wait is too long if no run lasts for it. Operations contradict if two controllers order them at one event. Takes a
+policy and runs, returns findings in the order of the policy's file.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ from ...store.run_info import RunInfo
 from ..runs.replaying import LabelledOutcome, replay_events
 
 _INIT: Final = "on_init_end"
-#: What stands in the place of a kind of event for a constant that the loop declared.
+#: Pseudo-kind of a constant that the loop declared.
 _DECLARED: Final = "plan"
 
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """What a run holds, as far as a policy can be held against it.
+    """Counts of what a run recorded, for comparison with a policy.
 
     Attributes:
-        kinds: How many events of each kind there are.
-        values: How many values each metric has at each kind of event; a constant has one.
-        first_kinds: The kind that carried each metric first, which is what a bare name in a rule reads.
+        kinds: Number of events of each kind.
+        values: Number of values of each metric at each kind of event; a constant has one.
+        first_kinds: The kind that first carried each metric; a bare name in a rule reads it.
     """
 
     kinds: Counter[str] = field(default_factory=Counter)
@@ -47,7 +47,7 @@ class Recorded:
     first_kinds: dict[str, str] = field(default_factory=dict)
 
     def count(self, key: SeriesKey) -> int:
-        """How many values a series has."""
+        """Return the number of values of a series."""
         for name in filter(None, (key.name, ALSO_CALLED.get(key.name))):
             kind = key.kind or self.first_kinds.get(name)
             if found := self.values[SeriesKey(name, kind)]:
@@ -56,7 +56,7 @@ class Recorded:
 
 
 def recorded(events: Sequence[Event], constants: Collection[str] = ()) -> Recorded:
-    """What a stream holds, and the constants of the run, which rules read like series of one value."""
+    """Count what a stream holds, and the run's constants, which rules read as series of one value."""
     found = Recorded()
     for name in constants:
         found.values[SeriesKey(name, _DECLARED)] = 1
@@ -66,14 +66,14 @@ def recorded(events: Sequence[Event], constants: Collection[str] = ()) -> Record
             found.kinds[event.kind] += not event.is_late
             for name in event.metrics:
                 found.values[SeriesKey(name, event.kind)] += 1
-            # A value that comes late is one of the event that awaited it, and so is the kind that a bare name reads.
+            # A late value belongs to the event that awaited it, and so does the kind that a bare name reads.
             for name in (*event.metrics, *(awaited_names(event.attrs) - {SAMPLES})):
                 found.first_kinds.setdefault(name, event.kind)
     return found
 
 
 def findings_against(policy: Policy, runs: Sequence[Run]) -> list[Finding]:
-    """What looks wrong in a policy, held against recorded runs. Each is read once, the deciding rank's events.
+    """Return the findings of a policy against recorded runs. Reads the deciding rank's events of each run once.
 
     Args:
         policy: A policy that loads.
@@ -93,7 +93,7 @@ def findings_against(policy: Policy, runs: Sequence[Run]) -> list[Finding]:
 
 
 def _info_and_events(snapshot: Snapshot, policy: Policy) -> tuple[RunInfo, Sequence[Event]]:
-    """The run's ``run.json``, and the deciding rank's effective events."""
+    """Return the run's ``run.json`` and the deciding rank's effective events."""
     return snapshot.info, deciding_stream(snapshot, samples=policy.reads_samples)
 
 
@@ -106,7 +106,7 @@ def _given(count: int) -> str:
 
 
 def _series(policy: Policy, places: PolicyPlaces, facts: Sequence[Recorded]) -> Iterator[Finding]:
-    """Series that were never recorded, and windows that are longer than any of them."""
+    """Yield findings for series that were never recorded, and for windows longer than any recording of their series."""
     names = {name for fact in facts for name in fact.first_kinds}
     for controller in policy.controllers:
         bound = controller.rule.bound
@@ -125,12 +125,12 @@ def _series(policy: Policy, places: PolicyPlaces, facts: Sequence[Recorded]) -> 
 
 
 def _looks(bound: BoundRule) -> Iterator[tuple[SeriesKey, int, int]]:
-    """Every series that a rule reads: the first place of each with its longest window."""
+    """Yield each series that a rule reads, with the offset and the length of its longest window."""
     longest: dict[SeriesKey, tuple[int, int]] = {}
     for node, reference in bound.references.items():
         match reference:
             case Window():
-                # Of a window over steps or epochs, nobody knows how many values it takes.
+                # The number of values in a window over steps or epochs is unknown.
                 length = reference.keep
             case SeriesValue(_, back) | SeriesChange(_, back):
                 length = back + 1
@@ -153,7 +153,7 @@ def _shown(key: SeriesKey) -> str:
 
 
 def _triggers(policy: Policy, places: PolicyPlaces, facts: Sequence[Recorded]) -> Iterator[Finding]:
-    """Triggers that never come, and patience that tolerates as many answers as there are."""
+    """Yield findings for triggers that never occur, and for patience that needs more answers than there are."""
     for index, controller in enumerate(policy.controllers):
         for entry, trigger in enumerate(controller.triggers):
             most = 1 if trigger == _INIT else max(fact.kinds[trigger.removeprefix("on_")] for fact in facts)
@@ -171,7 +171,7 @@ def _triggers(policy: Policy, places: PolicyPlaces, facts: Sequence[Recorded]) -
 def _contradictions(
     policy: Policy, places: PolicyPlaces, info: RunInfo, events: Sequence[Event]
 ) -> Iterator[tuple[tuple[str, ...], Finding]]:
-    """Decisions of two controllers at one event that make no sense together, by the operations that do not."""
+    """Yield findings for contradictory decisions of two controllers at one event, with the pair as key."""
     replayed = replay_events(policy, events, info.last.plan)
     for _, together in groupby(replayed.reached, key=lambda judged: judged.event_index):
         for first, second in combinations(together, 2):

@@ -1,4 +1,4 @@
-"""A policy written out anew, with further controllers beside its own and with orders to nobody."""
+"""Rewrites a policy as text without its operations and with additional controllers."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from ...rules.policy_file.policy import Policy, parse_policy
 
 
 def with_controllers(policy: Policy, controllers: Sequence[Mapping[str, Any]]) -> Policy:
-    """The policy with further controllers behind its own, none of which orders anything.
+    """Return the policy with more controllers after its own, which lose their operations.
 
     Args:
         policy: The policy.
-        controllers: As a file would have them.
+        controllers: The additional controllers, as entries of a policy file; they should order nothing either.
 
     Raises:
-        PolicyError: One of them cannot be.
+        PolicyError: One of them is invalid.
     """
     document = {
         "params": dict(policy.params),
@@ -41,12 +41,12 @@ def with_controllers(policy: Policy, controllers: Sequence[Mapping[str, Any]]) -
 
 
 def timed(window: StepWindow) -> dict[str, list[int | None]]:
-    """The key for the steps at which a controller is asked; nothing where that is always."""
+    """Return the ``between`` key of a controller; empty if it is always asked."""
     return {} if window == StepWindow() else {"between": [window.first, window.last]}
 
 
 def _controller(controller: Controller) -> dict[str, Any]:
-    """A controller as a file would have it, with what its decisions depend on and nothing else."""
+    """Return a controller as an entry of a policy file, with only what its decisions depend on."""
     patience, hold, cooldown = controller.patience, controller.hold, controller.cooldown
     optional = {
         "patience": None if patience is None else {"patience_threshold": patience.threshold, "mode": patience.mode},
@@ -69,7 +69,7 @@ def _span(span: Span) -> dict[str, float]:
 
 
 def _flow(value: Any) -> str:
-    """A value in YAML's flow style. JSON would do but for floats: YAML takes ``1e-05`` and ``Infinity`` for text."""
+    """Format a value in YAML flow style. JSON fails for floats: YAML reads ``1e-05`` and ``Infinity`` as text."""
     if isinstance(value, Mapping):
         return "{" + ", ".join(f"{_flow(key)}: {_flow(entry)}" for key, entry in value.items()) + "}"
     if isinstance(value, (list, tuple)):

@@ -1,8 +1,7 @@
-"""Probes: further controllers of a copied policy that tell, without ordering anything, how each clause was answered.
+"""Adds probes to a copy of a policy: controllers without operations that report how each clause evaluates.
 
-A policy flows in, its copy with four probes for each clause flows out: that the clause was ever true, that it was ever
-false, that it turned true, and that it ceased to be. A clause is the rule itself (number 0), or an operand of its
-``and``, ``or`` and ``not`` (from 1 on).
+Each clause gets four probes: the clause was ever true, was ever false, turned true, and turned false. A clause is the
+rule itself (number 0), or an operand of its ``and``, ``or`` and ``not`` (from 1 on).
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from .policy_text import timed, with_controllers
 
 
 class ClauseAnswer(StrEnum):
-    """What a probe tells of its clause."""
+    """The observation about a clause that a probe reports."""
 
     TRUE = "true"
     FALSE = "false"
@@ -32,9 +31,9 @@ class Probe(NamedTuple):
     """One probe.
 
     Attributes:
-        controller: The index of the controller in the policy.
-        clause: The number of the clause.
-        answer: What is told of it.
+        controller: Index of the controller in the policy.
+        clause: Number of the clause.
+        answer: What it reports about the clause.
     """
 
     controller: int
@@ -43,14 +42,14 @@ class Probe(NamedTuple):
 
     @property
     def name(self) -> str:
-        """Of the controller that it becomes."""
+        """Name of the controller that the probe becomes."""
         return f"clause {self.controller}.{self.clause} {self.answer}"
 
 
 def probed(policy: Policy) -> tuple[Policy, dict[str, Probe]]:
-    """The policy with probes behind its own controllers, and the probes by name.
+    """Return the policy with probes after its own controllers, and the probes by name.
 
-    A clause whose value no rule may have (a list in an ``in``) is refused alone and left without an answer.
+    A clause whose value is not allowed for a rule (a list in an ``in``) is skipped and gets no probes.
     """
     entries: list[dict[str, Any]] = []
     probes: dict[str, Probe] = {}
@@ -71,14 +70,14 @@ def probed(policy: Policy) -> tuple[Policy, dict[str, Probe]]:
 
 
 def clauses(controller: Controller) -> list[str]:
-    """The operands of a rule's ``and``, ``or`` and ``not``, in order; empty for a rule without any."""
+    """Return the operands of a rule's ``and``, ``or`` and ``not``, in order; empty for a rule without any."""
     expression = controller.rule.bound.expression
     operands = [_text(expression, node) for node in _operands(expression.tree)]
     return operands if len(operands) > 1 else []
 
 
 def _rule(text: str, held: str, answer: ClauseAnswer) -> str:
-    """A probe's rule; ``held`` names the probe that is asked the clause as it is, and so knows how it last answered."""
+    """Return a probe's rule; ``held`` names the TRUE probe of the clause, whose last answer ``holding`` reads."""
     return {
         ClauseAnswer.TRUE: f"not not ({text})",
         ClauseAnswer.FALSE: f"not ({text})",

@@ -1,1 +1,1 @@
-"""Backtests as HTML, JSON, sentences and terminal tables."""
+"""Formats backtests as HTML, JSON, sentences and terminal tables."""

@@ -1,4 +1,4 @@
-"""The sum of a backtest over its runs: what was saved, what it cost, how sure that is, and which runs say nothing."""
+"""Aggregates a backtest over its runs: savings, regret with intervals, comparison with baselines, excluded runs."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from ..runs.detection import middle_and_p90, together
 from ..runs.results import Excluded, RunResult
 from .survival import median_steps_to_stop
 
-#: A relative regret above this is counted by itself.
+#: Relative regrets above this are counted separately.
 NOTABLE_REGRET: Final = 0.01
 
-#: The numbers of a standing by which policies are compared.
+#: The fields of a score by which policies are compared.
 _COMPARED: Final = ("share_saved", "relative_regret", "relative_deployable_regret")
 
 
 def aggregate(backtest: Backtest) -> dict[str, Any]:
-    """The sum over all runs that were judged. A sum is None where no run could say."""
+    """Return the sums over all runs with a known outcome. A sum is None if no run supports it."""
     results = backtest.results
     judged = [result for result in results if result.predicted is not None]
     seconds = [result for result in judged if result.seconds_saved is not None]
@@ -59,17 +59,17 @@ def aggregate(backtest: Backtest) -> dict[str, Any]:
 
 
 def regrets(backtest: Backtest) -> list[float | None]:
-    """The relative regret of each run, in order; None for runs that a statistic of regret leaves out."""
+    """Return the relative regret of each run, in order; None for runs excluded from the regret statistics."""
     return [_complete(result, result.relative_regret(backtest.objective)) for result in backtest.results]
 
 
 def deployable_regrets(backtest: Backtest) -> list[float | None]:
-    """The relative deployable regret of each run, likewise."""
+    """Return the relative deployable regret of each run, likewise."""
     return [_complete(result, result.relative_deployable_regret(backtest.objective)) for result in backtest.results]
 
 
 def without_regret(backtest: Backtest) -> list[Excluded]:
-    """The judged runs that the statistics of regret leave out, each with the reason."""
+    """Return the runs that the regret statistics leave out, each with the reason."""
     if backtest.objective is None:
         return []
     reasons = [(result, _reason_without_regret(result, backtest)) for result in backtest.results]
@@ -77,7 +77,7 @@ def without_regret(backtest: Backtest) -> list[Excluded]:
 
 
 def comparison(backtest: Backtest) -> list[dict[str, Any]]:
-    """The policy, and each baseline with how the policy differs from it, run by run.
+    """Return a row for the policy, and one per baseline with the run-by-run difference from the policy.
 
     Differences are the policy's value less the baseline's, over the runs for which both are known.
     """
@@ -89,7 +89,7 @@ def comparison(backtest: Backtest) -> list[dict[str, Any]]:
 
 
 def detection_json(backtest: Backtest) -> dict[str, Any] | None:
-    """The detection scores over all labelled runs; None where no run is labelled."""
+    """Return the detection scores over all labelled runs; None if no run is labelled."""
     labelled = [result.detection for result in backtest.results if result.detection is not None]
     if not labelled:
         return None
@@ -115,7 +115,7 @@ def detection_json(backtest: Backtest) -> dict[str, Any] | None:
 
 
 def human_json(backtest: Backtest) -> dict[str, Any] | None:
-    """How much earlier the policy is than people, over the runs that they did something about; None without any."""
+    """Return how much earlier the policy acts than people, over the runs in which a person acted; None without any."""
     leads = [result.human for result in backtest.results if result.human is not None]
     if not leads:
         return None
@@ -155,7 +155,7 @@ def _summary(standings: Sequence[BaselineScore | None], backtest: Backtest) -> d
 
 
 def _values(standings: Sequence[BaselineScore | None], name: str, backtest: Backtest) -> list[float | None]:
-    """One number of each run's standing; regrets only of runs that ran as long as they were meant to."""
+    """Return one field of each run's score; regrets only for runs that ran as long as planned."""
     values = [None if standing is None else getattr(standing, name) for standing in standings]
     if "regret" not in name:
         return values
@@ -163,7 +163,7 @@ def _values(standings: Sequence[BaselineScore | None], name: str, backtest: Back
 
 
 def _complete(result: RunResult, value: float | None) -> float | None:
-    """The value, for runs that ran as long as they were meant to."""
+    """Return the value for a run that ran as long as planned, else None."""
     return None if result.right_censored else value
 
 
@@ -198,5 +198,5 @@ def _spread(values: Sequence[float | None]) -> dict[str, Any]:
 
 def _total(results: Sequence[RunResult], amount: Callable[[RunResult], float | None]) -> float | None:
     known = [value for value in map(amount, results) if value is not None]
-    # By size: the order of the runs comes from where they lie, and would change the last bit.
+    # Sorted by size: the order of the runs follows from their paths, and would change the last bit.
     return sum(sorted(known)) if known else None

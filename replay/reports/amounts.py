@@ -1,16 +1,16 @@
-"""Amounts of time and of bytes as people read them."""
+"""Formats durations and byte counts for people."""
 
 from __future__ import annotations
 
 from itertools import pairwise
 from typing import Final
 
-#: Units of time from a minute on, in seconds, the largest first; the last is what is left of a minute.
+#: Units of time from a minute up, in seconds, largest first; the last is the remainder of a minute.
 _UNITS: Final = ((86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
 
 
 def duration(seconds: float | None) -> str:
-    """Seconds as people read them, in the two units that fit; one of which there is none is left out.
+    """Format seconds in the two units that fit; a unit with zero is left out.
 
     >>> duration(0.015), duration(1.5), duration(250)
     ('15 ms', '1.5 s', '4 min 10 s')
@@ -29,7 +29,7 @@ def duration(seconds: float | None) -> str:
 
 
 def short_duration(seconds: float | None) -> str:
-    """The same in one number.
+    """Format seconds as one number.
 
     >>> short_duration(250), short_duration(9 * 86400), short_duration(None)
     ('4.2 min', '9.0 d', '-')
@@ -47,7 +47,7 @@ def _below_a_minute(seconds: float) -> str:
 
 
 def size(byte_count: float | None) -> str:
-    """Bytes as people read them."""
+    """Format a byte count in decimal units."""
     if byte_count is None:
         return "unknown size"
     for unit in ("B", "kB", "MB", "GB"):

@@ -1,4 +1,4 @@
-"""The decisions of a backtest, one row each: where, by which clause and values, how sure, and to what effect."""
+"""Flattens the decisions of a backtest into rows: run, rule, true clauses, values, effect and validity."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ..runs.replaying import LabelledOutcome
 from ..runs.results import RunResult
 from ..runs.validity import Validity
 
-#: What each label says of what would have happened.
+#: Explanation of each validity label.
 NOTES: Final = MappingProxyType(
     {
         Validity.OBSERVED: "the run decided this itself",
@@ -43,13 +43,13 @@ class DecisionRow:
     """One decision of one run.
 
     Attributes:
-        result: The run's.
-        judged: The decision, its place and its label.
+        result: The run's result.
+        judged: The decision, its position and its label.
         decision: The decision alone.
-        rule: The text of the rule; empty where several controllers have the name.
-        clauses: Those that were true; None when coverage was not asked for.
+        rule: Text of the rule; empty if several controllers share the name.
+        clauses: The clauses that were true; None if coverage was not requested.
         effect: What it would have done to the run, in words.
-        note: What the label says of it.
+        note: Explanation of its label.
     """
 
     result: RunResult
@@ -62,7 +62,7 @@ class DecisionRow:
 
 
 def decision_rows(backtest: Backtest) -> Iterator[DecisionRow]:
-    """All decisions that the runs would have come to, run by run, in order."""
+    """Yield all decisions up to each run's end under the policy, run by run, in order."""
     conducts: tuple[Conduct | None, ...] = backtest.conduct or (None,) * len(backtest.results)
     for result, conduct in zip(backtest.results, conducts, strict=True):
         for judged in result.decisions:
@@ -70,7 +70,7 @@ def decision_rows(backtest: Backtest) -> Iterator[DecisionRow]:
 
 
 def decision_json(row: DecisionRow) -> dict[str, Any]:
-    """A row as JSON, with all that ``steptape replay --json`` says of the decision."""
+    """Return a row as JSON, with everything that ``steptape replay --json`` prints of the decision."""
     decision = row.decision
     document: dict[str, Any] = encoded(
         {
@@ -92,7 +92,7 @@ def decision_json(row: DecisionRow) -> dict[str, Any]:
 
 def _row(result: RunResult, judged: LabelledOutcome, conduct: Conduct | None, backtest: Backtest) -> DecisionRow:
     decision = judged.outcome
-    assert isinstance(decision, Decision)  # Errors and warnings are none of a result's decisions.
+    assert isinstance(decision, Decision)  # Errors and warnings are not among a result's decisions.
     rules = [entry.rule.text for entry in backtest.policy.controllers if entry.name == decision.controller]
     clauses = None if conduct is None else conduct.causes.get((judged.event_index, decision.controller), ())
     return DecisionRow(

@@ -1,4 +1,4 @@
-"""The difference between two policies as JSON, and as text for a pull request."""
+"""Formats the difference between two policies as JSON, and as Markdown for a pull request."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .amounts import duration
 
 
 def diff_json(difference: PolicyDiff) -> dict[str, Any]:
-    """Everything as JSON: the policies, the sum, each run that changes."""
+    """Return everything as JSON: the policies, the sum, each changed run."""
     stops = Counter(str(run.stop) for run in difference.changed)
     return {
         "old": _policy_json(difference.old.policy),
@@ -74,13 +74,13 @@ def _order_json(order: Order) -> dict[str, Any]:
 
 
 def _called(policy: Policy) -> str:
-    """The file of a policy; of one that comes with steptape its name, which is the same on every machine."""
+    """Return the file of a policy, or the name of a shipped one, which is the same on every machine."""
     names = {str(path): name for name, path in shipped_policies().items()}
     return names.get(policy.source, policy.source)
 
 
 def diff_lines(difference: PolicyDiff) -> list[str]:
-    """The difference as Markdown, to be read in a terminal or put into a pull request."""
+    """Return the difference as Markdown, for a terminal or a pull request."""
     changed, runs = len(difference.changed), len(difference.runs)
     title = f"### {_called(difference.old.policy)} → {_called(difference.new.policy)}"
     if not changed:
@@ -133,7 +133,7 @@ def _row(run: RunDiff) -> str:
 
 
 def _orders_text(orders: Sequence[Order]) -> str:
-    """Operations with how often each is ordered."""
+    """List the operations with how often each is ordered."""
     names = ("nothing" if not order.operations else ", ".join(order.operations) for order in orders)
     counts = Counter(
         name if order.mode == ACT else f"{name} ({order.mode})" for name, order in zip(names, orders, strict=True)

@@ -1,6 +1,6 @@
-"""The report of a backtest as one HTML page, which opens offline, on a laptop, on a phone and on paper.
+"""Renders the report of a backtest as one HTML page that works offline, on laptop and phone, and prints well.
 
-Takes a backtest and returns text. The page loads nothing, and no script runs on it. The templates escape every value.
+Takes a backtest and returns text. The page loads nothing and runs no script. The templates escape every value.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ from .sentences import headline
 
 _STYLE: Final = Path(__file__).with_name("page.css")
 
-#: Runs whose curves are drawn at most; the table has them all.
+#: Maximum number of runs whose curves are drawn; the table lists them all.
 PLOTTED: Final = 60
 
-#: Curves that are seen at once; the others are folded away.
+#: Maximum number of curves shown at once; the others are folded away.
 SHOWN: Final = 12
 
-#: Decisions that are listed of a run, and of all runs together, at most; the JSON has them all.
+#: Maximum number of decisions listed per run, and over all runs; the JSON has them all.
 LISTED_OF_A_RUN: Final = 4
 LISTED: Final = 240
 
-#: Values of a decision that are shown at most.
+#: Maximum number of values shown per decision.
 _VALUES: Final = 4
 
 
 class Figure(NamedTuple):
-    """The curves of a run, as SVG, with what their caption says."""
+    """The curves of a run as SVG, with their caption."""
 
     result: RunResult
     caption: str
@@ -49,7 +49,7 @@ class Figure(NamedTuple):
 
 
 def report_page(backtest: Backtest) -> str:
-    """The whole page: the verdict, then the plots, then the tables, and at the end what the numbers rest on."""
+    """Return the whole page: the verdict, the plots, the tables, and at the end the assumptions."""
     total, compared = aggregate(backtest), comparison(backtest)
     decisions = list(_listed_decisions(backtest))
     return _ENVIRONMENT.get_template("report.html").render(
@@ -76,7 +76,7 @@ def report_page(backtest: Backtest) -> str:
 
 
 def _cards(backtest: Backtest, total: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """The numbers that one reads first, each with its text."""
+    """Yield the headline numbers, each with its text."""
     bound = "≥ " if total["right_censored"] else ""
     yield f"{total['stopped']} of {total['runs']}", "runs would have been stopped"
     if total["steps"]:
@@ -95,7 +95,7 @@ def _cards(backtest: Backtest, total: Mapping[str, Any]) -> Iterator[tuple[str, 
 
 
 def _left_out(backtest: Backtest) -> dict[str, Sequence[Any]]:
-    """The runs that were left out, by where they are missing. They come first: no number mentions them."""
+    """Return the runs that were left out, by what they are missing from. They come first: no number mentions them."""
     runs = {"not judged": backtest.excluded, "in no statistic of regret": without_regret(backtest)}
     return {what: left for what, left in runs.items() if left}
 
@@ -116,7 +116,7 @@ def _marks(backtest: Backtest, rows: Sequence[Mapping[str, Any]]) -> list[Mark]:
 
 
 def _figures(backtest: Backtest) -> list[Figure]:
-    """The curves of the runs, first of those with which the policy does something: readers look for these."""
+    """Return the curves of the runs. Runs with a stop or a decision come first: readers look for these."""
     ordered = sorted(backtest.results, key=lambda result: (result.stop is None, not result.fired))
     drawn = ((result, run_plot(result, backtest.objective)) for result in ordered[:PLOTTED])
     return [Figure(result, _caption(result), plot) for result, plot in drawn if plot]
@@ -128,13 +128,13 @@ def _caption(result: RunResult) -> str:
 
 
 def _listed_decisions(backtest: Backtest) -> Iterator[Sequence[DecisionRow]]:
-    """The decisions that are listed, run by run."""
+    """Return the listed decisions, run by run."""
     groups = (list(rows) for _, rows in groupby(decision_rows(backtest), lambda row: row.result.run_id))
     return map(_first, islice(groups, LISTED // LISTED_OF_A_RUN))
 
 
 def _first(rows: Sequence[DecisionRow]) -> Sequence[DecisionRow]:
-    """The first decisions of a run, and its stop in any case."""
+    """Return the first decisions of a run, and always its stop."""
     shown = rows[:LISTED_OF_A_RUN]
     stop = next((row for row in rows[LISTED_OF_A_RUN:] if row.judged is row.result.stop), None)
     return shown if stop is None else [*shown[:-1], stop]
@@ -154,7 +154,7 @@ def _rests_on(backtest: Backtest) -> Iterator[str]:
 
 
 def _unbroken(text: str) -> str:
-    """The text with its amounts kept together with their units, by no-break spaces."""
+    """Join amounts to their units with no-break spaces."""
     return re.sub(r"(?<=\d) (?=(ms|s|min|h|B|kB|MB|GB|TB|runs?)\b)", "\N{NO-BREAK SPACE}", text)
 
 
@@ -171,7 +171,7 @@ def _whole(value: int) -> str:
 
 
 def _short_name(operation: str) -> str:
-    """The operation without the name of its class."""
+    """Return the operation without its class name."""
     return operation.partition(".")[2] or operation
 
 

@@ -1,4 +1,4 @@
-"""Jinja environments in which every value is escaped, and an unknown name is an error."""
+"""Creates Jinja environments that escape every value and reject unknown names."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 
 def html_environment(folder: Path, filters: Mapping[str, Callable[..., Any]]) -> Environment:
-    """An environment over the templates of a folder, with filters of its own."""
+    """Return an environment for the templates of a folder, with additional filters."""
     environment = Environment(
         loader=FileSystemLoader(folder),
         autoescape=True,

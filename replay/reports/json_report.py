@@ -1,4 +1,4 @@
-"""The report of a backtest as JSON: identity, assumptions, runs with every decision, exclusions, and the sum."""
+"""Formats the report of a backtest as JSON: identity, assumptions, runs with decisions, exclusions and the sum."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .decision_rows import DecisionRow, decision_json, decision_rows
 
 
 def report_json(backtest: Backtest) -> dict[str, Any]:
-    """The whole report as JSON: identity, assumptions, runs, exclusions, aggregate."""
+    """Return the whole report as JSON: identity, assumptions, runs, exclusions, aggregate."""
     objective = backtest.objective
     document = {
         "policy": {

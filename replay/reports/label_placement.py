@@ -1,4 +1,4 @@
-"""Where the labels of a crowded plot stand: beside their points, off the other points and off each other."""
+"""Places the labels of a crowded plot next to their points, clear of other points and of each other."""
 
 from __future__ import annotations
 
@@ -6,25 +6,25 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-#: The width of a character and the height of a line, in units of the drawing and on the generous side: fonts differ.
+#: Width of a character and height of a line, in drawing units; generous, because fonts differ.
 CHARACTER: Final = 6.3
 LINE: Final = 12.5
 
-#: From a point to its label, and around every point.
+#: Distance from a point to its label, and clearance around every point.
 _BESIDE: Final = 9.0
 _AROUND: Final = 5.0
 
-#: How far up and down a label is moved, the nearest first.
+#: Vertical shifts tried for a label, nearest first.
 _SHIFTS: Final = (0.0, *(sign * 13.0 * step for step in range(1, 9) for sign in (-1, 1)))
 
 
 class Placed(NamedTuple):
-    """A label's place.
+    """The position of a label.
 
     Attributes:
-        x, y: Of the end that is next to the point, on the base line of the text.
-        side: ``start`` where the text runs on from there to the right, ``end`` where it ends there.
-        is_far: Whether it is so far off that a line should lead there.
+        x, y: The end of the text next to the point, on the base line.
+        side: ``start`` if the text continues to the right from there, ``end`` if it ends there.
+        is_far: Whether it is far enough away to need a leader line.
     """
 
     x: float
@@ -40,18 +40,18 @@ class _Box(NamedTuple):
     bottom: float
 
     def meets(self, other: _Box) -> bool:
-        """Whether they overlap."""
+        """Whether two boxes overlap."""
         is_beside = self.right <= other.left or other.right <= self.left
         return not (is_beside or self.bottom <= other.top or other.bottom <= self.top)
 
 
 @dataclass(slots=True)
 class LabelPlacement:
-    """Places one label after the other.
+    """Places labels one after the other.
 
     Args:
         points: All points of the plot.
-        left, right, top, bottom: The area within which labels stand.
+        left, right, top, bottom: The area for labels.
     """
 
     points: Sequence[tuple[float, float]]
@@ -65,7 +65,7 @@ class LabelPlacement:
         self._taken = [_Box(x - _AROUND, y - _AROUND, x + _AROUND, y + _AROUND) for x, y in self.points]
 
     def place(self, x: float, y: float, text: str) -> Placed:
-        """The nearest free place beside a point; where there is none, right beside it all the same."""
+        """Return the nearest free position next to a point; if none is free, the nearest one despite the overlap."""
         candidates = list(self._candidates(x, y, CHARACTER * len(text)))
         free = (entry for entry in candidates if not any(entry[1].meets(box) for box in self._taken))
         placed, box = next(free, candidates[0])
@@ -73,7 +73,7 @@ class LabelPlacement:
         return placed
 
     def _candidates(self, x: float, y: float, length: float) -> Iterator[tuple[Placed, _Box]]:
-        """Those within the area, the nearest first, to the right before to the left."""
+        """Yield the positions within the area, nearest first, right before left."""
         yielded = False
         for shift in _SHIFTS:
             for side, begin in (("start", x + _BESIDE), ("end", x - _BESIDE - length)):

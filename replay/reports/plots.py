@@ -1,6 +1,6 @@
-"""The plots of a report, as SVG: a run's curves with the decisions on them, and savings against regret.
+"""Draws the plots of a report as SVG: each run's curves with its decisions, and savings against regret.
 
-Colours come from the page's style sheet by class, so that the same drawing serves light and dark screens and paper.
+Colours come from the page's style sheet by class, so the same drawing works on light and dark screens and on paper.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ _GAP: Final = 26
 _TOP: Final = 18
 _BOTTOM: Final = 34
 _SCATTER_HEIGHT: Final = 420
-#: A regret of so many percent is the finest that can be told from 0.
+#: Smallest regret, in percent, that the plot distinguishes from 0.
 _FINEST_REGRET: Final = 0.1
 _REGRET_TICKS: Final = (-1000, -100, -10, -1, -0.1, 0, 0.1, 1, 10, 100, 1000, 10_000)
 
-#: Marks of decisions other than the stop that are drawn at most, spread evenly.
+#: Maximum number of drawn decision marks other than the stop, spread evenly.
 _MARKS: Final = 200
 
 
@@ -39,9 +39,9 @@ class Mark:
     """A point of the scatter plot.
 
     Attributes:
-        x, y: Share saved and regret.
-        label: What it is.
-        kind: The class of the style sheet: ``run``, ``policy`` or ``baseline``.
+        x, y: Share saved and regret, in percent.
+        label: Name of the run, policy or baseline.
+        kind: Its class in the style sheet: ``run``, ``policy`` or ``baseline``.
     """
 
     x: float
@@ -51,7 +51,7 @@ class Mark:
 
 
 def run_plot(result: RunResult, objective: Objective | None) -> Markup:
-    """A run's metric of merit and training loss over steps, with what the policy decides; empty without any curve."""
+    """Plot a run's objective and training loss over steps, with the policy's decisions; empty without a curve."""
     curves = _drawn(result.curves, objective)
     last_step = max((step for curve in curves for step in curve.steps), default=0)
     if not last_step:
@@ -70,9 +70,9 @@ def run_plot(result: RunResult, objective: Objective | None) -> Markup:
 
 
 def savings_plot(marks: Sequence[Mark]) -> Markup:
-    """Share of steps saved against relative regret; up and to the left of a point is worse. Empty without points.
+    """Plot relative regret against the share of steps saved; up and to the left is worse. Empty without points.
 
-    Regret, in percent, is drawn as the logarithm of its tenths and one more, either way from 0: it spans from
+    The regret axis is symmetric-logarithmic in percent: sign times log10(1 + regret / 0.1). Regret spans from
     hundredths to hundreds, and 0 matters most.
     """
     across = scale_of([0.0, *(mark.x for mark in marks)], _LEFT + 8, WIDTH - _RIGHT)
@@ -89,7 +89,7 @@ def savings_plot(marks: Sequence[Mark]) -> Markup:
     parts.append(_text(2, 9, "regret", "axis"))
     places = [(across.at(mark.x), upwards.at(_flattened(mark.y)), mark) for mark in marks]
     labels = LabelPlacement([(x, y) for x, y, _ in places], _LEFT + 8, WIDTH - _RIGHT, _TOP, base)
-    # The policy's label comes first, to stand beside its dot; its dot comes last, to lie above the others.
+    # The policy's label is placed first, to be next to its dot; its dot is drawn last, to be on top.
     for x, y, mark in sorted(places, key=lambda place: place[2].kind != "policy"):
         if mark.kind != "run":
             parts += _label(labels.place(x, y, mark.label), x, y, mark)
@@ -102,7 +102,7 @@ def _flattened(percent: float) -> float:
 
 
 def _drawn(curves: Iterable[Curve], objective: Objective | None) -> list[Curve]:
-    """The metric of merit first, then the training loss."""
+    """Return the objective's curve first, then that of the training loss."""
     merit = [curve for curve in curves if curve.kind == "evaluate" and objective and curve.metric == objective.metric]
     return merit + [curve for curve in curves if curve.kind != "evaluate" and curve.metric == TRAINING_SERIES]
 
@@ -137,7 +137,7 @@ def _panel(
 
 
 def _bests(result: RunResult, objective: Objective, across: Scale, upwards: Scale) -> list[Markup]:
-    """Rings around the best of the whole run and the best up to the stop."""
+    """Draw rings around the best of the whole run and the best up to the stop."""
     marks = []
     whole = best(result.evaluations, objective)
     if whole is not None:
@@ -153,7 +153,7 @@ def _bests(result: RunResult, objective: Objective, across: Scale, upwards: Scal
 
 
 def _decisions(result: RunResult, across: Scale, bottom: float) -> list[Markup]:
-    """A small mark under the lowest panel for each decision, coloured by its validity."""
+    """Draw a small mark under the lowest panel for each decision, coloured by its validity."""
     stride = max(1, math.ceil(len(result.decisions) / _MARKS))
     marks = []
     for judged in result.decisions[::stride]:
@@ -164,7 +164,7 @@ def _decisions(result: RunResult, across: Scale, bottom: float) -> list[Markup]:
 
 
 def _polyline(curve: Curve, across: Scale, upwards: Scale) -> Markup:
-    """The curve, broken where a value is not finite; single points between two breaks become dots."""
+    """Draw the curve, broken at non-finite values; single points between two breaks become dots."""
     commands, pen_down = [], False
     for step, value in zip(curve.steps, curve.values, strict=True):
         if not math.isfinite(value):
@@ -185,14 +185,14 @@ def _dot(x: float, y: float, mark: Mark) -> Markup:
 
 
 def _label(placed: Placed, x: float, y: float, mark: Mark) -> list[Markup]:
-    """A label, and a line to its point where the label is further off."""
+    """Draw a label, and a leader line to its point if the label is far."""
     text = _text(placed.x, placed.y, mark.label, f"label {mark.kind} {placed.side}")
     if not placed.is_far:
         return [text]
     return [_line(x, y, placed.x, placed.y - 4, f"leader {mark.kind}"), text]
 
 
-# All SVG is made below. Markup escapes what it formats and joins.
+# All SVG is made below. Markup escapes everything it formats and joins.
 
 
 def _svg(height: float, title: str, parts: Iterable[Markup]) -> Markup:

@@ -1,4 +1,4 @@
-"""Scales of a plot: where a value lies between two ends, and which round values to write beside it."""
+"""The scales of a plot: they map values to drawing units and choose round tick values."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
-#: Positive values that span more than this are drawn on a logarithmic scale.
+#: Positive values that span more than this factor are drawn on a logarithmic scale.
 _WIDE: Final = 10.0
 
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """A range of values on a stretch of a drawing.
+    """A mapping from a range of values to a range of a drawing.
 
     Attributes:
-        low, high: The values at its ends.
-        begin, end: Where they lie, in units of the drawing.
-        is_log: Whether equal ratios, and not differences, are equally long.
+        low, high: Values at the two ends.
+        begin, end: Positions of the ends, in drawing units.
+        is_log: Whether the scale is logarithmic.
     """
 
     low: float
@@ -28,12 +28,12 @@ class Scale:
     is_log: bool = False
 
     def at(self, value: float) -> float:
-        """Where a value lies."""
+        """Return the position of a value."""
         low, high, value = (math.log10(v) if self.is_log else v for v in (self.low, self.high, value))
         return self.begin + (self.end - self.begin) * (value - low) / (high - low)
 
     def ticks(self, count: int = 4) -> list[float]:
-        """Round values within the range, about so many.
+        """Return about ``count`` round values within the range.
 
         >>> Scale(0, 100, 0, 1).ticks()
         [0.0, 25.0, 50.0, 75.0, 100.0]
@@ -51,12 +51,12 @@ class Scale:
 
 
 def scale_of(values: Iterable[float], begin: float, end: float, *, may_be_log: bool = False) -> Scale | None:
-    """A scale that holds every finite value, with a little room; None when there is none.
+    """Return a scale that holds every finite value, with a margin; None without finite values.
 
     Args:
-        values: What is to be drawn.
-        begin, end: Where the ends lie.
-        may_be_log: Whether it becomes logarithmic where positive values span more than a factor of 10.
+        values: The values to draw.
+        begin, end: Positions of the ends.
+        may_be_log: Whether it becomes logarithmic if positive values span more than a factor of 10.
     """
     finite = [value for value in values if math.isfinite(value)]
     if not finite:
@@ -69,7 +69,7 @@ def scale_of(values: Iterable[float], begin: float, end: float, *, may_be_log: b
 
 
 def tick_text(value: float) -> str:
-    """A value as an axis shows it.
+    """Format a value for an axis.
 
     >>> tick_text(20000.0), tick_text(0.25), tick_text(1e-7)
     ('20k', '0.25', '1e-07')

@@ -1,4 +1,4 @@
-"""The sum of a backtest in sentences: one that says it all, and those that a terminal shows below its tables."""
+"""Summarizes a backtest in sentences: a short verdict, and the lines that a terminal prints below its tables."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from ..runs.run_result import asks_for_checkpoints
 from .aggregation import NOTABLE_REGRET, aggregate, comparison, detection_json, human_json, without_regret
 from .amounts import duration, short_duration, size
 
-#: As many runs are named one by one when something is to be said of them.
+#: Maximum number of runs that a note lists one by one.
 _NAMED: Final = 3
 
 
 def headline(backtest: Backtest) -> str:
-    """The verdict in one or two sentences: what it stops and saves, at what regret, and what is not known."""
+    """Return the verdict in a few sentences: runs stopped, steps saved, regret, and what is unknown."""
     total = aggregate(backtest)
     if not total["runs"]:
         return "No run could be judged."
@@ -28,7 +28,7 @@ def headline(backtest: Backtest) -> str:
 
 
 def _savings(total: Mapping[str, Any]) -> str:
-    """What stopping saves, and the regret that it costs."""
+    """Describe what stopping saves, and the regret it costs."""
     if not total["steps"]:
         return ""
     least = "at least " if total["right_censored"] else ""
@@ -51,7 +51,7 @@ def _unknown(total: Mapping[str, Any]) -> Iterator[str]:
 
 
 def summary_lines(backtest: Backtest) -> list[str]:
-    """The aggregate in sentences."""
+    """Return the aggregate in sentences."""
     total = aggregate(backtest)
     stopped = f"{total['stopped']} of {counted(total['runs'], 'run', ',')} would have been stopped"
     lines = [f"{stopped}, rules fired in {total['fired']}."]
@@ -112,7 +112,7 @@ def _cost_lines(total: Mapping[str, Any], backtest: Backtest) -> Iterator[str]:
 
 
 def _note_lines(notes: Iterable[tuple[str, str]]) -> Iterator[str]:
-    """What is to be said of runs, by id; what many share once, the JSON and the page have it run by run."""
+    """Yield notes on runs, by id. A note that many runs share is printed once; JSON and page list it run by run."""
     sharing: dict[str, list[str]] = {}
     for run_id, note in notes:
         sharing.setdefault(note, []).append(run_id)
@@ -124,7 +124,7 @@ def _note_lines(notes: Iterable[tuple[str, str]]) -> Iterator[str]:
 
 
 def _comparison_lines(backtest: Backtest) -> Iterator[str]:
-    """What the table of baselines does not say."""
+    """Yield what the table of baselines does not show."""
     rows = comparison(backtest)
     yield from (f"{row['title']}: {row['reason']}." for row in rows if "reason" in row)
     for row, outcome in zip(rows[1:], backtest.baselines, strict=True):

@@ -1,6 +1,6 @@
-"""How long runs go until a policy stops them, when some ended before it could.
+"""Estimates the median number of steps until a policy stops a run, when some runs ended before it could.
 
-The estimate is that of Kaplan and Meier (1958).
+The estimator is that of Kaplan and Meier (1958).
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from ..runs.results import RunResult
 
 
 def median_steps_to_stop(results: Iterable[RunResult]) -> int | None:
-    """The step by which half of the runs would have been stopped, had they all gone on long enough.
+    """Return the step by which half of the runs would have been stopped, had all continued long enough.
 
-    A run that the policy does not stop says only that it was not stopped until its end. None where fewer than half are
-    ever estimated to be stopped.
+    A run that the policy does not stop shows only that it was not stopped until its end. None if the estimate never
+    reaches half.
     """
     spans = [(r.predicted.steps, r.stop is not None) for r in results if r.predicted is not None]
     stopped = Counter(steps for steps, is_stopped in spans if is_stopped)

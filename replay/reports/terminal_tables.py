@@ -1,4 +1,4 @@
-"""The tables that a terminal shows of a backtest. What they have no room for is in the JSON and on the page."""
+"""Builds the terminal tables of a backtest. What does not fit there is in the JSON and on the page."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ TABLE_HEADINGS: Final = ("run", "stop", "of", "saved", "time", "saves", "regret"
 #: Headings of the table that ``comparison_rows`` fills.
 COMPARISON_HEADINGS: Final = ("", "stops", "saved", "regret", "deploy", "Δ saved", "Δ regret")
 
-#: The most that a run's name takes up.
+#: Maximum length of a run's name.
 _LONGEST_NAME: Final = 20
 
 
 def table_rows(backtest: Backtest) -> list[tuple[str, ...]]:
-    """One row of cells a run: share and time saved, checkpoints, relative regret and deployable regret."""
+    """Return one row of cells per run: share and time saved, checkpoints, relative regret and deployable regret."""
     return [
         (label, *_cells(result, backtest))
         for label, result in zip(_labels(backtest.results), backtest.results, strict=True)
@@ -29,15 +29,15 @@ def table_rows(backtest: Backtest) -> list[tuple[str, ...]]:
 
 
 def comparison_rows(rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, ...]]:
-    """Cells of the comparison with baselines: means over runs.
+    """Return the cells of the comparison with baselines: means over runs.
 
-    The last two columns are the policy less the baseline, in points, with a star where the interval leaves out zero.
+    The last two columns are the policy less the baseline, in points, with a star if the interval excludes zero.
     """
     return [_comparison_cells(row) for row in rows if "reason" not in row]
 
 
 def _labels(results: Sequence[RunResult]) -> list[str]:
-    """Names, or ids where names repeat; long ones without their middle, unless they cannot be told apart then."""
+    """Return names, or ids where names repeat; long ones lose their middle unless they would become ambiguous."""
     names = Counter(result.name for result in results)
     full = [result.name if names[result.name] == 1 else result.run_id for result in results]
     short = [_shortened(label) for label in full]

@@ -1,4 +1,4 @@
-"""The course of a metric, thinned out for a plot: extremes survive, so a spike of one step is still seen."""
+"""Downsamples metric series to curves for plots. Extremes are kept, so a spike of one step remains visible."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Final
 
 from .event_stream import EventStream
 
-#: Points that a curve keeps at most: about one for each pixel of a plot's width.
+#: Maximum number of points in a curve: about one per pixel of a plot's width.
 POINTS: Final = 600
 
-#: The series of training that is drawn beside the evaluations.
+#: The training series that is drawn with the evaluations.
 TRAINING_SERIES: Final = "loss"
 
 
@@ -21,10 +21,10 @@ class Curve:
     """One metric of one run, as points.
 
     Attributes:
-        metric: Its name.
-        kind: The kind of event that carries it.
-        steps: In event order.
-        values: One for each step; those that are not finite are kept, as gaps.
+        metric: Name of the metric.
+        kind: Kind of event that carries it.
+        steps: Steps of the points, in event order.
+        values: One value per step; non-finite values are kept as gaps.
     """
 
     metric: str
@@ -34,7 +34,7 @@ class Curve:
 
 
 def curves_of(stream: EventStream) -> tuple[Curve, ...]:
-    """The training loss, as steps or else logs carry it, and every metric of the evaluations."""
+    """Return curves of the training loss (of ``step_end`` events, else of ``log``) and of each evaluation metric."""
     points: dict[tuple[str, str], tuple[list[int], list[float]]] = {}
     begins: dict[tuple[str, str], int] = {}
     losses = stream.values(TRAINING_SERIES)
@@ -59,7 +59,7 @@ def curves_of(stream: EventStream) -> tuple[Curve, ...]:
 
 
 def _thinned(name: str, kind: str, steps: Sequence[int], values: Sequence[float]) -> Curve:
-    """First, last, and the smallest and greatest value of each of ``POINTS / 2`` stretches, with every first gap."""
+    """Keep the first and last value, and the minimum, maximum and first gap of each of ``POINTS / 2`` stretches."""
     if len(values) <= POINTS:
         return Curve(name, kind, tuple(steps), tuple(values))
     kept = {0, len(values) - 1}

@@ -1,7 +1,7 @@
-"""How alarms meet labelled incidents: event by event, beside what alarms at random would have met.
+"""Scores alarms against labelled incidents, event by event, with the precision of random alarms for comparison.
 
-Scores that count every step of an incident as found once one alarm touches it reward alarms at random; here an incident
-counts once, an alarm counts once, and the share of steps that lie in an incident stands beside them as chance.
+Scores that credit every step of an incident once one alarm touches it reward random alarms. Here an incident counts
+once and an alarm counts once. The share of steps inside incidents is the chance level.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from .incidents import Incident
 
 @dataclass(frozen=True, slots=True)
 class Alarm:
-    """One alarm: its step, and the training time up to it in seconds, None when the log has no times."""
+    """One alarm: its step, and the training time up to it in seconds; None when the log has no times."""
 
     step: int
     elapsed_s: float | None
@@ -23,19 +23,19 @@ class Alarm:
 
 @dataclass(frozen=True, slots=True)
 class Detection:
-    """The counts of one run, or of many together.
+    """The detection counts of one run, or of many together.
 
     Attributes:
         incidents: Labelled incidents that began before the run ended under the policy.
-        found: Those within which, or within the tolerance around which, an alarm rang.
-        unreached: Incidents that the run would not have come to.
-        alarms: Alarms, those at one step as one.
-        true_alarms: Alarms within an incident or the tolerance around it.
-        healthy_steps: Steps outside of every incident and its tolerance, up to the end under the policy.
+        found: Those with an alarm inside, or within the tolerance around them.
+        unreached: Incidents that began after the run's end under the policy.
+        alarms: Number of alarms; several at one step count as one.
+        true_alarms: Alarms inside an incident or the tolerance around it.
+        healthy_steps: Steps outside every incident and its tolerance, up to the end under the policy.
         steps: All steps up to that end.
-        delays_steps: For each found incident, steps from its first to its first alarm; negative for a lead.
+        delays_steps: For each found incident, steps from its first step to its first alarm; negative for a lead.
         delays_s: The same in seconds, where the log has times.
-        runs: How many runs were counted.
+        runs: Number of runs counted.
     """
 
     incidents: int = 0
@@ -61,7 +61,7 @@ class Detection:
 
     @property
     def f1(self) -> float | None:
-        """The harmonic mean of the two; None where either is."""
+        """The harmonic mean of precision and recall; None where either is None."""
         if self.precision is None or self.recall is None:
             return None
         total = self.precision + self.recall
@@ -69,7 +69,7 @@ class Detection:
 
     @property
     def false_alarms(self) -> int:
-        """Alarms outside of every incident and its tolerance."""
+        """Alarms outside every incident and its tolerance."""
         return self.alarms - self.true_alarms
 
     @property
@@ -79,7 +79,7 @@ class Detection:
 
     @property
     def chance_precision(self) -> float | None:
-        """The precision of alarms at random steps: the share of steps within an incident or its tolerance."""
+        """The precision of alarms at random steps: the share of steps inside an incident or its tolerance."""
         return 1 - self.healthy_steps / self.steps if self.steps else None
 
 
@@ -90,14 +90,14 @@ def detect(
     last_step: int,
     tolerance_steps: int = 0,
 ) -> Detection:
-    """The counts of one run.
+    """Count incidents and alarms of one run.
 
     Args:
         incidents: Its labels.
-        alarms: What rang, in order, up to the end under the policy.
-        seconds_at: Training time at each incident's first step, as far as it is known.
+        alarms: The alarms in order, up to the end under the policy.
+        seconds_at: Training time at each incident's first step, where known.
         last_step: The last step under the policy.
-        tolerance_steps: How many steps before an incident and after it an alarm still counts as true.
+        tolerance_steps: Steps before and after an incident within which an alarm still counts as true.
     """
     by_step = {alarm.step: alarm for alarm in reversed(list(alarms))}
     reached = [incident for incident in incidents if incident.first_step <= last_step]
@@ -127,7 +127,7 @@ def detect(
 
 
 def together(detections: Iterable[Detection]) -> Detection:
-    """The counts of many runs as one."""
+    """Sum the counts of many runs."""
     every = list(detections)
     return Detection(
         incidents=sum(one.incidents for one in every),
@@ -144,7 +144,7 @@ def together(detections: Iterable[Detection]) -> Detection:
 
 
 def middle_and_p90(values: Sequence[float]) -> tuple[float, float] | None:
-    """Median, and the least value that at least 90 % do not exceed; None without values."""
+    """Return the median, and the least value that at least 90 % do not exceed; None without values."""
     if not values:
         return None
     ranked = sorted(values)
@@ -152,7 +152,7 @@ def middle_and_p90(values: Sequence[float]) -> tuple[float, float] | None:
 
 
 def _covered(spans: Iterable[tuple[int, int]], last_step: int) -> int:
-    """How many of the steps from 1 to the last lie in any of the spans, ends included."""
+    """Count the steps from 1 to the last that lie in any of the spans, ends included."""
     covered, reached = 0, 0
     for low, high in sorted(spans):
         low, high = max(low, reached + 1), min(high, last_step)

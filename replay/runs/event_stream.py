@@ -1,6 +1,7 @@
-"""A recorded stream as replays look at it: facts and what recorded rules did apart, kinds and clocks as plain lists.
+"""A recorded stream as replays read it: facts apart from recorded rule outcomes, with columns such as kinds and steps.
 
-Most events of a long run matter by kind, step and time alone. Of rows of a table, only the others are made into events.
+Most events of a long run matter only by kind, step and time. Only the others are built as event objects from the rows
+of a table.
 """
 
 from __future__ import annotations
@@ -14,15 +15,15 @@ from ...store.parquet.rows import EventList, EventRows, with_columns
 
 
 class EventStream:
-    """One stream of the deciding rank's events, in which those of an attempt stand together.
+    """One stream of the deciding rank's events, in which the events of an attempt are contiguous.
 
     Args:
-        facts: All but what recorded rules did. An event's index is its place among these.
-        recorded: What recorded rules did, in order.
+        facts: All events except the outcomes of recorded rules. An event's index is its position among these.
+        recorded: The outcomes of recorded rules, in order.
 
     Attributes:
         facts, recorded: As given.
-        kinds: Of each fact.
+        kinds: Kind of each fact.
         with_attrs: Indices of the facts that have attributes.
     """
 
@@ -34,32 +35,32 @@ class EventStream:
 
     @cached_property
     def steps(self) -> Sequence[int]:
-        """Of each fact."""
+        """Step of each fact."""
         return self.facts.column("step")
 
     @cached_property
     def attempts(self) -> Sequence[int]:
-        """Of each fact."""
+        """Attempt of each fact."""
         return self.facts.column("attempt")
 
     @cached_property
     def elapsed_ns(self) -> Sequence[int]:
-        """Of each fact."""
+        """Elapsed time of each fact within its attempt, in ns."""
         return self.facts.column("elapsed_ns")
 
     def of_kind(self, kind: str) -> Iterator[tuple[int, Event]]:
-        """The facts of a kind, each with its index."""
+        """Yield the facts of a kind, each with its index."""
         kinds, index = self.kinds, -1
         for _ in range(kinds.count(kind)):
             index = kinds.index(kind, index + 1)
             yield index, self.facts[index]
 
     def values(self, metric: str) -> Sequence[float | None]:
-        """The value of a metric at each fact; None where it was not logged."""
+        """Return the value of a metric at each fact; None where it was not logged."""
         return self.facts.values(metric)
 
     def spans(self) -> dict[int, int]:
-        """Of each attempt, in order, the time from its begin to its last fact, in ns."""
+        """Return the time from the begin of each attempt to its last fact, in ns, in order of attempts."""
         spans: dict[int, int] = {}
         for start, end in self.stretches():
             attempt = self.attempts[start]
@@ -67,14 +68,14 @@ class EventStream:
         return spans
 
     def time_before(self) -> dict[int, int]:
-        """For each attempt, the training time that was over when it began, in ns; empty for one attempt."""
+        """Return for each attempt the training time before it began, in ns; empty if there is only one attempt."""
         if not self.facts or self.facts[0].attempt == self.facts[-1].attempt:
             return {}
         spans = self.spans()
         return dict(zip(spans, accumulate(spans.values(), initial=0), strict=False))
 
     def stretches(self) -> list[tuple[int, int]]:
-        """Of each attempt, the index of its first fact and the one after its last."""
+        """Return for each attempt the index of its first fact and the index after its last."""
         attempts = self.attempts
         if not attempts or attempts[0] == attempts[-1]:
             return [(0, len(attempts))] if attempts else []
@@ -83,7 +84,7 @@ class EventStream:
 
 
 def event_stream(events: Sequence[Event]) -> EventStream:
-    """A stream of events, apart."""
+    """Return a stream of events, with facts and rule outcomes separated."""
     facts = with_columns(events)
     if set(RULE_KINDS).isdisjoint(facts.column("kind")):
         return EventStream(facts, ())

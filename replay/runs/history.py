@@ -1,6 +1,6 @@
-"""What a recorded run came to: its length, checkpoints and evaluations, whole and up to an event.
+"""The history of a recorded run: its length, checkpoints, evaluations and curves, and what resumes rolled back.
 
-Streams follow one lineage: the events of each attempt stand together, and those that a resume rolled back are absent.
+Streams follow one lineage: the events of each attempt are contiguous, and those that a resume rolled back are absent.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Checkpoint:
     Attributes:
         event_index: Index of its event among the stream's events, recorded decisions not counted.
         step: Optimizer updates it holds.
-        size_bytes: Its size; None when the run did not say.
+        size_bytes: Its size; None when the run did not record it.
     """
 
     event_index: int
@@ -38,19 +38,19 @@ class Checkpoint:
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """The facts of a run that a backtest weighs.
+    """The facts of a run that a backtest needs.
 
     Attributes:
         steps: Optimizer updates finished at the end.
         elapsed_ns: Monotonic time from the first event to the last, summed over the attempts that led to it; None when
             the log has no times.
-        checkpoints: In order.
-        evaluations: The values of each metric that evaluations carry, in order.
-        curves: The course of the training loss and of those metrics, thinned out for plots.
-        annotations: What people noted, in order.
-        evaluated_at: Index of each evaluation, whatever it carries, among the stream's events.
-        evaluated_steps: The steps of those.
-        began_ns, ended_ns: The wall clock at the first and the last event; 0 when the log has none.
+        checkpoints: The checkpoints, in order.
+        evaluations: Values of each evaluation metric, in order.
+        curves: Downsampled curves of the training loss and of those metrics, for plots.
+        annotations: Annotation events, in order.
+        evaluated_at: Index of each evaluation among the stream's events, whatever metrics it carries.
+        evaluated_steps: The steps of those evaluations.
+        began_ns, ended_ns: Wall clock at the first and the last event; 0 when the log has none.
     """
 
     steps: int
@@ -65,12 +65,12 @@ class History:
     ended_ns: int = 0
 
     def merit(self, objective: Objective | None) -> tuple[Evaluation, ...]:
-        """The values of the metric of merit, in order; empty without one."""
+        """Return the values of the objective in order; empty without one."""
         return () if objective is None else self.evaluations.get(objective.metric, ())
 
 
 def history_of(stream: EventStream) -> History:
-    """The facts of a stream. What recorded rules did takes no index, as in a replay."""
+    """Return the facts of a stream. Outcomes of recorded rules take no index, as in a replay."""
     evaluations: dict[str, list[Evaluation]] = {}
     evaluated = list(stream.of_kind("evaluate"))
     for index, event in evaluated:
@@ -85,7 +85,7 @@ def history_of(stream: EventStream) -> History:
         ),
         evaluations={name: tuple(values) for name, values in evaluations.items()},
         curves=curves_of(stream),
-        # With their own numbers: those of a stream hold on to all of its columns.
+        # Copy the metrics: those of a stream's event keep all columns of the stream alive.
         annotations=tuple(event._replace(metrics=dict(event.metrics)) for _, event in stream.of_kind("annotation")),
         evaluated_at=tuple(index for index, _ in evaluated),
         evaluated_steps=frozenset(event.step for _, event in evaluated),
@@ -96,11 +96,11 @@ def history_of(stream: EventStream) -> History:
 
 @dataclass(frozen=True, slots=True)
 class RolledBack:
-    """What a run did in vain: it was resumed from a checkpoint before.
+    """Work that was lost because the run resumed from an earlier checkpoint.
 
     Attributes:
-        steps: Optimizer updates, by attempt; attempts without any are left out.
-        elapsed_ns: The time it took; 0 when the log has no times.
+        steps: Optimizer updates by attempt; attempts without any are left out.
+        elapsed_ns: Time they took; 0 when the log has no times.
     """
 
     steps: Mapping[int, int]
@@ -111,11 +111,11 @@ NOTHING_ROLLED_BACK = RolledBack({}, 0)
 
 
 def read_lineage(snapshot: Snapshot, *, samples: bool = False) -> tuple[Sequence[Event], RolledBack]:
-    """The deciding rank's events along the lineage of a run's newest attempt, and what was rolled back beside them.
+    """Return the deciding rank's events along the lineage of a run's newest attempt, and what was rolled back.
 
     Args:
         snapshot: The run.
-        samples: Whether events come with their sample losses.
+        samples: Whether to load the events' sample losses.
     """
     lineage = snapshot.lineage
     if not lineage.cuts:
@@ -131,7 +131,7 @@ def read_lineage(snapshot: Snapshot, *, samples: bool = False) -> tuple[Sequence
 
 
 def restored_steps(attempts: Iterable[Attempt]) -> frozenset[int]:
-    """Steps whose checkpoint an attempt went on from."""
+    """Return the steps of the checkpoints from which an attempt resumed."""
     return frozenset(a.from_step for a in attempts if a.parent is not None and a.from_step is not None)
 
 
@@ -140,7 +140,7 @@ def _steps(events: Iterable[Event]) -> Counter[int]:
 
 
 def _spans(events: Iterable[Event]) -> dict[int, int]:
-    """Of each attempt, in order, the time from its begin to its last event, in ns."""
+    """Return the time from the begin of each attempt to its last event, in ns, in order of attempts."""
     spans: dict[int, int] = {}
     for event in events:
         if event.elapsed_ns > spans.setdefault(event.attempt, 0):
@@ -149,6 +149,6 @@ def _spans(events: Iterable[Event]) -> dict[int, int]:
 
 
 def size_of(attrs: Mapping[str, Any]) -> int | None:
-    """The size of a checkpoint, in bytes, as a ``save`` event tells it; None where it does not."""
+    """Return the size of a checkpoint in bytes from its ``save`` event; None if the event does not give it."""
     size = attrs.get("size_bytes")
     return size if isinstance(size, int) else None

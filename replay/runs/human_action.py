@@ -1,6 +1,6 @@
-"""What a person did about a run, and how much earlier or later a policy would have done something.
+"""Detects what a person did about a run, and computes how much earlier or later the policy acts.
 
-A run tells it in one of two ways: an annotation that names the action, or its own end, when somebody interrupted it::
+The action is an annotation that names it, or else the interruption that ended the run::
 
     rec.annotate("the loss is gone for good", action="stop")
 """
@@ -15,7 +15,7 @@ from .event_stream import EventStream
 from .history import History
 from .replaying import Replay
 
-#: The attribute of an annotation that says what its author did.
+#: The attribute of an annotation that names its author's action.
 ACTION: Final = "action"
 
 
@@ -24,8 +24,8 @@ class HumanAction:
     """The first thing that a person did about a run.
 
     Attributes:
-        what: As the annotation calls it; ``interrupt`` for a run that was interrupted.
-        step: Optimizer updates finished then.
+        what: The action's name in the annotation; ``interrupt`` for an interrupted run.
+        step: Optimizer updates finished by then.
         elapsed_s: Training time up to it, in seconds; None when the log has no times.
     """
 
@@ -36,13 +36,14 @@ class HumanAction:
 
 @dataclass(frozen=True, slots=True)
 class Lead:
-    """A person's action beside the policy's.
+    """A person's action compared with the policy's.
 
     Attributes:
-        action: The person's.
-        policy_step: Where the policy acted: its stop, or its first decision if it can stop nothing. None if nowhere.
-        steps: Updates by which the policy is earlier; negative when it is later, None when it does nothing.
-        seconds: The same in seconds of training; None when the log has no times, too.
+        action: The person's action.
+        policy_step: Step at which the policy acted: its stop, or its first decision if it cannot stop. None if it did
+            not.
+        steps: Updates by which the policy is earlier; negative when it is later, None when it does not act.
+        seconds: The same in seconds of training; None also when the log has no times.
     """
 
     action: HumanAction
@@ -52,13 +53,13 @@ class Lead:
 
 
 def lead_over(stream: EventStream, history: History, status: str, replayed: Replay) -> Lead | None:
-    """How much earlier a policy is than the person; None when no person did anything.
+    """Return how much earlier the policy acts than the person; None when no person acted.
 
     Args:
         stream: The run's stream.
         history: Its facts.
         status: Its status.
-        replayed: The policy over it.
+        replayed: The replay of the policy over it.
     """
     action = human_action(stream, history, status)
     if action is None:
@@ -72,7 +73,7 @@ def lead_over(stream: EventStream, history: History, status: str, replayed: Repl
 
 
 def human_action(stream: EventStream, history: History, status: str) -> HumanAction | None:
-    """The first action that an annotation names, or else the interruption of the run."""
+    """Return the first action that an annotation names, or else the interruption of the run."""
     for event in history.annotations:
         if isinstance(event.attrs.get(ACTION), str):
             elapsed_ns = stream.time_before().get(event.attempt, 0) + event.elapsed_ns

@@ -1,6 +1,6 @@
-"""Which log a result rests on, and which decisions it comes to: what makes a report one that others can check.
+"""Identifies the log, the events and the decisions that a result rests on, so that others can check a report.
 
-A run's stream and a replay of it flow in; digests and places flow out.
+Takes a run's stream and a replay of it, returns digests and ``seq`` ranges.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from .replaying import Replay
 
 @dataclass(frozen=True, slots=True)
 class SeqRange:
-    """The events of one attempt that a stream holds.
+    """The range of events of one attempt in a stream.
 
     Attributes:
-        attempt, rank: Whose events.
-        first, last: ``seq`` of the first and of the last of them.
+        attempt, rank: The attempt and rank that wrote the events.
+        first, last: ``seq`` of the first and the last event.
     """
 
     attempt: int
@@ -30,14 +30,15 @@ class SeqRange:
 
 @dataclass(frozen=True, slots=True)
 class RunIdentity:
-    """What a run's result was made of.
+    """The identity of a run's result: its log, events and decisions.
 
     Attributes:
-        log_digest: Of everything that the run recorded, as kept at its end (``Run.log_digest``); empty where none is.
-        seq_ranges: The events that were folded, one range for each attempt of the lineage, in order.
-        decision_digest: Of what the policy would have come to up to its end: decisions, rule errors and warnings, as
-            ``steptape.rules.decision_digest`` takes it.
-        event_count: Events that were folded; what recorded rules did is not.
+        log_digest: Digest of everything the run recorded, as kept at its end (``Run.log_digest``); empty if none was
+            kept.
+        seq_ranges: The folded events, one range per attempt of the lineage, in order.
+        decision_digest: Digest of the outcomes up to the run's end under the policy: decisions, rule errors and
+            warnings, as ``steptape.rules.decision_digest`` computes it.
+        event_count: Number of events folded; the outcomes of recorded rules are not counted.
     """
 
     log_digest: str = ""
@@ -50,7 +51,7 @@ UNKNOWN = RunIdentity()
 
 
 def identity_of(stream: EventStream, replayed: Replay) -> RunIdentity:
-    """The identity of a stream and its replay; the digest of its log is the reader's to add."""
+    """Return the identity of a stream and its replay; the caller adds the log digest."""
     last = None if replayed.ending is None else replayed.ending.event_index
     reached = (one.outcome for one in replayed.outcomes if last is None or one.event_index <= last)
     return RunIdentity(
@@ -61,7 +62,7 @@ def identity_of(stream: EventStream, replayed: Replay) -> RunIdentity:
 
 
 def seq_ranges(stream: EventStream) -> Iterator[SeqRange]:
-    """The range of each attempt, the older first; what recorded rules did is an event like any other here."""
+    """Yield the range of each attempt, oldest first; outcomes of recorded rules count as events here."""
     recorded = {(event.attempt, event.rank): (event.seq, event.seq) for event in reversed(stream.recorded)}
     for event in stream.recorded:
         first, _ = recorded[event.attempt, event.rank]

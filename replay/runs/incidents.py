@@ -1,11 +1,11 @@
-"""Labelled incidents: the stretches of a run in which something was wrong, as people said.
+"""Labelled incidents: the step ranges of a run in which something was wrong, from a CSV file or from annotations.
 
-They come from a file of labels, or from annotations with the attribute ``incident``::
+An annotation with the attribute ``incident`` is a label::
 
     rec.annotate("loss spike after the restart", incident="spike", first_step=1200, last_step=1260)
 
-``first_step`` and ``last_step`` may be left out: the step of the annotation stands for both. Annotations that were made
-afterwards (``POST /api/v1/runs/{id}/annotations``) count alike; one that names no step is about the whole run.
+``first_step`` and ``last_step`` default to the step of the annotation. Annotations added after the run
+(``POST /api/v1/runs/{id}/annotations``) count too; one without a step covers the whole run.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from ...store.annotations import read_annotations, step_told
 from ...store.errors import TelemetryError
 from ...store.events import Event
 
-#: The columns of a file of labels; ``name`` may be absent.
+#: Columns of a label file; ``name`` is optional.
 COLUMNS: Final = ("run", "first_step", "last_step", "name")
 
-#: Attribute of an annotation that makes a label of it; its value is what the incident was.
+#: Attribute that makes an annotation a label; its value names the incident.
 _INCIDENT: Final = "incident"
 
 _LAST_STEP: Final = 2**63 - 1
@@ -31,11 +31,11 @@ _LAST_STEP: Final = 2**63 - 1
 
 @dataclass(frozen=True, slots=True, order=True)
 class Incident:
-    """One labelled stretch of a run, both ends included.
+    """One labelled range of steps of a run, both ends included.
 
     Attributes:
         first_step, last_step: Optimizer updates finished.
-        name: What it was; may be empty.
+        name: Name of the incident; may be empty.
     """
 
     first_step: int
@@ -44,10 +44,10 @@ class Incident:
 
 
 class IncidentLabels:
-    """Incidents by run, as a file of labels has them.
+    """Incidents by run, from a label file.
 
-    A run that the file names, with or without an incident, counts as labelled: a row whose steps are empty says that
-    the run was healthy throughout.
+    A run that the file names counts as labelled, with or without an incident: a row with empty steps says that the run
+    was healthy throughout.
 
     Args:
         by_run: Incidents by the run's id or name.
@@ -57,16 +57,16 @@ class IncidentLabels:
         self._by_run = by_run
 
     def of(self, run_id: str, name: str) -> tuple[Incident, ...] | None:
-        """The incidents of a run, by its id or else its name, in order; None for a run that is not labelled."""
+        """Return the incidents of a run in order, looked up by id, else by name; None for an unlabelled run."""
         found = self._by_run.get(run_id, self._by_run.get(name))
         return None if found is None else tuple(sorted(found))
 
 
 def read_labels(path: str | Path) -> IncidentLabels:
-    """The labels of a CSV file with the columns ``run, first_step, last_step`` and, if you like, ``name``.
+    """Read a CSV file of labels with the columns ``run, first_step, last_step`` and optionally ``name``.
 
     Raises:
-        TelemetryError: It cannot be read, a column is missing, or a row makes no sense; the line is named.
+        TelemetryError: The file cannot be read, a column is missing, or a row is invalid; the error names the line.
     """
     try:
         with open(path, encoding="utf-8-sig", newline="") as file:
@@ -85,15 +85,15 @@ def read_labels(path: str | Path) -> IncidentLabels:
 
 
 def incidents_in(annotations: Iterable[Event]) -> list[Incident]:
-    """What annotations of the training program label."""
+    """Return the incidents that annotations of the training program label."""
     return [_annotated(event) for event in annotations if _INCIDENT in event.attrs]
 
 
 def incidents_noted(folder: Path) -> list[Incident]:
-    """What annotations label that were made afterwards of the run of a folder.
+    """Return the incidents labelled by annotations that were added to a run's folder after the run.
 
     Raises:
-        DamagedLog: They cannot be read.
+        DamagedLog: The annotations cannot be read.
     """
     notes = (note for note in read_annotations(folder) if _INCIDENT in note.attrs)
     return [

@@ -1,4 +1,4 @@
-"""The metric of merit: which evaluation metric runs are judged by, and which way is better."""
+"""The objective: the evaluation metric by which runs are judged, and whether lower or higher is better."""
 
 from __future__ import annotations
 
@@ -12,31 +12,31 @@ from ...store.errors import TelemetryError
 
 
 class Mode(StrEnum):
-    """Which way a metric is better."""
+    """Whether a lower or a higher value of a metric is better."""
 
     MIN = "min"
     MAX = "max"
 
 
-#: What a metric's name may contain for its mode to be known without being told. Checked in this order.
+#: Parts of a metric's name from which its mode is inferred. Checked in this order.
 _TELLING: Final = (
     (Mode.MIN, ("loss", "perplexity", "ppl", "error", "wer", "rmse", "mae")),
     (Mode.MAX, ("acc", "f1", "bleu", "auc")),
 )
 
 
-#: The metric that is meant wherever it is evaluated, whatever others are.
+#: The metric that is chosen wherever it is evaluated, whatever others there are.
 SURE_OBJECTIVE: Final = "eval_loss"
 
 
 @dataclass(frozen=True, slots=True)
 class Objective:
-    """The metric of merit.
+    """The metric by which runs are judged.
 
     Attributes:
         metric: A metric that ``evaluate`` events carry.
-        mode: Which way is better.
-        guessed: Whether nobody declared it.
+        mode: Whether lower or higher is better.
+        guessed: Whether it was guessed instead of declared.
     """
 
     metric: str
@@ -44,23 +44,23 @@ class Objective:
     guessed: bool = False
 
     def is_better(self, value: float, than: float) -> bool:
-        """Whether one value beats another. NaN beats nothing."""
+        """Whether one value is better than another. NaN is never better."""
         return value < than if self.mode is Mode.MIN else value > than
 
     def loss_of(self, value: float, best: float) -> float:
-        """How much worse a value is than the best, never negative for a true best."""
+        """Return how much worse a value is than the best; never negative if the best is the true best."""
         return value - best if self.mode is Mode.MIN else best - value
 
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """One value of the metric of merit.
+    """One value of the objective.
 
     Attributes:
         event_index: Index of its event among the stream's events, recorded decisions not counted.
-        step: Optimizer updates finished then.
+        step: Optimizer updates finished by then.
         value: The value; may be NaN.
-        time_ns: When it was recorded, by the wall clock; 0 when the log has no times.
+        time_ns: Wall clock when it was recorded; 0 when the log has no times.
     """
 
     event_index: int
@@ -70,10 +70,10 @@ class Evaluation:
 
 
 def declared_objective(metric: str, mode: str | None) -> Objective:
-    """The objective somebody named; its mode from the name when they left it out.
+    """Return the objective that a user named; infer its mode from the name if none is given.
 
     Raises:
-        TelemetryError: The mode is unknown, or the name does not tell it.
+        TelemetryError: The mode is unknown, or cannot be inferred from the name.
     """
     if mode is not None:
         if mode not in tuple(Mode):
@@ -88,7 +88,7 @@ def declared_objective(metric: str, mode: str | None) -> Objective:
 
 
 def guessed_objective(names: Set[str]) -> Objective | None:
-    """The evaluation metric that can be meant: ``eval_loss``, or the only loss, or the only one whose name tells."""
+    """Return the unambiguous metric: ``eval_loss``, or the only loss, or the only one whose name gives its mode."""
     losses = sorted(name for name in names if "loss" in name.casefold())
     telling = sorted(name for name in names if mode_of(name) is not None)
     for candidates in ([SURE_OBJECTIVE] if SURE_OBJECTIVE in names else [], losses, telling):
@@ -100,13 +100,13 @@ def guessed_objective(names: Set[str]) -> Objective | None:
 
 
 def mode_of(metric: str) -> Mode | None:
-    """Which way a metric is better, where its name tells."""
+    """Infer from a metric's name whether lower or higher is better; None if the name does not say."""
     name = metric.casefold()
     return next((mode for mode, words in _TELLING if any(word in name for word in words)), None)
 
 
 def best(evaluations: Iterable[Evaluation], objective: Objective) -> Evaluation | None:
-    """The best evaluation, the earliest among equals; None when none has a number."""
+    """Return the best evaluation, the earliest among equals; None if no evaluation has a number."""
     chosen: Evaluation | None = None
     for evaluation in evaluations:
         if not math.isnan(evaluation.value) and (chosen is None or objective.is_better(evaluation.value, chosen.value)):

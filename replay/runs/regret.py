@@ -1,4 +1,4 @@
-"""Regret: how much worse the best value up to a stop is than the best of the whole run."""
+"""Computes regret: how much worse the best value up to a stop is than the best of the whole run."""
 
 from __future__ import annotations
 

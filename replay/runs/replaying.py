@@ -1,4 +1,4 @@
-"""Feeding a recorded run to the rule engine: events and a policy in, labelled decisions out. Nothing is acted on."""
+"""Replays a policy over a recorded run: takes events and a policy, returns labelled decisions. Acts on nothing."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ from ...store.run import Run
 from .event_stream import EventStream, event_stream
 from .validity import Validity, ValidityLabeler
 
-#: Kinds of events that precede the update of an iteration, and kinds that follow it within the iteration.
+#: Kinds of events before the update of an iteration, and kinds after it within the iteration.
 BEFORE_A_STEP: Final = frozenset(
     (INIT_END, "train_begin", "epoch_begin", "step_begin", "substep_end", "pre_optimizer_step", "optimizer_step")
 )
 WITHIN_A_STEP: Final = frozenset(("log", "prediction_step", "evaluate", "predict", "save", "annotation", "gap"))
 
-#: Events that are looked at together; a few at first, since rules that have seen nothing are soon idle.
+#: Events that are processed together; fewer at first, since rules that have seen nothing soon become idle.
 _STRETCH: Final = 512
 _FIRST_STRETCH: Final = 64
 
 
 @dataclass(frozen=True, slots=True)
 class LabelledOutcome:
-    """One thing that rules did in a replay, and where.
+    """One outcome of a replay and its position in the stream.
 
     Attributes:
-        event_index: Index of the event among the stream's events; what recorded rules did is not counted. -1 for
+        event_index: Index of the event among the stream's events, outcomes of recorded rules not counted. -1 for
             ``init_end``.
         event: That event's kind.
         outcome: The decision, rule error or warning.
@@ -54,11 +54,11 @@ class LabelledOutcome:
 
     @property
     def decided_at(self) -> int:
-        """Updates that the loop had finished then: more than the outcome's step, where values came late."""
+        """Updates that the loop had finished by then: more than the outcome's step if values came late."""
         return self.outcome.step + self.outcome.value_lag
 
     def to_json(self) -> dict[str, Any]:
-        """The line that ``steptape replay --json`` prints."""
+        """Return the line that ``steptape replay --json`` prints."""
         outcome = self.outcome
         place: dict[str, Any] = {"event_index": self.event_index, "event": self.event, "step": outcome.step}
         if outcome.value_lag:
@@ -79,11 +79,11 @@ class LabelledOutcome:
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """A place in a stream. Where a stop takes effect, it is the end of an iteration: loops look at their flags there.
+    """A position in a stream. A stop takes effect at the end of an iteration, where loops check their flags.
 
     Attributes:
         event_index: Index of the last event that still counts.
-        step: Optimizer updates finished then.
+        step: Optimizer updates finished by then.
         elapsed_ns: Training time up to that event; None when the log has none.
     """
 
@@ -94,18 +94,19 @@ class Ending:
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """A policy over one recorded stream.
+    """The replay of a policy over one recorded stream.
 
     Attributes:
         policy: The policy.
-        outcomes: What its rules did, in stream order; the fold goes on after a stop, as the recorded run did.
+        outcomes: Outcomes of its rules in stream order; the fold continues after a stop, as the recorded run did.
         error_counts: Rule errors by controller; ``outcomes`` has the first of each.
         event_count: Events folded.
-        censored_from: Index of the event after which the record cannot vouch for this policy's run; None when it can.
+        censored_from: Index of the event after which the record does not show this policy's run; None if it always
+            does.
         ending: Where the first stop would have taken effect; None without one.
-        approximate_from: Index of the event after which rules that look at the clock would have read another time,
-            since other operations take other time; None when none would.
-        horizon: Where ``censored_from`` lies, in steps and time; None when the record can vouch throughout.
+        approximate_from: Index of the event after which rules would have read another clock, since other operations
+            take other time; None if none would.
+        horizon: The position of ``censored_from`` in steps and time; None if nothing is censored.
     """
 
     policy: Policy
@@ -129,31 +130,31 @@ class Replay:
 
     @property
     def reached(self) -> tuple[LabelledOutcome, ...]:
-        """The decisions that a run under this policy would have come to: those up to its end."""
+        """The decisions up to the end of the run under this policy."""
         if self.ending is None:
             return self.decisions
         return tuple(judged for judged in self.decisions if judged.event_index <= self.ending.event_index)
 
     @property
     def is_point(self) -> bool:
-        """Whether this policy's run is known: to its end, or to its stop before anything is censored."""
+        """Whether the record shows this policy's run: to its end, or to a stop before anything is censored."""
         if self.censored_from is None:
             return True
         return self.stop is not None and self.stop.event_index < self.censored_from
 
     def effects(self, judged: LabelledOutcome) -> set[Effect]:
-        """What a decision would have done to the loop."""
+        """Return what a decision would have done to the loop."""
         return effects_of(self.policy, judged.outcome)
 
 
 def replay(policy: Policy, source: Run | Sequence[Event], *, plan: Plan | None = None) -> Replay:
-    """What a policy decides over a recorded run.
+    """Replay a policy over a recorded run.
 
     Args:
         policy: The rules.
-        source: A run, of which the lineage of its newest attempt is folded, or its events in order. Only the deciding
-            rank's (0) are.
-        plan: What the run declared; a run's own when not given.
+        source: A run, of which the lineage of its newest attempt is folded, or its events in order. Only events of the
+            deciding rank (0) are folded.
+        plan: What the run declared; defaults to the run's own plan.
     """
     if isinstance(source, Run):
         events, declared = source.read(lambda snapshot: _stream_and_plan(snapshot, policy))
@@ -162,12 +163,12 @@ def replay(policy: Policy, source: Run | Sequence[Event], *, plan: Plan | None =
 
 
 def _stream_and_plan(snapshot: Snapshot, policy: Policy) -> tuple[Sequence[Event], Plan]:
-    """The events that a policy is folded over, and what the run declared."""
+    """Return the events to fold a policy over, and what the run declared."""
     return deciding_stream(snapshot, samples=policy.reads_samples), snapshot.info.last.plan
 
 
 def replay_events(policy: Policy, events: Sequence[Event], plan: Plan, *, delay_steps: int = 0) -> Replay:
-    """The same over the deciding rank's events alone.
+    """Replay a policy over the deciding rank's events.
 
     Args:
         policy, events, plan: As for ``replay``.
@@ -178,7 +179,7 @@ def replay_events(policy: Policy, events: Sequence[Event], plan: Plan, *, delay_
 
 
 def replay_stream(policy: Policy, stream: EventStream, plan: Plan, *, delay_steps: int = 0) -> Replay:
-    """The same over a stream that others look at too."""
+    """Replay a policy over a stream that the caller shares with other readers."""
     engine = Engine(policy, plan)
     judge = ValidityLabeler(policy, engine, stream)
     outcomes = [_judged(judge, BEFORE_STREAM, INIT_END, outcome, None) for outcome in engine.start()]
@@ -205,19 +206,19 @@ def replay_stream(policy: Policy, stream: EventStream, plan: Plan, *, delay_step
 def observed_in(
     engine: Engine, stream: EventStream, *, everything: bool = False
 ) -> Iterator[tuple[int, Event, Sequence[Outcome]]]:
-    """The facts of a stream with their index and what they made an engine say.
+    """Yield the facts of a stream with their index and the engine's outcomes at each.
 
     Args:
-        engine: It takes all of them.
+        engine: The engine that observes the facts.
         stream: The stream.
-        everything: Whether those are wanted too that change nothing and of which the engine says nothing.
+        everything: Whether to yield also facts that change no state and cause no outcome.
     """
     idle, with_attrs = (frozenset() if everything else engine.idle_kinds), stream.with_attrs
     observe, facts = engine.observe, stream.facts
     most_are_idle = not everything
     for start, end in itertools.pairwise([0, *range(_FIRST_STRETCH, len(stream.kinds), _STRETCH), len(stream.kinds)]):
         kinds = stream.kinds[start:end]
-        # To make a whole stretch of events costs half as much an event as to make some of them one by one.
+        # Building a whole stretch of events costs half as much per event as building some of them one by one.
         made = () if most_are_idle else facts[start:end]
         passed = 0
         for index, kind in enumerate(kinds, start):
@@ -230,7 +231,7 @@ def observed_in(
 
 
 def effects_of(policy: Policy, outcome: Outcome) -> set[Effect]:
-    """What an outcome would have done to the loop; a shadow decision does nothing."""
+    """Return what an outcome would have done to the loop; a shadow decision does nothing."""
     if not isinstance(outcome, Decision) or not outcome.acts:
         return set()
     return {policy.effects(name) for name in outcome.operations}
@@ -239,10 +240,10 @@ def effects_of(policy: Policy, outcome: Outcome) -> set[Effect]:
 def _ending(
     policy: Policy, outcomes: Iterable[LabelledOutcome], stream: EventStream, delay_steps: int
 ) -> Ending | None:
-    """Where the first stop takes effect.
+    """Return where the first stop takes effect; None without a stop.
 
-    A stop at a step, or at what follows it, lets the evaluation and the checkpoint that are due at that step be made; a
-    stop before a step lets that step be made first. A delay lets so many more steps be made.
+    After a stop at or after a step, the evaluation and the checkpoint due at that step are still made. After a stop
+    before a step, that step is made first. ``delay_steps`` adds that many steps.
     """
     stop = next((judged for judged in outcomes if Effect.STOP in effects_of(policy, judged.outcome)), None)
     if stop is None:
@@ -259,7 +260,7 @@ def _ending(
 
 
 def _place(index: int, stream: EventStream) -> Ending:
-    """An event's index with the steps and the time up to it."""
+    """Return an event's index with the steps and the time up to it."""
     if index < 0:
         return Ending(index, 0, None)
     event = stream.facts[index]
@@ -268,19 +269,19 @@ def _place(index: int, stream: EventStream) -> Ending:
 
 
 def _is_step(event: Event) -> bool:
-    """Whether an update was finished; the late values of an earlier one are none."""
+    """Whether an event finishes an update; late values of an earlier one do not."""
     return event.kind == "step_end" and not event.is_late
 
 
 def _steps_at(event: Event) -> int:
-    """Updates that were finished when an event was emitted: more than its own step where it brings late values."""
+    """Return the updates finished when an event was emitted: more than its own step if it brings late values."""
     return event.step + (event.value_lag if event.is_late else 0)
 
 
 def _is_due(event: Event, after: Event) -> bool:
-    """Whether an event still belongs to the iteration of the one before it.
+    """Whether an event belongs to the same iteration as the one before it.
 
-    Logs that came from elsewhere may hold evaluations of later steps with no step between them.
+    Imported logs may hold evaluations of later steps with no step between them.
     """
     return event.is_late or (event.kind in WITHIN_A_STEP and _steps_at(event) <= _steps_at(after))
 

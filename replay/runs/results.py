@@ -1,4 +1,4 @@
-"""What a backtest says of one run: what it was, what it would have been, and how far the record can vouch for that."""
+"""The result of a backtest for one run: the recorded and the predicted outlay, and how far the record supports them."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ SECONDS_PER_HOUR = 3600
 
 @dataclass(frozen=True, slots=True)
 class Outlay:
-    """What a run costs and yields, as recorded or as it would have been.
+    """The cost and yield of a run, as recorded or as predicted.
 
     Attributes:
         steps: Optimizer updates.
         elapsed_s: Seconds; None when the log has no times.
         checkpoints: Number of checkpoints written.
-        checkpoint_bytes: Their size in all; None when it is not known.
+        checkpoint_bytes: Their total size; None when unknown.
         best, best_step: Best value of the objective and its step; None without evaluations.
         final: Last value of the objective; None without evaluations.
-        deployable, deployable_step: The best among the evaluations of steps that have a checkpoint; None without any.
+        deployable, deployable_step: The best evaluation at a step that has a checkpoint; None without any.
         evaluations: Number of evaluations made.
-        checkpoints_restored: Checkpoints from which an attempt of the run went on; the others were never needed so.
+        checkpoints_restored: Checkpoints from which an attempt of the run resumed; no attempt needed the others.
     """
 
     steps: int
@@ -45,7 +45,7 @@ class Outlay:
 
     @property
     def checkpoints_wasted(self) -> int:
-        """Checkpoints that no attempt went on from."""
+        """Checkpoints from which no attempt resumed."""
         return self.checkpoints - self.checkpoints_restored
 
 
@@ -55,26 +55,26 @@ class RunResult:
 
     Attributes:
         run_id, name, status: The run.
-        recorded: What the run was.
-        predicted: What it would have been under the policy; None where the record cannot tell (see ``notes``).
-        stop: The decision that would have ended it; None when none would.
-        decisions: All decisions it would have come to, labelled, the stop included.
+        recorded: The outlay as recorded.
+        predicted: The outlay under the policy; None where the record cannot say (see ``notes``).
+        stop: The decision that would have ended the run; None if there is none.
+        decisions: All labelled decisions up to the run's end under the policy, the stop included.
         error_counts: Rule errors by controller.
-        notes: What limits the numbers.
-        certain: Where ``predicted`` is None, what holds whatever the run would have become: what it had spent, and the
-            best that it had reached, when the record ceased to vouch for it. None otherwise.
-        right_censored: Why the run might have gone on, so that savings are a lower bound and the regret too; empty when
-            it ran as long as it was meant to.
-        ranks: Processes that trained together: what an hour of the run is multiplied by.
-        planned_steps: Optimizer updates that it was meant to make; None when nobody said.
-        evaluations: The recorded values of the metric of merit, in order.
-        curves: The recorded course of its metrics, thinned out for plots.
-        detection: How the alarms meet the labelled incidents; None where the run has no label.
+        notes: Limitations of the numbers.
+        certain: Where ``predicted`` is None, the outlay up to the event where the record becomes censored. It holds
+            whatever the run would have become. None otherwise.
+        right_censored: Why the run might have continued, so that savings and regret are lower bounds; empty if it ran
+            as long as planned.
+        ranks: Processes that trained together: an hour of the run costs this many rank hours.
+        planned_steps: Planned optimizer updates; None when the plan gives none.
+        evaluations: The recorded values of the objective, in order.
+        curves: Downsampled curves of its recorded metrics, for plots.
+        detection: How the alarms match the labelled incidents; None if the run has no labels.
         saved_steps: Steps of its recorded checkpoints.
         ending: Where the stop takes effect; None without one.
-        began_ns, ended_ns: The wall clock at its first and its last event; 0 when the log has none.
-        human: What a person did about the run, and how much earlier the policy is; None when nobody did anything.
-        identity: Which log this was made of, and which decisions it came to.
+        began_ns, ended_ns: Wall clock at the first and the last event; 0 when the log has none.
+        human: What a person did about the run, and how much earlier the policy acts; None when no person acted.
+        identity: The log, events and decisions that the result rests on.
     """
 
     run_id: str
@@ -107,70 +107,70 @@ class RunResult:
 
     @property
     def steps_saved(self) -> int | None:
-        """Optimizer updates that the policy would have spared."""
+        """Optimizer updates that the policy would have saved; None where the prediction is unknown."""
         return None if self.predicted is None else self.recorded.steps - self.predicted.steps
 
     @property
     def share_saved(self) -> float | None:
-        """The same as a share of the recorded updates; None for a run without any."""
+        """Share of the recorded updates saved; None where that is unknown or the run has no updates."""
         saved = self.steps_saved
         return saved / self.recorded.steps if saved is not None and self.recorded.steps else None
 
     @property
     def seconds_saved(self) -> float | None:
-        """Seconds that the policy would have spared; None when the log has no times."""
+        """Seconds that the policy would have saved; None when the log has no times."""
         return None if self.predicted is None else _difference(self.recorded.elapsed_s, self.predicted.elapsed_s)
 
     @property
     def rank_hours_saved(self) -> float | None:
-        """Hours of all ranks together that the policy would have spared; None when the log has no times."""
+        """Hours saved, summed over all ranks; None when the log has no times."""
         seconds = self.seconds_saved
         return None if seconds is None else seconds * self.ranks / SECONDS_PER_HOUR
 
     @property
     def checkpoints_saved(self) -> int | None:
-        """Checkpoints fewer than recorded; negative when the policy writes more."""
+        """Checkpoints fewer than recorded; negative when the policy writes more, None where unknown."""
         return None if self.predicted is None else self.recorded.checkpoints - self.predicted.checkpoints
 
     @property
     def evaluations_saved(self) -> int | None:
-        """Evaluations fewer than recorded; negative when the policy asks for more."""
+        """Evaluations fewer than recorded; negative when the policy asks for more, None where unknown."""
         return None if self.predicted is None else self.recorded.evaluations - self.predicted.evaluations
 
     @property
     def bytes_saved(self) -> float | None:
-        """Bytes of checkpoints fewer than recorded; None when sizes are not known."""
+        """Bytes of checkpoints fewer than recorded; None when sizes are unknown."""
         if self.predicted is None:
             return None
         return _difference(self.recorded.checkpoint_bytes, self.predicted.checkpoint_bytes)
 
     def regret(self, objective: Objective | None) -> float | None:
-        """How much worse the best value up to the stop is than the best of the whole run; None without evaluations."""
+        """Return how much worse the best value up to the stop is than the run's best; None without evaluations."""
         if objective is None or self.predicted is None:
             return None
         return regret_of(objective, self.predicted.best, self.recorded.best)
 
     def relative_regret(self, objective: Objective | None) -> float | None:
-        """Regret over the magnitude of the run's best; None where that is too near zero to divide by."""
+        """Return the regret over the magnitude of the run's best; None where that is too near zero to divide by."""
         return relative(self.regret(objective), self.recorded.best)
 
     def deployable_regret(self, objective: Objective | None) -> float | None:
-        """How much worse the best that has a checkpoint is, against the recorded run's best that has one.
+        """Return how much worse the best value with a checkpoint is than the recorded run's best with one.
 
-        Negative where the policy's checkpoints are the better ones; None where either has no evaluated checkpoint.
+        Negative where the policy's checkpoints are better; None where either side has no evaluated checkpoint.
         """
         if objective is None or self.predicted is None:
             return None
         return regret_of(objective, self.predicted.deployable, self.recorded.deployable)
 
     def relative_deployable_regret(self, objective: Objective | None) -> float | None:
-        """The same over the magnitude of the run's best that has a checkpoint; None where that is too near zero."""
+        """Return the same over the magnitude of the run's best with a checkpoint; None where that is too near zero."""
         return relative(self.deployable_regret(objective), self.recorded.deployable)
 
 
 @dataclass(frozen=True, slots=True)
 class Excluded:
-    """A run that was not judged, or that a statistic leaves out, and why."""
+    """A run that was excluded from a backtest or from a statistic, and the reason."""
 
     run_id: str
     name: str

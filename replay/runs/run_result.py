@@ -1,6 +1,6 @@
-"""One run under one policy: what the record and its replay come to, and the result that an objective makes of them.
+"""Reduces one run under one policy to facts, and the facts under an objective to a result.
 
-Facts flow in from a run, once, whatever the objective turns out to be; results flow out.
+Facts are read from a run once, whatever the objective turns out to be.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from .validity import Validity
 
 @dataclass(frozen=True, slots=True)
 class ReplayedRun:
-    """A run and a policy's replay of it, as far as a result needs them: no events, so that many fit into memory.
+    """The facts of a run and of a policy's replay of it that a result needs: no events, so that many fit into memory.
 
     Attributes:
         run_id, name, status: The run.
@@ -39,12 +39,12 @@ class ReplayedRun:
         history: What it recorded.
         replayed: What the policy decided.
         rolled_back: What resumes undid.
-        detection: How the alarms meet the labelled incidents; None where the run has no label.
+        detection: How the alarms match the labelled incidents; None if the run has no labels.
         lacks_samples: Whether rules read sample losses and none were recorded.
         is_empty: Whether it recorded no step and no metric.
-        restored_steps: Steps whose checkpoint an attempt of the run went on from.
-        human: What a person did about the run, beside what the policy does; None when nobody did anything.
-        identity: Which log this was made of, and which decisions it came to.
+        restored_steps: Steps of the checkpoints from which an attempt of the run resumed.
+        human: What a person did about the run, compared with the policy; None when no person acted.
+        identity: The log, events and decisions that the facts rest on.
     """
 
     run_id: str
@@ -64,12 +64,12 @@ class ReplayedRun:
 
 @dataclass(frozen=True, slots=True)
 class BacktestSettings:
-    """How a backtest is to be made.
+    """Settings of a backtest.
 
     Attributes:
         delay_steps: Updates that the loop still makes between the decision to stop and the stop.
-        labels: Incidents by run; what annotations label when None.
-        tolerance_steps: How far outside of an incident an alarm still counts as true.
+        labels: Incidents by run; if None, those that annotations label.
+        tolerance_steps: Steps around an incident within which an alarm still counts as true.
     """
 
     delay_steps: int = 0
@@ -77,7 +77,7 @@ class BacktestSettings:
     tolerance_steps: int = 0
 
     def cache_key_parts(self, run: Run) -> tuple[object, ...]:
-        """What they come to for one run."""
+        """Return the settings that apply to one run, as parts of a cache key."""
         if self.labels is None:
             return self.delay_steps, self.tolerance_steps
         info = run.info
@@ -88,7 +88,7 @@ DEFAULT_SETTINGS = BacktestSettings()
 
 
 def facts_of_run(policy: Policy, run: Run, settings: BacktestSettings = DEFAULT_SETTINGS) -> ReplayedRun:
-    """What a run recorded, and what a policy decides over it.
+    """Read what a run recorded, and replay a policy over it.
 
     Raises:
         TelemetryError: The run cannot be read.
@@ -98,7 +98,7 @@ def facts_of_run(policy: Policy, run: Run, settings: BacktestSettings = DEFAULT_
 
 
 def _facts_at(policy: Policy, snapshot: Snapshot, settings: BacktestSettings) -> ReplayedRun:
-    """The facts of one snapshot of a run."""
+    """Return the facts of one snapshot of a run."""
     info = snapshot.info
     events, rolled_back = read_lineage(snapshot, samples=policy.reads_samples)
     noted = incidents_noted(snapshot.folder)
@@ -118,7 +118,7 @@ def facts_of(
     settings: BacktestSettings = DEFAULT_SETTINGS,
     noted: Sequence[Incident] = (),
 ) -> ReplayedRun:
-    """The same of one stream of the deciding rank's events, and of the incidents that were noted of it afterwards."""
+    """Return the facts of one stream of the deciding rank's events, with incidents annotated after the run."""
     stream = event_stream(events)
     replayed = replay_stream(policy, stream, plan, delay_steps=settings.delay_steps)
     history = history_of(stream)
@@ -148,12 +148,12 @@ def judge_run(
     plan: Plan,
     objective: Objective | None,
 ) -> RunResult:
-    """A policy's outcome on one stream of the deciding rank's events."""
+    """Return a policy's outcome on one stream of the deciding rank's events."""
     return result_of(facts_of(policy, run_id, name, status, events, plan), objective)
 
 
 def result_of(facts: ReplayedRun, objective: Objective | None) -> RunResult:
-    """The result that an objective makes of a run's facts."""
+    """Return the result of a run's facts under an objective."""
     replayed, history = facts.replayed, facts.history
     horizon = None if replayed.is_point else replayed.horizon
     censored = _right_censored(facts)
@@ -201,13 +201,13 @@ def _predicted(facts: ReplayedRun, objective: Objective | None) -> Outlay:
 def _up_to(
     ending: Ending | None, facts: ReplayedRun, objective: Objective | None, kept: Sequence[Checkpoint] | None = None
 ) -> Outlay:
-    """A run's outlay up to a place in its stream.
+    """Return a run's outlay up to a position in its stream.
 
     Args:
-        ending: The place; None is the end.
+        ending: The position; None for the end.
         facts: The run.
-        objective: The metric of merit.
-        kept: The checkpoints, where they are others than the recorded ones.
+        objective: The objective.
+        kept: The checkpoints, if they differ from the recorded ones.
     """
     history = facts.history
     until = math.inf if ending is None else ending.event_index
@@ -225,13 +225,13 @@ def _up_to(
 
 
 def asks_for_checkpoints(policy: Policy) -> bool:
-    """Whether rules of the policy save: their checkpoints take the place of the loop's own."""
+    """Whether rules of the policy save: their checkpoints then replace the loop's own."""
     acting = (controller for controller in policy.controllers if not controller.is_shadow)
     return any(policy.effects(name) is Effect.SAVE for controller in acting for name in controller.operations)
 
 
 def _asked_checkpoints(replayed: Replay, history: History) -> list[Checkpoint]:
-    """One checkpoint for each step at which rules asked for one, as large as the run's own on average."""
+    """Return one checkpoint for each step at which rules asked for one, each of the run's average size."""
     sizes = [checkpoint.size_bytes for checkpoint in history.checkpoints if checkpoint.size_bytes is not None]
     size = round(sum(sizes) / len(sizes)) if sizes else None
     asked = {j.decided_at: j.event_index for j in replayed.reached if Effect.SAVE in replayed.effects(j)}
@@ -291,11 +291,11 @@ def _right_censored(facts: ReplayedRun) -> str:
 
 
 def why_right_censored(status: str, steps: int, plan: Plan) -> str:
-    """Why a run might have gone on; empty when it ran as long as it was meant to, as far as anybody said.
+    """Return why a run might have continued; empty if it ran as long as planned, as far as its plan says.
 
     Args:
-        status: The run's.
-        steps: Optimizer updates that it made.
+        status: Its status.
+        steps: Optimizer updates it made.
         plan: What it declared.
     """
     planned = plan.max_steps()
@@ -330,7 +330,7 @@ def _notes(facts: ReplayedRun, objective: Objective | None, right_censored: str)
 
 
 def _notes_of_resumes(rolled_back: RolledBack) -> Iterable[str]:
-    """What the run did in vain, so that it does not vanish from the report."""
+    """Yield a note on the rolled-back work, so that it does not vanish from the report."""
     if rolled_back.steps:
         spent = "" if not rolled_back.elapsed_ns else f" ({rolled_back.elapsed_ns / 1e9:.3g} s)"
         of = ", ".join(f"{count} of attempt {attempt}" for attempt, count in rolled_back.steps.items())

@@ -1,4 +1,4 @@
-"""How much a decision of a replay says about what would have happened: one label each."""
+"""Labels each decision of a replay by how far the recorded run supports it."""
 
 from __future__ import annotations
 
@@ -19,16 +19,15 @@ from .event_stream import EventStream
 
 
 class Validity(StrEnum):
-    """What the recorded run can vouch for, when a policy that it did not run under decides something.
+    """The degree to which the recorded run supports a decision of a policy that it did not run under.
 
     Attributes:
         OBSERVED: The recorded run decided this too.
-        EXACT: A message, log line, notice, checkpoint or evaluation: the trajectory stays what it was.
-        PREFIX_EXACT: A stop: everything up to it is the truth, and what was recorded after it is what not stopping has
-            cost.
-        APPROXIMATE: As one of the two before, but the rule looks at the clock, and by then the policy has had
-            checkpoints or evaluations made that the recorded run was without, or the other way round: each takes time.
-        CENSORED: The run would have gone another way from here on, or before: nothing recorded tells how.
+        EXACT: A message, log line, notice, checkpoint or evaluation: the trajectory stays the same.
+        PREFIX_EXACT: A stop: the record up to it is exact, and the rest of the record is the cost of not stopping.
+        APPROXIMATE: Like EXACT or PREFIX_EXACT, but the rule reads the clock, and the checkpoints or evaluations made
+            by then differ between the policy and the recorded run: each takes time.
+        CENSORED: The run would have diverged here or earlier: the record does not show how.
     """
 
     OBSERVED = "observed"
@@ -38,19 +37,19 @@ class Validity(StrEnum):
     CENSORED = "censored"
 
 
-#: What takes a run another way, other than by ending it.
+#: Effects that change a run's trajectory other than by ending it.
 _DIVERTING: Final = frozenset((Effect.STOP_EPOCH, Effect.ACT))
 
-#: What takes time of the run's own, so that another number of them shifts what a clock says later.
+#: Effects that take run time: a different number of them shifts every later clock reading.
 _TAKING_TIME: Final = frozenset((Effect.SAVE, Effect.EVALUATE))
 
-#: Actions of steptape's own operations that leave a run as it is, or end it. What a run decided by operations that the
-#: replayed policy does not know may have diverted it, if it is none of these.
+#: Actions of steptape's own operations that leave a run as it is, or end it. The recorded run may have decided
+#: operations that the replayed policy does not know. Any other action among them may have diverted the run.
 _KNOWN_ACTIONS: Final = frozenset(("should_training_stop", "should_save", "should_evaluate", "should_log"))
 
 
 class _Orders(NamedTuple):
-    """What a decision orders, and whether it is to be carried out."""
+    """The operations of a decision, and its mode: whether they are carried out."""
 
     operations: tuple[str, ...]
     mode: str
@@ -61,7 +60,7 @@ def _orders_of(decision: Decision) -> _Orders:
 
 
 def clocked_controllers(controllers: Sequence[Controller]) -> frozenset[str]:
-    """Names of the controllers that look at the time, or ask about one that does."""
+    """Return the names of the controllers that read the time, or that ask about a controller that does."""
     clocked = {controller.name for controller in controllers if _looks_at_clock(controller)}
     asks = {
         (controller.name, reference.controller)
@@ -92,8 +91,8 @@ class ValidityLabeler:
         stream: The whole recorded stream.
 
     Attributes:
-        looks_at_every_event: Whether events have to be passed at all: the recorded run decided something, or clocks are
-            looked at and its own checkpoints are others than the policy's.
+        looks_at_every_event: Whether ``pass_event`` must be called: the recorded run decided something, or a rule reads
+            the clock and the policy's checkpoints replace the run's own.
     """
 
     def __init__(self, policy: Policy, engine: Engine, stream: EventStream) -> None:
@@ -122,7 +121,7 @@ class ValidityLabeler:
         self.looks_at_every_event = bool(self._recorded or (self._clocked and self._replaces_saves))
 
     def label(self, decision: Decision, event_index: int) -> Validity:
-        """The decision's label. Call it once for each decision, in order, with the engine as of that decision."""
+        """Return the decision's label. Call once per decision, in order, with the engine as of that decision."""
         effects = self._effects(decision.operations) if decision.acts else frozenset[Effect]()
         label = self._label(decision, effects)
         if label is Validity.CENSORED and effects & _DIVERTING and self._diverted_at is None:
@@ -153,14 +152,15 @@ class ValidityLabeler:
                     self._shift(event_index)
 
     def approximate_from(self) -> int | None:
-        """Index of the event after which rules that look at the clock would have read another time; None when none."""
+        """Return the index of the event after which rules would have read another clock; None if none would."""
         return self._shifted_at if self._clocked else None
 
     def censored_from(self) -> int | None:
-        """Index of the event after which the record cannot vouch for this policy's run; None when it can throughout.
+        """Return the index of the event after which the record does not show this policy's run; None if it always does.
 
-        That is where the policy first changes the trajectory other than by ending it, or first asks for an evaluation
-        that the record lacks and that one of its rules would have read.
+        At that event the policy first changes the trajectory other than by ending it, or first asks for an evaluation
+        that the record lacks and that one of its rules would have read. A recorded decision that the policy does not
+        make, and that may have diverted the run, counts too.
         """
         points = [self._diverted_at] if self._diverted_at is not None else []
         if self._lacks_evaluation_from is not None and any(
@@ -176,14 +176,14 @@ class ValidityLabeler:
         return known
 
     def _diverts(self, operation: str) -> bool:
-        """Whether an operation that the recorded run decided may have taken it another way."""
+        """Whether an operation that the recorded run decided may have changed its trajectory."""
         try:
             return self._policy.effects(operation) in _DIVERTING
         except TelemetryError:
             return operation.partition(".")[2] not in _KNOWN_ACTIONS
 
     def _takes_time(self, operation: str) -> bool:
-        """Whether an operation that the recorded run decided had something made that takes time."""
+        """Whether an operation that the recorded run decided takes run time."""
         try:
             return self._policy.effects(operation) in _TAKING_TIME
         except TelemetryError:

@@ -1,4 +1,4 @@
-"""Proof that what rules decided live is what their replay decides: recorded and replayed outcomes, side by side."""
+"""Proves that a replay repeats what the rules decided live: compares recorded and replayed outcomes, and digests."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from ...store.run_info import Attempt
 
 @dataclass(frozen=True, slots=True)
 class Mismatch:
-    """The first outcome in which record and replay part.
+    """The first outcome in which record and replay differ.
 
     Attributes:
         attempt: The attempt.
         position: Index among the attempt's outcomes.
         recorded, replayed: The outcome on each side; None where that side has no more.
-        seq: The recorded outcome's own place in the log.
+        seq: ``seq`` of the recorded outcome's own event; None where the record has no more.
     """
 
     attempt: int
@@ -40,7 +40,7 @@ class Mismatch:
     seq: int | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """Both sides in canonical form."""
+        """Return both sides in canonical form."""
         return {
             "attempt": self.attempt,
             "position": self.position,
@@ -56,13 +56,13 @@ class Verification:
 
     Attributes:
         run_id: The run.
-        outcomes: Recorded decisions, rule errors and warnings that were compared.
-        digest: Decision digest of what was recorded.
-        difference: Where record and replay part; None when they are identical.
-        note: What a reader should know of it: that no rules were live, or that the run was cut short.
-        fault: What shows that the log is not the one that was written: missing events, an end that it does not have, or
-            another digest.
-        log_digest: Of everything that the run recorded, as kept at its end; empty where none is kept.
+        outcomes: Number of recorded decisions, rule errors and warnings compared.
+        digest: Decision digest of the recorded outcomes.
+        difference: The first difference between record and replay; None if they are identical.
+        note: Caveats: no rules were live, or the run was cut short.
+        fault: Evidence that the log is not the one that was written: missing events, a wrong or missing end, or another
+            digest. Empty if there is none.
+        log_digest: Digest of everything the run recorded, as kept at its end; empty if none was kept.
     """
 
     run_id: str
@@ -75,11 +75,11 @@ class Verification:
 
     @property
     def identical(self) -> bool:
-        """Whether the log is whole, and record and replay agree in everything."""
+        """Whether the log is whole and record and replay agree in everything."""
         return self.difference is None and not self.fault
 
     def to_json(self) -> dict[str, Any]:
-        """The verdict as ``steptape verify --json`` prints it."""
+        """Return the verdict as ``steptape verify --json`` prints it."""
         return {
             "run_id": self.run_id,
             "identical": self.identical,
@@ -93,24 +93,24 @@ class Verification:
 
 
 def verify(run: Run) -> Verification:
-    """Replay each attempt of a run, under the policy it was recorded with, and compare every outcome.
+    """Replay each attempt of a run under its recorded policy, and compare every outcome.
 
-    Then hold the log, and what ``run.json`` says of each attempt, against the digests that were taken at their end.
+    Then check the log, and the entry of each attempt in ``run.json``, against the digests taken at their end.
 
-    An attempt that was resumed is replayed from the state that its own lineage leaves behind, as it was live. What a
-    later resume rolled back is compared too: it was decided.
+    A resumed attempt is replayed from the state that its own lineage left, as it was live. Outcomes that a later resume
+    rolled back are compared too: they were decided.
 
     Raises:
         TelemetryError: The run or its policy cannot be read.
         UnsupportedVersion: It was recorded under other rule semantics.
     """
-    # Digests are read first: the sealer takes them last, so that the snapshot holds all that they cover.
+    # Digests are read first: the sealer writes them last, so the later snapshot holds everything they cover.
     kept = read_digests(run.folder)
     return run.read(lambda snapshot: _verification(snapshot, kept))
 
 
 def _verification(snapshot: Snapshot, kept: Digests) -> Verification:
-    """The verdict on one snapshot of a run, given the digests that were kept before."""
+    """Return the verdict on one snapshot of a run, given the digests that were read before it."""
     info = snapshot.info
     version = SEMANTICS_VERSION if info.last.policy is None else info.last.policy.semantics_version
     policies = {attempt.attempt: _policy_of(attempt, snapshot.folder) for attempt in info.attempts}
@@ -147,9 +147,9 @@ def _verification(snapshot: Snapshot, kept: Digests) -> Verification:
 
 
 def _fault(attempt: Attempt, events: list[Event], *, is_imported: bool) -> str:
-    """What is wrong with the log of an attempt itself; empty when it is whole as far as it can tell.
+    """Return what is wrong with the log of an attempt itself; empty if nothing is.
 
-    What another system logged has no event for its end: only digests tell whether it is what was imported.
+    An imported log has no event for its end: only digests show whether it is what was imported.
     """
     where = f"attempt {attempt.attempt}"
     for expected, event in enumerate(events):
@@ -165,7 +165,7 @@ def _fault(attempt: Attempt, events: list[Event], *, is_imported: bool) -> str:
 
 
 def _digest_fault(attempt: Attempt, recorded: list[Outcome]) -> str:
-    """Whether the decisions are those that the recorder had made when the attempt ended; empty when they are."""
+    """Compare the decisions with the digest that the recorder kept at the attempt's end; empty if they match."""
     if attempt.policy is None or attempt.decision_digest is None:
         return ""
     if decision_digest(recorded, attempt.policy.semantics_version) == attempt.decision_digest:
@@ -178,19 +178,19 @@ def _recorded(event: Event) -> Outcome:
         outcome = outcome_from_event(event)
     except TelemetryError as error:
         raise TelemetryError(f"the {event.kind} with seq {event.seq} cannot be read ({error})") from error
-    # What a query shows is the event's own step; it has to be the one that the outcome tells.
+    # A query shows the event's own step; it must equal the step in the outcome.
     return outcome if outcome.step == event.step else dataclasses.replace(outcome, step=event.step)
 
 
 def _status_of(attempt: Attempt, snapshot: Snapshot) -> str:
-    """How an attempt stands: the run's newest as the run does; an earlier one that never said how it ended crashed."""
+    """Return an attempt's status: the run's for the newest; ``crashed`` for an earlier one without a recorded end."""
     if attempt is snapshot.info.last:
         return snapshot.status
     return "crashed" if attempt.status == "running" else attempt.status
 
 
 def _policy_of(attempt: Attempt, folder: Path) -> Policy | None:
-    """The policy that an attempt was recorded with; None without one."""
+    """Return the policy that an attempt was recorded with; None without one."""
     if attempt.policy is None:
         return None
     version = attempt.policy.semantics_version

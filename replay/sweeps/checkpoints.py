@@ -1,6 +1,6 @@
-"""What variants keep of a run: how many checkpoints, how large, and the best evaluation among them.
+"""Computes the checkpoints of all variants on one run: their number, their size, and the best evaluation among them.
 
-Stops flow in; numbers flow out, for all variants at once, as of the end of each.
+Takes the ending of each variant; returns arrays over the variants, as of these endings.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ class Kept:
     """The checkpoints of variants; each array has shape (variants,).
 
     Attributes:
-        count: How many.
-        size_bytes: Their size in all; NaN when it is not known.
-        deployable: The best among the evaluations of steps that have a checkpoint; NaN without any.
+        count: Number of checkpoints.
+        size_bytes: Their total size; NaN if unknown.
+        deployable: The best evaluation at a step that has a checkpoint; NaN without any.
     """
 
     count: Ints
@@ -32,7 +32,7 @@ class Kept:
 
 
 def recorded_checkpoints(stream: Stream, endings: Ints, objective: Objective | None) -> Kept:
-    """What the run itself kept, up to each of those events."""
+    """Return the run's own checkpoints up to each of those events."""
     saves = stream.rows("save")
     counts = np.searchsorted(saves, endings, side="right")
     totals = itertools.accumulate((math.nan if size is None else size for size in stream.checkpoint_bytes), initial=0)
@@ -41,7 +41,10 @@ def recorded_checkpoints(stream: Stream, endings: Ints, objective: Objective | N
 
 
 def asked_checkpoints(stream: Stream, tally: Tally, endings: Ints, objective: Objective | None) -> Kept:
-    """What rules asked for, up to the end of each variant: one a step, each of the run's average size."""
+    """Return the checkpoints that rules asked for, up to each variant's ending.
+
+    One per step counts, of the run's average size.
+    """
     counts, best = np.zeros(len(endings), np.int64), np.full(len(endings), np.nan)
     deployable = _Deployable(stream, objective)
     for asked, variants in tally.saving():
@@ -51,17 +54,17 @@ def asked_checkpoints(stream: Stream, tally: Tally, endings: Ints, objective: Ob
         best[variants] = deployable.until(firsts, own)
     sizes = [size for size in stream.checkpoint_bytes if size is not None]
     average = round(sum(sizes) / len(sizes)) if sizes else None
-    # Nothing takes no bytes, however large it would be.
+    # No checkpoints take no bytes, even if the size of one is unknown.
     known = np.array([float(count * average) if average is not None else math.nan for count in counts.tolist()])
     return Kept(counts, np.where(counts > 0, known, 0.0), best)
 
 
 class _Deployable:
-    """The best evaluation of steps that have a checkpoint.
+    """The best evaluation at steps that have a checkpoint.
 
     Args:
         stream: The run.
-        objective: The metric of merit.
+        objective: The objective.
     """
 
     def __init__(self, stream: Stream, objective: Objective | None) -> None:
@@ -70,11 +73,11 @@ class _Deployable:
         self._stream = stream
 
     def until(self, saves: Ints, endings: Ints) -> Floats:
-        """As of each of those events, its value; NaN without any.
+        """Return its value as of each ending; NaN without any.
 
         Args:
-            saves: The events that bring checkpoints, ascending.
-            endings: The events.
+            saves: The events that write checkpoints, ascending.
+            endings: The events up to which evaluations and checkpoints count.
         """
         steps, of_evaluations = self._stream.steps[saves], self._stream.steps[self._at]
         saved_steps, firsts = _distinct(steps)
@@ -85,13 +88,13 @@ class _Deployable:
         order = np.argsort(ready, kind="stable")
         pick = np.fmin if self._is_min else np.fmax
         bests = np.append(pick.accumulate(self._values[has_one][order]), np.nan)
-        # Before the first that is ready the last place is taken, which holds NaN.
+        # Before the first ready evaluation the index is -1: the last element, which is NaN.
         found: Floats = bests[np.searchsorted(ready[order], endings, side="right") - 1]
         return found
 
 
 def evaluations_of(stream: Stream, objective: Objective | None) -> tuple[Ints, Floats]:
-    """The events that evaluated the metric of merit, and its values; without one, none."""
+    """Return the events that evaluated the objective, and its values; empty without an objective."""
     metric = None if objective is None else stream.metrics.get(objective.metric)
     if metric is None:
         return np.zeros(0, np.int64), np.zeros(0)
@@ -100,8 +103,8 @@ def evaluations_of(stream: Stream, objective: Objective | None) -> tuple[Ints, F
 
 
 def _distinct(steps: Ints) -> tuple[Ints, Ints]:
-    """The distinct steps, ascending, and where each stands first."""
+    """Return the distinct steps, ascending, and the index of the first occurrence of each."""
     if bool((steps[1:] > steps[:-1]).all()):
         return steps, np.arange(len(steps))
-    # Ten times as long, and needed only where steps begin anew.
+    # Takes ten times as long, and is needed only where steps restart.
     return np.unique(steps, return_index=True)

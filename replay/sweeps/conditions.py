@@ -1,8 +1,8 @@
-"""Rules as vectors: what a term comes to at every event of a kind in one run, the undefined included.
+"""Evaluates rules as vectors: the value of a term at every event of a kind in one run, undefined values included.
 
-A term and the values of params flow in; out flow its values at the rows where its trigger asks, and where it is
-defined. Undefined spreads from left to right and short-circuits as in the event engine; a rule's failure counts as
-undefined, as it does there. What is computed is kept, so that variants share it.
+Takes a term and the values of params. Returns its values at the rows where its trigger asks, and where it is defined.
+Undefined spreads from left to right and short-circuits as in the event engine; a rule's failure counts as undefined, as
+it does there. Results are cached, so that variants share them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from .features import WindowSums, folded, windowed
 from .stream import Ints, Stream, Truths, Values
 from .terms import MAX_EXACT, OF_NUMBERS, NotColumnar, Term
 
-#: Bytes of intermediate results of one run that are kept before all are forgotten.
+#: Size limit in bytes of the cached intermediate results of one run. Beyond it the cache is cleared.
 _KEPT_BYTES: Final = 1 << 28
 
 _NS_PER_S: Final = 1e9
@@ -31,18 +31,18 @@ _Numbers = Any
 
 
 class Vector(NamedTuple):
-    """What a term comes to.
+    """The value of a term at each row.
 
     Attributes:
-        values: One for each row, or one for all rows: floats or truth values. Where undefined, anything.
-        defined: Whether each is defined; None where all are.
+        values: One per row, or one for all rows: floats or truth values. Arbitrary where undefined.
+        defined: Whether each is defined; None if all are.
     """
 
     values: _Numbers
     defined: Truths | None
 
 
-#: What is defined where all arguments are, and exact.
+#: Exact, and defined where all arguments are.
 _PLAIN: Final[dict[str, np.ufunc]] = {
     "not": np.logical_not,
     "-": np.negative,
@@ -56,9 +56,9 @@ _PLAIN: Final[dict[str, np.ufunc]] = {
     "Eq": np.equal,
     "NotEq": np.not_equal,
 }
-#: What is exact up to 2**53 where its arguments may be whole.
+#: Exact up to 2**53 where the arguments may be whole numbers.
 _ARITHMETIC: Final[dict[str, np.ufunc]] = {"Add": np.add, "Sub": np.subtract, "Mult": np.multiply}
-#: What goes through Python's own functions value by value, because numpy's differ in the last bits.
+#: Computed value by value with Python's own functions, because numpy's differ in the last bits.
 _ONE_BY_ONE: Final[dict[str, Callable[..., Any]]] = {
     "FloorDiv": operator.floordiv,
     "Mod": operator.mod,
@@ -68,7 +68,7 @@ _ONE_BY_ONE: Final[dict[str, Callable[..., Any]]] = {
 
 
 class Conditions:
-    """The terms of one run, computed once for each set of values of their params.
+    """Computes the terms of one run, once for each set of values of their params.
 
     Args:
         stream: The run.
@@ -84,16 +84,16 @@ class Conditions:
         self._kept_bytes = 0
 
     def rows(self, kind: str) -> Ints:
-        """The events at which a trigger asks, by index."""
+        """Return the indices of the events at which a trigger asks."""
         if kind not in self._rows:
             self._rows[kind] = self._stream.rows(kind)
         return self._rows[kind]
 
     def vector(self, term: Term, kind: str, params: Mapping[str, Param]) -> Vector:
-        """What a rule comes to at each event of a kind. Not it is kept, but the terms that it is made of.
+        """Return the value of a rule at each event of a kind. It is not cached, but the terms that it consists of are.
 
         Raises:
-            NotColumnar: A whole number on the way is too great for a column.
+            NotColumnar: An intermediate whole number is too large for a column.
         """
         with np.errstate(all="ignore"):
             return self._computed(term, kind, params)
@@ -147,7 +147,7 @@ class Conditions:
             case ref.Window():
                 numbers, defined = windowed(reference, self._sums_of(reference.key))
         if isinstance(reference, ref.Window) and reference.function.name == "count":
-            # It counts nothing where there is nothing, and is never undefined.
+            # The count of an empty window is 0, never undefined.
             counted = numbers if defined is None else np.where(defined, numbers, 0.0)
             return Vector(_taken(counted, place).values * (place >= 0), None)
         if is_own:
@@ -166,7 +166,7 @@ class Conditions:
         return self._sums[key]
 
     def _place(self, kind: str, reference: ref.SeriesReference) -> tuple[Ints, bool]:
-        """For each row the index of the newest value of a series, -1 before the first; and whether each has its own."""
+        """Return for each row the index of the newest value (-1 before the first), and whether each row has its own."""
         key = (kind, reference.key)
         if key not in self._places:
             at, rows = self._values(reference.key).at, self.rows(kind)
@@ -205,7 +205,7 @@ def _declared(value: int | None, rows: Ints) -> Vector:
 
 
 def _exact(value: object) -> Any:
-    """A number as a column holds it."""
+    """Convert a number to the float that represents it exactly in a column."""
     if isinstance(value, bool):
         return value
     assert isinstance(value, (int, float))
@@ -215,14 +215,14 @@ def _exact(value: object) -> Any:
 
 
 def _whole(values: _Numbers) -> _Numbers:
-    """What arithmetic on what may be whole numbers gave, if it is exact as floats."""
+    """Return the results of arithmetic on possible whole numbers if they are exact as floats."""
     if np.any(np.isfinite(values) & (np.abs(values) > MAX_EXACT)):
         raise NotColumnar("whole numbers beyond 2**53")
     return values
 
 
 def _taken(values: npt.NDArray[Any], place: Ints) -> Vector:
-    """The values at those places, undefined where a place is below 0."""
+    """Return the values at those indices, undefined where an index is negative."""
     known = place >= 0
     if not len(values):
         return Vector(np.zeros(len(place), values.dtype), known & False)
@@ -234,7 +234,7 @@ def _size_bytes(part: _Numbers | None) -> int:
 
 
 def _both(parts: list[Any]) -> Truths | None:
-    """Where all of them are; None means everywhere."""
+    """Return where all of them are defined; None means everywhere."""
     result: Any = None
     for part in parts:
         if part is not None:
@@ -243,7 +243,7 @@ def _both(parts: list[Any]) -> Truths | None:
 
 
 def _applied(term: Term, vectors: list[Vector]) -> Vector:
-    """An operation whose arguments are all evaluated: undefined where one of them is, or where it fails."""
+    """Apply an operation to evaluated arguments: undefined where one of them is, or where it fails."""
     operation, values = term.operation, [vector.values for vector in vectors]
     defined = _both([vector.defined for vector in vectors])
     if operation in _PLAIN:
@@ -265,7 +265,7 @@ def _joined(operation: str, left: Vector, right: Vector) -> Vector:
     values = np.logical_and(left.values, right.values) if is_and else np.logical_or(left.values, right.values)
     if right.defined is None:
         return Vector(values, left.defined)
-    # What is on the right is not looked at where the left one has settled it.
+    # The right side is not read where the left side has settled the result.
     settled = np.logical_not(left.values) if is_and else left.values
     return Vector(values, _both([left.defined, settled | right.defined]))
 
@@ -279,13 +279,13 @@ def _chosen(test: Vector, body: Vector, otherwise: Vector) -> Vector:
 
 
 def _one_by_one(function: Callable[..., Any], values: list[_Numbers]) -> tuple[_Numbers, Truths]:
-    """A function of Python's at each row, and where it did not fail."""
+    """Apply a Python function at each row; return its values and where it did not fail."""
     columns = np.broadcast_arrays(*values)
     numbers, succeeded = np.zeros(columns[0].size), np.ones(columns[0].size, np.bool_)
     for row, arguments in enumerate(zip(*(column.ravel().tolist() for column in columns), strict=True)):
         try:
             number = function(*arguments)
-        except Exception:  # As a rule may fail in the engine: in any way.
+        except Exception:  # A rule may fail in any way in the engine, too.
             succeeded[row] = False
             continue
         if not isinstance(number, (int, float)) or (isinstance(number, int) and abs(number) > MAX_EXACT):

@@ -1,9 +1,9 @@
-"""The numbers that rules read of one series, for all of its values at once.
+"""Computes what rules read of one series, at all of its values at once: window functions and folds.
 
-The input is the values of a series, oldest first; the output is, for each of them, what a rule reads at that value.
-Sums are shifted additions: the oldest value of each window is taken for all windows at once, then the next one is
-added, and so on. For each window that is the left-to-right, oldest-first order of ``rules/language/reductions.py``, bit
-for bit. Functions without such a form are called value by value, once for all variants.
+Takes the values of a series, oldest first; returns, for each of them, what a rule reads at that value. Sums are shifted
+additions: the oldest value of each window is taken for all windows at once, then the next one is added, and so on. For
+each window that is the left-to-right, oldest-first order of ``rules/language/reductions.py``, bit for bit. Functions
+without such a form are called value by value, once for all variants.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from ...rules.language.references import Half, SeriesFold, Window
 from ...rules.language.undefined import Undefined
 from .stream import Floats, Truths
 
-#: Rows of windows that are sorted at once, times the length of a window: 32 MiB.
+#: Rows of windows sorted at once, times the length of a window: 32 MiB.
 _SORTED_AT_ONCE: Final = 1 << 22
 
 
 class WindowSums:
     """Sums over the windows of one series, of any length.
 
-    The sum of n values from a place on is that of n - 1 with one more added: windows of growing lengths are sums on the
-    way to the longest. So lengths are best asked for in ascending order.
+    The sum of n values from an index is the sum of n - 1 values plus one more: shorter windows are intermediate sums of
+    the longest. Ask for lengths in ascending order, because a shorter one starts over.
 
     Args:
         values: The series, oldest first; shape (n,).
@@ -41,7 +41,7 @@ class WindowSums:
 
     @np.errstate(over="ignore", invalid="ignore")
     def of(self, length: int) -> Floats:
-        """At each value the sum of the last ones, as many as a window holds there; shape (n,)."""
+        """Return at each value the sum of the last ``length`` values, or of all if there are fewer; shape (n,)."""
         values, count = self.values, len(self.values)
         length = min(length, count)
         if length < self._length:
@@ -55,9 +55,9 @@ class WindowSums:
 
 
 def windowed(window: Window, sums: WindowSums) -> tuple[Floats, Truths | None]:
-    """What a window by values gives at each value of its series, and whether that is defined there; shape (n,).
+    """Return the result of a window by values at each value of its series, and where it is defined; shape (n,).
 
-    None is defined everywhere.
+    None means defined everywhere.
     """
     values = sums.values
     plain = _VECTORS.get(window.function.name)
@@ -74,7 +74,7 @@ def windowed(window: Window, sums: WindowSums) -> tuple[Floats, Truths | None]:
 
 
 def folded(fold: SeriesFold, values: Floats) -> tuple[Floats, Truths]:
-    """The number that is carried along a series, as of each of its values, and whether there is one; shape (n,)."""
+    """Return the state of a fold after each value of a series, and where it has one; shape (n,)."""
     carried = make_fold(fold.function, fold.length)
     numbers: list[float] = []
     for value in values.tolist():
@@ -145,7 +145,7 @@ def _std(sums: WindowSums, length: int) -> tuple[Floats, int]:
 
 
 def _lines(sums: WindowSums, length: int) -> tuple[Floats, Floats, Floats]:
-    """Counts, means and slopes; where there is one value only, a slope that means nothing."""
+    """Return counts, means and slopes; the slope of a single value is meaningless."""
     values, means = sums.values, _means(sums, length)
     counts = _counts(values, length)
     last = (counts - 1) / 2
@@ -171,7 +171,7 @@ def _detrended_std(sums: WindowSums, length: int) -> tuple[Floats, int]:
 
 
 def _extremes(values: Floats, length: int, pick: np.ufunc) -> Floats:
-    """By doubling: the extreme of 2k values is that of two times k. NaN wins, as in ``reductions``."""
+    """Compute by doubling: the extreme of 2k values is that of two times k. NaN wins, as in ``reductions``."""
     numbers = values.copy()
     covered = 1
     length = min(length, len(values))
@@ -201,7 +201,7 @@ def _quantile(sums: WindowSums, length: int, share: float) -> tuple[Floats, int]
         part = place - below
         low = windows[:, below]
         found = low if part == 0 else low + part * (windows[:, below + 1] - low)
-        # Sorted, NaN stands last.
+        # Sorting puts NaN last.
         numbers[begin:end] = np.where(np.isnan(windows[:, -1]), np.nan, found)
     return numbers, 1
 
@@ -211,7 +211,7 @@ def _median(sums: WindowSums, length: int) -> tuple[Floats, int]:
 
 
 def _blocks(rows: int, length: int) -> list[tuple[int, int, int]]:
-    """First row, row after the last, and number of values in each window: of windows that are not full one by one."""
+    """Return blocks of windows: first row, row after the last, window length. Incomplete windows come one by one."""
     growing = [(row, row + 1, row + 1) for row in range(min(length - 1, rows))]
     size = max(1, _SORTED_AT_ONCE // length)
     return [*growing, *((begin, min(begin + size, rows), length) for begin in range(length - 1, rows, size))]

@@ -1,9 +1,9 @@
-"""From a rule's answers to the events at which its controller fires, worked out on the few true answers alone.
+"""Turns a rule's answers into the events at which its controller fires, using only the few true answers.
 
-The answers of controllers at their triggers flow in; for each controller at each trigger, the events at which it fires
-flow out. Patience is arithmetic on runs of true answers, done here for one controller, and in ``sweep_tally.py`` for
-those of all variants at once. What remembers more (``for``, ``cooldown``, ``once`` at
-several triggers) goes through the engine's own gates, which are told the true answers and where a run of them ends.
+Takes the answers of controllers at their triggers; returns, for each controller and trigger, the events at which it
+fires. Patience is arithmetic on streaks of true answers: here for one controller, in ``tally.py`` for those of all
+variants at once. Anything with more state (``for``, ``cooldown``, ``once`` at several triggers) goes through the
+engine's own gates, which receive the true answers and the end of each streak.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ _FIRST: Final[Ints] = np.zeros(1, np.int64)
 
 @dataclass(frozen=True, eq=False)
 class Answers:
-    """What a rule answered at the events of one kind; where it was undefined, or not asked, it has no answer.
+    """The answers of a rule at the events of one kind; it has no answer where it was undefined or not asked.
 
     Attributes:
         events: Index of the event of each answer; shape (n,).
-        starts, lengths: Of the runs of true answers, their first answer and how many they are.
+        starts, lengths: First answer and length of each streak of true answers.
     """
 
     events: Ints
@@ -40,14 +40,14 @@ class Answers:
 
     @property
     def true_at(self) -> Ints:
-        """Which answers were true, ascending."""
+        """Indices of the true answers, ascending."""
         ends = np.cumsum(self.lengths)
         listed: Ints = np.repeat(self.starts - (ends - self.lengths), self.lengths) + np.arange(self.lengths.sum())
         return listed
 
 
 def answers_of(events: Ints, truths: Truths) -> Answers:
-    """The answers at those events, one each."""
+    """Return the answers at those events, one each."""
     (edges,) = (truths[1:] != truths[:-1]).nonzero()
     edges += 1
     if len(truths) and truths[0]:
@@ -59,24 +59,24 @@ def answers_of(events: Ints, truths: Truths) -> Answers:
 
 
 def is_plain(controller: Controller) -> bool:
-    """Whether nothing but patience, and ``once`` at a single trigger, stands between its answers and its decisions."""
+    """Whether its decisions depend only on its answers, patience, and ``once`` at a single trigger."""
     is_simple = controller.hold is None and controller.cooldown is None
     return is_simple and not (controller.is_once and len(controller.triggers) > 1)
 
 
 def answers_needed(controller: Controller) -> int:
-    """How many true answers make one decision of a controller of which ``is_plain`` is true."""
+    """Return the number of true answers that make one decision of a controller for which ``is_plain`` is true."""
     return 1 if controller.patience is None else max(controller.patience.threshold, 0) + 1
 
 
 def starts_anew(controller: Controller) -> bool:
-    """Whether a false answer undoes the true ones before it; of no account where one makes a decision."""
+    """Whether a false answer resets the count of true ones; irrelevant if a single one makes a decision."""
     patience = controller.patience
     return patience is None or patience.threshold <= 0 or patience.mode == RESET_ON_FAILURE
 
 
 def plain_firings(controller: Controller, answers: Answers) -> Ints:
-    """The events at which a controller fires of which ``is_plain`` is true, ascending."""
+    """Return the events at which a controller fires for which ``is_plain`` is true, ascending."""
     needed = answers_needed(controller)
     if starts_anew(controller):
         return firings_in_a_row(answers, needed, is_once=controller.is_once)
@@ -86,7 +86,7 @@ def plain_firings(controller: Controller, answers: Answers) -> Ints:
 
 
 def firings_in_a_row(answers: Answers, needed: int, *, is_once: bool) -> Ints:
-    """The events at which so many answers in a row were true once more, ascending; or the first alone."""
+    """Return the events that complete ``needed`` true answers in a row, ascending; with ``is_once`` only the first."""
     times = answers.lengths // needed
     ends = np.cumsum(times)
     again = np.arange(int(times.sum())) - np.repeat(ends - times, times)
@@ -96,7 +96,7 @@ def firings_in_a_row(answers: Answers, needed: int, *, is_once: bool) -> Ints:
 
 
 class _ClockAt(Clock):
-    """A clock that stands where it is put."""
+    """A clock whose time is set by hand."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -104,17 +104,17 @@ class _ClockAt(Clock):
 
     @property
     def elapsed_ns(self) -> int:
-        """Training time up to the event at hand."""
+        """Training time up to the current event."""
         return self.stands_at_ns
 
 
 def gated_firings(stream: Stream, watches: Sequence[tuple[Controller, str, Answers]]) -> list[Ints]:
-    """The events at which each of some controllers, at each of its triggers, fires.
+    """Return the events at which each controller fires, at each of its triggers.
 
     Args:
         stream: The run.
-        watches: Controllers that share a cooldown, or one alone: the controller, the kind of event, and the answers, in
-            the order in which they are asked.
+        watches: Controllers that share a cooldown, or a single one: the controller, the kind of event, and the answers,
+            in the order in which they are asked.
     """
     clock = _ClockAt()
     shared: dict[str, SpanTimer] = {}
@@ -147,7 +147,7 @@ def _timer(controller: Controller, shared: dict[str, SpanTimer]) -> SpanTimer | 
 
 
 def _merged(every: Sequence[Answers]) -> list[tuple[int, int, bool]]:
-    """True answers, and the first false one after each run of them, in the order in which they were given."""
+    """Return the true answers, and the first false one after each streak, in the order in which they were given."""
     merged: list[tuple[int, int, bool]] = []
     for number, answers in enumerate(every):
         ends = answers.starts + answers.lengths

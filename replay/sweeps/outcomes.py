@@ -1,6 +1,6 @@
-"""What variants come to on one run: from their firings to savings and regret, for all variants at once.
+"""Computes the outcomes of all variants on one run at once: from firings to savings and regret.
 
-The numbers are those of a backtest (``judging.judge_run``); a test holds the two together.
+The numbers equal those of a backtest (``run_result.judge_run``); a test compares the two.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ from .tally import Tally
 _NS_PER_S: Final = 1e9
 #: An event after every other.
 _LAST: Final[Ints] = np.array([np.iinfo(np.int64).max])
-#: In the place of a step: none.
+#: Stop step of a variant that does not stop.
 NO_STEP: Final = -1
 
 
 @dataclass(frozen=True, eq=False)
 class Outcomes:
-    """What variants come to on one run; each array has shape (variants,). Numbers that are not known are NaN.
+    """The outcomes of variants on one run; each array has shape (variants,). Unknown numbers are NaN.
 
     Attributes:
         stop_step: Step of the decision that would have ended the run; -1 for none.
-        decisions: How many decisions the run would have come to.
-        steps_saved, seconds_saved: Fewer than recorded.
-        checkpoints, checkpoint_bytes: How many the run would have written, and their size.
+        decisions: Number of decisions up to the run's end under the variant.
+        steps_saved, seconds_saved: Steps and seconds fewer than recorded.
+        checkpoints, checkpoint_bytes: Number and total size of the checkpoints that the run would have written.
         regret, relative_regret: How much worse the best value up to the stop is than that of the whole run.
-        deployable_regret, relative_deployable_regret: The same among the values of steps that have a checkpoint.
-        is_right_censored: Whether the run might have gone on, so that the others are lower bounds.
+        deployable_regret, relative_deployable_regret: The same among the values at steps that have a checkpoint.
+        is_right_censored: Whether the run might have continued, so that the other numbers are lower bounds.
     """
 
     stop_step: Ints
@@ -58,14 +58,14 @@ class Outcomes:
 def outcomes_of(
     stream: Stream, tally: Tally, objective: Objective | None, status: str = "", *, asks_for_checkpoints: bool = False
 ) -> Outcomes:
-    """What those firings come to.
+    """Return the outcomes of those firings.
 
     Args:
         stream: The run.
         tally: The firings of all variants.
-        objective: The metric of merit.
-        status: The run's.
-        asks_for_checkpoints: Whether the rules ask for checkpoints, which then take the place of the run's own.
+        objective: The objective.
+        status: The run's status.
+        asks_for_checkpoints: Whether the rules ask for checkpoints, which then replace the run's own.
     """
     stops = tally.stops
     endings = _endings(stream, stops)
@@ -95,10 +95,10 @@ def outcomes_of(
 
 
 def outcomes_of_results(results: Sequence[RunResult], objective: Objective | None) -> Outcomes:
-    """What a backtest found, of one variant each."""
+    """Convert backtest results, one per variant, to outcomes."""
 
     def numbers(values: Iterable[float | None]) -> Floats:
-        # Of a zero the sign says nothing.
+        # Normalize -0.0: the sign of a zero means nothing.
         return np.array([math.nan if value is None else value + 0.0 for value in values], np.float64)
 
     predicted = [result.predicted for result in results]
@@ -118,12 +118,12 @@ def outcomes_of_results(results: Sequence[RunResult], objective: Objective | Non
 
 
 def joined_outcomes(parts: Sequence[Outcomes]) -> Outcomes:
-    """Those of several lots of variants, one after the other."""
+    """Concatenate the outcomes of several batches of variants."""
     return Outcomes(*(np.concatenate([getattr(part, each.name) for part in parts]) for each in fields(Outcomes)))
 
 
 def _endings(stream: Stream, stops: Ints) -> Ints:
-    """Index of the last event that a run has which is stopped at those events; that of its last one without a stop."""
+    """Return the index of the last event of a run stopped at each event; the stream's last without a stop."""
     last = len(stream) - 1
     found = np.minimum(stops, last)
     before = stream.is_any(BEFORE_A_STEP)[found] & (stops <= last)
@@ -135,13 +135,13 @@ def _endings(stream: Stream, stops: Ints) -> Ints:
 
 
 def _following(candidates: Ints, places: Ints, otherwise: int) -> Ints:
-    """Of each place the first candidate after it."""
+    """Return the first candidate after each index."""
     return np.append(candidates, otherwise)[np.searchsorted(candidates, places, side="right")]
 
 
 def _seconds_saved(stream: Stream, at_ending: Ints, is_stopped: Truths) -> Floats:
-    """As a backtest has them: time as of any fact, summed over the attempts."""
-    # The events of each attempt stand together.
+    """Return seconds saved as a backtest computes them: time up to any fact, summed over the attempts."""
+    # The events of each attempt are contiguous.
     begins = np.flatnonzero(np.diff(stream.attempts, prepend=stream.attempts[:1] - 1))
     spans = np.maximum(np.maximum.reduceat(stream.elapsed_ns, begins), 0)
     total = int(spans.sum())
@@ -154,21 +154,21 @@ def _seconds_saved(stream: Stream, at_ending: Ints, is_stopped: Truths) -> Float
 
 
 def _bests(stream: Stream, endings: Ints, objective: Objective | None) -> Floats:
-    """The best value of the metric of merit up to each of those events; NaN without any."""
+    """Return the best value of the objective up to each of those events; NaN without any."""
     at, values = evaluations_of(stream, objective)
     if objective is None or not len(at):
         return np.full(len(endings), np.nan)
     bests = np.append((np.fmin if objective.mode is Mode.MIN else np.fmax).accumulate(values), np.nan)
-    # Before the first evaluation the last place is taken, which holds NaN.
+    # Before the first evaluation the index is -1: the last element, which is NaN.
     found: Floats = bests[np.searchsorted(at, endings, side="right") - 1]
     return found
 
 
 def _regrets(reached: Floats, recorded: Floats, objective: Objective | None) -> tuple[Floats, Floats]:
-    """How much worse values are than the recorded one; and that over the magnitude of the latter."""
+    """Return how much worse values are than the recorded one, absolute and relative to its magnitude."""
     best = float(recorded[0])
     with np.errstate(all="ignore"):
         regret = reached - best if objective is None or objective.mode is Mode.MIN else best - reached
-        # Of a zero the sign says nothing.
+        # Normalize -0.0: the sign of a zero means nothing.
         regret = regret + 0.0
         return regret, regret / abs(best) if abs(best) >= NEAR_ZERO else np.full(len(regret), np.nan)

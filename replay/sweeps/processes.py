@@ -1,4 +1,4 @@
-"""The runs of a sweep, here or shared out to several processes, the answers in the order of the runs."""
+"""Sweeps runs in this process or in a process pool. Results keep the order of the runs."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ from ..runs.results import Excluded
 from .task import RunSweeper, SweptRun
 from .variants import Variant, variants_of
 
-#: Measured: a variant on a run of 10,000 steps, by columns and by the event engine, and reading a byte, in seconds.
+#: Measured seconds: a variant on a run of 10,000 steps by columns, the same by the event engine, and reading a byte.
 _SECONDS_PER_PAIR: Final = 7e-6
 _SECONDS_PER_ENGINE_PAIR: Final = 3e-2
 _SECONDS_PER_BYTE: Final = 2.5e-8
-#: Less work than this is done sooner than processes have begun, each of which imports, and reads the policy anew.
+#: Less work than this finishes sooner than processes start; each imports, and parses the policy again.
 _WORTH_PROCESSES_S: Final = 3.0
 
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """What is to be done to each run.
+    """The work of a sweep, the same for each run.
 
     Attributes:
         policy: The rules.
         axes: The params to vary, with their values.
-        objective: The metric of merit.
-        variants: What these make of the policy; a process of its own works them out again.
+        objective: The objective.
+        variants: The variants of the policy; each worker process computes them again.
     """
 
     policy: Policy
@@ -44,16 +44,16 @@ class Task:
 
 
 def swept_in_processes(task: Task, runs: Sequence[Run], processes: int) -> Iterator[SweptRun | Excluded]:
-    """What the variants come to on each run, in order, each as soon as it and those before it are there.
+    """Yield the outcomes of the variants on each run, in order, each as soon as it and all earlier ones are ready.
 
     Raises:
-        PolicyError: The processes do not know a metric or an operation of the policy, which is known here.
+        PolicyError: The workers do not know a metric or an operation of the policy that this process knows.
     """
     processes = min(processes, len(runs))
     if processes <= 1 or not can_share_work():
         yield from map(RunSweeper(task.variants, task.objective), runs)
         return
-    # Not forked: DuckDB, Arrow and polars have threads of their own, and what those hold a fork never lets go.
+    # Not forked: DuckDB, Arrow and polars have threads of their own, and a fork never releases the locks they hold.
     context = multiprocessing.get_context("spawn")
     axes = {name: list(values) for name, values in task.axes.items()}
     policy = task.policy
@@ -63,9 +63,10 @@ def swept_in_processes(task: Task, runs: Sequence[Run], processes: int) -> Itera
 
 
 def worthwhile_processes(policy: Policy, variants: Sequence[Variant], runs: Sequence[Run], at_most: int) -> int:
-    """How many processes those variants of a policy, over those runs, are worth.
+    """Return how many processes the work is worth, from the measured costs.
 
-    One where the policy names metrics or operations of others: a script may have registered them, for itself alone.
+    One if the policy names metrics or operations from outside steptape: a script may have registered them in this
+    process alone.
     """
     classes: list[type] = [METRIC_CLASSES[each.class_name] for each in policy.metrics]
     classes += [OPERATION_CLASSES[each.class_name] for each in policy.operations]
@@ -83,7 +84,7 @@ def _size_bytes(run: Run) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Told:
-    """What a process is told at its begin; what it makes of it, it makes with the first run, where it can fail."""
+    """The input of a worker process. It builds its sweeper with the first run, where an error can be raised."""
 
     text: str
     source: str
@@ -99,7 +100,7 @@ class _Told:
         return RunSweeper(variants_of(policy, self.axes), self.objective)
 
 
-#: What a process of a pool was told, and what it made of it: all of its calls share them.
+#: The input of a worker process, and the sweeper it built: all of its calls share them.
 _told: list[_Told] = []
 _sweepers: list[RunSweeper] = []
 

@@ -1,7 +1,7 @@
-"""All variants over one run: at which events each of their controllers fires.
+"""Finds, for all variants on one run, the events at which each of their controllers fires.
 
-A stream and variants flow in; out flow the firings of one variant, listed, or a tally of those of all. What has no
-columnar form is decided by the event engine, once for all variants that do not differ in it.
+Takes a stream and variants; returns the firings of one variant, or a tally of all. Controllers without a columnar form
+are decided by the event engine, once for all variants that do not differ in them.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ _NOTHING: Final[Ints] = np.zeros(0, np.int64)
 
 
 class Firings(NamedTuple):
-    """Where one controller fires at one trigger.
+    """The firings of one controller at one trigger.
 
     Attributes:
-        controller, trigger: Which.
-        stops, saves: Whether that ends the run, and whether it asks for a checkpoint.
-        events: At which events, ascending.
+        controller, trigger: The controller and its trigger.
+        stops, saves: Whether a firing ends the run, and whether it asks for a checkpoint.
+        events: Indices of the events at which it fires, ascending.
     """
 
     controller: str
@@ -42,14 +42,14 @@ class Firings(NamedTuple):
 
 
 class RunSweep:
-    """Variants over one run.
+    """Evaluates variants over one run.
 
     Args:
         stream: The run's columns.
-        events: Reads its events, which happens only where the event engine has to decide.
+        events: Reads its events; called only if the event engine has to decide.
 
     Attributes:
-        reasons: Why the event engine had to decide rules that have a columnar form otherwise.
+        reasons: Why the event engine had to decide rules that have a columnar form on other runs.
     """
 
     def __init__(self, stream: Stream, events: Callable[[], Sequence[Event]]) -> None:
@@ -71,7 +71,7 @@ class RunSweep:
         return self._events
 
     def firings(self, variant: Variant) -> list[Firings]:
-        """Where each controller of a variant fires at each of its triggers."""
+        """Return the firings of each controller of a variant at each of its triggers."""
         structure = variant.structure
         try:
             listed = [each for group in variant.asked for each in self._group(group)]
@@ -81,7 +81,7 @@ class RunSweep:
         return listed + (self._by_engine(variant, structure.engine_names) if structure.engine_names else [])
 
     def tally(self, schedule: Schedule) -> Tally:
-        """The firings of all variants of a schedule. Answers to the questions of schedules before it are forgotten."""
+        """Return the firings of all variants of a schedule. The cached answers of earlier schedules are dropped."""
         self._answers, self._gated = {}, {}
         sources = _Sources(schedule)
         refused: set[SharedRule] = set()
@@ -125,7 +125,7 @@ class RunSweep:
         if found is None:
             rows = self._conditions.rows(question.kind)
             truths, defined = self._conditions.vector(question.condition, question.kind, question.params)
-            # What hangs on params alone comes to one answer for all rows.
+            # A condition that reads only params has one answer for all rows.
             if np.ndim(truths) == 0:
                 truths = np.broadcast_to(truths, len(rows))
             first, last = question.between.first, question.between.last
@@ -140,14 +140,14 @@ class RunSweep:
         return found
 
     def _rows_where(self, kind: str, rows: Ints, defined: Truths) -> Ints:
-        """The rows that have an answer; those of several questions that are the same are one array."""
+        """Return the rows that have an answer; questions with equal rows share one array."""
         key = (kind, np.packbits(defined).tobytes())
         if key not in self._asked:
             self._asked[key] = rows[defined]
         return self._asked[key]
 
     def _by_engine(self, variant: Variant, names: frozenset[str] | None) -> list[Firings]:
-        """What the event engine decides, of controllers of these names, or of all."""
+        """Return the firings that the event engine decides, of the named controllers, or of all if None."""
         structure = variant.structure
         told = sorted(variant.params) if names is None else structure.engine_params
         key = (id(structure), names, *[(name, variant.params[name]) for name in told])
@@ -166,10 +166,10 @@ class RunSweep:
 
 
 class _Sources:
-    """What a tally goes by: the watches of a schedule, and those that are told event by event in this run.
+    """The input of a tally: the watches of a schedule, and the firings listed event by event in this run.
 
     Attributes:
-        answers: By number.
+        answers: The answers, by source number.
     """
 
     def __init__(self, schedule: Schedule) -> None:
@@ -180,18 +180,18 @@ class _Sources:
         self.answers: list[Answers] = []
 
     def list_watch(self, number: int, events: Ints) -> None:
-        """A watch of the schedule fires at those events."""
+        """Let a watch of the schedule fire at those events."""
         self._source[number] = self._add(events)
 
     def add_engine(self, variant: int, firings: Sequence[Firings], is_whole: bool) -> None:
-        """What the event engine decided in a variant: beside its watches, or in the place of all of them."""
+        """Add the firings that the event engine decided for a variant, with its watches or instead of all of them."""
         if is_whole:
             begin, end = np.searchsorted(self._schedule.variant_of, [variant, variant + 1])
             self._is_left[begin:end] = False
         self._engine += [(variant, self._add(each.events), each) for each in firings]
 
     def tally(self, events: int) -> Tally:
-        """All of it."""
+        """Return the tally of all sources."""
         schedule, count = self._schedule, len(self._schedule.watches)
         columns, added = schedule.columns, len(self._engine)
         left = self._is_left

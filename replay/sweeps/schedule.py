@@ -1,6 +1,7 @@
-"""What variants watch for, as arrays: laid out once, and used for every run.
+"""Lays out as arrays the watches of all variants; computed once and used for every run.
 
-Variants flow in; out flow the distinct watches among all that they ask, and which variant has which.
+A watch is one controller at one trigger, with the values of its params. Takes variants; returns their distinct watches,
+and which variant has which.
 """
 
 from __future__ import annotations
@@ -15,21 +16,21 @@ from .gates import answers_needed, is_plain, starts_anew
 from .stream import Ints, Truths
 from .variants import SharedRule, Variant, VariantController
 
-#: Variants that are laid out together: what they ask of one run is held in memory at once.
+#: Variants laid out together: their answers on one run are all in memory at once.
 _AT_ONCE: Final = 4_096
-#: In the place of a question: that what is watched for is listed event by event.
+#: Replaces a question's number where the firings of a watch are listed event by event.
 LISTED: Final = -1
-#: No run is as long, and an array can hold it.
+#: Longer than any run, and small enough for an array.
 _MOST_NEEDED: Final = 2**31
 
 
 @dataclass(frozen=True, slots=True)
 class SweptController:
-    """One controller at one trigger, as all variants have it that ask the same.
+    """One controller at one trigger, shared by all variants that ask the same.
 
     Attributes:
-        group: What decides together: it alone, or all that share its cooldown.
-        place: Which of the group it is.
+        group: The controllers decided together: this one alone, or all that share its cooldown.
+        place: Index of this controller in the group.
     """
 
     group: tuple[VariantController, ...]
@@ -46,8 +47,8 @@ class Watches:
     """Watches as columns, each of shape (watches,).
 
     Attributes:
-        source: Number of the answers that a watch goes by.
-        needed: How many true answers in a row make one decision.
+        source: Number of the answers that a watch reads.
+        needed: Number of true answers in a row that make one decision.
         is_once: Whether it decides at most once.
         stops, saves: Whether a decision ends the run, and whether it asks for a checkpoint.
     """
@@ -61,15 +62,15 @@ class Watches:
 
 @dataclass(frozen=True, eq=False)
 class Schedule:
-    """All that some variants ask.
+    """The questions and watches of some variants.
 
     Attributes:
         variants: The variants.
-        questions: The distinct ones.
-        watches: The distinct ones.
-        columns: The same as columns; the source is a place in ``questions``, or ``LISTED``.
-        variant_of, watch_of: For each watch of each variant, the variant and the watch, by their places. Ascending in
-            the first.
+        questions: The distinct questions.
+        watches: The distinct watches.
+        columns: The watches as columns; the source is an index into ``questions``, or ``LISTED``.
+        variant_of, watch_of: For each watch of each variant, the indices of the variant and of the watch. Ascending in
+            ``variant_of``.
     """
 
     variants: tuple[Variant, ...]
@@ -81,12 +82,12 @@ class Schedule:
 
 
 def schedules_of(variants: Sequence[Variant]) -> tuple[Schedule, ...]:
-    """What those variants ask, some thousands of them at a time."""
+    """Return the schedules of those variants, some thousands of them in each."""
     return tuple(schedule_of(variants[begin : begin + _AT_ONCE]) for begin in range(0, max(len(variants), 1), _AT_ONCE))
 
 
 def schedule_of(variants: Sequence[Variant]) -> Schedule:
-    """What those variants ask."""
+    """Return the schedule of those variants."""
     questions: dict[SharedRule, int] = {}
     watches: dict[tuple[object, ...], int] = {}
     listed: list[SweptController] = []
@@ -127,7 +128,6 @@ def _columns(watches: Sequence[SweptController], questions: dict[SharedRule, int
         declaration = watch.asked.watcher.declaration
         if is_plain(declaration) and len(watch.group) == 1 and starts_anew(declaration):
             source[number] = questions[watch.asked.question]
-            # No run is as long: what is needed is kept small enough for an array.
             needed[number] = min(answers_needed(declaration), _MOST_NEEDED)
             is_once[number] = declaration.is_once
     return Watches(

@@ -1,7 +1,7 @@
-"""One recorded run as columns: what a sweep reads instead of events.
+"""Loads one recorded run as columns, which a sweep reads instead of events.
 
-Of a run on disk, only the deciding rank's events count, without what rules did. All arrays share one index, that of a
-replay (``LabelledOutcome.event_index``).
+Only the deciding rank's events are loaded, without the outcomes of rules. All arrays share one index, that of a replay
+(``LabelledOutcome.event_index``).
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Values:
     """The values of one series or metric.
 
     Attributes:
-        at: Index of the event that brought each. Shape (n,), ascending; -1 for what was declared before the stream.
+        at: Index of the event that brought each; shape (n,), ascending; -1 for a value declared before the stream.
         values: Shape (n,).
     """
 
@@ -50,16 +50,16 @@ class Stream:
     """The deciding rank's events of one run.
 
     Attributes:
-        codes: Of each event its kind, as a place in ``names``. Shape (n,).
+        codes: Kind of each event, as an index into ``names``. Shape (n,).
         names: Kinds of events.
-        steps, attempts, elapsed_ns: Likewise.
-        epochs: Likewise; only the metric ``epoch`` tells where an event has none of its own.
+        steps, attempts, elapsed_ns: One per event.
+        epochs: One per event; where an event has none of its own, only the metric ``epoch`` gives it.
         has_epoch: Whether an event has an epoch of its own.
-        metrics: Of each metric that was asked for, its values, whatever kind of event brought them.
-        checkpoint_bytes: Of each checkpoint its size; None where the run did not say.
+        metrics: Values of each requested metric, from any kind of event.
+        checkpoint_bytes: Size of each checkpoint; None where the run did not record it.
         plan: What the run declared.
         has_decisions: Whether rules were live and decided something.
-        has_late_values: Whether events left values to later ones, which columns cannot tell from values of their own.
+        has_late_values: Whether there are late values, which columns cannot distinguish from an event's own.
     """
 
     codes: npt.NDArray[np.integer]
@@ -84,17 +84,17 @@ class Stream:
         return self.is_any(_LOOP_KINDS)
 
     def is_any(self, kinds: Collection[str]) -> Truths:
-        """Whether each event is of one of those kinds; shape (n,)."""
+        """Return whether each event is of one of those kinds; shape (n,)."""
         wanted = np.array([name in kinds for name in self.names], np.bool_)
         found: Truths = wanted[self.codes]
         return found
 
     def rows(self, kind: str) -> Ints:
-        """The indices of a kind's events."""
+        """Return the indices of a kind's events."""
         return np.flatnonzero(self.is_any((kind,)))
 
     def series(self, key: SeriesKey) -> Values:
-        """The values that a rule's series takes, which are those of the first kind of event that carried it."""
+        """Return the values of a rule's series: those of the first kind of event that carried it."""
         name, kind, _ = key
         if kind is None and name in self.plan.constants:
             return Values(_BEFORE, np.array([float(self.plan.constants[name])]))
@@ -117,7 +117,7 @@ class Stream:
 
     @cached_property
     def clock_ns(self) -> Ints:
-        """Training time up to each event, over all attempts, as rules know it; shape (n,)."""
+        """Training time up to each event, over all attempts, as rules read it; shape (n,)."""
         loop = np.flatnonzero(self.is_loop)
         passed = np.zeros(len(self), np.int64)
         before = 0
@@ -130,16 +130,16 @@ class Stream:
 
     @cached_property
     def evaluation_counts(self) -> Ints:
-        """``evaluate`` events up to each event; shape (n,)."""
+        """Number of ``evaluate`` events up to each event; shape (n,)."""
         return np.cumsum(self.is_any(("evaluate",)))
 
 
 def read_stream(snapshot: Snapshot, metrics: Collection[str]) -> Stream:
-    """The columns of a run along the lineage of its newest attempt.
+    """Return the columns of a run along the lineage of its newest attempt.
 
     Args:
         snapshot: The run.
-        metrics: Which metrics to read; those that it lacks are left out.
+        metrics: The metrics to read; those that it lacks are left out.
 
     Raises:
         TelemetryError: The run cannot be read.
@@ -175,23 +175,23 @@ def read_stream(snapshot: Snapshot, metrics: Collection[str]) -> Stream:
 
 @dataclass(frozen=True, slots=True)
 class _KeptRows:
-    """The rows of a table that are kept; all where ``kept`` is None, which saves copies."""
+    """The kept rows of a table; if ``kept`` is None, all of them without a copy."""
 
     table: Any
     kept: Truths | None
 
     def numbers(self, name: str) -> npt.NDArray[Any]:
-        """A column, nulls as NaN; shape (kept rows,)."""
+        """Return a column, nulls as NaN; shape (kept rows,)."""
         numbers = _numbers(self.table, name)
         return numbers if self.kept is None else numbers[self.kept]
 
     def is_known(self, name: str) -> Truths:
-        """Where a column is not null; shape (kept rows,)."""
+        """Return where a column is not null; shape (kept rows,)."""
         mask: Truths = self.table[name].combine_chunks().is_valid().to_numpy(zero_copy_only=False)
         return mask if self.kept is None else mask[self.kept]
 
     def values(self, name: str) -> Values:
-        """The values of a column that are not null, with their rows."""
+        """Return the values of a column that are not null, with their rows."""
         at, numbers = np.flatnonzero(self.is_known(name)), self.numbers(name)
         return Values(at, numbers if len(at) == len(numbers) else numbers[at])
 
@@ -202,6 +202,6 @@ def _checkpoint_bytes(table: Any, rows: Truths) -> tuple[int | None, ...]:
 
 
 def _numbers(table: Any, name: str) -> npt.NDArray[Any]:
-    """A column as an array; nulls as NaN."""
+    """Return a column as an array; nulls as NaN."""
     numbers: npt.NDArray[Any] = table[name].combine_chunks().to_numpy(zero_copy_only=False)
     return numbers

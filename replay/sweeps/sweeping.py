@@ -1,7 +1,7 @@
-"""Sweep: every combination of some params' values over many runs, in exact agreement with the event engine.
+"""Sweep: evaluates every combination of some params' values over many runs, in exact agreement with the event engine.
 
-A policy, the values of its params and runs flow in. Out flow, for each variant, what it would have saved and what that
-would have cost, and which variants no other beats in both.
+Takes a policy, the values of its params, and runs. Returns for each variant what it would have saved and cost, and the
+Pareto front of steps saved and regret.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ class Sweep:
     """Variants of a policy over runs.
 
     Attributes:
-        policy: The policy as it stands.
-        axes: The params that were varied, with their values.
-        objective: The metric of merit; None when none was declared and none could be guessed.
+        policy: The policy with its own params.
+        axes: The varied params, with their values.
+        objective: The objective; None if none was declared and none could be guessed.
         variants: Every combination, the last axis varying fastest.
-        runs: Those that were judged.
-        excluded: Those that were not, each with its reason.
+        runs: The runs that were judged.
+        excluded: The runs that were not, each with its reason.
         engine_reasons: What the event engine had to decide, and why: by controller, or by run.
     """
 
@@ -54,16 +54,16 @@ class Sweep:
 
     @property
     def steps(self) -> int:
-        """Optimizer updates of all runs that were judged."""
+        """Optimizer updates of all judged runs."""
         return sum(run.steps for run in self.runs)
 
     @cached_property
     def totals(self) -> Mapping[str, Floats]:
-        """Of each variant, over all runs of which the number is known; each of shape (variants,), NaN where none is.
+        """The totals of each variant over the runs where the number is known.
 
-        ``stopped``, ``fired`` and ``not_known`` count runs; ``decisions``, ``steps_saved``, ``seconds_saved``,
-        ``checkpoints`` and ``checkpoint_bytes`` are sums; the mean and the worst of regret and of deployable regret are
-        relative, over runs that ran as long as they were meant to.
+        Each has shape (variants,), NaN where no run knows the number. ``stopped``, ``fired`` and ``not_known`` count
+        runs. ``decisions``, ``steps_saved``, ``seconds_saved``, ``checkpoints`` and ``checkpoint_bytes`` are sums. The
+        mean and the worst of regret and of deployable regret are relative, over runs that ran as long as planned.
         """
         mean_regret, worst_regret = self._mean_and_worst("relative_regret")
         mean_deployable, worst_deployable = self._mean_and_worst("relative_deployable_regret")
@@ -84,9 +84,9 @@ class Sweep:
 
     @cached_property
     def front(self) -> tuple[int, ...]:
-        """Indices of the variants than which none saves more steps at no more mean regret; the thriftiest first.
+        """The Pareto front of steps saved and mean regret: indices of variants, most steps saved first.
 
-        Of variants that come to the same, the first. Empty without any regret to go by.
+        Of equal variants the first one counts. Empty if no regret is known.
         """
         saved, regret = self.totals["steps_saved"], self.totals["mean_regret"]
         known = np.flatnonzero(~np.isnan(saved) & ~np.isnan(regret))
@@ -99,8 +99,8 @@ class Sweep:
         return tuple(front)
 
     def frame(self) -> pl.DataFrame:
-        """One row a variant: its settings, its totals, and whether it is on the front."""
-        import polars as pl  # 0.13 s, which only those who ask for a frame should wait for.
+        """Return one row per variant: its settings, its totals, and whether it is on the front."""
+        import polars as pl  # Importing polars takes 0.13 s; only callers that ask for a frame should wait for it.
 
         settings = {name: [variant.settings[name] for variant in self.variants] for name in self.axes}
         counts = ("stopped", "fired", "not_known", "decisions")
@@ -109,7 +109,7 @@ class Sweep:
         return pl.DataFrame({"variant": np.arange(len(self.variants)), **settings, **totals, "on_front": on_front})
 
     def runs_frame(self) -> pl.DataFrame:
-        """One row a variant and run: what the one comes to on the other."""
+        """Return one row per variant and run, with the outcomes of the variant on the run."""
         import polars as pl
 
         count = len(self.variants)
@@ -127,7 +127,7 @@ class Sweep:
         return pl.concat(frames) if frames else pl.DataFrame()
 
     def _mean_and_worst(self, name: str) -> tuple[Floats, Floats]:
-        """Of a regret over the runs that are not right-censored; NaN where it is known of none."""
+        """Return mean and maximum of a regret over the runs that are not right-censored; NaN where none is known."""
         regrets = self._table(name)
         known = ~np.isnan(regrets) & ~self._table("is_right_censored").astype(np.bool_)
         counts = known.sum(axis=1)
@@ -137,7 +137,7 @@ class Sweep:
         return np.where(counts > 0, mean, np.nan), np.where(counts > 0, worst, np.nan)
 
     def _table(self, name: str) -> npt.NDArray[Any]:
-        """An outcome, of shape (variants, runs)."""
+        """Return an outcome as an array of shape (variants, runs)."""
         columns = [getattr(run.outcomes, name) for run in self.runs]
         return np.stack(columns, axis=1) if columns else np.zeros((len(self.variants), 0))
 
@@ -151,16 +151,16 @@ def sweep(
     on_progress: Callable[[Progress], object] | None = None,
     processes: int = 1,
 ) -> Sweep:
-    """What each variant of a policy would have done to recorded runs.
+    """Compute what each variant of a policy would have done to recorded runs.
 
     Args:
         policy: The rules.
         axes: The params to vary, with the values to try.
         runs: The runs; those that cannot be judged are listed as excluded.
-        objective: The metric of merit; guessed when not given and unambiguous.
-        on_progress: Told after each run that is done with.
-        processes: How many to share the runs out to at most. What is done sooner than they have begun stays here, and
-            so do rules that a script may have registered. They import the main script, which has to stand behind
+        objective: The objective; guessed if not given and unambiguous.
+        on_progress: Called after each run that is finished.
+        processes: Maximum number of worker processes. Work that finishes sooner than they start stays in this process,
+            and so do rules that a script may have registered. Workers import the main script, which must be guarded by
             ``if __name__ == "__main__":``.
 
     Raises:
@@ -190,12 +190,12 @@ def sweep(
 
 
 def _summed(table: npt.NDArray[Any]) -> Floats:
-    """Over the runs that know; NaN where none does."""
+    """Return the sums over the runs where the number is known; NaN where it never is."""
     known = ~np.isnan(table)
     return np.where(known.any(axis=1), _added(known, table), np.nan)
 
 
 def _added(known: npt.NDArray[np.bool_], table: npt.NDArray[Any]) -> Floats:
-    """The sums of what is known, by size: the order of the runs comes from where they lie, and changes no bit."""
+    """Sum the known values sorted by size: the order of the runs follows from their paths, and must change no bit."""
     by_size: Floats = np.sort(np.where(known, table, 0.0), axis=1)
     return np.asarray(by_size.sum(axis=1))

@@ -1,8 +1,8 @@
-"""When variants fire on one run, for all of them at once: first, and how often up to an event.
+"""Counts the firings of all variants on one run at once: the first, and how many up to an event.
 
-Runs of true answers flow in, and what each variant watches for; out flow numbers for each variant. Of how patient a
-watch is nothing hangs but a division: with n true answers needed, a run of m of them fires m // n times, and the first
-run that is long enough is found in the running maximum of lengths.
+Takes streaks of true answers and the watches of each variant; returns numbers for each variant. Patience costs only a
+division: with n true answers needed, a streak of m fires m // n times. The first streak that is long enough is found in
+the running maximum of lengths.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ class Tally:
     """The firings of all variants on one run.
 
     Args:
-        sources: The answers that watches go by.
+        sources: The answers that watches read.
         watches: The watches.
         variant_of, watch_of: For each watch of each variant, the variant and the watch.
-        variants: How many variants there are.
-        events: How many events the run has.
+        variants: Number of variants.
+        events: Number of events of the run.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class Tally:
         self.watch_of = watch_of
         self._variants = variants
         self._never = events
-        #: Keys of places in a source are ascending over all sources, one after the other.
+        #: Stride per source, so that the keys of positions ascend over all sources, one after the other.
         self._stride = events + 2
         counts = np.array([len(source.starts) for source in sources], np.int64)
         self._ends = np.cumsum(counts)
@@ -57,7 +57,7 @@ class Tally:
 
     @cached_property
     def _first_runs(self) -> Ints:
-        """Of each watch the first run that is long enough, of all sources' runs; -1 for none."""
+        """For each watch the first streak that is long enough, as an index over all sources' streaks; -1 for none."""
         if not len(self._starts):
             return np.full(len(self.watches.source), -1)
         longest = np.maximum.accumulate(self._bases + self._lengths)
@@ -76,19 +76,19 @@ class Tally:
 
     @cached_property
     def stops(self) -> Ints:
-        """The event at which each variant first asks for the end; the number of events for never. Shape (variants,)."""
+        """The event at which each variant first asks to stop; the number of events for never. Shape (variants,)."""
         stops = np.full(self._variants, self._never)
         asking = self.watches.stops[self.watch_of]
         np.minimum.at(stops, self.variant_of[asking], self.firsts[self.watch_of[asking]])
         return stops
 
     def decisions_until(self, endings: Ints) -> Ints:
-        """How often each variant fires up to its event, itself included; shape (variants,)."""
+        """Return how often each variant fires up to and including its event; shape (variants,)."""
         counts = np.bincount(self.variant_of, self._counts_until(endings[self.variant_of]), minlength=self._variants)
         return counts.astype(np.int64)
 
     def saving(self) -> Iterator[tuple[Ints, Ints]]:
-        """Events at which checkpoints are asked for, ascending, each once, and the variants that ask at these."""
+        """Yield the events at which checkpoints are asked for, ascending and distinct, and the variants that ask."""
         asking = np.flatnonzero(self.watches.saves[self.watch_of])
         watches: dict[int, list[int]] = {}
         for variant, watch in zip(self.variant_of[asking].tolist(), self.watch_of[asking].tolist(), strict=True):
@@ -102,13 +102,13 @@ class Tally:
             yield events, np.array(same, np.int64)
 
     def _listed(self, watch: int) -> Ints:
-        """The events at which a watch fires, ascending."""
+        """Return the events at which a watch fires, ascending."""
         watches = self.watches
         source, needed = self._sources[watches.source[watch]], int(watches.needed[watch])
         return firings_in_a_row(source, needed, is_once=bool(watches.is_once[watch]))
 
     def _counts_until(self, endings: Ints) -> Ints:
-        """The same for each watch of each variant, up to an event of its own."""
+        """Return how often each watch of each variant fires, up to an event of its own."""
         counts = np.zeros(len(endings), np.int64)
         own = np.flatnonzero((self.firsts < self._never)[self.watch_of])
         if not len(own):
@@ -116,7 +116,7 @@ class Tally:
         watch = self.watch_of[own]
         source, needed, first = self.watches.source[watch], self.watches.needed[watch], self._first_runs[watch]
         answered = self._by_events(source, lambda events, at: events.searchsorted(endings[own[at]], side="right"))
-        # The newest run of true answers that has begun by then.
+        # The newest streak that has begun by then.
         newest = np.searchsorted(self._bases + self._starts, source * self._stride + answered) - 1
         found = np.minimum(self._lengths[newest], answered - self._starts[newest]) // needed
         found = np.where(newest >= first, found, 0) + self._between(first, newest, needed)
@@ -124,7 +124,7 @@ class Tally:
         return counts
 
     def _between(self, first: Ints, newest: Ints, needed: Ints) -> Ints:
-        """How often runs fire from the first that does to the one before the newest."""
+        """Return how often streaks fire, from the first that does to the one before the newest."""
         counts = np.zeros(len(first), np.int64)
         several = newest > first
         for count in np.unique(needed[several]).tolist():
@@ -135,7 +135,7 @@ class Tally:
         return counts
 
     def _by_events(self, source: Ints, found: Callable[[Ints, Ints], Ints]) -> Ints:
-        """What a function finds, told the events that a source's answers belong to, and the places of such sources."""
+        """Call a function once per distinct array of answer events, with the indices of its sources."""
         if len(self._events) == 1:
             return found(self._events[0], np.arange(len(source)))
         results = np.zeros(len(source), np.int64)

@@ -1,6 +1,6 @@
-"""What a sweep does to one run: all variants on its columns, or on its events where columns cannot tell.
+"""Sweeps one run: evaluates all variants on its columns, or on its events where columns do not suffice.
 
-Variants and a run flow in; what each variant comes to on it flows out, or why the run is not judged.
+Takes variants and a run; returns the outcomes of each variant on it, or why the run is excluded.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from .variants import Variant
 
 @dataclass(frozen=True, eq=False)
 class SweptRun:
-    """A run that all variants were tried on.
+    """A run with the outcomes of all variants.
 
     Attributes:
         run_id, name: The run.
         steps: Optimizer updates that it made.
-        outcomes: What each variant comes to on it.
-        engine_reason: Why the event engine had to decide on this run what columns do elsewhere; empty when it had not.
+        outcomes: The outcomes of each variant on it.
+        engine_reason: Why the event engine decided on this run what columns decide on others; empty if it did not.
     """
 
     run_id: str
@@ -43,11 +43,11 @@ class SweptRun:
 
 
 class RunSweeper:
-    """Tries variants on runs, one after the other.
+    """Evaluates variants on runs, one after the other.
 
     Args:
-        variants: Of one policy.
-        objective: The metric of merit.
+        variants: The variants of one policy.
+        objective: The objective.
     """
 
     def __init__(self, variants: Sequence[Variant], objective: Objective | None) -> None:
@@ -57,14 +57,14 @@ class RunSweeper:
         self._reads_samples = any(variant.structure.policy.reads_samples for variant in variants)
 
     def __call__(self, run: Run) -> SweptRun | Excluded:
-        """What each variant comes to on a run; or why it is not judged, which may be that it cannot be read."""
+        """Return the outcomes of each variant on a run, or why it is excluded, such as a read error."""
         try:
             return run.read(self._swept)
         except TelemetryError as error:
             return Excluded(run.folder.name, "", str(error))
 
     def _swept(self, snapshot: Snapshot) -> SweptRun | Excluded:
-        """Try all variants on one snapshot of a run."""
+        """Evaluate all variants on one snapshot of a run."""
         info = snapshot.info
         stream = read_stream(snapshot, self._metrics)
         if not _is_judged(snapshot, stream):
@@ -84,14 +84,14 @@ def sweep_stream(
     events: Callable[[], Sequence[Event]],
     status: str = "",
 ) -> tuple[Outcomes, str]:
-    """What each variant comes to on one run, and why the event engine had to decide what; empty when it had not.
+    """Return the outcomes of each variant on one run, and why the event engine decided; empty if it did not.
 
     Args:
-        schedules: The variants of one policy, as ``schedules_of`` lays them out.
+        schedules: The variants of one policy, from ``schedules_of``.
         stream: The run's columns, with all metrics that the variants read.
-        objective: The metric of merit.
-        events: Reads the deciding rank's events, what rules did among them.
-        status: The run's.
+        objective: The objective.
+        events: Reads the deciding rank's events, outcomes of rules included.
+        status: The run's status.
     """
     variants = [variant for schedule in schedules for variant in schedule.variants]
     structures = {id(variant.structure): variant.structure for variant in variants}.values()
@@ -110,7 +110,7 @@ def sweep_stream(
 
 
 def metrics_read(variants: Sequence[Variant], objective: Objective | None) -> set[str]:
-    """Names of the metrics that columns need."""
+    """Return the names of the metrics to load as columns."""
     names = {"epoch"} if objective is None else {"epoch", objective.metric}
     for structure in {id(variant.structure): variant.structure for variant in variants}.values():
         for watcher in structure.watchers:
@@ -120,7 +120,7 @@ def metrics_read(variants: Sequence[Variant], objective: Objective | None) -> se
 
 
 def reasons_of(variants: Sequence[Variant]) -> dict[str, str]:
-    """Why controllers are for the event engine, by their names."""
+    """Return why the event engine decides controllers, by their names."""
     found: dict[str, str] = {}
     for variant in variants:
         for watcher in variant.structure.watchers:
@@ -133,7 +133,7 @@ def reasons_of(variants: Sequence[Variant]) -> dict[str, str]:
 
 
 def _reason_for_engine(stream: Stream, steers: Collection[str]) -> str:
-    """Why the event engine has to judge the whole run; empty when columns can."""
+    """Return why the event engine has to judge the whole run; empty if columns suffice."""
     if stream.has_decisions:
         return "rules were live in it"
     if stream.has_late_values:
@@ -142,7 +142,7 @@ def _reason_for_engine(stream: Stream, steers: Collection[str]) -> str:
 
 
 def guessed_from(runs: Iterable[Run]) -> Objective | None:
-    """As a backtest guesses it, from the metrics alone whose names tell."""
+    """Guess the objective as a backtest does, from only the metrics whose names give their mode."""
     names: set[str] = set()
     for run in runs:
         try:
@@ -155,7 +155,7 @@ def guessed_from(runs: Iterable[Run]) -> Objective | None:
 
 
 def _telling_metrics(snapshot: Snapshot) -> set[str]:
-    """The metrics of evaluations whose names say which way is better."""
+    """Return the evaluation metrics whose names give their mode."""
     telling = [name for name in snapshot.columns.by_metric if mode_of(name) is not None]
     stream = read_stream(snapshot, telling)
     return {name for name, found in stream.metrics.items() if stream.is_any(("evaluate",))[found.at].any()}

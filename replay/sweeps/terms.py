@@ -1,7 +1,7 @@
-"""From bound rules to terms: what of a rule can be computed for all events at once, with params left open.
+"""Compiles bound rules to terms, which are computed for all events at once, with params left open.
 
-Bound rules flow in, terms flow out, equal ones as one object, whichever variant or controller they came from. What has
-no exact columnar form is refused with the reason, and goes to the event engine.
+Equal terms are one object, across variants and controllers. A rule without an exact columnar form is refused with the
+reason, and goes to the event engine.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ...rules.language.expression_types import gives_float
 from ...rules.language.functions import FUNCTIONS
 from ...rules.language.references import Param
 
-#: Whole numbers up to here are exact as floats, which all numbers are in a column.
+#: Largest whole number that is exact as a float; every number in a column is a float.
 MAX_EXACT: Final = 2**53
 
 _FACTS: Final = frozenset({"step", "epoch", "progress", "max_steps", "elapsed_s", "world_size"})
@@ -25,12 +25,12 @@ _WHOLE_FACTS: Final = frozenset({"step", "max_steps", "world_size"})
 _ARITHMETIC: Final = (ast.Add, ast.Sub, ast.Mult, ast.Div, ast.FloorDiv, ast.Mod, ast.Pow)
 _COMPARISONS: Final = (ast.Lt, ast.LtE, ast.Gt, ast.GtE, ast.Eq, ast.NotEq)
 _TESTS: Final = frozenset({"isnan", "isfinite"})
-#: Functions of one number, and those of several.
+#: Functions of one number, and those of several with their minimum number of arguments.
 _OF_ONE: Final = frozenset(
     {"abs", "sqrt", "math_sqrt", "exp", "log", "math_trunc", "math_floor", "math_ceil", "round", "int", "float"}
 )
 _OF_SEVERAL: Final = {"min": 2, "max": 2, "clamp": 3}
-#: All of them.
+#: Functions of one or several numbers.
 OF_NUMBERS: Final = frozenset({*_OF_ONE, *_OF_SEVERAL})
 
 
@@ -45,10 +45,10 @@ class Term:
     Attributes:
         operation: ``reference``, ``constant``, ``param``, ``and``, ``or``, ``not``, ``if``, ``-``, the name of a
             function, or the name of an operator's class in ``ast``.
-        arguments: What it is applied to.
-        payload: What a reference means, a constant's value, a param's name.
+        arguments: The terms that it is applied to.
+        payload: The meaning of a reference, a constant's value, a param's name.
         is_truth: Whether it gives True or False; if not, a number.
-        is_float: Whether it surely gives a float; if not, perhaps a whole number.
+        is_float: Whether it always gives a float; if not, it may give a whole number.
         params: Names of the params in it.
     """
 
@@ -61,10 +61,10 @@ class Term:
 
 
 class Terms:
-    """Makes terms; of those that are equal, one.
+    """Builds terms; equal terms share one object.
 
     Args:
-        params: The params of the policy, which tell their types. Their values are left open.
+        params: The params of the policy, which give their types. Their values are left open.
     """
 
     def __init__(self, params: Mapping[str, Param]) -> None:
@@ -72,7 +72,7 @@ class Terms:
         self._made: dict[tuple[object, ...], Term] = {}
 
     def condition(self, rule: BoundRule) -> Term:
-        """The term of a rule.
+        """Return the term of a rule.
 
         Raises:
             NotColumnar: It has no exact columnar form.
@@ -85,7 +85,7 @@ class Terms:
     def _make(
         self, operation: str, *arguments: Term, payload: Any = None, is_truth: bool = False, is_float: bool = False
     ) -> Term:
-        # True and 1 are equal, and so are 1 and 1.0.
+        # The type is part of the key: True equals 1, and 1 equals 1.0.
         key = (operation, *(id(argument) for argument in arguments), type(payload), payload)
         if key not in self._made:
             own = (payload,) if operation == "param" else ()
@@ -200,5 +200,5 @@ class Terms:
         name = node.id if isinstance(node, ast.Name) else None
         if name is None or isinstance(value, str):
             raise NotColumnar(f"a text: {name}")
-        # Another value of it may be a whole number where this one is none.
+        # Not marked as float: another value of the param may be a whole number.
         return self._make("param", payload=name, is_truth=isinstance(value, bool))

@@ -1,8 +1,8 @@
-"""The variants of a policy: every combination of some params' values, told apart by what they share.
+"""Builds the variants of a policy: every combination of some params' values, sharing what they have in common.
 
-A policy's text and the values of its params flow in; variants flow out. Where a param stands in a rule as a number, its
-value is looked up when the rule is asked; only where it decides what a policy is made of (the length of a window,
-patience, an argument) is the policy read anew, once for each combination of such params.
+Where a param is a number in a rule, its value is looked up when the rule is asked. Where it decides the policy's
+structure (the length of a window, patience, an argument), the policy is parsed again, once per combination of such
+params.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from ...store.errors import TelemetryError
 from ...store.events import INIT_END
 from .terms import NotColumnar, Term, Terms
 
-#: Variants of one sweep at most.
+#: Maximum number of variants in a sweep.
 MAX_VARIANTS: Final = 100_000
 
-#: Effects of which columns can say what they come to: they end a run, or leave it as it was.
+#: Effects whose outcome columns can compute: they end a run, or leave it as it was.
 _KNOWN_EFFECTS: Final = frozenset({Effect.STOP, Effect.SAVE, Effect.LOG, Effect.MESSAGE, Effect.NOTIFY})
 
 
@@ -36,8 +36,8 @@ class Watcher:
 
     Attributes:
         declaration: The controller.
-        condition: Its rule; None where that has no exact columnar form.
-        reason: Why not.
+        condition: Its rule; None if it has no exact columnar form.
+        reason: Why it has none.
         stops: Whether its decisions end the run.
         saves: Whether they ask for a checkpoint.
     """
@@ -51,16 +51,17 @@ class Watcher:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Structure:
-    """A policy as far as the params settle that decide what it is made of.
+    """A policy with fixed values of the params that decide its structure.
 
     Attributes:
-        policy: One of the variants that share it.
+        policy: One of the variants that share the structure.
         watchers: Its controllers, in file order.
-        groups: Those that columns decide; together those that share a cooldown.
-        engine_names: Names of the controllers whose decisions are for the event engine to say: those without columnar
-            form, and those whose timing or answers theirs hang on.
+        groups: The controllers that columns decide; those that share a cooldown are in one group.
+        engine_names: Names of the controllers that the event engine decides: those without columnar form, those that
+            share a cooldown with them, and those that they ask about.
         engine_params: The params that these read.
-        steers: What its controllers do to a run of which no record can tell; empty when they only end runs.
+        steers: Effects of its controllers whose outcome no record shows; empty if they only end runs or leave them as
+            is.
     """
 
     policy: Policy
@@ -73,13 +74,13 @@ class Structure:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SharedRule:
-    """A rule at a trigger, with the values of its params; those of several variants that are the same are one object.
+    """A rule at a trigger with the values of its params; variants that ask the same share one object.
 
     Attributes:
         condition: The rule.
-        kind: Of the events at which it is asked.
+        kind: Kind of the events at which it is asked.
         between: The steps at which it is asked.
-        params: At least those that the rule looks up.
+        params: At least the params that the rule looks up.
     """
 
     condition: Term
@@ -103,8 +104,8 @@ class Variant:
     Attributes:
         settings: The params that the sweep varies, with their values.
         params: All params.
-        structure: What it shares with others.
-        asked: For each group of its structure what is asked, in order.
+        structure: The structure that it shares with other variants.
+        asked: For each group of its structure, the rules asked, in order.
     """
 
     settings: Mapping[str, Param]
@@ -113,16 +114,16 @@ class Variant:
     asked: tuple[tuple[VariantController, ...], ...]
 
     def policy(self) -> Policy:
-        """The policy, with these values in it."""
+        """Return the policy with these values of its params."""
         base = self.structure.policy
         return parse_policy(base.text, source=base.source, params=self.params, semantics_version=base.semantics_version)
 
 
 def variants_of(policy: Policy, axes: Mapping[str, Sequence[Param]]) -> list[Variant]:
-    """Every combination, the last axis varying fastest.
+    """Return every combination, the last axis varying fastest.
 
     Raises:
-        PolicyError: A combination does not load: a param is unknown, or its value is of another type or out of range.
+        PolicyError: A combination does not load: a param is unknown, or its value has another type or is out of range.
         TelemetryError: An axis has no values, or there are more than ``MAX_VARIANTS`` combinations.
     """
     count = 1
@@ -157,7 +158,7 @@ def _asked(
         told = [params[name] for name in condition.params]
         for trigger in watcher.declaration.triggers:
             kind = trigger.removeprefix("on_")
-            # The params of one policy keep their types, so that 1 and True cannot be taken for each other.
+            # The params of one policy keep their types, so 1 and True cannot be confused.
             key = (id(condition), kind, between, *told)
             if key not in questions:
                 questions[key] = SharedRule(condition, kind, between, params)
@@ -170,11 +171,11 @@ def _with(policy: Policy, settings: Mapping[str, Param]) -> Policy:
 
 
 def _settling(policy: Policy, axes: Mapping[str, Sequence[Param]]) -> list[str]:
-    """The params that decide what the policy is made of.
+    """Return the params that decide the structure of the policy.
 
-    Every value is tried on its own, which also shows whether it may be given at all. A key of a policy holds one param
-    at most, so that what no value changes on its own no combination does; in rules, which can compute lengths from
-    several, a param must not stand within what they refer to.
+    Every value is tried alone, which also validates it. A key of a policy holds at most one param, so if no value
+    changes it alone, no combination does. Rules can compute lengths from several params, so no param may occur within
+    what a rule refers to.
     """
     settled = []
     for name, values in axes.items():
@@ -185,13 +186,13 @@ def _settling(policy: Policy, axes: Mapping[str, Sequence[Param]]) -> list[str]:
 
 
 def _makeup(policy: Policy) -> tuple[object, ...]:
-    # What a message says is no part of when it is said.
+    # The text of a message does not affect when it is sent.
     controllers = [dataclasses.replace(controller, message=None) for controller in policy.controllers]
     return policy.metrics, policy.operations, controllers
 
 
 def _inner_names(policy: Policy) -> set[str]:
-    """Names that stand in rules within what these refer to: in the windows of series, and the like."""
+    """Return the names within the references of rules, such as the windows of series."""
     names: set[str] = set()
     for controller in policy.controllers:
         for node, reference in controller.rule.bound.references.items():
@@ -233,7 +234,7 @@ def _groups(watchers: Sequence[Watcher]) -> tuple[tuple[Watcher, ...], ...]:
 
 
 def effects_of_controller(policy: Policy, controller: Controller) -> set[Effect]:
-    """What a decision of a controller would do to the loop; nothing, when it is a shadow."""
+    """Return what a decision of a controller would do to the loop; empty for a shadow."""
     return set() if controller.is_shadow else {policy.effects(name) for name in controller.operations}
 
 
