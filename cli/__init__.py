@@ -1,1 +1,1 @@
-"""The command line. ``app`` registers the commands; each command has one module in ``commands``."""
+"""The ``steptape`` command line. ``app`` registers the commands; each command has one module in ``commands``."""

@@ -1,7 +1,8 @@
-"""The command line: ``steptape COMMAND``. Exit status 0 fine, 1 findings, 2 usage or cannot open.
+"""Registers the commands of ``steptape COMMAND`` and maps errors to exit statuses.
 
-Each command is a function in ``commands``, in a module of the same name, which loads only when the command is called:
-``steptape --help`` loads none of them.
+The exit status is 0 when fine, 1 for findings, 2 for wrong usage or input that cannot be opened. Each command is a
+function in ``commands``, in a module of the same name. The module is imported only when the command is called, never by
+``steptape --help``.
 """
 
 from __future__ import annotations
@@ -20,10 +21,10 @@ from .examples import epilog
 from .exit_status import CANNOT_OPEN, INTERRUPTED
 from .streams import complain, print_line, wrap_standard_output
 
-#: What DuckDB raises where Ctrl-C meets a query that runs: no KeyboardInterrupt.
+#: The message of the RuntimeError that DuckDB raises, instead of KeyboardInterrupt, when Ctrl-C interrupts a query.
 _QUERY_INTERRUPTED: Final = "Query interrupted"
 
-#: The summaries of the commands, as ``--help`` lists them: first sentences of their docstrings.
+#: The summaries that ``--help`` lists: first sentences of the commands' docstrings.
 SUMMARIES: Final = {
     "demo": "Train, backtest, train under rules, compare.",
     "runs": "List the runs of a store, oldest first.",
@@ -45,7 +46,7 @@ SUMMARIES: Final = {
     "serve": "Answer queries over HTTP.",
 }
 
-#: Functions of commands whose names Python keeps for itself or pytest would collect.
+#: Function names of the commands whose own name is a Python keyword, or would be collected by pytest.
 _FUNCTIONS: Final = {"import": "import_runs", "test": "run_tests"}
 
 
@@ -56,11 +57,11 @@ class Commands(typer.core.TyperGroup):
     """
 
     def list_commands(self, ctx: Any) -> list[str]:  # noqa: ARG002
-        """Names of all commands, in the order of the help."""
+        """Return the names of all commands, in the order of the help."""
         return list(SUMMARIES)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:  # noqa: ARG002
-        """Import a command; None for a name that is none."""
+        """Import a command; return None if there is no command of that name."""
         if cmd_name not in SUMMARIES:
             return None
         name = _FUNCTIONS.get(cmd_name, cmd_name)
@@ -112,6 +113,6 @@ def main() -> None:
         if str(error) != _QUERY_INTERRUPTED:
             raise
         sys.exit(INTERRUPTED)
-    except UnicodeEncodeError as error:  # Of a path: output takes any text, and what reads Parquet takes UTF-8 alone.
+    except UnicodeEncodeError as error:  # Only a path can cause it: our output takes any text, but Parquet takes UTF-8.
         complain(f"error: a path is not UTF-8; got {error.object!r}. Rename the folder")
         sys.exit(CANNOT_OPEN)

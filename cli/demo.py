@@ -1,4 +1,4 @@
-"""The demo: one training run without rules, rules backtested on it, the same training under them, and the two compared.
+"""Runs the demo: trains without rules, backtests policies on that run, trains again under them, and compares.
 
 Every number that it prints is read back from the store.
 """
@@ -22,10 +22,10 @@ from ..store.run import Run
 from ..store.store import open_run
 from .output import print_rows, print_table, progress, say
 
-#: The paper's own policy, and one of steptape's.
+#: The policy of the trainer controller's paper (Fig. 4), and one of steptape's.
 POLICIES: Final = ("trac_fig4", "overfitting")
 
-#: Samples listed with the highest losses.
+#: Number of samples to list, those with the highest losses.
 LISTED: Final = 20
 
 _WORST = f"""
@@ -48,10 +48,11 @@ def run_demo(store: Path, example: Example) -> bool:
 
     Args:
         store: Folder of runs.
-        example: What to train.
+        example: The training to run.
 
     Returns:
-        Whether every live run stopped where its backtest said, with the checkpoints it said, and verified.
+        Whether every live run stopped at the step that its backtest predicted, wrote as many checkpoints as predicted,
+        and verified.
     """
     settings = Settings()
     say("1. Training without rules: an evaluation and a checkpoint every 10 steps, every sample's loss recorded.")
@@ -94,7 +95,7 @@ def run_demo(store: Path, example: Example) -> bool:
 
 
 def _command() -> str:
-    """How to call steptape from where the reader is."""
+    """Return the command that runs steptape from the user's current folder."""
     beside = Path(sys.executable).with_name("steptape")
     if shutil.which("steptape") or not beside.exists():
         return "steptape"

@@ -1,10 +1,10 @@
-"""Examples of each command, which end its help."""
+"""Holds example command lines for each command, which end its help."""
 
 from __future__ import annotations
 
 from typing import Final
 
-#: By command.
+#: Example command lines, by command.
 EXAMPLES: Final = {
     "backtest": (
         "steptape backtest overfitting --store runs",
@@ -41,7 +41,7 @@ EXAMPLES: Final = {
 
 
 def epilog(command: str) -> str | None:
-    """The examples as the end of a command's help; None for a command that has none."""
+    """Format the examples of a command for the end of its help; None if it has none."""
     lines = EXAMPLES.get(command, ())
-    # The control character keeps the lines as they are.
+    # The control character stops the help formatter from rewrapping the lines.
     return "\b\n" + "\n".join(("Examples:", *(f"  {line}" for line in lines))) if lines else None

@@ -1,4 +1,4 @@
-"""Exit statuses of the command line."""
+"""Defines the exit statuses of the command line."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import Final
 #: The command found something: a warning, a difference, a failed test.
 FINDINGS: Final = 1
 
-#: The command could not open what it was given. Usage errors have this status too.
+#: The command could not open its input. Usage errors have this status too.
 CANNOT_OPEN: Final = 2
 
-#: Ctrl-C: 128 + SIGINT, as shells report it of other tools.
+#: Ctrl-C: 128 + SIGINT, as shells report it for other tools.
 INTERRUPTED: Final = 130
 
-#: The reader of standard output has gone, as ``head`` does: 128 + SIGPIPE.
+#: The reader of standard output closed the pipe, as ``head`` does: 128 + SIGPIPE.
 CLOSED_PIPE: Final = 141

@@ -1,4 +1,4 @@
-"""Looks up what command lines name: policies, runs, streams of events, ages."""
+"""Resolves what command lines name: policies, runs, streams of events, ages."""
 
 from __future__ import annotations
 
@@ -22,32 +22,32 @@ from ..store.run import Run
 from ..store.store import open_run, open_store
 from .streams import complain
 
-#: Runs that a name which is none of them may have meant, at most so many.
+#: Maximum number of runs to suggest for an unknown name.
 _SUGGESTED: Final = 3
 
 
 def policy_path(name: str) -> Path:
-    """The file a policy's name stands for: a path, or the name of a shipped policy."""
+    """Return the rule file that a name refers to: a path, or the name of a shipped policy."""
     path = Path(name)
     return path if path.exists() else shipped_policies().get(name, path)
 
 
 def tests_path(name: str) -> Path:
-    """The file of tests that a name stands for: a path, or the name of a shipped policy."""
+    """Return the file of tests that a name refers to: a path, or the name of a shipped policy."""
     path = Path(name)
     return path if path.exists() else shipped_tests().get(name, path)
 
 
 def policy_named(name: str, settings: Iterable[str] | None) -> Policy:
-    """The policy of that name, some params replaced by ``PARAM=VALUE`` settings."""
+    """Load the policy of this name, with some params replaced by ``PARAM=VALUE`` settings."""
     return load_policy(openable(policy_path(name)), params=params_of(settings))
 
 
 def openable(path: Path) -> Path:
-    """The path of a rule file, or of a pipe that one comes through, that can be opened.
+    """Return the path of a rule file, or of a pipe that carries one, if it can be opened.
 
     Raises:
-        TelemetryError: It cannot, and what may have been meant.
+        TelemetryError: It cannot be opened. For a missing file the error suggests shipped policies.
     """
     if path.is_dir() or not path.exists():
         what = "no such file, and no policy of that name comes with steptape"
@@ -58,7 +58,7 @@ def openable(path: Path) -> Path:
 
 
 def params_of(settings: Iterable[str] | None) -> dict[str, float | int | bool | str]:
-    """Params by name, of ``PARAM=VALUE`` settings."""
+    """Parse ``PARAM=VALUE`` settings into params by name."""
     return dict(_setting(setting) for setting in settings or ())
 
 
@@ -70,7 +70,7 @@ def _setting(setting: str) -> tuple[str, float | int | bool | str]:
 
 
 def setting_value(text: str) -> float | int | bool | str:
-    """The value of a param as it is written on a command line."""
+    """Parse the value of a param as written on a command line."""
     if text in ("true", "false"):
         return text == "true"
     for number in (int, float):
@@ -82,7 +82,7 @@ def setting_value(text: str) -> float | int | bool | str:
 
 
 def age(text: str) -> timedelta:
-    """A span of time written as a number and its unit: ``90d``, ``12h``, ``30m``."""
+    """Parse a time span of a number and a unit: ``90d``, ``12h``, ``30m``."""
     units = {"d": "days", "h": "hours", "m": "minutes"}
     number, unit = text[:-1], units.get(text[-1:])
     try:
@@ -94,10 +94,10 @@ def age(text: str) -> timedelta:
 
 
 def run_named(key: str, store: Path | None) -> Run:
-    """The run whose folder this is or, with a store, the one of that id or name.
+    """Open the run in this folder or, with a store, the run of this id or name.
 
     Raises:
-        TelemetryError: There is none, and what may have been meant; or several have that name.
+        TelemetryError: There is no such run (the error suggests what was meant), or several have that name.
     """
     if store is None:
         if not Path(key).exists():
@@ -116,14 +116,14 @@ def run_named(key: str, store: Path | None) -> Run:
 
 
 def _nearest(key: str, names: Iterable[str]) -> str:
-    """The question whether one of these was meant: those that hold the key, else the most alike; or nothing."""
+    """Ask whether one of these was meant: names that contain the key, else the most similar one; empty if none."""
     known = sorted(names)
     like = [name for name in known if key.casefold() in name.casefold()] or get_close_matches(key[:100], known, n=1)
     return f"Did you mean {' or '.join(map(repr, like[:_SUGGESTED]))}? " if like else ""
 
 
 def runs_chosen(keys: list[str] | None, store: Path | None) -> tuple[list[Run], list[TelemetryError]]:
-    """The runs named, or all of the store; and what was wrong with those of the store that cannot be read."""
+    """Return the named runs, or all runs of the store with the problems of those that cannot be read."""
     if keys:
         return [run_named(key, store) for key in keys], []
     if store is None:
@@ -144,9 +144,9 @@ def events_named(source: str, store: Path | None) -> Run | list[Event]:
 
 @contextmanager
 def _readable(file: str | int, where: str) -> Iterator[Iterable[str]]:
-    """The lines of a text file, or of an open one; bytes that are no UTF-8 are an error of ours.
+    """Open a text file, or a file descriptor, as lines. Bytes that are not UTF-8 raise a ``TelemetryError``.
 
-    Standard input too is read as UTF-8, which JSON is in any locale.
+    Standard input, too, is read as UTF-8, which JSON is in any locale.
     """
     try:
         with open(file, encoding="utf-8-sig", closefd=isinstance(file, str)) as lines:
@@ -156,6 +156,6 @@ def _readable(file: str | int, where: str) -> Iterator[Iterable[str]]:
 
 
 def complain_of(problems: Iterable[TelemetryError]) -> None:
-    """Name on stderr what could not be read."""
+    """Print a warning on stderr for each problem."""
     for problem in problems:
         complain(f"warning: {problem}")

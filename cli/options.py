@@ -1,4 +1,4 @@
-"""Options and arguments that several commands share."""
+"""Defines the options and arguments that several commands share."""
 
 from __future__ import annotations
 
@@ -35,26 +35,27 @@ ProcessesOption = Annotated[
     int | None, typer.Option("--processes", metavar="N", min=1, help="Read runs with so many processes.")
 ]
 
-#: Runs for which one more process is worth its start.
+#: Number of runs that makes one more process worth its start.
 _RUNS_A_PROCESS: Final = 8
 
 
 def objective_of(metric: str | None, mode: str | None) -> Objective | None:
-    """The metric of merit that --objective and --mode declare; None where neither is given."""
+    """Return the objective that --objective and --mode declare; None if neither is given."""
     if mode and not metric:
         raise typer.BadParameter("--mode says which way a metric is better: name it with --objective")
     return declared_objective(metric, mode) if metric else None
 
 
 def processes_for(runs: int, asked: int | None) -> int:
-    """How many processes to read so many runs with: as many as asked for, else what is worth it."""
+    """Return how many processes to read runs with: as many as asked for, else as many as are worth their start."""
     return asked or max(1, min(os.cpu_count() or 1, runs // _RUNS_A_PROCESS))
 
 
 def user_cache(environment: Mapping[str, str] = os.environ) -> Cache | None:
-    """The cache of whoever is logged in: ``STEPTAPE_CACHE``, or ``steptape`` among their caches; None without a home.
+    """Return the user's cache: ``STEPTAPE_CACHE``, or ``steptape`` in the user's cache folder; None without a home.
 
-    Commands keep answers and the library does not, because a person asks again and a program says what it wants.
+    Commands cache results and the library does not, because a person repeats questions, while a program says what it
+    wants.
     """
     if folder := environment.get("STEPTAPE_CACHE"):
         return Cache(Path(folder))

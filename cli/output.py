@@ -1,4 +1,4 @@
-"""Tables and sentences for people, strict JSON for programs."""
+"""Prints tables and sentences for people, and strict JSON for programs."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ from ..replay.run_pool import Progress
 from ..store.event_json import encoded
 from .streams import print_line, showable
 
-#: Tables are as wide as what they hold: a cell is never cut or folded, in a terminal or in a pipe.
+#: Tables are as wide as their content: a cell is never cut or folded, in a terminal or in a pipe.
 TABLE_WIDTH: Final = 100_000
 
 
 def stdout() -> Console:
-    """Where results go. Text is printed as it is: names and rules may hold square brackets."""
+    """Return the console for results. It prints text verbatim, because names and rules may hold square brackets."""
     return Console(width=TABLE_WIDTH, markup=False, highlight=False, emoji=False)
 
 
 def say(text: str = "") -> None:
-    """A line on stdout."""
+    """Print a line on stdout."""
     stdout().print(Text(showable(text)), soft_wrap=True)
 
 
 def print_table(headings: Sequence[str], rows: Iterable[Sequence[object]], *, numeric: Iterable[str] = ()) -> None:
-    """A table on stdout.
+    """Print a table on stdout.
 
     Args:
-        numeric: Headings of the columns that are set flush right.
+        numeric: Headings of the right-aligned columns.
     """
     table = Table(box=None, pad_edge=False, header_style="bold")
     right = set(numeric)
@@ -48,19 +48,19 @@ def print_table(headings: Sequence[str], rows: Iterable[Sequence[object]], *, nu
 
 
 def print_rows(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> None:
-    """Query results as a table."""
+    """Print query results as a table."""
     first = rows[0] if rows else {}
     numeric = [name for name in columns if isinstance(first.get(name), (int, float))]
     print_table(columns, [[row.get(name) for name in columns] for row in rows], numeric=numeric)
 
 
 def print_json(value: Any) -> None:
-    """One line of strict JSON on stdout, at once: non-finite numbers by name, times in ISO 8601 (UTC)."""
+    """Print one line of strict JSON on stdout and flush: non-finite numbers by name, times in ISO 8601 (UTC)."""
     print_line(json.dumps(encoded(value), ensure_ascii=False, allow_nan=False, default=_json_text))
 
 
 def shown(value: object) -> str:
-    """A value as a table's cell."""
+    """Format a value as a table cell."""
     if value is None:
         return "-"
     if isinstance(value, float):
@@ -76,7 +76,7 @@ def shown(value: object) -> str:
 
 
 def progress() -> Bar:
-    """A progress bar on stderr; it draws nothing when stderr is no terminal."""
+    """Return a progress bar on stderr, which draws nothing if stderr is not a terminal."""
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     return Bar(*columns, console=console, transient=True, disable=not console.is_terminal)
@@ -84,7 +84,7 @@ def progress() -> Bar:
 
 @contextmanager
 def reading_runs() -> Iterator[Callable[[Progress], None]]:
-    """One bar for everything that reads runs; what it gives is told how far that has come."""
+    """Show one progress bar for everything that reads runs. Yields a callback that takes the progress."""
     with progress() as bar:
         task = bar.add_task("reading runs", total=None)
         yield lambda come: bar.update(task, completed=come.done, total=come.total)

@@ -1,4 +1,4 @@
-"""Files that commands write: one that cannot be is told of before the work, and one that is written is whole."""
+"""Checks output files before the work starts, and replaces them only when they are written whole."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from ..store.errors import TelemetryError
 
 
 def check_output(path: Path) -> None:
-    """Find out whether a file can be written there.
+    """Check that a file can be written there.
 
     Raises:
-        TelemetryError: It cannot, and why.
+        TelemetryError: It cannot be written. The message says why.
     """
     folder = path.parent
     if path.is_dir():
@@ -30,13 +30,15 @@ def check_output(path: Path) -> None:
 
 @contextmanager
 def output_file(path: Path) -> Iterator[IO[str]]:
-    """A text file to write, in UTF-8. What stood there before stays until all is written, and if that fails.
+    """Open a text file for writing, in UTF-8. An existing file is replaced only after everything was written.
+
+    Devices, pipes, and files in a read-only folder are written in place instead.
 
     Raises:
         TelemetryError: It cannot be written.
     """
     check_output(path)
-    # The file that a link points to is replaced, not the link.
+    # Replace the file that a link points to, not the link.
     target = path.resolve()
     in_place = _is_written_in_place(target)
     aside = target if in_place else target.with_name(f".{target.name}.{os.getpid()}.tmp")
@@ -48,7 +50,7 @@ def output_file(path: Path) -> Iterator[IO[str]]:
                 shutil.copymode(target, aside)
             aside.replace(target)
     except OSError as error:
-        # Of a pipe that was named as a file, whose reader has had enough; or of what is read meanwhile.
+        # Not about this file: the reader of a pipe closed it, or reading a run failed meanwhile.
         if isinstance(error, BrokenPipeError) or error.filename not in (None, str(aside)):
             raise
         raise TelemetryError(f"cannot be written ({error.strerror or error})", where=str(path)) from None
@@ -58,5 +60,5 @@ def output_file(path: Path) -> Iterator[IO[str]]:
 
 
 def _is_written_in_place(path: Path) -> bool:
-    """Whether it is a device or a pipe, or a file in a folder where none can be put beside it."""
+    """Whether it is a device or a pipe, or a file whose folder takes no temporary file."""
     return path.exists() and not (path.is_file() and os.access(path.parent, os.W_OK))

@@ -1,4 +1,4 @@
-"""A curve in a terminal: values in, lines of braille dots out, two dots wide and four high in each character."""
+"""Plots a curve in a terminal, as lines of braille characters, each two dots wide and four high."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Final
 
-#: The bit of each dot of a braille character, by column and row from the top.
+#: The bit of each dot of a braille character, by column and by row from the top.
 _DOTS: Final = ((0x01, 0x02, 0x04, 0x40), (0x08, 0x10, 0x20, 0x80))
 _BLANK: Final = 0x2800
 
@@ -14,27 +14,27 @@ _BLANK: Final = 0x2800
 _UPPER: Final = 0x1B
 _LOWER: Final = 0xE4
 
-#: Width of the numbers beside the plot, in characters.
+#: Width of the labels left of the plot, in characters.
 _LABEL: Final = 10
 
 
 def braille_plot(
     steps: Sequence[int], values: Sequence[float], *, width: int, height: int, is_ascii: bool = False
 ) -> list[str]:
-    """A curve over steps, its highest and lowest value beside it, its first and last step below.
+    """Plot values over steps, with the highest and lowest value on the left and the first and last step below.
 
-    Of the values that share a column of dots, the line goes from the lowest to the highest, so that a spike of one step
-    is seen. Values that are not finite are left out.
+    If several values share a column of dots, the line spans them from the lowest to the highest, so that a spike of one
+    step stays visible. Values that are not finite are left out.
 
     Args:
-        steps: Of each value, ascending. Shape (n,).
+        steps: The step of each value, ascending. Shape (n,).
         values: Shape (n,).
-        width: Of all, in characters, labels included.
-        height: Of the plot, in lines.
-        is_ascii: Make do with two rows of dots in a character, for terminals that know ASCII alone.
+        width: Total width in characters, labels included.
+        height: Height of the plot in lines.
+        is_ascii: Use ASCII characters with two rows of dots each, for terminals that know only ASCII.
 
     Returns:
-        The lines; none when fewer than two values are finite.
+        The lines; empty if fewer than two values are finite, or if their range overflows.
     """
     points = [(step, value) for step, value in zip(steps, values, strict=True) if math.isfinite(value)]
     across, upwards = 2 * max(1, width - _LABEL - 2), 4 * height
@@ -71,7 +71,7 @@ def _ascii(cell: int) -> str:
 
 
 def _thinned(points: Sequence[tuple[int, float]], columns: int) -> Sequence[tuple[int, float]]:
-    """First, lowest, highest and last of each stretch, in order, where there are far more points than columns."""
+    """Reduce each stretch to its first, lowest, highest and last point, in order, if points far outnumber columns."""
     size = len(points) // columns
     if size < 8:
         return points
@@ -84,7 +84,7 @@ def _thinned(points: Sequence[tuple[int, float]], columns: int) -> Sequence[tupl
 
 
 def _line(start: tuple[int, int], end: tuple[int, int]) -> list[tuple[int, int]]:
-    """The dots from one to the other, both included."""
+    """Return the dots from start to end, both included."""
     (x0, y0), (x1, y1) = start, end
     count = max(abs(x1 - x0), abs(y1 - y0), 1)
     return [(round(x0 + (x1 - x0) * part / count), round(y0 + (y1 - y0) * part / count)) for part in range(count + 1)]

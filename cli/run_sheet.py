@@ -1,4 +1,4 @@
-"""One run on a page: what ``steptape show`` prints."""
+"""Prints one run on a page, for ``steptape show``."""
 
 from __future__ import annotations
 
@@ -29,25 +29,25 @@ SELECT step, controller, operations, values, mode, severity, message FROM decisi
 """
 _KINDS = "SELECT kind, count(*) AS count FROM events GROUP BY kind ORDER BY count DESC, kind"
 
-#: Decisions that the page shows before it says how many more there are.
+#: Maximum decisions that the page shows; it counts the rest.
 SHOWN_DECISIONS: Final = 20
 
-#: Lines of a plot, and its most columns: wider ones are no easier to read.
+#: Lines of a plot, and its maximum columns: wider plots are no easier to read.
 _PLOT_LINES: Final = 8
 _PLOT_COLUMNS: Final = 110
 
-#: What a terminal has to know to be plotted on in dots.
+#: The terminal must show this character for plots in dots.
 _DOT: Final = "\N{BRAILLE PATTERN DOTS-1}"
 
 
 def started_of(row: Mapping[str, Any]) -> datetime | None:
-    """When a run of the ``runs`` view began, UTC; None for one whose source had no clock, which has 0 for it."""
+    """Return when a run of the ``runs`` view began, in UTC; None if its source had no clock, which is stored as 0."""
     started: datetime = row["started"]
     return None if started == datetime(1970, 1, 1) else started
 
 
 def run_document(run: Run) -> dict[str, Any]:
-    """Everything the page shows, as JSON values."""
+    """Return everything that the page shows, as JSON values."""
     snapshot = run.snapshot()
     decisions = [{**row, "values": json.loads(row["values"])} for row in run.rows(_DECISIONS)]
     return {
@@ -68,7 +68,7 @@ def run_sheet(run: Run, plotted: Sequence[str] = ()) -> None:
 
     Args:
         run: The run.
-        plotted: The metrics to plot; the one that is looked at first when none is named.
+        plotted: The metrics to plot; the leading metric if none is named.
 
     Raises:
         TelemetryError: No event carries a metric that is to be plotted.
@@ -114,7 +114,7 @@ def _first_metric(run: Run) -> list[str]:
 
 
 def _plot(run: Run, metric: str) -> list[str]:
-    """A metric over steps, as the first kind of event has it that carries it; nothing without two values."""
+    """Plot a metric over steps, for the kind of event and the rank that carry it first; empty without two values."""
     table = run.series(metric)
     kind = table["kind"][0].as_py() if table.num_rows else None
     points = [row for row in table.select(["kind", "step", "value", "rank"]).to_pylist() if row["kind"] == kind]
@@ -126,5 +126,5 @@ def _plot(run: Run, metric: str) -> list[str]:
 
 
 def _tells(decisions: Sequence[Mapping[str, Any]], name: str) -> bool:
-    """Whether a column says anything that is not the same of every decision."""
+    """Whether a column holds anything but None and ``act``, the default mode."""
     return any(row[name] not in (None, "act") for row in decisions)

@@ -1,4 +1,4 @@
-"""Standard output and error: pipes that close early, encodings that lack characters."""
+"""Writes to standard output and error, and handles pipes that close early and encodings that lack characters."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from typing import Final, NoReturn
 
 from .exit_status import CLOSED_PIPE
 
-#: What steptape's own signs become where the encoding lacks them.
+#: ASCII replacements for steptape's own symbols, if the encoding lacks them.
 _PLAIN_SIGNS: Final = {"→": "->", "≥": ">=", "…": "...", "Δ": "d"}
 
 
 class StandardOutput(TextIOWrapper):
-    """Standard output that ends the process, and says nothing, when nobody reads it any more.
+    """Standard output that ends the process silently when the reader of the pipe is gone.
 
-    The signal would do the same, and would also end a process that writes to a socket or to another process. Characters
-    that the encoding lacks are written as JSON's escapes of them, so that JSON is the same text in every locale.
+    SIGPIPE would do the same, but would also end a process that writes to a socket or to another process. Characters
+    that the encoding lacks are written as JSON escapes, so that JSON is the same text in every locale.
     """
 
     def write(self, text: str, /) -> int:
@@ -30,19 +30,19 @@ class StandardOutput(TextIOWrapper):
             self._leave()
 
     def flush(self) -> None:
-        """Hand over what is buffered."""
+        """Flush the buffer."""
         try:
             super().flush()
         except BrokenPipeError:
             self._leave()
 
     def _leave(self) -> NoReturn:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), self.fileno())  # What is buffered goes there as the process ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), self.fileno())  # The buffer drains into it as the process ends.
         sys.exit(CLOSED_PIPE)
 
 
 def wrap_standard_output() -> None:
-    """Make ``sys.stdout`` one of these; one that is no file, or is closed, stays as it is."""
+    """Replace ``sys.stdout`` by a ``StandardOutput``, unless it is closed or not a file."""
     codecs.register_error("json-escape", _as_json_escape)
     stream = sys.stdout
     if isinstance(stream, TextIOWrapper):
@@ -53,7 +53,7 @@ def wrap_standard_output() -> None:
 
 
 def print_line(text: str) -> None:
-    """Print a line on stdout at once, as it is, for programs that wait for it."""
+    """Print a line verbatim on stdout and flush, for programs that wait for it."""
     print(text, flush=True)
 
 
@@ -63,7 +63,7 @@ def complain(text: str) -> None:
 
 
 def can_show(text: str) -> bool:
-    """Whether the encoding of standard output has every character of a text."""
+    """Whether standard output's encoding has every character of a text."""
     try:
         text.encode(getattr(sys.stdout, "encoding", None) or "utf-8")
     except UnicodeEncodeError:
@@ -72,7 +72,7 @@ def can_show(text: str) -> bool:
 
 
 def showable(text: str) -> str:
-    """The text as standard output can show it to people: plain signs, or escapes, for what its encoding lacks."""
+    """Return the text as standard output can show it, with plain signs or escapes for what its encoding lacks."""
     if can_show(text):
         return text
     return "".join(sign if can_show(sign) else _PLAIN_SIGNS.get(sign, _escaped(sign)) for sign in text)

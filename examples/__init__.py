@@ -1,1 +1,1 @@
-"""Training loops with a recorder in them, to read and to run."""
+"""Holds example training loops that use a recorder, to read and to run."""

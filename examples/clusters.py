@@ -1,6 +1,6 @@
-"""A small classifier in plain numpy on made-up clusters, recorded: a training loop without torch.
+"""Trains a small classifier in plain numpy on synthetic clusters and records it: a training loop without torch.
 
-The clusters overlap and a dozen training labels are wrong on purpose, so that the model overfits and the per-sample
+The clusters overlap and a dozen training labels are wrong on purpose. The model therefore overfits, and the sample
 losses show which labels are wrong.
 """
 
@@ -30,11 +30,11 @@ HELD_OUT: Final = 450
 
 @dataclass(frozen=True, slots=True)
 class Clusters:
-    """Points around one centre for each class.
+    """Points around one centre per class.
 
     Attributes:
         inputs, labels: For training. Shapes (n, DIMENSIONS) and (n,).
-        eval_inputs, eval_labels: Held out, labels untouched.
+        eval_inputs, eval_labels: Held out, with correct labels.
         mislabelled: Indices of the training samples whose label is wrong.
     """
 
@@ -46,7 +46,7 @@ class Clusters:
 
 
 class Network:
-    """A network of one hidden layer (ReLU) under softmax cross-entropy, and its momentum."""
+    """A network with one hidden layer (ReLU) and softmax cross-entropy, and its momentum."""
 
     def __init__(self, hidden: int, random: np.random.Generator) -> None:
         self.parameters: dict[str, Floats] = {
@@ -58,7 +58,7 @@ class Network:
         self._velocities = {name: np.zeros_like(value) for name, value in self.parameters.items()}
 
     def losses(self, inputs: Floats, labels: Integers) -> tuple[Floats, Floats, Floats]:
-        """Loss of each sample, probabilities of the classes, and hidden activations."""
+        """Return the loss of each sample, the class probabilities, and the hidden activations."""
         p = self.parameters
         hidden = np.maximum(inputs @ p["w1"] + p["b1"], 0)
         logits = hidden @ p["w2"] + p["b2"]
@@ -87,7 +87,7 @@ class Network:
 
 
 def load_data(seed: int = 0) -> Clusters:
-    """Draw the clusters; hold a part out; replace some training labels by wrong ones."""
+    """Draw the clusters, hold a part out, and replace some training labels by wrong ones."""
     random = np.random.default_rng(seed)
     centres = random.normal(0, 1, (CLASSES, DIMENSIONS))
     labels = random.integers(0, CLASSES, TRAINING + HELD_OUT)
@@ -107,7 +107,7 @@ def train(
     rules: str | Path | None = None,
     on_step: Callable[[int], object] | None = None,
 ) -> Path:
-    """Train once and record it; rules, if given, evaluate, checkpoint and stop as they decide.
+    """Train once and record it. Rules, if given, can ask it to evaluate, checkpoint and stop.
 
     Args:
         on_step: Called with the number of finished steps, for a progress bar.
@@ -156,7 +156,7 @@ def train(
 
 
 def evaluate(model: Network, data: Clusters) -> dict[str, float]:
-    """Mean loss and accuracy on the held-out points."""
+    """Return mean loss and accuracy on the held-out points."""
     losses, chances, _ = model.losses(data.eval_inputs, data.eval_labels)
     return {
         "eval_loss": float(losses.mean()),

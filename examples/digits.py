@@ -1,6 +1,6 @@
-"""A small classifier on scikit-learn's handwritten digits, recorded: a torch loop with six lines of steptape in it.
+"""Trains a small torch classifier on scikit-learn's handwritten digits and records it, with six lines of steptape.
 
-A dozen training labels are wrong on purpose, so that the per-sample losses have something to show.
+A dozen training labels are wrong on purpose, so that the sample losses have something to show.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Data:
 
     Attributes:
         inputs, labels: For training. Shapes (n, 64) and (n,).
-        eval_inputs, eval_labels: Held out, labels untouched.
+        eval_inputs, eval_labels: Held out, with correct labels.
         mislabelled: Indices of the training samples whose label is wrong.
     """
 
@@ -41,7 +41,7 @@ class Data:
 
 
 def load_data(seed: int = 0) -> Data:
-    """The digits, a part held out, some training labels replaced by wrong ones."""
+    """Load the digits, hold a part out, and replace some training labels by wrong ones."""
     digits = load_digits()
     generator = torch.Generator().manual_seed(seed)
     order = torch.randperm(len(digits.target), generator=generator)
@@ -62,7 +62,7 @@ def train(
     rules: str | Path | None = None,
     on_step: Callable[[int], object] | None = None,
 ) -> Path:
-    """Train once and record it; rules, if given, evaluate, checkpoint and stop as they decide.
+    """Train once and record it. Rules, if given, can ask it to evaluate, checkpoint and stop.
 
     Args:
         on_step: Called with the number of finished steps, for a progress bar.
@@ -117,7 +117,7 @@ def train(
 
 @torch.no_grad()
 def evaluate(model: nn.Module, data: Data) -> dict[str, float]:
-    """Mean loss and accuracy on the held-out digits."""
+    """Return mean loss and accuracy on the held-out digits."""
     logits = model(data.eval_inputs)
     return {
         "eval_loss": functional.cross_entropy(logits, data.eval_labels).item(),

@@ -1,4 +1,4 @@
-"""The hyper-parameters of the examples."""
+"""Defines the hyper-parameters of the examples."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ class Settings:
     """Hyper-parameters of a small classifier under SGD.
 
     Attributes:
-        save_every: Save a checkpoint every so many steps; 0 leaves checkpoints to the rules.
+        save_every: Steps between checkpoints; 0 leaves checkpoints to the rules.
     """
 
     steps: int = 2000

@@ -1,1 +1,1 @@
-"""The live side: from a training loop to the journal, and decisions back."""
+"""Records a training loop as a journal of events and hands rule decisions back to the loop."""

@@ -1,8 +1,8 @@
-"""Turning journals into Parquet while training goes on, in a process of its own: a thread stalls the loop by 7 ms.
+"""Seals journals to Parquet in a child process while training continues, because a thread stalls the loop by 7 ms.
 
-The process is started with the recorder, because starting one in the middle of the training stalls the loop too: by
-0.4 ms, and by 60 ms where the machine is busy. It reads what to seal from a pipe, and waits idle, without so much as
-the libraries that it will need.
+The sealer starts with the recorder, because starting it during training also stalls the loop: by 0.4 ms, and by 60 ms
+on a busy machine. It reads requests from a pipe. Until the first request it idles, without importing the libraries that
+it will need.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from .process_activity import LOOK_EVERY_S, Standstill
 
 logger = logging.getLogger("steptape")
 
-#: Dead runs of the same store that one recorder has sealed: as many as a pipe takes at once.
+#: Maximum number of dead runs of the same store that one recorder asks to be sealed: as many as a pipe takes at once.
 _MOST_OTHERS: Final = 100
 
 
 class BackgroundSealing:
-    """The sealer of one recorder. It begins with what dead runs have left in the same store.
+    """The sealer of one recorder. It first seals the journals that dead runs left in the same store.
 
     Args:
         folder: The run's folder.
@@ -53,7 +53,7 @@ class BackgroundSealing:
             self._ask(others[:_MOST_OTHERS], is_quiet=True)
 
     def start(self) -> None:
-        """Seal what is finished, unless that is being done."""
+        """Request sealing of the finished segments, unless a request is pending."""
         process = self._process
         if process is None:
             return
@@ -63,12 +63,12 @@ class BackgroundSealing:
             self._ask([self._folder])
 
     def finish(self) -> None:
-        """Seal everything, and wait for it as long as it gets on; what is not sealed then is told of."""
+        """Seal everything, waiting as long as the sealer makes progress. Warn if the journal stays unsealed."""
         if not self._is_possible:
             return
         try:
             is_sealed = self._finish()
-            if is_sealed is None:  # It was killed, maybe only just now.
+            if is_sealed is None:  # The sealer was killed, perhaps only just now.
                 self.stop()
                 self._begin()
                 is_sealed = self._finish()
@@ -85,7 +85,7 @@ class BackgroundSealing:
             )
 
     def stop(self) -> None:
-        """Let the process end; one that stands still is killed, after which others can finish what it was at."""
+        """Let the sealer exit. Kill it if it stalls, so that other sealers can finish its work."""
         process, self._process = self._process, None
         self._asked = 0
         if process is None:
@@ -95,12 +95,12 @@ class BackgroundSealing:
             while not _has_ended(process):
                 if self._standstill.is_reached():
                     process.kill()
-                    # What waits in the kernel, as for a disk that is gone, outlives even that. It is not waited for.
+                    # A process blocked in the kernel, as on a lost disk, survives even SIGKILL. Do not wait for it.
                     _has_ended(process)
                     return
 
     def close_inherited_pipes(self) -> None:
-        """In a forked child: close its copies of the pipes, by whose end the process learns that its work is done."""
+        """Close a forked child's copies of the pipes. The sealer exits when its input pipe reaches end of file."""
         if self._process is not None:
             self._process.close_pipes()
 
@@ -110,10 +110,10 @@ class BackgroundSealing:
             self._standstill = Standstill(self._process.pid)
 
     def _finish(self) -> bool | None:
-        """Whether the process could seal everything; None when there is none to ask.
+        """Seal everything and return whether that succeeded; None if no sealer is running.
 
         Raises:
-            _StandsStill: It does not get on.
+            _StandsStill: The sealer is stalled.
         """
         self._ask([self._folder])
         answer = None
@@ -131,11 +131,11 @@ class BackgroundSealing:
             self._process.send({"folders": [os.path.abspath(folder) for folder in folders], "is_quiet": is_quiet})
             self._asked += 1
         except OSError:
-            # It was killed, by a terminal's hang-up or for memory. ``finish`` starts another one.
+            # The sealer was killed, by a terminal's hangup or for memory. ``finish`` starts a new one.
             self._asked = 0
 
     def _answer(self, process: ChildProcess) -> bool | None:
-        """The next answer: whether it could be sealed; None when none will come. Waits for it."""
+        """Wait for the next answer. Return whether sealing succeeded; None if no answer will come."""
         try:
             is_sealed: bool = process.receive().head["is_sealed"]
         except (EOFError, BrokenFrame):
@@ -146,7 +146,7 @@ class BackgroundSealing:
 
 
 class _StandsStill(Exception):
-    """The process that seals does not get on."""
+    """The sealer is stalled."""
 
 
 def _start() -> ChildProcess | None:
@@ -159,7 +159,7 @@ def _start() -> ChildProcess | None:
 
 
 def _has_ended(process: ChildProcess) -> bool:
-    """Whether the process ends before the next look at it, which closes its end of the pipe."""
+    """Whether the process ends before the next look. It then closes its end of the pipe."""
     while process.has_answered(within_s=LOOK_EVERY_S):
         if not os.read(process.answers.fileno(), 1 << 12):
             process.wait()
@@ -168,7 +168,7 @@ def _has_ended(process: ChildProcess) -> bool:
 
 
 def _import_path() -> str:
-    """Where this process finds modules. What is no text in ``sys.path`` Python itself passes over."""
+    """Join the entries of ``sys.path``. Skip empty ones and, as Python itself does, those that are not text."""
     return os.pathsep.join(path for path in sys.path if path and isinstance(path, str))
 
 

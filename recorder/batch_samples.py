@@ -1,6 +1,6 @@
-"""The per-sample losses of a step: tensors, arrays or lists in, packed as the journal holds them out.
+"""Packs the sample losses of one step, from tensors, arrays or lists, into the bytes that the journal holds.
 
-Tensors and arrays are told by what they can do; neither torch nor numpy is imported.
+Tensors and arrays are recognised by their attributes; neither torch nor numpy is imported.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from ..store.errors import InvalidEvent
 from ..store.sample_losses import INTEGER_IDS, NO_IDS, TEXT_IDS, SampleLosses
 from .values import as_text, described
 
-#: Kinds of numpy arrays that hold text or any objects.
+#: The dtype kinds of numpy arrays that hold text or arbitrary objects.
 _TEXT_KINDS: Final = ("U", "S", "O", "T")
 
-#: Names of the element type that an ``array`` type code stands for, in torch and in numpy.
+#: The element type of each ``array`` type code, in torch and in numpy.
 _TORCH_TYPE: Final = {"f": "float32", "q": "int64", "i": "int32"}
 _NUMPY_TYPE: Final = {"f": "<f4", "q": "<i8", "i": "<i4"}
 
 
 def sample_losses(samples: Any, sample_ids: Any = None, sample_tokens: Any = None) -> SampleLosses:
-    """Pack the per-sample losses of a step.
+    """Pack the sample losses of a step.
 
     Args:
         samples: Losses: tensor, array or sequence of numbers. Shape (n,).
-        sample_ids: Integers or text, as tensor, array or sequence. Shape (n,). None: samples are known by their
+        sample_ids: Integers or text, as tensor, array or sequence. Shape (n,). None: a sample is identified by its
             position alone.
         sample_tokens: Token counts. Shape (n,).
 
@@ -51,12 +51,12 @@ def sample_losses(samples: Any, sample_ids: Any = None, sample_tokens: Any = Non
 
 @dataclass(frozen=True, slots=True)
 class SampleChoice:
-    """Which sample losses of a run are kept.
+    """The selection of sample losses that a run keeps.
 
     Attributes:
-        every: Those of every n-th step.
-        top: How many of each batch, the highest and NaN first; all when None.
-        tokens_over: Per-token losses are kept of samples whose loss is above this, or NaN; of all when None.
+        every: Keep those of every n-th step.
+        top: Keep this many of each batch, the highest and NaN first; all when None.
+        tokens_over: Keep token losses of samples whose loss is above this, or NaN; of all when None.
     """
 
     every: int = 1
@@ -65,19 +65,19 @@ class SampleChoice:
 
     @property
     def is_everything(self) -> bool:
-        """Whether nothing is left out."""
+        """Whether all sample losses are kept."""
         return self.every == 1 and self.top is None
 
     def kept(
         self, step: int, samples: Any, sample_ids: Any = None, sample_tokens: Any = None, token_losses: Any = None
     ) -> SampleLosses | None:
-        """What of a step's losses is kept; None when nothing is.
+        """Return the sample losses to keep of one step; None if there are none.
 
         Args:
             step: The step.
             samples, sample_ids, sample_tokens: As for ``sample_losses``.
-            token_losses: The losses of each sample's tokens: n tensors, arrays or sequences of one dimension, or one
-                of shape (n, t), of which the first ``sample_tokens`` count.
+            token_losses: Loss of each token of each sample: n tensors, arrays or sequences of one dimension, or one of
+                shape (n, t). With ``sample_tokens``, only that many leading values of each row count.
 
         Raises:
             InvalidEvent: Shapes or types do not fit.
@@ -109,7 +109,7 @@ def _highest(losses: SampleLosses, count: int) -> list[int]:
 
 
 def _only(losses: SampleLosses, chosen: Sequence[int]) -> SampleLosses:
-    """The samples at these indices, with their places in the batch."""
+    """Select the samples at these indices, and store their positions in the batch."""
     if losses.id_kind == TEXT_IDS:
         texts = json.loads(losses.ids)
         ids = _text_ids(texts[index] for index in chosen)
@@ -128,7 +128,7 @@ def _only(losses: SampleLosses, chosen: Sequence[int]) -> SampleLosses:
 
 
 def _rows(losses: SampleLosses) -> dict[int, bytes]:
-    """The token losses of flagged samples, by index."""
+    """Return the token losses of flagged samples, by index."""
     rows, begin = {}, 0
     for index, count in zip(_numbers("I", losses.flagged), _numbers("I", losses.flagged_tokens), strict=True):
         rows[index] = losses.token_losses[4 * begin : 4 * (begin + count)]
@@ -177,7 +177,7 @@ def _text_ids(ids: Iterable[Any]) -> bytes:
 
 
 def _packed(values: Any, code: str, what: str) -> bytes:
-    """The values as little-endian bytes of one ``array`` type code (f, q or i)."""
+    """Pack the values as little-endian bytes of one ``array`` type code (f, q or i)."""
     try:
         dtype = getattr(values, "dtype", None)
         if dtype is None:
@@ -193,7 +193,7 @@ def _packed(values: Any, code: str, what: str) -> bytes:
 
 
 def _converted_tensor_bytes(tensor: Any, code: str) -> bytes:
-    """The bytes of a torch tensor, through its own conversion and its memory; numpy may be absent."""
+    """Convert a torch tensor with torch itself and copy its memory; numpy may be absent."""
     wanted = _as_wanted[code] = getattr(sys.modules["torch"], _TORCH_TYPE[code])
     tensor = tensor.detach().to(device="cpu", dtype=wanted).contiguous()
     return ctypes.string_at(tensor.data_ptr(), tensor.nbytes)
@@ -209,6 +209,6 @@ def _array_bytes(values: Any, dtype: Any, wanted: str) -> bytes:
     return packed
 
 
-#: The type objects of tensors and arrays that need no conversion, by code and by name, once one was seen: asking an
-#: array's type for its name takes longer than copying 64 losses does.
+#: Caches dtype objects that need no conversion, by type code for torch and by type name for numpy. Reading the name of
+#: an array's dtype takes longer than copying 64 losses.
 _as_wanted: Final[dict[str, Any]] = {}

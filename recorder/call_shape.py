@@ -1,7 +1,7 @@
-"""Shapes of calls of ``Recorder.step``: the names and types of their values, and how to read such values.
+"""Caches the shapes of ``Recorder.step`` calls: the names and types of the values, and how to read such values.
 
-A shape is worked out once and kept for the next calls of its sort. So a step of numpy scalars, a None or a text costs
-a comparison, and not a look at each value. numpy is not imported.
+A shape is computed once and reused by later calls of the same form. A step of numpy scalars, a None or a text then
+costs one comparison instead of a look at each value. numpy is not imported.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from ..store.journal.format import event_tail
 from ..store.journal.writer import Layout
 from .values import EXACT_INTEGER, are_texts, as_text, float_at_hand
 
-#: Shapes that a recorder keeps of each form of call; the oldest makes room.
+#: Maximum cached shapes of each form of call; the oldest is evicted.
 _MOST_SHAPES: Final = 16
 
 
 class _Kind(Enum):
-    """The sort of a value, by its type alone."""
+    """The kind of a value, by its type alone."""
 
     NUMBER = "a float, or exact as one"
     WHOLE = "an integer, which may be too large for a float"
@@ -49,7 +49,7 @@ _METRICS: Final = (_Kind.NUMBER, _Kind.WHOLE, _Kind.OTHER)
 
 
 class Texts(NamedTuple):
-    """The text values of a call, as rules get them, and the flags and bytes that the journal gets."""
+    """The text values of a call, as rules read them, with their flags and bytes for the journal."""
 
     values: list[str]
     attrs: Mapping[str, str] = {}
@@ -62,20 +62,20 @@ NO_TEXTS: Final = Texts([])
 
 @dataclass(slots=True)
 class CallShape:
-    """The names and types of a call's values.
+    """The names and types of a call's values. "Other values" are those that are not arguments of ``Recorder.step``.
 
     Attributes:
-        names, types: Of all values, in the order of the call.
-        arguments: Names and indexes of the values that are no metrics, the last one first.
-        is_on_host: Whether none of these is of a type that can be on a device.
-        is_quick: Whether the types leave it possible that each other value is a metric, a text or None.
+        names, types: Of all values, in call order.
+        arguments: Names and indexes of the arguments, that is of values that are not metrics, last one first.
+        is_on_host: Whether no argument has a type that can be on a device.
+        is_quick: Whether every other value can be a metric, a text or None by its type, and all names are valid text.
         is_plain: Whether all values are floats, and metrics.
         are_floats: Whether all metrics are floats.
-        metrics: The names of the metrics.
-        are_metrics: Which of the other values are metrics.
-        are_wholes, has_wholes: Which of the metrics are integers, and whether one is.
-        others: Which of the other values are tensors, arrays and the like, as indexes.
-        texts: Which of the other values are text: indexes by name.
+        metrics: Names of the metrics.
+        are_metrics: For each other value, whether it is a metric.
+        are_wholes, has_wholes: For each metric, whether it is an integer; and whether any is.
+        others: Indexes of the other values that are tensors, arrays and the like.
+        texts: Indexes of the other values that are text, by name.
         latest: The text values of the latest call, which seldom change.
         layout: The journal's layout of the metrics; None before their first event.
     """
@@ -98,11 +98,11 @@ class CallShape:
 
     @classmethod
     def of(cls, names: list[Any], types: list[type], arguments: Collection[str]) -> CallShape:
-        """The shape of calls with these names and types.
+        """Derive the shape of calls with these names and types.
 
         Args:
             names, types: Of the values.
-            arguments: The names that are no metrics.
+            arguments: The names that are not metrics.
         """
         named = [(name, of_value) for name, of_value in zip(names, types, strict=True) if name not in arguments]
         kinds = [_kind_of(of_value) for _, of_value in named]
@@ -127,11 +127,11 @@ class CallShape:
         )
 
     def taken_from(self, values: list[Any]) -> dict[str, Any]:
-        """Take the arguments out of the values of a call."""
+        """Remove the arguments from the values of a call and return them."""
         return {name: values.pop(index) for name, index in self.arguments}
 
     def floats(self, values: list[Any]) -> list[float] | None:
-        """The metrics among the other values; None where one is on a device, no number, or not exact as a float."""
+        """Return the metrics of the other values; None if one is on a device, not a number, or not exact as a float."""
         if self.are_floats:
             return values if len(values) == len(self.metrics) else [*compress(values, self.are_metrics)]
         for index in self.others:
@@ -142,13 +142,13 @@ class CallShape:
             floats = [*map(float, compress(values, self.are_metrics))]
         except OverflowError:
             return None
-        # No integer is longer than this vector. To compare each of ten with 2**53 takes 0.5 us more.
+        # The norm of this vector bounds every integer in it. Comparing each of ten with 2**53 takes 0.5 us more.
         if self.has_wholes and math.hypot(*compress(floats, self.are_wholes)) >= EXACT_INTEGER / 2:
             return None
         return floats
 
     def texts_among(self, values: Sequence[Any]) -> Texts:
-        """The texts among the other values."""
+        """Return the texts among the other values. Texts equal to those of the latest call are not encoded again."""
         latest = self.latest
         texts = [values[index] for index in self.texts.values()]
         if texts != latest.values:
@@ -158,13 +158,13 @@ class CallShape:
 
 
 class CallShapes:
-    """The shapes of a recorder's latest calls, of one form.
+    """A cache of one recorder's latest call shapes, for one form of call.
 
     Args:
-        arguments: The names that are no metrics in calls of this form.
+        arguments: The names that are not metrics in this form of call.
 
     Attributes:
-        latest: The shape that was asked for last.
+        latest: The shape returned last.
     """
 
     def __init__(self, arguments: Collection[str] = ()) -> None:
@@ -173,7 +173,7 @@ class CallShapes:
         self.latest = CallShape.of([], [], ())
 
     def of(self, names: list[Any], types: list[type]) -> CallShape:
-        """The shape of calls with these names and types."""
+        """Return the shape of calls with these names and types, from the cache if possible."""
         key = (tuple(names), tuple(types))
         known = self._shapes.get(key)
         if known is None:

@@ -1,4 +1,4 @@
-"""What rules ask of the training loop, as flags that the loop reads after each call."""
+"""Defines the control flags: requests of rules that the training loop reads after each call."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 @dataclass(slots=True)
 class Control:
-    """The orders in force. One live object per recorder.
+    """The control flags of one recorder. Each recorder has one live object.
 
-    ``should_stop`` stays once set. The others clear when they are served: ``should_evaluate`` by ``Recorder.evaluate``,
-    ``should_save`` by ``Recorder.save``, ``should_log`` by ``Recorder.log``, ``should_stop_epoch`` by the next epoch's
-    begin.
+    ``should_stop`` stays once set. Every other flag is cleared when it is served: ``should_evaluate`` by
+    ``Recorder.evaluate``, ``should_save`` by ``Recorder.save``, ``should_log`` by ``Recorder.log``,
+    ``should_stop_epoch`` by the next ``Recorder.epoch_begin``.
     """
 
     should_stop: bool = False

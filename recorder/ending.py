@@ -1,4 +1,4 @@
-"""How a run ended: an exception as a status and as what is kept of it."""
+"""Converts the exception that ended a run into a status and a failure record."""
 
 from __future__ import annotations
 
@@ -9,27 +9,27 @@ from ..store.errors import shortened
 from .termination import Terminated
 from .values import as_text
 
-#: Frames of a traceback that are kept with a failure.
+#: Maximum traceback frames kept with a failure.
 _TRACEBACK_FRAMES: Final = 12
 
 
 def status_of(error: BaseException) -> str:
-    """The status of a run that this exception ended."""
+    """Return the status of a run that this exception ended."""
     if isinstance(error, (KeyboardInterrupt, Terminated)):
         return "interrupted"
     return "completed" if isinstance(error, SystemExit) and not error.code else "failed"
 
 
 def failure_of(error: BaseException) -> dict[str, str]:
-    """Type and message of the exception."""
+    """Return the type and message of the exception."""
     try:
         message = shortened(as_text(error), 2000)
-    except Exception:  # An exception of the loop's may have a __str__ that fails.
+    except Exception:  # An exception class of the user may have a __str__ that fails.
         message = "(its message cannot be read)"
     return {"type": type(error).__name__, "message": message}
 
 
 def innermost_frames(error: BaseException) -> list[str]:
-    """The innermost frames of its traceback, the last one first, as ``file:line in function``."""
+    """Return the innermost frames of the traceback, last one first, as ``file:line in function``."""
     frames = traceback.extract_tb(error.__traceback__)[-_TRACEBACK_FRAMES:]
     return [f"{frame.filename}:{frame.lineno} in {frame.name}" for frame in reversed(frames)]

@@ -1,4 +1,4 @@
-"""Where an attempt runs: host, versions, command line, git commit."""
+"""Describes the environment of an attempt: host, versions, command line, git commit."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from typing import Any, Final
 from ..store.host import boot_id
 from ..store.redaction import redacted_arguments
 
-#: Packages whose version matters to a training run, looked up only when the loop has loaded them.
+#: Packages whose version matters to a training run. Looked up only if the loop has imported them.
 PACKAGES: Final = ("torch", "transformers", "lightning", "accelerate", "numpy")
 
 _GIT_TIMEOUT_S: Final = 5.0
 
 
 def describe_process() -> dict[str, Any]:
-    """Host, boot and process: enough to tell a writer that lives from one that is gone."""
+    """Return host, boot id and process id, which suffice to distinguish a live writer from a dead one."""
     return {"host": socket.gethostname(), "boot_id": boot_id(), "pid": os.getpid()}
 
 
 def describe_environment() -> dict[str, Any]:
-    """What else is kept with an attempt. None stands for what could not be found out."""
+    """Return the process and environment facts that are kept with an attempt. None means not found."""
     loaded = {name: _version(name) for name in PACKAGES if name in sys.modules}
     return {
         **describe_process(),
@@ -45,7 +45,7 @@ def _version(package: str) -> str | None:
 
 
 def _git_commit() -> dict[str, Any] | None:
-    """The commit of the current folder, which may have been deleted; None where there is none."""
+    """Return the commit of the current folder, which may have been deleted; None without a commit."""
     commit = _git("rev-parse", "HEAD")
     if commit is None:
         return None
@@ -57,4 +57,4 @@ def _git(*arguments: str) -> str | None:
         result = subprocess.run(("git", *arguments), capture_output=True, timeout=_GIT_TIMEOUT_S, check=True)
     except (OSError, subprocess.SubprocessError):
         return None
-    return result.stdout.decode(errors="replace").strip()  # It may name files, in whatever encoding.
+    return result.stdout.decode(errors="replace").strip()  # It may hold file names in any encoding.

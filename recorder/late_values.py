@@ -1,6 +1,6 @@
-"""Values that are still on a device when their step is recorded: copied beside the training, and read some steps later.
+"""Copies device values to the host without stalling training; the recorder reads the copies some steps later.
 
-Nothing here makes the device or the training thread wait for the other, unless a copy takes longer than the lag.
+Neither the device nor the training thread waits for the other, unless a copy takes longer than the lag.
 """
 
 from __future__ import annotations
@@ -12,25 +12,25 @@ from typing import Any, ClassVar, Final, NamedTuple, Protocol
 
 from .values import is_on_device
 
-#: Updates between a step and the event with its device values.
+#: The default lag: updates between a step and the event with its late values.
 VALUE_LAG: Final = 2
 
 
 class Copy(Protocol):
-    """Tensors on their way to the host."""
+    """Tensors that are being copied to the host."""
 
     def wait(self) -> Sequence[Any]:
-        """The tensors on the host, in the order in which they were given; waits until they are there."""
+        """Wait for the copy. Return the tensors on the host, in the order in which they were given."""
 
 
 class Awaited(NamedTuple):
-    """What one event left on the device.
+    """The late values of one event.
 
     Attributes:
         kind, seq, step, micro_step, epoch: Of the event.
         metrics: Names of its metrics on the device.
-        samples: Its sample arguments, by name; those on the device are None here.
-        sample_names: Names of those.
+        samples: Its sample arguments that are on the host, by name.
+        sample_names: Names of its sample arguments on the device.
         copy: The tensors of both, metrics first.
     """
 
@@ -45,7 +45,7 @@ class Awaited(NamedTuple):
     copy: Copy
 
     def arrived(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Metrics and sample arguments as they are on the host. Waits for the copy."""
+        """Wait for the copy. Return metrics and sample arguments as host values."""
         tensors = self.copy.wait()
         count = len(self.metrics)
         metrics = dict(zip(self.metrics, tensors[:count], strict=True))
@@ -53,11 +53,11 @@ class Awaited(NamedTuple):
 
 
 class LateValues:
-    """Device values that were not recorded yet, in order of their events.
+    """A queue of late values, in the order of their events.
 
     Args:
-        lag: Updates after which they are recorded, whatever the speed of the copies: so what rules see does not depend
-            on it.
+        lag: Updates after which values are recorded, however fast they were copied. What rules see therefore does not
+            depend on copy speed.
     """
 
     def __init__(self, lag: int = VALUE_LAG) -> None:
@@ -73,12 +73,12 @@ class LateValues:
         metrics: Mapping[str, Any],
         samples: Mapping[str, Any],
     ) -> None:
-        """Begin to copy what an event left on the device.
+        """Start to copy what an event left on the device.
 
         Args:
             event: Its kind, seq, step, micro_step and epoch.
             metrics: Its metrics on the device.
-            samples: Its sample arguments, if one of them is on the device.
+            samples: Its sample arguments, if any is on the device.
         """
         on_device = {name: value for name, value in samples.items() if is_on_device(value)}
         copy = start_copy([*metrics.values(), *on_device.values()])
@@ -86,28 +86,28 @@ class LateValues:
         self._awaited.append(Awaited(*event, tuple(metrics), host, tuple(on_device), copy))
 
     def next_due(self, step: int) -> Awaited | None:
-        """What is to be recorded at this step, the oldest first; None when nothing is left."""
-        # A loop may count its steps anew in each epoch: what is of a later step than this one is due, too.
+        """Pop the oldest entry if it is due at this step; else return None."""
+        # A loop may restart its step count in each epoch, so an entry of a later step than this one is due, too.
         if self._awaited and not 0 <= step - self._awaited[0].step < self._lag:
             return self._awaited.popleft()
         return None
 
     def next_of_all(self) -> Awaited | None:
-        """The oldest, whatever its step; None when nothing is left."""
+        """Pop the oldest entry, whatever its step; None if the queue is empty."""
         return self._awaited.popleft() if self._awaited else None
 
     def give_back(self, awaited: Awaited) -> None:
-        """Keep the oldest after all, because it could not be waited for."""
+        """Put the oldest entry back, because the wait for it was interrupted."""
         self._awaited.appendleft(awaited)
 
 
 def start_copy(tensors: Sequence[Any]) -> Copy:
-    """Begin to copy tensors to the host, as their device does it."""
+    """Start to copy tensors to the host, with the copy class of their device type."""
     return COPIES.get(tensors[0].device.type, _Held)(tensors)
 
 
 class _CudaCopy:
-    """Copies on streams of their own into pinned memory: neither the training's stream nor its thread waits."""
+    """A copy on separate streams into pinned memory. Neither the training's stream nor its thread waits."""
 
     _streams: ClassVar[dict[Any, Any]] = {}
 
@@ -121,7 +121,7 @@ class _CudaCopy:
                 host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
                 with torch.cuda.stream(streams[tensor.device]):
                     self._host.append(host.copy_(tensor, non_blocking=True))
-                # The training may free the tensor at once; its memory must not be given away before it was copied.
+                # The training may free the tensor at once. Its memory must not be reused before the copy is done.
                 tensor.record_stream(streams[tensor.device])
         for stream in streams.values():
             self._done.append(stream.record_event())
@@ -133,7 +133,7 @@ class _CudaCopy:
         return self._host
 
     def _stream(self, torch: Any, device: Any) -> Any:
-        """This device's stream for copies, behind everything that the training has asked for so far."""
+        """Return this device's copy stream, ordered after everything that the training has queued so far."""
         if device not in self._streams:
             self._streams[device] = torch.cuda.Stream(device)
         stream = self._streams[device]
@@ -142,7 +142,7 @@ class _CudaCopy:
 
 
 class _Held:
-    """For devices without streams of their own: a copy on the device, read when it is due."""
+    """A copy on the device, read when it is due, for devices without streams of their own."""
 
     def __init__(self, tensors: Sequence[Any]) -> None:
         self._tensors = [tensor.detach().clone() for tensor in tensors]
@@ -151,5 +151,5 @@ class _Held:
         return [tensor.cpu() for tensor in self._tensors]
 
 
-#: How tensors of a device type are copied.
+#: The copy class of each device type; others take ``_Held``.
 COPIES: Final[dict[str, Callable[[Sequence[Any]], Copy]]] = {"cuda": _CudaCopy}

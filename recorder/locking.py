@@ -1,4 +1,4 @@
-"""The lock of a recorder, which a fork in the middle of another thread's call leaves free in the child."""
+"""Makes recorder locks that are free in a forked child, even if another thread held them at the fork."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _locks: weakref.WeakSet[threading.RLock] = weakref.WeakSet()
 
 
 def forkable_lock() -> threading.RLock:
-    """A reentrant lock that nobody holds in a forked child: the thread that held it is not there to let go of it."""
+    """Return a reentrant lock that is free in a forked child. The thread that held it does not exist there."""
     lock = threading.RLock()
     _locks.add(lock)
     return lock
@@ -18,7 +18,7 @@ def forkable_lock() -> threading.RLock:
 
 def _free_inherited_locks() -> None:
     for lock in list(_locks):
-        # What threading does with its own locks, and the type stubs do not name.
+        # threading resets its own locks with this method. The type stubs do not declare it.
         getattr(lock, "_at_fork_reinit")()  # noqa: B009
 
 

@@ -1,6 +1,6 @@
-"""Opening an attempt: what the loop declares in, checked; a run's folder, position and rules out.
+"""Opens an attempt: checks what the loop declares and returns the run's folder, position and rules.
 
-An attempt is the first of a new run, or resumes from a checkpoint. Nothing is written here.
+An attempt is the first of a new run, or resumes from a checkpoint. This module writes nothing.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ def open_run(
 
     Args:
         store: Folder of runs.
-        info: The run as the loop describes it, with the attempt that begins.
+        info: The run as the loop describes it, with the new attempt.
         policy: Its rules.
-        rank: Of this process. With a process group this is a collective call.
+        rank: The rank of this process. With a process group this is a collective call.
         run_id, resume, resume_step: As ``Recorder`` takes them.
 
     Raises:
-        TelemetryError: The run cannot be had, or an argument is wrong.
+        TelemetryError: The run cannot be opened, or an argument is wrong.
     """
     if (resume is None and resume_step is not None) or (resume is not None and run_id is not None):
         raise TelemetryError("resume_step goes with resume, and run_id with a new run", got=(run_id, resume_step))
@@ -58,7 +58,7 @@ def open_run(
         if resume is None:
             opening = _fresh_run(store, run_id, info, policy)
         else:
-            # Reading a run takes pyarrow, which a loop that begins from nothing does without.
+            # Reading a run needs pyarrow. A new run does without it.
             from .resuming import resumed_run
 
             opening = resumed_run(store, ResumePoint.from_argument(resume, resume_step), info.last, policy)
@@ -72,13 +72,13 @@ def open_run(
 
 
 def described_run(name: str | None, group: str | None, tags: Sequence[str], config: Any, attempt: Attempt) -> RunInfo:
-    """A run as the loop describes it, with its attempt; the id is still empty.
+    """Describe a run and its attempt, as the loop declares them. The run id is still empty.
 
     Args:
         name: The script's name when None.
-        group, tags: For sorting runs; one tag may come as text.
+        group, tags: Labels for sorting runs; a single tag may be text.
         config: Hyper-parameters, whose secrets are redacted.
-        attempt: The attempt that begins.
+        attempt: The new attempt.
     """
     return RunInfo(
         run_id="",
@@ -91,7 +91,7 @@ def described_run(name: str | None, group: str | None, tags: Sequence[str], conf
 
 
 def described_attempt(plan: Plan, policy: Policy | None, sync_every_s: float | None, rank: Rank) -> Attempt:
-    """An attempt that begins now, with a number to be given."""
+    """Describe an attempt that begins now. Its number is assigned later."""
     record = None
     if policy is not None:
         record = PolicyRecord(policy.digest, policy.source, policy.text, dict(policy.params), policy.semantics_version)
@@ -106,15 +106,15 @@ def described_attempt(plan: Plan, policy: Policy | None, sync_every_s: float | N
 def declared_plan(
     total_steps: Any, total_epochs: Any, steps_per_epoch: Any, world_size: Any, constants: Mapping[str, Any] | None
 ) -> Plan:
-    """The plan of a run.
+    """Build the plan of a run.
 
     Args:
         total_steps, total_epochs, steps_per_epoch: Its length, as far as the loop knows it.
-        world_size: Processes that train together; as many as ``this_rank`` finds when None.
+        world_size: Processes that train together; detected by ``this_rank`` when None.
         constants: Numbers that describe the run, by name.
 
     Raises:
-        InvalidEvent: One of them is no number, or none that it can be.
+        InvalidEvent: A value is not a number, or not a valid one.
     """
     if world_size is None:
         world_size = this_rank().world_size
@@ -128,19 +128,19 @@ def declared_plan(
 
 
 def declared(value: Any, what: str) -> int | None:
-    """A whole number above 0; None when it was not given.
+    """Return a whole number above 0; None if it was not given.
 
     Raises:
-        InvalidEvent: It is something else.
+        InvalidEvent: The value is something else.
     """
     return None if value is None else as_whole(value, what, least=1)
 
 
 def declared_sync_s(durability: str, sync_every_s: float) -> float | None:
-    """Seconds between syncs of the journal; None without any.
+    """Return the seconds between syncs of the journal; None if it is never synced.
 
     Raises:
-        TelemetryError: The durability is unknown, or no time passes between syncs.
+        TelemetryError: The durability is unknown, or the interval is not above 0.
     """
     if durability not in ("process", "power") or not sync_every_s > 0:
         what = "durability is 'process' or 'power', and syncs are some seconds apart"
@@ -149,10 +149,11 @@ def declared_sync_s(durability: str, sync_every_s: float) -> float | None:
 
 
 def declared_choice(samples_every: Any, samples_top: Any, token_losses_over: Any) -> SampleChoice:
-    """Which sample losses are kept.
+    """Return the selection of sample losses to keep.
 
     Raises:
-        InvalidEvent: An argument is no number that it can be.
+        InvalidEvent: ``samples_every`` or ``samples_top`` is not a whole number above 0.
+        TypeError, ValueError: ``token_losses_over`` is not a number.
     """
     return SampleChoice(
         as_whole(samples_every, "samples_every", least=1),
@@ -172,16 +173,16 @@ def _constant(name: object, value: Any) -> float:
 
 
 def _new_run(store: Path, run_id: str | None, info: RunInfo, policy: Policy | None) -> Opening:
-    """The opening of a run's first attempt.
+    """Build the opening of a run's first attempt.
 
     Args:
         store: Folder of runs.
-        run_id: As the user says; a fresh one when None.
-        info: The run, whatever its ``run_id``, with this attempt.
+        run_id: The user's choice; generated when None.
+        info: The run with this attempt; its ``run_id`` is ignored.
         policy: Its rules.
 
     Raises:
-        TelemetryError: The id cannot be one.
+        TelemetryError: The id is not a valid one.
     """
     chosen = new_run_id() if run_id is None else run_id
     if not isinstance(chosen, str) or not RUN_ID.fullmatch(chosen):
@@ -197,7 +198,11 @@ def _new_run(store: Path, run_id: str | None, info: RunInfo, policy: Policy | No
 
 
 def _fresh_run(store: Path, run_id: str | None, info: RunInfo, policy: Policy | None) -> Opening:
-    """The opening of a new run, whose id no other run has."""
+    """Build the opening of a new run.
+
+    Raises:
+        TelemetryError: The id is not a valid one, or another run has it.
+    """
     opening = _new_run(store, run_id, info, policy)
     if (opening.folder / RUN_JSON).exists():
         fix = "Choose another, or go on with that run: resume="
@@ -206,10 +211,10 @@ def _fresh_run(store: Path, run_id: str | None, info: RunInfo, policy: Policy | 
 
 
 def _joined_run(store: Path, run_id: str | None, info: RunInfo, rank: Rank) -> Opening:
-    """The opening of a rank that no process group connects with rank 0.
+    """Build the opening of a rank that no process group connects with rank 0.
 
     Raises:
-        TelemetryError: It has no id, or the rank recorded a part of the run before.
+        TelemetryError: It has no run id, or this rank has already recorded a part of the run.
     """
     if run_id is None:
         what = f"rank {rank.rank} does not know which run it is"
@@ -219,7 +224,7 @@ def _joined_run(store: Path, run_id: str | None, info: RunInfo, rank: Rank) -> O
     if opening.folder.is_dir():
         listing = list_files(opening.folder)
         recorded = {file[1:3] for file in listing.journals} | {file[2:4] for file in listing.sealed}
-        # Its sequence would begin anew, and readers pass over what they have in Parquet.
+        # Its ``seq`` would restart at 0, and readers skip events that they already have in Parquet.
         if (0, rank.rank) in recorded:
             what = f"rank {rank.rank} has recorded a part of this run already"
             raise TelemetryError(what, where=str(store), got=run_id, fix="Choose another run_id=")
@@ -227,15 +232,15 @@ def _joined_run(store: Path, run_id: str | None, info: RunInfo, rank: Rank) -> O
 
 
 def _followed_run(store: Path, agreed: Mapping[str, Any], info: RunInfo) -> Opening:
-    """The opening of a rank that does not decide: rank 0 has opened the run and said what this one needs.
+    """Build the opening of a rank other than 0, from what rank 0 has broadcast.
 
     Args:
         store: Folder of runs.
-        agreed: What ``_for_other_ranks`` made of rank 0's opening.
+        agreed: The return value of ``_for_other_ranks`` on rank 0.
         info: The run as this rank knows it.
 
     Raises:
-        TelemetryError: Rank 0 could not open it.
+        TelemetryError: Rank 0 could not open the run.
     """
     if "error" in agreed:
         raise TelemetryError("rank 0 could not open the run", got=agreed["error"])

@@ -1,4 +1,4 @@
-"""Where a training loop stands: updates finished and epochs, as the recorder was told."""
+"""Tracks the position of a training loop: updates and epochs finished, as the loop reports them."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from dataclasses import dataclass
 
 @dataclass(slots=True)
 class Position:
-    """The place of the next event.
+    """The position of the next event.
 
     Attributes:
         step: Optimizer updates finished.
-        steps_per_epoch: Updates in an epoch, where the loop declared it; epochs then have a fraction.
+        steps_per_epoch: Updates in an epoch, if the loop declared it; epochs then have a fraction.
         epoch: Epochs finished when it was last set; None when unknown.
         epoch_began_at: The step at which it was set.
-        epochs_begun: Epochs that have begun.
+        epochs_begun: Epochs begun.
     """
 
     step: int = 0
@@ -24,11 +24,11 @@ class Position:
     epochs_begun: int = 0
 
     def set_epoch(self, epoch: float | None) -> None:
-        """Say how many epochs are finished now."""
+        """Set the number of epochs finished now."""
         self.epoch, self.epoch_began_at = epoch, self.step
 
     def epoch_at(self, step: int) -> float | None:
-        """Epochs finished at a step of the current epoch."""
+        """Return the epochs finished at a step of the current epoch."""
         if self.epoch is None or not self.steps_per_epoch:
             return self.epoch
         return self.epoch + (step - self.epoch_began_at) / self.steps_per_epoch

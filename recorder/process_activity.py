@@ -1,7 +1,7 @@
-"""Whether another process still gets on: its id in, and at each look whether it has stood still for too long.
+"""Detects a stalled process by sampling its CPU time and I/O.
 
-It gets on as long as it computes, reads or writes, however slowly; waiting for a lock, for a disk that is gone or to be
-continued after a stop it does none of that.
+A process is active while it computes, reads or writes, however slowly. It does none of these while it waits for a lock
+or for a lost disk, or is stopped.
 """
 
 from __future__ import annotations
@@ -10,19 +10,18 @@ import subprocess
 from pathlib import Path
 from typing import Final
 
-#: Seconds between two looks.
+#: Seconds between two samples.
 LOOK_EVERY_S: Final = 1.0
 
-#: Looks in a row at which nothing had moved, after which nothing is expected any more. A slow disk that has half a
-#: gigabyte to write before it says so needs five seconds; batch systems kill 30 s after they have asked for an end.
+#: Consecutive samples without activity after which a process counts as stalled. A slow disk with half a gigabyte to
+#: write needs five seconds before activity shows; batch systems kill a job 30 s after they ask it to end.
 MOST_QUIET_LOOKS: Final = 20
 
 
 class Standstill:
-    """What is known of the course of a process that is waited for.
+    """A counter of consecutive samples at which a process showed no activity.
 
-    Looks are counted and not seconds: while the process that waits is stopped itself, as by Ctrl-Z, nothing is meant to
-    move.
+    It counts samples, not seconds. While the waiting process is itself stopped, as by Ctrl-Z, no activity is expected.
 
     Args:
         pid: The process.
@@ -34,7 +33,7 @@ class Standstill:
         self._quiet_looks = 0
 
     def is_reached(self) -> bool:
-        """Look again. Whether nothing has moved for too long."""
+        """Sample once more and return whether the process is stalled."""
         seen = _activity(self._pid)
         self._quiet_looks = self._quiet_looks + 1 if seen == self._seen else 0
         self._seen = seen
@@ -42,13 +41,13 @@ class Standstill:
 
 
 def _activity(pid: int) -> bytes:
-    """What a process has computed, read and written so far, to be compared; nothing where that cannot be found out."""
+    """Return the CPU time and I/O counters of a process, for comparison; empty if they cannot be read."""
     process = Path("/proc", str(pid))
     try:
-        # Behind the name, which may hold anything, and eleven more fields: CPU time in user and in system mode.
+        # After the name, which may hold anything, and eleven more fields: CPU time in user and in system mode.
         computed = (process / "stat").read_bytes().rpartition(b")")[2].split()[11:13]
         return b" ".join((*computed, (process / "io").read_bytes()))
-    except OSError:  # Not every system shows processes as files.
+    except OSError:  # Not every system has /proc.
         return _cpu_time(pid)
 
 

@@ -1,8 +1,8 @@
-"""``Recorder.step`` for calls that repeat: a closure that writes what the general way does in less than half the time.
+"""The fast path of ``Recorder.step``: a closure that writes repeated calls in less than half the time.
 
-It compares a call's names and types with those of earlier calls (``call_shape.py``). Everything unusual takes the
-general way: values on a device, nested mappings, token losses, events that are due before or after the step. A
-property test compares the two ways byte for byte.
+It compares a call's names and types with those of earlier calls (``call_shape.py``). Every unusual call takes the
+general path: values on a device, nested mappings, token losses, events that are due before or after the step. A
+property test compares the two paths byte for byte.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ if TYPE_CHECKING:
 
 _SAMPLES: Final = frozenset(("samples", "sample_ids", "sample_tokens"))
 
-#: The arguments of ``Recorder.step``, besides metrics. A step with ``token_losses`` takes the general way.
+#: The arguments of ``Recorder.step`` besides metrics. A step with ``token_losses`` takes the general path.
 _MAY_BE_NONE: Final = frozenset(("step", "epoch", "token_losses", *_SAMPLES))
 _ARGUMENTS: Final = _MAY_BE_NONE | {"micro_step"}
 
-#: The journal holds a micro step as int32.
+#: The journal stores a micro step as int32.
 _GREATEST_MICRO_STEP: Final = 2**31
 
-#: What a call holds besides its metrics: step and epoch (None where the call omits them), micro step, sample losses,
-#: text values as attributes, and the flags and bytes of both. No NamedTuple, because one takes 0.3 us to make.
+#: The details of a call besides its metrics: step and epoch (None if omitted), micro step, sample losses, text values
+#: as attributes, and the flags and bytes of both. Not a NamedTuple, because creating one takes 0.3 us.
 _Details: TypeAlias = tuple[int | None, float | None, int, SampleLosses | None, Mapping[str, str], int, bytes]
 
 _NONE: Final[_Details] = (None, None, 0, None, {}, 0, b"")
 
-#: Writes a step and lets rules judge it; None where the general way has to.
+#: Writes a step and lets rules judge it. Returns None if the general path must do so.
 _Write: TypeAlias = Callable[[Layout, tuple[str, ...], Iterable[float], _Details], Sequence[Outcome] | None]
 
 
@@ -62,14 +62,14 @@ def quick_step(
 
     Args:
         general: ``Recorder.step`` itself.
-        apply: Carries out what rules decided, and returns ``control``.
+        apply: Carries out decisions and returns ``control``.
         tape, position, control, log_every: The recorder's own.
         keeps_samples: Whether the recorder keeps all sample losses of all steps.
     """
     by_name, by_mapping = CallShapes(_ARGUMENTS), CallShapes(())
     layout_of, write = tape.journal.layout, _writer(tape, position, log_every)
 
-    # Python would compare each name of a call with each keyword named here: seven of them cost 0.6 us.
+    # Python would compare each name of a call with each keyword declared here. Seven of them cost 0.6 us.
     def step(metrics: Mapping[str, Any] | None = None, /, **named: Any) -> Control:
         if metrics is None:
             given, calls = named, by_name
@@ -101,7 +101,7 @@ def quick_step(
 
 
 def _writer(tape: Tape, position: Position, log_every: int | None) -> _Write:
-    """Make what writes a step and lets rules judge it, and returns None where the general way has to."""
+    """Make the function that writes a step and lets rules judge it, or returns None if the general path must do so."""
     journal, lock, started_ns = tape.journal, tape.lock, tape.started_ns
     append, now_ns, monotonic_ns = journal.append_payload, time.time_ns, time.monotonic_ns
     attempt, rank, is_steered, reads_samples = tape.attempt, tape.rank, tape.is_steered, tape.reads_samples
@@ -113,7 +113,7 @@ def _writer(tape: Tape, position: Position, log_every: int | None) -> _Write:
         with lock:
             if not tape.is_clear:
                 return None
-            # From here on, what a signal handler records is postponed: no event can come between.
+            # From here on, events from signal handlers are postponed, so none can come in between.
             tape.is_clear = False
             time_ns, elapsed_ns, seq = now_ns(), monotonic_ns() - started_ns, journal.seq
             if step is None:
@@ -133,7 +133,7 @@ def _writer(tape: Tape, position: Position, log_every: int | None) -> _Write:
                     math.nan if at is None else at, *floats,
                 )  # fmt: skip
                 append(payload + tail if tail else payload)
-            # The general way tries once more, and counts the loss. Another thread can have changed a mapping meanwhile.
+            # The general path tries again and counts the loss. Another thread may have changed a mapping meanwhile.
             except (OSError, struct.error):
                 return None
             position.step = step
@@ -152,11 +152,11 @@ def _writer(tape: Tape, position: Position, log_every: int | None) -> _Write:
 def _details(
     shape: CallShape, values: list[Any], arguments: Mapping[str, Any], *, is_on_host: bool, keeps_samples: bool
 ) -> _Details | None:
-    """Read the arguments and texts of a call; None where the general way has to read them.
+    """Read the arguments and texts of a call; None if the general path must read them.
 
     Args:
-        values: All that are no arguments.
-        is_on_host: Whether no argument can be a tensor on a device: to ask each costs 0.3 us.
+        values: All values that are not arguments.
+        is_on_host: Whether no argument can be a tensor on a device. Checking each one costs 0.3 us.
     """
     step, epoch, micro_step = None, None, 0
     for name, value in arguments.items():

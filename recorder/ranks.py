@@ -1,7 +1,7 @@
-"""Which of a job's processes this one is, and how the others learn what rank 0 has opened.
+"""Detects the rank of this process in its job, and broadcasts rank 0's opening of the run to the other ranks.
 
-From the arguments, from an initialized ``torch.distributed`` process group, or from the environment that torchrun,
-Slurm or Open MPI set.
+The rank comes from the arguments, from an initialized ``torch.distributed`` process group, or from the environment
+variables that torchrun, Slurm or Open MPI set.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from ..store.errors import TelemetryError
 
-#: Rank and number of ranks, as launchers put them into the environment.
+#: The environment variables of rank and number of ranks, by launcher.
 _VARIABLES: Final = (
     ("RANK", "WORLD_SIZE"),
     ("SLURM_PROCID", "SLURM_NTASKS"),
@@ -26,8 +26,8 @@ class Rank:
     """One process of a job.
 
     Attributes:
-        rank: Its number; 0 decides.
-        world_size: How many there are.
+        rank: Its number; rank 0 decides.
+        world_size: The number of processes.
         has_group: Whether a process group connects them.
     """
 
@@ -37,14 +37,14 @@ class Rank:
 
     @property
     def decides(self) -> bool:
-        """Whether it is the one that writes ``run.json`` and lets rules decide."""
+        """Whether this rank writes ``run.json`` and lets rules decide."""
         return self.rank == 0
 
     def agree(self, what: dict[str, Any] | None) -> dict[str, Any]:
-        """What rank 0 hands in, on every rank. A collective call: every rank makes it, or none.
+        """Broadcast rank 0's value and return it on every rank. Collective: every rank calls it, or none does.
 
         Args:
-            what: Picklable. Looked at on rank 0 alone.
+            what: A picklable value. Read on rank 0 only.
         """
         distributed = sys.modules["torch.distributed"]
         listed = [what]
@@ -53,13 +53,13 @@ class Rank:
 
 
 def this_rank(rank: int | None = None) -> Rank:
-    """The rank of this process.
+    """Return the rank of this process.
 
     Args:
-        rank: As the user says; found out when None.
+        rank: The user's choice; detected when None.
 
     Raises:
-        TelemetryError: The environment holds something else than a rank among others.
+        TelemetryError: The environment variables do not hold a rank below the number of ranks.
     """
     if rank is not None:
         return Rank(rank, max(2, rank + 1) if rank else 1)

@@ -1,4 +1,4 @@
-"""The recorder: what a training loop calls, and the control flags that rules hand back."""
+"""Defines ``Recorder``: a training loop calls it to record its run and to receive the control flags that rules set."""
 
 from __future__ import annotations
 
@@ -45,39 +45,58 @@ _Taken = TypeVar("_Taken")
 
 
 class Recorder:
-    """Records a training run, and steers it when rules are given.
+    """The recorder of one training run, which it also steers if rules are given.
 
-    Use it as a context manager: the run then ends as ``completed``, ``stopped`` (a rule asked for it), ``interrupted``
-    (Ctrl-C or SIGTERM) or ``failed`` (any other exception, recorded and passed on). A recorder that nobody closed ends
-    with the program. Threads may share one; a forked child records nothing through its parent's.
+    Use it as a context manager::
 
-    Of the processes of a distributed job each has a recorder, which writes for its own rank and waits for no other.
-    Rank 0 writes ``run.json``, and its rules alone decide. Where ``torch.distributed`` has a process group, the ranks
-    learn of it which run they are; construct the recorders after it, on every rank.
+        with Recorder("runs", name="baseline", config={"lr": 0.1}, rules="policy.yaml") as rec:
+            for batch in loader:
+                loss = train(batch)
+                if rec.step(loss=loss).should_stop:
+                    break
+
+    The run ends with the block: as ``completed``, ``stopped`` (a rule asked for it), ``interrupted`` (Ctrl-C or
+    SIGTERM) or ``failed`` (any other exception, which is recorded and passed on). ``sys.exit(0)`` counts as
+    ``completed``. Without a context manager, call ``close``; a recorder that is never closed ends its run when the
+    program exits.
+
+    Threads may share a recorder. A forked child records nothing through its parent's recorder.
+
+    In a distributed job, every rank constructs its own recorder, which writes its own journal and waits for no other.
+    Rank 0 writes ``run.json``, and only its rules decide. Construct the recorders after ``torch.distributed``'s process
+    group, on every rank: the group broadcasts the run id.
 
     Args:
-        store: Folder of runs; made when it is missing.
-        name: What the run is called; the script's name when not given. May repeat.
-        group, tags: For sorting runs.
+        store: Folder of runs; created if missing.
+        name: Name of the run, which need not be unique; the script's name if not given.
+        group, tags: Labels for sorting runs.
         config: Hyper-parameters: a mapping, dataclass or namespace. Text under keys that look like secrets is redacted.
-        rules: A policy, or the path of one, that steers this run.
-        total_steps, total_epochs, steps_per_epoch: What the run is meant to do, where the loop knows it.
-        world_size: Processes that train together; found out when not given.
-        constants: Numbers that describe the run, such as ``num_params``, which rules can read by name.
-        run_id: The run's id; a fresh one when not given. Several ranks without a process group must all be given it.
-        resume: Go on with a run of this store, as its next attempt: a run id, or what ``state_dict`` returned and the
-            checkpoint kept. What the run recorded after the checkpoint is rolled back: kept, and not part of it.
-        resume_step: With a run id: the step that the loop goes on from; that of the newest checkpoint when not given.
-        rank: Which of a job's processes this is; found out when not given.
-        log_every: Add a ``log`` event with the values of ``step`` every so many steps; none when None.
-        durability: ``process`` (default): a SIGKILL loses no step that was recorded. ``power``: the journal is also
-            synced to the disk every ``sync_every_s`` seconds, off the training thread; a power loss can cost that much.
-        on_save, on_evaluate, on_stop: Called when a rule asks for it, so that the loop need not look at the flags.
+        rules: The policy that steers this run, or its path.
+        total_steps, total_epochs, steps_per_epoch: The planned length of the run, as far as the loop knows it.
+        world_size: Processes that train together; detected if not given.
+        constants: Numbers that describe the run, such as ``num_params``. Rules can read them by name.
+        run_id: The run's id; generated if not given. Ranks without a process group must all be given the same one.
+        resume: Resume a run of this store as its next attempt: a run id, or the ``state_dict`` that the checkpoint
+            kept. Events recorded after the checkpoint are rolled back: they stay on disk and no longer belong to the
+            run.
+        resume_step: With a run id: the step to resume from; that of the newest checkpoint if not given.
+        rank: This process's rank in its job; detected if not given.
+        log_every: Add a ``log`` event with the values of ``step`` every so many steps; None adds none.
+        durability: ``process`` (default): a SIGKILL loses no recorded step. ``power``: the journal is also synced to
+            disk every ``sync_every_s`` seconds, off the training thread; a power loss can cost that much.
+        sync_every_s: Seconds between syncs with ``power``.
+        on_save, on_evaluate, on_stop: Called when a rule asks for it, so that the loop need not check the flags.
         samples_every: Keep the sample losses of every n-th step only.
-        samples_top: Of a batch, keep so many sample losses, the highest.
-        token_losses_over: Keep token losses of samples whose loss is above this; of all when not given.
-        value_lag: Updates after which the values of device tensors are recorded. They are never waited for before.
-        strict: Raise when recording fails, instead of counting it and training on.
+        samples_top: Keep only this many sample losses of each batch, the highest.
+        token_losses_over: Keep token losses of samples whose loss is above this; of all if not given.
+        value_lag: Updates after which the values of device tensors are recorded. The recorder waits for them earlier
+            only before an event other than ``step`` or ``log``, and in ``state_dict``.
+        strict: Raise when recording fails, instead of counting the failure and training on.
+
+    Attributes:
+        control: The control flags, which ``step`` and most other methods also return.
+        folder: The run's folder.
+        run_id: The run's id.
 
     Raises:
         PolicyError: The rules do not load.
@@ -147,19 +166,20 @@ class Recorder:
         """Record one finished optimizer update.
 
         Args:
-            metrics: Values by name, for names that are no keywords here; nested mappings are flattened with ``/``.
-            step: Updates finished, this one included; one more than before when not given.
-            epoch: Epochs finished, as a fraction; follows ``epoch_begin`` when not given.
+            metrics: Values by name, for names that cannot be keywords here, such as ``train/loss``. Nested mappings are
+                flattened with ``/``.
+            step: Updates finished, including this one; one more than before if not given.
+            epoch: Epochs finished, as a fraction; derived from ``epoch_begin`` if not given.
             micro_step: Micro-batches in this update.
-            samples: Loss of every sample in the batch. Shape (n,).
-            sample_ids: What the samples are known by: integers or text. Shape (n,).
-            sample_tokens: Token count of every sample. Shape (n,).
-            token_losses: Loss of every token of every sample: n sequences, or one tensor of shape (n, t), of whose
-                rows the first ``sample_tokens`` count.
-            **scalars: More values by name: numbers or one-element tensors. NaN is a value, None is not recorded.
+            samples: Loss of each sample in the batch. Shape (n,).
+            sample_ids: Ids of the samples: integers or text. Shape (n,).
+            sample_tokens: Token count of each sample. Shape (n,).
+            token_losses: Loss of each token of each sample: n sequences, or one tensor of shape (n, t). With
+                ``sample_tokens``, only that many leading values of each row count.
+            **scalars: More values by name: numbers or one-element tensors. NaN is recorded, None is not.
 
         Returns:
-            The control flags, which are also ``recorder.control``.
+            The control flags: the same object as ``recorder.control``.
         """
         position, following = self._position, self._position.step + 1
         position.step = following if step is None else self._taken(as_whole, step, "step", default=following)
@@ -182,7 +202,7 @@ class Recorder:
         return self.control
 
     def log(self, metrics: Mapping[str, Any] | None = None, /, **scalars: Any) -> Control:
-        """Record values outside of the step's own, as a ``log`` event at the current step."""
+        """Record values that do not belong to a ``step`` call, as a ``log`` event at the current step."""
         self.control.should_log = False
         self._emit("log", metrics, scalars)
         return self.control
@@ -199,9 +219,10 @@ class Recorder:
         """Record that a checkpoint exists.
 
         Args:
-            path: Where it is.
-            size_bytes: Its size; looked up when not given and the path is a file.
-            is_final: Whether it is the run's last.
+            path: Path of the checkpoint.
+            size_bytes: Its size; looked up if not given and the path is a file.
+            is_final: Whether it is the run's last checkpoint.
+            **scalars: Values by name, as for ``step``.
         """
         self.control.should_save = False
         name = path_text(path)
@@ -214,7 +235,7 @@ class Recorder:
         return self.control
 
     def epoch_begin(self, epoch: int | None = None) -> Control:
-        """Record the begin of an epoch, counted from 0; the next one when not given."""
+        """Record the start of an epoch. Epochs count from 0; without a number, the next one begins."""
         self.control.should_stop_epoch = False
         begun = self._position.epochs_begun
         if epoch is not None:
@@ -225,19 +246,19 @@ class Recorder:
         return self.control
 
     def epoch_end(self) -> Control:
-        """Record the end of the epoch that was begun."""
+        """Record the end of the current epoch."""
         self._position.set_epoch(float(self._position.epochs_begun))
         self._emit("epoch_end")
         return self.control
 
     def annotate(self, text: str, **attrs: Any) -> None:
-        """Write a note into the log at the current step, with whatever details as JSON values. Rules do not see it."""
+        """Record a note at the current step, with any details as JSON values. Rules do not see it."""
         self._emit("annotation", attrs={"text": text, **attrs})
 
     def state_dict(self) -> dict[str, int | float | str | None]:
-        """What a checkpoint has to keep, so that ``Recorder(resume=...)`` goes on from there: a few plain values.
+        """Return a few plain values to keep in a checkpoint, from which ``Recorder(resume=...)`` resumes.
 
-        Take it where the checkpoint is made, before ``save`` tells of it.
+        Call it when the checkpoint is made, before ``save`` records the checkpoint.
         """
         position = self._position
         self._tape.settle(position.step)
@@ -253,7 +274,7 @@ class Recorder:
         ).to_json()
 
     def close(self) -> None:
-        """End the run: as ``stopped`` when a rule asked for it, else as ``completed``. Idempotent."""
+        """End the run, as ``stopped`` if a rule asked for it, else as ``completed``. Idempotent."""
         self._close("stopped" if self.control.should_stop else "completed")
 
     def __enter__(self) -> Self:
@@ -269,15 +290,15 @@ class Recorder:
         self._close(status, None if status == "completed" else error)
 
     def _close_at_exit(self) -> None:
-        """End the run of a recorder that nobody closed, as far as can be told in the way in which the program ended.
+        """End the run of an unclosed recorder, with the status that the program's end implies.
 
-        What the interpreter leaves is the exception that ended it; an exit status of ``sys.exit`` it does not leave.
+        The interpreter keeps the exception that ended the program, but not the exit status of ``sys.exit``.
         """
         error: BaseException | None = Terminated.latest or getattr(sys, "last_value", None)
         self.__exit__(None if error is None else type(error), error, None)
 
     def _taken(self, convert: Callable[..., _Taken], *arguments: Any, default: _Taken) -> _Taken:
-        """An argument of the loop's, converted; where it is not what it must be, the default and a word to the user."""
+        """Convert an argument from the loop. If it is invalid, warn and return the default, or raise when strict."""
         try:
             return convert(*arguments)
         except InvalidEvent as error:
@@ -287,7 +308,7 @@ class Recorder:
             return default
 
     def _begin(self, config: Mapping[str, Any]) -> None:
-        """Record the begin of the attempt, and be ready for its end.
+        """Record the start of the attempt and register the handlers for its end.
 
         Args:
             config: The attempt's own hyper-parameters, which may differ from those of the run.
@@ -302,7 +323,7 @@ class Recorder:
         try:
             self._apply(self._tape.start())
             self._emit("train_begin")
-        except BaseException as error:  # Of a callback: the loop will have no recorder that it could close.
+        except BaseException as error:  # A callback raised: the loop gets no recorder that it could close.
             self.__exit__(type(error), error, None)
             raise
         if config and config != self._info.config:
@@ -326,8 +347,9 @@ class Recorder:
                 value_lag=value_lag,
                 on_begun_anew=self._begin_anew,
             )
-            # Only now, because an attempt without a journal has crashed, and before its first event, because what an
-            # attempt that run.json does not name recorded is taken for a part of the run.
+            # Write run.json after the journal exists, because an attempt without a journal counts as crashed. Write it
+            # before the first event, because the events of an attempt that run.json does not list count as part of the
+            # run.
             self._write_info(self._info)
         except (OSError, ValueError, TypeError) as error:
             if tape is not None:
@@ -345,7 +367,7 @@ class Recorder:
                 write_run_info(self.folder, info)
 
     def _begin_anew(self) -> None:
-        """Say again what the run is, in the place of a folder that somebody deleted."""
+        """Write ``run.json`` again, into a new folder that replaces a deleted one."""
         self._tape.warn_once(f"the run's folder was deleted; recording goes on in a new one: {self.folder}")
         try:
             self._write_info(self._info)
@@ -370,7 +392,7 @@ class Recorder:
         return self.control
 
     def _close(self, status: str, error: BaseException | None = None) -> None:
-        # A forked child runs its parent's exit handlers too; the run is not its to end.
+        # A forked child also runs its parent's exit handlers, but the run is not its to end.
         if self._closed or os.getpid() != self._pid:
             return
         failure = None if error is None else failure_of(error)
@@ -383,7 +405,7 @@ class Recorder:
             else:
                 self._emit("failure", attrs={**(failure or {}), "traceback": innermost_frames(error)})
         finally:
-            # A callback that a rule calls at the very end may raise; the run has ended all the same.
+            # A callback that a rule calls at the very end may raise. The run has ended all the same.
             try:
                 self._write_end(status, failure)
             finally:
@@ -391,7 +413,7 @@ class Recorder:
                     restore_sigterm()
 
     def _write_end(self, status: str, failure: dict[str, str] | None) -> None:
-        """Say how the run ended, and let go of its journal: each even where the other fails."""
+        """Write how the run ended and close the journal, each even if the other fails."""
         last = dataclasses.replace(
             self._info.last,
             status=status,
@@ -403,7 +425,7 @@ class Recorder:
         info = dataclasses.replace(self._info, attempts=(*self._info.attempts[:-1], last))
         ends: tuple[Callable[[], None], ...] = (lambda: self._write_info(info), self._tape.close)
         for end in ends:
-            # Whatever goes wrong here must not take the place of the exception that is on its way out of the loop.
+            # A failure here must not replace the exception that is leaving the loop.
             try:
                 end()
             except Exception as failed:

@@ -1,4 +1,4 @@
-"""Resume points: the part of a checkpoint from which another attempt resumes; and the opening of an attempt."""
+"""Defines the resume point that a checkpoint keeps, and the opening state of an attempt."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ..store.run_info import RunInfo
 from .position import Position
 from .values import as_epoch, as_text, as_whole
 
-#: What ``Recorder.state_dict`` holds; ``format`` grows when its meaning changes.
+#: The format of ``Recorder.state_dict``; it grows when the meaning changes.
 STATE_FORMAT: Final = 1
 
 
@@ -24,10 +24,10 @@ class ResumePoint:
 
     Attributes:
         run_id: The run.
-        attempt, seq: The attempt of the checkpoint, and the last event that the checkpoint knows of; None where only a
-            step is known.
-        step: Updates that the checkpoint contains; None: those of the newest checkpoint that was recorded.
-        epoch, epoch_began_at, epochs_begun: The loop's place in its epochs, where it was kept.
+        attempt, seq: The attempt of the checkpoint, and the last event that the checkpoint covers; None if only a step
+            is known.
+        step: Updates that the checkpoint contains; None: those of the newest recorded checkpoint.
+        epoch, epoch_began_at, epochs_begun: The loop's position in its epochs, if it was kept.
     """
 
     run_id: str
@@ -40,10 +40,10 @@ class ResumePoint:
 
     @classmethod
     def from_argument(cls, resume: str | Mapping[str, Any], step: int | None) -> ResumePoint:
-        """Read what the user passed: a run id, or the return value of ``Recorder.state_dict``.
+        """Read the user's ``resume`` argument: a run id, or the return value of ``Recorder.state_dict``.
 
         Raises:
-            TelemetryError: It is neither, or a value in it is not what it was.
+            TelemetryError: It is neither, has another format, holds an invalid value, or contradicts ``step``.
         """
         if isinstance(resume, str):
             return cls(resume, step=step)
@@ -78,9 +78,9 @@ class Opening:
 
     Attributes:
         folder: The run's folder.
-        info: The run, this attempt the last.
-        position: Where the loop stands.
-        engine: Rules in the state that earlier attempts have left them in; None without rules.
+        info: The run, with this attempt as the last.
+        position: The position of the loop.
+        engine: The rules, in the state in which earlier attempts left them; None without rules.
     """
 
     folder: Path

@@ -1,6 +1,6 @@
-"""Going on from a checkpoint: a run on disk and the checkpoint in, the opening of its next attempt out.
+"""Resumes a run: builds the opening of its next attempt from the run on disk and a checkpoint.
 
-It reads the run, with what reads Parquet; so it is loaded when a run is resumed, and not before.
+Loaded only when a run is resumed, because it reads the run and needs the Parquet reader.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from .resume_point import Opening, ResumePoint
 
 
 def resumed_run(store: Path, point: ResumePoint, attempt: Attempt, policy: Policy | None) -> Opening:
-    """The opening of an attempt that goes on from an earlier one.
+    """Build the opening of an attempt that resumes from an earlier one.
 
     Args:
         store: Folder of runs.
-        point: From where it goes on.
-        attempt: The new attempt as far as it is known; its number and parent are not.
+        point: The place to resume from.
+        attempt: The new attempt, still without number and parent.
         policy: Its rules.
 
     Raises:
-        TelemetryError: There is no such run, it is still being written, or has no such checkpoint.
+        TelemetryError: The run does not exist, is still being written, or has no such checkpoint.
     """
     folder = store / point.run_id
     if not RUN_ID.fullmatch(point.run_id):
@@ -43,7 +43,7 @@ def resumed_run(store: Path, point: ResumePoint, attempt: Attempt, policy: Polic
         what = "the run is still being written; one attempt ends before the next begins"
         raise TelemetryError(what, where=str(folder), fix="Wait for its process to end, or end it")
     parent, parent_seq, from_step, epoch = _checkpoint(snapshot, point)
-    # A recorder that died before it had written run.json has left a journal of an attempt that nobody knows of.
+    # A recorder that died before writing run.json has left the journal of an attempt that run.json does not list.
     journaled = max((journal.attempt for journal in snapshot.listing.journals), default=0)
     number = max(info.last.attempt, journaled) + 1
     attempt = dataclasses.replace(attempt, attempt=number, parent=parent, parent_seq=parent_seq, from_step=from_step)
@@ -60,7 +60,7 @@ def resumed_run(store: Path, point: ResumePoint, attempt: Attempt, policy: Polic
 
 
 def _checkpoint(snapshot: Snapshot, point: ResumePoint) -> tuple[int, int | None, int, float | None]:
-    """Parent, ``seq`` in it, step and epoch of the checkpoint that is gone on from."""
+    """Return attempt, ``seq``, step and epoch of the checkpoint to resume from."""
     attempts = snapshot.info.attempts
     where = str(snapshot.folder)
     if point.attempt is not None and point.attempt not in {attempt.attempt for attempt in attempts}:
@@ -84,7 +84,7 @@ def _checkpoint(snapshot: Snapshot, point: ResumePoint) -> tuple[int, int | None
 
 
 def _with_its_save(events: Sequence[Event], seq: int, step: int) -> int:
-    """The ``seq`` of the ``save`` that tells of a checkpoint, where one follows the state that went into it."""
+    """Return the ``seq`` of the ``save`` event that follows ``seq`` and records the checkpoint, else ``seq`` itself."""
     for event in events:
         if event.seq > seq:
             if event.step != step or event.kind == "step_end":

@@ -1,4 +1,4 @@
-"""Live rules: each event to the engine, and what it decides to the loop's control flags and callbacks."""
+"""Passes live events to the rule engine and applies its decisions to the loop's control flags and callbacks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .control import Control
 
 logger = logging.getLogger("steptape.rules")
 
-#: The flag that each operation sets; a message has none.
+#: The flag that each operation sets. A message has none.
 FLAGS: Final[Mapping[Effect, str]] = {
     Effect.STOP: "should_stop",
     Effect.STOP_EPOCH: "should_stop_epoch",
@@ -27,21 +27,21 @@ FLAGS: Final[Mapping[Effect, str]] = {
 
 _ORDER: Final = "step %d, %s: controller '%s' orders %s"
 _LEVELS: Final[Mapping[str, int]] = logging.getLevelNamesMapping()
-#: The logging level of a decision's own message, by its severity.
+#: The logging level of a decision's message, by its severity.
 _SEVERITY_LEVELS: Final[Mapping[str, int]] = {"warning": logging.WARNING, "critical": logging.CRITICAL}
 
 
 class Steering:
-    """The engine of one attempt, and its hold on the loop.
+    """The engine of one attempt, with the flags and callbacks through which it steers the loop.
+
+    User-defined operations are constructed here and called after their flag is set. Their exceptions do not reach the
+    loop.
 
     Args:
-        engine: The rules in force, in the state that earlier attempts have left them in.
+        engine: The rules in force, in the state in which earlier attempts left them.
         control: The flags to set.
-        callbacks: Called, when an operation with this effect is decided, after its flag was set. What they raise
-            reaches the loop. While one runs, the same operation only sets its flag again.
-
-    Operations of the user's own are made here, and called after their flag was set. What they raise does not reach the
-    loop.
+        callbacks: By effect: called when an operation with this effect is decided, after its flag is set. Their
+            exceptions reach the loop. While a callback runs, the same operation only sets its flag again.
     """
 
     def __init__(
@@ -63,18 +63,18 @@ class Steering:
         return self._engine.error_counts
 
     def start(self) -> Sequence[Outcome]:
-        """What rules decide before the first event."""
+        """Return what rules decide before the first event."""
         return self._engine.start()
 
     def observe(self, event: Event) -> Sequence[Outcome]:
-        """What rules decide at an event that is safely in the journal."""
+        """Return what rules decide at an event that is already in the journal."""
         return self._engine.observe(event)
 
     def apply(self, outcomes: Iterable[Outcome]) -> list[str]:
-        """Carry decisions out, in order, shadow decisions excepted; rule errors and warnings are logged.
+        """Carry out decisions in order, except shadow decisions; log rule errors and warnings.
 
         Returns:
-            A line for each operation of the user's own that failed.
+            One line for each user-defined operation that failed.
         """
         failures: list[str] = []
         for outcome in outcomes:
@@ -108,7 +108,7 @@ class Steering:
         return failures
 
     def _act(self, operation: str, decision: Decision) -> list[str]:
-        """Call the method of an operation of the user's own; a line when it failed."""
+        """Call the method of a user-defined operation. Return a line if it failed."""
         name, _, action = operation.partition(".")
         method = getattr(self._operations.get(name), action, None)
         if method is None:
@@ -121,7 +121,7 @@ class Steering:
         return []
 
     def _call(self, key: str, function: Callable[..., object], *arguments: object) -> None:
-        """Call a function, unless it is running already: what it records may make rules ask for it again."""
+        """Call a function unless it is already running, because what it records may make rules ask for it again."""
         if key in self._running:
             return
         self._running.add(key)

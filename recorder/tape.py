@@ -1,4 +1,7 @@
-"""The guarded way to the journal: events in; failures counted, told once, and written down when writing works again."""
+"""Records events in the journal and lets rules judge them, so that a failed write does not end the training.
+
+Failures are counted, logged once, and written down when writing works again. With ``strict`` they are raised.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,7 @@ from .values import Payload, is_on_device, payload_of
 
 logger = logging.getLogger("steptape")
 
-#: Kinds whose device values may follow later. Other events are rare, and what they say is waited for.
+#: Kinds whose device values may be recorded late. Events of other kinds are rare, so recording waits for their values.
 _MAY_BE_LATE: Final = ("step_end", "log")
 
 _NO_SAMPLES: Final[Mapping[str, Any]] = {}
@@ -36,25 +39,25 @@ _NO_SAMPLES: Final[Mapping[str, Any]] = {}
 class Tape:
     """The journal of one attempt and rank, with the rules that watch it. Threads may share it.
 
-    Every event is in the journal before a rule sees it, and every decision before the loop does.
+    Every event is in the journal before a rule sees it, and every decision is in the journal before the loop sees it.
 
     Args:
         folder: The run's folder.
-        run_id, attempt, rank: Whose events these are.
-        started_ns: Monotonic clock at the attempt's begin.
+        run_id, attempt, rank: Of the events.
+        started_ns: The monotonic clock at the start of the attempt.
         steering: The live rules, if any.
         strict: Raise failures of the tape instead of counting them.
-        sync_every_s: Sync the journal to the disk so often, off the training thread; never when None.
-        choice: Which sample losses are kept.
-        value_lag: Updates after which values that were on a device are recorded.
-        on_begun_anew: Called when the run's folder had been deleted and recording goes on in a new one.
+        sync_every_s: Seconds between syncs of the journal to disk, off the training thread; never synced when None.
+        choice: The selection of sample losses to keep.
+        value_lag: Updates after which late values are recorded.
+        on_begun_anew: Called when the run's folder was deleted and recording continues in a new one.
 
     Attributes:
         lock: Held while an event is written and judged.
-        is_busy: Whether this thread holds it.
-        is_clear: Whether nothing has to be written before the next event, and no event is being written.
-        postponed: Events that came in the middle of another one, from a signal handler or a metric of the user's own.
-        lost_events: Events that could not be written.
+        is_busy: Returns whether this thread holds the lock.
+        is_clear: Whether nothing is due before the next event, and no event is being written.
+        postponed: Events that came in the middle of another one, from a signal handler or a user-defined metric.
+        lost_events: Number of events that could not be written.
     """
 
     def __init__(
@@ -75,7 +78,7 @@ class Tape:
         self.attempt, self.rank = attempt, rank
         self.started_ns = started_ns
         self.lock = forkable_lock()
-        # What threading.Condition asks of a lock, and the type stubs do not name.
+        # threading.Condition calls this method of a lock. The type stubs do not declare it.
         self.is_busy: Callable[[], bool] = getattr(self.lock, "_is_owned")  # noqa: B009
         self.is_clear = True
         self.postponed: list[Callable[[], Sequence[Outcome]]] = []
@@ -112,7 +115,7 @@ class Tape:
 
     @property
     def reads_samples(self) -> bool:
-        """Whether its rules look at sample losses."""
+        """Whether its rules read sample losses."""
         return self._steering is not None and self._steering.reads_samples
 
     @property
@@ -122,11 +125,11 @@ class Tape:
 
     @property
     def decision_digest(self) -> str | None:
-        """Digest of what rules decided and the journal holds; None without rules."""
+        """Digest of the decisions that are in the journal; None without rules."""
         return None if self._steering is None else self._decision_digest.hexdigest()
 
     def start(self) -> Sequence[Outcome]:
-        """Let rules decide before the first event; their decisions open the journal."""
+        """Let rules decide before the first event. Their decisions open the journal."""
         if self._steering is None:
             return ()
         with self.lock:
@@ -146,17 +149,17 @@ class Tape:
         attrs: Mapping[str, Any] | None = None,
         samples: Mapping[str, Any] = _NO_SAMPLES,
     ) -> Sequence[Outcome]:
-        """Write one event, then let rules judge it and write what they decided.
+        """Write one event, let rules judge it, and write their decisions.
 
         Args:
             samples: The arguments of ``SampleChoice.kept``, by name.
 
         Returns:
-            What rules decided, to be carried out by the caller. What could be decided and not be written (a full disk)
-            is written and returned by a later call.
+            The decisions, for the caller to carry out. A decision that cannot be written now (a full disk) is written
+            and returned by a later call.
 
         Raises:
-            Exception: With ``strict`` only; otherwise a failure loses the event, is counted, and is told once.
+            Exception: With ``strict`` only. Otherwise a failure loses the event, is counted, and is logged once.
         """
         call = functools.partial(
             self._guarded, kind, metrics, scalars, step, epoch, micro_step=micro_step, attrs=attrs, samples=samples
@@ -170,7 +173,7 @@ class Tape:
         return outcomes
 
     def decide(self, event: Event) -> Sequence[Outcome]:
-        """Let rules judge an event that is in the journal, and write what they decided; the lock is held."""
+        """Let rules judge an event that is in the journal, and write their decisions. The caller holds the lock."""
         try:
             self._judge(event)
             return self._hand_out()
@@ -181,7 +184,7 @@ class Tape:
             return ()
 
     def settle(self, step: int) -> None:
-        """Write everything that is due or awaited, now that the loop has come to this step."""
+        """Write everything that is due or awaited, now that the loop has reached this step."""
         with self.lock:
             try:
                 self._catch_up("", step, None)
@@ -192,18 +195,18 @@ class Tape:
             self._note_whether_clear()
 
     def close(self) -> None:
-        """Let go of the journal, and turn it into Parquet in another process."""
+        """Close the journal and have another process seal it."""
         with self.lock:
             self.journal.close()
         self._sealing.finish()
 
     def discard(self) -> None:
-        """Take back a journal that nothing was written to."""
+        """Delete the journal, which holds no event, and stop the sealer."""
         self.journal.discard()
         self._sealing.stop()
 
     def warn_once(self, message: str, *, about: str = "") -> None:
-        """Tell the user something, the first time only; of messages that differ by a value, by what they are about."""
+        """Log a warning, once per message. Messages that differ only by a value share an ``about``."""
         if (about or message) not in self._warned:
             self._warned.add(about or message)
             logger.warning("%s", message)
@@ -220,7 +223,7 @@ class Tape:
         attrs: Mapping[str, Any] | None,
         samples: Mapping[str, Any],
     ) -> Sequence[Outcome]:
-        # The guard stands around everything, because a bug or a full disk here must not end a training run.
+        # The guard covers everything, because a bug or a full disk here must not end a training run.
         try:
             may_be_late = kind in _MAY_BE_LATE
             given = scalars if metrics is None else {**metrics, **scalars}
@@ -256,7 +259,7 @@ class Tape:
         samples: SampleLosses | None,
         value_lag: int = 0,
     ) -> int:
-        """Write an event and let rules judge it; its ``seq``."""
+        """Write an event, let rules judge it, and return its ``seq``."""
         time_ns, elapsed_ns = time.time_ns(), time.monotonic_ns() - self.started_ns
         seq = self.journal.append(
             kind,
@@ -284,7 +287,10 @@ class Tape:
             self._write_decided(event.epoch)
 
     def _kept(self, step: int, samples: Mapping[str, Any]) -> SampleLosses | None:
-        """The sample losses to record, or None where they do not fit: the step itself is still recorded then."""
+        """Return the sample losses to record; None if the step keeps none or they do not fit.
+
+        Losses that do not fit leave the step itself recorded.
+        """
         try:
             return self._choice.kept(step, **samples)
         except TelemetryError as error:
@@ -296,7 +302,7 @@ class Tape:
     # --- what is due before or after an event ------------------------------------------------------------------------
 
     def _catch_up(self, kind: str, step: int, epoch: float | None) -> None:
-        """Write what has to precede an event of this kind."""
+        """Write everything that must precede an event of this kind."""
         if self._gap:
             self._write_gap(step, epoch)
         if self._decided:
@@ -315,14 +321,14 @@ class Tape:
         kept: SampleLosses | None,
         samples: Mapping[str, Any],
     ) -> None:
-        """Write an event as far as it is on the host, and send for the rest."""
+        """Write the host values of an event, and start to copy the rest."""
         awaited = [*payload.on_device, *([SAMPLES] if samples else [])]
         present = payload._replace(attrs={**payload.attrs, AWAITED: awaited})
         seq = self._record(kind, present, step, epoch, micro_step, kept)
         self._late.take((kind, seq, step, micro_step, epoch), payload.on_device, samples)
 
     def _record_late(self, awaited: Awaited, step: int) -> None:
-        """Write what an earlier event waited for, now that the loop has come to this step."""
+        """Write the late values of an earlier event, now that the loop has reached this step."""
         try:
             try:
                 metrics, samples = awaited.arrived()
@@ -347,7 +353,7 @@ class Tape:
             self._record_late(awaited, step)
 
     def _write_decided(self, epoch: float | None) -> None:
-        """Write what rules decided, in order; what cannot be written is kept for the next time."""
+        """Write pending decisions in order. Keep those that cannot be written for the next call."""
         while self._decided:
             outcome = self._decided[0]
             kind, attrs = outcome_payload(outcome)
@@ -356,7 +362,7 @@ class Tape:
             self._written.append(self._decided.pop(0))
 
     def _hand_out(self) -> Sequence[Outcome]:
-        """What was decided and written, and has not been handed to the loop yet."""
+        """Return the decisions that are written and not yet handed to the loop."""
         written, self._written = self._written, []
         self._note_whether_clear()
         return written

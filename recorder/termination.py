@@ -1,6 +1,7 @@
-"""Ending a run properly when its process is asked to: SIGTERM becomes an exception that unwinds the training loop.
+"""Turns SIGTERM into an exception that unwinds the training loop, so that the run ends properly.
 
-Once: launchers pass on what the batch system has sent to everybody already, and the second one must not end the ending.
+A repeated SIGTERM is ignored for ``ONE_REQUEST_S``. Launchers forward what the batch system has already sent to every
+process, and the second signal must not interrupt the ending.
 """
 
 from __future__ import annotations
@@ -14,19 +15,19 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import ClassVar, Final
 
-#: What a shell reports of a process that SIGTERM ended.
+#: The exit status that a shell reports for a process that SIGTERM ended.
 EXIT_STATUS: Final = 128 + signal.SIGTERM
 
-#: Seconds within which SIGTERM again is the same request: less than batch systems wait before they kill.
+#: Seconds within which a repeated SIGTERM counts as the same request: shorter than batch systems wait before they kill.
 ONE_REQUEST_S: Final = 5.0
 
 
 class Terminated(SystemExit):
-    """The process was sent SIGTERM. Unless somebody catches it, the program ends with status 143.
+    """The process received SIGTERM. If nothing catches it, the program exits with status 143.
 
     Attributes:
-        latest: The one that was raised last, since the interpreter keeps no ``SystemExit`` for exit handlers to see.
-        raised_s: When it was made, by the monotonic clock.
+        latest: The latest one raised, because the interpreter keeps no ``SystemExit`` for exit handlers.
+        raised_s: Its creation time on the monotonic clock.
     """
 
     latest: ClassVar[Terminated | None] = None
@@ -41,10 +42,10 @@ class Terminated(SystemExit):
 
 
 def raise_on_sigterm() -> bool:
-    """Turn SIGTERM into ``Terminated`` in the main thread, unless the program has a handler of its own.
+    """Turn SIGTERM into ``Terminated`` in the main thread, unless the program has its own handler.
 
     Returns:
-        Whether it was done; then ``restore_sigterm`` undoes it, when it was called as often.
+        Whether the handler is installed. If so, ``restore_sigterm`` removes it, once called as often.
     """
     global _wanted
     is_main = threading.current_thread() is threading.main_thread()
@@ -56,7 +57,7 @@ def raise_on_sigterm() -> bool:
 
 
 def restore_sigterm() -> None:
-    """Give SIGTERM back its default, if ``raise_on_sigterm`` still has it and no other recorder wants it."""
+    """Restore SIGTERM's default handler, if ours is still installed and no other recorder needs it."""
     global _wanted
     _wanted -= 1
     if _wanted == 0:
@@ -66,13 +67,13 @@ def restore_sigterm() -> None:
 
 @contextmanager
 def signals_held() -> Iterator[None]:
-    """Have Ctrl-C and SIGTERM wait for the end of something short; in the main thread, which is where they arrive."""
+    """Delay Ctrl-C and SIGTERM until a short block ends, in the main thread, which is where signals arrive."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
     came: list[int] = []
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    # One that was not set by Python could not be set again.
+    # A handler that was not set from Python could not be set again.
     known = {number: handler for number, handler in handlers.items() if handler is not None}
     for number in known:
         signal.signal(number, lambda number, _: came.append(number))
@@ -86,7 +87,10 @@ def signals_held() -> Iterator[None]:
 
 
 def _forget() -> None:
-    """In a forked child, which has no run to end: who terminates it, a loader's worker say, means it to be gone."""
+    """Restore SIGTERM's default in a forked child.
+
+    The child, such as a loader's worker, has no run to end. SIGTERM is meant to end the process at once.
+    """
     global _wanted
     _wanted = 0
     _restore()
@@ -103,7 +107,7 @@ def _raise(signum: int, frame: FrameType | None) -> None:  # noqa: ARG001 - the 
         raise Terminated
 
 
-#: Recorders that want the handler.
+#: Number of recorders that need the handler.
 _wanted = 0
 
 os.register_at_fork(after_in_child=_forget)

@@ -1,6 +1,6 @@
-"""What a training loop hands over, as what an event can hold: floats and JSON values.
+"""Converts values from the training loop into what an event can hold: floats and JSON values.
 
-Tensors and arrays are told by what they can do; neither torch nor numpy is imported.
+Tensors and arrays are recognised by their attributes; neither torch nor numpy is imported.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ from typing import Any, Final, NamedTuple
 from ..store.errors import InvalidEvent, shortened
 from ..store.event_json import encoded
 
-#: Integers above this are not exact as float64; they are kept in attrs instead.
+#: Integers above this are not exact as float64 and are kept in attrs instead.
 EXACT_INTEGER: Final = 2**53
 
-#: Steps and the like stay below this, so that they are exact in every reader.
+#: Steps and other counts stay below this, so that they are exact in every reader.
 GREATEST_WHOLE: Final = 2**53
 
 
 class Payload(NamedTuple):
-    """The values of one event. A NamedTuple, because there is one for every training step.
+    """The values of one event. A NamedTuple, because every training step creates one.
 
     Attributes:
         names, values: The metrics, as float64.
-        attrs: What is not a number: text, integers beyond 2**53, whatever else was passed, as JSON values.
-        oddities: One sentence for each value that could not be recorded as what it was meant to be.
-        on_device: Metrics whose tensors are on another device, and were not read.
+        attrs: Everything that is not a metric, as JSON values: text, integers beyond 2**53, values of other types.
+        oddities: One sentence for each value that could not be recorded as intended.
+        on_device: Metrics whose tensors are on another device and were not read.
     """
 
     names: tuple[str, ...]
@@ -47,8 +47,8 @@ def payload_of(
     Args:
         metrics: Numbers, booleans and one-element tensors or arrays become metrics; None is left out; nested mappings
             are flattened with ``/``; anything else is kept as an attribute.
-        extra: Attributes that stand beside.
-        reads_devices: Wait for tensors on another device; otherwise they are left as they are.
+        extra: Additional attributes.
+        reads_devices: Wait for tensors on another device; otherwise leave them unread.
     """
     attrs: dict[str, Any] = json_value(dict(extra)) if extra else {}
     listed = [*metrics.values()]
@@ -83,7 +83,7 @@ def is_on_device(value: Any) -> bool:
 
 
 def are_texts(names: tuple[Any, ...]) -> bool:
-    """Whether all names are text that UTF-8 can hold. A set of names that repeats is looked at once."""
+    """Whether all names are text that UTF-8 can encode. A repeated set of names is checked only once."""
     if names in _checked_names:
         return True
     if not all(type(name) is str and name == as_text(name) for name in names):
@@ -95,7 +95,7 @@ def are_texts(names: tuple[Any, ...]) -> bool:
 
 
 def float_at_hand(value: Any) -> Any:
-    """The float that the value would be recorded as, where it is a number and on the host; else the value as it is."""
+    """Return the float that would be recorded, if the value is a number on the host; else the value unchanged."""
     if not isinstance(value, (int, float)) and (not hasattr(value, "item") or is_on_device(value)):
         return value
     number = _number(value)
@@ -103,7 +103,7 @@ def float_at_hand(value: Any) -> Any:
 
 
 def json_value(value: Any) -> Any:
-    """The value as JSON can hold it: dataclasses and mappings as objects, what else is unknown as text."""
+    """Convert a value to JSON: dataclasses and mappings become objects, unknown types become text."""
     if value is None or isinstance(value, (bool, int)):
         return value
     if isinstance(value, str):
@@ -120,12 +120,12 @@ def json_value(value: Any) -> Any:
 
 
 def as_text(value: Any) -> str:
-    """The value as text that UTF-8 can hold: half a surrogate pair, which only Python takes for text, is spelt out."""
+    """Convert to text that UTF-8 can encode. A lone surrogate, which only Python accepts as text, becomes an escape."""
     return str(value).encode("utf-8", "backslashreplace").decode()
 
 
 def path_text(path: Any) -> str:
-    """A path as text; what is none, as it prints."""
+    """Convert a path to text. Use ``str`` for a value that is not a path."""
     try:
         return as_text(os.fsdecode(path))
     except TypeError:
@@ -133,10 +133,10 @@ def path_text(path: Any) -> str:
 
 
 def as_whole(value: Any, what: str, least: int = 0) -> int:
-    """A whole number, from whatever is one: an int, a numpy integer, a one-element integer tensor, 2.0.
+    """Convert to a whole number: from an int, a numpy integer, a one-element integer tensor, or 2.0.
 
     Raises:
-        InvalidEvent: It is none, or out of range.
+        InvalidEvent: It is not a whole number, or is out of range.
     """
     try:
         number = int(value) if isinstance(value, float) and value.is_integer() else operator.index(value)
@@ -156,7 +156,7 @@ def _flattened(metrics: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[s
     are_names = not prefix and are_texts(tuple(metrics))
     for key, value in metrics.items():
         name = key if are_names else f"{prefix}{as_text(key)}"
-        # To ask whether a number or a tensor is a Mapping takes longer than to record it.
+        # Checking whether a number or a tensor is a Mapping takes longer than recording it.
         if type(value) is float or hasattr(value, "item") or not isinstance(value, Mapping):
             yield name, value
         else:
@@ -164,7 +164,7 @@ def _flattened(metrics: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[s
 
 
 def _number(value: Any) -> float | int | str | None:
-    """The value as a metric (float), or as an attribute (int, str), or None for nothing."""
+    """Convert to a metric (float) or an attribute (int, str). None stays None."""
     if value is None:
         return None
     if isinstance(value, float):
@@ -181,14 +181,14 @@ def _number(value: Any) -> float | int | str | None:
 
 
 def described(value: Any) -> str:
-    """What a value is, for a message: its type, and its shape where it has one."""
+    """Describe a value for a message: its type, and its shape if it has one."""
     shape = getattr(value, "shape", None)
     described = f"a {type(value).__name__}"
     return described if shape is None else f"{described} of shape {tuple(shape)}"
 
 
 def as_config(config: Any) -> dict[str, Any]:
-    """A configuration as a JSON object, whatever it came as."""
+    """Convert a configuration of any type to a JSON object."""
     if config is None:
         return {}
     value = json_value(config)
@@ -198,10 +198,10 @@ def as_config(config: Any) -> dict[str, Any]:
 
 
 def as_epoch(value: Any) -> float:
-    """Epochs finished, as a fraction.
+    """Convert to epochs finished, as a fraction.
 
     Raises:
-        InvalidEvent: It is no finite number. In the log NaN means that nobody knows.
+        InvalidEvent: It is not a finite number. In the log NaN means unknown.
     """
     try:
         epoch = float(value)

@@ -1,7 +1,7 @@
-"""steptape: an append-only event log of training runs, and one rule engine over it.
+"""Records training runs as append-only event logs, and runs one rule engine over them, live or in replay.
 
-The names here are the front door. Each loads when it is first used, so that importing steptape costs a training loop
-nothing that the loop does not use. Everything else is imported from its module, as ``steptape.store.run``.
+The names here are the public ones. Each loads on first use, so that importing steptape costs a training loop nothing
+that the loop does not use. Import everything else from its module, such as ``steptape.store.run``.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""``python -m steptape``, and the command ``steptape``."""
+"""Entry point of ``python -m steptape`` and of the ``steptape`` command."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import sys
 
 
 def main() -> None:
-    """Run the command line; without its packages, say what is missing."""
+    """Run the command line. Exit with an error if one of its packages is missing."""
     try:
         from .cli.app import main as run
     except ModuleNotFoundError as error:

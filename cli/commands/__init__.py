@@ -1,1 +1,1 @@
-"""One module for each command of ``steptape``."""
+"""Holds one module for each command of ``steptape``."""

@@ -1,4 +1,4 @@
-"""``steptape backtest``: what a policy would have saved and cost, as a table, JSON or a page of HTML."""
+"""``steptape backtest``: reports what a policy would have saved and cost, as a table, JSON or an HTML page."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from ..output import print_json, print_table, reading_runs, say
 from ..output_file import check_output, output_file
 from .import_runs import RenameOption, imported_history, renamed
 
-#: What stands before the name of a baseline in the place of a policy.
+#: Prefix of a baseline's name in place of a policy.
 _BASELINE: Final = "baseline"
 
 
@@ -93,7 +93,10 @@ def backtest(
     no_cache: NoCacheOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Say what a policy would have saved and cost."""
+    """Say what a policy would have saved and cost.
+
+    Replays the policy over the named runs, over all runs of --store, or over the logs at --history.
+    """
     declared = objective_of(objective, mode)
     if html is not None:
         check_output(html)
@@ -128,7 +131,7 @@ def backtest(
 def _chosen(
     runs: list[str] | None, store: Path | None, history: list[Path] | None, renames: list[str] | None
 ) -> list[Run]:
-    """The runs to judge a policy on; what is wrong with others goes to stderr."""
+    """Return the runs to judge a policy on. Print problems with other runs on stderr."""
     if renames and history is None:
         raise typer.BadParameter("--rename says what metrics of --history are to be called")
     chosen, problems = runs_chosen(runs, store) if history is None else imported_history(history, renamed(renames))
@@ -170,7 +173,7 @@ def _print(result: Backtest) -> None:
 
 
 def _policy(name: str, settings: list[str] | None, objective: Objective | None) -> Policy:
-    """A policy file, one of steptape's, or a baseline, which watches ``eval_loss`` where no objective was declared."""
+    """Load a rule file, a shipped policy, or a baseline, which watches ``eval_loss`` if no objective is declared."""
     prefix, _, baseline = name.partition(":")
     if prefix != _BASELINE or not baseline:
         return policy_named(name, settings)

@@ -1,4 +1,4 @@
-"""``steptape check``: errors and warnings of rule files, as ``path:line:column: message``."""
+"""``steptape check``: prints errors and warnings of rule files as ``path:line:column: message``."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ def check(
 ) -> None:
     """Say what is wrong in rule files, all at once.
 
-    Errors, and what looks wrong: each as path:line:column: message, with the line and a caret below. With --against
-    RUN, or --store STORE for all of its runs, also what these runs show: metrics that were never recorded, windows and
-    patience that outlast them.
-    Exit status 1 when there is an error or a warning.
+    Prints each error and warning as path:line:column: message, with the line and a caret below. With --against RUN, or
+    --store STORE for all of its runs, also checks the rules against these runs: metrics that were never recorded,
+    windows and patience that are longer than the runs.
+    Exit status 1 when there is an error or a warning, 2 when a rule file or a run cannot be opened.
     """
     names = [name for name in policies if not _is_run(name)]
     keys = [*(against or ()), *(name for name in policies if _is_run(name))]
@@ -66,7 +66,7 @@ def _is_run(name: str) -> bool:
 
 
 def _checked(path: Path, runs: Sequence[Run], ignored: set[FindingCode], as_json: bool) -> int:
-    """Check one file and print what was found; the exit status."""
+    """Check one file, print the findings, and return the exit status."""
     try:
         policy = load_policy(path)
     except PolicyError as error:
@@ -111,7 +111,7 @@ def _print_with_carets(entries: Iterable[PolicyProblem | Finding]) -> None:
 
 
 def _text(path: str) -> str:
-    """A file's text as far as it can be shown; nothing where it cannot be read."""
+    """Return a file's text as far as it can be shown; empty if it cannot be read."""
     try:
         return Path(path).read_text(encoding="utf-8-sig", errors="replace")
     except OSError:

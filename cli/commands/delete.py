@@ -1,4 +1,4 @@
-"""``steptape delete``: runs removed by name, age or number."""
+"""``steptape delete``: deletes runs by name, age or number."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def delete(
 ) -> None:
     """Delete runs, by name or by age and number.
 
-    The whole folder goes, with any checkpoints in it. A run that is being written is never deleted.
+    Deletes the whole folder of a run, with any checkpoints in it. Never deletes a run that is being written.
     """
     if runs and (older_than or keep_last is not None):
         raise typer.BadParameter("name a RUN, or let --older-than and --keep-last choose; not both")

@@ -1,4 +1,4 @@
-"""``steptape diff``: what a change of a rule file would have changed in recorded runs."""
+"""``steptape diff``: reports what a change of a rule file would have changed in recorded runs."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ def diff(
 ) -> None:
     """Say what changes when one policy takes the place of another.
 
-    Run by run and in sum, as Markdown for a pull request. Behaviour is what is ordered, and when: controllers may be
-    renamed or put in another way. Exit status 1 when it changes in any run.
+    Compares run by run and in sum, as Markdown for a pull request. Only behaviour counts, that is which operations are
+    ordered, and when: controllers may be renamed or rewritten. Exit status 1 when the behaviour changes in any run.
     """
     declared = objective_of(objective, mode)
     policies = policy_named(old, old_settings), policy_named(new, new_settings)

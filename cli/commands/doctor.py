@@ -1,4 +1,4 @@
-"""``steptape doctor``: what is broken in a store or a run, what was lost, and how to go on."""
+"""``steptape doctor``: reports damage and losses in a store or a run, and what to do about them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ def doctor(
 ) -> None:
     """Look for what is broken, and say how to go on.
 
-    It reads every file, and changes nothing. Exit status 1 when it finds something. With --json one finding a line.
+    Reads every file and changes nothing. Exit status 1 when it finds something. With --json, prints one finding per
+    line.
     """
     folders = [source] if is_run_folder(source) else folders_to_look_at(open_store(source).path)
     found: list[StoreFault] = []

@@ -1,4 +1,4 @@
-"""``steptape export``: a run's events as text."""
+"""``steptape export``: writes a run's events as text."""
 
 from __future__ import annotations
 

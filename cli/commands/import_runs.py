@@ -1,4 +1,4 @@
-"""``steptape import``: past runs from other tools' logs, one line a run, and a summary."""
+"""``steptape import``: imports past runs from other tools' logs, and prints one line per run and a summary."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from ..options import JsonOption, user_cache
 from ..output import print_json, print_table, progress, say
 from ..streams import complain
 
-#: The store of the user's cache that other tools' logs are imported into to be judged at once.
+#: The store in the user's cache that holds logs imported by ``--history``.
 HISTORY: Final = "history"
 
-#: How sources were, by kind and path, when they were read last.
+#: The signature of each source when it was last read, by kind and path.
 Signatures: TypeAlias = dict[tuple[str, Path], tuple[tuple[str, int, int], ...]]
 
-#: Seconds between two looks at sources that grow.
+#: Seconds between two scans of growing sources.
 FOLLOW_EVERY_S: Final = 2.0
 
 RenameOption = Annotated[
@@ -64,8 +64,8 @@ def import_runs(
     """Import past runs from the logs of other tools.
 
     Kinds: auto, jsonl, mlflow, optuna, parquet, table (CSV, TSV), tensorboard, text, trackio, trainer_state, wandb.
-    IMPORT.md says what becomes what. Importing again adds what is new and changes nothing else. Exit status 1 when
-    something could not be read; everything else was imported then.
+    IMPORT.md says what each log becomes. Importing again adds what is new and changes nothing else. Exit status 1 when
+    something could not be read; everything else is imported all the same.
     """
     if pattern is not None and kind == AUTO:
         raise typer.BadParameter("--pattern says how lines of text look: say 'text' instead of 'auto'")
@@ -82,7 +82,7 @@ def import_runs(
 
 
 def renamed(renames: Iterable[str] | None) -> dict[str, str]:
-    """New names by old ones."""
+    """Parse ``OLD=NEW`` settings into new names by old ones."""
     pairs = [rename.partition("=") for rename in renames or ()]
     for old, _, new in pairs:
         if not old or not new:
@@ -93,14 +93,14 @@ def renamed(renames: Iterable[str] | None) -> dict[str, str]:
 def find_and_import(
     paths: Sequence[Path], chosen: Sequence[Reader], store: Path, options: ReadOptions, seen: Signatures
 ) -> Iterator[Outcome]:
-    """Import what is under some paths, with a progress bar; what cannot be looked at is an outcome, too.
+    """Import the sources under some paths, with a progress bar. A source that cannot be read is an outcome, too.
 
     Args:
         paths: Files and folders.
-        chosen: The readers.
-        store: Where the runs go.
-        options: What a person said about the sources.
-        seen: How each source was when it was read last; those that are still so are passed over. Updated.
+        chosen: The readers to try.
+        store: Folder to import the runs into.
+        options: The user's options for the sources.
+        seen: The signature of each source when it was last read; unchanged sources are skipped. Updated in place.
     """
     found = find_sources(paths, chosen)
     for problem in found.problems:
@@ -118,16 +118,16 @@ def find_and_import(
 
 
 def imported_history(paths: Sequence[Path], renames: Mapping[str, str]) -> tuple[list[Run], list[TelemetryError]]:
-    """The runs of other tools' logs, imported into the user's cache; and what was wrong with some of them.
+    """Import other tools' logs into the user's cache. Return the runs, and the problems with some of them.
 
-    Runs whose metrics are renamed otherwise are other runs there.
+    Each set of renames has its own store there, so the same log renamed otherwise is another run.
 
     Args:
         paths: Files and folders of logs.
-        renames: What metrics are called, by their names in the logs.
+        renames: New metric names, by their names in the logs.
 
     Raises:
-        TelemetryError: The user has no cache, or nothing there can be read.
+        TelemetryError: The user has no cache, or no log can be read.
     """
     cache = user_cache()
     if cache is None:
@@ -143,14 +143,14 @@ def imported_history(paths: Sequence[Path], renames: Mapping[str, str]) -> tuple
 
 
 def _every_reader() -> tuple[Reader, ...]:
-    """All readers that can be had; what is wrong with the others is told."""
+    """Return all readers that can be used, and warn about the others."""
     for problem in unusable_readers():
         complain(f"warning: {problem}")
     return all_readers()
 
 
 def _told(outcomes: Iterator[Outcome], as_json: bool) -> Iterator[Outcome]:
-    """The outcomes, each told as it comes: problems on stderr, with --json all on stdout."""
+    """Yield the outcomes and print each as it comes: problems on stderr, with --json every outcome on stdout."""
     for outcome in outcomes:
         if as_json:
             print_json(_document(outcome))
@@ -167,7 +167,7 @@ def _follow(
     seen: Signatures,
     as_json: bool,
 ) -> None:
-    """Look again and again; only what changes is told."""
+    """Scan the sources again and again, and print only changes."""
     try:
         while True:
             time.sleep(FOLLOW_EVERY_S)

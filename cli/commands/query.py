@@ -1,4 +1,4 @@
-"""``steptape query``: read-only SQL over a run or a store."""
+"""``steptape query``: runs read-only SQL over a run or a store."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``steptape replay``: the decisions of a policy over one run."""
+"""``steptape replay``: prints the decisions of a policy over one run."""
 
 from __future__ import annotations
 
@@ -25,8 +25,9 @@ def replay(
 ) -> None:
     """Say what a policy decides over one run.
 
-    With --json one line a decision. Its event_index counts the events of the deciding rank (0) from 0, along the run's
-    effective timeline; what recorded rules did (decisions, errors, warnings) is not counted.
+    With --json, prints one decision, rule error or warning per line. Its event_index counts the events of the deciding
+    rank (0) from 0, along the run's effective timeline. Recorded decisions, errors and warnings of live rules are not
+    counted.
     """
     loaded = policy_named(policy, settings)
     replayed = replaying.replay(loaded, events_named(source, store))
@@ -56,7 +57,7 @@ def _print_replay(replayed: replaying.Replay) -> None:
 
 
 def _said(outcome: Outcome) -> object:
-    """Show an outcome in a cell: its operations (in brackets in shadow mode), its error, or ``warning``."""
+    """Format an outcome for a cell: its operations (in brackets in shadow mode), its error, or ``warning``."""
     if isinstance(outcome, Decision):
         return outcome.operations if outcome.acts else f"shadow ({', '.join(outcome.operations)})"
     return outcome.error if isinstance(outcome, RuleError) else "warning"

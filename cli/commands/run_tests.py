@@ -1,4 +1,4 @@
-"""``steptape test``: the unit tests of rule files."""
+"""``steptape test``: runs the unit tests of rule files."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def run_tests(
 ) -> None:
     """Run the unit tests of rules.
 
-    A file names a policy, series in a small notation, and the decisions it expects; LANGUAGE.md describes it. Exit
+    A test file names a policy, series in a small notation, and the expected decisions; LANGUAGE.md describes it. Exit
     status 1 when a test fails, 2 when a file or its policy does not load.
     """
     status = 0

@@ -1,4 +1,4 @@
-"""``steptape runs``: the runs of a store as a table."""
+"""``steptape runs``: lists the runs of a store in a table."""
 
 from __future__ import annotations
 

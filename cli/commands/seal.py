@@ -1,4 +1,4 @@
-"""``steptape seal``: the journals of dead runs as Parquet."""
+"""``steptape seal``: turns the journals of dead runs into Parquet."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def seal(
 ) -> None:
     """Turn the journals of dead runs into Parquet.
 
-    Without RUN, of every run of the store. What a live process still writes stays as it is, and so does what another
-    machine wrote.
+    Without RUN, seals every run of the store. Leaves alone what a live process still writes, and what another machine
+    wrote unless --other-hosts is given.
     """
     chosen, problems = runs_chosen(runs, store)
     complain_of(problems)

@@ -1,4 +1,4 @@
-"""``steptape serve``: the HTTP API and the pages over a store."""
+"""``steptape serve``: serves the HTTP API and the web pages of a store."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def serve(
 ) -> None:
     """Answer queries over HTTP.
 
-    /api/v1/runs and what lies beside it, described in /api/v1/openapi.json. Ctrl-C ends it. Tokens may also stand in
-    the environment, as STEPTAPE_TOKENS.
+    Serves the web pages at / and the API under /api/v1, described in /api/v1/openapi.json. Ctrl-C stops it. The
+    environment variable STEPTAPE_TOKENS may hold tokens, too.
     """
     server.serve(
         open_store(store).path,

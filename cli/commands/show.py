@@ -1,4 +1,4 @@
-"""``steptape show``: one run on a page."""
+"""``steptape show``: prints one run on a page."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``steptape sweep``: every combination of some params' values over recorded runs, and which of them are worth it."""
+"""``steptape sweep``: tries every combination of param values over recorded runs, and prints the best trade-offs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from ..options import JsonOption, ModeOption, ObjectiveOption, PolicyArgument, S
 from ..output import print_json, print_table, reading_runs, say
 from ..streams import complain
 
-#: Values that one range may stand for.
+#: Maximum number of values in one range.
 _MAX_VALUES: Final = 10_000
 
 _SECONDS_PER_HOUR: Final = 3600
@@ -55,8 +55,9 @@ def sweep(
 ) -> None:
     """Try every combination of params of a policy.
 
-    Prints the variants than which no other saves more steps at no more regret, the thriftiest first. With --json one
-    line a variant, all of them; what was left to the event engine, or left out, is then said on stderr.
+    Prints the front: the variants that no other variant beats by saving more steps at no more mean regret, most steps
+    saved first. With --json, prints every variant, one per line; stderr then lists what the event engine decided, and
+    the excluded runs.
     """
     if not settings:
         raise typer.BadParameter("say what to vary, as --set patience=1,2,3")
@@ -82,10 +83,10 @@ def sweep(
 
 
 def _axes(settings: Sequence[str]) -> dict[str, list[Param]]:
-    """The params that settings vary, with their values.
+    """Parse the settings into the params that they vary, with their values.
 
     Raises:
-        TelemetryError: A param stands in two of them.
+        TelemetryError: Two settings vary the same param.
     """
     axes: dict[str, list[Param]] = {}
     for setting in settings:
@@ -101,12 +102,12 @@ def _axis(setting: str) -> tuple[str, list[Param]]:
     if not equals or not name or not text:
         raise typer.BadParameter(f"--set takes PARAM=VALUES; got {setting!r}")
     values = [value for part in text.split(",") for value in _values(part)]
-    # Dictionaries take True for 1; params of one name are of one type.
+    # A dict treats True and 1 as one key, but params of one name are of one type.
     return name, list(dict.fromkeys(values))
 
 
 def _values(text: str) -> list[Param]:
-    """One value, or those from the first to the last, both included, of ``first:last:step``."""
+    """Parse one value, or a range ``first:last:step`` whose last value is included if the steps reach it."""
     if ":" not in text:
         return [setting_value(text)]
     try:

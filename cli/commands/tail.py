@@ -1,4 +1,4 @@
-"""``steptape tail``: the events of a run as they are written, until it ends."""
+"""``steptape tail``: prints the events of a run as they are written, until it ends."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ from ..options import JsonOption, RunArgument, StoreOption
 from ..output import say, shown
 from ..streams import complain, print_line
 
-#: Seconds between two looks at a run, at least.
+#: Minimum seconds between two reads of a run.
 _PAUSE_S: Final = 0.2
 
-#: Where a log begins.
+#: The cursor (attempt, ``seq``) before the first event of a log.
 _BEGINNING: Final = (0, -1)
 
-#: How runs end that did not come to their end.
+#: Statuses of runs that ended badly; ``tail`` exits with status 1 then.
 _BAD_ENDS: Final = ("failed", "crashed")
 
-#: Attributes of a decision that stand in its line in other words.
+#: Attributes of a decision that its line already shows in other words.
 _KNOWN_ATTRS: Final = ("controller", "operations", "values", "mode", "message", "error")
 
 
@@ -50,8 +50,8 @@ def tail(
 ) -> None:
     """Follow a run's events until it ends.
 
-    Ctrl-C ends it too. Exit status 1 when the run failed or crashed. With --json one event a line, as 'export' writes
-    them.
+    Ctrl-C stops it, too. Exit status 1 when the run failed or crashed. With --json, prints one event per line, as
+    'export' writes them.
     """
     unknown = sorted(set(kinds or ()) - KINDS)
     if unknown:
@@ -72,13 +72,13 @@ def tail(
 
 
 def followed(run: Run, *, rank: int, kinds: frozenset[str], lines: int) -> Iterator[Event]:
-    """The last events of a run, and those that come, until it ends. What a resume rolls back is among them.
+    """Yield the last events of a run, then new ones until it ends. Events that a resume rolls back are included.
 
     Args:
         run: The run.
-        rank: Whose events.
-        kinds: Of which kinds.
-        lines: How many of those that are there already.
+        rank: The rank whose events to yield.
+        kinds: The kinds of events to yield.
+        lines: How many of the existing events to begin with.
     """
     passed, is_first = _BEGINNING, True
     while True:
@@ -95,7 +95,7 @@ def followed(run: Run, *, rank: int, kinds: frozenset[str], lines: int) -> Itera
 
 
 def event_line(event: Event) -> str:
-    """An event in a line for people.
+    """Format an event as one line for people.
 
     >>> event_line(Event("step_end", step=12, metrics={"loss": 0.5}))
     'step 12  step_end  loss = 0.5'
@@ -110,7 +110,7 @@ def event_line(event: Event) -> str:
 
 
 def _outcome(event: Event) -> str:
-    """Describe the outcome of a rule, and the values that explain it."""
+    """Describe the outcome of a rule, with the values that explain it."""
     said = event.attrs
     name = shown(said.get("controller"))
     if event.kind != "decision":
@@ -122,7 +122,7 @@ def _outcome(event: Event) -> str:
 
 
 def _later(folder: Path, rank: int, passed: tuple[int, int]) -> tuple[Snapshot, list[Event]]:
-    """The run as of now, and its events after a place."""
+    """Return the current snapshot of a run, and its events after a cursor."""
     snapshot = read_snapshot(folder)
     later = after(of_rank(snapshot, rank), passed).events(rank)
     return snapshot, [event for event in later if (event.attempt, event.seq) > passed]

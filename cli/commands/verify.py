@@ -1,4 +1,4 @@
-"""``steptape verify``: proof that what rules decided live is what their replay decides."""
+"""``steptape verify``: proves that rules decided live what their replay decides."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def verify(
 ) -> None:
     """Prove that recorded and replayed decisions agree.
 
-    Exit status 1 when they do not, 2 when a run cannot be opened.
+    Exit status 1 when they differ, 2 when a run cannot be opened.
     """
     if not runs and not every:
         raise typer.BadParameter("name a RUN, or give --store STORE --all")
