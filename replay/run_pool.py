@@ -71,7 +71,8 @@ class RunPool:
             return
         self._pool.shutdown(wait=error is None, cancel_futures=True)
         if error is not None:
-            # Interrupted or failed: the reads still in flight are useless.
+            # Interrupted or failed: the reads still in flight are useless. All workers end: one that is terminated
+            # while it holds the lock of the queue would leave the others waiting for it.
             for child in self._children:
                 child.terminate()
 
@@ -121,12 +122,14 @@ class RunPool:
             # Not forked: DuckDB, Arrow and polars have threads of their own, and a fork never releases the locks they
             # hold.
             context = multiprocessing.get_context("spawn")
-            before = frozenset(multiprocessing.active_children())
             self._pool = ProcessPoolExecutor(self._processes, mp_context=context, initializer=_ignore_interrupts)
-            future = self._pool.submit(_called, payload, one)
-            self._children = frozenset(multiprocessing.active_children()) - before
-            return future
-        return self._pool.submit(_called, payload, one)
+        if len(self._children) == self._processes:
+            return self._pool.submit(_called, payload, one)
+        # The pool starts a worker with a call, when no other one is idle.
+        before = frozenset(multiprocessing.active_children())
+        future = self._pool.submit(_called, payload, one)
+        self._children |= frozenset(multiprocessing.active_children()) - before
+        return future
 
 
 @contextmanager

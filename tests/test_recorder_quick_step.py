@@ -339,6 +339,7 @@ def test_threads_that_record_at_once_lose_and_double_nothing(tmp_path: Path) -> 
 
 
 def test_a_mapping_that_changes_in_the_middle_of_a_step_is_recorded_as_it_is_then(tmp_path: Path) -> None:
+    """Another thread may fill it; the step neither fails nor loses a value."""
     metrics = {"loss": 1.0}
 
     def in_the_middle(_: object, event: str, called: object) -> None:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import math
+import multiprocessing
 import operator
 import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from waiting import PATIENCE_S
+from waiting import PATIENCE_S, until
 
 from steptape import Policy, TelemetryError, backtest, open_store
 from steptape.replay.backtests.baselines import BASELINES
@@ -74,6 +76,16 @@ def test_a_failure_is_told_with_what_it_came_of(processes: int) -> None:
         list(readers.mapped(math.sqrt, [1, 4, -3, 9]))
 
     assert raised.value.__notes__ == ["This came of -3"]
+
+
+@pytest.mark.skipif(not can_share_work(), reason="processes cannot share work here: there is no /dev/shm")
+def test_a_failure_ends_all_processes() -> None:
+    """Those that sleep for ten minutes, too, and not the first one alone."""
+    before = set(multiprocessing.active_children())
+    with pytest.raises(ValueError, match="non-negative"), RunPool(2) as readers:
+        list(readers.mapped(time.sleep, [1, -1, 600, 600]))
+
+    until(lambda: set(multiprocessing.active_children()) <= before)
 
 
 @pytest.mark.skipif(not can_share_work(), reason="processes cannot share work here: there is no /dev/shm")

@@ -12,12 +12,12 @@ from typer.testing import CliRunner
 from steptape import Recorder, TelemetryError, backtest, open_run, sweep
 from steptape.cli.app import app
 from steptape.replay.reports.aggregation import aggregate
-from steptape.replay.run_pool import can_share_work
+from steptape.replay.run_pool import RunPool, can_share_work
 from steptape.replay.runs.objective import Mode, Objective
-from steptape.replay.sweeps.processes import Task, swept_in_processes, worthwhile_processes
+from steptape.replay.sweeps.processes import SweepTask, worthwhile_processes
 from steptape.replay.sweeps.schedule import schedule_of, schedules_of
 from steptape.replay.sweeps.stream import read_stream
-from steptape.replay.sweeps.task import SweptRun, sweep_stream
+from steptape.replay.sweeps.task import RunSweeper, SweptRun, sweep_stream
 from steptape.replay.sweeps.variants import variants_of
 from steptape.rules.errors import PolicyError
 from steptape.rules.policy_file.metrics import Metric
@@ -135,8 +135,9 @@ def test_a_stop_keeps_fewer_checkpoints_and_deploys_a_worse_value(tmp_path: Path
 def test_several_processes_find_what_one_does(runs: list[Run]) -> None:
     """In the order of the runs."""
     policy = parse_policy(POLICY)
-    task = Task(policy, AXES, OBJECTIVE, variants_of(policy, AXES))
-    alone, shared = (list(swept_in_processes(task, runs, processes)) for processes in (1, 2))
+    alone = map(RunSweeper(variants_of(policy, AXES), OBJECTIVE), runs)
+    with RunPool(2) as pool:
+        shared = list(pool.mapped(SweepTask(policy, AXES, OBJECTIVE), runs))
 
     for one, other in zip(alone, shared, strict=True):
         assert isinstance(one, SweptRun)
@@ -171,8 +172,8 @@ def test_a_registered_metric_is_known_here_and_refused_by_name_in_processes_of_t
     axes = {"spike": [2.0, 9.0]}
 
     assert sweep(policy, axes, runs, processes=2).totals["stopped"].tolist() == [2, 0]
-    with pytest.raises(PolicyError, match="LossOfASweep"):
-        list(swept_in_processes(Task(policy, axes, None, variants_of(policy, axes)), runs, 2))
+    with pytest.raises(PolicyError, match="LossOfASweep"), RunPool(2) as pool:
+        list(pool.mapped(SweepTask(policy, axes, None), runs))
 
 
 def test_variants_that_are_laid_out_in_lots_come_to_the_same(runs: list[Run]) -> None:

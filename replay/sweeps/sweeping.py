@@ -17,13 +17,13 @@ import numpy.typing as npt
 from ...rules.language.references import Param
 from ...rules.policy_file.policy import Policy
 from ...store.run import Run
-from ..run_pool import Progress
+from ..run_pool import Progress, RunPool
 from ..runs.objective import Objective
 from ..runs.results import Excluded
 from .outcomes import NO_STEP, Outcomes
-from .processes import Task, swept_in_processes, worthwhile_processes
+from .processes import SweepTask, worthwhile_processes
 from .stream import Floats
-from .task import SweptRun, guessed_from, reasons_of
+from .task import RunSweeper, SweptRun, guessed_from, reasons_of
 from .variants import Variant, variants_of
 
 if TYPE_CHECKING:
@@ -175,16 +175,16 @@ def sweep(
     swept: list[SweptRun] = []
     excluded: list[Excluded] = []
     reasons = reasons_of(variants)
-    task = Task(policy, axes, objective, variants)
-    for done, found in enumerate(swept_in_processes(task, chosen, processes), start=1):
-        if isinstance(found, Excluded):
-            excluded.append(found)
-        else:
-            swept.append(found)
-            if found.engine_reason:
-                reasons[found.run_id] = found.engine_reason
-        if on_progress is not None:
-            on_progress(Progress(done, len(chosen)))
+    work = RunSweeper(variants, objective) if processes == 1 else SweepTask(policy, axes, objective)
+    with RunPool(processes, on_progress) as pool:
+        pool.expect(len(chosen))
+        for found in pool.mapped(work, chosen):
+            if isinstance(found, Excluded):
+                excluded.append(found)
+            else:
+                swept.append(found)
+                if found.engine_reason:
+                    reasons[found.run_id] = found.engine_reason
     named = {name: tuple(values) for name, values in axes.items()}
     return Sweep(policy, named, objective, tuple(variants), tuple(swept), tuple(excluded), reasons)
 
