@@ -1,1 +1,1 @@
-"""HTTP and the pages over a store of runs. This room reads through the store only, and needs no torch."""
+"""Serves a store over HTTP: the API and the web pages. It reads runs through ``store`` only, and needs no torch."""

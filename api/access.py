@@ -1,6 +1,6 @@
-"""What requests are about: the store, and the run whose id or name stands in the path.
+"""Provides request dependencies: the store, and the run named by the id or name in the path.
 
-Where a run is sealed, its answers carry an ETag, and a client that has them already is told so before anything is read.
+Responses about sealed runs carry an ETag. A client that has the current response gets 304 before anything is read.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from ..store.run import Run
 from ..store.store import Store, open_store
 from .errors import NotModified
 
-#: Where a request's state holds the name of a run that has a slash in it.
+#: Key of the request state for a run's name that contains a slash.
 RUN_KEY: Final = "run_key"
 
 _Result = TypeVar("_Result")
 
-#: Part of every ETag: changes whenever answers about the same log do.
+#: Part of every ETag; change it whenever responses about the same log change.
 _ANSWERS: Final = "1"
 
 
@@ -40,31 +40,31 @@ OpenStore = Annotated[Store, Depends(_store)]
 
 @dataclass(frozen=True, slots=True)
 class RunAccess:
-    """A run of the store, as the catalog knows it: one that has settled is not looked at anew for each request."""
+    """A run of the store, read through the catalog: a run that has settled is not scanned again for each request."""
 
     store: Store
     folder: Path
 
     def entry(self) -> Entry:
-        """The run as of now."""
+        """Return the run's current catalog entry."""
         return self.store.catalog.entry(self.folder)
 
     def read(self, reader: Callable[[Snapshot], _Result]) -> _Result:
-        """What the reader makes of the run's files, which may be replaced meanwhile."""
+        """Apply the reader to the run's snapshot, and retry where its files are replaced meanwhile."""
         return retrying(lambda: reader(self.entry().snapshot))
 
     def open(self) -> Run:
-        """The run itself."""
+        """Return the run itself."""
         return Run(self.folder)
 
 
 def find_run(store: Store, key: str) -> RunAccess:
-    """The run of that id or name.
+    """Return the run of that id or name.
 
     Raises:
-        RunNotFound: None, or several of that name.
+        RunNotFound: No run has it, or several runs have that name.
     """
-    # The store compares the key with the folders and names it has; it never becomes a path unchecked.
+    # The store compares the key with its folders and names; an unchecked key never becomes a path.
     return RunAccess(store, store.run_folder(key))
 
 
@@ -85,10 +85,10 @@ RequestedRun = Annotated[RunAccess, Depends(_run)]
 
 
 def check_freshness(request: Request, runs: Iterable[RunAccess]) -> None:
-    """Note the ETag of the answer to come, where all runs are sealed.
+    """Set the ETag of the coming response, if all runs are sealed.
 
     Raises:
-        NotModified: The client has that answer.
+        NotModified: The client has that response.
     """
     if request.method not in ("GET", "HEAD"):
         return
@@ -108,7 +108,7 @@ def check_freshness(request: Request, runs: Iterable[RunAccess]) -> None:
 
 
 def file_stamp(path: Path) -> tuple[int, int]:
-    """When a file last changed, and its size in bytes; zeros for one that is not there."""
+    """Return a file's modification time in nanoseconds and its size in bytes; zeros if it is missing."""
     try:
         status = path.stat()
     except OSError:

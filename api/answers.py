@@ -1,4 +1,4 @@
-"""Answers in the form that a client asked for: a page of a list in; JSON, NDJSON, CSV, Arrow or Parquet out."""
+"""Renders a page of a list in the format that the client asked for: JSON, NDJSON, CSV, Arrow or Parquet."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from .errors import NotAcceptable
 
 JSON: Final = "application/json"
 
-#: What stands for itself in a path, beside letters and digits (RFC 3986), or stands for something else already.
+#: Characters besides letters and digits that stay unquoted in a path (RFC 3986); ``%`` is an escape already.
 _IN_PATHS: Final = "/%:@!$&'()*+,;=-._~"
 
 
 class Form(StrEnum):
-    """How an answer is written."""
+    """The format of a response."""
 
     JSON = "json"
     NDJSON = "ndjson"
@@ -41,7 +41,7 @@ MEDIA_TYPES: Final[Mapping[Form, str]] = {
     Form.PARQUET: "application/vnd.apache.parquet",
 }
 
-#: What the OpenAPI document says of an answer that comes in every form; its JSON is described by its model.
+#: OpenAPI description of a response in every format; its model describes the JSON.
 IN_EVERY_FORM: Final[dict[int | str, dict[str, Any]]] = {
     200: {
         "content": {
@@ -53,15 +53,15 @@ IN_EVERY_FORM: Final[dict[int | str, dict[str, Any]]] = {
 
 
 def form_of(request: Request, asked: Form | None) -> Form:
-    """The form that a request wants: what ``format`` says, or else the best that it accepts.
+    """Return the requested format: the ``format`` parameter, or else the best match of the Accept header.
 
     Raises:
-        NotAcceptable: It accepts none.
+        NotAcceptable: The client accepts no format.
     """
     if asked is not None:
         return asked
     ranges = list(_accepted(request.headers.get("accept") or "*/*"))
-    best = max(Form, key=lambda form: _quality(ranges, MEDIA_TYPES[form]))  # Of equals the first, which is JSON.
+    best = max(Form, key=lambda form: _quality(ranges, MEDIA_TYPES[form]))  # JSON is the first among equals.
     if _quality(ranges, MEDIA_TYPES[best]) <= 0:
         raise NotAcceptable(
             "none of the accepted types can be answered with",
@@ -74,13 +74,13 @@ def form_of(request: Request, asked: Form | None) -> Form:
 def page_answer(
     request: Request, page: Any, asked: Form | None, rows: Iterable[Mapping[str, Any]] | None = None
 ) -> Response:
-    """A page of a list, in the form that the request wants.
+    """Render a page of a list in the requested format.
 
     Args:
-        request: What was asked.
+        request: The request to answer.
         page: A model with ``items`` and ``next``.
-        asked: What ``format`` says.
-        rows: Rows of the table that forms other than JSON hold; the items unless given.
+        asked: The ``format`` parameter.
+        rows: Table rows for formats other than JSON; by default the items.
     """
     form = form_of(request, asked)
     headers = {} if page.next is None else {"Link": f'<{_next_url(request, page.next)}>; rel="next"'}
@@ -97,13 +97,13 @@ def page_answer(
 
 
 def table_bytes(table: Any, form: Form) -> bytes:
-    """An Arrow table as CSV, Arrow stream or Parquet."""
+    """Encode an Arrow table as CSV, Arrow stream or Parquet."""
     writers = {Form.CSV: to_csv, Form.ARROW: to_arrow_stream, Form.PARQUET: to_parquet}
     return writers[form](table)
 
 
 def answer(request: Request, body: bytes, media_type: str, headers: Mapping[str, str] | None = None) -> Response:
-    """An answer with what the request's state says of how long it holds."""
+    """Return a response with caching headers, and the ETag from the request's state."""
     more = {"Vary": "Accept", "Cache-Control": "no-cache", **(headers or {})}
     etag = getattr(request.state, "etag", None)
     if etag is not None:
@@ -112,12 +112,12 @@ def answer(request: Request, body: bytes, media_type: str, headers: Mapping[str,
 
 
 def model_answer(request: Request, model: BaseModel) -> Response:
-    """A single thing, as JSON."""
+    """Return a single model as JSON."""
     return answer(request, model.model_dump_json().encode(), JSON)
 
 
 def columns_of(model: type[BaseModel]) -> dict[str, ColumnType]:
-    """The columns of a table whose rows are such models."""
+    """Return the columns of a table with such models as rows."""
     return {name: _column_type(field.annotation) for name, field in model.model_fields.items()}
 
 
@@ -131,13 +131,13 @@ def _column_type(annotation: Any) -> ColumnType:
 
 
 def _next_url(request: Request, cursor: str) -> str:
-    # The path as it was sent: decoded, a run's name may hold what no header or no path can.
+    # The raw path: a decoded run name may hold characters that no header or path can.
     path = quote(request.scope["raw_path"], safe=_IN_PATHS)
     return f"{path}?{request.url.include_query_params(cursor=cursor).query}"
 
 
 def _accepted(header: str) -> Iterable[tuple[str, float]]:
-    """The media ranges of an Accept header, with their weights."""
+    """Yield the media ranges of an Accept header, with their weights."""
     for part in header.split(","):
         name, *parameters = (piece.strip().lower() for piece in part.split(";"))
         weight = next((text[2:] for text in parameters if text.startswith("q=")), "1")
@@ -148,7 +148,7 @@ def _accepted(header: str) -> Iterable[tuple[str, float]]:
 
 
 def _quality(ranges: Iterable[tuple[str, float]], media_type: str) -> float:
-    """How much a media type is wanted, by the closest range that it is in."""
+    """Return the weight of a media type, from the most specific range that matches it."""
     group = media_type.partition("/")[0]
     closeness = {media_type: 3, f"{group}/*": 2, "*/*": 1}
     fitting = [(closeness[name], weight) for name, weight in ranges if name in closeness]

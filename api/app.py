@@ -1,4 +1,4 @@
-"""The application: endpoints under their paths, errors as problem details, and the document that describes both."""
+"""Builds the FastAPI application: endpoints, middleware, errors as problem details, and the OpenAPI document."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ from .workers.job_queue import JobQueue
 from .workers.query_workers import QueryWorkers
 from .workers.rule_processes import RuleProcesses
 
-#: Version of the API, not of steptape; it changes when a client would have to.
+#: Version of the API, not of steptape; it changes with every change that breaks a client.
 API_VERSION: Final = "1"
 PREFIX: Final = "/api/v1"
 
@@ -68,14 +68,14 @@ def create_app(
     policies_path: str | Path | None = None,
     limits: Limits = DEFAULT_LIMITS,
 ) -> FastAPI:
-    """The HTTP application over a store. It reads; all that it writes are annotations.
+    """Build the HTTP application over a store. It only reads runs; annotations are all that it writes.
 
     Args:
         store_path: A folder of runs.
-        tokens: Those that are known; None where everybody who reaches the server may do everything.
-        allowed_hosts: Names by which the server is called, beside those of this machine itself.
-        policies_path: A folder of rule files that can be asked about by name, beside the shipped ones.
-        limits: What requests may cost.
+        tokens: The known tokens; None lets every client that reaches the server do everything.
+        allowed_hosts: Names of the server, in addition to those of this machine.
+        policies_path: A folder of rule files that clients can name, in addition to the shipped ones.
+        limits: Limits on the cost of requests.
 
     Raises:
         StoreNotFound: There is no such folder.
@@ -89,7 +89,7 @@ def create_app(
         summary="The recorded training runs of one store",
         version=API_VERSION,
         openapi_url=f"{PREFIX}/openapi.json",
-        # The pages that FastAPI brings load scripts from another host.
+        # FastAPI's documentation pages load scripts from another host.
         docs_url=None,
         redoc_url=None,
         redirect_slashes=False,
@@ -108,7 +108,7 @@ def create_app(
 
 
 def _set_up_work(state: State, limits: Limits) -> None:
-    """Set up what endpoints share: limits, queues, and the processes and threads that work for them."""
+    """Create what the endpoints share: limits, queues, worker processes and thread limits."""
     state.limits = limits
     state.is_warm = False
     state.streams = FollowerSlots(limits.streams)
@@ -116,12 +116,12 @@ def _set_up_work(state: State, limits: Limits) -> None:
     state.jobs = JobQueue(limits)
     state.rule_processes = RuleProcesses(limits)
     state.query_workers = QueryWorkers(state.store_path, limits)
-    # Threads of their own: however many queries wait, other requests do not.
+    # Separate threads: waiting queries never block other requests.
     state.query_threads = CapacityLimiter(limits.query_workers + limits.queries_waiting + 1)
 
 
 def _add_middleware(app: FastAPI, hosts: Collection[str]) -> None:
-    """Add what every request passes; the last one added is asked first."""
+    """Add the middleware; the last one added handles a request first."""
     app.add_middleware(SlashedNameMiddleware)
     app.add_middleware(HeadMiddleware)
     app.add_middleware(BodyLimitMiddleware, limits=app.state.limits)
@@ -140,15 +140,15 @@ def _add_endpoints(app: FastAPI) -> None:
 
 @asynccontextmanager
 async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
-    """Read the runs beside the first requests, and end all processes with the server."""
+    """Read the runs in the background while the first requests are served; stop all processes with the server."""
 
     def warm() -> None:
-        # What is read now stays: looking through it for garbage, again and again as it grows, is lost time.
+        # These objects stay: repeated garbage collection over the growing heap would waste time.
         gc.disable()
         try:
             open_store(app.state.store_path).recent()
         except (StoreNotFound, OSError):
-            return  # Requests say so.
+            return  # Requests report it.
         finally:
             gc.freeze()
             gc.enable()
@@ -164,7 +164,7 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
 
 class _Application(FastAPI):
     def openapi(self) -> dict[str, Any]:
-        """The OpenAPI document. FastAPI would say that problems come as plain JSON; they have a type of their own."""
+        """Return the OpenAPI document with the right media type for problems: FastAPI declares them as plain JSON."""
         if self.openapi_schema is None:
             for name, path in super().openapi()["paths"].items():
                 for method, operation in path.items():

@@ -1,4 +1,4 @@
-"""What requests can get wrong, beyond what the store says of its runs."""
+"""Defines the errors of HTTP requests, beyond those that the store raises."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from ..store.errors import TelemetryError
 
 
 class InvalidCursor(TelemetryError):
-    """A cursor that no page of this query gave out."""
+    """A cursor that no page of this query returned."""
 
 
 class InvalidRequest(TelemetryError):
-    """A request that is well formed and asks for what cannot be."""
+    """A well-formed request that asks for the impossible."""
 
 
 class MetricNotFound(TelemetryError):
@@ -26,27 +26,27 @@ class PolicyNotFound(TelemetryError):
 
 
 class JobNotFound(TelemetryError):
-    """No job of that id, or none any more."""
+    """No job has that id, or the job is no longer kept."""
 
 
 class JobNotDone(TelemetryError):
-    """The job has no result (yet)."""
+    """The job has no result, or none yet."""
 
 
 class NotYours(TelemetryError):
-    """Somebody else's job."""
+    """The job belongs to another token."""
 
 
 class NotAcceptable(TelemetryError):
-    """The client accepts no form that there is."""
+    """The client accepts none of the available formats."""
 
 
 class Busy(TelemetryError):
-    """As many as there may be are at it already."""
+    """All places are taken."""
 
 
 class NotModified(Exception):
-    """The client has what it asks for."""
+    """The client already has the response."""
 
     def __init__(self, etag: str) -> None:
         super().__init__(etag)

@@ -1,4 +1,4 @@
-"""What one request, and all of them together, may cost."""
+"""Defines the limits on the cost of one request, and of all requests together."""
 
 from __future__ import annotations
 
@@ -9,26 +9,26 @@ from ..store.sql.bounded_query import QueryLimits
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Bounds on everything that a client can ask for.
+    """Limits on everything that a client can ask for.
 
     Attributes:
-        body_bytes: Of a request's body, whether its length is declared or not.
-        body_s: Until a body has to be there.
-        send_s: Until a piece of an answer has to be taken.
-        query: What one statement of SQL may cost.
-        query_workers: Statements that run at a time, each in a process of its own; and trials of rules, likewise.
-        query_worker_bytes: What such a process may hold; beyond it, it fails or dies, and is replaced.
-        queries_waiting: Statements that wait for their turn, and trials of rules; further ones are refused.
-        rules_s: Until a trial of rules is ended: a check, or a file of tests.
-        jobs_waiting: Jobs that wait for their turn; further ones are refused.
-        jobs_kept: Finished jobs that are remembered, with their results.
-        job_s: Until a job is ended.
-        job_bytes: What its process may hold; beyond it, the job fails.
-        job_result_bytes: Of a job's result, and of what a trial of rules comes to.
-        series_values: Values of all series of one answer.
-        streams: Live tails at a time.
-        heartbeat_s: Between two signs of life in a live tail.
-        wait_s: What a long poll may wait.
+        body_bytes: Largest request body, whether or not its length is declared.
+        body_s: Timeout for receiving a body, in seconds.
+        send_s: Timeout for a client to accept a piece of a response, in seconds.
+        query: Limits of one SQL statement.
+        query_workers: Most SQL statements at a time, each in its own process; also, separately, most rule trials.
+        query_worker_bytes: Memory of such a process; beyond it, it fails or dies, and is replaced.
+        queries_waiting: Most waiting statements, and most waiting rule trials; further ones are refused.
+        rules_s: Timeout of a rule trial (a check, or a test file), in seconds.
+        jobs_waiting: Most waiting jobs; further ones are refused.
+        jobs_kept: Number of finished jobs that are kept, with their results.
+        job_s: Timeout of a job, in seconds.
+        job_bytes: Memory of a job's process; beyond it, the job fails.
+        job_result_bytes: Largest result of a job or a rule trial.
+        series_values: Most values of all series in one response.
+        streams: Most live tails and long polls at a time.
+        heartbeat_s: Interval between heartbeats in a live tail, in seconds.
+        wait_s: Longest wait of a long poll, in seconds.
     """
 
     body_bytes: int = 1 << 20

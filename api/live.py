@@ -1,4 +1,4 @@
-"""Following a run that is being written: when its folder has changed, and how many may do so at a time."""
+"""Polls the folder of a run that is being written for changes, and limits the number of clients that follow one."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from starlette.concurrency import run_in_threadpool
 from ..store.polling import pause_after
 from .errors import Busy
 
-#: Seconds between two looks at a folder, at least.
+#: Shortest polling interval in seconds.
 _PAUSE_S: Final = 0.1
 
 
 class FollowerSlots:
-    """So many places for those who wait, and no more.
+    """A limited number of places; refuses instead of waiting when all are taken.
 
     Args:
-        count: How many.
+        count: The number of places.
     """
 
     def __init__(self, count: int) -> None:
@@ -35,7 +35,7 @@ class FollowerSlots:
         """Hold a place.
 
         Raises:
-            Busy: All are taken.
+            Busy: All places are taken.
         """
         if self.taken >= self._count:
             raise Busy(f"{self._count} clients are waiting already", fix="Ask again later")
@@ -49,19 +49,19 @@ class FollowerSlots:
 async def changes(
     folder: Path, *, until_s: float, is_over: Callable[[], Awaitable[bool]], beat_s: float | None = None
 ) -> AsyncIterator[bool]:
-    """Ends of pauses between changes of a run's folder.
+    """Poll a run's folder, and yield when it has changed.
 
     Args:
-        folder: The run's.
+        folder: The run's folder.
         until_s: When to end, by the monotonic clock.
-        is_over: Whether nobody waits any more.
-        beat_s: Also yield after so many seconds without a change.
+        is_over: Returns whether the client has gone.
+        beat_s: Also yield after this many seconds without a change.
 
     Yields:
-        True when the folder has changed since it was looked at last, False when only ``beat_s`` have passed. What the
-        caller does with it counts into the next pause.
+        True when the folder has changed since the last poll, False when only ``beat_s`` have passed. The caller's time
+            to handle it counts into the next pause.
     """
-    # What came between the caller's last look and this call is a change, too: nothing has been seen yet.
+    # A change between the caller's last look and this call counts, too: nothing has been seen yet.
     seen: tuple[tuple[str, int], ...] | None = None
     beaten_s = time.monotonic()
     pause_s = _PAUSE_S
@@ -80,7 +80,7 @@ async def changes(
 
 
 def _state_of(folder: Path) -> tuple[tuple[str, int], ...]:
-    """The names and sizes of a folder's files; empty when it is gone."""
+    """Return the names and sizes of a folder's files; empty when it is gone."""
     try:
         with os.scandir(folder) as entries:
             return tuple(sorted((entry.name, _size(entry)) for entry in entries))

@@ -1,6 +1,6 @@
-"""What responses look like: one model a shape, so that the OpenAPI document describes every one of them.
+"""Defines the models of responses, one per shape, so that the OpenAPI document describes all of them.
 
-Numbers that are not finite stand as the strings ``NaN``, ``Infinity`` and ``-Infinity``, as in the store's JSON lines.
+Non-finite numbers are the strings ``NaN``, ``Infinity`` and ``-Infinity``, as in the store's JSON lines.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Number = Annotated[
 ]
 
 
-#: Where the next page of a list begins.
+#: Cursor of the next page of a list.
 Next = Annotated[
     str | None,
     Field(
@@ -33,28 +33,28 @@ class Model(BaseModel):
 
 
 class Page(Model):
-    """A part of a list."""
+    """One page of a list."""
 
     next: Next
 
     @classmethod
     def row_model(cls) -> type[BaseModel]:
-        """What the rows of a table hold, in forms other than JSON: the items, unless the page says otherwise."""
+        """Return the model of a table row, for formats other than JSON: the items, unless the page overrides it."""
         model: type[BaseModel] = get_args(cls.model_fields["items"].annotation)[0]
         return model
 
 
 class Health(Model):
-    """The server answers, and reaches its store."""
+    """The server is up and reaches its store."""
 
     status: Literal["ok"] = "ok"
 
 
 class ParameterError(Model):
-    """One thing that is wrong with a request."""
+    """One error in a request."""
 
     where: str
-    """Place and name of the parameter, such as `query.limit`."""
+    """Location and name of the parameter, such as `query.limit`."""
     what: str
     got: str | None = None
 
@@ -63,21 +63,21 @@ class Problem(Model):
     """Problem details (RFC 9457)."""
 
     type: str
-    """A URI that names the sort of problem; it says the same as `code`."""
+    """URI of the problem type; equivalent to `code`."""
     title: str
     status: int
     detail: str
-    """What is wrong this time."""
+    """What is wrong in this case."""
     code: str
-    """The sort of problem, for programs. Stable."""
+    """Stable code of the problem type, for programs."""
     hint: str | None = None
-    """How to go on."""
+    """How to fix the request."""
     errors: list[ParameterError] | None = None
-    """Every parameter that was refused, where parameters were."""
+    """Every refused parameter, if any were refused."""
 
 
 class RunFacts(Model):
-    """What lists of runs and the run's own page share."""
+    """The fields that lists of runs and a single run share."""
 
     run_id: str
     name: str
@@ -88,21 +88,21 @@ class RunFacts(Model):
     started: datetime
     """UTC, ISO 8601."""
     ended: datetime | None
-    """UTC, ISO 8601; null while the run goes on, or when it crashed."""
+    """UTC, ISO 8601; null while the run is live, or if it crashed."""
     duration_s: Number
     steps: int
-    """Optimizer updates finished; those that a resume rolled back do not count."""
+    """Optimizer updates finished, without those that a resume rolled back."""
     planned_steps: int | None
-    """Updates that the loop declared; null when it did not."""
+    """Updates that the training loop declared; null if it declared none."""
     policy_digest: str | None
     """Digest of the rule file in force at the end."""
 
 
 class RunRow(RunFacts):
-    """A run in one row."""
+    """A run in a list."""
 
     attempts: int
-    """Process lives of the run."""
+    """Number of attempts: process lifetimes of the run."""
 
 
 class RunProblem(Model):
@@ -120,11 +120,11 @@ class RunPage(Page):
 
     items: list[RunRow]
     problems: list[RunProblem]
-    """Runs of this store that cannot be read, whatever the filters; they are in no page."""
+    """Runs of this store that cannot be read, independent of the filters. No page lists them as items."""
 
 
 class PlanItem(Model):
-    """The length that a loop declared; null where it did not say."""
+    """The length of training that the loop declared; null where it declared none."""
 
     total_steps: int | None
     total_epochs: int | None
@@ -132,18 +132,18 @@ class PlanItem(Model):
 
 
 class PolicyItem(Model):
-    """The rule file that an attempt ran under, as it was."""
+    """The rule file of an attempt, as it was at the time."""
 
     digest: str
     source: str
     text: str
     params: dict[str, Any]
     semantics_version: int
-    """Version of the rule engine's semantics; another one may decide differently."""
+    """Version of the rule engine's semantics; another version may decide differently."""
 
 
 class AttemptItem(Model):
-    """One process life of a run."""
+    """One attempt of a run: the lifetime of one process."""
 
     attempt: int
     status: str
@@ -151,19 +151,19 @@ class AttemptItem(Model):
     """Nanoseconds since 1970 (UTC)."""
     ended_ns: int | None
     steps: int | None
-    """Optimizer updates finished at its end; null while open or after a crash."""
+    """Optimizer updates finished at its end; null while it is running or after a crash."""
     plan: PlanItem
     policy: PolicyItem | None
     environment: dict[str, Any]
     failure: dict[str, str] | None
-    """Type and message of the exception that ended it, if one did."""
+    """Type and message of the exception that ended it, if any."""
     parent: int | None
-    """The attempt that it goes on from; null when it began from nothing."""
+    """The attempt that it continues; null if it started from scratch."""
     parent_seq: int | None
-    """`seq` in the parent of the checkpoint that it was resumed from, that event included; null when only a step is
-    known. What the parent recorded after it was rolled back."""
+    """`seq` of the parent's checkpoint event that it resumed from, which still counts; null when only a step is known.
+    Later events of the parent were rolled back."""
     from_step: int | None
-    """The step that it went on from."""
+    """The step that it resumed from."""
 
 
 class MetricItem(Model):
@@ -171,48 +171,49 @@ class MetricItem(Model):
 
     name: str
     kinds: list[str]
-    """Kinds of the events that carry it."""
+    """Kinds of the events that carry the metric."""
     count: int
-    """Its values in the log, all kinds, ranks and attempts together."""
+    """Number of its values in the log, over all kinds, ranks and attempts."""
 
 
 class RunDetail(RunFacts):
-    """All that is known of a run beside its events."""
+    """Everything known about a run except its events."""
 
     config: dict[str, Any]
     attempts: list[AttemptItem]
     metrics: list[MetricItem]
     """In order of first appearance."""
     events: dict[str, int]
-    """Events of each kind, all ranks and attempts together, what resumes rolled back included."""
+    """Number of events of each kind, over all ranks and attempts, including those that resumes rolled back."""
     ranks: list[int]
 
 
 class SeriesItem(Model):
-    """The values of one metric in the events of one kind of one run, in event order. All lists are of one length."""
+    """The values of one metric in one run's events of one kind, in event order. All lists have the same length."""
 
     run_id: str
     metric: str
     kind: str | None
     """Kind of the events; null when no event of this rank carries the metric."""
     n_raw: int
-    """Values within `from` and `to`, before downsampling."""
+    """Number of values within `from` and `to`, before downsampling."""
     sampled: bool
-    """Whether values were left out. First, last, smallest, largest, NaN and infinite ones never all are."""
+    """Whether values were left out. The first, last, smallest and largest value always stay, and a NaN or infinity if
+    any."""
     attempt: list[int]
     step: list[int]
     epoch: list[Number | None]
     elapsed_ns: list[int]
-    """Monotonic clock, from each attempt's own start."""
+    """Monotonic clock in nanoseconds, from the start of each attempt."""
     axis: str
-    """What `x` is."""
+    """The quantity in `x`."""
     x: list[Number]
-    """Where each value stands on the axis."""
+    """Position of each value on the axis."""
     value: list[Number]
 
 
 class SeriesRow(Model):
-    """One value of a series, in forms other than JSON."""
+    """One value of a series, in formats other than JSON."""
 
     run_id: str
     metric: str
@@ -226,17 +227,17 @@ class SeriesRow(Model):
 
 
 class SeriesPage(Page):
-    """Series, by runs and metrics in the order in which they were asked for."""
+    """Series, ordered by run and metric as requested."""
 
     items: list[SeriesItem]
 
     @classmethod
     def row_model(cls) -> type[BaseModel]:
-        """A row a value."""
+        """Return the model of one row per value."""
         return SeriesRow
 
     def rows(self) -> Iterator[dict[str, Any]]:
-        """A row a value."""
+        """Yield one row per value."""
         lists = ("attempt", "step", "epoch", "elapsed_ns", "x", "value")
         for item in self.items:
             of_all = {"run_id": item.run_id, "metric": item.metric, "kind": item.kind}
@@ -245,10 +246,10 @@ class SeriesPage(Page):
 
 
 class EventItem(Model):
-    """One event, as in the JSON lines that `steptape export` writes, and whether it still counts."""
+    """One event, as in the JSON lines of `steptape export`, and whether it was rolled back."""
 
     event: str
-    """Its kind."""
+    """Kind of the event."""
     step: int
     epoch: Number | None
     attempt: int
@@ -262,7 +263,7 @@ class EventItem(Model):
     metrics: dict[str, Number]
     attrs: dict[str, Any]
     rolled_back: bool
-    """Whether a resume left it behind: it was recorded after the checkpoint that the run went on from."""
+    """Whether a resume discarded the event: it was recorded after the checkpoint where the run resumed."""
 
 
 class EventPage(Page):
@@ -277,16 +278,16 @@ class SampleItem(Model):
     attempt: int
     rank: int
     seq: int
-    """Of the event that it was recorded with."""
+    """`seq` of the event that recorded it."""
     step: int
     micro_step: int
     position: int
-    """Within the batch, from 0."""
+    """Position within the batch, from 0."""
     sample_id: str | None
     loss: Number
     tokens: int | None
     token_losses: list[Number] | None
-    """Loss of each token, where the sample was flagged."""
+    """Loss of each token, if the sample was flagged."""
 
 
 class SamplePage(Page):
@@ -296,7 +297,7 @@ class SamplePage(Page):
 
 
 class SpikingSample(Model):
-    """A sample that pushed the loss above normal."""
+    """A sample that raised the loss above normal."""
 
     step: int
     attempt: int
@@ -307,32 +308,32 @@ class SpikingSample(Model):
     typical: Number | None
     """Median of the finite losses before the spike."""
     excess: Number | None
-    """What the loss is above it."""
+    """Loss above `typical`."""
     share: Number
-    """Part of all excess around the spike, from 0 to 1."""
+    """Share of the total excess around the spike, from 0 to 1."""
     seen: int | None
-    """How often the sample was recorded before."""
+    """How many times the sample was recorded before."""
     earlier_loss: Number | None
-    """Mean of its finite losses then."""
+    """Mean of its finite losses in those earlier records."""
     tokens: int | None
 
 
 class SpikingSamplePage(Page):
-    """Samples, the hardest first."""
+    """Samples, hardest first."""
 
     items: list[SpikingSample]
 
 
 class DecisionItem(Model):
-    """A controller that fired while the run was live."""
+    """A decision of a controller while the run was live."""
 
     kind: Literal["decision"] = "decision"
     attempt: int
     rank: int
     seq: int
-    """Of the decision itself."""
+    """`seq` of the decision itself."""
     event_seq: int | None
-    """Of the event that made it fire; -1 when that was `init_end`, which precedes the log."""
+    """`seq` of the event that triggered it; -1 for `init_end`, which precedes the log."""
     step: int
     epoch: Number | None
     time_ns: int
@@ -341,17 +342,17 @@ class DecisionItem(Model):
     trigger: str | None
     operations: list[str]
     values: dict[str, Any]
-    """What the rule saw, by expression."""
+    """The values that the rule read, by expression."""
     mode: str
-    """`act`, or `shadow` for a decision whose operations were not carried out."""
+    """`act`, or `shadow` if its operations were not carried out."""
     severity: str | None
-    """`info`, `warning` or `critical`, where the controller declares one."""
+    """`info`, `warning` or `critical`, if the controller declares one."""
     message: str | None
-    """What the controller has to say, where it declares something."""
+    """The controller's message, if it declares one."""
 
 
 class RuleErrorItem(Model):
-    """A rule that could not be evaluated, recorded once a controller."""
+    """A rule that could not be evaluated, recorded once per controller."""
 
     kind: Literal["rule_error"] = "rule_error"
     attempt: int
@@ -372,4 +373,4 @@ class DecisionPage(Page):
 
     items: list[DecisionItem]
     rule_errors: list[RuleErrorItem]
-    """Those of the whole run, on every page."""
+    """The errors of the whole run, on every page."""

@@ -1,4 +1,4 @@
-"""``python -m steptape.api.openapi``: write the API's description into ``openapi.json`` beside this file."""
+"""Writes the OpenAPI document to ``openapi.json`` next to this file: ``python -m steptape.api.openapi``."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Final
 
 from .app import create_app
 
-#: The description as it was agreed upon; a test holds the application against it.
+#: The agreed OpenAPI document; a test compares the application with it.
 OPENAPI_FILE: Final = Path(__file__).with_name("openapi.json")
 
 
 def openapi_text() -> str:
-    """The description of the application as it is."""
+    """Return the application's current OpenAPI document."""
     with tempfile.TemporaryDirectory() as store:
         return json.dumps(create_app(store).openapi(), indent=1, sort_keys=True, ensure_ascii=False) + "\n"
 

@@ -1,7 +1,7 @@
-"""Cursors: where the next page of a list begins, as opaque text bound to the query that gave it out.
+"""Encodes the position of a list's next page as a cursor: opaque text, valid only for the query that returned it.
 
-A cursor names a position in the order of the list, never a count of rows. So everything that was there when the first
-page was read comes exactly once, however much is recorded meanwhile.
+A cursor names a position in the order of the list, never a row count. So every item that existed when the first page
+was read appears exactly once, however much is recorded meanwhile.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from .errors import InvalidCursor
 
 _Position = TypeVar("_Position")
 
-#: Stands in every cursor, so that a later form can tell the earlier ones.
+#: Part of every cursor, so that a later format can recognise earlier ones.
 _VERSION: Final = 1
 
 
 def to_cursor(query: object, position: Any) -> str:
-    """The cursor that asks for what follows a position.
+    """Return the cursor for the items after a position.
 
     Args:
-        query: What the list depends on besides the position, such as the run and the filters; its ``repr`` is stable.
+        query: Everything else that the list depends on, such as the run and the filters; its ``repr`` must be stable.
         position: JSON values.
     """
     document = json.dumps([_VERSION, _fingerprint(query), position], separators=(",", ":"))
@@ -33,10 +33,10 @@ def to_cursor(query: object, position: Any) -> str:
 
 
 def from_cursor(cursor: str, query: object, shape: TypeAdapter[_Position]) -> _Position:
-    """The position that a cursor names.
+    """Return the position that a cursor names.
 
     Raises:
-        InvalidCursor: It is none, or another query gave it out.
+        InvalidCursor: The text is no cursor, or belongs to another query.
     """
     try:
         padded = cursor + "=" * (-len(cursor) % 4)

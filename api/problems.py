@@ -1,4 +1,4 @@
-"""Errors as problem details (RFC 9457): every way in which a request can fail in, ``application/problem+json`` out."""
+"""Converts every error of a request to problem details (RFC 9457), ``application/problem+json``."""
 
 from __future__ import annotations
 
@@ -44,17 +44,17 @@ from .models import ParameterError, Problem
 
 MEDIA_TYPE: Final = "application/problem+json"
 
-#: Statuses that any request can end with; the OpenAPI document says so for each.
+#: Error statuses that the OpenAPI document lists for every request.
 STATUSES: Final = (400, 401, 403, 404, 406, 408, 409, 413, 415, 421, 422, 431, 500, 503)
 
-#: Said where a path below a run leads nowhere.
+#: Hint for an unknown path below a run.
 _SLASH_HINT: Final = "Of a run whose name has a slash in it, give the id, or the name with %2F in its place"
 
 _LOGGER: Final = logging.getLogger("steptape.api")
 
 
 class Sort(NamedTuple):
-    """A sort of problem: how HTTP, programs and people call it."""
+    """A problem type: its HTTP status, its code for programs and its title for people."""
 
     status: int
     code: str
@@ -89,32 +89,33 @@ _INTERNAL: Final = Sort(500, "internal-error", "Internal server error")
 
 
 def sort_of(error: TelemetryError) -> Sort:
-    """The sort of problem that an error is, by its nearest class."""
+    """Return the problem type of an error, by its nearest class."""
     return next(_SORTS[kind] for kind in type(error).__mro__ if kind in _SORTS)
 
 
 def detail_of(error: TelemetryError, store: Path) -> str:
-    """What the error says, less the hint, and with files named from the store on."""
+    """Return the error's message without its hint, with file paths relative to the store."""
     if isinstance(error, PolicyError):
-        return without_path(str(error), store)  # All its problems, a line each.
+        return without_path(str(error), store)  # All its problems, one per line.
     return without_path(str(TelemetryError(error.what, where=error.where, got=error.got)), store)
 
 
 def hint_of(error: TelemetryError, store: Path) -> str | None:
-    """What the error says can be done; None when it does not."""
+    """Return the error's hint; None when it has none."""
     return without_path(error.fix, store) or None
 
 
 def hint_at(path: str) -> str | None:
-    """What can be done at a path that leads nowhere; None where nothing is known."""
+    """Return a hint for an unknown path; None where there is none."""
     return _SLASH_HINT if "/runs/" in path else None
 
 
 def without_path(text: str, store: Path) -> str:
-    """The text without the store's absolute path, which is nobody's business but the server's.
+    """Remove the store's absolute path from a text: clients must not see it.
 
     >>> without_path("/data/runs/7f3a/run.json: cannot be read", Path("/data/runs"))
     '7f3a/run.json: cannot be read'
+
     """
     if store == Path(store.anchor):
         return text
@@ -122,7 +123,7 @@ def without_path(text: str, store: Path) -> str:
 
 
 def install_handlers(app: FastAPI) -> None:
-    """Make the application answer every error with problem details."""
+    """Register the handlers that answer every error with problem details."""
     app.add_exception_handler(TelemetryError, _on_telemetry_error)
     app.add_exception_handler(RequestValidationError, _on_invalid_parameters)
     app.add_exception_handler(HTTPException, on_http_exception)
@@ -131,12 +132,12 @@ def install_handlers(app: FastAPI) -> None:
 
 
 def internal_error() -> Response:
-    """The answer when something failed that nobody foresaw; it says nothing of what."""
+    """Return the response to an unexpected error; it reveals nothing about the cause."""
     return _response(_INTERNAL, "The server failed at this request; its log says how")
 
 
 def refusal(sort: Sort, detail: str, *, headers: Mapping[str, str] | None = None) -> Response:
-    """The answer to a request that is not let through to the application."""
+    """Return the response to a request that middleware refuses."""
     return _response(sort, detail, headers=headers)
 
 
@@ -158,7 +159,7 @@ async def _on_invalid_parameters(_: Request, error: Exception) -> Response:
 
 
 async def on_http_exception(request: Request, error: Exception) -> Response:
-    """The answer where no endpoint is, or none with the method."""
+    """Answer a path without an endpoint, or an endpoint without the method."""
     assert isinstance(error, HTTPException)
     phrase = HTTPStatus(error.status_code).phrase
     sort = Sort(error.status_code, phrase.lower().replace(" ", "-"), phrase)
@@ -170,7 +171,7 @@ async def on_http_exception(request: Request, error: Exception) -> Response:
 
 
 async def _on_vanished_file(request: Request, error: Exception) -> Response:
-    # The store has looked five times, and each time a file was sealed or merged away before it was read.
+    # The store has tried five times; each time a file was sealed or merged away before it was read.
     _LOGGER.warning("%s %s: %s", request.method, request.url.path, error)
     detail = "Files of the run were replaced while they were read"
     return _response(_CHANGING, detail, hint="Ask again", headers={"Retry-After": "1"})
@@ -206,6 +207,6 @@ def _response(
         hint=hint,
         errors=None if errors is None else list(errors),
     )
-    # What was sent may be shown, and half a surrogate pair in it is text to Python alone.
+    # The text may quote the request, and half a surrogate pair is valid in Python strings only.
     text = json.dumps(problem.model_dump(exclude_none=True), ensure_ascii=False, separators=(",", ":"))
     return Response(text.encode(errors="replace"), sort.status, headers, MEDIA_TYPE)

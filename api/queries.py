@@ -1,4 +1,4 @@
-"""What queries share: strict models of query parameters, and the parameters that several endpoints take."""
+"""Defines strict models of query parameters, and the parameters that several endpoints share."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from pydantic_core import PydanticCustomError
 from ..store.events import KINDS
 from .answers import Form
 
-#: Whole numbers that the log can hold; any other is refused before it meets Arrow or SQL.
+#: Integers that the log can hold; others are refused before they reach Arrow or SQL.
 Int32 = Annotated[int, Field(ge=0, le=2**31 - 1)]
 Int64 = Annotated[int, Field(ge=0, le=2**63 - 1)]
 
-#: A place in the log of one (attempt, rank); -1 is before its first event.
+#: A position in the log of one (attempt, rank); -1 is before its first event.
 Seq = Annotated[int, Field(ge=-1, le=2**63 - 1)]
 
 
@@ -31,22 +31,22 @@ Kind = Annotated[str, AfterValidator(_known_kind), Field(json_schema_extra={"enu
 
 
 class Query(BaseModel):
-    """Parameters behind the question mark. Unknown ones are refused: a misspelt filter would let all through."""
+    """Query parameters. Unknown ones are refused: a misspelt filter would match everything."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
 
 class FormedQuery(Query):
-    """Parameters of a list that comes in several forms."""
+    """Query parameters of a list with several response formats."""
 
     format: Form | None = None
-    """How the answer is written; what the Accept header says unless given."""
+    """Format of the response; by default the Accept header decides."""
 
 
 class PagedQuery(FormedQuery):
-    """Parameters of a list that comes in pages."""
+    """Query parameters of a list with pages."""
 
     limit: int = Field(default=1000, ge=1, le=10_000)
-    """Most items of a page."""
+    """Most items per page."""
     cursor: str | None = Field(default=None, max_length=1000)
-    """`next` of the page before."""
+    """`next` of the previous page."""

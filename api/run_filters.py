@@ -1,4 +1,4 @@
-"""Which runs a list shows, and in what order: ``field__op=`` parameters in, catalog entries out."""
+"""Filters and sorts the runs of a list by query parameters such as ``field__op=``."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _TEXTS: Final = ("run_id", "name", "group", "policy_digest")
 _NUMBERS: Final = ("duration_s", "steps", "planned_steps", "attempts")
 _TIMES: Final = ("started", "ended")
 
-#: What an operator makes of a run's value and the parameter's. A value that a run does not have fits none of these.
+#: Operators on the run's value and the parameter's. A missing value matches none of them.
 _OPERATORS: Final[Mapping[str, Callable[[Any, Any], bool]]] = {
     "eq": operator.eq,
     "ne": operator.ne,
@@ -44,7 +44,7 @@ _Finite = Annotated[float, Field(allow_inf_nan=False)]
 
 
 def _in_utc(moment: datetime) -> datetime:
-    """A time as runs have it: naive, in UTC. One that names no zone is taken to be one of these."""
+    """Convert a time to naive UTC, as runs have it; a time without a zone is already UTC."""
     try:
         return moment.astimezone(UTC).replace(tzinfo=None) if moment.tzinfo else moment
     except OverflowError:
@@ -67,7 +67,7 @@ _WORDS: Final = {
 
 
 def _parameters() -> dict[str, Any]:
-    """Fields for the model of the query: one for each field of a run and operator that makes sense together."""
+    """Build the fields of the query model: one for each run field and each operator that suits it."""
     found: dict[str, Any] = {}
     groups = (
         (_TEXTS, _OF_TEXTS, _Text),
@@ -84,28 +84,28 @@ def _parameters() -> dict[str, Any]:
 
 
 class _RunsQuery(FormedQuery):
-    """Which runs. All that is given has to hold."""
+    """Filters for runs. A run must match all of them."""
 
     status: Literal[STATUSES] | None = None  # type: ignore[valid-type]
     group: str | None = None
     tag: str | None = None
     """One of the run's tags."""
     name: str | None = None
-    """A part of the run's name, in any case."""
+    """Part of the run's name, case-insensitive."""
     sort: Sort = "-started"
-    """Field to sort by, behind a `-` from the greatest down. Runs that do not have it come last."""
+    """Field to sort by; a leading `-` sorts in descending order. Runs without the field come last."""
     limit: int = Field(default=100, ge=1, le=1000)
-    """Most items of a page."""
+    """Most items per page."""
     cursor: str | None = Field(default=None, max_length=1000)
-    """`next` of the page before."""
+    """`next` of the previous page."""
 
     def filters(self) -> tuple[tuple[str, str], ...]:
-        """What decides which runs are shown, as text that is the same for the same question."""
+        """Return filters and sort order as text that is equal for equal queries."""
         given = self.model_dump(exclude_none=True, exclude={"limit", "cursor", "format"}, mode="json")
         return tuple(sorted((name, str(value)) for name, value in given.items()))
 
     def conditions(self) -> list[Callable[[RunSummary], bool]]:
-        """What has to hold of a run."""
+        """Return the predicates that a run must satisfy."""
         found: list[Callable[[RunSummary], bool]] = []
         if self.status is not None:
             found.append(lambda run: run.status == self.status)
@@ -125,12 +125,12 @@ class _RunsQuery(FormedQuery):
 
 RunsQuery = create_model("RunsQuery", __base__=_RunsQuery, __doc__=_RunsQuery.__doc__, **_parameters())
 
-#: Where an entry stands in an order: whether it lacks the field, its value, its id.
+#: An entry's position in an order: whether it lacks the field, its value, its id.
 Position = tuple[bool, int | float | str, str]
 
 
 def admitted(entries: Iterable[Entry], query: _RunsQuery) -> list[Entry]:
-    """The entries that the query lets through."""
+    """Return the entries that match the query."""
     conditions = query.conditions()
     if not conditions:
         return list(entries)
@@ -138,7 +138,7 @@ def admitted(entries: Iterable[Entry], query: _RunsQuery) -> list[Entry]:
 
 
 def in_order(entries: list[Entry], sort: str) -> list[Entry]:
-    """The entries in the order that ``sort`` says; they come the newest first."""
+    """Sort the entries as ``sort`` says; they arrive newest first."""
     if sort == "-started":
         return entries
     field = sort.removeprefix("-")
@@ -149,7 +149,7 @@ def in_order(entries: list[Entry], sort: str) -> list[Entry]:
 
 
 def position_of(entry: Entry, sort: str) -> Position:
-    """Where the entry stands."""
+    """Return the entry's position in an order."""
     value = getattr(entry.summary, sort.removeprefix("-"))
     if isinstance(value, datetime):
         value = value.isoformat(timespec="microseconds")
@@ -157,7 +157,7 @@ def position_of(entry: Entry, sort: str) -> Position:
 
 
 def after(entries: list[Entry], sort: str, last: Position) -> list[Entry]:
-    """The entries of an order that come after a position, whether or not the run that stood there is there still."""
+    """Return the entries after a position in an order, whether or not the run at that position still exists."""
 
     def follows(entry: Entry) -> bool:
         own = position_of(entry, sort)

@@ -1,4 +1,4 @@
-"""Serving a store, on this machine or with tokens to others, until told to stop."""
+"""Runs the HTTP server for a store until it is interrupted, on this machine or, with tokens, for others."""
 
 from __future__ import annotations
 
@@ -29,25 +29,25 @@ def serve(
     allowed_hosts: Sequence[str] = (),
     policies_path: str | Path | None = None,
 ) -> None:
-    """Serve a store over HTTP; returns when interrupted. The address goes to stderr, nothing to stdout.
+    """Serve a store over HTTP; return when interrupted. Writes the address to stderr, nothing to stdout.
 
     Args:
         store_path: A folder of runs.
-        host: The address to listen on. Others than this machine's own are refused where there are no tokens.
-        port: 0 takes any free one.
-        tokens_path: A file with a line ``token scope name`` for each token, that its owner alone can read. Without it,
+        host: The address to listen on. Without tokens, only loopback addresses are allowed.
+        port: The port; 0 takes any free one.
+        tokens_path: A file with a line ``token scope name`` for each token, readable by its owner alone. Without it,
             the environment variable ``STEPTAPE_TOKENS`` may hold such lines.
-        allowed_hosts: Names by which clients call the server, beside ``host`` and those of this machine itself.
-        policies_path: A folder of rule files that can be asked about by name.
+        allowed_hosts: Names that clients use for the server, in addition to ``host`` and those of this machine.
+        policies_path: A folder of rule files that clients can name.
 
     Raises:
         StoreNotFound: There is no such folder.
-        TelemetryError: Tokens are wrong or missing, or the port cannot be had.
+        TelemetryError: Tokens are wrong or missing, or the port is unavailable.
     """
     tokens = _tokens(tokens_path, host)
     with reading_ahead(Path(store_path)) as ahead:
-        # To load all this takes as long as to read ten thousand runs, which goes on meanwhile. It all stays: nothing of
-        # it is garbage to be looked for.
+        # These imports take as long as reading ten thousand runs, which happens meanwhile. Their objects all stay, so
+        # garbage collection would find nothing.
         with collection_paused():
             import uvicorn
 
@@ -65,10 +65,11 @@ def serve(
 
 
 def is_loopback(host: str) -> bool:
-    """Whether the host is this machine and can be reached from this machine alone.
+    """Whether the host is a loopback address, reachable from this machine alone.
 
     >>> is_loopback("::1"), is_loopback("0.0.0.0")
     (True, False)
+
     """
     try:
         return host == "localhost" or ipaddress.ip_address(host).is_loopback
@@ -77,7 +78,7 @@ def is_loopback(host: str) -> bool:
 
 
 def _tokens(path: str | Path | None, host: str) -> Tokens | None:
-    """The tokens of the file, or else of the environment; None where this machine alone is served without any."""
+    """Return the tokens of the file, or else of the environment; None for a loopback host without any."""
     if path is not None:
         return read_tokens(Path(path))
     lines = os.environ.get(TOKENS_VARIABLE)
@@ -103,7 +104,7 @@ def _announce(store_path: str | Path, host: str, listener: socket.socket) -> Non
 
 
 def _listening(host: str, port: int) -> socket.socket:
-    """A socket that listens already, so that the address can be told before the first request."""
+    """Open a socket that already listens, so that the address can be announced before the first request."""
     try:
         if not 0 <= port <= 65535:
             raise OSError("ports end at 65535")

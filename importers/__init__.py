@@ -1,4 +1,4 @@
-"""Past runs from other tools' logs: files in, runs of a store out.
+"""Imports past runs: reads the logs of other tools and writes them as runs of a store.
 
-Each reader knows one kind of source. Other packages add readers by the entry point group ``steptape.importers``.
+Each reader handles one kind of source. Other packages add readers through the entry point group ``steptape.importers``.
 """

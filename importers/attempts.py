@@ -1,4 +1,4 @@
-"""Finding resumes and restarts in a sequence of rows: a metric whose step goes backwards was logged by another life."""
+"""Detects resumes and restarts in a sequence of rows: a metric whose step goes backwards starts another attempt."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from typing import NamedTuple
 
 
 class Life(NamedTuple):
-    """Which run of its source a row belongs to, and which attempt of that run. Both count from 0."""
+    """The run and attempt that a row belongs to: indices of the source's run and of that run's attempt, both from 0."""
 
     run: int
     attempt: int
 
 
 class Lives:
-    """Says of each row of a source, in order, whose it is.
+    """Assigns each row of a source, in order, to a run and an attempt.
 
-    A row belongs to another life when a metric of it was logged before at a later step; that other metrics lag behind,
-    as evaluations may, says nothing. The new life is another run when it begins where the run began or before, else
-    the run's next attempt.
+    A row starts a new attempt when one of its metrics was logged before at a later step. Other metrics may lag behind,
+    as evaluations do, without starting one. Where the new attempt begins at or before the run's first step, it is
+    attempt 0 of another run instead.
     """
 
     def __init__(self) -> None:
@@ -27,11 +27,11 @@ class Lives:
         self._newest: dict[str, int] = {}
 
     def of(self, step: int, names: Iterable[str]) -> Life:
-        """The life of the next row.
+        """Return the run and attempt of the next row.
 
         Args:
-            step: Its step.
-            names: The metrics that it carries.
+            step: The row's step.
+            names: The metrics in the row.
         """
         names = tuple(names)
         newest = self._newest

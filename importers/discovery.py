@@ -1,4 +1,4 @@
-"""Finding what can be imported: paths in, sources out, each with the reader that knows it."""
+"""Finds the sources to import: maps files and folders to sources, each with the reader that recognises it."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from typing import Final
 from .errors import UnreadableSource
 from .source import Reader
 
-#: How much of a file is shown to readers.
+#: Bytes from the start of a file that readers see to recognise it.
 HEAD_BYTES: Final = 64 * 1024
 
-#: Names that say nothing of a run: the folder's is its name.
+#: File stems that do not identify a run; its name is the folder's instead.
 _PLAIN_NAMES: Final = frozenset(
     [
         "trainer_state",
@@ -38,13 +38,13 @@ _CHUNK_BYTES: Final = 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Files that make one source, and who reads them.
+    """The files that make up one source, and the reader for them.
 
     Attributes:
-        reader: Who.
+        reader: The reader of these files.
         path: The file, or the folder that the files belong to.
-        files: All of them, sorted by name.
-        name: What runs of it are called that have no name of their own.
+        files: All files, sorted by name.
+        name: Name for the source's runs that have none of their own.
     """
 
     reader: Reader
@@ -53,24 +53,24 @@ class Source:
     name: str
 
     def watched(self) -> list[Path]:
-        """The files, and those that are read along with them, as far as they are there."""
+        """Return the files and their existing companion files, sorted."""
         beside = {path for file in self.files for path in self.reader.beside(file) if path.is_file()}
         return sorted({*self.files, *beside})
 
     def identity(self, run: str) -> str:
-        """What stays the same of a run however often, and from wherever, it is imported: 10 hex digits.
+        """Return a stable id for a run, 10 hex digits: the same at every import, from any working directory.
 
         Args:
-            run: What tells it from the source's other runs.
+            run: Distinguishes the run from the source's other runs.
         """
         text = "\0".join((self.reader.kind, str(self.path.resolve()), run))
         return hashlib.sha256(text.encode(errors="surrogateescape")).hexdigest()[:10]
 
     def digest(self) -> str:
-        """SHA-256 over the names and contents of the files.
+        """Return the SHA-256 over the names and contents of the files.
 
         Raises:
-            UnreadableSource: One cannot be read.
+            UnreadableSource: A file cannot be read.
         """
         whole = hashlib.sha256()
         for path in self.watched():
@@ -81,12 +81,12 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class Discovery:
-    """What there is under some paths.
+    """The sources under some paths.
 
     Attributes:
-        sources: In the order of the paths.
-        problems: Paths that could not be looked at, or that nothing reads.
-        unknown: How many files of folders no reader knows.
+        sources: The sources, in the order of the paths.
+        problems: Paths that could not be examined, or that no reader reads.
+        unknown: Number of files in folders that no reader recognises.
     """
 
     sources: tuple[Source, ...]
@@ -95,12 +95,12 @@ class Discovery:
 
 
 def find_sources(paths: Sequence[Path], readers: Sequence[Reader]) -> Discovery:
-    """The sources under some files and folders.
+    """Find the sources under files and folders.
 
     Args:
-        paths: Files and folders. Of a folder everything in it that a reader recognises is taken.
-        readers: Who may read; of several the first that recognises a file. A single one is trusted with files that
-            are named themselves.
+        paths: Files and folders. A folder contributes every file in it that a reader recognises.
+        readers: The candidate readers; the first that recognises a file gets it. A single reader also gets files that
+            are named explicitly and that it does not recognise.
     """
     groups: dict[tuple[str, Path], list[Path]] = {}
     by_kind = {reader.kind: reader for reader in readers}
@@ -135,9 +135,9 @@ def find_sources(paths: Sequence[Path], readers: Sequence[Reader]) -> Discovery:
 
 
 def _files_of(root: Path) -> Iterator[Path]:
-    """The file itself, or all files below a folder, in order of names; hidden ones are left out.
+    """Yield the file itself, or all files below a folder in order of names, except hidden ones.
 
-    Of what W&B and MLflow keep beside a run's log (its output, its artifacts), nothing is a log of its own.
+    The subfolders of a W&B or MLflow run (its output, its artifacts) are skipped: none holds a log of its own.
     """
     if not root.is_dir():
         yield root
@@ -153,16 +153,16 @@ def _files_of(root: Path) -> Iterator[Path]:
 def _reader_of(
     path: Path, readers: Sequence[Reader], failures: dict[str, list[UnreadableSource]], *, is_named: bool
 ) -> Reader | None:
-    """Who reads a file; None when nobody does and nobody asked for this very file.
+    """Return the reader of a file; None for no regular file, or for an unrecognised one that was not named explicitly.
 
     Args:
         path: The file.
-        readers: Who may.
-        failures: Of readers that could not say whether they do, by kind; added to. The next ones are asked then.
-        is_named: Whether somebody asked for this very file.
+        readers: The candidate readers.
+        failures: Errors of readers that failed to decide, by kind; appended to. The next reader is tried then.
+        is_named: Whether the user named this very file.
 
     Raises:
-        UnreadableSource: It cannot be opened, is empty, or nobody reads it although it was named.
+        UnreadableSource: The file cannot be opened; or it was named, and is empty or unrecognised.
     """
     try:
         if not path.is_file():
@@ -189,7 +189,7 @@ def _reader_of(
 
 
 def _told_once(failures: Sequence[UnreadableSource]) -> UnreadableSource:
-    """The first failure of a reader, which fails alike on most files, and on how many others it failed too."""
+    """Merge one reader's failures into the first one plus a count: a reader fails alike on most files."""
     first, *others = failures
     if not others:
         return first
@@ -197,11 +197,11 @@ def _told_once(failures: Sequence[UnreadableSource]) -> UnreadableSource:
 
 
 def _name(place: Path, root: Path) -> str:
-    """The path of a source below the path that was named, without what says nothing."""
+    """Return the source's path below the root that the user named, without stems that identify nothing."""
     base = root if root.is_dir() else root.parent
     try:
         parts = list(place.relative_to(base).parts)
-    except ValueError:  # The source is the folder of a file that was named.
+    except ValueError:  # The source is the folder of a file named explicitly.
         parts = []
     if parts and place.is_file():
         stem = place.name.partition(".")[0] or place.name
@@ -223,11 +223,11 @@ def _content_digest(path: Path) -> bytes:
 
 
 def signature(source: Source) -> tuple[tuple[str, int, int], ...]:
-    """Names, sizes and times of a source's files: what changes when it grows."""
+    """Return path, size and modification time of each file of a source; they change when it grows."""
     entries = []
     try:
         watched = source.watched()
-    except UnreadableSource:  # It is told when the source is read.
+    except UnreadableSource:  # Reading the source reports it.
         watched = list(source.files)
     for path in watched:
         try:

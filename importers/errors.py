@@ -1,4 +1,4 @@
-"""The error that readers raise for a source."""
+"""Defines the error that readers raise for a source."""
 
 from __future__ import annotations
 
@@ -6,4 +6,4 @@ from ..store.errors import TelemetryError
 
 
 class UnreadableSource(TelemetryError):
-    """A file that is not what its kind says, or is cut short, or holds what an event cannot."""
+    """A file is not of its kind, is truncated, or holds values that an event cannot."""

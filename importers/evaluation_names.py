@@ -1,4 +1,4 @@
-"""Telling evaluations from training by the names that loggers give to values."""
+"""Separates evaluation metrics from training metrics by their names, and splits rows into events accordingly."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from typing import Final, TypeAlias
 
 from .source import Fact
 
-#: First words of the names of what was measured on held-out data: ``eval_loss``, ``val/acc``, ``test.bleu``.
+#: First words of names of metrics measured on held-out data: ``eval_loss``, ``val/acc``, ``test.bleu``.
 EVALUATION_WORDS: Final = frozenset(
     ("eval", "evaluation", "evals", "val", "valid", "validation", "test", "testing", "dev", "heldout", "holdout")
 )
 
-#: Names that say where a row stands. Alone they are no news of the training, and beside an evaluation a part of it.
+#: Names of a row's position. Alone they say nothing about the training; in an evaluation row they are part of it.
 PLACE_NAMES: Final = frozenset(("epoch", "train/epoch", "global_step", "train/global_step", "trainer/global_step"))
 
-#: Lightning's placeholder, and what evaluations and summaries of whole runs are called elsewhere.
+#: Names that alone make a row a ``log`` and no ``step_end``: Lightning's placeholder.
 NO_STEP_NAMES: Final = frozenset(("hp_metric",))
 
 _FIRST_WORD: Final = re.compile(r"[^/_.\-\s]+")
 
-#: An event's kind, and which of a row's names it carries.
+#: An event's kind, and the names of the row's metrics that it carries.
 _Parts: TypeAlias = tuple[tuple[str, tuple[str, ...]], ...]
 
 
@@ -31,6 +31,7 @@ def is_evaluation(name: str) -> bool:
 
     >>> [is_evaluation(name) for name in ("val_loss", "eval/acc", "valid", "value_loss", "train/val")]
     [True, True, True, False, False]
+
     """
     word = _FIRST_WORD.search(name)
     return word is not None and word[0].casefold() in EVALUATION_WORDS
@@ -38,7 +39,7 @@ def is_evaluation(name: str) -> bool:
 
 @functools.lru_cache(maxsize=1024)
 def parts_of(names: tuple[str, ...]) -> _Parts:
-    """The events that a row of these names becomes: what an update left, and what an evaluation found.
+    """Return the events for a row of these names: training metrics as ``step_end``, evaluation metrics as ``evaluate``.
 
     >>> parts_of(("loss", "val_loss"))
     (('step_end', ('loss',)), ('evaluate', ('val_loss',)))
@@ -58,7 +59,7 @@ def parts_of(names: tuple[str, ...]) -> _Parts:
 
 
 def split_row(metrics: Mapping[str, float]) -> Iterator[tuple[str, Mapping[str, float]]]:
-    """The kinds of the events that a row becomes, each with its share of the values; nothing for an empty row."""
+    """Yield the kind and the metrics of each event that a row becomes; nothing for an empty row."""
     if not metrics:
         return
     parts = parts_of(tuple(metrics))
@@ -70,13 +71,14 @@ def split_row(metrics: Mapping[str, float]) -> Iterator[tuple[str, Mapping[str, 
 
 
 def with_names(facts: Iterator[Fact], renamed: Mapping[str, str]) -> Iterator[Fact]:
-    """The facts with metrics called otherwise; a value keeps its name where its event has the other one already.
+    """Rename the metrics of facts.
 
-    So it does where two of an event would get one name: the first has it.
+    A metric keeps its old name where its event already has the new one. Where two metrics of an event would get one
+    name, the first gets it.
 
     Args:
-        facts: Of a run.
-        renamed: New names by old ones.
+        facts: Facts of one run.
+        renamed: New names by old names.
     """
     if not renamed:
         yield from facts

@@ -1,6 +1,7 @@
-"""Readers of other packages, whose every failure is told as what is wrong with a source: the import goes on behind it.
+"""Wraps a reader from another package so that any failure in it is reported as a problem of the source.
 
-What ours cannot read they say themselves, and a bug of ours should be seen as one; of a stranger's we know neither.
+The import then continues with the next source. Built-in readers raise their own errors for bad input, and a bug in one
+must surface as a bug. For a foreign reader the two cannot be distinguished.
 """
 
 from __future__ import annotations
@@ -20,10 +21,10 @@ from .source import Fact, ImportedRun, Reader, ReadOptions
 
 
 class ForeignReader:
-    """A reader around another package's.
+    """Wrapper around a reader from another package.
 
     Args:
-        reader: That one.
+        reader: The foreign reader.
     """
 
     def __init__(self, reader: Reader) -> None:
@@ -41,7 +42,7 @@ class ForeignReader:
             return bool(self._reader.recognises(path, head))
 
     def source_of(self, path: Path) -> Path:
-        """What a recognised file is a part of.
+        """Return the source that a recognised file belongs to.
 
         Raises:
             UnreadableSource: The reader failed.
@@ -50,7 +51,7 @@ class ForeignReader:
             return Path(self._reader.source_of(path))
 
     def beside(self, path: Path) -> Iterable[Path]:
-        """Files that are read along with a recognised one.
+        """Return the companion files of a recognised file.
 
         Raises:
             UnreadableSource: The reader failed.
@@ -59,11 +60,11 @@ class ForeignReader:
             return [Path(beside) for beside in self._reader.beside(path)]
 
     def read(self, files: Sequence[Path], options: ReadOptions) -> Iterator[ImportedRun]:
-        """The runs of one source.
+        """Yield the runs of one source.
 
         Raises:
-            UnreadableSource: The reader failed, or gave what is no run.
-            TelemetryError: What the reader says.
+            UnreadableSource: The reader failed, or yielded something that is not a run.
+            TelemetryError: Raised by the reader itself.
         """
         with self._failure_told(files[0]):
             for run in self._reader.read(files, options):
@@ -80,7 +81,7 @@ class ForeignReader:
             yield
         except TelemetryError:
             raise
-        except (Exception, SystemExit) as error:  # It may do anything.
+        except (Exception, SystemExit) as error:  # Foreign code may raise anything.
             frames = traceback.extract_tb(error.__traceback__)
             at = f"{Path(frames[-1].filename).name}:{frames[-1].lineno}"
             what = f"the reader {self.kind!r} failed ({error!r} in {at})"
@@ -88,11 +89,11 @@ class ForeignReader:
 
 
 def _checked(run: ImportedRun) -> ImportedRun:
-    """A run whose description ``run.json`` can hold.
+    """Validate a run and convert its fields to what ``run.json`` can hold.
 
     Raises:
-        TypeError: It is no run, or a part of its description is not what it must be.
-        ValueError: It ended in no way that there is.
+        TypeError: It is not a run, or one of its fields has the wrong type.
+        ValueError: Its status is unknown.
     """
     if not isinstance(run, ImportedRun):
         raise TypeError(f"{type(run).__name__} is no ImportedRun")
@@ -112,10 +113,10 @@ def _checked(run: ImportedRun) -> ImportedRun:
 
 
 def _taken(fact: Fact) -> Fact:
-    """The fact with every field of the type that it is to have.
+    """Return the fact with every field converted to its type.
 
     Raises:
-        TypeError, ValueError: It is no fact, or a field of it is something else.
+        TypeError, ValueError: It is not a fact, or a field cannot be converted.
     """
     kind, step, metrics, epoch, time_ns, elapsed_ns, attrs, attempt = fact
     return Fact(

@@ -1,4 +1,4 @@
-"""What a source has that its run has not: stored events and the source's facts in, new facts out."""
+"""Compares a source with its stored events and yields the facts that are not stored yet."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from ..store.event_json import encoded_attrs
 from ..store.events import Event
 from .source import Fact
 
-#: Where a value stands, its name and its bits; of an event without values its attributes.
+#: Attempt, kind, step, name and bits of a value. An event without metrics has an empty name and its attributes instead.
 _Cell: TypeAlias = tuple[int, str, int, str, bytes]
 
 
 class SourceRewritten(TelemetryError):
-    """A source no longer says what was imported from it."""
+    """A source no longer contains a value that was imported from it."""
 
 
 def news_of(stored: Iterable[Event], facts: Iterator[Fact], where: str) -> Iterator[Fact]:
-    """The facts that are not stored yet, in the order of the source.
+    """Yield the facts that are not stored yet, in the order of the source.
 
-    Usually the source begins with everything that is stored. It need not: values that reached a file late, or out of
-    order, are found wherever they stand, and a row that was read half-written is completed by the rest of its values.
+    Usually the stored events are a prefix of the source. They need not be: values that reached a file late or out of
+    order are matched wherever they are. A row that was read half-written is completed by its remaining values.
 
     Raises:
-        SourceRewritten: A stored value is not in the source any more.
-        TelemetryError: Of the source itself.
+        SourceRewritten: A stored value is no longer in the source.
+        TelemetryError: Raised while the source is read.
     """
     held = iter(stored)
     rest: list[Event] = []
@@ -83,7 +83,7 @@ def _cells(attempt: int, entry: Event | Fact) -> Iterator[_Cell]:
 
 
 def _unseen(fact: Fact, missing: Counter[_Cell]) -> Fact | None:
-    """The fact with those of its values that are not stored; None when all are."""
+    """Return the fact with only the values that are not stored; None when all are stored."""
     unseen = {}
     for cell in _cells(fact.attempt, fact):
         if missing[cell] > 0:

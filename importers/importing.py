@@ -1,4 +1,4 @@
-"""Importing: paths of other tools' logs in, runs of a store out, and a word on each."""
+"""Imports sources into a store as runs, and reports one outcome for each run."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ from .run_writing import Course, Courses, write_grown, write_new
 from .source import ImportedRun, ReadOptions
 from .storable import storable, storable_config, storable_time
 
-#: A run id that an import makes: when the run began, where that is known, and what it was made from.
+#: Ids of imported runs: start time, or ``import`` where it is unknown, then ``Source.identity``.
 _IMPORTED: Final = re.compile(r"(?:\d{8}T\d{6}|import)-([0-9a-f]{10})")
 
-#: What is wrong with a source that could be read, and holds nothing: a table of headings, for one.
+#: Problem of a readable source that holds no event, such as a table with nothing but headings.
 NO_EVENT: Final = "the source tells no event"
 
 
 class State(StrEnum):
-    """What an import did to a run."""
+    """The effect of an import on a run."""
 
     NEW = "new"
     GROWN = "grown"
@@ -43,16 +43,16 @@ class State(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of one run of a source, or of a source that tells none.
+    """The result of importing one run of a source, or a source that holds none.
 
     Attributes:
-        state: What was done.
+        state: The effect on the run.
         kind: The source's kind.
         path: The source.
         run_id, name: The run; empty where nothing was imported.
-        events: Events that were written.
+        events: Number of events written.
         steps: The highest step of the run.
-        problem: What could not be read; everything else was.
+        problem: The part that could not be read; everything else was imported.
     """
 
     state: State
@@ -66,15 +66,15 @@ class Outcome:
 
 
 def import_source(store: Path, source: Source, options: ReadOptions, known: dict[str, Path]) -> Iterator[Outcome]:
-    """Import the runs of a source.
+    """Import the runs of one source.
 
-    Nothing of a source makes this raise: what is wrong is told in the outcomes.
+    A bad source never raises: its errors are reported in the outcomes.
 
     Args:
-        store: The store's folder, which is there.
-        source: What to import.
-        options: What a person said about it.
-        known: Folders of imported runs by what they were made from, as ``imported_runs`` lists them; updated.
+        store: The store's existing folder.
+        source: The source to import.
+        options: What the user said about the source.
+        known: Folders of imported runs by identity, from ``imported_runs``; updated.
 
     Raises:
         OSError: The store cannot be written.
@@ -89,13 +89,13 @@ def import_source(store: Path, source: Source, options: ReadOptions, known: dict
         if not told and not options.is_growing:
             raise UnreadableSource(NO_EVENT)
     except TelemetryError as error:
-        # A reader comes to the end of a source again whose run is unchanged, and has its problem kept with it.
+        # An unchanged run reports its stored problem, and the reader raises the same one at the end: report it once.
         if (problem := str(_with_place(error, source))) not in told:
             yield Outcome(State.FAILED, source.reader.kind, source.path, problem=problem)
 
 
 def imported_runs(store: Path) -> dict[str, Path]:
-    """The folders of imported runs, by what they were made from."""
+    """Return the folders of imported runs, by ``Source.identity``."""
     with os.scandir(store) as entries:
         return {match[1]: Path(entry) for entry in entries if (match := _IMPORTED.fullmatch(entry.name))}
 
@@ -106,13 +106,13 @@ def import_sources(
     options: ReadOptions,
     on_source: Callable[[Source], object] | None = None,
 ) -> Iterator[Outcome]:
-    """Import sources into a store, which is made if it is not there. One import at a time writes into a store.
+    """Import sources into a store, and create the store if it is missing. A lock allows one import at a time.
 
     Args:
         store: The store's folder.
-        sources: What to import.
-        options: What a person said about them.
-        on_source: Told of each source when it is done.
+        sources: The sources to import.
+        options: What the user said about the sources.
+        on_source: Called with each source when it is done.
 
     Raises:
         TelemetryError: The store cannot be written.
@@ -131,7 +131,7 @@ def import_sources(
 
 @contextmanager
 def _turn(store: Path) -> Iterator[None]:
-    """Hold the lock that one import of a store has at a time; it ends with the process."""
+    """Hold the store's import lock; it is released when the process ends."""
     fd = os.open(store, os.O_RDONLY | os.O_CLOEXEC)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX)
@@ -189,7 +189,7 @@ def _grow(folder: Path, source: Source, run: ImportedRun, provenance: dict[str, 
     stored = list(open_run(folder).events(attempts="all"))
     courses = _courses_of(stored, info)
     count = courses.events
-    # Whether the source says something else now shows before its first news; then the run is not touched.
+    # ``news_of`` detects a rewritten source before it yields the first new fact, so the run is still untouched.
     named = with_names(run.facts, provenance["renamed"])
     news = news_of(stored, named, f"{source.path} ({info.run_id})")
     first = next(news, None)
@@ -200,7 +200,7 @@ def _grow(folder: Path, source: Source, run: ImportedRun, provenance: dict[str, 
 
 
 def _courses_of(stored: Sequence[Any], info: RunInfo) -> Courses:
-    """What the attempts of a run came to when it was imported last."""
+    """Rebuild the totals of a run's attempts from its stored events."""
     courses = Courses()
     for event in stored:
         course = courses.by_attempt.setdefault(event.attempt, Course(event.attempt, 0, event.step, event.step))
@@ -220,14 +220,14 @@ def _outcome(state: State, source: Source, told: RunInfo, courses: Courses, even
 
 
 def _with_place(error: TelemetryError, source: Source) -> TelemetryError:
-    """The error with the source as its place, where a reader named none."""
+    """Return the error with the source as its place, where the reader named none."""
     if error.where:
         return error
     return UnreadableSource(error.what, where=str(source.path), got=error.got, fix=error.fix)
 
 
 def _stamp(time_ns: int) -> str:
-    """The time in a run id, or what stands for an unknown one."""
+    """Return the UTC time for a run id, or ``import`` where it is unknown or out of range."""
     try:
         return time.strftime("%Y%m%dT%H%M%S", time.gmtime(time_ns // 1_000_000_000)) if time_ns > 0 else "import"
     except (OverflowError, ValueError, OSError):

@@ -1,4 +1,7 @@
-"""What was passed over or not understood in a source, told once at its end: silence would be a wrong answer."""
+"""Collects the rows and values of a source that were skipped or misread, and raises one error for them at its end.
+
+A silent omission would be a wrong answer.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +11,12 @@ from typing import Any, Final
 
 from .errors import UnreadableSource
 
-#: What may be a number and a half, or one of thousands: nobody can say.
+#: Text that may be a decimal number or one with grouped thousands; it is ambiguous.
 _WITH_DECIMAL_COMMA: Final = re.compile(r"[+-]?(\d+|\d{1,3}(\.\d{3})+)?,\d+([eE][+-]?\d+)?")
 
 
 class Omissions:
-    """Counts the rows of a source that could not be taken, and remembers the first."""
+    """Counter of a source's skipped rows; keeps the first one."""
 
     def __init__(self, where: str) -> None:
         self._where = where
@@ -21,20 +24,20 @@ class Omissions:
         self._first = ""
 
     def add(self, place: str, why: str) -> None:
-        """A row was left out.
+        """Count a skipped row.
 
         Args:
-            place: Where it stands, as ``line 12``.
-            why: What is wrong with it.
+            place: Location of the row, such as ``line 12``.
+            why: The reason.
         """
         self._count += 1
         self._first = self._first or f"{place}: {why}"
 
     def tell(self) -> None:
-        """Raise what was left out, if anything was.
+        """Raise an error if any row was skipped.
 
         Raises:
-            UnreadableSource: Something was.
+            UnreadableSource: At least one row was skipped.
         """
         if self._count:
             rows = "row was" if self._count == 1 else "rows were"
@@ -46,14 +49,14 @@ class Omissions:
 
 
 class DecimalCommas:
-    """Remembers the first text of a source that looks like a number with a decimal comma."""
+    """Detector for numbers with a decimal comma; keeps the first text of a source that looks like one."""
 
     def __init__(self, where: str) -> None:
         self._where = where
         self._first = ""
 
     def look_at(self, texts: Mapping[str, Any], line_number: int) -> None:
-        """Values of a row that were not taken for numbers, by their names."""
+        """Check the values of a row that did not parse as numbers, by name."""
         if self._first:
             return
         for name, text in texts.items():
@@ -62,10 +65,10 @@ class DecimalCommas:
                 return
 
     def tell(self) -> None:
-        """Raise what was found, if anything was.
+        """Raise an error if any decimal comma was found.
 
         Raises:
-            UnreadableSource: Something was.
+            UnreadableSource: At least one was found.
         """
         if self._first:
             what = f"numbers with a decimal comma are taken as text, the first is {self._first}"

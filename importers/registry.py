@@ -1,4 +1,4 @@
-"""Which readers there are: ours and those of other packages, by the entry point group ``steptape.importers``."""
+"""Loads the registered readers: built-in ones and those of other packages, from entry points ``steptape.importers``."""
 
 from __future__ import annotations
 
@@ -12,29 +12,29 @@ from .source import Reader
 
 GROUP: Final = "steptape.importers"
 
-#: The kind that stands for whichever reader recognises a file.
+#: The kind that selects the first reader that recognises a file.
 AUTO: Final = "auto"
 
-#: In which order files are shown to readers: those that know theirs by a signature first, guesses last.
+#: Order of trying readers on a file: those that check a file signature first, guesses last.
 _ORDER: Final = ("tensorboard", "wandb", "optuna", "mlflow", "trackio", "trainer_state", "parquet", "table", "jsonl")
 _LAST: Final = "text"
 
 
 def all_readers() -> tuple[Reader, ...]:
-    """All readers that can be had, in the order in which files are shown to them."""
+    """Return all usable readers, in the order of trying them on a file."""
     return tuple(sorted(_registered().by_kind.values(), key=lambda reader: (_place(reader.kind), reader.kind)))
 
 
 def unusable_readers() -> tuple[TelemetryError, ...]:
-    """What is wrong with the entry points that give no reader."""
+    """Return the errors of the entry points that give no reader."""
     return tuple(_registered().problems.values())
 
 
 def reader_of(kind: str) -> Reader:
-    """The reader of a kind.
+    """Return the reader of a kind.
 
     Raises:
-        TelemetryError: There is none, or it cannot be had.
+        TelemetryError: There is none, or it cannot be loaded.
     """
     registered = _registered()
     if kind in registered.by_kind:
@@ -47,16 +47,16 @@ def reader_of(kind: str) -> Reader:
 
 
 def _place(kind: str) -> int:
-    """Ours by signature, then those of other packages, then text, which many a file looks like."""
+    """Rank a kind: built-in readers first, then those of other packages, then text, which many files resemble."""
     return _ORDER.index(kind) if kind in _ORDER else len(_ORDER) + (kind == _LAST)
 
 
 class _Registered(NamedTuple):
-    """The entry points of the group.
+    """The loaded entry points of the group.
 
     Attributes:
-        by_kind: Readers.
-        problems: Why others give none, by their names.
+        by_kind: Readers by kind.
+        problems: Errors of the entry points that give no reader, by entry point name.
     """
 
     by_kind: dict[str, Reader]
@@ -80,13 +80,13 @@ def _registered() -> _Registered:
 
 
 def _is_foreign(point: EntryPoint) -> bool:
-    # Not its ``module``: of a value that names none, that cannot be had.
+    # Compares the value: ``EntryPoint.module`` fails for a value that names no module.
     return not point.value.startswith(f"{__name__.partition('.')[0]}.")
 
 
 def _loaded(point: EntryPoint) -> Reader:
-    # Whatever a foreign package does when it is imported, to exit included, is told as what it is: a reader that cannot
-    # be had.
+    # A foreign package may raise anything when it is imported, SystemExit included: report it as a reader that cannot
+    # be loaded.
     try:
         reader = point.load()()
         if not isinstance(reader, Reader):

@@ -1,4 +1,4 @@
-"""Rows in, runs out: what tables, JSON lines and text logs have in common."""
+"""Groups rows into runs: the part that the readers of tables, JSON lines and text logs share."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from .attempts import Life, Lives
 from .evaluation_names import PLACE_NAMES, split_row
 from .source import Fact, ImportedRun
 
-#: More metrics than this are no log of a training; a store would hold them, badly.
+#: A source with more metrics is no training log; a store would hold them, but poorly.
 MOST_METRICS: Final = 20_000
 
 
 class Row(NamedTuple):
-    """A row of a source.
+    """One row of a source.
 
     Attributes:
         step: Its step.
@@ -39,12 +39,12 @@ def runs_of(
     plan: Callable[[], Plan] = Plan,
     facts_of: Callable[[Row, int], Iterator[Fact]] | None = None,
 ) -> Iterator[ImportedRun]:
-    """The runs that rows tell of, one after another; a run is read while it is consumed.
+    """Yield the runs in a sequence of rows, one after another; a run's rows are read as its facts are consumed.
 
     Args:
-        rows: In the order of the source.
-        config, plan: What is known of each run; asked when its first row has been read.
-        facts_of: The events of a row in an attempt; by the names of its metrics when not given.
+        rows: Rows in the order of the source.
+        config, plan: Return a run's configuration and plan; called after its first row is read.
+        facts_of: Returns the events of a row in an attempt; by default ``facts_by_name``.
     """
     lives = Lives()
 
@@ -59,7 +59,7 @@ def runs_of(
 
 
 def facts_by_name(row: Row, attempt: int) -> Iterator[Fact]:
-    """What an update left and what an evaluation found, told apart by the names of the metrics."""
+    """Yield the events of a row: metrics split by name into training and evaluation, the text on the first event."""
     attrs = row.attrs
     for kind, metrics in split_row(row.metrics):
         yield Fact(kind, row.step, metrics, None, row.time_ns, row.elapsed_ns, attrs, attempt)

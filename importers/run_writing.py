@@ -1,7 +1,7 @@
-"""Facts in, a run's folder out: journal, ``run.json``, Parquet.
+"""Writes imported facts as a run's folder: journal, ``run.json`` and Parquet.
 
-A new run is written beside the store's runs and renamed when it is whole. A grown one gets the journal of what is new,
-as a recorder's would be; readers see it like a live run's.
+A new run is written to a hidden folder of the store and renamed once it is complete. A grown run gets a journal of its
+new events, as a recorder would write it; readers see it as a live run.
 """
 
 from __future__ import annotations
@@ -29,14 +29,15 @@ _UNKNOWN: Final = float("nan")
 
 @dataclass(slots=True)
 class Course:
-    """What the events of an attempt come to, as far as ``run.json`` tells it.
+    """The totals of one attempt's events that ``run.json`` needs.
 
     Attributes:
-        attempt: Its number.
-        events: How many it has.
-        first_step: The step of its first event.
+        attempt: Number of the attempt.
+        events: Number of events.
+        first_step: Step of the first event.
         steps: The highest step.
-        started_ns, ended_ns: Wall clock of its first and last event that has one; 0 when none has.
+        started_ns, ended_ns: Wall clock of the first event that has one, and the latest wall clock; 0 when no event has
+            one.
     """
 
     attempt: int
@@ -49,21 +50,22 @@ class Course:
 
 @dataclass(slots=True)
 class Courses:
-    """The courses of a run's attempts, and what stopped the source from telling more."""
+    """The totals of all attempts of a run, and the error that cut the source short."""
 
     by_attempt: dict[int, Course] = field(default_factory=dict)
     problem: TelemetryError | None = None
 
     @property
     def events(self) -> int:
-        """Events of all attempts."""
+        """Number of events in all attempts."""
         return sum(course.events for course in self.by_attempt.values())
 
     def attempts(self, run: ImportedRun) -> tuple[Attempt, ...]:
-        """The attempts as ``run.json`` lists them.
+        """Return the attempts as ``run.json`` lists them.
 
-        How an attempt ended that another one followed is not known but that it did; of the last one the source may say
-        it. An attempt goes on from what came before the first step that it logged.
+        An attempt that another one followed is ``interrupted``: no more is known of its end. The last attempt has the
+        source's status, or else ``completed``. A later attempt continues from the step before the first one that it
+        logged.
         """
         courses = sorted((number, course) for number, course in self.by_attempt.items() if course.events)
         last = courses[-1][0]
@@ -87,17 +89,17 @@ class Courses:
 def write_new(
     folder: Path, run_id: str, run: ImportedRun, facts: Iterable[Fact], info: dict[str, Any]
 ) -> tuple[Courses, RunInfo]:
-    """Write a whole run, or nothing.
+    """Write a complete new run, or nothing.
 
     Args:
-        folder: Its folder, which is not there.
+        folder: The run's folder, which must not exist.
         run_id: Its id.
-        run: What the source says of it.
+        run: The run as the source describes it.
         facts: Its facts.
         info: Name, group, tags, config and source, as ``RunInfo`` takes them.
 
     Raises:
-        TelemetryError: The source tells no event, or none that a run can hold.
+        TelemetryError: The source holds no event, or none that a run can hold.
     """
     aside = folder.with_name(f".{run_id}.importing")
     shutil.rmtree(aside, ignore_errors=True)
@@ -117,16 +119,16 @@ def write_new(
 
 
 def write_grown(folder: Path, known: RunInfo, run: ImportedRun, news: Iterable[Fact], courses: Courses) -> RunInfo:
-    """Add to a run what its source tells anew.
+    """Append the new facts of a source to its run.
 
-    Digests are taken of what has ended; what grows had not, so they are taken again.
+    Digests cover runs that have ended. A growing run had not, so its digests are computed again.
 
     Args:
         folder: The run's folder.
         known: Its ``run.json``, with the source as it is now.
-        run: What the source says of it now.
-        news: The new facts, those of an attempt together.
-        courses: Of what is there; updated.
+        run: The run as the source describes it now.
+        news: The new facts, grouped by attempt.
+        courses: Totals of the stored events; updated.
     """
     (folder / DIGESTS_JSON).unlink(missing_ok=True)
     append_facts(folder, known.run_id, news, courses, run.started_ns)
@@ -137,7 +139,7 @@ def write_grown(folder: Path, known: RunInfo, run: ImportedRun, news: Iterable[F
 
 
 def _told(info: RunInfo, courses: Courses) -> RunInfo:
-    """With what is wrong with the source, so that importing it again says so again."""
+    """Return the run info with the source's problem stored, so that the next import reports it again."""
     problem = None if courses.problem is None else storable(str(courses.problem))
     return replace(info, source={**(info.source or {}), "problem": problem})
 
@@ -145,7 +147,9 @@ def _told(info: RunInfo, courses: Courses) -> RunInfo:
 def append_facts(
     folder: Path, run_id: str, facts: Iterable[Fact], courses: Courses, started_ns: int | None = None
 ) -> None:
-    """Write facts behind those that the courses count. An error of the source ends them and is kept in the courses.
+    """Append facts to the journals of their attempts, numbered after the events already counted in ``courses``.
+
+    An error of the source ends the facts and is stored in ``courses.problem``.
 
     Raises:
         OSError: The journal cannot be written.
@@ -191,7 +195,10 @@ def append_facts(
 
 
 def _course(courses: Courses, fact: Fact, started_ns: int | None) -> Course:
-    """The course of a fact's attempt; a first attempt's clock starts when the source says that the run did."""
+    """Return the totals of the fact's attempt, created if missing.
+
+    The clock of attempt 0 starts at the run's own start, unless that is later than the fact.
+    """
     known = courses.by_attempt.get(fact.attempt)
     if known is None:
         began_ns = started_ns if fact.attempt == 0 and started_ns and started_ns <= fact.time_ns else fact.time_ns
@@ -208,10 +215,10 @@ def _until_error(facts: Iterable[Fact], courses: Courses) -> Iterator[Fact]:
 
 
 def _check(kind: str, names: tuple[str, ...]) -> None:
-    """Refuse what a log cannot hold.
+    """Refuse an event that a log cannot hold.
 
     Raises:
-        UnreadableSource: The kind is unknown, or a name is no text.
+        UnreadableSource: The kind is unknown, or a metric's name is not valid Unicode.
     """
     if kind not in KINDS:
         raise UnreadableSource("a reader told of an event of an unknown kind", got=kind)

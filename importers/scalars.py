@@ -1,4 +1,4 @@
-"""Values that were logged one by one, each with its tag, step and time: made into the events of runs."""
+"""Groups values that were logged one by one, each with tag, step and time, into runs and events."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from .source import Fact
 
 
 class Scalar(NamedTuple):
-    """One value.
+    """One logged value.
 
     Attributes:
         tag: Its name.
         step: Its step.
-        wall_ns: When it was logged, nanoseconds since 1970; 0 when unknown.
+        wall_ns: Time of logging, nanoseconds since 1970; 0 when unknown.
         value: The number.
     """
 
@@ -28,11 +28,11 @@ class Scalar(NamedTuple):
 
 
 def courses_of(scalars: Sequence[Scalar], problem: UnreadableSource | None = None) -> Iterator[Iterator[Fact]]:
-    """The facts of each run that the scalars tell of.
+    """Yield the facts of each run in the scalars.
 
     Args:
-        scalars: In the order in which they were logged.
-        problem: What was wrong behind the last of them; raised at the end of the last run.
+        scalars: Scalars in the order of logging.
+        problem: Error after the last scalar; raised at the end of the last run.
     """
     lives = _lives(scalars)
     last = lives[-1][0] if lives else -1
@@ -42,11 +42,11 @@ def courses_of(scalars: Sequence[Scalar], problem: UnreadableSource | None = Non
 
 
 def _lives(scalars: Sequence[Scalar]) -> list[tuple[int, int]]:
-    """Run and attempt of each scalar.
+    """Return run and attempt of each scalar.
 
-    The tag with the most values is the run's clock: where it goes backwards, another process went on, from where the
-    run began or before (another run) or from a checkpoint (another attempt). Other tags may count something of their
-    own, and lag behind.
+    The tag with the most values is the run's clock. Where its step goes backwards, another process took over. At or
+    before the run's first step that is another run; after it, a resume from a checkpoint and so another attempt. Other
+    tags may count something of their own and lag behind.
     """
     if not scalars:
         return []
@@ -69,7 +69,7 @@ def _lives(scalars: Sequence[Scalar]) -> list[tuple[int, int]]:
 
 
 def _facts(own: Sequence[tuple[int, Scalar]], problem: UnreadableSource | None) -> Iterator[Fact]:
-    """The events of a run: within an attempt by step, the values of a step together as far as no tag repeats."""
+    """Yield the events of a run: by step within an attempt, the values of a step together until a tag repeats."""
     ordered = sorted(own, key=lambda entry: (entry[0], entry[1].step))
     row: dict[str, Scalar] = {}
     place: tuple[int, int] | None = None
@@ -86,7 +86,7 @@ def _facts(own: Sequence[tuple[int, Scalar]], problem: UnreadableSource | None) 
 
 
 def _events(attempt: int, row: dict[str, Scalar]) -> Iterator[Fact]:
-    """The events of the values of one step, each at the time of its last value."""
+    """Yield the events of one step's values, each with the time of its latest value."""
     for kind, part in split_row({tag: scalar.value for tag, scalar in row.items()}):
         newest = max((row[tag] for tag in part), key=lambda scalar: scalar.wall_ns)
         yield Fact(kind, newest.step, part, time_ns=newest.wall_ns, attempt=attempt)

@@ -1,4 +1,4 @@
-"""What every reader of other tools' logs yields: runs, and of each its facts in the order of the training."""
+"""Defines the interface of readers: a reader yields runs, and each run its facts in the order of the training."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from ..store.plan import Plan
 
 
 class Fact(NamedTuple):
-    """One event of an imported run, before it has a place in a log.
+    """One event of an imported run, before it has a position in a log.
 
     Attributes:
-        kind: What sort of fact, one of ``steptape.store.LOOP_KINDS``.
+        kind: Kind of the event, one of ``steptape.store.LOOP_KINDS``.
         step: Optimizer updates finished, as the source counts them.
         metrics: Numbers by name. NaN is a value.
-        epoch: Epochs finished; None when the source does not say.
+        epoch: Epochs finished; None when the source does not record it.
         time_ns: Wall clock, nanoseconds since 1970 (UTC); 0 when the source has none.
-        elapsed_ns: Nanoseconds since the attempt began, where the source counts them itself; None to have them from
-            the wall clock, as far as there is one.
-        attrs: What is not a number.
-        attempt: Which process life of the run it belongs to, from 0, as far as the source shows it.
+        elapsed_ns: Nanoseconds since the attempt began, where the source counts them itself. None derives them from the
+            wall clock, if there is one.
+        attrs: Everything that is not a number.
+        attempt: Attempt of the run, from 0, as far as the source shows it.
     """
 
     kind: str
@@ -40,16 +40,16 @@ class ImportedRun:
     """One run of a source.
 
     Attributes:
-        facts: Its facts, in order. To be consumed before the source's next run is asked for. A ``TelemetryError``
-            raised in between says what is wrong from there on; what came before is kept.
-        identity: What tells it from the other runs of its source, now and when the source has grown; empty where a
+        facts: Its facts, in order; consume them before asking for the source's next run. A ``TelemetryError`` raised in
+            between says what is wrong from there on; the facts before it are kept.
+        identity: Distinguishes the run from others of its source, now and after the source has grown; empty where a
             source is one run.
-        name: What the source calls it; empty where it has no name but the source's.
+        name: Its name in the source; empty where it has only the source's name.
         group, tags, config: As in ``run.json``.
-        plan: What the training meant to do, where the source says it.
-        status: How it ended, one of ``steptape.store.run_info.STATUSES``; None where the source does not say.
-        started_ns, ended_ns: Wall clock; None where only the facts can tell.
-        failure: What ended it, where the source says it.
+        plan: The planned length of the training, where the source has it.
+        status: How the run ended, one of ``steptape.store.run_info.STATUSES``; None where the source does not say.
+        started_ns, ended_ns: Wall clock; None to take it from the facts.
+        failure: The exception that ended it, where the source has it.
     """
 
     facts: Iterator[Fact]
@@ -67,14 +67,14 @@ class ImportedRun:
 
 @dataclass(frozen=True, slots=True)
 class ReadOptions:
-    """What a person said about a source.
+    """What the user said about a source.
 
     Attributes:
-        pattern: A regular expression whose named groups are the values of a line of text; one is called ``step``.
-        step_column: The column or key that counts the steps, of tables and of histories.
-        renamed: What metrics are to be called, by what the source calls them; for runs that are imported first. A run
-            keeps its names when it is imported again.
-        is_growing: The source is being written: its last line or record may be unfinished, which is no fault then.
+        pattern: Regular expression for a line of text; its named groups are the values, one of them ``step``.
+        step_column: The column or key that counts the steps, for tables and histories.
+        renamed: New metric names by the source's names, for runs imported for the first time. A run keeps its names
+            when it is imported again.
+        is_growing: Whether the source is still being written: an unfinished last line or record is no error then.
     """
 
     pattern: str | None = None
@@ -85,11 +85,11 @@ class ReadOptions:
 
 @runtime_checkable
 class Reader(Protocol):
-    """Reads one kind of source.
+    """A reader for one kind of source.
 
     Attributes:
         kind: Its name on the command line.
-        title: What it reads, for people.
+        title: Description of the sources that it reads, for users.
     """
 
     kind: str
@@ -105,33 +105,33 @@ class Reader(Protocol):
         ...
 
     def source_of(self, path: Path) -> Path:
-        """What a recognised file is a part of: itself, or the folder all of whose files make one source."""
+        """Return the source of a recognised file: the file itself, or a folder whose files make one source."""
         ...
 
     def beside(self, path: Path) -> Iterable[Path]:
-        """Files that are read along with a recognised one: when one of them changes, the source has."""
+        """Return the companion files of a recognised file: when one of them changes, the source has changed."""
         ...
 
     def read(self, files: Sequence[Path], options: ReadOptions) -> Iterator[ImportedRun]:
-        """The runs of one source.
+        """Yield the runs of one source.
 
         Args:
-            files: Its files, sorted by name.
-            options: What a person said about it.
+            files: The source's files, sorted by name.
+            options: What the user said about it.
 
         Raises:
-            TelemetryError: Nothing of it can be read, or nothing more of it.
+            TelemetryError: The source cannot be read, or not beyond this point.
         """
         ...
 
 
 class SingleFile:
-    """What readers have in common each of whose files is a source by itself."""
+    """Mixin for readers of single files: each file is a source of its own."""
 
     def source_of(self, path: Path) -> Path:
-        """The file itself."""
+        """Return the file itself."""
         return path
 
     def beside(self, path: Path) -> Iterable[Path]:  # noqa: ARG002
-        """Nothing."""
+        """Return nothing."""
         return ()

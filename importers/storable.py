@@ -1,4 +1,4 @@
-"""What a source says of a run, made into what ``run.json`` can hold: strict JSON, whole text, times of 64 bits."""
+"""Converts a source's description of a run to what ``run.json`` can hold: strict JSON, valid Unicode, 64-bit times."""
 
 from __future__ import annotations
 
@@ -14,16 +14,17 @@ _Text = TypeVar("_Text", str, str | None)
 
 
 def storable(text: _Text) -> _Text:
-    r"""The text, with a question mark for each half of a surrogate pair, as names of files may hold.
+    r"""Replace each half of a surrogate pair, as names of files may hold, with a question mark.
 
     >>> storable("a\udcff")
     'a?'
+
     """
     return text.encode(errors="replace").decode() if isinstance(text, str) else text
 
 
 def storable_config(config: dict[str, Any]) -> dict[str, Any]:
-    """A configuration without secrets, and with names for numbers that JSON cannot hold.
+    """Return a configuration with secrets redacted, and with text in place of numbers that JSON cannot hold.
 
     Raises:
         UnreadableSource: It is nested too deep.
@@ -37,9 +38,10 @@ def storable_config(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def storable_time(time_ns: int | None) -> int | None:
-    """Nanoseconds since 1970; None where they are no time that an event could have.
+    """Return nanoseconds since 1970; None where an event could not have that time.
 
     >>> storable_time(10**30), storable_time(-1), storable_time(5)
     (None, None, 5)
+
     """
     return time_ns if time_ns is not None and 0 < time_ns <= INT64_MAX else None

@@ -1,4 +1,4 @@
-"""The columns of tables that loggers write: which one counts steps, which are clocks, and which are metrics."""
+"""Classifies the columns of a logger's table: the step counter, the clocks and the metrics."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Final
 from .encodings.numbers import nanoseconds, number, unix_ns
 from .errors import UnreadableSource
 
-#: Columns that count steps, the surest first; compared case-folded, blanks around them ignored.
+#: Columns that count steps, the most certain first; compared case-folded and stripped of blanks.
 STEP_COLUMNS: Final = (
     "global_step",
     "step",
@@ -26,24 +26,24 @@ STEP_COLUMNS: Final = (
     "epoch",
 )
 
-#: Columns of wall clocks, in seconds since 1970 or as ISO 8601.
+#: Wall clock columns, in seconds since 1970 or as ISO 8601.
 _WALL_CLOCKS: Final = ("_timestamp", "timestamp", "wall time", "wall_time")
 
 #: Columns that count seconds since the training began.
 _STOPWATCHES: Final = ("_runtime", "total_duration", "relative time (process)", "relative time (wall)")
 
-#: Seconds since 1970 above this are milliseconds: it is the year 5138.
+#: A larger number is milliseconds: as seconds since 1970 it would be the year 5138.
 _MOST_SECONDS: Final = 1e11
 
 
 @dataclass(frozen=True, slots=True)
 class TableColumns:
-    """What the columns of a table are.
+    """The roles of a table's columns.
 
     Attributes:
         step: The column that counts steps.
-        wall_clock, stopwatch: Columns of the clocks, if there are any.
-        metrics: All others, as they are called.
+        wall_clock, stopwatch: The clock columns, if there are any.
+        metrics: All other columns, by their names.
     """
 
     step: str
@@ -53,26 +53,26 @@ class TableColumns:
 
     @property
     def is_algoperf(self) -> bool:
-        """Whether it is a ``measurements.csv`` of AlgoPerf: rows of trainings and rows of evaluations, interleaved."""
+        """Whether it is AlgoPerf's ``measurements.csv``, which interleaves rows of training and of evaluation."""
         return {"score", "total_duration", "accumulated_submission_time"} <= set(self.names())
 
     @property
     def is_ultralytics(self) -> bool:
-        """Whether it is a ``results.csv`` of Ultralytics, whose ``metrics/`` are what validation found."""
+        """Whether it is Ultralytics' ``results.csv``, whose ``metrics/`` columns are validation results."""
         starts = {name.partition("/")[0] for name in self.metrics if "/" in name}
         return {"metrics", "val", "train"} <= starts
 
     def names(self) -> tuple[str, ...]:
-        """All columns but that of the steps."""
+        """Return all columns except the step column."""
         return (*(name for name in (self.wall_clock, self.stopwatch) if name is not None), *self.metrics)
 
 
 def layout_of(columns: Sequence[str], step_column: str | None = None) -> TableColumns | None:
-    """What the columns of a table are; None when none of them counts steps.
+    """Assign roles to the columns of a table; None when no column counts steps.
 
     Args:
         columns: Their names.
-        step_column: The one that counts steps, where a person said it.
+        step_column: The column that counts steps, where the user named it.
     """
     folded = {name.strip().casefold(): name for name in reversed(columns)}
     wanted = (step_column.strip().casefold(),) if step_column is not None else STEP_COLUMNS
@@ -82,7 +82,7 @@ def layout_of(columns: Sequence[str], step_column: str | None = None) -> TableCo
     wall_clock = next((folded[name] for name in _WALL_CLOCKS if name in folded), None)
     stopwatch = next((folded[name] for name in _STOPWATCHES if name in folded), None)
     apart = {step, wall_clock, stopwatch}
-    # A column without a name is the index that pandas writes.
+    # An unnamed column is the index that pandas writes.
     metrics = tuple(name for name in columns if name and name not in apart)
     layout = TableColumns(step, wall_clock, stopwatch, metrics)
     if layout.is_ultralytics and "time" in folded:
@@ -93,7 +93,7 @@ def layout_of(columns: Sequence[str], step_column: str | None = None) -> TableCo
 
 
 def wall_clock_ns(cell: str) -> int:
-    """Nanoseconds since 1970 from a cell of a wall clock; 0 where it cannot be told."""
+    """Parse a wall clock cell to nanoseconds since 1970; 0 where it does not parse."""
     seconds = number(cell)
     if seconds is None:
         return unix_ns(cell.strip()) or 0
@@ -101,7 +101,7 @@ def wall_clock_ns(cell: str) -> int:
 
 
 def unknown_step_column(where: str, columns: Sequence[str], step_column: str | None) -> UnreadableSource:
-    """What to say when no column counts steps."""
+    """Build the error for a table without a step column."""
     what = "no column counts steps" if step_column is None else f"no column is called {step_column!r}"
     return UnreadableSource(
         what, where=where, got=", ".join(columns[:20]), fix="Name the one that does with --step COLUMN"

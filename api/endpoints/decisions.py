@@ -1,4 +1,4 @@
-"""``/runs/{id}/decisions``: what rules did while the run was live, and what they could not do."""
+"""Serves ``/runs/{id}/decisions``: the decisions of rules while the run was live, and their errors."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _ORDER: Final = ("attempt", "rank", "seq")
 _PLACE: Final = TypeAdapter(tuple[Int32, Int32, Int64])
 _COLUMNS: Final = (*_ORDER, "kind", "step", "epoch", "time_ns", "elapsed_ns", "attrs")
 
-#: What an event that was written by hand may lack.
+#: Defaults for attributes that a hand-written event may lack.
 _NOT_SAID: Final[dict[str, Any]] = {
     "event_seq": None,
     "controller": None,
@@ -43,16 +43,16 @@ _NOT_SAID: Final[dict[str, Any]] = {
 
 @router.get("/runs/{id}/decisions", summary="Decisions of rules", response_model=DecisionPage, responses=IN_EVERY_FORM)
 def list_decisions(request: Request, run: RequestedRun, query: Annotated[PagedQuery, InQuery()]) -> Response:
-    """What the run's rules decided live, in (attempt, rank, seq) order, and beside it what errors they met.
+    """Return the decisions of the run's rules while it was live, in (attempt, rank, seq) order, and the rules' errors.
 
-    What a resume rolled back is left out; `events` has it.
+    Events that a resume rolled back are left out; `events` has them.
     """
     return page_answer(request, run.read(lambda snapshot: _page(snapshot, query)), query.format)
 
 
 def _page(snapshot: Snapshot, query: PagedQuery) -> DecisionPage:
     filters = ("decisions", snapshot.info.run_id)
-    # The columns of the decisions view, read from the events: a connection with all views costs 60 ms, this 3.
+    # Reads the columns of the decisions view from the events: a connection with all views costs 60 ms, this 3.
     events = effective_rows(snapshot.events_table(_COLUMNS), effective_lineage(snapshot).cuts)
     decisions = rows_where(events, "kind", "decision")
     start = 0
@@ -69,10 +69,10 @@ def _page(snapshot: Snapshot, query: PagedQuery) -> DecisionPage:
 
 
 def _items(model: type[_Item], events: Any) -> list[_Item]:
-    """Events of the rule engine: the envelope, and the attributes beside it.
+    """Convert events of the rule engine to models: the event's own columns, and its attributes.
 
     Raises:
-        DamagedLog: The attributes say something else than a rule engine does.
+        DamagedLog: The attributes are not those that a rule engine writes.
     """
     items = []
     for row in events.to_pylist():

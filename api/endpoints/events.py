@@ -1,4 +1,4 @@
-"""``/runs/{id}/events``: the log itself, page by page, as it stood when the first page was read."""
+"""Serves ``/runs/{id}/events``: the log of a run, page by page, as of the first page."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ from ..queries import Int32, Kind, PagedQuery, Seq
 
 router = APIRouter()
 
-#: What orders the events of one rank.
+#: Sort key of the events of one rank.
 _ORDER: Final = ("attempt", "seq")
 _Place = tuple[Int32, Seq]
 
 
 class Walk(NamedTuple):
-    """A walk through the log of one rank: the (attempt, seq) that it has passed, and the one that it ends with."""
+    """A walk through the log of one rank: the (attempt, seq) that it has passed, and the one where it ends."""
 
     passed: _Place
     until: _Place
@@ -46,29 +46,31 @@ _WALK: Final = TypeAdapter(Walk)
 
 
 class EventsQuery(PagedQuery):
-    """Which events."""
+    """Selects events."""
 
     kind: Kind | None = None
-    """Events of this kind only."""
+    """Only events of this kind."""
     after: Seq | None = None
-    """Events after this `seq` of `attempt`; where none is given, of attempt 0, with all later attempts following."""
+    """Only events after this `seq` of `attempt`. Without `attempt`: after this `seq` of attempt 0, and all later
+    attempts."""
     rank: Int32 = 0
     """Rank that wrote the events."""
     attempt: Int32 | None = None
-    """Events of this attempt only."""
+    """Only events of this attempt."""
     wait: float = Field(default=0, ge=0, le=60)
-    """Seconds to wait for an event, where there is none yet: long polling. Not beside a `cursor`."""
+    """Long polling: seconds to wait for an event if there is none yet. Ignored with a `cursor`."""
     attempts: Literal["effective", "all"] = "effective"
-    """`effective`: what led to the newest attempt, as rules and curves see it. `all`: what resumes rolled back too."""
+    """`effective`: events that led to the newest attempt, as rules and curves see them. `all`: also those that resumes
+    rolled back."""
 
 
 @router.get("/runs/{id}/events", summary="Events", response_model=EventPage, responses=IN_EVERY_FORM)
 async def list_events(request: Request, run: RequestedRun, query: Annotated[EventsQuery, InQuery()]) -> Response:
-    """The events of one rank in (attempt, seq) order.
+    """Return the events of one rank in (attempt, seq) order.
 
-    All pages of a walk show the log as it stood at the first one: a run that goes on lengthens no walk. To follow it,
-    ask for what comes `after` the last event seen. A resume in the middle of a walk, though, takes what it rolls back
-    out of the pages to come, unless the walk is through `all` attempts.
+    All pages of a walk show the log as of its first page: later events do not lengthen the walk. To follow a live run,
+    ask for the events `after` the last one seen. A resume during the walk removes the events that it rolls back from
+    the remaining pages, unless the walk covers `all` attempts.
     """
 
     def read() -> EventPage:
@@ -83,8 +85,8 @@ async def list_events(request: Request, run: RequestedRun, query: Annotated[Even
 async def _waited(
     request: Request, folder: Path, read: Callable[[], EventPage], page: EventPage, wait_s: float
 ) -> EventPage:
-    """The first page that is not empty, or the last one when the time is over or nobody waits any more."""
-    request.state.etag = None  # What was waited for is no property of the log alone.
+    """Return the first page that is not empty, or the last page when the time is over or the client has gone."""
+    request.state.etag = None  # The response depends on more than the log: no ETag.
     until_s = time.monotonic() + min(wait_s, request.app.state.limits.wait_s)
     with request.app.state.streams.place():
         async for _ in changes(folder, until_s=until_s, is_over=request.is_disconnected):
@@ -95,7 +97,7 @@ async def _waited(
 
 
 def events_page(snapshot: Snapshot, query: EventsQuery) -> EventPage:
-    """A page of the log of one rank."""
+    """Return a page of the log of one rank."""
     filters = ("events", snapshot.info.run_id, query.kind, query.after, query.rank, query.attempt, query.attempts)
     walk = None if query.cursor is None else from_cursor(query.cursor, filters, _WALK)
     passed = walk.passed if walk else (query.attempt or 0, -1 if query.after is None else query.after)
@@ -112,7 +114,7 @@ def events_page(snapshot: Snapshot, query: EventsQuery) -> EventPage:
 
 
 def _rows(table: Any, start: int, end: int, query: EventsQuery, cuts: Mapping[int, Cut]) -> Sequence[int]:
-    """Rows that the query lets through, one more than a page holds where there are more."""
+    """Return the rows that match the query, one more than a page holds if there are more."""
     leaves_out = bool(cuts) and query.attempts == "effective"
     if query.kind is None and not leaves_out:
         return range(start, min(end, start + query.limit + 1))
@@ -124,7 +126,7 @@ def _rows(table: Any, start: int, end: int, query: EventsQuery, cuts: Mapping[in
 
 
 def _marks(table: Any, cuts: Mapping[int, Cut]) -> list[bool]:
-    """For each row, whether a resume rolled it back."""
+    """Return for each row whether a resume rolled it back."""
     return rolled_back(table, cuts).to_pylist() if cuts else [False] * table.num_rows
 
 

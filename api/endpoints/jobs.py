@@ -1,4 +1,4 @@
-"""Backtests, sweeps and verifications as jobs: asked for, followed, read and ended."""
+"""Serves backtests, sweeps and verifications as jobs: start one, follow it, read its result, cancel it."""
 
 from __future__ import annotations
 
@@ -35,38 +35,38 @@ from .policies import policy_named
 
 router = APIRouter()
 
-#: The page of a report runs the scripts and styles that stand in it, and loads nothing.
+#: Content security policy of a report: it runs its inline scripts and styles, and loads nothing.
 _REPORT_POLICY: Final = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
 
 JobId = Annotated[str, InPath(alias="id", pattern="^[a-z]+-[0-9a-f]{24}$", description="The job's id.")]
 
 
 class JobItem(Model):
-    """A job, and how far it is."""
+    """A job and its progress."""
 
     id: str
-    """The same for the same question about the same logs."""
+    """Id of the job; equal for equal requests about the same logs."""
     kind: Literal["backtest", "sweep", "verification"]
     status: Literal["queued", "running", "done", "failed", "cancelled"]
     runs: int
-    """Runs that it goes through."""
+    """Number of runs that the job covers."""
     runs_done: int
-    """Runs that it is done with."""
+    """Number of runs that are done."""
     error: str | None
-    """Why it failed."""
+    """Why the job failed."""
     owner: str
-    """Name of the token that it was started with."""
+    """Name of the token that started the job."""
     created: datetime
     started: datetime | None
     ended: datetime | None
     result: str | None
-    """Path of the result, once there is one."""
+    """Path of the result, once it exists."""
     report: str | None
-    """Path of the report as a page, for backtests."""
+    """Path of the report as a page; backtests only."""
 
 
 class JobPage(Page):
-    """Jobs, the newest first."""
+    """Jobs, newest first."""
 
     items: list[JobItem]
 
@@ -85,7 +85,10 @@ _ACCEPTED: Final[dict[int | str, dict[str, Any]]] = {
 
 @router.post("/backtests", summary="Start a backtest", status_code=202, responses=_ACCEPTED)
 async def start_backtest(request: Request, response: Response, store: OpenStore, body: BacktestRequest) -> JobItem:
-    """What a policy would have saved and cost in recorded runs. The same question about unchanged logs is one job."""
+    """Start a backtest, which reports what a policy would have saved and cost in recorded runs.
+
+    The same request about unchanged logs returns the same job.
+    """
     if body.baselines:
         await run_in_threadpool(_check_baselines, body.baselines)
     return await _started(request, response, store, body, params=body.params)
@@ -93,10 +96,10 @@ async def start_backtest(request: Request, response: Response, store: OpenStore,
 
 @router.post("/sweeps", summary="Start a sweep", status_code=202, responses=_ACCEPTED)
 async def start_sweep(request: Request, response: Response, store: OpenStore, body: SweepRequest) -> JobItem:
-    """Every combination of some params' values over recorded runs: at most 100,000 of them.
+    """Start a sweep, which backtests all combinations of some params' values, at most 100,000, on recorded runs.
 
-    Values that the policy does not take are refused at once, with their axis. (Of thousands of values some may be left
-    for the job to refuse: they are tried for some seconds.)
+    Values that the policy refuses are reported at once, with their axis. Values are checked for a few seconds only: of
+    thousands, some may be left for the job to refuse.
     """
     return await _started(request, response, store, body, axes=body.axes)
 
@@ -105,19 +108,19 @@ async def start_sweep(request: Request, response: Response, store: OpenStore, bo
 async def start_verification(
     request: Request, response: Response, store: OpenStore, body: VerificationRequest
 ) -> JobItem:
-    """Whether what rules decided live is what their replay decides, and the logs are what was written."""
+    """Start a verification that a replay repeats the live decisions, and that the logs are as they were written."""
     return await _started(request, response, store, body)
 
 
 @router.get("/jobs", summary="Jobs")
 def list_jobs(request: Request) -> JobPage:
-    """The jobs that are remembered, the newest first."""
+    """Return the jobs that the server keeps, newest first."""
     return JobPage(items=[_item(job) for job in _queue(request).jobs()], next=None)
 
 
 @router.get("/jobs/{id}", summary="One job")
 def read_job(request: Request, job_id: JobId) -> JobItem:
-    """How far a job is."""
+    """Return a job and its progress."""
     return _item(_queue(request).job(job_id))
 
 
@@ -128,7 +131,7 @@ def read_job(request: Request, job_id: JobId) -> JobItem:
     response_class=Response,
 )
 def read_job_result(request: Request, job_id: JobId) -> Response:
-    """What it came to, with the numbers that the command of the same name prints with `--json`."""
+    """Return the job's result, with the numbers that the command of the same name prints with `--json`."""
     job = _finished(request, job_id)
     assert job.result is not None
     return answer(request, job.result.encode(), JSON)
@@ -141,7 +144,7 @@ def read_job_result(request: Request, job_id: JobId) -> Response:
     response_class=Response,
 )
 def read_job_report(request: Request, job_id: JobId) -> Response:
-    """The report as one page that needs nothing else."""
+    """Return the report as one self-contained page."""
     job = _finished(request, job_id)
     if job.page is None:
         raise JobNotDone("only backtests have a report", got=job_id)
@@ -151,7 +154,7 @@ def read_job_report(request: Request, job_id: JobId) -> Response:
 
 @router.delete("/jobs/{id}", summary="End a job")
 def cancel_job(request: Request, job_id: JobId) -> JobItem:
-    """End a job that waits or runs; one that is over stays as it is. Other people's jobs take the scope `admin`."""
+    """Cancel a waiting or running job; a finished one stays as it is. Jobs of other tokens need the scope `admin`."""
     return _item(_queue(request).cancel(job_id, request.state.holder))
 
 
@@ -171,7 +174,7 @@ def _finished(request: Request, job_id: str) -> Job:
 
 
 def _check_baselines(names: Sequence[str]) -> None:
-    # Asked for the first time, the baselines are loaded, which takes a while.
+    # The first request loads the baselines, which takes a while.
     unknown = [name for name in names if name not in (*BASELINES, "all")]
     if unknown:
         raise InvalidRequest("no such baseline", got=unknown[0], fix=f"Known: all, {', '.join(BASELINES)}")
@@ -183,7 +186,7 @@ async def _started(
     document: dict[str, Any] = {"kind": kind_of(body), "store": str(store.path), "request": body.model_dump()}
     if isinstance(body, PolicyJobRequest):
         text, source = await run_in_threadpool(_policy_text, request, body)
-        await _check_policy(request, text, source, **values)  # Refused here, not in the job.
+        await _check_policy(request, text, source, **values)  # Refuse it here, not in the job.
         document |= {"policy_text": text, "policy_source": source}
     queued = await run_in_threadpool(_queued, request, store, body, document)
     response.headers["Location"] = f"/api/v1/jobs/{queued.id}"
@@ -201,8 +204,8 @@ async def _check_policy(
     """Refuse a policy that does not load with these values.
 
     Raises:
-        PolicyError: With all its problems.
-        InvalidRequest: It takes too long to tell, or there are too many combinations of values.
+        PolicyError: With all problems of the policy.
+        InvalidRequest: The check takes too long, or there are too many combinations of values.
     """
     processes: RuleProcesses = request.app.state.rule_processes
     seconds = request.app.state.limits.rules_s / 2
@@ -238,13 +241,13 @@ def _runs(store: Store, body: JobRequest) -> list[RunAccess]:
 
 
 def _digest(document: dict[str, Any], runs: Sequence[RunAccess]) -> str:
-    """Of the question, and of the state that the logs and the notes about them are in."""
+    """Return the digest of the request and the current state of the runs' logs and annotations."""
     asked = {**document, "request": {**document["request"], "runs": None}, "semantics": sorted(KNOWN_SEMANTICS)}
     digest = hashlib.sha256(json.dumps(asked, sort_keys=True).encode())
     for run in runs:
         entry = run.entry()
         listing = entry.snapshot.listing
-        # Journals and notes are appended to, and what somebody edits in its place is to be found by a verification.
+        # Journals and annotations are appended to. Verifications must also notice files edited in place.
         files = [file.path for file in listing.sealed] + [journal.path for journal in listing.journals]
         stamps = [(path.name, *file_stamp(path)) for path in (*files, run.folder / ANNOTATIONS)]
         digest.update(repr((entry.stamp, stamps)).encode())

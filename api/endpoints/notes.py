@@ -1,4 +1,4 @@
-"""``/runs/{id}/annotations``: what people note about a run, while it is recorded and afterwards."""
+"""Serves ``/runs/{id}/annotations``: the notes about a run, made while it was recorded or afterwards."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ from ..queries import FormedQuery, Int64
 
 router = APIRouter()
 
-#: Of the attributes of a note: enough for any configuration, and far from where writing them as JSON fails.
+#: Deepest nesting of a note's attributes: enough for any configuration, and far below the depth where writing JSON
+#: fails.
 _MOST_LEVELS: Final = 40
 
 
@@ -31,33 +32,33 @@ class AnnotationItem(Model):
     id: str
     """Unique within the run."""
     origin: Literal["recorder", "api"]
-    """Whether the training program wrote it into the log, or somebody noted it afterwards."""
+    """`recorder`: the training program wrote it into the log. `api`: it was added afterwards."""
     time_ns: int
     """Nanoseconds since 1970 (UTC)."""
     text: str
     author: str | None
-    """Name of the token that it was noted with."""
+    """Name of the token that added it."""
     first_step: int | None
     last_step: int | None
-    """Steps that it is about, both inclusive; null where it is about the whole run."""
+    """The steps that it is about, both inclusive; null if it is about the whole run."""
     attrs: dict[str, Any]
 
 
 class AnnotationPage(Page):
-    """Annotations: the log's own first, then those of afterwards, in order of noting."""
+    """Annotations: those in the log first, then later ones, in the order of adding them."""
 
     items: list[AnnotationItem]
 
 
 class NewAnnotation(BaseModel):
-    """A note to make."""
+    """A note to add."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
     text: str = Field(min_length=1, max_length=10_000)
     first_step: Int64 | None = None
     last_step: Int64 | None = None
-    """Steps that it is about, both inclusive; `last_step` is `first_step` unless given."""
+    """The steps that it is about, both inclusive; `last_step` defaults to `first_step`."""
     attrs: dict[str, Any] = Field(default_factory=dict)
 
     @model_validator(mode="after")
@@ -70,7 +71,7 @@ class NewAnnotation(BaseModel):
 
 
 def _depth(value: Any) -> int:
-    """How many levels of lists and objects a JSON value has."""
+    """Return the number of nested levels of lists and objects in a JSON value."""
     levels, level = 0, [value]
     while level := [part for part in level if isinstance(part, (dict, list))]:
         levels += 1
@@ -80,7 +81,7 @@ def _depth(value: Any) -> int:
 
 @router.get("/runs/{id}/annotations", summary="Annotations", response_model=AnnotationPage, responses=IN_EVERY_FORM)
 def list_annotations(request: Request, run: RequestedRun, query: Annotated[FormedQuery, InQuery()]) -> Response:
-    """Notes of the training program (`rec.annotate`), less what a resume rolled back, and those made afterwards."""
+    """Return the notes of the training program (`rec.annotate`) that no resume rolled back, then those added later."""
     noted = [_item(annotation, "api") for annotation in read_annotations(run.folder)]
     page = AnnotationPage(items=[*run.read(_recorded), *noted], next=None)
     return page_answer(request, page, query.format)
@@ -88,12 +89,12 @@ def list_annotations(request: Request, run: RequestedRun, query: Annotated[Forme
 
 @router.post("/runs/{id}/annotations", summary="Annotate a run", status_code=201)
 def annotate_run(request: Request, run: RequestedRun, body: NewAnnotation) -> AnnotationItem:
-    """Note something about a run, beside its log: what it recorded stays what it was, digests and all."""
+    """Add a note about a run. It is stored next to the log, which stays unchanged, digests included."""
     return make_annotation(run, body, request.state.holder.name)
 
 
 def make_annotation(run: RunAccess, body: NewAnnotation, author: str) -> AnnotationItem:
-    """Make a note, and show it as it is kept."""
+    """Store a note, and return it as stored."""
     last_step = body.first_step if body.last_step is None else body.last_step
     annotation = Annotation(
         new_annotation_id(), time.time_ns(), body.text, author, body.first_step, last_step, encoded(body.attrs)

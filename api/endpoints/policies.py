@@ -1,4 +1,4 @@
-"""``/policies``: the rule files that the server can be asked about by name, and those that a run was recorded under."""
+"""Serves ``/policies``: the rule files that clients can name, and those that a run was recorded under."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ class PolicyRow(Model):
 
     name: str
     origin: Literal["shipped", "folder"]
-    """Whether it comes with steptape, or from the folder that the server was given."""
+    """`shipped` with steptape, or from the `folder` that the server was given."""
     digest: str | None
-    """Null when it does not load."""
+    """Digest of the rule file; null if it does not load."""
     description: str
     params: dict[str, Any]
     error: str | None
-    """Why it does not load."""
+    """Why it does not load; null if it does."""
 
 
 class PolicyDetail(PolicyRow):
-    """A rule file with its text."""
+    """A rule file and its text."""
 
     text: str
 
@@ -65,16 +65,16 @@ class RunPolicyPage(Page):
 
 
 def policies_known(folder: Path | None) -> dict[str, Path]:
-    """The rule files that can be named: those of the folder, and the shipped ones whose names it does not take."""
+    """Return the rule files that clients can name: those of the folder, and the shipped ones with other names."""
     own = {} if folder is None else {path.stem: path for path in sorted(folder.glob("*.yaml")) if _is_policy(path)}
     return {**shipped_policies(), **own}
 
 
 def policy_named(name: str, folder: Path | None) -> Path:
-    """The file of that policy.
+    """Return the file of a policy.
 
     Raises:
-        PolicyNotFound: There is none of that name.
+        PolicyNotFound: No policy has that name.
     """
     known = policies_known(folder)
     if name not in known:
@@ -84,7 +84,7 @@ def policy_named(name: str, folder: Path | None) -> Path:
 
 @router.get("/policies", summary="Rule files", response_model=PolicyPage, responses=IN_EVERY_FORM)
 def list_policies(request: Request, query: Annotated[FormedQuery, InQuery()]) -> Response:
-    """The policies that come with steptape, and those of the folder that the server was given."""
+    """Return the policies that come with steptape, and those of the folder that the server was given."""
     known = policies_known(request.app.state.policies)
     items = [PolicyRow.model_validate(_row(name, path)) for name, path in sorted(known.items())]
     return page_answer(request, PolicyPage(items=items, next=None), query.format)
@@ -94,7 +94,7 @@ def list_policies(request: Request, query: Annotated[FormedQuery, InQuery()]) ->
 def read_policy(
     request: Request, name: Annotated[str, InPath(max_length=200, description="The policy's name.")]
 ) -> Response:
-    """A policy with its text."""
+    """Return a policy and its text."""
     path = policy_named(name, request.app.state.policies)
     text = path.read_text(encoding="utf-8", errors="replace")
     return model_answer(request, PolicyDetail.model_validate({**_row(name, path), "text": text}))
@@ -102,7 +102,7 @@ def read_policy(
 
 @router.get("/runs/{id}/policies", summary="Rule files of a run", response_model=RunPolicyPage, responses=IN_EVERY_FORM)
 def list_run_policies(request: Request, run: RequestedRun, query: Annotated[FormedQuery, InQuery()]) -> Response:
-    """The policy of each attempt that had one, as it was."""
+    """Return the policy of each attempt that had one, as it was at the time."""
     items = [
         RunPolicy(
             attempt=attempt.attempt,

@@ -1,4 +1,4 @@
-"""``POST /query``: read-only SQL over the views, within limits."""
+"""Serves ``POST /query``: read-only SQL over the views, within limits."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from ..workers.query_workers import Answer, QueryWorkers
 
 router = APIRouter()
 
-#: How the answer in CSV, Arrow or Parquet says that there were more rows.
+#: Header that marks a truncated result in CSV, Arrow or Parquet.
 _TRUNCATED: Final = "Steptape-Truncated"
 
 
 class SqlRequest(BaseModel):
-    """A question in SQL."""
+    """An SQL query."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
@@ -32,7 +32,7 @@ class SqlRequest(BaseModel):
     """One statement that reads: SELECT, FROM, WITH, DESCRIBE, SHOW. Views: `runs`, `events`, `steps`, `evals`, `saves`,
     `samples`, `decisions`, `windows`; table macros: `series(metric)`, `rolling(n)`, `spiking_samples(step)`."""
     run: str | None = Field(default=None, max_length=1000)
-    """Over this run alone: its id, or its name where one run alone has it."""
+    """Query only this run: its id, or its name if no other run has it."""
 
 
 class Column(Model):
@@ -40,27 +40,27 @@ class Column(Model):
 
     name: str
     type: str
-    """As Arrow calls it."""
+    """Arrow type."""
 
 
 class QueryAnswer(Model):
-    """The rows of a result, as far as they are shown."""
+    """The rows of a result, up to the row limit."""
 
     columns: list[Column]
     rows: list[list[Any]]
-    """Text stands for what JSON has no form for: times, numbers that are not finite or too large, bytes (base64)."""
+    """Values that JSON cannot represent are text: times, non-finite or too large numbers, bytes (base64)."""
     n_rows: int
     truncated: bool
-    """Whether there were more rows than one answer holds."""
+    """Whether the result has more rows than one response holds."""
     row_limit: int
     elapsed_s: float
 
 
 @router.post("/query", summary="SQL", response_model=QueryAnswer, responses=IN_EVERY_FORM)
 async def run_sql(request: Request, body: SqlRequest, query: Annotated[FormedQuery, InQuery()]) -> Response:
-    """The result of one read-only statement over the views of all runs, or of one.
+    """Run one read-only SQL statement over the views of all runs, or of one run.
 
-    It can read nothing but the runs of this store, and is ended when it takes too long or too much.
+    It can read only the runs of this store, and is stopped when it exceeds the limits on time or memory.
     """
     form = form_of(request, query.format)
     workers: QueryWorkers = request.app.state.query_workers

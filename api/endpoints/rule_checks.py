@@ -1,4 +1,4 @@
-"""``/rules/check`` and ``/rules/test``: what is wrong in a rule file, and whether it does what its tests say."""
+"""Serves ``/rules/check`` and ``/rules/test``: finds errors in a rule file, and runs a file of tests."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ class CheckRequest(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
     text: str = Field(max_length=200_000)
-    """The rule file, YAML."""
+    """Text of the rule file, YAML."""
     params: dict[str, Param] = Field(default_factory=dict)
-    """Values to use instead of the file's own."""
+    """Values that replace the file's own."""
     runs: list[str] = Field(default_factory=list, max_length=100)
-    """Also against what these runs show: ids, or names that one run alone has."""
+    """Also check the rules against these runs: ids, or names that only one run has."""
 
 
 class RuleProblem(Model):
-    """What is wrong, and where."""
+    """An error in a file, and its location."""
 
     line: int
     column: int
@@ -39,46 +39,46 @@ class RuleProblem(Model):
 
 
 class RuleWarningItem(RuleProblem):
-    """What looks wrong, and where."""
+    """A likely mistake in a rule file, and its location."""
 
     code: str
 
 
 class CheckAnswer(Model):
-    """What was found."""
+    """The result of a check."""
 
     ok: bool
-    """Whether it loads."""
+    """Whether the rule file loads."""
     digest: str | None
     problems: list[RuleProblem]
     warnings: list[RuleWarningItem]
 
 
 class TestRequest(BaseModel):
-    """Tests of rules to run."""
+    """Rule tests to run."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
     tests: str = Field(max_length=200_000)
-    """The file of tests, YAML. Its `policy:` names one of `policies`, or one that `GET /policies` lists."""
+    """Text of the test file, YAML. Its `policy:` names one of `policies`, or one that `GET /policies` lists."""
     policies: dict[str, str] = Field(default_factory=dict, max_length=20)
-    """Texts of rule files, by the names that the tests give them."""
+    """Texts of rule files, by the names that the tests use."""
 
 
 class TestAnswer(Model):
-    """How the tests went."""
+    """The result of the tests."""
 
     ok: bool
     """Whether everything loads and passes."""
     problems: list[RuleProblem]
-    """What does not load."""
+    """Errors in files that do not load."""
     results: list[dict[str, Any]]
-    """As `steptape test --json` prints them."""
+    """Results as `steptape test --json` prints them."""
 
 
 @router.post("/rules/check", summary="Check a rule file")
 async def check_rules(request: Request, store: OpenStore, body: CheckRequest) -> CheckAnswer:
-    """All errors of a rule file at once and, where it loads, what looks wrong in it."""
+    """Return all errors of a rule file at once or, if it loads, its likely mistakes."""
     folders = await run_in_threadpool(lambda: [str(find_run(store, key).open().folder) for key in body.runs])
     document = {"kind": "check", "text": body.text, "params": body.params, "folders": folders}
     return CheckAnswer.model_validate(await _processes(request).ask(document))
@@ -86,7 +86,7 @@ async def check_rules(request: Request, store: OpenStore, body: CheckRequest) ->
 
 @router.post("/rules/test", summary="Run tests of rules")
 async def test_rules(request: Request, body: TestRequest) -> TestAnswer:
-    """Play the imagined runs of a file of tests, and compare what is decided with what it expects."""
+    """Simulate the runs in a test file, and compare the decisions with the expected ones."""
     known = {
         name: str(path)
         for name, path in policies_known(request.app.state.policies).items()

@@ -1,4 +1,4 @@
-"""``/runs/{id}``: all that is known of one run, and what its log holds, counted."""
+"""Serves ``/runs/{id}``: everything known about one run, with counts of its events."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ router = APIRouter()
 
 @router.get("/runs/{id}", summary="One run", response_model=RunDetail)
 def read_run(request: Request, run: RequestedRun) -> Response:
-    """The run's row, configuration and attempts (with the text of each one's policy), and counts of its events."""
+    """Return the run's row, configuration, attempts (with the text of each policy), and counts of its events."""
     return model_answer(request, run.read(_detail))
 
 
@@ -52,7 +52,7 @@ def _metric(name: str, counts: dict[str, int]) -> MetricItem:
 
 
 def _attempts(info: RunInfo, status: str) -> list[dict[str, Any]]:
-    """The attempts of ``run.json``; one that still calls itself running although its writer is gone has crashed."""
+    """Return the attempts of ``run.json``; an earlier attempt still marked as running has crashed."""
     attempts = [encoded(dataclasses.asdict(attempt)) for attempt in info.attempts]
     for attempt in attempts[:-1]:
         attempt["status"] = "crashed" if attempt["status"] == "running" else attempt["status"]

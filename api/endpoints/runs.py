@@ -1,4 +1,4 @@
-"""``/runs``: the runs of the store, newest first."""
+"""Serves ``/runs``: the runs of the store, newest first by default."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ router = APIRouter()
 
 _LOGGER: Final = logging.getLogger("steptape.api")
 
-#: Where the last run of a page stands in the order: what comes and goes before it disturbs no later page.
+#: Cursor position: the last run of a page. Runs that appear or vanish before it do not affect later pages.
 _POSITION: Final = TypeAdapter(Position)
 
 
-#: How a run of the list is asked about further.
+#: Links from a run of the list to its other endpoints.
 _LINKS: Final = {
     operation: {"operationId": operation, "parameters": {"id": "$response.body#/items/0/run_id"}}
     for operation in ("read_run", "list_events", "list_samples", "list_decisions", "list_annotations", "annotate_run")
@@ -43,12 +43,12 @@ _LINKS: Final = {
     responses={200: {**IN_EVERY_FORM[200], "links": _LINKS}},
 )
 def list_runs(request: Request, store: OpenStore, query: Annotated[RunsQuery, InQuery()]) -> Response:  # type: ignore[valid-type]
-    """The runs of the store that the filters let through. Runs that cannot be read are named under `problems`."""
+    """Return the runs of the store that match the filters. `problems` names the runs that cannot be read."""
     return page_answer(request, runs_page(store, query), query.format)  # type: ignore[attr-defined]
 
 
 def runs_page(store: Store, query: Any) -> RunPage:
-    """A page of runs.
+    """Return a page of runs.
 
     Args:
         store: The store.
@@ -68,7 +68,7 @@ def runs_page(store: Store, query: Any) -> RunPage:
 
 
 def facts_of(summary: RunSummary) -> dict[str, Any]:
-    """The run's row as HTTP shows it: times with their zone."""
+    """Return the run's row as the API shows it: times with their zone."""
     row = summary.to_row()
     return row | {"started": _in_utc(summary.started), "ended": summary.ended and _in_utc(summary.ended)}
 

@@ -1,4 +1,4 @@
-"""``/runs/{id}/samples``: losses of single samples, in order of recording or the highest first."""
+"""Serves ``/runs/{id}/samples``: per-sample losses, in order of recording or highest first."""
 
 from __future__ import annotations
 
@@ -27,21 +27,21 @@ _FIELDS: Final = tuple(SampleItem.model_fields)
 _ORDER: Final = ("attempt", "rank", "seq", "position")
 _PLACE: Final = TypeAdapter(tuple[Int32, Int32, Int64, Int32])
 
-#: Most items of a page unless the query says otherwise.
+#: Default page size.
 _PAGE: Final = 1000
 
 
 class SamplesQuery(FormedQuery):
-    """Which samples."""
+    """Selects samples."""
 
     step: Int64 | None = None
-    """Of this update only."""
+    """Only samples of this update."""
     top: int | None = Field(default=None, ge=1, le=10_000)
-    """So many, the highest losses first (NaN above all numbers). They come as one page."""
+    """Return this many samples with the highest losses, on one page (NaN ranks above all numbers)."""
     limit: int | None = Field(default=None, ge=1, le=10_000)
-    """Most items of a page; 1000 unless given, or `top`."""
+    """Most items per page; by default 1000, or `top`."""
     cursor: str | None = Field(default=None, max_length=1000)
-    """`next` of the page before."""
+    """`next` of the previous page."""
 
     @model_validator(mode="after")
     def _top_comes_as_one_page(self) -> SamplesQuery:
@@ -52,26 +52,26 @@ class SamplesQuery(FormedQuery):
 
 @router.get("/runs/{id}/samples", summary="Sample losses", response_model=SamplePage, responses=IN_EVERY_FORM)
 async def list_samples(request: Request, run: RequestedRun, query: Annotated[SamplesQuery, InQuery()]) -> Response:
-    """Per-sample losses of all ranks, in (attempt, rank, seq, position) order, or the highest first.
+    """Return per-sample losses of all ranks, in (attempt, rank, seq, position) order, or highest first.
 
-    What a resume rolled back is left out. Where the losses of tokens make samples large, a page may hold fewer than
-    `limit`; `next` goes on from there.
+    Samples that a resume rolled back are left out. If token losses make samples large, a page may hold fewer than
+    `limit`; `next` continues from there.
     """
     page = await (_page(request, run, query) if query.top is None else _highest(request, run, query, query.top))
     return await run_in_threadpool(page_answer, request, page, query.format)
 
 
 class SpikeQuery(FormedQuery):
-    """Which spike."""
+    """Selects a spike."""
 
     step: Int64
-    """The update at which the loss spiked."""
+    """The update where the loss spiked."""
     radius: int = Field(default=0, ge=0, le=10_000)
     """Updates before and after it that belong to the spike."""
     top: int = Field(default=50, ge=1, le=10_000)
-    """Most samples."""
+    """Most samples to return."""
     baseline: int = Field(default=50, ge=1, le=10_000)
-    """Updates before the spike whose sample losses say what is normal."""
+    """Number of updates before the spike whose sample losses define what is normal."""
 
 
 @router.get(
@@ -83,7 +83,7 @@ class SpikeQuery(FormedQuery):
 async def list_spiking_samples(
     request: Request, run: RequestedRun, query: Annotated[SpikeQuery, InQuery()]
 ) -> Response:
-    """The samples recorded around a step that pushed the loss above normal, the hardest first. NaN losses lead."""
+    """Return the samples around a step that raised the loss above normal, hardest first. NaN losses come first."""
     await run_in_threadpool(run.read, lambda snapshot: _check_step(snapshot, query.step))
     options = f"radius := {query.radius}, top := {query.top}, baseline := {query.baseline}"
     statement = f"SELECT {', '.join(COLUMNS)} FROM spiking_samples({query.step}, {options})"
@@ -117,7 +117,7 @@ async def _page(request: Request, run: RunAccess, query: SamplesQuery) -> Sample
 async def _highest(request: Request, run: RunAccess, query: SamplesQuery, top: int) -> SamplePage:
     count = min(top, query.limit or top)
     conditions = [] if query.step is None else [f"step = {query.step}"]
-    # NaN is above all numbers in SQL, too.
+    # NaN ranks above all numbers in SQL, too.
     statement = _statement(conditions, f"loss DESC, seq, position, {', '.join(_ORDER)}", count)
     found = await ask_run(request, run, statement, rows=count)
     if found.is_cut_short:

@@ -1,4 +1,4 @@
-"""``/runs/{id}/series`` and ``/series``: the values of metrics of one run or of several, downsampled for drawing."""
+"""Serves ``/runs/{id}/series`` and ``/series``: the values of metrics in one or several runs, downsampled for plots."""
 
 from __future__ import annotations
 
@@ -24,47 +24,48 @@ from ..queries import FormedQuery, Int32, Kind
 
 router = APIRouter()
 
-#: What stands beside each value.
+#: Columns that accompany each value.
 _CLOCKS: Final = ("attempt", "step", "epoch", "elapsed_ns")
 
-#: Series of one answer, by runs and metrics.
+#: Most series in one response: runs times metrics.
 _MOST_SERIES: Final = 1000
 
 _Place = Annotated[float, Field(ge=0, le=2**63 - 1, allow_inf_nan=False)]
 
 
 class SeriesQuery(FormedQuery):
-    """Which series, and how much of them."""
+    """Selects series and a part of the axis."""
 
     metric: list[str] = Field(min_length=1, max_length=100)
-    """Name of a metric as it was logged; repeatable."""
+    """Name of a metric as logged; repeatable."""
     kind: Kind | None = None
-    """Values in events of this kind only. Without it, a metric that several kinds carry is several items."""
+    """Only values in events of this kind. Without it, a metric has one item for each kind that carries it."""
     axis: Axis = "step"
-    """What `x`, `from` and `to` mean: `step`, `epoch`, `elapsed` (seconds of training, over all attempts) or `samples`
-    (seen so far). Values that stand nowhere on it are left out."""
+    """Meaning of `x`, `from` and `to`: `step`, `epoch`, `elapsed` (seconds of training, over all attempts) or `samples`
+    (seen so far). Values without a position on the axis are left out."""
     points: int = Field(default=1000, ge=4, le=100_000)
-    """Most values of an item. Where there are more, each stretch keeps its first and last, its extremes, and a NaN."""
+    """Most values of an item. A longer series is cut into buckets: each keeps its first and last value, its extremes,
+    and its first NaN."""
     from_: _Place | None = Field(default=None, alias="from")
-    """Where to begin on the axis, inclusive."""
+    """Start on the axis, inclusive."""
     to: _Place | None = None
-    """Where to end, inclusive."""
+    """End on the axis, inclusive."""
     rank: Int32 = 0
     """Rank that wrote the values."""
 
 
 class RunsSeriesQuery(SeriesQuery):
-    """Which series of which runs."""
+    """Selects series of several runs."""
 
     run: list[str] = Field(min_length=1, max_length=100)
-    """Id of a run, or its name where one run alone has it; repeatable. Runs without the metric have an empty item."""
+    """Id of a run, or its name if no other run has it; repeatable. A run without the metric has an empty item."""
 
 
 @router.get("/runs/{id}/series", summary="Values of metrics", response_model=SeriesPage, responses=IN_EVERY_FORM)
 def read_series(request: Request, run: RequestedRun, query: Annotated[SeriesQuery, InQuery()]) -> Response:
-    """One item a metric, and a kind of event; all in one look at the run, its newest events included.
+    """Return one item for each metric and kind of event, from one snapshot of the run, its newest events included.
 
-    What a resume rolled back is left out.
+    Values that a resume rolled back are left out.
     """
     most: int = request.app.state.limits.series_values
     page = SeriesPage(items=run.read(lambda snapshot: list(_bounded(_items(snapshot, query), most))), next=None)
@@ -73,7 +74,7 @@ def read_series(request: Request, run: RequestedRun, query: Annotated[SeriesQuer
 
 @router.get("/series", summary="Values of metrics of several runs", response_model=SeriesPage, responses=IN_EVERY_FORM)
 def read_series_of_runs(request: Request, store: OpenStore, query: Annotated[RunsSeriesQuery, InQuery()]) -> Response:
-    """The same for several runs at once, run by run: to compare them."""
+    """Return the series of several runs, run by run, to compare them."""
     if len(query.run) * len(query.metric) > _MOST_SERIES:
         raise InvalidRequest(f"one answer has at most {_MOST_SERIES} series", fix="Ask for fewer runs or metrics")
     runs = [find_run(store, key) for key in dict.fromkeys(query.run)]
@@ -89,7 +90,7 @@ def read_series_of_runs(request: Request, store: OpenStore, query: Annotated[Run
 
 
 def _bounded(items: Iterable[SeriesItem], most: int) -> Iterator[SeriesItem]:
-    """The items, as long as they have so many values in all: what is on its way out is held as a whole."""
+    """Yield the items up to a limit on their values in all: the response is held in memory as a whole."""
     left = most
     for item in items:
         left -= len(item.value)
@@ -121,7 +122,7 @@ def _items(snapshot: Snapshot, query: SeriesQuery, *, lacking_is_empty: bool = F
 
 
 def _on_axis(snapshot: Snapshot, query: SeriesQuery, columns: list[str]) -> Any:
-    """The events of the rank with these columns and ``x``, as far as they are on the axis and within bounds."""
+    """Return the rank's events with these columns and ``x``, if they are on the axis and within bounds."""
     try:
         needed = axis_columns(query.axis, snapshot.columns)
     except TelemetryError as error:

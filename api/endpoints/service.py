@@ -1,4 +1,4 @@
-"""The server itself: whether it is up and ready, which version it is, and what it has done."""
+"""Serves the endpoints about the server itself: health, readiness, version and Prometheus metrics."""
 
 from __future__ import annotations
 
@@ -20,26 +20,26 @@ router = APIRouter()
 
 
 class Ready(Model):
-    """The server has read which runs there are."""
+    """The server has read the list of runs."""
 
     status: Literal["ready"] = "ready"
     runs: int
 
 
 class Version(Model):
-    """What this server is."""
+    """Versions of the server."""
 
     steptape: str
     api: str
     event_format: int
-    """Newest format of runs that it reads."""
+    """Newest run format that the server reads."""
     rule_semantics: int
     """Version of the rule engine's semantics."""
 
 
 @router.get("/healthz", summary="Is the server up?")
 def read_health(store: OpenStore) -> Health:
-    """Answers when the server runs and can list its store; 503 when it cannot."""
+    """Return 200 when the server runs and can list its store, else 503."""
     try:
         os.listdir(store.path)
     except OSError as error:
@@ -49,7 +49,7 @@ def read_health(store: OpenStore) -> Health:
 
 @router.get("/readyz", summary="Is the server ready?")
 def read_readiness(request: Request, store: OpenStore) -> Ready:
-    """Answers when the runs of the store have been read once; 503 until then."""
+    """Return 200 once the server has read the runs of the store, 503 until then."""
     if not request.app.state.is_warm:
         raise Busy("the runs are being read", fix="Ask again in a second")
     return Ready(runs=len(store.recent().entries))
@@ -57,7 +57,7 @@ def read_readiness(request: Request, store: OpenStore) -> Ready:
 
 @router.get("/version", summary="Which version is it?")
 def read_version() -> Version:
-    """Versions of steptape, the API, run formats and rule semantics."""
+    """Return the versions of steptape, the API, the run format and the rule semantics."""
     return Version(steptape=version("steptape"), api="1", event_format=FORMAT, rule_semantics=SEMANTICS_VERSION)
 
 
@@ -68,7 +68,7 @@ def read_version() -> Version:
     responses={200: {"content": {"text/plain": {"schema": {"type": "string"}}}}},
 )
 def read_metrics(request: Request, store: OpenStore) -> Response:
-    """Requests, queries, jobs, tails and runs, in the text format of Prometheus."""
+    """Return counts of requests, queries, jobs, tails and runs in Prometheus' text format."""
     state = request.app.state
     traffic: Traffic = state.traffic
     statuses: dict[str, int] = {}

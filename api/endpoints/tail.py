@@ -1,4 +1,4 @@
-"""``/runs/{id}/tail``: a run's events as they are written, as server-sent events."""
+"""Serves ``/runs/{id}/tail``: streams a run's events as they are written, as server-sent events."""
 
 from __future__ import annotations
 
@@ -29,21 +29,21 @@ router = APIRouter()
 
 _PLACE: Final = re.compile(r"(\d{1,9})\.(-1|\d{1,18})")
 
-#: Events of one look that are sent before the next; what is further behind catches up look by look.
+#: Most events sent per poll; a client further behind catches up over several polls.
 _MOST_AT_ONCE: Final = 5000
 
 _Place = tuple[int, int]
 
 
 class TailQuery(Query):
-    """Which events."""
+    """Selects events."""
 
     rank: Int32 = 0
     """Rank that writes the events."""
     kind: Kind | None = None
-    """Events of this kind only."""
+    """Only events of this kind."""
     after: str | None = Field(default=None, pattern=f"^{_PLACE.pattern}$")
-    """Events after this one, written `ATTEMPT.SEQ`; `0.-1` for all. Those that are still to come unless given."""
+    """Only events after this one, written `ATTEMPT.SEQ`; `0.-1` for all. By default only new events."""
 
 
 @router.get(
@@ -58,10 +58,10 @@ async def tail_run(
     query: Annotated[TailQuery, InQuery()],
     last_event_id: Annotated[str | None, Header(description="`id` of the last event that was seen.")] = None,
 ) -> StreamingResponse:
-    """Server-sent events: `data` is an event as in `events`, `id` its `ATTEMPT.SEQ`, from which a client resumes.
+    """Stream server-sent events: `data` is an event as in `events`, `id` its `ATTEMPT.SEQ`, to resume from.
 
-    An event named `end` tells the run's status when it has ended, or that it is `gone`: deleted, or damaged. What a
-    resume rolled back is sent, too.
+    A final event named `end` holds the run's status once it has ended, or `gone` if it was deleted or is damaged.
+    Events that a resume rolls back are also sent.
     """
     asked = last_event_id or query.after
     passed = await run_in_threadpool(run.read, lambda snapshot: _end_of(snapshot, query.rank))
@@ -73,7 +73,7 @@ async def tail_run(
     held = ExitStack()
     held.enter_context(request.app.state.streams.place())
     stream = _stream(request, run, query, passed, held)
-    # Caches and proxies between must neither keep nor hold back what is sent.
+    # Caches and proxies must neither store nor buffer the stream.
     headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
     return StreamingResponse(stream, media_type="text/event-stream", headers=headers)
 
@@ -92,7 +92,7 @@ async def _stream(
                 try:
                     events, status = await run_in_threadpool(_look, run, query.rank, passed)
                 except (TelemetryError, FileNotFoundError):
-                    # The answer has begun: a browser whose stream just breaks off would ask again for ever.
+                    # The response has started: a browser would retry a broken stream for ever.
                     events, status = [], "gone"
                 for event in events:
                     passed = event.attempt, event.seq
@@ -106,7 +106,7 @@ async def _stream(
 
 
 def _look(run: RunAccess, rank: int, passed: _Place) -> tuple[list[Event], str]:
-    """The next events after a place, and how the run stands."""
+    """Return the next events after a position, and the run's status."""
 
     def read(snapshot: Snapshot) -> tuple[list[Event], str]:
         later = after(of_rank(snapshot, rank), passed).events(rank)
@@ -117,7 +117,7 @@ def _look(run: RunAccess, rank: int, passed: _Place) -> tuple[list[Event], str]:
 
 
 def _end_of(snapshot: Snapshot, rank: int) -> _Place:
-    """The last event of a rank; the place before the first where there is none."""
+    """Return the (attempt, seq) of a rank's last event, or the position before the first."""
     listing = snapshot.listing
     places = [(file.attempt, file.last) for file in listing.table("events") if file.rank == rank]
     places += [

@@ -1,4 +1,4 @@
-"""``/runs/{id}/windows``: rolling statistics of series, each over the last values on the series' own clock."""
+"""Serves ``/runs/{id}/windows``: rolling statistics of series, each over the last values of the series itself."""
 
 from __future__ import annotations
 
@@ -33,29 +33,29 @@ _LISTS: Final = ("attempt", "seq", "step", "epoch", "elapsed_ns", "value", "mean
 
 
 class WindowsQuery(FormedQuery):
-    """Which windows."""
+    """Selects windows."""
 
     metric: str
-    """Name of a metric as it was logged."""
+    """Name of a metric as logged."""
     n: int = Field(default=100, ge=1, le=100_000)
-    """Values of a window, its newest included; fewer at the beginning of a series."""
+    """Values per window, its newest included; fewer at the start of a series."""
     kind: Kind | None = None
-    """Values in events of this kind only."""
+    """Only values in events of this kind."""
     rank: Int32 = 0
     """Rank that wrote the values."""
     points: int = Field(default=1000, ge=4, le=100_000)
-    """Most windows of an item; those of the values that a downsampled series keeps."""
+    """Most windows of an item: those at the values that a downsampled series keeps."""
 
 
 class WindowsItem(Model):
-    """The windows of one metric in the events of one kind. All lists are of one length."""
+    """The windows of one metric in the events of one kind. All lists have the same length."""
 
     run_id: str
     metric: str
     kind: str
     n: int
     n_raw: int
-    """Windows before downsampling."""
+    """Number of windows before downsampling."""
     sampled: bool
     attempt: list[int]
     seq: list[int]
@@ -68,11 +68,11 @@ class WindowsItem(Model):
     min: list[Number]
     max: list[Number]
     std: list[Number]
-    """Of the population. A window with a NaN has NaN throughout."""
+    """Population standard deviation. A window with a NaN has NaN in all statistics."""
 
 
 class WindowRow(Model):
-    """One window, in forms other than JSON."""
+    """One window, in formats other than JSON."""
 
     run_id: str
     metric: str
@@ -96,11 +96,11 @@ class WindowsPage(Page):
 
     @classmethod
     def row_model(cls) -> type[BaseModel]:
-        """A row a window."""
+        """Return the model of one row per window."""
         return WindowRow
 
     def rows(self) -> list[dict[str, Any]]:
-        """A row a window."""
+        """Return one row per window."""
         return [
             {"run_id": item.run_id, "metric": item.metric, "kind": item.kind, **dict(zip(_LISTS, row, strict=True))}
             for item in self.items
@@ -110,9 +110,9 @@ class WindowsPage(Page):
 
 @router.get("/runs/{id}/windows", summary="Rolling statistics", response_model=WindowsPage, responses=IN_EVERY_FORM)
 async def read_windows(request: Request, run: RequestedRun, query: Annotated[WindowsQuery, InQuery()]) -> Response:
-    """Mean, least, greatest and standard deviation of the last `n` values, at each value.
+    """Return mean, minimum, maximum and standard deviation of the last `n` values, at each value.
 
-    What a resume rolled back is left out.
+    Values that a resume rolled back are left out.
     """
     drawn = await run_in_threadpool(run.read, lambda snapshot: _drawn(snapshot, query))
     if not drawn:
@@ -124,7 +124,7 @@ async def read_windows(request: Request, run: RequestedRun, query: Annotated[Win
 
 
 class _Drawn(NamedTuple):
-    """The values of events of one kind whose windows are drawn: their (attempt, seq), and of how many they are."""
+    """The values of one kind of event whose windows are drawn: their (attempt, seq), and how many there are in all."""
 
     kind: str
     n_raw: int
@@ -149,11 +149,11 @@ def _drawn_of_kind(kind: str, rows: Any, column: str, points: int) -> _Drawn:
 
 
 def _statement(query: WindowsQuery, drawn: Sequence[_Drawn]) -> str:
-    """SQL for the windows at the places that are drawn."""
+    """Build the SQL for the windows at the drawn places."""
     by_attempt: dict[int, list[int]] = defaultdict(list)
     for attempt, seq in itertools.chain.from_iterable(one.places for one in drawn):
         by_attempt[attempt].append(seq)
-    # As one text: of 100,000 places as constants DuckDB makes a table in 11 s, of a text of them in 0.05 s.
+    # As one text: DuckDB needs 11 s for a table of 100,000 constant places, and 0.05 s to split a text of them.
     places = [
         f"SELECT {attempt} AS attempt, unnest(string_split('{','.join(map(str, seqs))}', ',')::BIGINT[]) AS seq"
         for attempt, seqs in by_attempt.items()

@@ -1,1 +1,1 @@
-"""ASGI middleware and connections: who may ask, how much, and how fast."""
+"""Limits who may send requests, how large they are and how slow: ASGI middleware and uvicorn's protocol."""

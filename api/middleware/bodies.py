@@ -1,7 +1,7 @@
-"""Bodies of requests: no larger, no slower and no more wrapped up than they may be. ASGI middleware.
+"""ASGI middleware that refuses request bodies that are too large, too slow, compressed or of an unsupported type.
 
-The body is read as a whole before the application sees the request, so that a client that dawdles costs a connection
-and not a thread.
+It reads the whole body before the application sees the request, so that a slow client costs a connection and not a
+thread.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ _TOO_LARGE: Final = Sort(413, "body-too-large", "The body is too large")
 _TOO_SLOW: Final = Sort(408, "body-too-slow", "The body did not come in time")
 _ENCODED: Final = Sort(415, "unsupported-media-type", "The body is of a kind that is not taken")
 
-#: Methods whose body means something.
+#: Methods with a meaningful body.
 _WITH_BODY: Final = frozenset({"POST", "PUT", "PATCH"})
 
 
-#: The one form: what it brings is looked at by people who have no token yet, and changes nothing.
+#: The only form is the sign-in. It is open to clients without a token, and changes nothing.
 _FORM_PATH: Final = "/login"
 _FORM: Final = "application/x-www-form-urlencoded"
 
 
 class BodyLimitMiddleware:
-    """Refuses bodies beyond the limits, and compressed ones: a kilobyte of these may be a gigabyte."""
+    """ASGI middleware that refuses bodies beyond the limits, and compressed ones: a kilobyte may become a gigabyte."""
 
     def __init__(self, app: ASGIApp, *, limits: Limits) -> None:
         self._app = app
@@ -56,7 +56,7 @@ class BodyLimitMiddleware:
                 if len(body) > self._limits.body_bytes:
                     found = self._too_large()
         if found is not None:
-            # What is left of the body would be taken for the next request.
+            # The unread rest of the body would be parsed as the next request.
             await refusal(*found, headers={"Connection": "close"})(scope, receive, send)
             return
         await self._app(scope, _replayed(body, receive), send)
@@ -77,7 +77,7 @@ class BodyLimitMiddleware:
         return _TOO_LARGE, f"A body has at most {self._limits.body_bytes:,} bytes"
 
     async def _taken(self, receive: Receive) -> bytes | None:
-        """The body, or its beginning where it is too large; None when the client has gone."""
+        """Return the body, or the beginning of one that is too large; None when the client has gone."""
         parts: list[bytes] = []
         size = 0
         while True:

@@ -1,4 +1,4 @@
-"""Connections: how long a client may take to say what it wants, and how much it may say: uvicorn's HTTP, with that."""
+"""Adds read timeouts and a connection limit to uvicorn's HTTP protocol."""
 
 from __future__ import annotations
 
@@ -10,33 +10,33 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from .host_and_token import MAX_HEAD_BYTES
 
-#: Seconds until the head of a request has to be there, from its first byte or the connection's beginning on.
+#: Timeout in seconds for the head of a request, from its first byte or the start of the connection.
 HEAD_S: Final = 10.0
 
-#: Connections at a time; what comes beyond is told to come back.
+#: Most concurrent connections; further ones get a response that asks to retry.
 MAX_CONNECTIONS: Final = 512
 
-#: Milliseconds until a client that acknowledges nothing of an answer is given up.
+#: Milliseconds after which a connection is closed whose client acknowledges no data.
 _STALLED_MS: Final = 30_000
 
 
 class ImpatientProtocol(H11Protocol):
-    """Closes a connection whose client has begun a request and does not go on.
+    """An HTTP protocol that closes a connection whose client starts a request and does not finish its head.
 
-    uvicorn has a time limit between requests only: a client that sends a byte of a header now and then would hold its
+    uvicorn has a timeout between requests only: a client that sends a header byte now and then would hold its
     connection for ever.
     """
 
     head_s = HEAD_S
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Begin to wait for a request."""
+        """Start the timeout for the first request."""
         super().connection_made(transport)
         self._patience: asyncio.TimerHandle | None = None
         self._wait_for_head()
 
     def data_received(self, data: bytes) -> None:
-        """Wait no longer once the request is known, and anew for one whose head is not there yet."""
+        """Cancel the timeout once the request is known; restart it for one whose head is incomplete."""
         super().data_received(data)
         is_answering = self.cycle is not None and not self.cycle.response_complete
         if is_answering:
@@ -45,7 +45,7 @@ class ImpatientProtocol(H11Protocol):
             self._wait_for_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Wait no more."""
+        """Cancel the timeout."""
         self._be_patient()
         super().connection_lost(exc)
 
@@ -64,7 +64,7 @@ class ImpatientProtocol(H11Protocol):
 
 
 def settings() -> dict[str, Any]:
-    """How uvicorn is to deal with connections."""
+    """Return uvicorn's settings for connections."""
     return {
         "http": ImpatientProtocol,
         "h11_max_incomplete_event_size": MAX_HEAD_BYTES,
@@ -80,8 +80,8 @@ def settings() -> dict[str, Any]:
 
 
 def prepare(listener: socket.socket) -> None:
-    """Set on a listening socket what every connection that it accepts is to have."""
-    # asyncio does this only for sockets that it made itself. Without it, every answer waits 40 ms for the client's ACK.
+    """Set the options of a listening socket that every accepted connection inherits."""
+    # asyncio sets this on its own sockets only. Without it, every response waits 40 ms for the client's ACK.
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     if hasattr(socket, "TCP_USER_TIMEOUT"):  # Linux.
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _STALLED_MS)

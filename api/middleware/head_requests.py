@@ -1,4 +1,4 @@
-"""HEAD: what GET would answer, without the body. ASGI middleware."""
+"""ASGI middleware that answers HEAD as GET, without the body."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 
 class HeadMiddleware:
-    """Asks the application for GET where a client asks for HEAD. A stream without end is ended after its headers."""
+    """ASGI middleware that turns HEAD into GET for the application. It ends an endless stream after its headers."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass the request on, and its answer's head back."""
+        """Pass the request on, and return the head of the response."""
         if scope["type"] != "http" or scope["method"] != "HEAD":
             await self._app(scope, receive, send)
             return

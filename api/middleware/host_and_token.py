@@ -1,11 +1,12 @@
-"""Who is let in: ASGI middleware that looks at Host, Origin and token before anything else does.
+"""ASGI middleware that checks the Host, Origin and token of a request before the application sees it.
 
-A page of another site that a browser on this machine shows reaches 127.0.0.1 as well: by a name of its own that it has
-made to point there (the Host header then has that name), or by a form (the Origin header then has its own).
+A browser on this machine that shows another site's page can reach 127.0.0.1, too. The page may use a domain of its own
+that resolves there: the Host header then holds that domain. Or it may submit a form: the Origin header is then the
+page's.
 
-Wrong tokens are not counted, and whoever sends them need not wait. A token that was made as the server advises has 192
-bits, which no rate of guesses gets at, and tokens are compared in constant time; while behind a proxy all clients have
-one address, so that one of them could lock out the others. Answers with 401 are counted in ``/metrics``.
+Wrong tokens are not counted and not delayed. A token made as the server advises has 192 bits, beyond any rate of
+guesses, and tokens are compared in constant time. Behind a proxy all clients share one address, so one of them could
+lock out the others. ``/metrics`` counts 401 responses.
 """
 
 from __future__ import annotations
@@ -24,19 +25,19 @@ from .tokens import LOCAL, Holder, Scope, Tokens
 
 LOOPBACK_NAMES: Final = frozenset({"localhost", "127.0.0.1", "::1"})
 
-#: What a probe may ask without a token, and what a person needs who has yet to show one.
+#: Paths without a token: for probes, and for users who have yet to sign in.
 _OPEN: Final = frozenset({"/healthz", "/readyz", "/login", "/logout"})
 _OPEN_FOLDER: Final = "/static/"
 
 #: Methods that change nothing.
 _SAFE: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 
-#: Requests with a body that change nothing either: questions.
+#: POST requests that change nothing: queries and rule trials.
 _QUESTIONS: Final = re.compile(r"/api/v1/(query|rules/check|rules/test)")
 
 _HOST: Final = re.compile(r"(?:\[(?P<v6>[0-9A-Fa-f:.]+)\]|(?P<name>[A-Za-z0-9._-]+))(?::\d{1,5})?")
 
-#: Bytes of all headers of a request.
+#: Most bytes of all headers of a request.
 MAX_HEAD_BYTES: Final = 32 << 10
 
 _LARGE: Final = Sort(431, "headers-too-large", "The headers are too large")
@@ -47,12 +48,12 @@ _FORBIDDEN: Final = Sort(403, "forbidden", "The token does not allow this")
 
 
 class HostAndTokenMiddleware:
-    """Refuses requests that are addressed to another host, come from another site's page, or lack a token's scope.
+    """ASGI middleware that refuses requests with a wrong host, a foreign origin, or a token without the required scope.
 
     Args:
-        app: What comes after.
-        hosts: Names by which the server is called, in lower case, without ports.
-        tokens: Those that are known; None where everybody who gets here may do everything.
+        app: The next application.
+        hosts: Names of the server, in lower case, without ports.
+        tokens: The known tokens; None lets every client do everything.
     """
 
     def __init__(self, app: ASGIApp, *, hosts: Collection[str], tokens: Tokens | None) -> None:
@@ -109,15 +110,16 @@ class HostAndTokenMiddleware:
 
 
 def required_scope(method: str, path: str) -> Scope:
-    """What a token must allow for a request.
+    """Return the scope that a token needs for a request.
 
     >>> required_scope("GET", "/api/v1/runs"), required_scope("POST", "/api/v1/backtests")
     (<Scope.READ: 1>, <Scope.WRITE: 2>)
+
     """
     return Scope.READ if method in _SAFE or (method == "POST" and _QUESTIONS.fullmatch(path)) else Scope.WRITE
 
 
 def _name_in(host: str) -> str | None:
-    """The host's name in a Host header, in lower case; None when it is no such header."""
+    """Return the host name in a Host header, in lower case; None if it does not parse."""
     match = _HOST.fullmatch(host)
     return (match["v6"] or match["name"]).lower() if match else None

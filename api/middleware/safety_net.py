@@ -1,4 +1,4 @@
-"""The outermost edge of the application: counts answers, sends what protects a browser, and keeps failures inside."""
+"""Outermost ASGI middleware: counts responses, sets security headers, and answers unexpected errors."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from .traffic import Traffic
 
 _LOGGER: Final = logging.getLogger("steptape.api")
 
-#: Sent with every answer that does not say otherwise. Names and messages in answers are strangers' text: a browser must
-#: neither guess that they are a page nor run what stands in them.
+#: Default headers of every response. Names and messages in responses are untrusted text: a browser must neither treat
+#: them as a page nor run them.
 _HEADERS: Final = {
     "X-Content-Type-Options": "nosniff",
     "Content-Security-Policy": "default-src 'none'; frame-ancestors 'none'",
@@ -30,13 +30,13 @@ _METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "O
 class SafetyNetMiddleware:
     """ASGI middleware that answers unexpected errors with a problem.
 
-    Starlette's own middleware for this raises the error again behind its answer, upon which uvicorn cuts the connection
-    under the client's next request.
+    Starlette's own middleware re-raises the error after its response. uvicorn then closes the connection under the
+    client's next request.
 
     Args:
-        app: What comes after.
-        traffic: Where answers are counted.
-        send_s: Until a client has to take a piece of an answer.
+        app: The next application.
+        traffic: The counter of responses.
+        send_s: Timeout for a client to accept a piece of a response.
     """
 
     def __init__(self, app: ASGIApp, *, traffic: Traffic, send_s: float) -> None:
@@ -45,7 +45,7 @@ class SafetyNetMiddleware:
         self._send_s = send_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass the request on, and answer in place of what fails."""
+        """Pass the request on, and answer in place of the application if it fails."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -66,11 +66,11 @@ class SafetyNetMiddleware:
         try:
             await self._app(scope, receive, guarded_send)
         except TimeoutError:
-            # The client takes nothing; uvicorn closes the connection of an answer that was begun and not ended.
+            # The client accepts nothing; uvicorn closes the connection of an unfinished response.
             if not status:
                 raise
         except Exception:
-            # One request's failure must not end the server, nor tell the client about its inside.
+            # A failed request must neither stop the server nor reveal its internals to the client.
             if status:
                 raise
             _LOGGER.exception("%s %s failed", scope["method"], scope["path"])

@@ -1,4 +1,4 @@
-"""Names of runs that hold a slash: sent as ``%2F`` in a path, it divides nothing. ASGI middleware."""
+"""ASGI middleware that keeps a run name with a slash, sent as ``%2F``, in one path segment."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ..access import RUN_KEY
 
-#: A run's part of a path as it was sent, with a slash inside it, and what stands before and behind.
+#: The path segment of a run with a slash inside it, as it was sent, and the path before and after it.
 _IN_PATH: Final = re.compile(rb"(?P<before>(?:/api/v1)?/runs/)(?P<run>[^/]*%2[Ff][^/]*)(?P<behind>/.*)?")
 
 
 class SlashedNameMiddleware:
-    """Keeps such a name in one piece: servers decode a path before it is taken apart."""
+    """ASGI middleware that keeps such a name in one piece: servers decode a path before routing splits it."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass the request on, with the name in its state and as it was sent in its path."""
+        """Pass the request on, with the decoded name in its state and the encoded one in its path."""
         if scope["type"] == "http" and (match := _IN_PATH.fullmatch(scope.get("raw_path") or b"")):
             before, run, behind = (part.decode("latin-1") for part in match.groups(b""))
             scope["path"] = before + run + unquote(behind)

@@ -1,4 +1,4 @@
-"""Bearer tokens: who may ask for what. Lines of text in, the scope of a request's token out."""
+"""Parses bearer tokens from lines of text, and maps a request's token to its holder and scope."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from typing import Final
 
 from ...store.errors import TelemetryError
 
-#: The shortest token that is taken: 16 characters of base64 are 96 bits.
+#: Length of the shortest accepted token: 16 characters of base64 are 96 bits.
 MIN_LENGTH: Final = 16
 
 
 class Scope(IntEnum):
-    """What a token allows; each allows what those before it do.
+    """The permissions of a token; each scope includes those before it.
 
-    ``READ`` asks questions, SQL and checks of rules among them. ``WRITE`` annotates runs, and starts jobs and ends its
-    own. ``ADMIN`` ends anybody's jobs.
+    ``READ`` reads, including SQL queries and rule checks. ``WRITE`` annotates runs, starts jobs and cancels its own.
+    ``ADMIN`` cancels the jobs of all tokens.
     """
 
     READ = 1
@@ -30,21 +30,21 @@ class Scope(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """Whom a token belongs to, and what it allows."""
+    """The name and scope of a token's owner."""
 
     name: str
     scope: Scope
 
 
-#: Who asks where no tokens are needed: somebody on this machine.
+#: The holder where no tokens are needed: a client on this machine.
 LOCAL: Final = Holder("local", Scope.ADMIN)
 
 
 class Tokens:
-    """The tokens that a server knows. It keeps their hashes, and compares in constant time.
+    """The tokens that a server knows, kept as hashes and compared in constant time.
 
     Args:
-        holders: Holder by token.
+        holders: Pairs of token and holder.
     """
 
     def __init__(self, holders: Iterable[tuple[str, Holder]]) -> None:
@@ -54,7 +54,7 @@ class Tokens:
         return len(self._holders)
 
     def holder_of(self, token: str) -> Holder | None:
-        """Whose token it is; None when it is nobody's. It takes as long whether and where it is found."""
+        """Return the holder of a token; None when it is unknown. Takes the same time in every case."""
         hashed = _hashed(token)
         found: Holder | None = None
         for known, holder in self._holders:
@@ -64,10 +64,10 @@ class Tokens:
 
 
 def parse_tokens(text: str, *, source: str) -> Tokens:
-    """Tokens from lines of ``token scope name``; blank lines and those that begin with ``#`` are passed over.
+    """Parse lines of ``token scope name``; blank lines and those that begin with ``#`` are skipped.
 
     Raises:
-        TelemetryError: A line says something else, or no line says anything. The message shows no token.
+        TelemetryError: A line does not parse, or there are no tokens. The message shows no token.
     """
     holders: list[tuple[str, Holder]] = []
     for number, line in enumerate(text.splitlines(), start=1):
@@ -92,7 +92,7 @@ def parse_tokens(text: str, *, source: str) -> Tokens:
 
 
 def read_tokens(path: Path) -> Tokens:
-    """Tokens from a file.
+    """Read tokens from a file.
 
     Raises:
         TelemetryError: It cannot be read, others than its owner can read it, or a line is wrong.

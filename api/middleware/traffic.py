@@ -1,4 +1,4 @@
-"""What the server has answered: counts and seconds, by method, route and status."""
+"""Counts responses and their seconds by method, route and status, for Prometheus."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 
 class Traffic:
-    """Counts answers. Used from the event loop's thread alone, and read from anywhere."""
+    """Counter of responses. Only the event loop's thread updates it; any thread may read it."""
 
     def __init__(self) -> None:
         self._answers: dict[tuple[str, str, int], int] = defaultdict(int)
@@ -15,19 +15,19 @@ class Traffic:
         self.in_flight = 0
 
     def count(self, method: str, route: str, status: int, seconds: float) -> None:
-        """Note an answer.
+        """Count a response.
 
         Args:
-            method: Of the request.
-            route: Its path with names of parameters in it, not their values.
-            status: Of the answer.
-            seconds: From the request's head to the answer's end.
+            method: Method of the request.
+            route: Its path with parameter names in place of values.
+            status: Status of the response.
+            seconds: Time from the request's head to the end of the response.
         """
         self._answers[method, route, status] += 1
         self._seconds[method, route] += seconds
 
     def lines(self) -> Iterator[str]:
-        """The counts in the text format of Prometheus."""
+        """Yield the counts in Prometheus' text format."""
         yield "# HELP steptape_http_requests_total Requests that were answered."
         yield "# TYPE steptape_http_requests_total counter"
         for (method, route, status), count in sorted(self._answers.items()):

@@ -1,1 +1,1 @@
-"""The pages for people, rendered from templates."""
+"""Holds the web pages, rendered from templates."""

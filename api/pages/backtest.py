@@ -1,4 +1,4 @@
-"""``/backtest``: choose a policy and runs, start the job, read what it would have saved, change a parameter."""
+"""Serves ``/backtest``: the page to choose a policy and runs, start a job, read its savings and change a parameter."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .layout import PageRoute, page
 
 router = APIRouter(include_in_schema=False, route_class=PageRoute)
 
-#: Runs that are listed to be chosen from; the job takes all of the store when none is chosen.
+#: Most runs listed to choose from; the job covers all runs of the store when none is chosen.
 LISTED: Final = 500
 
 
@@ -29,7 +29,7 @@ def show_backtest(
     policy: Annotated[str | None, InQuery(max_length=200)] = None,
     keys: Annotated[list[str] | None, InQuery(alias="run", max_length=1000)] = None,
 ) -> Response:
-    """The page."""
+    """Return the page."""
     known = policies_known(request.app.state.policies)
     name = policy if policy in known else next(iter(sorted(known)), None)
     loaded, problem = _loaded(name, known[name]) if name else (None, None)
@@ -53,7 +53,7 @@ def show_backtest(
 
 
 def _loaded(name: str, path: Path) -> tuple[Policy | None, str | None]:
-    """The policy of a file, or what is wrong with it; neither says where the file lies."""
+    """Return the policy of a file, or its error; neither reveals the file's path."""
     try:
         return parse_policy(path.read_text(encoding="utf-8"), source=name), None
     except PolicyError as error:

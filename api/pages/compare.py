@@ -1,4 +1,4 @@
-"""``/compare``: the curves of several runs over each other, and what their configurations differ in."""
+"""Serves ``/compare``: the overlaid curves of several runs, and the differences of their configurations."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from .layout import PageRoute, flattened, page
 
 router = APIRouter(include_in_schema=False, route_class=PageRoute)
 
-#: Runs that are laid over each other at most.
+#: Most runs that one page compares.
 MOST: Final = 50
 
-#: Runs that the field for another one offers; it takes any id or name.
+#: Runs suggested in the field that adds one; it accepts any id or name.
 OFFERED: Final = 500
 
 
@@ -33,7 +33,7 @@ def compare_runs(
     keys: Annotated[list[str] | None, InQuery(alias="run", max_length=MOST)] = None,
     metric: Annotated[str | None, InQuery(max_length=1000)] = None,
 ) -> Response:
-    """The page: chosen runs, their curves, and the differences of their configurations."""
+    """Return the page: chosen runs, their curves, and the differences of their configurations."""
     snapshots = chosen_snapshots(store, keys or ())
     metrics = common_metrics(snapshots)
     chosen = {snapshot.info.run_id for snapshot in snapshots}
@@ -50,10 +50,10 @@ def compare_runs(
 
 
 def chosen_snapshots(store: Store, keys: Sequence[str]) -> list[Snapshot]:
-    """The runs of these ids or names, each once, in the order in which they were named; blank names are passed over.
+    """Return the runs of these ids or names, each once, in the given order; blank names are skipped.
 
     Raises:
-        RunNotFound: One of them is none.
+        RunNotFound: One of them does not exist.
     """
     runs = (find_run(store, key) for key in dict.fromkeys(keys) if key)
     snapshots = [run.read(lambda snapshot: snapshot) for run in runs]
@@ -61,21 +61,22 @@ def chosen_snapshots(store: Store, keys: Sequence[str]) -> list[Snapshot]:
 
 
 def newest(store: Store) -> list[RunSummary]:
-    """All runs, the newest first."""
+    """Return all runs, newest first."""
     return [entry.summary for entry in store.recent().newest_first]
 
 
 def common_metrics(snapshots: Sequence[Snapshot]) -> list[str]:
-    """The metrics of the runs, those first that most of them have, and then by when they appeared."""
+    """Return the metrics of the runs: those that most runs have first, then in order of appearance."""
     counts = Counter(metric for snapshot in snapshots for metric in snapshot.columns.by_metric)
     return [metric for metric, _ in counts.most_common()]
 
 
 def config_differences(configs: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
-    """The keys whose values are not the same in all configurations, with the value in each; None where it lacks.
+    """Return the keys whose values differ between configurations, with each one's value; None where a key is missing.
 
     >>> config_differences([{"lr": 0.1, "seed": 1}, {"lr": 0.2, "seed": 1}])
     {'lr': [0.1, 0.2]}
+
     """
     flat = [encoded(flattened(dict(config))) for config in configs]
     keys = dict.fromkeys(key for one in flat for key in one)

@@ -1,4 +1,4 @@
-"""The files that pages load: our own style and scripts, and the chart library out of its Python package."""
+"""Serves the static files of the pages: steptape's styles and scripts, and plotly's chart library from its package."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _CHARTS: Final = "plotly.min.js"
 
 @dataclass(frozen=True, slots=True)
 class PageFile:
-    """A file as it goes out; ``etag`` changes when the content does."""
+    """A static file as served; ``etag`` changes with the content."""
 
     content: bytes
     media_type: str
@@ -32,7 +32,7 @@ class PageFile:
 
 @router.get("/static/{name}")
 def read_file(name: str, request: Request) -> Response:
-    """A file that pages load."""
+    """Return a static file."""
     if name not in file_names():
         raise HTTPException(404, "no such file")
     file = _file(name)
@@ -44,7 +44,7 @@ def read_file(name: str, request: Request) -> Response:
 
 @cache
 def file_names() -> frozenset[str]:
-    """The names that are served; a request's path is only ever compared with them."""
+    """Return the names that are served; a request's path is only compared with them."""
     return frozenset({_CHARTS, *(path.name for path in _STATIC.iterdir() if path.suffix in _TYPES)})
 
 
@@ -57,16 +57,17 @@ def _file(name: str) -> PageFile:
 
 @cache
 def map_style_id() -> str | None:
-    """Of the style sheet that the chart library makes for its maps, unless an element has that id; None without one.
+    """Return the element id of the style sheet that the chart library adds for its maps; None if there is none.
 
-    The pages' policy refuses that sheet, and the browser would complain of it on every page with a curve.
+    The library adds it unless an element has that id. The pages' content security policy refuses the sheet, and the
+    browser would report that on every page with a curve.
     """
     found = re.search(rb'if\(!document\.getElementById\("([0-9a-f]{64})"\)\)', _file(_CHARTS).content)
     return found.group(1).decode("ascii") if found else None
 
 
 def _charts_path() -> Path:
-    # Found without importing the package, which would take half a second and is not needed.
+    # Importing the package would take half a second, and is not needed.
     spec = find_spec("plotly")
     if spec is None or spec.origin is None:
         raise HTTPException(404, "plotly is not installed")

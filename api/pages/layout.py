@@ -1,4 +1,4 @@
-"""How pages are made: the templates, what they call values, their headers, and how an error looks to a person."""
+"""Renders pages: templates and their filters, response headers, and errors as pages."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from ...store.reading.summary import RunSummary
 from ..problems import detail_of, hint_at, hint_of, on_http_exception, sort_of
 from .files import map_style_id
 
-#: Nothing is loaded from another host, no script stands in a page, and no other site may frame one. The hash is that of
-#: the empty text: the chart library makes an empty style sheet, and fills it by rules, which needs no permission. (The
-#: sheet of its maps stays refused, as the browser's console says; nothing here is a map.)
+#: Blocks other hosts, inline scripts, and framing by other sites. The hash is that of the empty text: the chart library
+#: creates an empty style sheet and fills it by rules, which need no permission. (The sheet for its maps stays refused,
+#: as the browser's console reports; no chart here is a map.)
 CONTENT_SECURITY_POLICY: Final = (
     "default-src 'none'; script-src 'self'; style-src 'self' 'sha256-47DEQpj8HBSa+/TImW+5JCeuQeRkm5NMpJWZG3hSuFU='; "
     "img-src 'self' data: blob:; connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
@@ -35,7 +35,7 @@ _DASH: Final = "\N{EN DASH}"
 
 _EPOCH: Final = datetime(1970, 1, 1)
 
-#: What a browser that has signed in sends along.
+#: Cookie that a signed-in browser sends.
 COOKIE: Final = "steptape_token"
 
 HEADERS: Final = {
@@ -47,13 +47,13 @@ HEADERS: Final = {
 
 
 def page(request: Request, template: str, *, status: int = 200, **values: Any) -> Response:
-    """A page from a template. Every value is escaped.
+    """Render a page from a template. Every value is escaped.
 
     Args:
-        request: What is answered.
+        request: The request to answer.
         template: Its file in ``templates/``.
-        status: Of the answer.
-        **values: What the template calls them.
+        status: Status of the response.
+        **values: Values by their names in the template.
     """
     is_signed_in = COOKIE in request.cookies
     text = _ENVIRONMENT.get_template(template).render(path=request.url.path, is_signed_in=is_signed_in, **values)
@@ -61,10 +61,10 @@ def page(request: Request, template: str, *, status: int = 200, **values: Any) -
 
 
 class PageRoute(APIRoute):
-    """A route whose errors are pages, too."""
+    """A route that answers errors with pages, too."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        """The route's handler, with errors turned into pages that say what is wrong and how to go on."""
+        """Return the route's handler, with errors turned into pages that explain the error and how to proceed."""
         handle = super().get_route_handler()
 
         async def handle_page(request: Request) -> Response:
@@ -85,7 +85,7 @@ class PageRoute(APIRoute):
 
 
 async def show_lost(request: Request, error: Exception) -> Response:
-    """What is answered where no endpoint is: a page to a person who has mistyped an address, or else a problem."""
+    """Answer a path without an endpoint: with a page if a person mistyped an address, else with a problem."""
     assert isinstance(error, StarletteHTTPException)
     path = request.url.path
     is_person = request.method == "GET" and "text/html" in request.headers.get("accept", "")
@@ -95,15 +95,16 @@ async def show_lost(request: Request, error: Exception) -> Response:
 
 
 def error_page(request: Request, status: int, title: str, detail: str, hint: str | None) -> Response:
-    """A page that says what is wrong."""
+    """Return a page that describes an error."""
     return page(request, "error.html", status=status, title=title, detail=detail, hint=hint)
 
 
 def number(value: object) -> str:
-    """A number as a table shows it; a dash for None.
+    """Format a number for a table; a dash for None.
 
     >>> number(0.123456789), number(12000), number(1205612.3)
     ('0.12346', '12,000', '1,205,612')
+
     """
     if value is None:
         return _DASH
@@ -113,25 +114,26 @@ def number(value: object) -> str:
 
 
 def moment(value: datetime | None) -> str:
-    """A time (UTC) to the minute; a dash for None, and for the epoch: that is the time of runs without a clock."""
+    """Format a UTC time to the minute; a dash for None and for the epoch, the time of runs without a clock."""
     return _DASH if value is None or value == _EPOCH else f"{value:%Y-%m-%d %H:%M}"
 
 
 def time_taken(run: RunSummary) -> str:
-    """How long a run took; a dash where it has no clock."""
+    """Format a run's duration; a dash where it has no clock."""
     return _DASH if run.started == _EPOCH and not run.duration_s else duration(run.duration_s)
 
 
 def compact(value: object) -> str:
-    """A JSON value in one line; text as it is."""
+    """Format a JSON value on one line; text stays as it is."""
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
 def flattened(config: Any, prefix: str = "") -> dict[str, Any]:
-    """A configuration as one level of dotted keys.
+    """Flatten a configuration to one level of dotted keys.
 
     >>> flattened({"optimizer": {"lr": 0.1}, "seed": 1})
     {'optimizer.lr': 0.1, 'seed': 1}
+
     """
     if not isinstance(config, dict) or not config:
         return {prefix: config} if prefix else {}
@@ -142,7 +144,7 @@ def flattened(config: Any, prefix: str = "") -> dict[str, Any]:
 
 
 def _data_block(value: Any) -> Markup:
-    """JSON for a data block: nothing in it can end the block, or begin another."""
+    """Encode JSON for a data block, so that nothing in it can end the block or begin another."""
     text = json.dumps(value, ensure_ascii=True, allow_nan=False)
     return Markup(text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026"))
 

@@ -1,7 +1,7 @@
-"""Signing in with a token: a form, and the cookie by which a browser sends the token from then on.
+"""Signs users in with a token: a form, and a cookie that sends the token with later requests.
 
-The cookie cannot be read by scripts, and goes along with no request that another site's page begins. The server's gate
-checks the Origin of whatever changes something.
+Scripts cannot read the cookie, and browsers do not send it with requests that another site's page starts. The gate also
+checks the Origin of every request that changes something.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ from .layout import COOKIE, HEADERS, PageRoute, page
 
 router = APIRouter(include_in_schema=False, route_class=PageRoute)
 
-#: How long a browser stays signed in, in seconds.
+#: Seconds that a browser stays signed in.
 KEPT_S: Final = 30 * 24 * 3600
 
-#: What a form may hold: two fields, of which a token is the longer.
+#: Most bytes of the form: two fields, the token being the longer.
 _FORM_BYTES: Final = 8192
 
 
 @router.get("/login")
 def show_login(request: Request, next_: Annotated[str, InQuery(alias="next", max_length=2000)] = "/") -> Response:
-    """The form."""
+    """Return the form."""
     return page(request, "login.html", next=own_path(next_), wrong=False)
 
 
 @router.post("/login")
 async def sign_in(request: Request) -> Response:
-    """Take a token that is known, and go on to where the browser came from."""
+    """Set the cookie if the token is known, and redirect to the page that the browser came from."""
     form = parse_qs((await request.body())[:_FORM_BYTES].decode("utf-8", "replace"))
     token, target = form.get("token", [""])[0].strip(), own_path(form.get("next", ["/"])[0])
     tokens: Tokens | None = request.app.state.tokens
@@ -49,35 +49,36 @@ async def sign_in(request: Request) -> Response:
 
 @router.post("/logout")
 def sign_out() -> Response:
-    """Forget the token."""
+    """Delete the cookie."""
     answer = RedirectResponse("/login", 303, HEADERS)
     answer.delete_cookie(COOKIE, httponly=True, samesite="strict")
     return answer
 
 
 def own_path(target: str) -> str:
-    """The target as far as it is a path of this server; ``/`` otherwise, so that no link leads from here elsewhere.
+    """Return the target if it is a path of this server, else ``/``, so that no link redirects to another site.
 
     >>> own_path("/runs/a?x=1"), own_path("//evil.example"), own_path("https://evil.example")
     ('/runs/a?x=1', '/', '/')
+
     """
     is_own = target.startswith("/") and not target.startswith("//")
-    # A browser takes a backslash for a slash, and passes over control characters.
+    # Browsers treat a backslash as a slash, and ignore control characters.
     return target if is_own and "\\" not in target and target.isprintable() else "/"
 
 
 class Session:
-    """ASGI middleware before the gate: a cookie's token is sent on as a bearer's, and who lacks one gets the form.
+    """ASGI middleware in front of the gate: sends the cookie's token as a bearer token, and shows the form on 401.
 
     Args:
-        app: The gate, and what comes after it.
+        app: The gate, and the application behind it.
     """
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass the request on, and lead a person who is not let in to the form."""
+        """Pass the request on, and redirect a person to the form if the gate refuses."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -101,7 +102,7 @@ class Session:
             if message["type"] == "http.response.start" and message["status"] == 401:
                 is_refused = True
                 query = scope["query_string"].decode("latin-1")
-                # As it was sent: decoded, a name with a slash or a question mark in it would be another path.
+                # The raw path: decoded, a name that contains a slash or a question mark would be another path.
                 target = scope["raw_path"].decode("latin-1") + (f"?{query}" if query else "")
                 await RedirectResponse(f"/login?{urlencode({'next': target})}", 303)(scope, receive, send)
             elif not is_refused:

@@ -1,4 +1,4 @@
-"""The page as one router: what ``create_app`` includes."""
+"""Combines the routers of all pages into one, for ``create_app``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``/runs/{id}``: one run. The server says what is known of it; its curves and samples are fetched by the page."""
+"""Serves ``/runs/{id}``: the page of one run, which fetches its curves and samples itself."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from .runs import share_done
 
 router = APIRouter(include_in_schema=False, route_class=PageRoute)
 
-#: Samples of the table of the worst.
+#: Rows in the table of the worst samples.
 WORST: Final = 25
 
-#: One value a sample, so that a sample which is seen often does not fill the table. NaN is above all numbers in SQL.
+#: One row per sample, so that a frequent sample does not fill the table. NaN ranks above all numbers in SQL.
 _WORST_SAMPLES: Final = f"""
 SELECT sample_id, avg(loss) AS mean_loss, max(loss) AS max_loss, arg_max(step, loss) AS worst_step, count(*) AS seen
 FROM samples WHERE sample_id IS NOT NULL GROUP BY sample_id ORDER BY mean_loss DESC, sample_id LIMIT {WORST}
@@ -28,7 +28,7 @@ FROM samples WHERE sample_id IS NOT NULL GROUP BY sample_id ORDER BY mean_loss D
 
 @router.get("/runs/{id}")
 def show_run(request: Request, run: RequestedRun) -> Response:
-    """The page of a run."""
+    """Return the page of a run."""
     snapshot = run.read(lambda found: found)
     summary = summarize(snapshot)
     return page(
@@ -47,16 +47,16 @@ def show_run(request: Request, run: RequestedRun) -> Response:
 
 @router.get("/runs/{id}/worst-samples")
 async def show_worst_samples(request: Request, run: RequestedRun) -> Response:
-    """The samples with the highest mean loss, as a part of the run's page.
+    """Return the samples with the highest mean loss, as a part of the run's page.
 
-    It reads every sample loss there is, so that it is asked as users' SQL is: elsewhere, within limits.
+    The query reads every sample loss, so it runs like users' SQL: in a worker process, within limits.
     """
     found = await ask_run(request, run, _WORST_SAMPLES, rows=WORST)
     return page(request, "worst_samples.html", samples=found.table.to_pylist())
 
 
 def run_data(snapshot: Snapshot) -> dict[str, Any]:
-    """What the page's script has to know to fetch the rest."""
+    """Return the data that the page's script needs to fetch the rest."""
     metrics = list(snapshot.columns.by_metric)
     return {
         "id": snapshot.info.run_id,
@@ -75,7 +75,7 @@ def _has_samples(snapshot: Snapshot) -> bool:
 
 
 def _statuses(snapshot: Snapshot) -> dict[int, str]:
-    """Status by attempt; one that still calls itself running although its writer is gone has crashed."""
+    """Return the status by attempt; an earlier attempt still marked as running has crashed."""
     attempts = snapshot.info.attempts
     earlier = {one.attempt: "crashed" if one.status == "running" else one.status for one in attempts[:-1]}
     return earlier | {attempts[-1].attempt: snapshot.status}

@@ -1,4 +1,4 @@
-"""``/``: the runs of the store as a table, searched, sorted and paged by the server."""
+"""Serves ``/``: the runs of the store as a table that the server searches, sorts and pages."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .sparklines import HEIGHT, WIDTH, sparkline
 
 router = APIRouter(include_in_schema=False, route_class=PageRoute)
 
-#: Runs of a page.
+#: Runs per page.
 PAGE_SIZE: Final = 40
 
 SortKey = Literal["started", "name", "status", "steps", "duration"]
@@ -33,7 +33,7 @@ _KEYS: Final[dict[str, Callable[[RunSummary], Any]]] = {
 
 
 class TableQuery(BaseModel):
-    """What of the table is looked at. Parameters that mean nothing here are passed over: a link may have gone stale."""
+    """Search, order and page of the table. Unknown parameters are ignored: a link may be stale."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -45,7 +45,7 @@ class TableQuery(BaseModel):
 
 @router.get("/")
 def show_runs(request: Request, store: OpenStore, asked: Annotated[TableQuery, InQuery()]) -> Response:
-    """The table."""
+    """Return the table."""
     look = store.recent()
     found = searched(look.entries, asked.q)
     found.sort(key=lambda entry: _KEYS[asked.sort](entry.summary), reverse=asked.order == "desc")
@@ -68,7 +68,7 @@ def show_runs(request: Request, store: OpenStore, asked: Annotated[TableQuery, I
 
 
 def searched(entries: Sequence[Entry], words: str) -> list[Entry]:
-    """The runs that have every word in their name, id, group, tags or status, in any case."""
+    """Return the runs that have every word in their name, id, group, tags or status, case-insensitively."""
     wanted = words.casefold().split()
     return [entry for entry in entries if all(word in _text(entry.summary) for word in wanted)]
 
@@ -88,5 +88,5 @@ def _row(entry: Entry) -> dict[str, Any]:
 
 
 def share_done(run: RunSummary) -> int | None:
-    """Percent of the planned updates that are made; None when nobody said how many are planned."""
+    """Return the percentage of planned updates that are done; None without a plan."""
     return min(100, round(100 * run.steps / run.planned_steps)) if run.planned_steps else None

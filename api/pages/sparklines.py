@@ -1,4 +1,4 @@
-"""A run's course in a few pixels: the metric that is looked at first, as a line of SVG."""
+"""Draws a run's leading metric as a small SVG line, and caches the lines of sealed runs."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ _LOGGER: Final = logging.getLogger("steptape.api")
 WIDTH: Final = 120
 HEIGHT: Final = 24
 
-#: Points that a line keeps at most, of its extremes above all.
+#: Most points of a line; it keeps extremes first.
 _POINTS: Final = 60
 
-#: Lines that are remembered: some pages of a list.
+#: Size of the line cache: some pages of a list.
 _REMEMBERED: Final = 2048
 
 
 def sparkline(snapshot: Snapshot) -> str:
-    """The points of a run's leading metric, for a ``polyline`` of ``WIDTH`` by ``HEIGHT``; empty without two of them.
+    """Return the ``polyline`` points of a run's leading metric, ``WIDTH`` by ``HEIGHT``; empty with fewer than two.
 
-    A run that nobody writes any more is read once. One that cannot be read, or is gone by now, has no line.
+    A run without journals is read once. One that cannot be read, or is gone by now, has no line.
     """
     listing = snapshot.listing
     try:
         return _live_line(snapshot) if listing.journals else _remembered(snapshot.folder, listing.sealed)
     except Exception as error:
-        # Whatever is wrong with one run's files, it must not hide the others: their table is what was asked for.
+        # One run's bad files must not hide the table of the others.
         _LOGGER.warning("no line of %s: %r", snapshot.info.run_id, error)
         return ""
 
@@ -45,7 +45,7 @@ def _live_line(snapshot: Snapshot) -> str:
     try:
         return _line(snapshot)
     except FileNotFoundError:
-        # It was sealed since it was looked at.
+        # It was sealed after the snapshot.
         return retrying(lambda: _line(read_snapshot(snapshot.folder)))
 
 
@@ -67,10 +67,11 @@ def _values(snapshot: Snapshot, metric: str) -> list[float]:
 
 
 def points_of(values: Sequence[float]) -> str:
-    """Values, oldest first, as the points of a ``polyline``; those that are not finite are passed over.
+    """Convert values, oldest first, to ``polyline`` points; non-finite values are skipped.
 
     >>> points_of([1.0, 3.0, 2.0])
     '1.0,23.0 60.0,1.0 119.0,12.0'
+
     """
     kept = [(index, values[index]) for index in kept_indices(values, _POINTS) if math.isfinite(values[index])]
     if len(kept) < 2:

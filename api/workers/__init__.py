@@ -1,1 +1,1 @@
-"""The server's child processes, each with its parent's side: SQL, trials of rules, jobs, and preloading a store."""
+"""Runs the server's child processes and their parent side: SQL queries, rule trials, jobs, and preloading of runs."""

@@ -1,4 +1,4 @@
-"""A process that reads the folders of a part of a store, for ``reading_ahead``."""
+"""Worker process for ``reading_ahead``: reads a share of a store's run folders."""
 
 from __future__ import annotations
 
@@ -17,19 +17,20 @@ from ...store.run_info import run_info_of
 
 
 def read_share(store: Path, share: int, shares: int) -> dict[str, PreloadedRun]:
-    """The finished runs of a part of a store, by the names of their folders.
+    """Read the finished runs of a share of a store, by the names of their folders.
 
-    What cannot be read, or may change unnoticed, is left out: whoever asks for it reads it, and is told.
+    Runs that cannot be read, or may change unnoticed, are left out: the server reads them on request and reports the
+    error.
 
     Args:
         store: The store.
-        share: Which part, from 0.
-        shares: How many parts there are.
+        share: Index of the share, from 0.
+        shares: Number of shares.
     """
     names = run_names(store)
     found = {}
     for name in names[len(names) * share // shares : len(names) * (share + 1) // shares]:
-        with contextlib.suppress(Exception):  # Whatever is wrong with one run's files, it must not hide the others.
+        with contextlib.suppress(Exception):  # One run's bad files must not hide the others.
             run = _run(store / name)
             if run is not None:
                 found[name] = run

@@ -1,7 +1,7 @@
-"""What a job is asked about, checked before it is queued: a policy and values of its params in, what is wrong out.
+"""Checks a job's policy and the values of its params before the job is queued.
 
-No run is read for it. A policy takes milliseconds to load, a long one seconds, and every value of a sweep is tried on
-its own: so this goes on in the process in which rules are tried.
+No run is read. A policy takes milliseconds to load, a long one seconds, and every value of a sweep is tried on its own.
+So this runs in the process for rule trials.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ from ...rules.policy_file.policy import parse_policy
 from ...store.errors import shortened
 from ..errors import InvalidRequest
 
-#: Wrong values that are told of.
+#: Most wrong values that are reported.
 _MOST_WRONG: Final = 20
 
 
 def check_job(
     text: str, *, source: str, params: Mapping[str, Param], axes: Mapping[str, Sequence[Param]], seconds: float
 ) -> None:
-    """Refuse a policy that does not load, and values that it does not take.
+    """Refuse a policy that does not load, and values that it does not accept.
 
     Args:
         text: The policy.
-        source: How messages name it.
-        params: Values to use instead of its own.
+        source: Its name in messages.
+        params: Values that replace its own.
         axes: The values that a sweep gives to params; empty for other jobs.
-        seconds: For how long values are tried. What is left then is for the job to find.
+        seconds: Time limit for trying values; the job checks the rest.
 
     Raises:
         InvalidRequest: The axes have too many combinations.
@@ -59,9 +59,9 @@ def check_job(
 
 
 def _in_turn(axes: Mapping[str, Sequence[Param]], known: Mapping[str, Param]) -> Iterator[tuple[str, Param]]:
-    """Every value with its axis, the ends of each first: what is wrong with values is mostly wrong there.
+    """Yield every value with its axis, the ends of each axis first: most wrong values are there.
 
-    Of an axis that is no param, one value says so.
+    An axis that is no param yields one value, enough to report it.
     """
     for name, values in axes.items():
         yield name, values[0]
@@ -73,6 +73,6 @@ def _in_turn(axes: Mapping[str, Sequence[Param]], known: Mapping[str, Param]) ->
 
 
 def _of_axis(error: PolicyError, name: str, value: Param) -> PolicyError:
-    """The error, each problem with the axis and the value in front."""
+    """Return the error with the axis and value prefixed to each problem."""
     where = f"axis '{name}', value {shortened(repr(value))}"
     return PolicyError(replace(problem, message=f"{where}: {problem.message}") for problem in error.problems)

@@ -1,4 +1,4 @@
-"""Jobs that take long: a bounded queue, one process at a time, results kept by what was asked of which logs."""
+"""Queues long jobs: a bounded queue, one process at a time, results cached by the request and the state of the logs."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ class Job:
     """One job. Only the queue changes it.
 
     Attributes:
-        id: Digest of what was asked of which logs: who asks the same again gets this job.
+        id: Digest of the request and the logs: the same request again gets this job.
         kind: ``backtest``, ``sweep`` or ``verification``.
-        document: What its process is told.
+        document: The request to the job's process.
         owner: Name of the token that started it.
-        runs: How many runs it goes through.
-        runs_done: How many of these are done with.
+        runs: Number of runs that it covers.
+        runs_done: Number of runs that are done.
         error: Why it failed; empty otherwise.
-        result: What it came to, as JSON text; None until it is done.
-        page: The same as HTML, for backtests.
+        result: The result as JSON text; None until it is done.
+        page: The result as HTML, for backtests.
     """
 
     id: str
@@ -58,15 +58,15 @@ class Job:
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing more comes of it."""
+        """Whether the job has finished, failed or been cancelled."""
         return self.status in ("done", "failed", "cancelled")
 
 
 class JobQueue:
-    """Runs jobs one after the other, each in a process of its own.
+    """A queue that runs one job at a time, each in its own process.
 
     Args:
-        limits: How many jobs wait and are kept, and what each may take.
+        limits: How many jobs wait and are kept, and what each may use.
     """
 
     def __init__(self, limits: Limits) -> None:
@@ -79,7 +79,7 @@ class JobQueue:
         self._is_closed = False
 
     def submit(self, job: Job) -> Job:
-        """The job of that id: the one that is there already unless it came to nothing, or else this one, queued.
+        """Queue a job, or return the known job of the same id unless that failed or was cancelled.
 
         Raises:
             Busy: Too many jobs are waiting.
@@ -101,10 +101,10 @@ class JobQueue:
             return job
 
     def job(self, job_id: str) -> Job:
-        """The job of that id.
+        """Return the job of that id.
 
         Raises:
-            JobNotFound: There is none, or none any more.
+            JobNotFound: There is none, or it is no longer kept.
         """
         with self._changed:
             if job_id not in self._jobs:
@@ -112,16 +112,16 @@ class JobQueue:
             return self._jobs[job_id]
 
     def jobs(self) -> list[Job]:
-        """All jobs that are remembered, the newest first."""
+        """Return all jobs that are kept, newest first."""
         with self._changed:
             return list(reversed(self._jobs.values()))
 
     def cancel(self, job_id: str, holder: Holder) -> Job:
-        """End a job, at whatever it is; one that is over stays as it is.
+        """Cancel a waiting or running job; a finished one stays as it is.
 
         Raises:
-            JobNotFound: There is none, or none any more.
-            NotYours: Somebody else started it, and the holder is no admin.
+            JobNotFound: There is none, or it is no longer kept.
+            NotYours: Another token started it, and the holder is no admin.
         """
         job = self.job(job_id)
         if job.owner != holder.name and holder.scope < Scope.ADMIN:
@@ -137,13 +137,13 @@ class JobQueue:
         return job
 
     def counts(self) -> dict[str, int]:
-        """Jobs that wait and that run."""
+        """Return the numbers of queued and running jobs."""
         with self._changed:
             running = sum(job.status == "running" for job in self._jobs.values())
             return {"queued": len(self._waiting), "running": running}
 
     def close(self) -> None:
-        """End everything."""
+        """Stop all jobs."""
         with self._changed:
             self._is_closed = True
             self._waiting.clear()
@@ -200,7 +200,7 @@ class JobQueue:
             self._fail(job, without_path(str(error), Path(job.document["store"])))
 
     def _keep(self, job: Job, result: dict[str, Any]) -> None:
-        """Keep a result, unless the job has been cancelled."""
+        """Store the result, unless the job was cancelled."""
         document = json.dumps(result["document"])
         with self._changed:
             if not job.is_over:
@@ -208,7 +208,7 @@ class JobQueue:
                 self._end(job, "done")
 
     def _fail(self, job: Job, error: str) -> None:
-        """What went wrong, unless the job is over: cancelled, or done."""
+        """Store the error, unless the job is over: cancelled, or done."""
         with self._changed:
             if not job.is_over:
                 job.error = error

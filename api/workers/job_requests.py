@@ -1,4 +1,4 @@
-"""What jobs are asked for: backtests, sweeps and verifications, as clients send them."""
+"""Defines the requests that start jobs: backtests, sweeps and verifications."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ _Keys = Annotated[list[str], Field(min_length=1, max_length=10_000)]
 
 
 class JobRequest(BaseModel):
-    """What every job is asked."""
+    """The fields of every job request."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False)
 
     runs: _Keys | None = None
-    """Ids of runs, or names that one run alone has; every run of the store unless given."""
+    """Ids of runs, or names that only one run has; by default every run of the store."""
 
 
 class PolicyJobRequest(JobRequest):
-    """What a job about a policy is asked."""
+    """The fields of a job request about a policy."""
 
     policy: str | None = Field(default=None, max_length=200)
     """Name of a policy that `GET /policies` lists."""
     policy_text: str | None = Field(default=None, max_length=200_000)
-    """Or the text of a rule file, YAML."""
+    """Alternatively, the text of a rule file, YAML."""
     objective: str | None = Field(default=None, max_length=1000)
-    """The evaluation metric that runs are judged by; guessed unless given."""
+    """The evaluation metric that judges the runs; guessed if not given."""
     mode: Literal["min", "max"] | None = None
-    """Which way that metric is better; guessed from its name unless given."""
+    """Whether lower (`min`) or higher (`max`) objectives are better; guessed from the metric's name if not given."""
 
     @model_validator(mode="after")
     def _clear_question(self) -> PolicyJobRequest:
@@ -48,24 +48,24 @@ class PolicyJobRequest(JobRequest):
 
 
 class BacktestRequest(PolicyJobRequest):
-    """What a policy would have saved and cost."""
+    """A request for a backtest: what a policy would have saved and cost."""
 
     params: dict[str, Param] = Field(default_factory=dict, max_length=100)
-    """Values to use instead of the policy's own."""
+    """Values that replace the policy's own."""
     delay_steps: int = Field(default=0, ge=0, le=1_000_000_000)
     """Updates between the decision to stop and the stop."""
     tolerance_steps: int = Field(default=0, ge=0, le=1_000_000_000)
-    """How far outside of an incident an alarm still counts."""
+    """Distance from an incident, in updates, at which an alarm still counts."""
     cost_per_hour: float | None = Field(default=None, ge=0)
-    """What an hour of one rank costs."""
+    """Cost of one rank for one hour."""
     baselines: list[str] = Field(default_factory=list, max_length=100)
     """Simpler policies to compare with, by name; `all` for every one."""
     coverage: bool = False
-    """Whether to say which clauses were ever true."""
+    """Whether to report which clauses were ever true."""
 
 
 class SweepRequest(PolicyJobRequest):
-    """What every combination of some params' values would have saved and cost."""
+    """A request for a sweep: what every combination of some params' values would have saved and cost."""
 
     axes: dict[str, Annotated[list[Param], Field(min_length=1, max_length=10_000)]] = Field(min_length=1, max_length=20)
     """Values to try, by param."""
@@ -80,11 +80,11 @@ class SweepRequest(PolicyJobRequest):
 
 
 class VerificationRequest(JobRequest):
-    """Whether recorded and replayed decisions agree."""
+    """A request for a verification: whether recorded and replayed decisions agree."""
 
 
 def kind_of(request: JobRequest) -> Kind:
-    """What sort of job a request asks for."""
+    """Return the kind of job that a request starts."""
     kinds: dict[type[Any], Kind] = {
         BacktestRequest: "backtest",
         SweepRequest: "sweep",

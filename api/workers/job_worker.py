@@ -1,7 +1,7 @@
-"""Does one job in a process of its own, which can be killed at any moment, as it only reads.
+"""Worker process for one backtest, sweep or verification. The parent can kill it at any time, since it only reads.
 
-The request is the job's document. Answers are ``{"progress": RUNS}``, and at last an empty head with the result as JSON
-in its body, ``document`` and ``page``, or an error.
+The request is the job's document. Replies are ``{"progress": RUNS}``, and finally an error, or an empty head with the
+result as JSON in its body: ``document`` and ``page``.
 """
 
 from __future__ import annotations
@@ -29,29 +29,29 @@ from ...store.run import Run
 from ...store.store import open_store
 from ..problems import without_path
 
-#: Told how far the job has come.
+#: Callback for progress.
 Told = Callable[[Progress], object]
 
 
 def run_job(document: dict[str, Any], tell: Callable[[int], object]) -> dict[str, Any]:
-    """Do what a document asks.
+    """Run the job that a document describes.
 
     Args:
         document: The ``kind`` of job, the ``store``, the ``runs`` and the ``request``.
-        tell: Called with the number of runs that are done with, after each.
+        tell: Called after each run with the number of runs done.
 
     Returns:
-        The ``document`` that is the result, and its ``page`` where there is one.
+        The result as ``document``, and its ``page`` if there is one.
 
     Raises:
-        TelemetryError: It cannot be done.
+        TelemetryError: The job cannot be done.
     """
     store = open_store(Path(document["store"]))
-    # A run may have been deleted since it was asked about.
+    # A run may have been deleted since the request.
     runs = [store.run(key) for key in document["runs"]]
 
     def progressed(progress: Progress) -> None:
-        # Runs may be read several times; of the job's runs, so many as of all that is to be read are done with.
+        # Runs may be read several times: scale progress to the job's number of runs.
         tell(progress.done * len(runs) // max(1, progress.total))
 
     makers = {"backtest": _backtest, "sweep": _sweep, "verification": _verification}
@@ -119,10 +119,10 @@ def _baselines(names: Sequence[str]) -> list[Baseline]:
 
 
 def main() -> None:
-    """``python -m steptape.api.workers.job_worker BYTES``: do one job in so much memory."""
+    """``python -m steptape.api.workers.job_worker BYTES``: do one job within this much memory."""
     end_with_parent()
     answers = claim_stdout()
-    limit_process(int(sys.argv[1]), niceness=5)  # The server answers first.
+    limit_process(int(sys.argv[1]), niceness=5)  # The server has priority.
     document = read_frame(sys.stdin.fileno()).head
     try:
         result = run_job(document, lambda done: write_frame(answers, {"progress": done}))

@@ -1,10 +1,10 @@
-"""Answers SQL in a process of its own: what a statement takes beyond its limits, it takes from this process alone.
+"""Worker process for SQL: a statement beyond its limits harms this process alone.
 
-DuckDB looks at an interrupt and counts its memory between pieces of work only: ``list_sum(range(1000000000))`` held 20
-GB and did not listen for 80 s. The parent kills a worker that is late.
+DuckDB checks for interrupts and counts its memory only between pieces of work: ``list_sum(range(1000000000))`` held 20
+GB and ignored interrupts for 80 s. The parent kills a late worker.
 
-A request's head has ``statement``, ``run`` (an id, or null for the whole store) and the fields of ``QueryLimits``. An
-answer's head has ``truncated`` and ``elapsed_s``, its body is the rows as an Arrow stream. A first, empty answer says
+A request's head has ``statement``, ``run`` (an id, or null for the whole store) and the fields of ``QueryLimits``. A
+reply's head has ``truncated`` and ``elapsed_s``; its body is the rows as an Arrow stream. A first, empty reply says
 that the store has been read.
 """
 
@@ -23,12 +23,12 @@ from ...store.store import Store, open_store
 
 
 def answer_queries(store: Store, requests: int, answers: int) -> None:
-    """Answer one request after the other, until there are no more."""
+    """Answer requests one after another, until there are no more."""
     for request in frames(requests):
         try:
             head, rows = _answered(store, **request.head)
         except TelemetryError as error:
-            # The asker knows the statement and the run that ``got`` shows.
+            # Omit ``got``: the client already knows the statement and the run that it shows.
             head, rows = {"error": {**error_to_json(error), "got": None}}, b""
         except (MemoryError, OSError, ValueError) as error:
             refusal = QueryRefused(f"the query failed ({type(error).__name__})", fix="Ask for less")
@@ -43,7 +43,7 @@ def _answered(store: Store, statement: str, run: str | None, **limits: Any) -> t
 
 
 def main() -> None:
-    """``python -m steptape.api.workers.query_worker STORE BYTES``: serve a store, in so much memory of its own."""
+    """``python -m steptape.api.workers.query_worker STORE BYTES``: serve a store within this much memory of its own."""
     end_with_parent()
     answers = claim_stdout()
     limit_process(int(sys.argv[2]), writes_files=False)

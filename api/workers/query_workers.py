@@ -1,6 +1,6 @@
-"""The processes that answer SQL: a few, each asked one thing at a time, killed and replaced when late or dead.
+"""Manages a small pool of worker processes for SQL: one statement per worker at a time, late or dead workers replaced.
 
-What a statement takes, it takes from such a process and not from the server. See ``query_worker``.
+A statement uses the resources of its worker, not of the server. See ``query_worker``.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from ...store.sql.bounded_query import QueryLimits
 from ..errors import Busy
 from ..limits import Limits
 
-#: What a worker may take beyond the time limit, to report it itself; and what it may take to start.
+#: Seconds beyond the time limit for a worker to report a timeout itself; seconds for a worker to start.
 _GRACE_S: Final = 1.0
 _START_S: Final = 60.0
 
-#: A worker's environment: what finds Python and its packages, and nothing that may be secret.
+#: Environment of a worker: variables that locate Python and its packages, and none that may be secret.
 _KEPT: Final = ("PATH", "HOME", "LANG", "LC_ALL", "PYTHONPATH", "VIRTUAL_ENV", "TMPDIR", "TZ", "LD_LIBRARY_PATH")
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The result of a statement: the rows as an Arrow stream, whether there were more, and how long it took."""
+    """The result of a statement: rows as an Arrow stream, whether there were more, and the seconds it took."""
 
     rows: bytes
     truncated: bool
@@ -40,11 +40,11 @@ class Answer:
 
 
 class QueryWorkers:
-    """Asks workers, waiting for one that is free.
+    """A pool of workers; a request waits for a free one.
 
     Args:
         store: The store that they read.
-        limits: How many there are, and what they may do.
+        limits: How many there are, and what each may use.
     """
 
     def __init__(self, store: Path, limits: Limits) -> None:
@@ -57,28 +57,28 @@ class QueryWorkers:
         self._is_closed = False
 
     def ask(self, statement: str, run: str | None, *, rows: int | None = None) -> Answer:
-        """The answer to one statement over the whole store, or one run.
+        """Run one statement over the whole store, or one run.
 
         Args:
             statement: SQL.
-            run: A run's id, or its name where one run alone has it; None for the store.
-            rows: How many rows to hand out at most; as many as the limits say unless given.
+            run: A run's id, or its name if no other run has it; None for the store.
+            rows: Most rows to return; by default the limit on rows.
 
         Raises:
-            QueryRefused, QueryTimedOut, RunNotFound, TelemetryError: As the worker says; or it died.
-            Busy: Too many are waiting.
+            QueryRefused, QueryTimedOut, RunNotFound, TelemetryError: The worker reported it, or died.
+            Busy: Too many queries are waiting.
         """
         limits = self._limits.query if rows is None else replace(self._limits.query, rows=rows)
         with self._worker() as worker:
             return _asked(worker, statement, run, limits, most_bytes=self._limits.query_worker_bytes)
 
     def warm(self) -> None:
-        """Start a worker, so that the first question need not wait for it."""
+        """Start a worker in advance, so that the first query need not wait for it."""
         with suppress(TelemetryError, OSError), self._worker():
             pass
 
     def close(self) -> None:
-        """End all workers."""
+        """Stop all workers."""
         self._is_closed = True
         for _ in range(self._limits.query_workers):
             with suppress(queue.Empty):
@@ -102,11 +102,11 @@ class QueryWorkers:
 
 
 def _started(store: Path, memory_bytes: int) -> ChildProcess:
-    """A worker that has read the store.
+    """Start a worker, and wait until it has read the store.
 
     Raises:
-        Busy: The machine has no room for a process more.
-        TelemetryError: It did not start in time, or at all.
+        Busy: The machine cannot start another process.
+        TelemetryError: The worker did not start, or not in time.
     """
     module = f"{__package__}.query_worker"
     environment = {name: os.environ[name] for name in _KEPT if name in os.environ}
@@ -123,7 +123,7 @@ def _started(store: Path, memory_bytes: int) -> ChildProcess:
 
 
 def _asked(worker: ChildProcess, statement: str, run: str | None, limits: QueryLimits, *, most_bytes: int) -> Answer:
-    """A worker's answer. A worker that is late or dead has been ended."""
+    """Return a worker's answer, and stop a worker that is late or dead."""
     until_s = time.monotonic() + limits.seconds + _GRACE_S
     try:
         worker.send({"statement": statement, "run": run, **asdict(limits)}, until_s=until_s)

@@ -1,4 +1,4 @@
-"""Starts the processes that try rules, and asks each one thing, within a time and a memory limit."""
+"""Runs each rule trial in its own process, within time and memory limits."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ from ..live import FollowerSlots
 
 
 class RuleProcesses:
-    """Starts a process for each question, a few at a time.
+    """A launcher of one process per request, a few at a time.
 
     Args:
-        limits: How many, how many wait, and what each may take.
+        limits: How many run, how many wait, and what each may use.
     """
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
         self._places = FollowerSlots(limits.query_workers + limits.queries_waiting)
-        # Threads of their own: however many questions wait, other requests do not.
+        # Separate threads: waiting trials never block other requests.
         self._threads = CapacityLimiter(limits.query_workers)
 
     async def ask(self, document: dict[str, Any]) -> Any:
-        """The answer of ``rule_worker`` to a document.
+        """Return the answer of ``rule_worker`` to a document.
 
         Raises:
-            Busy: Too many are waiting, or the machine has no room for a process more.
-            InvalidRequest: It took too long or too much, or the answer is too long.
+            Busy: Too many trials are waiting, or the machine cannot start another process.
+            InvalidRequest: The trial took too long or too much memory, or its answer is too long.
             PolicyError: A job's policy or its values are wrong.
             TelemetryError: A run cannot be read.
         """

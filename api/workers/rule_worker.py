@@ -1,7 +1,7 @@
-"""Tries a stranger's rules in a process of its own, which answers one request: ``{"answer": ...}`` is the head.
+"""Worker process that tries untrusted rules: it answers one request, with ``{"answer": ...}`` as the head.
 
-A rule may do 10,000 things at an event, and a test may have a million events and thousands of rules. So the parent
-waits for so long, and kills a worker that is late.
+A rule may perform 10,000 computations at an event, and a test may have a million events and thousands of rules. So the
+parent sets a time limit, and kills a late worker.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from ...store.processes.protocol import error_to_json, read_frame, write_frame
 from ...store.run import Run
 from .job_checks import check_job
 
-#: How a policy that came with the request is called in messages.
+#: Name in messages of the policy in the request.
 SENT: Final = "policy"
 
 
 def check(document: dict[str, Any]) -> dict[str, Any]:
-    """What is wrong in a rule file or, where it loads, what looks wrong in it and against ``folders`` of runs."""
+    """Return the errors of a rule file or, if it loads, its likely mistakes, also against ``folders`` of runs."""
     try:
         policy = parse_policy(document["text"], source=SENT, params=document["params"])
     except PolicyError as error:
@@ -45,7 +45,7 @@ def check(document: dict[str, Any]) -> dict[str, Any]:
 
 
 def test(document: dict[str, Any]) -> dict[str, Any]:
-    """How a file of tests goes, with the ``policies`` that were sent and the files of those ``known`` to the server."""
+    """Run a file of tests with the ``policies`` in the request and the files of policies ``known`` to the server."""
     try:
         policies = _policies(document)
         tests = parse_tests(document["tests"], source="tests", policies=policies)
@@ -56,7 +56,7 @@ def test(document: dict[str, Any]) -> dict[str, Any]:
 
 
 def job(document: dict[str, Any]) -> None:
-    """Refuse a job's policy that does not load, or values that it does not take, as ``check_job`` does."""
+    """Refuse a job's policy that does not load, or values that it does not accept, as ``check_job`` does."""
     check_job(document["text"], **{name: document[name] for name in ("source", "params", "axes", "seconds")})
 
 
@@ -70,10 +70,10 @@ def _problems(problems: Iterable[PolicyProblem]) -> list[dict[str, Any]]:
 
 
 def main() -> None:
-    """``python -m steptape.api.workers.rule_worker BYTES``: answer one request, in so much memory."""
+    """``python -m steptape.api.workers.rule_worker BYTES``: answer one request within this much memory."""
     end_with_parent()
     answers = claim_stdout()
-    limit_process(int(sys.argv[1]), niceness=5)  # The server answers first.
+    limit_process(int(sys.argv[1]), niceness=5)  # The server has priority.
     document = read_frame(sys.stdin.fileno()).head
     try:
         head = {"answer": {"check": check, "test": test, "job": job}[document["kind"]](document)}

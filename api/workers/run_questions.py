@@ -1,4 +1,4 @@
-"""Questions about one run that may touch all of its log: asked as users' SQL is, in processes with limits."""
+"""Runs the server's own SQL about one run in the query workers, since it may read the whole log."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ from .query_workers import Answer, QueryWorkers
 
 
 class Found(NamedTuple):
-    """What a question came to: an Arrow table, and whether it lacks rows that would have been too large together."""
+    """The result of a query: an Arrow table, and whether rows are missing because the result was too large."""
 
     table: Any
     is_cut_short: bool
 
 
 async def ask_run(request: Request, run: RunAccess, statement: str, *, rows: int) -> Found:
-    """The answer to SQL over the views of a run.
+    """Run SQL over the views of one run.
 
     Args:
-        request: What is answered.
+        request: The request to answer.
         run: The run.
-        statement: One statement of the server's own.
-        rows: The most rows that it can come to.
+        statement: One statement, written by the server.
+        rows: Most rows that it can return.
 
     Raises:
-        QueryRefused, QueryTimedOut: It takes more than a question may; the statement is not shown.
+        QueryRefused, QueryTimedOut: The query exceeds its limits; the message omits the statement.
         DamagedLog: A file of the run is damaged.
-        Busy: Too many questions are waiting.
+        Busy: Too many queries are waiting.
     """
     workers: QueryWorkers = request.app.state.query_workers
     limiter: CapacityLimiter = request.app.state.query_threads

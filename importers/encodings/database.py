@@ -1,4 +1,4 @@
-"""SQLite files that other tools keep: opened read-only, their rows out, and only our errors."""
+"""Opens the SQLite files of other tools read-only, and turns their errors into ``UnreadableSource``."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ from ..source import SingleFile
 
 MAGIC: Final = b"SQLite format 3\0"
 
-#: One query may take so many instructions of SQLite's machine: a damaged file could keep it busy forever.
+#: Instructions of SQLite's virtual machine per connection: a damaged file could keep a query running forever.
 _MOST_INSTRUCTIONS: Final = 2_000_000_000
 _INSTRUCTIONS_A_LOOK: Final = 1_000_000
 
 
 class DatabaseFile(SingleFile):
-    """What readers of databases have in common."""
+    """Base class for readers of databases."""
 
     def beside(self, path: Path) -> Iterable[Path]:
-        """SQLite's log of what is written, which the database itself takes over later."""
+        """Return SQLite's write-ahead log, whose pages move into the database later."""
         return (path.with_name(f"{path.name}-wal"),)
 
 
 @contextmanager
 def opened(path: Path) -> Iterator[sqlite3.Connection]:
-    """A connection that cannot write.
+    """Open a read-only connection.
 
     Raises:
-        UnreadableSource: The file is no database, or damaged; whatever is asked of it within.
+        UnreadableSource: The file is no database, or is damaged; also for every query inside the ``with`` block.
     """
     try:
         with closing(_connection(path)) as connection:
@@ -41,12 +41,12 @@ def opened(path: Path) -> Iterator[sqlite3.Connection]:
             connection.set_progress_handler(lambda: next(looks, None) is None, _INSTRUCTIONS_A_LOOK)
             connection.text_factory = lambda raw: raw.decode(errors="replace")
             yield connection
-    except (sqlite3.Error, OverflowError, UnicodeDecodeError) as error:  # The last of a message that quotes the file.
+    except (sqlite3.Error, OverflowError, UnicodeDecodeError) as error:  # Some messages quote the file.
         raise UnreadableSource(f"this is no database of its kind, or damaged ({error})", where=str(path)) from None
 
 
 def _connection(path: Path) -> sqlite3.Connection:
-    """Read-only; where not even a lock can be had beside the file, as one that nobody changes."""
+    """Connect read-only. Where SQLite cannot even lock the file, open it as immutable, a file that does not change."""
     uri = f"file:{quote(str(path.absolute()))}?mode=ro"
     try:
         connection = sqlite3.connect(uri, uri=True)
@@ -69,12 +69,12 @@ def has_tables(path: Path, head: bytes, *names: str) -> bool:
 
 
 def columns_of(connection: sqlite3.Connection, table: str) -> set[str]:
-    """The columns of a table; newer versions of a tool have more."""
+    """Return the columns of a table; newer versions of a tool have more."""
     return {str(row[1]) for row in connection.execute(f"PRAGMA table_info({table})")}
 
 
 def json_object(value: Any) -> dict[str, Any]:
-    """The object in a cell of JSON text; empty where there is none."""
+    """Parse a cell of JSON text to an object; empty where there is none."""
     try:
         document = json.loads(value) if isinstance(value, (str, bytes)) else None
     except (ValueError, RecursionError):

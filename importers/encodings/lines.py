@@ -1,4 +1,4 @@
-"""Lines of text files that anybody may have written: bytes in, lines out, in bounded memory."""
+"""Reads a text file of unknown origin line by line, in bounded memory."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import IO, Final
 
 from ..errors import UnreadableSource
 
-#: A line may be so long, in characters. A table of 20,000 metrics has lines of about half a million.
+#: Most characters of a line. A table of 20,000 metrics has lines of about half a million.
 LONGEST_LINE: Final = 16 * 1024 * 1024
 
-#: Byte order marks, and the encodings that they announce. Windows' shells write UTF-16.
+#: Byte order marks and their encodings. Windows' shells write UTF-16.
 _MARKS: Final = (
     (codecs.BOM_UTF8, "utf-8-sig"),
     (codecs.BOM_UTF16_LE, "utf-16"),
@@ -21,25 +21,25 @@ _MARKS: Final = (
 
 
 def encoding_of(head: bytes) -> str:
-    """The encoding that the first bytes of a file announce; UTF-8 where they announce none."""
+    """Return the encoding that a file's byte order mark announces; UTF-8 without one."""
     return next((encoding for mark, encoding in _MARKS if head.startswith(mark)), "utf-8")
 
 
 def decoded_head(head: bytes) -> str:
-    """The beginning of a file as text, whatever it holds."""
+    """Decode the beginning of a file, and replace invalid bytes."""
     return head.decode(encoding_of(head), errors="replace")
 
 
 def text_lines(path: Path, *, errors: str = "strict", is_growing: bool = False) -> Iterator[str]:
-    """The lines of a file, with their ends.
+    """Yield the lines of a file, line ends included.
 
     Args:
         path: The file.
-        errors: What to do with bytes that are no text: ``strict`` or ``replace``.
-        is_growing: Whether a last line without an end is left out, as still being written.
+        errors: Treatment of bytes that do not decode: ``strict`` or ``replace``.
+        is_growing: Whether to omit a last line without an end, as one that is still being written.
 
     Raises:
-        UnreadableSource: It cannot be opened, is no text in its encoding, or has a line that is too long.
+        UnreadableSource: The file cannot be opened, does not decode, or has a line that is too long.
     """
     try:
         with open(path, "rb") as file:

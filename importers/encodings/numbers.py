@@ -1,4 +1,4 @@
-"""Numbers as other tools write them: text and JSON values in, floats, steps and clocks out, exactly or not at all."""
+"""Parses numbers as other tools write them, text or JSON, to floats, steps and clocks: exactly or not at all."""
 
 from __future__ import annotations
 
@@ -14,15 +14,16 @@ NS: Final = 1_000_000_000
 #: Fields of an event are 64-bit signed integers.
 INT64_MAX: Final = 2**63 - 1
 
-#: How some tools spell what JSON cannot hold, as text.
+#: Text spellings of the numbers that JSON cannot hold.
 _SPELLED: Final = {"nan": math.nan, "infinity": math.inf, "-infinity": -math.inf, "inf": math.inf, "-inf": -math.inf}
 
 
 def number(text: str) -> float | None:
-    """The number that a cell holds; None when it holds text.
+    """Parse a cell to a number; None when it holds text.
 
     >>> number("1e-3"), number("nan"), number("12 s"), number("1_000")
     (0.001, nan, None, None)
+
     """
     try:
         value = float(text)
@@ -32,9 +33,9 @@ def number(text: str) -> float | None:
 
 
 def number_of(value: Any) -> float | None:
-    """The number that a JSON value is, spelled-out NaN and infinities included; None for everything else.
+    """Convert a JSON value to a number, spelled-out NaN and infinities included; None for everything else.
 
-    An integer that no double holds exactly is none either: it would become another number.
+    An integer that no double holds exactly also gives None: it would become another number.
     """
     if isinstance(value, float):
         return value
@@ -44,10 +45,11 @@ def number_of(value: Any) -> float | None:
 
 
 def flattened(value: Mapping[str, Any], separator: str = "/") -> dict[str, Any]:
-    """The leaves of nested objects, by their names joined with a slash, or another separator.
+    """Return the leaves of nested objects, their names joined with a slash or another separator.
 
     >>> flattened({"loss": 1.0, "eval": {"acc": 0.5}})
     {'loss': 1.0, 'eval/acc': 0.5}
+
     """
     leaves: dict[str, Any] = {}
     pending = [("", value)]
@@ -62,7 +64,7 @@ def flattened(value: Mapping[str, Any], separator: str = "/") -> dict[str, Any]:
 
 
 def sorted_out(row: Mapping[str, Any]) -> tuple[dict[str, float], dict[str, Any]]:
-    """The numbers of a row, and what else it holds; nulls are left out."""
+    """Split a row into its numbers and its other values, without nulls."""
     metrics: dict[str, float] = {}
     attrs: dict[str, Any] = {}
     for name, value in row.items():
@@ -74,10 +76,10 @@ def sorted_out(row: Mapping[str, Any]) -> tuple[dict[str, float], dict[str, Any]
 
 
 def step_of(value: Any, where: str) -> int:
-    """A step, from a number or its text.
+    """Convert a number or its text to a step.
 
     Raises:
-        UnreadableSource: It is no whole number, or none of 64 bits.
+        UnreadableSource: It is not a whole number of 64 bits.
     """
     step = value
     if isinstance(step, str):
@@ -91,15 +93,15 @@ def step_of(value: Any, where: str) -> int:
 
 
 def nanoseconds(seconds: float | None) -> int:
-    """Seconds as nanoseconds; 0, which stands for unknown, when there are none or they are out of range."""
+    """Convert seconds to nanoseconds; 0 means unknown: there are none, or they are out of range."""
     if seconds is None or not math.isfinite(seconds) or abs(seconds) > INT64_MAX / NS / 2:
         return 0
-    whole = math.floor(seconds)  # The product of both would be off by a hundred nanoseconds.
+    whole = math.floor(seconds)  # Multiplying both together would be off by a hundred nanoseconds.
     return whole * NS + round((seconds - whole) * NS)
 
 
 def unix_ns(text: str | None) -> int | None:
-    """The time that ISO 8601 text tells, UTC where it names no zone; None when it tells none."""
+    """Parse ISO 8601 text to nanoseconds since 1970, as UTC where it names no zone; None where it does not parse."""
     if not text:
         return None
     try:

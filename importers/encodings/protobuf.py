@@ -1,4 +1,4 @@
-"""The wire format of protocol buffers: bytes in, fields out. Enough to read messages whose numbers are known."""
+"""Parses the protocol buffer wire format into fields: enough to read messages whose field numbers are known."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ FIXED32: Final = 5
 _DOUBLE: Final = struct.Struct("<d")
 _FLOAT: Final = struct.Struct("<f")
 
-#: Number, wire type and value of a field: an unsigned integer, or bytes.
+#: A field's number, wire type and value: an unsigned integer, or bytes.
 Field: TypeAlias = tuple[int, int, int | bytes]
 
 
 def fields(message: bytes) -> Iterator[Field]:
-    """The fields of a message, in order. Fixed-width values come as their bytes.
+    """Yield the fields of a message, in order. Fixed-width values are yielded as bytes.
 
     Raises:
         UnreadableSource: These bytes are no message.
@@ -49,7 +49,7 @@ def fields(message: bytes) -> Iterator[Field]:
 
 
 def _varint(message: bytes, position: int) -> tuple[int, int]:
-    """An unsigned integer and where it ends."""
+    """Return an unsigned integer and the position after it."""
     try:
         byte = message[position]
         if byte < 0x80:
@@ -69,7 +69,7 @@ def _varint(message: bytes, position: int) -> tuple[int, int]:
 
 
 def varints(packed: bytes) -> list[int]:
-    """The unsigned integers of a packed field."""
+    """Return the unsigned integers of a packed field."""
     values, position = [], 0
     while position < len(packed):
         value, position = _varint(packed, position)
@@ -78,21 +78,22 @@ def varints(packed: bytes) -> list[int]:
 
 
 def signed(value: int) -> int:
-    """A 64-bit integer in two's complement.
+    """Convert an unsigned 64-bit integer from two's complement.
 
     >>> signed(2**64 - 1)
     -1
+
     """
     return value - 2**64 if value >= 2**63 else value
 
 
 def text(value: int | bytes) -> str:
-    """A string field; bytes that are no UTF-8 are replaced."""
+    """Decode a string field, and replace bytes that are not UTF-8."""
     return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
 
 
 def message(value: int | bytes) -> bytes:
-    """A field that holds a message.
+    """Return the bytes of a field that holds a message.
 
     Raises:
         UnreadableSource: It holds an integer.
@@ -103,7 +104,7 @@ def message(value: int | bytes) -> bytes:
 
 
 def double(value: int | bytes) -> float:
-    """A field of eight bytes as a number.
+    """Unpack a field of eight bytes as a number.
 
     Raises:
         UnreadableSource: It has another width.
@@ -112,7 +113,7 @@ def double(value: int | bytes) -> float:
 
 
 def float32(value: int | bytes) -> float:
-    """A field of four bytes as a number, which a double holds exactly.
+    """Unpack a field of four bytes as a number, which a double holds exactly.
 
     Raises:
         UnreadableSource: It has another width.

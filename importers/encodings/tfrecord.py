@@ -1,4 +1,4 @@
-"""TFRecord files: length-prefixed records with masked CRC-32C checksums, as TensorBoard's event files are made of."""
+"""Reads TFRecord, the format of TensorBoard's event files: length-prefixed records with masked CRC-32C checksums."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from ..errors import UnreadableSource
 _HEAD: Final = struct.Struct("<QI")
 _CHECKSUM: Final = struct.Struct("<I")
 
-#: A record of more bytes is damage, or a picture that nobody wants here; none is read whole that is longer.
+#: A longer record is damage, or a picture that no import needs; it is never read into memory.
 LONGEST_RECORD: Final = 256 * 1024 * 1024
 
 
 def _table() -> list[int]:
-    """What one byte does to a CRC-32C (Castagnoli, reflected)."""
+    """Build the CRC-32C table (Castagnoli, reflected) for one byte."""
     table = []
     for byte in range(256):
         value = byte
@@ -30,16 +30,17 @@ def _table() -> list[int]:
 
 _ONE_BYTE: Final = _table()
 
-#: What two bytes do at once: half the time of a byte at a time.
+#: The table for two bytes: takes half the time of a byte at a time.
 _TWO_BYTES: Final = array("L", ((_ONE_BYTE[pair & 0xFF] >> 8) ^ _ONE_BYTE[(_ONE_BYTE[pair & 0xFF] ^ (pair >> 8)) & 0xFF]
                                 for pair in range(65536)))  # fmt: skip
 
 
 def crc32c(data: bytes) -> int:
-    """The CRC-32C of some bytes.
+    """Return the CRC-32C of some bytes.
 
     >>> hex(crc32c(b"123456789"))
     '0xe3069283'
+
     """
     value = 0xFFFFFFFF
     even = len(data) & ~1
@@ -52,19 +53,20 @@ def crc32c(data: bytes) -> int:
 
 
 def masked(checksum: int) -> int:
-    """A checksum as TFRecord stores it."""
+    """Return a checksum as TFRecord stores it."""
     return (((checksum >> 15) | (checksum << 17)) + 0xA282EAD8) & 0xFFFFFFFF
 
 
 def records(path: Path, *, is_growing: bool = False) -> Iterator[bytes]:
-    """The records of a file.
+    """Yield the records of a file.
 
     Args:
         path: The file.
-        is_growing: Whether a last record that is cut short is still being written, and no fault.
+        is_growing: Whether a truncated last record is still being written, and no error.
 
     Raises:
-        UnreadableSource: It cannot be opened, is cut short, or a checksum differs. All records before were yielded.
+        UnreadableSource: The file cannot be opened, is truncated, or has a wrong checksum. All records before that
+            point have been yielded.
     """
     try:
         with open(path, "rb") as file:

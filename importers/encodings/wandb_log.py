@@ -1,4 +1,4 @@
-"""The file format of W&B's offline runs: LevelDB's log, records in, their bytes out."""
+"""Reads the records of W&B's offline run files, which use LevelDB's log format."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import Final
 
 from ..errors import UnreadableSource
 
-#: Seven bytes before everything else; they count as a part of the first block.
+#: The first seven bytes of the file; they count as part of the first block.
 HEADER: Final = b":W&B\xe1\xbe\x00"
 
 BLOCK_BYTES: Final = 32 * 1024
 
-#: Checksum, length and sort of a piece of a record. A block's last bytes that are fewer than this are padding.
+#: Checksum, length and type of one fragment of a record. Fewer remaining bytes at the end of a block are padding.
 _HEAD: Final = struct.Struct("<IHB")
 _FULL, _FIRST, _MIDDLE, _LAST = 1, 2, 3, 4
 
@@ -23,15 +23,15 @@ _KEPT: Final = "The records before were taken"
 
 
 def records(path: Path, *, is_growing: bool = False) -> Iterator[bytes]:
-    """The records of a ``.wandb`` file.
+    """Yield the records of a ``.wandb`` file.
 
     Args:
         path: The file.
-        is_growing: Whether a last record that is cut short is still being written, and no fault.
+        is_growing: Whether a truncated last record is still being written, and no error.
 
     Raises:
-        UnreadableSource: It is none, cannot be opened, is cut short, or a checksum differs. All records before were
-            yielded.
+        UnreadableSource: The file is of another format, cannot be opened, is truncated, or has a wrong checksum. All
+            records before that point have been yielded.
     """
     parts: list[bytes] = []
     for position, sort, data in _pieces(path, is_growing):
@@ -47,7 +47,7 @@ def records(path: Path, *, is_growing: bool = False) -> Iterator[bytes]:
 
 
 def _pieces(path: Path, is_growing: bool) -> Iterator[tuple[int, int, bytes]]:
-    """Where each piece of a record stands, its sort, and its bytes."""
+    """Yield the position, type and bytes of each fragment of a record."""
     try:
         with open(path, "rb") as file:
             if file.read(len(HEADER)) != HEADER:

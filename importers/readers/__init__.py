@@ -1,1 +1,1 @@
-"""One module for each format that ``steptape import`` reads."""
+"""Holds the built-in readers, one module for each format of ``steptape import``."""

@@ -1,4 +1,4 @@
-"""JSON lines with a key that counts steps: one object a line, nested ones flattened."""
+"""Reads JSON lines with a key that counts steps: one object per line, nested objects flattened."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from ..rows import MOST_METRICS, Row, runs_of
 from ..source import ImportedRun, ReadOptions, SingleFile
 from ..table_columns import TableColumns, layout_of, wall_clock_ns
 
-#: Lines that are looked at: what comes first may be a configuration.
+#: Lines inspected to recognise a file: the first may be a configuration.
 _LOOKED_AT: Final = 20
 
 _SUFFIXES: Final = (".jsonl", ".ndjson", ".json", ".log", ".txt")
 
 
 class JsonLinesReader(SingleFile):
-    """Files of one JSON object a line, with a step in each."""
+    """Reader for files of one JSON object per line, with a step in each."""
 
     kind = "jsonl"
     title = "JSON lines with a step key"
 
     def recognises(self, path: Path, head: bytes) -> bool:
-        """By a first line that is a JSON object, and one among the first that has a step."""
+        """Whether the file begins with a JSON object, and one of the first lines has a step."""
         text = decoded_head(head).lstrip()
         if path.suffix.casefold() not in _SUFFIXES or not text.startswith("{"):
             return False
@@ -36,13 +36,13 @@ class JsonLinesReader(SingleFile):
         return any("event" not in row and layout_of(list(row)) is not None for row in rows)
 
     def read(self, files: Sequence[Path], options: ReadOptions) -> Iterator[ImportedRun]:
-        """The runs of a file, usually one."""
+        """Yield the runs of a file, usually one."""
         (path,) = files
         yield from runs_of(_rows(path, options))
 
 
 def _object(line: str) -> dict[str, Any] | None:
-    """The leaves of the object in a line; None where there is none."""
+    """Parse a line to the leaves of its object; None where it holds none."""
     try:
         document = json.loads(line)
     except (ValueError, RecursionError):

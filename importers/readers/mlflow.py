@@ -1,4 +1,4 @@
-"""MLflow: runs of its file store and of its SQLite database."""
+"""Reads MLflow's runs, from its file store or its SQLite database."""
 
 from __future__ import annotations
 
@@ -18,35 +18,35 @@ from ..storable import storable_time
 
 _MS: Final = 1_000_000
 
-#: How a run ended: by name in the database, by number in files.
+#: Run status: by name in the database, by number in files.
 _STATUS: Final = {"FINISHED": "completed", "FAILED": "failed", "KILLED": "interrupted"}
 _STATUS_NUMBERS: Final = {"3": "FINISHED", "4": "FAILED", "5": "KILLED"}
 
 META: Final = "meta.yaml"
 _RUN_NAME: Final = "mlflow.runName"
 
-#: What a run folder holds beside its metrics is small.
+#: Size limit for the small files of a run folder: parameters, tags and ``meta.yaml``.
 _MOST_BYTES: Final = 1024 * 1024
 
 
 class MlflowReader(DatabaseFile):
-    """MLflow's two local stores: ``mlruns/`` folders and SQLite databases."""
+    """Reader for MLflow's two local stores: ``mlruns/`` folders and SQLite databases."""
 
     kind = "mlflow"
     title = "MLflow (mlruns folders and SQLite)"
 
     def recognises(self, path: Path, head: bytes) -> bool:
-        """By a run's ``meta.yaml``, or the tables of a database."""
+        """Whether the file is a run's ``meta.yaml``, or a database with MLflow's tables."""
         if path.name == META:
             return b"\nrun_id:" in head or b"\nrun_uuid:" in head
         return has_tables(path, head, "experiments", "runs", "metrics", "params", "tags")
 
     def source_of(self, path: Path) -> Path:
-        """The run's folder, or the database."""
+        """Return the run's folder, or the database."""
         return path.parent if path.name == META else path
 
     def beside(self, path: Path) -> Iterable[Path]:
-        """The files of a run's metrics and parameters; what a database has beside it."""
+        """Return the files of a run's metrics, parameters and tags, or the database's write-ahead log."""
         folders = ("metrics", "params", "tags")
         return (
             [file for name in folders for file in _files(path.parent / name)]
@@ -55,7 +55,7 @@ class MlflowReader(DatabaseFile):
         )
 
     def read(self, files: Sequence[Path], options: ReadOptions) -> Iterator[ImportedRun]:
-        """The runs that hold a metric."""
+        """Yield the runs that hold a metric."""
         (path,) = files
         yield from _folder_run(path.parent, options) if path.name == META else _database_runs(path)
 
@@ -96,12 +96,12 @@ def _folder_run(folder: Path, options: ReadOptions) -> Iterator[ImportedRun]:
 
 
 def _files(folder: Path) -> list[Path]:
-    """The files below a folder: a metric's name may hold slashes."""
+    """Return the files below a folder, recursively: a metric's name may hold slashes."""
     return sorted(path for path in folder.rglob("*") if path.is_file()) if folder.is_dir() else []
 
 
 def _scalars(path: Path, tag: str, omissions: Omissions, options: ReadOptions) -> Iterator[Scalar]:
-    """The values of a metric's file: lines of time in milliseconds, value, step."""
+    """Yield the values of a metric's file: lines of time in milliseconds, value, step."""
     for line_number, line in enumerate(text_lines(path, errors="replace", is_growing=options.is_growing), start=1):
         parts = line.split()
         value = number(parts[1]) if len(parts) in (2, 3) else None
@@ -117,13 +117,13 @@ def _scalars(path: Path, tag: str, omissions: Omissions, options: ReadOptions) -
 
 
 def _milliseconds(shown: Any) -> int | None:
-    """Milliseconds since 1970 as nanoseconds; None where there are none."""
+    """Convert milliseconds since 1970 to nanoseconds; None where there are none."""
     text = str(shown)
     return storable_time(int(text) * _MS) if text.isascii() and text.isdigit() and len(text) < 20 else None
 
 
 def _values(folder: Path) -> dict[str, Any]:
-    """Parameters or tags: a file each, its content the value."""
+    """Return parameters or tags: each file's content by its name."""
     found = {}
     for path in _files(folder):
         try:
@@ -135,7 +135,7 @@ def _values(folder: Path) -> dict[str, Any]:
 
 
 def _flat_yaml(path: Path) -> dict[str, str]:
-    """The scalars of a ``meta.yaml``, which MLflow writes one a line; empty where there is no such file."""
+    """Parse the scalars of a ``meta.yaml``, one per line as MLflow writes them; empty where there is no such file."""
     found = {}
     if path.is_file() and path.stat().st_size <= _MOST_BYTES:
         for line in text_lines(path, errors="replace"):
@@ -174,7 +174,7 @@ def _pairs(connection: sqlite3.Connection, table: str, run: Any) -> dict[str, An
 
 
 def _database_scalars(connection: sqlite3.Connection, run: Any, path: Path) -> list[Scalar]:
-    """The values of a run, in the order in which they were logged."""
+    """Return the values of a run, in the order of logging."""
     is_nan = "is_nan" if "is_nan" in columns_of(connection, "metrics") else "0"
     query = f"SELECT key, step, timestamp, value, {is_nan} FROM metrics WHERE run_uuid = ? ORDER BY rowid"
     return [
@@ -184,7 +184,7 @@ def _database_scalars(connection: sqlite3.Connection, run: Any, path: Path) -> l
 
 
 def _value(value: Any, is_nan: Any, path: Path) -> float:
-    """A stored number. MLflow's database holds no infinity: it writes the largest double instead, and reads that."""
+    """Convert a stored number. MLflow's database holds no infinity: MLflow stores the largest double instead."""
     if is_nan:
         return float("nan")
     if not isinstance(value, (int, float)):

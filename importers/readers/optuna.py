@@ -1,4 +1,4 @@
-"""Optuna studies in SQLite: each trial one run, its intermediate values the evaluations."""
+"""Reads Optuna studies from SQLite: each trial is one run, its intermediate values are evaluations."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ..encodings.numbers import step_of, unix_ns
 from ..errors import UnreadableSource
 from ..source import Fact, ImportedRun, ReadOptions
 
-#: The name of what a trial reports while it runs, and of what it came to.
+#: Metric names of a trial's intermediate values and of its result.
 INTERMEDIATE: Final = "intermediate_value"
 FINAL: Final = "value"
 
@@ -27,17 +27,17 @@ _TRIALS: Final = """
 
 
 class OptunaReader(DatabaseFile):
-    """Optuna storages (SQLite). A trial that was pruned was stopped; one that never began is no run."""
+    """Reader for Optuna storages (SQLite). A pruned trial was stopped; a trial that never began is no run."""
 
     kind = "optuna"
     title = "Optuna studies (SQLite)"
 
     def recognises(self, path: Path, head: bytes) -> bool:
-        """By the tables of the database."""
+        """Whether the file is a database with Optuna's tables."""
         return has_tables(path, head, "studies", "trials", "trial_intermediate_values")
 
     def read(self, files: Sequence[Path], options: ReadOptions) -> Iterator[ImportedRun]:  # noqa: ARG002
-        """A run for each trial."""
+        """Yield one run for each trial."""
         (path,) = files
         with opened(path) as connection:
             for trial in connection.execute(_TRIALS).fetchall():
@@ -64,7 +64,7 @@ def _run(connection: sqlite3.Connection, trial: tuple[Any, ...], path: Path) -> 
 
 
 def _local_ns(shown: Any) -> int | None:
-    """Optuna writes the local time of whoever ran it, without saying which: taken as UTC."""
+    """Parse a time as UTC: Optuna writes local time without its zone."""
     return unix_ns(shown) if isinstance(shown, str) else None
 
 
@@ -94,7 +94,7 @@ def _finals(connection: sqlite3.Connection, trial_id: Any, study_id: Any, where:
 
 
 def _value(value: Any, sort: Any, where: str) -> float:
-    """A stored number; Optuna keeps those that are not finite by their sort."""
+    """Convert a stored number; Optuna stores non-finite ones as a type."""
     if sort in _TYPES:
         return _TYPES[sort]
     if value is None:
@@ -105,7 +105,7 @@ def _value(value: Any, sort: Any, where: str) -> float:
 
 
 def _params(connection: sqlite3.Connection, trial_id: Any) -> dict[str, Any]:
-    """The trial's parameters; of a categorical one the choice, which the database knows by its place."""
+    """Return the trial's parameters. The database holds a categorical parameter as the index of its choice."""
     config: dict[str, Any] = {}
     query = "SELECT param_name, param_value, distribution_json FROM trial_params WHERE trial_id = ? ORDER BY param_id"
     for name, value, distribution in connection.execute(query, (trial_id,)):

@@ -1,4 +1,4 @@
-"""Parquet tables with a column of steps, as W&B exports a run's history."""
+"""Reads Parquet tables with a step column, such as W&B's exports of a run's history."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ from ..table_columns import TableColumns, layout_of, unknown_step_column, wall_c
 _MAGIC: Final = b"PAR1"
 _ROWS_AT_ONCE: Final = 4096
 
-#: What pyarrow raises when a file is not what it says.
+#: Exceptions that pyarrow raises for a damaged file.
 _DAMAGED: Final = (pa.ArrowException, OSError, ValueError, OverflowError)
 
-#: A run's own tables are Parquet, too.
+#: Metadata key of steptape's own tables, which are Parquet too.
 _OURS: Final = b"steptape.columns"
 
 
 class ParquetReader(SingleFile):
-    """Parquet files, one of whose columns counts steps."""
+    """Reader for Parquet files with a column that counts steps."""
 
     kind = "parquet"
     title = "Parquet tables with a step column (W&B history exports)"
 
     def recognises(self, path: Path, head: bytes) -> bool:
-        """By the file's signature and a column of steps; the tables of a run of ours are no logs."""
+        """Whether the file is Parquet with a step column, but no table of a steptape run, which is no log."""
         if not head.startswith(_MAGIC):
             return False
         try:
@@ -43,7 +43,7 @@ class ParquetReader(SingleFile):
         return _OURS not in (schema.metadata or {}) and layout_of(schema.names) is not None
 
     def read(self, files: Sequence[Path], options: ReadOptions) -> Iterator[ImportedRun]:
-        """The runs of a table, usually one."""
+        """Yield the runs of a table, usually one."""
         (path,) = files
         yield from runs_of(_rows(path, options))
 
@@ -72,7 +72,7 @@ def _rows(path: Path, options: ReadOptions) -> Iterator[Row]:
 
 
 def _row(document: dict[str, Any], layout: TableColumns) -> Row:
-    """A row of the table. A null is a value that was not logged."""
+    """Convert a row of the table. A null is a value that was not logged."""
     step = step_of(document.pop(layout.step), "")
     wall_clock = document.pop(layout.wall_clock) if layout.wall_clock else None
     stopwatch = document.pop(layout.stopwatch) if layout.stopwatch else None

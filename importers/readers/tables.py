@@ -1,6 +1,7 @@
-"""Tables with a column of steps: CSV and TSV of Lightning, Keras, Ultralytics, AlgoPerf, W&B and of scripts.
+"""Reads CSV and TSV tables with a step column, from Lightning, Keras, Ultralytics, AlgoPerf, W&B and scripts.
 
-Rows become ``step_end`` and ``evaluate`` events by the names of their columns; cells are numbers to the bit, or text.
+A row becomes ``step_end`` and ``evaluate`` events by the names of its columns. Cells are numbers, exact to the bit, or
+text.
 """
 
 from __future__ import annotations
@@ -23,23 +24,23 @@ from ..table_columns import TableColumns, layout_of, unknown_step_column, wall_c
 
 _SEPARATORS: Final = {".csv": ",", ".tsv": "\t", ".txt": "\t"}
 
-#: Files beside AlgoPerf's measurements that say what was run, and how much of them is read.
+#: Files next to AlgoPerf's measurements that hold the run's settings; their size limit is below.
 _SETTINGS: Final = ("hparams.json", "meta_data_0.json")
 
-#: What AlgoPerf's metadata tell of the machine is no setting of the run.
+#: Prefixes of AlgoPerf's metadata about the machine, which are not settings of the run.
 _READINGS: Final = ("cpu", "gpu", "mem.", "net.", "os_", "python_", "git_")
 
 _MOST_SETTINGS_BYTES: Final = 1024 * 1024
 
 
 class TableReader(SingleFile):
-    """CSV and TSV files whose first line names the columns, one of which counts steps."""
+    """Reader for CSV and TSV files whose first line names the columns, including one that counts steps."""
 
     kind = "table"
     title = "CSV and TSV with a step column (Lightning, Keras, Ultralytics, AlgoPerf, ...)"
 
     def recognises(self, path: Path, head: bytes) -> bool:
-        """By the name's end and a first line with a column of steps."""
+        """Whether the suffix fits and the first line names a step column and a metric."""
         if path.suffix.casefold() not in _SEPARATORS:
             return False
         first = decoded_head(head).partition("\n")[0]
@@ -47,7 +48,7 @@ class TableReader(SingleFile):
         return layout is not None and bool(layout.metrics)
 
     def read(self, files: Sequence[Path], options: ReadOptions) -> Iterator[ImportedRun]:
-        """The runs of a table, usually one."""
+        """Yield the runs of a table, usually one."""
         (path,) = files
         lines = text_lines(path, is_growing=options.is_growing)
         try:
@@ -67,7 +68,7 @@ class TableReader(SingleFile):
 
 
 def _separator(path: Path, first: str) -> str:
-    """A tab where the first line has some; the comma otherwise, or the semicolon of some spreadsheets."""
+    """Return a tab where the first line has one, a semicolon where it has no comma, else the suffix's default."""
     if "\t" in first:
         return "\t"
     return ";" if ";" in first and "," not in first else _SEPARATORS.get(path.suffix.casefold(), ",")
@@ -94,7 +95,7 @@ def _checked(layout: TableColumns | None, path: Path, columns: list[str], option
 
 
 class _Places(NamedTuple):
-    """Indices of a table's columns, by what the columns hold."""
+    """Indices of a table's columns, by role."""
 
     step: int
     wall_clock: int | None
@@ -106,14 +107,14 @@ def _places(columns: list[str], layout: TableColumns) -> _Places:
     at = {name: index for index, name in enumerate(columns)}
     metrics = [(at[name], name) for name in layout.metrics]
     wall_clock, stopwatch = (None if name is None else at[name] for name in (layout.wall_clock, layout.stopwatch))
-    # AlgoPerf's stopwatch is one of its results, too: its tables are read by programs that look for it there.
+    # AlgoPerf's stopwatch is also one of its results: programs that read its tables look for it among the metrics.
     if layout.is_algoperf and stopwatch is not None:
         metrics.append((stopwatch, columns[stopwatch]))
     return _Places(at[layout.step], wall_clock, stopwatch, metrics)
 
 
 def _rows(table: Any, columns: list[str], layout: TableColumns, path: Path) -> Iterator[Row]:
-    """The rows that have a step. At the end it raises an error if something could not be read as it was meant."""
+    """Yield the rows that have a step, then raise an error if any row or value could not be read as intended."""
     places = _places(columns, layout)
     omissions = Omissions(str(path))
     commas = DecimalCommas(str(path))
@@ -132,11 +133,11 @@ def _rows(table: Any, columns: list[str], layout: TableColumns, path: Path) -> I
 
 
 class _LeftOut(Exception):
-    """A row cannot be read; its text is the reason."""
+    """A row is skipped; the message is the reason."""
 
 
 def _row(cells: list[str], columns: list[str], places: _Places) -> Row | None:
-    """The row of a line; None for a blank line, and for the heading that another process wrote into the same file.
+    """Parse a line; None for a blank line, and for a header that another process wrote into the same file.
 
     Raises:
         _LeftOut: It has too many cells, or no step.
@@ -160,7 +161,7 @@ def _row(cells: list[str], columns: list[str], places: _Places) -> Row | None:
 
 
 def _values(cells: list[str], metrics: Sequence[tuple[int, str]]) -> tuple[dict[str, float], dict[str, str]]:
-    """The numbers of a row, and the texts where a number was expected. Empty cells are neither."""
+    """Split a row into numbers, and texts where a number was expected. Empty cells are skipped."""
     numbers: dict[str, float] = {}
     texts: dict[str, str] = {}
     for index, name in metrics:
@@ -174,7 +175,7 @@ def _values(cells: list[str], metrics: Sequence[tuple[int, str]]) -> tuple[dict[
 
 
 def _facts_of_algoperf(row: Row, attempt: int) -> Iterator[Fact]:
-    """A row with a result of an evaluation is one as a whole: its ``train/loss`` was measured then, too."""
+    """Yield a row with an evaluation result as one ``evaluate`` event: its ``train/loss`` was measured then, too."""
     if any(is_evaluation(name) for name in row.metrics):
         yield Fact("evaluate", row.step, row.metrics, None, row.time_ns, row.elapsed_ns, row.attrs, attempt)
     else:
@@ -182,7 +183,7 @@ def _facts_of_algoperf(row: Row, attempt: int) -> Iterator[Fact]:
 
 
 def _facts_of_ultralytics(row: Row, attempt: int) -> Iterator[Fact]:
-    """``metrics/mAP50(B)`` and its like are what the validation found after the epoch."""
+    """Yield the events of a row; ``metrics/mAP50(B)`` and its like are results of the validation after the epoch."""
     found = {name: value for name, value in row.metrics.items() if name.startswith("metrics/")}
     rest = row._replace(metrics={name: value for name, value in row.metrics.items() if name not in found})
     for fact in facts_by_name(rest, attempt):
@@ -194,7 +195,7 @@ def _facts_of_ultralytics(row: Row, attempt: int) -> Iterator[Fact]:
 
 
 def _settings(path: Path) -> dict[str, Any]:
-    """What lies beside AlgoPerf's measurements; nothing where it cannot be read, since the measurements stand alone."""
+    """Return the settings next to AlgoPerf's measurements. Unreadable files are skipped: no run needs them."""
     config: dict[str, Any] = {}
     for name in _SETTINGS:
         beside = path.with_name(name)

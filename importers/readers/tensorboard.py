@@ -1,4 +1,4 @@
-"""TensorBoard event files: scalars of both versions in, runs out. A folder of event files is one run."""
+"""Reads scalars of both versions from TensorBoard event files; a folder of event files is one run."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from ..errors import UnreadableSource
 from ..scalars import Scalar, courses_of
 from ..source import ImportedRun, ReadOptions
 
-#: In the name of every event file.
+#: Part of every event file's name.
 MARK: Final = "tfevents"
 
-#: Folders into which Keras writes the two halves of one run.
+#: The folders into which Keras writes the two halves of one run.
 _HALVES: Final = ("train", "validation")
 
-#: Values of numbers in a TensorProto: struct's letter for ``tensor_content``, by ``DataType``.
+#: ``struct`` format letters for a TensorProto's ``tensor_content``, by ``DataType``.
 _LETTERS: Final = {1: "f", 2: "d", 3: "i", 4: "B", 5: "h", 6: "b", 9: "q", 10: "?", 17: "H", 19: "e", 22: "I", 23: "Q"}
 _BFLOAT16: Final = 14
 
 
 class TensorBoardReader:
-    """Event files; several in a folder are one run, as TensorBoard shows it.
+    """Reader for event files; several in a folder are one run, as TensorBoard shows it.
 
-    The folders ``train`` and ``validation`` that Keras writes side by side are one run, too; a tag there is called
+    The sibling folders ``train`` and ``validation`` that Keras writes are one run, too. Their tags are named
     ``train/TAG`` and ``validation/TAG``.
     """
 
@@ -36,21 +36,21 @@ class TensorBoardReader:
     title = "TensorBoard event files (scalars and scalar tensors)"
 
     def recognises(self, path: Path, head: bytes) -> bool:
-        """By name, and a first record that is as short as a file's version is."""
+        """Whether the name fits and the first record lies within the head, as the short file version record does."""
         return MARK in path.name and len(head) >= 12 and int.from_bytes(head[:8], "little") < len(head)
 
     def source_of(self, path: Path) -> Path:
-        """The folder of the run."""
+        """Return the folder of the run."""
         folder = path.parent
         beside = [folder.with_name(half) for half in _HALVES]
         return folder.parent if folder.name in _HALVES and all(half.is_dir() for half in beside) else folder
 
     def beside(self, path: Path) -> Iterable[Path]:  # noqa: ARG002
-        """Nothing: every file of the source is recognised itself."""
+        """Return nothing: every file of the source is itself recognised."""
         return ()
 
     def read(self, files: Sequence[Path], options: ReadOptions) -> Iterator[ImportedRun]:
-        """The runs of a folder: usually one."""
+        """Yield the runs of a folder, usually one."""
         scalars, problem = _scalars(files, options)
         if not scalars:
             raise problem or UnreadableSource("no scalar in these event files", where=str(files[0]))
@@ -59,7 +59,7 @@ class TensorBoardReader:
 
 
 def _scalars(files: Sequence[Path], options: ReadOptions) -> tuple[list[Scalar], UnreadableSource | None]:
-    """All scalars, those of several files by the times at which these begin; and what was wrong, if anything."""
+    """Return all scalars, files in order of their first scalar's time, and the last problem, if any."""
     found: list[list[Scalar]] = []
     problem: UnreadableSource | None = None
     for path in files:
@@ -77,7 +77,7 @@ def _scalars(files: Sequence[Path], options: ReadOptions) -> tuple[list[Scalar],
 
 
 def _scalars_of(record: bytes, prefix: str, plugins: dict[str, str]) -> Iterator[Scalar]:
-    """The scalars of an ``Event``. Only the first event of a tag names the plugin that it is for."""
+    """Yield the scalars of an ``Event``. Only a tag's first event names its plugin."""
     wall, step, summary = 0.0, 0, b""
     for field, wire, value in fields(record):
         if field == 1:
@@ -95,7 +95,7 @@ def _scalars_of(record: bytes, prefix: str, plugins: dict[str, str]) -> Iterator
 
 
 def _value(entry: bytes, plugins: dict[str, str]) -> tuple[str, float | None]:
-    """Tag and number of a ``Summary.Value``; None where it holds no scalar."""
+    """Return tag and number of a ``Summary.Value``; None for the number where it holds no scalar."""
     tag, simple, tensor, metadata = "", None, None, None
     for field, wire, value in fields(entry):
         if field == 1:
@@ -114,7 +114,7 @@ def _value(entry: bytes, plugins: dict[str, str]) -> tuple[str, float | None]:
 
 
 def _plugin(metadata: bytes) -> str:
-    """The plugin of a ``SummaryMetadata``; scalars where it names none."""
+    """Return the plugin of a ``SummaryMetadata``; ``scalars`` where it names none."""
     for field, _, value in fields(metadata):
         if field == 1:
             for inner, _, name in fields(message(value)):
@@ -124,7 +124,7 @@ def _plugin(metadata: bytes) -> str:
 
 
 def _number_of_tensor(tensor: bytes) -> float | None:
-    """The one number of a ``TensorProto``; None where it has none, or several."""
+    """Return the single number of a ``TensorProto``; None where it has none, or several."""
     dtype, content, numbers = 0, b"", []
     for field, wire, value in fields(tensor):
         if field == 1 and isinstance(value, int):
@@ -145,7 +145,7 @@ def _number_of_tensor(tensor: bytes) -> float | None:
 
 
 def _elements(shape: bytes) -> int:
-    """How many elements a ``TensorShapeProto`` has."""
+    """Return the number of elements of a ``TensorShapeProto``."""
     count = 1
     for field, _, dimension in fields(shape):
         if field == 2:
@@ -168,7 +168,7 @@ def _from_content(dtype: int, content: bytes) -> list[float]:
 
 
 def _from_integers(dtype: int, raw: Sequence[int]) -> list[float]:
-    """Half floats stand as the integers of their bits."""
+    """Convert integer fields to floats; half floats are stored as the integers of their bits."""
     if dtype in (19, _BFLOAT16):
         return [value for bits in raw for value in _from_content(dtype, (bits & 0xFFFF).to_bytes(2, "little"))]
     return [float(signed(value)) if dtype != 23 else float(value) for value in raw]

@@ -1,4 +1,4 @@
-"""Plain text that trainings print: ``step:100 val_loss:3.2``, ``iter 5, loss 2.1``, or what a pattern says."""
+"""Reads training values from plain text: ``step:100 val_loss:3.2``, ``iter 5, loss 2.1``, or lines of a given regex."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from ..source import ImportedRun, ReadOptions, SingleFile
 
 _SUFFIXES: Final = (".log", ".txt", ".out", ".err", "")
 
-#: A name, a colon, an equals sign or a blank, and a number, perhaps with its total (``125/3040``) or its unit. Commas
-#: group thousands; a number with another comma is none, since nobody knows what it means, nor is a version or a time of
-#: day.
+#: A name, a separator (colon, equals sign or blank) and a number, optionally with its total (``125/3040``) or unit.
+#: Commas group thousands. A number with another comma does not match, since its meaning is ambiguous; nor does a
+#: version or a time of day.
 _PAIR: Final = re.compile(
     r"(?<![\w./-])([A-Za-z][\w./-]{0,100}?)\s{0,3}(?:[:=]\s{0,3}|\s)"
     r"([+-]?(?:(?:[1-9]\d{0,2}(?:,\d{3})+|\d+)(?:\.\d*)?(?:[eE][+-]?\d+)?|\.\d+|nan|inf(?:inity)?)"
@@ -28,18 +28,18 @@ _PAIR: Final = re.compile(
     re.IGNORECASE,
 )
 
-#: What counts the steps of a line, and short names of llm.c's logs that others copied.
+#: Names that count a line's steps; then short names from llm.c's logs, which others copied, with their long names.
 _STEP_NAMES: Final = ("step", "global_step", "iter", "iteration", "s", "it", "update", "batch")
 _LONG_NAMES: Final = {"tel": "val_loss", "trl": "train_loss"}
 
-#: What counts the time since the training began.
+#: Names of the time since the training began.
 _STOPWATCHES: Final = ("train_time", "elapsed", "elapsed_time")
 _UNIT_NS: Final = {"ms": NS // 1000, "s": NS, "sec": NS, "m": 60 * NS, "min": 60 * NS, "h": 3600 * NS}
 
-#: Lines of a file that are looked at to recognise it, and how many of them must tell of a step.
+#: Lines inspected to recognise a file; ``_TELLING`` of them must have a step and a value.
 _LOOKED_AT: Final = 400
 
-#: A line of more characters is a dump of something.
+#: A longer line is a dump of something, and is skipped.
 _LONGEST: Final = 20_000
 _TELLING: Final = 2
 
@@ -50,20 +50,20 @@ class _Line(NamedTuple):
 
 
 class TextLogReader(SingleFile):
-    """Text in which a line tells a step and its values, among lines that tell nothing."""
+    """Reader for text with lines that hold a step and its values; other lines are ignored."""
 
     kind = "text"
     title = "plain-text logs (step:100 val_loss:3.2; or --pattern)"
 
     def recognises(self, path: Path, head: bytes) -> bool:
-        """By the name's end and a few lines that tell a step."""
+        """Whether the suffix fits and at least two lines hold a step and a value."""
         if path.suffix.casefold() not in _SUFFIXES or b"\0\0" in head:
             return False
         lines = decoded_head(head).splitlines()[:_LOOKED_AT]
         return sum(_parsed(line) is not None for line in lines) >= _TELLING
 
     def read(self, files: Sequence[Path], options: ReadOptions) -> Iterator[ImportedRun]:
-        """The runs of a file."""
+        """Yield the runs of a file."""
         (path,) = files
         parse = _parser(options.pattern)
         totals: list[int] = []
@@ -90,7 +90,7 @@ class TextLogReader(SingleFile):
 
 
 def _parser(pattern: str | None) -> Callable[[str], _Line | None]:
-    """What takes a line apart.
+    """Return the function that parses a line.
 
     Raises:
         UnreadableSource: The pattern is no regular expression with a group called ``step``.
@@ -128,10 +128,10 @@ def _matched(pattern: re.Pattern[str], line: str) -> _Line | None:
 
 
 def _parsed(line: str) -> _Line | None:
-    """A line's step and values; None where it tells no step, or nothing but a step.
+    """Parse a line's step and values; None where it holds no step, or nothing but a step.
 
-    A value with a unit is kept as the text that it is (a share of time is no loss), but for the time since the
-    training began, which is the row's clock.
+    A value with a unit stays text: a percentage of time is no loss. The time since the training began is the exception:
+    it is the row's clock.
     """
     if len(line) > _LONGEST:
         return None
@@ -161,5 +161,5 @@ def _parsed(line: str) -> _Line | None:
 
 
 def _time_ns(shown: str, unit: str) -> int:
-    """A number of units as nanoseconds."""
+    """Convert a number of units to nanoseconds."""
     return nanoseconds((number(shown) or 0.0) * _UNIT_NS[unit] / NS)

@@ -1,4 +1,4 @@
-"""Trackio stores: one SQLite file a project, runs told apart by their id."""
+"""Reads Trackio's projects: each is one SQLite file, its runs distinguished by id."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ from ..evaluation_names import PLACE_NAMES
 from ..rows import Row, facts_by_name
 from ..source import Fact, ImportedRun, ReadOptions
 
-#: Keys that Trackio adds to a configuration.
+#: Configuration keys that Trackio adds.
 _OWN: Final = ("_Username", "_Created", "_Group")
 
 
 class TrackioReader(DatabaseFile):
-    """Trackio's project databases. System metrics, media and traces are no part of the training's course."""
+    """Reader for Trackio's project databases. It leaves out system metrics, media and traces: they are no events."""
 
     kind = "trackio"
     title = "Trackio projects (SQLite)"
 
     def recognises(self, path: Path, head: bytes) -> bool:
-        """By the tables of the database, and the column that holds metrics as JSON."""
+        """Whether the file is a database with Trackio's tables, and the column that holds metrics as JSON."""
         if not has_tables(path, head, "metrics"):
             return False
         with opened(path) as connection:
             return {"run_name", "step", "metrics", "timestamp"} <= columns_of(connection, "metrics")
 
     def read(self, files: Sequence[Path], options: ReadOptions) -> Iterator[ImportedRun]:  # noqa: ARG002
-        """A run for each of the project's."""
+        """Yield each run of the project."""
         (path,) = files
         with opened(path) as connection:
-            # Before there were ids, names told runs apart.
+            # Older versions have no ids; names distinguish their runs.
             key = "run_id" if "run_id" in columns_of(connection, "metrics") else "run_name"
             runs = connection.execute(f"SELECT {key}, min(run_name) FROM metrics GROUP BY {key} ORDER BY min(id)")
             for run, name in runs.fetchall():
@@ -57,7 +57,10 @@ def _config(connection: sqlite3.Connection, key: str, run: Any) -> dict[str, Any
 
 
 def _facts(connection: sqlite3.Connection, key: str, run: Any, where: str) -> Iterator[Fact]:
-    """Rows in the order of logging; steps that go backwards are another attempt, wherever they begin."""
+    """Yield the events of rows in the order of logging; a step that goes backwards starts another attempt.
+
+    It does so wherever that attempt begins: runs are distinguished by id.
+    """
     lives = Lives()
     attempt, before = 0, (0, 0)
     query = f"SELECT step, timestamp, metrics FROM metrics WHERE {key} = ? ORDER BY id"

@@ -1,4 +1,4 @@
-"""Hugging Face ``trainer_state.json``: the log history of a Trainer, and the checkpoints that it tells of."""
+"""Reads Hugging Face's ``trainer_state.json``: the log history of a Trainer and the checkpoints that it names."""
 
 from __future__ import annotations
 
@@ -19,40 +19,40 @@ NAME: Final = "trainer_state.json"
 
 _CHECKPOINT: Final = re.compile(r"checkpoint-(\d{1,18})")
 
-#: A state of a million log entries has about 200 MB.
+#: A state with a million log entries has about 200 MB.
 MOST_BYTES: Final = 512 * 1024 * 1024
 
-#: What of the state says how the training was set up.
+#: Keys of the state that hold training settings.
 _SETTINGS: Final = ("train_batch_size", "logging_steps", "eval_steps", "save_steps", "trial_name", "trial_params")
 
 
 class TrainerStateReader:
-    """``trainer_state.json`` of an output folder and of the checkpoints in it, which tell of one run.
+    """Reader for ``trainer_state.json`` of an output folder and of its checkpoints, which together are one run.
 
-    A state in a checkpoint holds the history up to there; so of several the longest is read.
+    The state in a checkpoint holds the history up to that point, so the longest history is read.
     """
 
     kind = "trainer_state"
     title = "Hugging Face trainer_state.json"
 
     def recognises(self, path: Path, head: bytes) -> bool:
-        """By name, or by the keys that a Trainer writes."""
+        """Whether the file is a JSON object with a Trainer state's file name or its ``log_history`` key."""
         named = path.name == NAME
         return head.lstrip()[:1] == b"{" and (named or (b'"log_history"' in head and path.suffix == ".json"))
 
     def source_of(self, path: Path) -> Path:
-        """The output folder, where the state lies in a checkpoint of it; else the state's own folder or file."""
+        """Return the output folder, if the state is in one of its checkpoints; else the state's own folder or file."""
         if path.name != NAME:
             return path
         folder = path.parent
         return folder.parent if _CHECKPOINT.fullmatch(folder.name) else folder
 
     def beside(self, path: Path) -> Iterable[Path]:  # noqa: ARG002
-        """Nothing: every file of the source is recognised itself."""
+        """Return nothing: every file of the source is itself recognised."""
         return ()
 
     def read(self, files: Sequence[Path], options: ReadOptions) -> Iterator[ImportedRun]:  # noqa: ARG002
-        """The run; raises at its end what could not be read of it."""
+        """Yield the run; its facts end with an error if a part could not be read."""
         states: list[tuple[Path, dict[str, Any]]] = []
         problems: list[UnreadableSource] = []
         for path in files:
@@ -88,7 +88,7 @@ def _state(path: Path) -> dict[str, Any]:
 def _facts(
     path: Path, state: Mapping[str, Any], checkpoints: Mapping[int, dict[str, Any]], problems: list[UnreadableSource]
 ) -> Iterator[Fact]:
-    """The history, each checkpoint after the last row up to its step."""
+    """Yield the history, with each checkpoint after the last row up to its step."""
     pending = sorted(checkpoints.items())
     omissions = Omissions(str(path))
     for index, row in enumerate(state["log_history"]):
@@ -108,10 +108,10 @@ def _facts(
 
 
 def _facts_of_row(row: Any, where: str) -> Iterator[Fact]:
-    """The events of one row of the history.
+    """Yield the events of one row of the history.
 
-    A training row is both the end of its update and a log, as the Trainer's callbacks see it; policies that were
-    written for its trainer controller read the log, others the update.
+    A training row becomes both a ``step_end`` and a ``log``, as the Trainer's callbacks see it. Policies written for
+    its trainer controller read the ``log``, others the ``step_end``.
     """
     if not isinstance(row, dict):
         raise UnreadableSource("a row must be an object", where=where, got=row)
@@ -134,7 +134,7 @@ def _save(step: int, attrs: dict[str, Any]) -> Fact:
 
 
 def _checkpoints(files: Sequence[Path], state: Mapping[str, Any]) -> dict[int, dict[str, Any]]:
-    """The checkpoints that are known to have been made, by step: those that lie there, and the best one."""
+    """Return the checkpoints known to have been saved, by step: those on disk, and the best one."""
     found = {}
     best = state.get("best_model_checkpoint")
     names = [file.parent.name for file in files] + ([Path(best).name] if isinstance(best, str) else [])
@@ -153,7 +153,7 @@ def _plan(state: Mapping[str, Any]) -> Plan:
 
 
 def _status(state: Mapping[str, Any]) -> str | None:
-    """``completed`` when the plan was carried out; a shorter history says nothing of what came after it."""
+    """Return ``completed`` if the planned steps were done, else ``interrupted``; None without both numbers."""
     done, planned = state.get("global_step"), state.get("max_steps")
     if type(done) is not int or type(planned) is not int or planned <= 0:
         return None

@@ -1,4 +1,4 @@
-"""W&B offline runs: a ``run-ID.wandb`` file in, one run out."""
+"""Reads W&B offline runs: a ``run-ID.wandb`` file is one run."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ from ..omissions import Omissions
 from ..rows import Row, facts_by_name
 from ..source import Fact, ImportedRun, ReadOptions, SingleFile
 
-#: Numbers of the fields of ``wandb_internal.proto``: of a ``Record``, ...
+#: Field numbers of ``wandb_internal.proto``: those of a ``Record``, ...
 _HISTORY, _CONFIG, _RUN, _EXIT = 2, 5, 17, 18
 
-#: ... of the items that histories and configurations are made of, ...
+#: ... those of the items in histories and configurations, ...
 _ITEM, _HISTORY_STEP = 1, 2
 _KEY, _NESTED_KEY, _VALUE_JSON = 1, 2, 16
 
-#: ... and of a ``RunRecord``.
+#: ... and those of a ``RunRecord``.
 _RUN_ID, _PROJECT, _RUN_CONFIG, _GROUP, _DISPLAY_NAME, _TAGS, _START_TIME = 1, 3, 4, 6, 8, 10, 17
 
-#: What W&B itself adds to each row, and to the configuration.
+#: Keys that W&B adds to each row and to the configuration.
 _STEP: Final = "_step"
 _OWN: Final = ("_timestamp", "_runtime", "_wandb")
 
 
 @dataclass(slots=True)
 class _Recorded:
-    """What the records of a file tell of its run."""
+    """The contents of a file's records."""
 
     run_id: str = ""
     name: str = ""
@@ -47,17 +47,17 @@ class _Recorded:
 
 
 class WandbReader(SingleFile):
-    """``.wandb`` files, as offline and online runs leave them in ``wandb/``."""
+    """Reader for ``.wandb`` files, as offline and online runs leave them in ``wandb/``."""
 
     kind = "wandb"
     title = "W&B offline run files (run-ID.wandb)"
 
     def recognises(self, path: Path, head: bytes) -> bool:  # noqa: ARG002 - the header says it, whatever the name.
-        """By the file's header."""
+        """Whether the file has W&B's header."""
         return head.startswith(HEADER)
 
     def read(self, files: Sequence[Path], options: ReadOptions) -> Iterator[ImportedRun]:
-        """The run of a file."""
+        """Yield the run of a file."""
         (path,) = files
         recorded = _Recorded()
         problem: UnreadableSource | None = None
@@ -81,7 +81,7 @@ class WandbReader(SingleFile):
 
 
 def _take(record: bytes, recorded: _Recorded) -> None:
-    """What one ``Record`` adds."""
+    """Add the contents of one ``Record``."""
     for number, _, value in fields(record):
         if number == _HISTORY:
             recorded.rows.append(_history_row(message(value)))
@@ -113,7 +113,7 @@ def _take_run(run: bytes, recorded: _Recorded) -> None:
 
 
 def _history_row(history: bytes) -> dict[str, Any]:
-    """The values of a ``HistoryRecord``, and its step, which not every version keeps among them."""
+    """Parse a ``HistoryRecord``'s values and its step, which some versions store outside the values."""
     row = _items(history)
     for number, _, step in fields(history):
         if number == _HISTORY_STEP:
@@ -124,7 +124,7 @@ def _history_row(history: bytes) -> dict[str, Any]:
 
 
 def _items(container: bytes) -> dict[str, Any]:
-    """The items of a history row or a configuration, their values parsed; what is no JSON is left as text."""
+    """Parse the items of a history row or a configuration; values that are not JSON stay text."""
     values: dict[str, Any] = {}
     for number, _, value in fields(container):
         if number == _ITEM:
@@ -169,5 +169,5 @@ def _facts(
 
 
 def _is_media(value: Any) -> bool:
-    """Whether it is an image, a table, a histogram: an object that says its type."""
+    """Whether it is an object that names its type: an image, a table or a histogram."""
     return isinstance(value, dict) and "_type" in value
