@@ -1,7 +1,6 @@
-"""What people note about a run after it was recorded: ``annotations.jsonl`` beside the log, only ever appended to.
+"""Appends and reads ``annotations.jsonl``: notes that people add to a run after it was recorded.
 
-The recorder's own files are not touched: what a run recorded stays what it recorded, digests and all. FORMAT.md says
-what a line holds.
+The recorder's own files and their digests stay as recorded. FORMAT.md defines the line format.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from .event_json import encoded_attrs
 
 ANNOTATIONS: Final = "annotations.jsonl"
 
-#: What a file of annotations may grow to, in bytes: it is read as a whole.
+#: Size limit of an annotations file, in bytes: it is read as a whole.
 MAX_BYTES: Final = 16 << 20
 
 
@@ -30,11 +29,11 @@ class Annotation:
 
     Attributes:
         id: Unique within the run.
-        time_ns: When it was made, nanoseconds since 1970 (UTC).
-        text: What is noted.
-        author: Who noted it, as far as known.
-        first_step, last_step: The steps that it is about, both inclusive; None where it is about the whole run.
-        attrs: More, as JSON.
+        time_ns: Time of the note, nanoseconds since 1970 (UTC).
+        text: The note itself.
+        author: The author; None when unknown.
+        first_step, last_step: The steps that the note covers, both inclusive; None for the whole run.
+        attrs: Further JSON attributes.
     """
 
     id: str
@@ -47,20 +46,20 @@ class Annotation:
 
 
 def new_annotation_id() -> str:
-    """Twelve random hex digits."""
+    """Return twelve random hex digits."""
     return secrets.token_hex(6)
 
 
 def append_annotation(folder: Path, annotation: Annotation) -> None:
-    """Note something about the run of a folder: one line, durable when the call returns.
+    """Append a note to the run in this folder, as one line that is durable on return.
 
-    Several processes may do so at once. A line that a killed writer left half-written is closed first, so that it
-    spoils none but itself.
+    Safe to call from several processes at once. A line that a killed writer left unfinished is closed first, so that it
+    spoils no other line.
 
     Raises:
-        InvalidEvent: Its attributes are no JSON.
+        InvalidEvent: Its attributes are not JSON.
         TelemetryError: The file is full.
-        OSError: It cannot be written.
+        OSError: The line cannot be written.
     """
     document = {
         "id": annotation.id,
@@ -91,7 +90,7 @@ def append_annotation(folder: Path, annotation: Annotation) -> None:
 
 
 def read_annotations(folder: Path) -> list[Annotation]:
-    """What was noted about the run of a folder, in order of noting. A line that was cut short is passed over.
+    """Return the notes on the run in this folder, in the order written. Malformed or truncated lines are skipped.
 
     Raises:
         DamagedLog: The file cannot be read, or is larger than ``MAX_BYTES``.
@@ -127,7 +126,7 @@ def _annotations(content: bytes) -> Iterator[Annotation]:
 
 
 def step_told(value: object) -> int | None:
-    """The step that an attribute of a training program's note tells; None where it tells none.
+    """Return the step in an attribute of a training program's note; None when it holds no step.
 
     >>> step_told(1200), step_told(1200.0), step_told("1200"), step_told(True)
     (1200, 1200, None, None)

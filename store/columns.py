@@ -1,4 +1,4 @@
-"""Which column holds which metric: one mapping a run, settled at a metric's first appearance and kept for good."""
+"""Maps each metric of a run to its column name. An entry is fixed at the metric's first appearance, for good."""
 
 from __future__ import annotations
 
@@ -17,18 +17,17 @@ from .run_folder import COLUMNS_JSON, read_file, replace_file
 #: Columns of the events table that are not metrics.
 RESERVED: Final = frozenset(("run_id", *ENVELOPE, "attrs"))
 
-#: So many metrics of a run, the first to appear, are columns of its ``events`` files; further ones are rows of
-#: ``metrics`` files. (To read one metric of 5,000 columns in 100 row groups costs a second: the footer alone.)
+#: Number of metrics, the first to appear in a run, that are columns of its ``events`` files; later ones are rows of
+#: ``metrics`` files. (Reading one metric of 5,000 columns in 100 row groups costs a second: the footer alone.)
 METRICS_AS_COLUMNS: Final = 512
 
 
 class Columns:
     """The columns of a run's metrics, in order of first appearance.
 
-    A metric's column is its name, unless that is empty, holds a NUL, or equals, case-folded, a reserved column or
-    another metric's column: then it is the name (without NULs), ``~`` and the name's CRC-32 in hex, and one more ``~``
-    for as long as that is taken too. (SQL compares column names case-insensitively, knows no empty ones, and cuts them
-    at a NUL.)
+    A metric's column is its name, unless that is empty, holds a NUL, or equals a reserved or taken column, case-folded.
+    Then the column is the name without NULs, ``~`` and the name's CRC-32 in hex, plus further ``~`` while that is taken
+    too. (SQL compares column names case-insensitively, rejects empty ones, and truncates them at a NUL.)
 
     >>> columns = Columns()
     >>> columns.extend(["loss", "Loss", "epoch"])
@@ -41,7 +40,7 @@ class Columns:
         self._taken = {column.casefold() for column in self.by_metric.values()} | RESERVED | {""}
 
     def extend(self, metrics: Iterable[str]) -> None:
-        """Give a column to each metric that has none yet."""
+        """Assign a column to each metric that has none yet."""
         for metric in metrics:
             if metric not in self.by_metric:
                 column = metric
@@ -53,28 +52,28 @@ class Columns:
                 self._taken.add(column.casefold())
 
     def wide(self) -> Columns:
-        """Those of the metrics that ``events`` files hold as columns."""
+        """The metrics that are columns of ``events`` files."""
         return Columns(dict(itertools.islice(self.by_metric.items(), METRICS_AS_COLUMNS)))
 
     def long(self) -> tuple[str, ...]:
-        """The metrics that ``metrics`` files hold as rows."""
+        """The metrics that are rows of ``metrics`` files."""
         return tuple(itertools.islice(self.by_metric, METRICS_AS_COLUMNS, None))
 
     def without(self, metrics: Iterable[str]) -> Columns:
-        """The same columns but for those of these metrics."""
+        """Return a copy without these metrics."""
         left_out = set(metrics)
         return Columns({metric: column for metric, column in self.by_metric.items() if metric not in left_out})
 
     def by_column(self) -> dict[str, str]:
-        """Metric of each column."""
+        """The metric of each column."""
         return {column: metric for metric, column in self.by_metric.items()}
 
 
 def read_columns(folder: Path) -> Columns:
-    """The mapping kept with a run; empty while nothing was sealed.
+    """Read the mapping from a run's folder; empty while nothing has been sealed.
 
     Raises:
-        DamagedLog: The file is there and is no such mapping.
+        DamagedLog: The file exists and is not such a mapping.
     """
     try:
         content = read_file(folder, COLUMNS_JSON)
@@ -84,10 +83,10 @@ def read_columns(folder: Path) -> Columns:
 
 
 def columns_of(content: bytes, folder: Path) -> Columns:
-    """The mapping that the file of a run's folder says.
+    """Parse the content of a run's ``columns.json``.
 
     Raises:
-        DamagedLog: It is none.
+        DamagedLog: The content is not such a mapping.
     """
     try:
         return Columns(_mapping(content))
@@ -99,11 +98,11 @@ def columns_of(content: bytes, folder: Path) -> Columns:
 
 @functools.lru_cache(maxsize=64)
 def _mapping(content: bytes) -> dict[str, str]:
-    """What ``columns.json`` says; runs of one training program say the same. Not to be changed."""
+    """Parse ``columns.json``. Cached, since runs of one training program share the content; do not mutate."""
     mapping: dict[str, str] = json.loads(content)
     return mapping
 
 
 def write_columns(folder: Path, columns: Columns) -> None:
-    """Keep the mapping with the run. It only ever grows."""
+    """Write the mapping to the run's folder. It only ever grows."""
     replace_file(folder / COLUMNS_JSON, (json.dumps(columns.by_metric, ensure_ascii=False, indent=1) + "\n").encode())

@@ -1,4 +1,4 @@
-"""The one family of errors that steptape raises: where, what, what was got, and how to go on."""
+"""The exceptions that steptape raises on purpose: each carries the place, the fact, the offending value and a fix."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Any, Self
 class TelemetryError(Exception):
     """Root of all errors that steptape raises on purpose.
 
-    The message reads ``where: what; got VALUE. How to go on.`` After a fact of several lines, which may end with a
-    caret, how to go on is a line of its own.
+    The message reads ``where: what; got VALUE. Fix.`` If ``what`` has several lines (the last may hold a caret), the
+    fix is a line of its own.
 
     Args:
         what: The fact, without a full stop.
-        where: File, position or name that it concerns; empty when there is none.
-        got: The offending value, shown with ``repr`` and shortened; None when there is none.
-        fix: What the reader can do next, as a sentence.
+        where: The file, position or name that it concerns; empty without any.
+        got: The offending value, shown with ``repr`` and shortened; None without any.
+        fix: The next thing the reader can do, as a sentence.
     """
 
     def __init__(self, what: str, *, where: str = "", got: object = None, fix: str = "") -> None:
@@ -35,22 +35,22 @@ class TelemetryError(Exception):
         return f"{message}\n{self.fix}" if "\n" in self.what else f"{message}. {self.fix}"
 
     def to_json(self) -> dict[str, Any]:
-        """What ``from_json`` makes an equal error of. Classes with fields of their own add these.
+        """Return a JSON object that ``from_json`` turns into an equal error. Subclasses add their own fields.
 
-        ``got`` may be any object; its text travels, as the message shows it.
+        ``got`` may be any object; only its text, as the message shows it, is kept.
         """
         got = None if self.got is None else shortened(repr(self.got))
         return {"what": self.what, "where": self.where, "got": got, "fix": self.fix}
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> Self:
-        """The error that ``to_json`` was asked of, with the same message."""
+        """Rebuild the error that ``to_json`` encoded, with the same message."""
         got = None if document["got"] is None else _Shown(document["got"])
         return cls(document["what"], where=document["where"], got=got, fix=document["fix"])
 
 
 class _Shown(str):
-    """The ``repr`` of a value of another process."""
+    """The ``repr`` of a value from another process."""
 
     __slots__ = ()
 
@@ -59,39 +59,39 @@ class _Shown(str):
 
 
 class StoreNotFound(TelemetryError):
-    """The path given as a store does not exist or is no folder."""
+    """The path given as a store does not exist or is not a folder."""
 
 
 class RunNotFound(TelemetryError):
-    """No run of that path, id or name; or a name that several runs share."""
+    """No run has this path, id or name, or several runs share the name."""
 
 
 class NotARun(TelemetryError):
-    """The folder exists and holds no readable ``run.json``."""
+    """The folder does not exist, or holds no readable ``run.json``."""
 
 
 class UnsupportedVersion(TelemetryError):
-    """Written by a newer steptape, in a format that this one does not know."""
+    """A newer steptape wrote the data, in a format that this one does not know."""
 
 
 class DamagedLog(TelemetryError):
-    """A part of an event log that was whole once is not any more."""
+    """A part of an event log is corrupt."""
 
 
 class InvalidEvent(TelemetryError):
-    """An event that the log cannot hold: unknown kind, a value of the wrong type, a field out of range."""
+    """The log cannot hold the event: unknown kind, a value of the wrong type, a field out of range."""
 
 
 class QueryRefused(TelemetryError):
-    """SQL that is not one read-only statement, does not parse, or fails while it runs."""
+    """The SQL is not one read-only statement, does not parse, or fails while it runs."""
 
 
 class QueryTimedOut(QueryRefused):
-    """SQL that took longer than it may."""
+    """The SQL exceeded its time limit."""
 
 
 def shortened(text: str, limit: int = 120) -> str:
-    """The text, with its middle left out when it is longer than ``limit`` characters."""
+    """Return the text, with its middle elided when it is longer than ``limit`` characters."""
     if len(text) <= limit:
         return text
     half = (limit - 5) // 2

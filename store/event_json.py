@@ -1,8 +1,8 @@
-"""Events as JSON lines: the form in which runs leave and enter steptape as text.
+"""Encodes events as JSON lines and parses them: the text format for exporting and importing runs.
 
 One event a line: ``{"event": "step_end", "step": 12, "epoch": 0.5, ..., "metrics": {"loss": 1.2}, "attrs": {}}``.
-Numbers that are not finite stand as the strings ``NaN``, ``Infinity`` and ``-Infinity``, so that every line is strict
-JSON; bare tokens are read too.
+Non-finite numbers are the strings ``NaN``, ``Infinity`` and ``-Infinity``, so that every line is strict JSON; the
+parser also accepts the bare tokens.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ _KEYS: Final = frozenset(("event", "epoch", "metrics", "attrs", "run_id", *_INTE
 
 
 def encoded_float(value: float) -> float | str:
-    """The number, or its name when JSON cannot hold it."""
+    """Return the number, or its name when JSON cannot hold it."""
     return value if math.isfinite(value) else _TO_TEXT.get(value, "NaN")
 
 
 def encoded(value: Any) -> Any:
-    """The value with every non-finite number in it replaced by its name, mappings and sequences included."""
+    """Return the value with every non-finite number replaced by its name, recursing into mappings and sequences."""
     if isinstance(value, float):
         return encoded_float(value)
     if isinstance(value, Mapping):
@@ -41,14 +41,14 @@ def encoded(value: Any) -> Any:
 
 
 def encoded_attrs(attrs: Mapping[str, Any]) -> str:
-    """Attributes as strict JSON text.
+    """Encode attributes as strict JSON text.
 
     Raises:
-        InvalidEvent: A value that JSON cannot hold.
+        InvalidEvent: JSON cannot hold a value.
     """
     try:
         text = json.dumps(encoded(attrs), separators=(",", ":"), ensure_ascii=False, allow_nan=False)
-        text.encode()  # Half a surrogate pair is text to Python alone.
+        text.encode()  # Python alone accepts a lone surrogate as text.
         return text
     except (TypeError, ValueError) as error:
         raise InvalidEvent(f"attributes must be JSON values ({error})") from None
@@ -57,12 +57,12 @@ def encoded_attrs(attrs: Mapping[str, Any]) -> str:
 
 
 def restated_attrs(text: bytes) -> str | None:
-    """Attributes as a journal holds them, as they stand in a table; None where there are none.
+    """Convert attributes from their journal form to their table form; None when empty.
 
-    All that can be written can be restated: this takes one level of calls for one of nesting, and writing two.
+    Whatever can be written can be converted: conversion takes one call level per nesting level, writing takes two.
 
     Raises:
-        ValueError, RecursionError: It is no JSON, or too deeply nested for any writer.
+        ValueError, RecursionError: The text is not JSON, or nested more deeply than any writer allows.
     """
     attrs = json.loads(text, parse_constant=str)
     if not attrs:
@@ -71,15 +71,15 @@ def restated_attrs(text: bytes) -> str | None:
         restated = json.dumps(attrs, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
         restated.encode()
         return restated
-    except ValueError:  # A number beyond all doubles, or half a surrogate pair.
+    except ValueError:  # A number beyond the range of doubles, or a lone surrogate.
         return encoded_attrs(attrs)
 
 
 def decoded_attrs(text: str) -> dict[str, Any]:
-    """Attributes from their JSON text.
+    """Parse attributes from their JSON text.
 
     Raises:
-        DamagedLog: It is no JSON object.
+        DamagedLog: The text is not a JSON object.
     """
     try:
         attrs = json.loads(text)
@@ -91,7 +91,7 @@ def decoded_attrs(text: str) -> dict[str, Any]:
 
 
 def event_to_line(event: Event) -> str:
-    """The event as one line of strict JSON, without the line's end."""
+    """Encode the event as one line of strict JSON, without the line end."""
     document = {
         "event": event.kind,
         "step": event.step,
@@ -110,13 +110,14 @@ def event_to_line(event: Event) -> str:
 
 
 def events_from_lines(lines: Iterable[str], *, source: str) -> Iterator[Event]:
-    """Events from JSON lines; blank lines are skipped.
+    """Parse events from JSON lines; blank lines are skipped.
 
-    Every key but ``event`` may be missing. A missing ``step`` follows from the events themselves (one more than before
-    at ``step_end``, else as before), a missing ``seq`` is the event's index; other numbers are 0, ``epoch`` is None.
+    Every key but ``event`` may be missing. A missing ``step`` is one more than the previous at ``step_end``, else the
+    previous (0 at first). A missing ``seq`` is the event's index; other missing numbers are 0, a missing ``epoch`` is
+    None.
 
     Raises:
-        InvalidEvent: A line that is no event, named by ``source`` and line number.
+        InvalidEvent: A line is not an event; the error names ``source`` and the line number.
     """
     step = 0
     index = 0

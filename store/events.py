@@ -1,6 +1,6 @@
-"""What an event is: one immutable fact about a training run, in the order in which loops emit them.
+"""Defines ``Event``, one immutable fact about a training run, and the kinds of events.
 
-The kinds that a loop emits, in the order of a run (indented: what a rule can be triggered by, as ``on_<kind>``)::
+The kinds that a loop emits, in the order of a run. Each can trigger a rule, as ``on_<kind>``::
 
     init_end                                  # before the stream: rules see it, the log does not hold it
     train_begin
@@ -20,8 +20,8 @@ The kinds that a loop emits, in the order of a run (indented: what a rule can be
         epoch_end
     train_end
 
-Beside them stand what people and steptape itself add: ``annotation``, ``failure``, ``gap``, and what rules did:
-``decision``, ``rule_error``, ``rule_warning``.
+People and steptape itself add ``annotation``, ``failure`` and ``gap``. The rule engine adds ``decision``,
+``rule_error`` and ``rule_warning``.
 """
 
 from __future__ import annotations
@@ -31,8 +31,7 @@ from typing import Any, Final, NamedTuple
 
 from .sample_losses import SampleLosses
 
-#: Kinds that training loops emit; ``on_<kind>`` is the trigger's name in a rule file. ``init_end`` comes before any
-#: event.
+#: Kinds that training loops emit; ``on_<kind>`` is the trigger's name in a rule file. ``init_end`` precedes all events.
 LOOP_KINDS: Final = (
     "train_begin",
     "epoch_begin",
@@ -50,22 +49,22 @@ LOOP_KINDS: Final = (
     "train_end",
 )
 
-#: Facts that people and the recorder add. They never trigger a rule.
+#: Kinds that people and the recorder add. They never trigger a rule.
 NOTE_KINDS: Final = ("annotation", "failure", "gap")
 
-#: What the rule engine did, as the recorder wrote it down. The engine never reads them.
+#: What the rule engine did, as the recorder logged it. The engine never reads these kinds.
 RULE_KINDS: Final = ("decision", "rule_error", "rule_warning")
 
 KINDS: Final = frozenset((*LOOP_KINDS, *NOTE_KINDS, *RULE_KINDS))
 
-#: The trigger that precedes the stream, and the index and ``seq`` that stand for it.
+#: The trigger that precedes the stream, and its index and ``seq``.
 INIT_END: Final = "init_end"
 BEFORE_STREAM: Final = -1
 
 
-#: Attributes of an event some of whose values were still on a device when it was recorded, and of the event of the same
-#: kind and step that brings them: the names of these values (``SAMPLES`` for sample losses), in both; and, in the later
-#: one, the ``seq`` of the earlier.
+#: Attributes for late values. ``AWAITED`` holds the names of the values that were still on a device (``SAMPLES`` for
+#: sample losses). Both the early event and the late one, of the same kind and step, carry it. ``LATE_FOR``, on the late
+#: event only, holds the ``seq`` of the early one.
 AWAITED: Final = "awaited"
 LATE_FOR: Final = "late_for"
 SAMPLES: Final = "samples"
@@ -74,23 +73,24 @@ SAMPLES: Final = "samples"
 class Event(NamedTuple):
     """One fact of a run: an envelope and a payload.
 
-    A NamedTuple and not a frozen dataclass, because the live engine makes one on every training step: 0.3 us against
-    1.3 us.
+    A NamedTuple instead of a frozen dataclass, because the live engine creates one on every training step: 0.3 us
+    against 1.3 us.
 
     Attributes:
-        kind: What sort of fact, one of ``KINDS``.
-        step: Optimizer updates finished, as far as this fact is concerned. 0 before the first.
+        kind: One of ``KINDS``.
+        step: Optimizer updates finished, as of this fact. 0 before the first.
         seq: Position within (run, attempt, rank), gap-free from 0.
         attempt: Process life of the run, from 0.
         rank: Distributed process that wrote the event.
         micro_step: Micro-batches finished within the current update.
         epoch: Epochs finished, as a fraction where the loop knows its length; None when unknown.
-        time_ns: Wall clock, nanoseconds since 1970 (UTC). Data, never order.
-        elapsed_ns: Monotonic clock, nanoseconds since the attempt began. Data, never order.
-        value_lag: Updates between the fact and its emission; 0 when the values came at once. See ``LATE_FOR``.
-        metrics: Numbers by name. NaN is a value; a name that is absent was not logged.
-        attrs: What is not a number, as JSON would hold it (integers beyond 2**53 included).
-        samples: The per-sample losses of the step, for readers that ask for them; None without any.
+        time_ns: Wall clock, nanoseconds since 1970 (UTC). Never used for ordering.
+        elapsed_ns: Monotonic clock, nanoseconds since the attempt began. Never used for ordering.
+        value_lag: Updates between the fact and its emission; 0 when the values were available at once. See
+            ``LATE_FOR``.
+        metrics: Numbers by name. NaN is a value; an absent name was not logged.
+        attrs: Non-numeric values, as JSON would hold them (integers beyond 2**53 included).
+        samples: The per-sample losses of the step, for readers that request them; None without any.
     """
 
     kind: str
@@ -109,9 +109,9 @@ class Event(NamedTuple):
 
     @property
     def is_late(self) -> bool:
-        """Whether it brings values that an earlier event awaited: it is no fact of its own."""
+        """Whether the event only delivers values that an earlier event awaited, and so is not a fact of its own."""
         return LATE_FOR in self.attrs
 
 
-#: Envelope fields in the order in which files and tables hold them, ``run_id`` aside.
+#: Envelope fields in the column order of files and tables, without ``run_id``.
 ENVELOPE: Final = tuple(name for name in Event._fields if name not in ("metrics", "attrs", "samples"))

@@ -1,4 +1,4 @@
-"""When Python looks for garbage: not while very many objects are made that all stay."""
+"""Pauses cyclic garbage collection while many long-lived objects are created."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from contextlib import contextmanager
 
 @contextmanager
 def collection_paused() -> Iterator[None]:
-    """Leave cyclic garbage alone meanwhile.
+    """Disable cyclic garbage collection inside the context.
 
-    To look through the events of a run again and again while they are made takes as long as to make them. What nothing
-    refers to is freed at once all the same.
+    Collecting repeatedly while the events of a run are created takes as long as creating them. Reference counting still
+    frees unreferenced objects at once.
     """
     was_enabled = gc.isenabled()
     gc.disable()

@@ -1,4 +1,4 @@
-"""Which machine this is, and whether a journal was written on it."""
+"""Identifies this machine and boot, and decides whether a journal was written on it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 @functools.cache
 def boot_id() -> str | None:
-    """What Linux calls this boot; None elsewhere."""
+    """Linux's id of the current boot; None on other systems."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
@@ -19,13 +19,13 @@ def boot_id() -> str | None:
 
 
 def is_of_this_machine(writer: Mapping[str, Any]) -> bool:
-    """Whether the locks of this machine tell that writer's life from its death.
+    """Whether the writer ran on this machine, so that file locks show if it is alive.
 
-    They do when it ran in this boot (whatever its container calls itself), or on this host in an earlier one. A writer
-    that did not say where it ran is taken for one of ours.
+    True for a writer of this boot (whatever its container's host name), or of this host in an earlier boot. A writer
+    that recorded neither host nor boot counts as local.
 
     Args:
-        writer: What a segment's header says of it: ``host``, ``boot_id``.
+        writer: The ``writer`` object of a segment's header: ``host``, ``boot_id``.
     """
     host, boot = writer.get("host"), writer.get("boot_id")
     if host is None and boot is None:

@@ -1,8 +1,7 @@
-"""What of a run's attempts counts: each attempt's ancestors, up to the checkpoints that it was resumed from.
+"""Computes an attempt's lineage: its own events and those of its ancestors up to the checkpoints it was resumed from.
 
-Attempts as ``run.json`` names them flow in; which events the lineage of one of them holds flows out. What a parent
-recorded after the checkpoint was rolled back: it can be read, and is part of no lineage that goes on from there,
-however often the run is resumed later.
+Takes the attempts of ``run.json``. Events that a parent recorded after the checkpoint are rolled back: they stay
+readable, but no lineage that continues from that checkpoint ever includes them, however often the run is resumed later.
 """
 
 from __future__ import annotations
@@ -15,21 +14,21 @@ from typing import Final, NamedTuple
 from .events import Event
 from .run_info import Attempt
 
-#: The rank whose events rules are folded over, and whose ``seq`` a checkpoint is known by.
+#: The rank whose events rules are folded over, and whose ``seq`` identifies a checkpoint.
 DECIDING_RANK: Final = 0
 
-#: As a limit: everything, and nothing. Places and steps are 64-bit signed integers.
+#: Limits that include everything, and nothing. ``seq`` and steps are 64-bit signed integers.
 NO_LIMIT: Final = 2**63 - 1
 NOTHING: Final = -(2**63)
 
 
 class Cut(NamedTuple):
-    """How much of an attempt that is not the newest a lineage holds.
+    """The part of an attempt that a lineage includes, for attempts other than the newest.
 
     Attributes:
-        last_seq: Of the deciding rank: up to this ``seq``, inclusive, ...
-        last_step: ... and up to this step, inclusive.
-        last_step_elsewhere: Of every other rank: up to this step, inclusive. (Each rank has a ``seq`` of its own.)
+        last_seq: Deciding rank: the last ``seq`` included.
+        last_step: Deciding rank: the last step included. Both limits apply.
+        last_step_elsewhere: Every other rank: the last step included. (Each rank numbers ``seq`` on its own.)
     """
 
     last_seq: int
@@ -51,39 +50,40 @@ class Lineage:
     """The events that led to one attempt, its own included.
 
     Attributes:
-        attempts: Their attempts, the first ancestor first, the attempt itself last. Numbers ascend.
-        cuts: For each attempt of the run but that one, what of it counts; nothing of those that are no ancestors. An
-            attempt that ``run.json`` does not name has no cut: nothing says that it was rolled back.
+        attempts: The attempts of the lineage, in ascending order: the first ancestor first, the attempt itself last.
+        cuts: For each attempt of the run except that one, its effective part; nothing of attempts that are not
+            ancestors. An attempt missing from ``run.json`` has no cut, since nothing shows that it was rolled back.
     """
 
     attempts: tuple[int, ...]
     cuts: Mapping[int, Cut]
 
     def holds(self, attempt: int, rank: int, seq: int, step: int) -> bool:
-        """Whether an event counts; if not, a resume rolled it back."""
+        """Whether an event is effective; otherwise a resume rolled it back."""
         cut = self.cuts.get(attempt)
         return cut is None or cut.holds(rank, seq, step)
 
     def events(self, events: Iterable[Event]) -> Iterator[Event]:
-        """Those of the events that count, as they come."""
+        """The effective events, in the order given."""
         if not self.cuts:
             return iter(events)
         return (event for event in events if self.holds(event.attempt, event.rank, event.seq, event.step))
 
 
 def lineage_of(attempts: Iterable[Attempt], attempt: Attempt | None = None) -> Lineage:
-    """The lineage of an attempt.
+    """Return the lineage of an attempt.
 
-    An attempt that names no parent began from nothing: its lineage is itself alone. One that names a parent takes what
-    the parent's lineage holds, of the parent up to the ``seq`` of the checkpoint, of other ranks up to its step; where
-    the ``seq`` is not known, everything up to the step; where neither is known, nothing.
+    An attempt without a parent started from scratch: its lineage is itself alone. An attempt with a parent inherits the
+    parent's lineage. From the parent itself, it inherits the deciding rank's events up to the checkpoint's ``seq``, and
+    other ranks' events up to its step. Without a ``seq``, it inherits everything up to the step; without either,
+    nothing.
 
     Args:
         attempts: The attempts of the run, in order.
-        attempt: Which one's; the newest's when not given. It need not be among the run's attempts yet.
+        attempt: The attempt; the newest when not given. It need not be among the run's attempts yet.
 
     Raises:
-        ValueError: A parent is none of the attempts before its child.
+        ValueError: A parent is not one of the attempts before its child.
     """
     listed = tuple(attempts)
     known = {entry.attempt: entry for entry in listed}
@@ -109,15 +109,15 @@ def lineage_of(attempts: Iterable[Attempt], attempt: Attempt | None = None) -> L
 def ancestors_of(
     attempts: Iterable[Attempt], attempt: Attempt, events: Iterable[Event]
 ) -> list[tuple[Attempt, list[Event]]]:
-    """The attempts that an attempt goes on from, the first first, each with what of its events still counts.
+    """Return an attempt's ancestors, the first ancestor first, each with those of its events that are still effective.
 
     Args:
         attempts: The attempts of the run.
-        attempt: The one that goes on. It need not be among them yet.
-        events: Events of the run, in order; only those of ancestors are taken.
+        attempt: The attempt that continues the run. It need not be among them yet.
+        events: Events of the run, in order; only those of ancestors are used.
 
     Raises:
-        ValueError: A parent is none of the attempts before its child.
+        ValueError: A parent is not one of the attempts before its child.
     """
     known = {entry.attempt: entry for entry in attempts}
     lineage = lineage_of(known.values(), attempt)
@@ -129,7 +129,7 @@ def ancestors_of(
 
 
 def merged(streams: Sequence[Iterable[Event]]) -> Iterator[Event]:
-    """The events of several ranks as one timeline, by (step, rank), each rank's own order kept.
+    """Merge the events of several ranks into one timeline, by (step, rank). Each rank keeps its own order.
 
     Args:
         streams: The events of each rank, in order.

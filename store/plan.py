@@ -1,4 +1,4 @@
-"""What a run intends to do, as far as its loop declared it."""
+"""Holds the declared plan of a run: its intended length, world size and constants."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The declared length of a run; None where the loop did not say.
+    """The declared length of a run; None for fields that the loop did not declare.
 
     Attributes:
-        total_steps: Optimizer updates the run is meant to make.
-        total_epochs: Passes over the data the run is meant to make.
+        total_steps: Optimizer updates that the run is meant to make.
+        total_epochs: Passes over the data that the run is meant to make.
         steps_per_epoch: Optimizer updates in one pass.
         world_size: Processes that train together.
         constants: Numbers that describe the run, such as ``num_params``.
@@ -25,7 +25,7 @@ class Plan:
     constants: Mapping[str, float] = field(default_factory=dict)
 
     def max_steps(self) -> int | None:
-        """Updates the run is meant to make, from ``total_steps`` or else epochs times their length."""
+        """Planned updates: ``total_steps``, or else epochs times steps per epoch; None when unknown."""
         if self.total_steps is not None:
             return self.total_steps
         if self.total_epochs is not None and self.steps_per_epoch is not None:

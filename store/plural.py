@@ -1,15 +1,15 @@
-"""Nouns that agree with their numbers, in messages and reports."""
+"""Formats counts with their nouns, singular or plural, for messages and reports."""
 
 from __future__ import annotations
 
 
 def counted(count: float, noun: str, number_format: str = "") -> str:
-    """The count with its noun.
+    """Return the count with its noun.
 
     Args:
-        count: How many.
-        noun: In the singular; its plural ends in "s".
-        number_format: How the count is written, as ``format`` takes it.
+        count: The number.
+        noun: The singular; its plural ends in "s".
+        number_format: The format spec of the count, as ``format`` takes it.
 
     >>> counted(1, "run"), counted(1200, "step", ",")
     ('1 run', '1,200 steps')
@@ -18,5 +18,5 @@ def counted(count: float, noun: str, number_format: str = "") -> str:
 
 
 def plural(count: float, noun: str) -> str:
-    """The noun alone, in the number of the count."""
+    """Return the noun alone, singular or plural to match the count."""
     return noun if count == 1 else f"{noun}s"

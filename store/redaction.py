@@ -1,4 +1,4 @@
-"""Keeping secrets out of what is recorded about a run."""
+"""Redacts secrets from the configuration and command line that are recorded about a run."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ _SECRET: Final = re.compile(
     re.IGNORECASE,
 )
 
-#: Tokens of a vocabulary, which configurations of language models are full of.
+#: Vocabulary tokens, which configurations of language models are full of.
 _VOCABULARY: Final = re.compile(
     r"(^|_)(pad|bos|eos|unk|sep|cls|mask|image|stop|begin|end|special)[_-]?token$", re.IGNORECASE
 )
 
 
 def redacted(value: Any, key: str = "") -> Any:
-    """The JSON value with the text under every key that names a secret replaced; numbers stay."""
+    """Return the JSON value with the text under every key that names a secret replaced; numbers stay."""
     if isinstance(value, dict):
         return {name: redacted(entry, name) for name, entry in value.items()}
     if isinstance(value, list):
@@ -29,7 +29,7 @@ def redacted(value: Any, key: str = "") -> Any:
 
 
 def redacted_arguments(arguments: list[str]) -> list[str]:
-    """A command line with the values of options that name a secret replaced, as ``--api-key=X`` and ``--api-key X``."""
+    """Return a command line with secret option values replaced, written as ``--api-key=X`` or ``--api-key X``."""
     result: list[str] = []
     hide_next = False
     for argument in arguments:

@@ -1,4 +1,4 @@
-"""Reading one run: its facts, events, series, samples and decisions, as Arrow tables or events."""
+"""Reads one run: its metadata, events, series, samples and decisions, as Arrow tables or events."""
 
 from __future__ import annotations
 
@@ -31,25 +31,25 @@ from .sql.views import ALL_DECISIONS, connect
 
 _Result = TypeVar("_Result")
 
-#: Columns of a series, beside its value.
+#: Columns of a series, apart from its value.
 SERIES_CLOCKS = ("attempt", "rank", "seq", "kind", "step", "epoch", "time_ns", "elapsed_ns")
 
 
 class Run:
-    """One run, on disk; live, finished or dead.
+    """One run on disk: live, finished or crashed.
 
-    Every method looks at the folder anew, so that a live run's newest events are seen. ``read`` gives several facts of
-    one moment.
+    Every method rereads the folder, so that it sees a live run's newest events. ``read`` gives several facts from one
+    snapshot.
 
-    Where a run was resumed, ``attempts="effective"`` means the lineage of its newest attempt: what earlier attempts
-    recorded up to the checkpoints that were resumed from. ``attempts="all"`` means everything, what was rolled back
+    For a resumed run, ``attempts="effective"`` selects the lineage of the newest attempt: events of earlier attempts
+    only up to the checkpoints that were resumed from. ``attempts="all"`` selects everything, rolled-back events
     included.
 
     Args:
         folder: The run's folder.
 
     Raises:
-        NotARun: It is none.
+        NotARun: The folder is not a run.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -60,14 +60,14 @@ class Run:
         return f"Run({str(self.folder)!r})"
 
     def snapshot(self) -> Snapshot:
-        """The run's files as of now."""
+        """Take a snapshot of the run's files."""
         return read_snapshot(self.folder)
 
     def read(self, look: Callable[[Snapshot], _Result]) -> _Result:
-        """Call a function with one snapshot, so that all it reads is of one moment.
+        """Call a function with one snapshot, so that everything it reads is of one moment.
 
         Args:
-            look: The function. Where a sealer replaces a file meanwhile, it is called again, with a newer snapshot.
+            look: The function. If a sealer replaces a file meanwhile, it is called again with a newer snapshot.
 
         Returns:
             The function's result.
@@ -79,7 +79,7 @@ class Run:
 
     @property
     def info(self) -> RunInfo:
-        """What is known of the run beside its events."""
+        """The content of ``run.json``: everything known of the run apart from its events."""
         return self.snapshot().info
 
     @property
@@ -95,36 +95,36 @@ class Run:
     def events(
         self, rank: int | None = 0, *, attempts: Attempts = "effective", samples: bool = False
     ) -> Iterator[Event]:
-        """The events of one rank (0, the deciding one), or of all (None).
+        """Iterate over the events of one rank (0, the deciding rank), or of all ranks (None).
 
-        The effective ones of a rank are in (attempt, seq) order, those of several ranks are merged by (step, rank),
-        each rank's own order kept. All of them are in (attempt, rank, seq) order.
+        Effective events of one rank come in (attempt, seq) order. Those of several ranks are merged by (step, rank),
+        with each rank's own order kept. With ``attempts="all"``, the order is (attempt, rank, seq).
 
         Args:
-            rank: Whose.
-            attempts: Whether what resumes rolled back is left out.
-            samples: Whether events come with their sample losses, which are far more data than the rest.
+            rank: The rank; None for all.
+            attempts: ``effective`` leaves out rolled-back events, ``all`` includes them.
+            samples: Whether events carry their sample losses, which are far more data than the rest.
         """
         with collection_paused():
             return iter(self.read(lambda snapshot: list(events_along(snapshot, rank, attempts, samples=samples))))
 
     def stream(self, *, samples: bool = False) -> Sequence[Event]:
-        """What rules are folded over: the deciding rank's effective events, in order.
+        """Return the input of rules: the deciding rank's effective events, in order.
 
-        Of a run that is finished, each is made when it is asked for.
+        For a finished run of one file, each event is built on access.
 
         Args:
-            samples: Whether events come with their sample losses.
+            samples: Whether events carry their sample losses.
         """
         return self.read(lambda snapshot: deciding_stream(snapshot, samples=samples))
 
     @property
     def log_digest(self) -> str:
-        """Digest of everything that was recorded, as kept when the run ended; empty where none is (yet)."""
+        """Digest of everything recorded, as stored when the run ended; empty when there is none (yet)."""
         return self.snapshot().log_digest
 
     def digest_faults(self) -> list[str]:
-        """What of the log and of ``run.json`` is not as it was when its digest was taken, a sentence each.
+        """List the changes in the log and in ``run.json`` since their digests were taken, one sentence each.
 
         Raises:
             TelemetryError: A file cannot be read.
@@ -132,39 +132,38 @@ class Run:
         return retrying(lambda: digest_faults(self.folder))
 
     def ancestry(self, attempt: Attempt, *, samples: bool = False) -> list[tuple[Attempt, list[Event]]]:
-        """The attempts that an attempt goes on from, the first first, with what of each still counts for it.
+        """Return an attempt's ancestors, the first ancestor first, each with its events that the attempt keeps.
 
         The events are the deciding rank's. ``steptape.rules.resumed_engine`` takes them.
 
         Args:
             attempt: The attempt. It need not be among the run's own yet.
-            samples: Whether events come with their sample losses, as policies need them that read those
-                (``Policy.reads_samples``).
+            samples: Whether events carry their sample losses, for policies that read those (``Policy.reads_samples``).
 
         Raises:
-            ValueError: Its parent is none of the attempts before it.
+            ValueError: A parent is not one of the attempts before its child.
         """
         return self.read(lambda snapshot: ancestry(snapshot, attempt, samples=samples))
 
     def table(self) -> pa.Table:
-        """All events of all attempts as rows: the envelope, one column a metric, attrs as JSON text."""
+        """Return all events of all attempts as rows: the envelope, one column per metric, attrs as JSON text."""
         return self.read(lambda snapshot: snapshot.events_table())
 
     def metrics(self) -> list[str]:
-        """Names of all metrics, in order of first appearance."""
+        """Return the names of all metrics, in order of first appearance."""
         return list(self.snapshot().columns.by_metric)
 
     def series(self, metric: str, *, kind: str | None = None, attempts: Attempts = "effective") -> pa.Table:
-        """The values of one metric in event order, with the clocks they stand on.
+        """Return the values of one metric in event order, with the clock columns of their events.
 
         Args:
-            metric: Its name as it was logged.
-            kind: Of events of this kind only (``step_end``, ``log``, ``evaluate``, ...).
-            attempts: Whether what resumes rolled back is left out.
+            metric: The metric's name as it was logged.
+            kind: Only events of this kind (``step_end``, ``log``, ``evaluate``, ...).
+            attempts: ``effective`` leaves out rolled-back events, ``all`` includes them.
 
         Returns:
             Columns ``attempt, rank, seq, kind, step, epoch, time_ns, elapsed_ns, value``. Values that were not logged
-            are absent; NaN is kept. The order is that of ``events``.
+                are absent; NaN is kept. The order is that of ``events``.
 
         Raises:
             TelemetryError: No event of the run carries that metric.
@@ -172,12 +171,13 @@ class Run:
         return self.read(lambda snapshot: _series(snapshot, metric, kind, attempts))
 
     def samples(self, *, step: int | None = None, top: int | None = None, attempts: Attempts = "effective") -> pa.Table:
-        """Per-sample losses.
+        """Return per-sample losses.
 
         Args:
-            step: Of this update only.
-            top: Only so many, the highest losses first (NaN above all numbers); all, in order of recording, when None.
-            attempts: Whether what resumes rolled back is left out.
+            step: Only samples of this update.
+            top: Number of losses to return, the highest first (NaN above all numbers). None returns all, in the order
+                recorded.
+            attempts: ``effective`` leaves out rolled-back events, ``all`` includes them.
         """
         table = self.read(lambda snapshot: samples_table_along(snapshot, attempts))
         if step is not None:
@@ -192,24 +192,24 @@ class Run:
         return table.take(order[:top])
 
     def spiking_samples(self, step: int, *, radius: int = 0, top: int = TOP, baseline: int = BASELINE) -> pa.Table:
-        """Which samples drove the spike of the loss at a step: those that pushed it above normal, the hardest first.
+        """Return the samples that drove the loss spike at a step, the highest losses first.
 
-        What a resume rolled back does not count.
+        Rolled-back events are ignored.
 
         Args:
             step: The update with the spike.
-            radius: How many updates before and after it belong to it, as when a bad shard lasted for some.
-            top: How many samples at most.
-            baseline: Of how many updates before the spike, of those that recorded samples, the losses say what is
-                normal.
+            radius: Updates before and after it that belong to the spike, such as when a bad shard lasted for several.
+            top: Maximum number of samples.
+            baseline: The number of updates before the spike that define a normal loss. Only updates with recorded
+                samples count.
 
         Returns:
             Columns ``step, attempt, rank, position, sample_id, loss, typical, excess, share, seen, earlier_loss,
-            tokens``, a row a sample; NaN losses first, then the highest. ``typical`` is the median of the finite losses
-            of the baseline (without a baseline, around the spike itself), ``excess`` the loss less it, ``share`` the
-            part of all positive excess around the spike (NaN and infinite losses have it all, in equal parts), ``seen``
-            how often the sample was recorded before the spike and ``earlier_loss`` its mean finite loss then. No rows
-            when no sample was recorded there.
+                tokens``, one row per sample; NaN losses first, then the highest. ``typical`` is the median of the
+                finite losses of the baseline (without a baseline, around the spike itself). ``excess`` is the loss
+                minus ``typical``. ``share`` is the fraction of all positive excess around the spike; NaN and infinite
+                losses split all of it equally. ``seen`` counts how often the sample was recorded before the spike, and
+                ``earlier_loss`` is its mean finite loss then. No rows when no sample was recorded there.
 
         Raises:
             TelemetryError: The run has no such step, or a number is out of range.
@@ -222,25 +222,25 @@ class Run:
         return self.read(ask)
 
     def decisions(self, *, attempts: Attempts = "effective") -> pa.Table:
-        """What rules decided while the run was live, one row a decision.
+        """Return the decisions that rules made while the run was live, one row each.
 
         Args:
-            attempts: Whether what resumes rolled back is left out.
+            attempts: ``effective`` leaves out rolled-back decisions, ``all`` includes them.
         """
         check_attempts(attempts)
         source = "decisions" if attempts == "effective" else f"(SELECT * EXCLUDE (rolled_back) FROM ({ALL_DECISIONS}))"
         return self.sql(f"SELECT * FROM {source} ORDER BY attempt, rank, seq")
 
     def sql(self, statement: str) -> pa.Table:
-        """The result of one read-only SQL statement over this run's views.
+        """Run one read-only SQL statement over this run's views.
 
         Raises:
-            QueryRefused: It is not one, or fails.
+            QueryRefused: The statement is not one read-only statement, or fails.
         """
         return self.read(lambda snapshot: run_query(connect([snapshot]), statement))
 
     def rows(self, statement: str) -> list[dict[str, Any]]:
-        """The same as dictionaries, a row each."""
+        """Run the same and return each row as a dictionary."""
         return rows_of(self.sql(statement))
 
 

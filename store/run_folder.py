@@ -1,4 +1,4 @@
-"""The files of a run's folder: their names, which of them count, and how they are replaced."""
+"""Lists the files of a run's folder, parses their names, decides which count, and replaces files atomically."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from .errors import NotARun
 RUN_JSON: Final = "run.json"
 COLUMNS_JSON: Final = "columns.json"
 
-#: What a run id may look like: one path component, no leading dot, at most 128 characters.
+#: A valid run id: one path component, no leading dot, at most 128 characters.
 RUN_ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
 _JOURNAL: Final = re.compile(r"journal-(\d+)-(\d+)-(\d{12,})")
 _SEALED: Final = re.compile(r"(events|samples|metrics)-(\d+)-(\d+)-(\d{12,})-(\d{12,})\.parquet")
 
-#: What a file is read by, piece by piece: nearly all that are read whole are smaller.
+#: Read size for small files: nearly all files that are read whole are smaller.
 _SMALL_BYTES: Final = 16384
 
 
@@ -48,16 +48,16 @@ class SealedFile(NamedTuple):
     last: int
 
     def holds(self, other: SealedFile) -> bool:
-        """Whether this file makes the other one redundant, as after a compaction that was cut short."""
+        """Whether this file makes the other one redundant, as after an interrupted compaction."""
         same_stream = self[1:4] == other[1:4]
         return same_stream and self.path != other.path and self.first <= other.first and other.last <= self.last
 
     def overlaps(self, other: SealedFile) -> bool:
-        """Whether both have events of one (attempt, rank) and range, of whatever table."""
+        """Whether both files cover common events of one (attempt, rank), whatever their tables."""
         return self[2:4] == other[2:4] and self.first <= other.last and other.first <= self.last
 
 
-#: What files are sorted by: everything but the path.
+#: Sort key of files: every field but the path.
 _PLACE: Final = itemgetter(slice(1, None))
 
 
@@ -68,7 +68,7 @@ class Listing:
     Attributes:
         sealed: The Parquet files that count.
         journals: The journal segments.
-        superseded: Parquet files whose range another one holds; they do not count.
+        superseded: Parquet files whose range another file covers; they do not count.
     """
 
     sealed: tuple[SealedFile, ...]
@@ -80,23 +80,23 @@ class Listing:
         return tuple(file for file in self.sealed if file.table == name)
 
     def sealed_until(self, table: str, attempt: int, rank: int) -> int:
-        """Events of (attempt, rank) whose rows of the table are in Parquet: all with a ``seq`` below this.
+        """The first ``seq`` of (attempt, rank) whose rows of the table are not in Parquet: all below it are sealed.
 
-        A table's own files decide beside those of the events: these are sealed last, and other tables may be absent.
+        Both the table's own files and the events files decide: events are sealed last, and other tables may be absent.
         """
         ends = (f.last + 1 for f in self.sealed if f.table in ("events", table) and f[2:4] == (attempt, rank))
         return max(ends, default=0)
 
 
 def list_files(folder: Path) -> Listing:
-    """What a run's folder holds.
+    """List the files of a run's folder.
 
     Raises:
-        NotARun: There is no such folder, or it may not be read.
+        NotARun: There is no such folder, or it is not readable.
     """
     try:
         names = os.listdir(folder)
-    except (FileNotFoundError, NotADirectoryError, ValueError):  # ValueError: a path with a NUL in it.
+    except (FileNotFoundError, NotADirectoryError, ValueError):  # ValueError: the path holds a NUL.
         raise NotARun(
             "no such run folder", where=str(folder), fix="'steptape runs STORE' lists what is there"
         ) from None
@@ -107,7 +107,7 @@ def list_files(folder: Path) -> Listing:
 
 
 def listing_of(folder: Path, names: Iterable[str]) -> Listing:
-    """What files of these names in a run's folder are."""
+    """Parse these file names in a run's folder."""
     sealed: list[SealedFile] = []
     journals: list[JournalFile] = []
     for name in sorted(names):
@@ -124,7 +124,7 @@ def listing_of(folder: Path, names: Iterable[str]) -> Listing:
 
 
 def read_file(folder: Path, name: str) -> bytes:
-    """The content of a small file in a folder, in half the time of ``open``, where there are thousands of folders.
+    """Read a small file in half the time of ``open``, which matters with thousands of folders.
 
     Raises:
         OSError: As ``open``.
@@ -145,19 +145,19 @@ def is_journal(name: str) -> bool:
 
 
 def run_names(store: str | Path) -> list[str]:
-    """Names of the folders of a store that may be runs, in order.
+    """Return the names of a store's folders that may be runs, sorted.
 
     Raises:
-        OSError: It cannot be listed.
+        OSError: The store cannot be listed.
     """
     with os.scandir(store) as entries:
         return sorted(entry.name for entry in entries if RUN_ID.fullmatch(entry.name) and entry.is_dir())
 
 
 def folders_with_journals(store: Path) -> list[Path]:
-    """The run folders of a store that hold a journal: of a run that lives, or of one that died.
+    """Return the run folders of a store that hold a journal: those of live and of crashed runs.
 
-    What cannot be listed is passed over.
+    Folders that cannot be listed are skipped.
     """
     found = []
     with contextlib.suppress(OSError), os.scandir(store) as entries:
@@ -169,22 +169,22 @@ def folders_with_journals(store: Path) -> list[Path]:
 
 
 def journal_name(attempt: int, rank: int, first: int) -> str:
-    """File name of a journal segment."""
+    """Return the file name of a journal segment."""
     return f"journal-{attempt}-{rank}-{first:012d}"
 
 
 def sealed_name(table: str, attempt: int, rank: int, first: int, last: int) -> str:
-    """File name of a sealed table."""
+    """Return the file name of a sealed table."""
     return f"{table}-{attempt}-{rank}-{first:012d}-{last:012d}.parquet"
 
 
 def new_run_id() -> str:
-    """A fresh run id: UTC to the second and six random hex digits, so that ids sort by time."""
+    """Return a fresh run id: UTC to the second and six random hex digits, so that ids sort by time."""
     return f"{time.strftime('%Y%m%dT%H%M%S', time.gmtime())}-{secrets.token_hex(3)}"
 
 
 def replace_file(path: Path, content: bytes) -> None:
-    """Put the content under the name at once: written beside it, made durable, renamed."""
+    """Replace a file atomically and durably: write a temporary file, fsync, rename."""
     aside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         with open(aside, "wb") as file:
@@ -198,13 +198,13 @@ def replace_file(path: Path, content: bytes) -> None:
 
 
 def publish(aside: Path, path: Path) -> None:
-    """Rename a finished file to its name, and make the rename durable."""
+    """Rename a finished file to its final name, and make the rename durable."""
     os.replace(aside, path)
     sync_folder(path.parent)
 
 
 def sync_folder(folder: Path) -> None:
-    """Make the folder's list of files durable."""
+    """Make the folder's directory entries durable."""
     fd = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(fd)
@@ -213,6 +213,6 @@ def sync_folder(folder: Path) -> None:
 
 
 def remove_files(paths: Iterable[Path]) -> None:
-    """Delete files that may already be gone."""
+    """Delete files; missing ones are ignored."""
     for path in paths:
         path.unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""What is known of a run beside its events: ``run.json`` in and out."""
+"""Reads and writes ``run.json``: a run's identity, configuration and attempts."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ FORMAT: Final = 3
 
 _Value = TypeVar("_Value")
 
-#: How an attempt can stand. ``running`` is what its writer wrote; when that writer is gone, readers say ``crashed``.
+#: Statuses of an attempt. Its writer records ``running``; once that writer is gone, readers report ``crashed``.
 STATUSES: Final = ("running", "completed", "stopped", "failed", "interrupted", "crashed")
 
 
 @dataclass(frozen=True, slots=True)
 class PolicyRecord:
-    """The rule file that an attempt ran under, as it was.
+    """The policy that an attempt ran under, as it was.
 
     Attributes:
-        digest: Of its canonical form, params included.
+        digest: Digest of its canonical form, params included.
         source: Where it was read from.
         text: The file, unchanged.
         params: The params in force.
@@ -45,20 +45,21 @@ class Attempt:
 
     Attributes:
         attempt: Its number, from 0.
-        status: One of ``STATUSES``, as far as its writer could say.
-        started_ns, ended_ns: Wall clock, nanoseconds since 1970 (UTC); ``ended_ns`` None while open or after a crash.
-        plan: What the loop declared.
-        policy: The rule file in force, if any.
+        status: One of ``STATUSES``, as last written by the attempt's writer.
+        started_ns, ended_ns: Wall clock, nanoseconds since 1970 (UTC); ``ended_ns`` is None while open or after a
+            crash.
+        plan: The plan that the loop declared.
+        policy: The policy in force, if any.
         environment: Host, versions, git commit, command line.
         steps: Optimizer updates finished at its end; None while open or after a crash.
-        failure: Type and message of the exception that ended it, if one did.
-        parent: The attempt that it goes on from; None when it began from nothing.
-        parent_seq: ``seq`` in the parent, of the deciding rank, of the checkpoint that it was resumed from, that event
+        failure: Type and message of the exception that ended it, if any.
+        parent: The attempt that it continues; None when it started from scratch.
+        parent_seq: The deciding rank's ``seq`` in the parent of the checkpoint that it was resumed from, that event
             included; None when only a step is known.
-        from_step: The step that it went on from.
-        sync_every_s: Seconds between two syncs of its journal to the disk; None when nothing but the end syncs it.
-        decision_digest: Digest of what its rules decided, as the recorder knew it at the end; None without rules, while
-            open and after a crash.
+        from_step: The step that it continued from.
+        sync_every_s: Seconds between two syncs of its journal to disk; None when nothing is synced before the end.
+        decision_digest: Digest of its rules' decisions, as the recorder computed it at the end; None without rules,
+            while open and after a crash.
     """
 
     attempt: int
@@ -84,12 +85,12 @@ class RunInfo:
     Attributes:
         run_id: Unique and path-safe; the name of the run's folder.
         name: Chosen by the user; may repeat.
-        group, tags: The user's own sorting.
+        group, tags: The user's own classification.
         config: Hyper-parameters and the like, secrets redacted.
         attempts: In order; at least one.
-        source: What it was imported from: ``kind``, ``path``, ``sha256``, and as ``problem`` what could not be read of
-            it; None when it was recorded here.
-        format: The version of FORMAT.md by which its folder was made.
+        source: The origin of an imported run: ``kind``, ``path``, ``sha256``, and in ``problem`` what could not be
+            read; None when it was recorded here.
+        format: The FORMAT.md version that its folder was written with.
     """
 
     run_id: str
@@ -107,37 +108,37 @@ class RunInfo:
         return self.attempts[-1]
 
     def to_json(self) -> bytes:
-        """The content of ``run.json``, in this steptape's format."""
+        """Encode the content of ``run.json``, in this steptape's format."""
         document = {"format": FORMAT, **dataclasses.asdict(dataclasses.replace(self, format=FORMAT))}
         return (json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False) + "\n").encode()
 
 
 def write_run_info(folder: Path, info: RunInfo) -> None:
-    """Put ``run.json`` into a run's folder, replacing an earlier one at once."""
+    """Write ``run.json`` into a run's folder, replacing an earlier one atomically."""
     replace_file(folder / RUN_JSON, info.to_json())
 
 
 def read_run_info(folder: Path) -> RunInfo:
-    """The content of a folder's ``run.json``.
+    """Read a folder's ``run.json``.
 
     Raises:
-        NotARun: There is none, or it does not say what a run needs.
+        NotARun: The file is missing, unreadable, or lacks a required field.
         UnsupportedVersion: A newer steptape wrote it.
     """
     try:
         content = read_file(folder, RUN_JSON)
     except (FileNotFoundError, NotADirectoryError):
         raise NotARun("this is not a run: it holds no run.json", where=str(folder)) from None
-    except (OSError, ValueError) as error:  # ValueError: a path with a NUL in it.
+    except (OSError, ValueError) as error:  # ValueError: the path holds a NUL.
         raise _unreadable(folder, error) from None
     return run_info_of(content, folder)
 
 
 def run_info_of(content: bytes, folder: Path) -> RunInfo:
-    """What the ``run.json`` of a folder says.
+    """Parse the content of a folder's ``run.json``.
 
     Raises:
-        NotARun: It does not say what a run needs.
+        NotARun: The content is malformed or lacks a required field.
         UnsupportedVersion: A newer steptape wrote it.
     """
     try:
@@ -179,7 +180,7 @@ def _info_from(document: dict[str, Any]) -> RunInfo:
 
 
 def _check_parents(attempts: tuple[Attempt, ...]) -> None:
-    """Refuse attempts that go on from one that is not there, or from a later one."""
+    """Raise ValueError if an attempt's parent is missing or is not before it."""
     seen: set[int] = set()
     for attempt in attempts:
         if attempt.parent is not None and (attempt.parent not in seen or attempt.parent >= attempt.attempt):
@@ -199,7 +200,7 @@ def _attempt_from(entry: dict[str, Any]) -> Attempt:
 
 
 def _known(type_: type[Attempt | Plan | PolicyRecord], entry: dict[str, Any]) -> dict[str, Any]:
-    """What of the entry this steptape knows; a newer one may add keys."""
+    """Return the keys of the entry that this steptape knows; a newer one may add keys."""
     names = _NAMES[type_]
     return {key: value for key, value in entry.items() if key in names}
 

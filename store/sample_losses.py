@@ -1,4 +1,4 @@
-"""The per-sample losses of one step: packed, and as the Python values that rules read."""
+"""Holds the per-sample losses of one step in packed form, and converts them to the Python values that rules read."""
 
 from __future__ import annotations
 
@@ -19,20 +19,21 @@ _ID: Final = struct.Struct("<q")
 
 @dataclass(slots=True, unsafe_hash=True)
 class SampleLosses:
-    """The per-sample losses of one step, packed as the journal holds them. Never changed.
+    """The per-sample losses of one step, packed as the journal holds them. Never mutated.
 
     Not frozen, because there is one for every training step: 0.4 us against 0.9 us.
 
     Attributes:
         losses: float32, little-endian. Shape (n,).
         ids: int64 (``INTEGER_IDS``), or a JSON array of text (``TEXT_IDS``), or empty (``NO_IDS``). Shape (n,).
-        id_kind: Which of the three.
+        id_kind: One of these three kinds.
         tokens: int32 token counts, or empty. Shape (n,).
-        positions: int32 places in the batch, or empty when every sample of it was kept. Shape (n,).
-        flagged: uint32 indexes into this block of the samples whose tokens' losses are kept, each at most once, in any
+        positions: int32 positions in the batch, or empty when every sample of the batch was kept. Shape (n,).
+        flagged: uint32 indexes into this block of the samples whose token losses are kept, each at most once, in any
             order. Shape (k,).
-        flagged_tokens: uint32 numbers of tokens of each of them. Shape (k,).
-        token_losses: float32, all tokens of the first flagged sample, then of the next. Shape (sum of the above,).
+        flagged_tokens: uint32 token count of each flagged sample. Shape (k,).
+        token_losses: float32, all tokens of the first flagged sample, then of the next. Shape (sum of
+            ``flagged_tokens``,).
     """
 
     losses: bytes
@@ -49,15 +50,15 @@ class SampleLosses:
 
 
 def loss_values(samples: SampleLosses) -> tuple[float, ...]:
-    """The losses in order of recording, as the float32 that were recorded. Shape (n,)."""
+    """Return the losses in the order recorded, at the float32 precision recorded. Shape (n,)."""
     return struct.unpack(f"<{len(samples)}f", samples.losses)
 
 
 def id_texts(samples: SampleLosses) -> list[str] | None:
-    """The ids as text, integers in decimal, in order of recording. Shape (n,). None when none were recorded.
+    """Return the ids as text, integers in decimal, in the order recorded. Shape (n,). None when none were recorded.
 
     Raises:
-        DamagedLog: They cannot be read, or are more or fewer than the samples.
+        DamagedLog: They cannot be read, or their number differs from the number of samples.
     """
     if samples.id_kind == NO_IDS:
         return None

@@ -1,4 +1,4 @@
-"""A store: a folder of runs, found by id, name or path."""
+"""Opens a store, a folder of runs, and finds runs by id, name or path."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .sql.views import connect
 
 
 def open_store(path: str | Path) -> Store:
-    """The store at a path.
+    """Open the store at a path.
 
     Raises:
         StoreNotFound: There is no such folder.
@@ -28,10 +28,10 @@ def open_store(path: str | Path) -> Store:
 
 
 def open_run(path: str | Path) -> Run:
-    """The run whose folder this is.
+    """Open the run in this folder.
 
     Raises:
-        NotARun: It is none.
+        NotARun: The folder is not a run.
     """
     return Run(Path(path))
 
@@ -53,20 +53,20 @@ class Store:
         return f"Store({str(self.path)!r})"
 
     def __iter__(self) -> Iterator[Run]:
-        """The runs that can be read, oldest first."""
+        """Iterate over the readable runs, oldest first."""
         return (Run(entry.folder) for entry in self.entries()[0])
 
     def entries(self) -> tuple[list[Entry], list[TelemetryError]]:
-        """Every run as of now, oldest first, and what was wrong with those that cannot be read."""
+        """Scan the store: all readable runs, oldest first, and the errors of those that cannot be read."""
         look = self.catalog.look()
         return list(look.entries), [error for _, error in look.problems]
 
     def recent(self) -> Look:
-        """The same, where looking takes long as of a second ago at most."""
+        """Return a scan of the store that may be a few seconds old where scans are slow."""
         return self.catalog.recent()
 
     def runs(self, *, status: str | None = None, group: str | None = None, tag: str | None = None) -> pa.Table:
-        """The runs as rows, oldest first, all or those with this status, group, tag."""
+        """Return the runs as rows, oldest first, optionally only those with this status, group or tag."""
         rows = [
             summary.to_row()
             for summary in (entry.summary for entry in self.entries()[0])
@@ -77,18 +77,18 @@ class Store:
         return pa.Table.from_pylist(rows, schema=RUNS_SCHEMA)
 
     def run(self, key: str) -> Run:
-        """The run of that id, or of that name when one run alone has it.
+        """Open the run with that id, or with that name when it is unique.
 
         Raises:
-            RunNotFound: None, or several of that name.
+            RunNotFound: No run has the key, or several share the name.
         """
         return Run(self.run_folder(key))
 
     def run_folder(self, key: str) -> Path:
-        """The folder of that run. The key is compared with what is there; it never becomes a path unchecked.
+        """Return the folder of that run. The key is compared with existing runs; it never becomes a path unchecked.
 
         Raises:
-            RunNotFound: None, or several of that name.
+            RunNotFound: No run has the key, or several share the name.
         """
         if RUN_ID.fullmatch(key) and (self.path / key / RUN_JSON).exists():
             return self.path / key
@@ -101,13 +101,13 @@ class Store:
         raise RunNotFound("no run has this id or name", where=str(self.path), got=key, fix="'steptape runs' lists them")
 
     def sql(self, statement: str) -> pa.Table:
-        """The result of one read-only SQL statement over the views of all runs.
+        """Run one read-only SQL statement over the views of all runs.
 
         Raises:
-            QueryRefused: It is not one, or fails.
+            QueryRefused: The statement is not one read-only statement, or fails.
         """
         return retrying(lambda: run_query(connect([entry.snapshot for entry in self.entries()[0]]), statement))
 
     def rows(self, statement: str) -> list[dict[str, Any]]:
-        """The same as dictionaries, a row each."""
+        """Run the same and return each row as a dictionary."""
         return rows_of(self.sql(statement))

@@ -1,1 +1,1 @@
-"""The append-only journal: the bytes that the recorder writes, and their readers."""
+"""The append-only journal: its byte format, its writer and its readers."""

@@ -1,6 +1,6 @@
-"""The bytes of a journal, version 2: constants and records, for its writer and its reader. FORMAT.md is the promise.
+"""Encodes journal records, version 2, and holds the constants that writer and reader share. FORMAT.md specifies both.
 
-A journal segment is an 8-byte preamble (magic and version) and then frames: u32 length, u32 CRC-32 of the payload,
+A journal segment is an 8-byte preamble (magic and version), followed by frames: u32 length, u32 CRC-32 of the payload,
 payload. The first byte of a payload is its tag: a header (JSON), a layout (a kind and its metric names, once per
 segment) or an event. All numbers are little-endian.
 """
@@ -43,19 +43,19 @@ EVENT_FIELDS: Final = (
 )
 LAYOUT: Final = struct.Struct("<BI")
 LENGTH: Final = struct.Struct("<I")
-#: number of samples, kind of ids, what else follows
+#: number of samples, kind of ids, flags for the optional parts
 SAMPLES_HEAD: Final = "<IBB"
 SAMPLES: Final = struct.Struct(SAMPLES_HEAD)
 SAMPLES_FIELDS: Final = ("count", "id_kind", "holds")
 
-#: What a block of samples holds beside losses and ids. Version 1 knew token counts alone.
+#: Flags for the optional parts of a samples block, besides losses and ids. Version 1 had token counts only.
 HOLDS_TOKENS: Final = 1
 HOLDS_POSITIONS: Final = 2
 HOLDS_TOKEN_LOSSES: Final = 4
 
 
 def samples_block(samples: SampleLosses) -> bytes:
-    """Pack the samples of a step as they stand in its event record."""
+    """Pack the samples of a step as its event record holds them."""
     ids = LENGTH.pack(len(samples.ids)) + samples.ids if samples.id_kind == TEXT_IDS else samples.ids
     holds, more = HOLDS_TOKENS if samples.tokens else 0, b""
     if samples.positions:
@@ -72,21 +72,21 @@ def samples_block(samples: SampleLosses) -> bytes:
 
 
 def header_record(header: dict[str, Any]) -> bytes:
-    """The first record of a segment: whose events it holds, and who writes it."""
+    """Encode the first record of a segment: the stream that it belongs to, and its writer."""
     return framed(bytes((TAG_HEADER,)) + compact_json(header))
 
 
 def layout_record(layout_id: int, kind: str, names: Sequence[str]) -> bytes:
-    """The kind and the metric names that events refer to by ``layout_id``."""
+    """Encode the kind and the metric names that events refer to by ``layout_id``."""
     return framed(LAYOUT.pack(TAG_LAYOUT, layout_id) + compact_json([kind, *names]))
 
 
 def event_tail(attrs: bytes, samples: SampleLosses | None) -> tuple[int, bytes]:
-    """The flags of an event, and what follows its metrics.
+    """Return the flags of an event and the bytes after its metrics.
 
     Args:
         attrs: A JSON object, or empty.
-        samples: Not written where there are none in it.
+        samples: Sample losses; an empty block is not written.
     """
     flags, tail = 0, b""
     if attrs:
@@ -97,5 +97,5 @@ def event_tail(attrs: bytes, samples: SampleLosses | None) -> tuple[int, bytes]:
 
 
 def compact_json(value: Any) -> bytes:
-    """Strict JSON without blanks, UTF-8."""
+    """Encode strict JSON without blanks, as UTF-8."""
     return json.dumps(value, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()

@@ -1,4 +1,4 @@
-"""Reading a journal segment: bytes in, whole records out, and what was wrong with the rest."""
+"""Reads journal segments: parses whole records, counts the torn bytes after them, and tests for a live writer."""
 
 from __future__ import annotations
 
@@ -19,19 +19,20 @@ __all__ = ["Record", "Segment", "idle", "is_being_written", "is_sound", "read_se
 
 
 def read_segment(path: Path, *, checks: bool = True) -> Segment:
-    """All whole records of a segment; what follows a torn or damaged one is counted, not returned.
+    """Read all whole records of a segment. Bytes from the first torn or damaged record on are counted, not returned.
 
     Args:
         path: The segment.
-        checks: Whether to look at all checksums. Who does not has ``is_sound`` do so before it counts on a record.
+        checks: Whether to verify all checksums. A caller that skips this must call ``is_sound`` before it relies on a
+            record.
 
     Raises:
         FileNotFoundError: The segment was sealed meanwhile.
-        DamagedLog: The file is no journal.
+        DamagedLog: The file is not a journal.
         UnsupportedVersion: A newer steptape wrote it.
     """
     data = path.read_bytes()
-    # Zeros are what a power loss leaves of a file whose length was durable and whose content was not.
+    # A power loss leaves zeros where the file's length was durable and its content was not.
     if len(data) < PREAMBLE.size or not any(data[: PREAMBLE.size]):
         return Segment(torn_bytes=len(data))
     magic, version = PREAMBLE.unpack_from(data)
@@ -39,7 +40,7 @@ def read_segment(path: Path, *, checks: bool = True) -> Segment:
         raise DamagedLog(
             "this is no journal", where=str(path), got=magic, fix="Its name says it is; look at what wrote it"
         )
-    # Version 2 added what version 1 left free, so that one reader reads both.
+    # Version 2 only uses flags that version 1 left free, so one reader reads both.
     if not 1 <= version <= VERSION:
         what = f"journal version {version}, and this steptape reads up to {VERSION}"
         raise UnsupportedVersion(what, where=str(path), fix="Upgrade steptape")
@@ -47,7 +48,7 @@ def read_segment(path: Path, *, checks: bool = True) -> Segment:
 
 
 def is_sound(segment: Segment) -> bool:
-    """Whether all events of a segment that was read without a look at their checksums have the right ones."""
+    """Whether all checksums match in a segment that was read with ``checks=False``."""
     whole = PREAMBLE.size
     for start, length, count in runs_of_frames(segment.data):
         whole = start - FRAME.size + count * (FRAME.size + length)
@@ -55,7 +56,7 @@ def is_sound(segment: Segment) -> bool:
 
 
 def is_being_written(path: Path) -> bool:
-    """Whether a live process holds the segment. False when it is gone."""
+    """Whether a live process holds the segment. False when the file is gone."""
     try:
         with idle(path) as is_idle:
             return not is_idle
@@ -65,9 +66,9 @@ def is_being_written(path: Path) -> bool:
 
 @contextmanager
 def idle(path: Path) -> Iterator[bool]:
-    """Whether nobody writes the segment; and if so, nobody can begin to while the context lasts.
+    """Yield whether the segment has no writer; if so, none can start while the context lasts.
 
-    The lock is a shared one, so that those who look at the same time do not take each other for a writer.
+    Takes a shared lock, so that concurrent readers do not mistake each other for a writer.
 
     Raises:
         FileNotFoundError: The segment is gone.

@@ -1,4 +1,4 @@
-"""One walk over a journal segment: bytes in, its header, its layouts, and where its events lie, out."""
+"""Parses a journal segment in one pass: takes its bytes, returns its header, layouts and the offsets of its events."""
 
 from __future__ import annotations
 
@@ -16,26 +16,27 @@ from .whole_frames import LONG_RUN, runs_of_frames
 
 
 def segment_of(data: bytes, where: str, *, checks: bool = True) -> Segment:
-    """The segment of these bytes, whose preamble has been looked at.
+    """Parse a segment whose preamble has been verified.
 
     Args:
-        data: The bytes.
+        data: The segment's bytes.
         where: The file, for messages.
         checks: As for ``runs_of_frames``.
 
     Raises:
-        DamagedLog: A record whose checksum is right cannot be read.
+        DamagedLog: A record cannot be parsed although its checksum is right.
     """
     with readable(where):
         return _Scan(data).to_segment(where, checks)
 
 
-#: What a record of an event begins with. It is a number, too, because numpy copies those in an eighth of the time.
+#: The first bytes of an event record. The dtype is also a plain u64, because numpy copies those in an eighth of the
+#: time.
 _HEAD: Final = np.dtype(("<u8", [("tag", "u1"), ("flags", "u1"), ("layout_id", "<u4"), ("begin_of_seq", "<u2")]))
 
 
 class _Scan:
-    """One walk over a segment's frames."""
+    """One pass over a segment's frames."""
 
     def __init__(self, data: bytes) -> None:
         self._data = data
@@ -70,7 +71,7 @@ class _Scan:
         elif tag == TAG_LAYOUT:
             layout_id = LAYOUT.unpack_from(self._data, start)[1]
             kind, *names = json.loads(self._data[start + LAYOUT.size : end])
-            "".join((kind, *names)).encode()  # All are text, and no half of a surrogate pair.
+            "".join((kind, *names)).encode()  # All must be text, without lone surrogates.
             self._known[layout_id] = len(self._layouts)
             self._layouts.append(EventLayout(kind, tuple(names)))
         elif tag == TAG_HEADER:
@@ -79,9 +80,9 @@ class _Scan:
                 raise TypeError("its header is no object, or its writer is none")
 
     def _run(self, start: int, length: int, count: int) -> None:
-        """Frames of one length: nearly always events."""
+        """Parse frames of one length: nearly always events."""
         stride = FRAME.size + length
-        # Copied once: each of its fields by itself would walk through all of the segment.
+        # Copied once, because reading each field separately would walk through the whole segment.
         heads = np.ndarray((count,), _HEAD, self._data, start, (stride,)).copy()
         first = 0
         for other in [*np.flatnonzero(heads["tag"] != TAG_EVENT).tolist(), count]:
@@ -103,7 +104,7 @@ class _Scan:
         return np.array([self._known[layout_id] for layout_id in distinct.tolist()], np.int32)[which]
 
     def _take(self, layout: Codes, flags: Flags, start: Integers, end: Integers) -> None:
-        """Add events, whose payloads must hold what their layouts say."""
+        """Add events; their payloads must be long enough for their layouts."""
         sizes = np.array([EVENT.size + 8 * len(known.names) for known in self._layouts], np.int64)
         require(end - start >= sizes[layout], "it is shorter than its layout")
         self._parts.append((layout, flags, start, end))

@@ -1,7 +1,6 @@
-"""The records of one journal segment, found in bulk: bytes in, and where everything lies.
+"""Decodes the events and sample losses of one journal segment in bulk, from the offsets that ``scan`` found.
 
-This is the one place that knows how to take a segment apart. Its events come out one by one (``Segment.records``)
-or, in ``journal_tables``, as columns.
+Events are available one by one (``Segment.records``) or, in ``parquet.from_journal``, as columns.
 """
 
 from __future__ import annotations
@@ -58,23 +57,22 @@ class EventLayout(NamedTuple):
 
     @property
     def head(self) -> np.dtype[np.void]:
-        """The part of an event's payload that every event of the layout has: envelope and values."""
+        """The dtype of the fixed part of an event's payload: envelope and values."""
         return _head(len(self.names))
 
 
 class SampleSpans(NamedTuple):
-    """Where the sample losses of events lie, as byte positions in the segment. All of shape (events with samples,).
+    """Byte offsets of the sample losses of events in the segment. All arrays have shape (events with samples,).
 
     Attributes:
-        event: Which event, as an index into the segment; ascending.
+        event: Index of the event in the segment; ascending.
         counts: Samples of the event.
-        id_kind: What the ids are.
-        losses, ids, tokens, positions: Where they begin; ``tokens`` and ``positions`` are -1 without any.
+        id_kind: Kind of the ids.
+        losses, ids, tokens, positions: Offsets where they begin; ``tokens`` and ``positions`` are -1 when absent.
         ids_size: Bytes of the ids.
-        flagged: Where the indexes of the samples with token losses begin; their numbers of tokens and then the losses
-            lie behind them.
-        flagged_count: How many such samples there are; 0 without any.
-        token_count: How many tokens they have together.
+        flagged: Offset of the indexes of the samples with token losses; their token counts follow, then the losses.
+        flagged_count: Number of such samples; 0 without any.
+        token_count: Total number of their tokens.
     """
 
     event: Integers
@@ -98,17 +96,17 @@ NOTHING: Final[tuple[Codes, Flags, Integers, Integers]] = (
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Segment:
-    """What could be read of one journal segment.
+    """The readable part of one journal segment.
 
     Attributes:
-        header: Whose events they are and who wrote them; empty when not even that was readable.
+        header: The stream and the writer of its events; empty when not even the header was readable.
         torn_bytes: Bytes after the last whole record. A killed writer leaves at most one unfinished record.
         where: The file, for messages.
         data: Its bytes.
         layouts: Its layouts, in order of appearance.
-        layout: Which of them each event has. Shape (events,).
-        flags: What each event holds beside its values. Shape (events,).
-        start, end: Where the payload of each event lies, in ``seq`` order. Shape (events,).
+        layout: Index of each event's layout. Shape (events,).
+        flags: Flags of each event: the optional parts it has. Shape (events,).
+        start, end: Payload offsets of each event, in ``seq`` order. Shape (events,).
     """
 
     header: dict[str, Any] = field(default_factory=dict)
@@ -144,24 +142,27 @@ class Segment:
         """The events one by one.
 
         Raises:
-            DamagedLog: A record whose checksum is right cannot be read.
+            DamagedLog: A record cannot be parsed although its checksum is right.
         """
         with readable(self.where):
             return self._records()
 
     def only(self, chosen: Chosen) -> Segment:
-        """The segment as if it held these of its events alone."""
+        """Return the segment restricted to these events."""
         columns = {name: getattr(self, name)[chosen] for name in ("layout", "flags", "start", "end")}
         return dataclasses.replace(self, **columns)
 
     def from_seq(self, seq: int) -> Segment:
-        """The segment without the events below this ``seq``."""
+        """Return the segment without the events below this ``seq``."""
         if not len(self) or self.only(slice(1)).seq[0] >= seq:
             return self
         return self.only(np.flatnonzero(self.seq >= seq))
 
     def pieces(self, numbers: int) -> Iterator[Segment]:
-        """The segment in pieces of about so many numbers at most, as if every event had the widest layout."""
+        """Split the segment into pieces of at most about ``numbers`` numbers.
+
+        Every event counts as the widest layout, or as the average record if that is larger.
+        """
         widest = len(EVENT_FIELDS) + max((len(layout.names) for layout in self.layouts), default=0)
         carried = max(widest, len(self.data) // (LENGTH.size * max(1, len(self))))
         events = max(1, numbers // carried)
@@ -169,16 +170,16 @@ class Segment:
             yield self.only(slice(first, first + events))
 
     def has_samples(self) -> bool:
-        """Whether an event of it has sample losses.
+        """Whether any event has sample losses.
 
         Raises:
-            DamagedLog: A record whose checksum is right cannot be read.
+            DamagedLog: A record cannot be parsed although its checksum is right.
         """
         with readable(self.where):
             return bool(self.sample_spans().counts.any())
 
     def by_layout(self) -> Iterator[tuple[EventLayout, Chosen, npt.NDArray[np.void]]]:
-        """Of each layout in use: which events have it, and their envelopes and values as a structured array."""
+        """Iterate over the layouts in use, each with its events, their envelopes and values as a structured array."""
         if self._has_one_layout():
             layout = self.layouts[self.layout[0]]
             yield layout, slice(None), self.gathered(layout.head, self.start)
@@ -192,12 +193,12 @@ class Segment:
         return list(dict.fromkeys(name for layout in self._used_layouts() for name in layout.names))
 
     def common_metrics(self) -> frozenset[str]:
-        """The metrics that each of its events has."""
+        """The metrics that every one of its events has."""
         names = [frozenset(layout.names) for layout in self._used_layouts()]
         return frozenset.intersection(*names) if names else frozenset()
 
     def attrs_spans(self) -> tuple[Integers, Integers, Integers]:
-        """Events with attrs as indices, and where the JSON text of each begins and ends."""
+        """Return the indices of events with attrs, and the begin and end offsets of each JSON text."""
         events = np.flatnonzero(self.flags & HAS_ATTRS)
         if not len(events):
             return events, events, events
@@ -210,7 +211,7 @@ class Segment:
         return events, begin, end
 
     def sample_spans(self) -> SampleSpans:
-        """Where the sample losses lie."""
+        """Return the offsets of the sample losses."""
         events = np.flatnonzero(self.flags & HAS_SAMPLES)
         if not len(events):
             return SampleSpans(*[events] * len(SampleSpans._fields))
@@ -242,7 +243,12 @@ class Segment:
         )  # fmt: skip
 
     def _flagged_spans(self, having: Integers, begin: Integers, end: Integers) -> tuple[Integers, Integers, Integers]:
-        """The last three of ``SampleSpans``, given which of them have any, and between where these lie."""
+        """Return the last three fields of ``SampleSpans``.
+
+        Args:
+            having: Rows that have token losses.
+            begin, end: Offsets between which the token losses of each row lie.
+        """
         flagged = begin + LENGTH.size
         counts, tokens = np.zeros_like(begin), np.zeros_like(begin)
         require(flagged[having] <= end[having], "its token losses are cut short")
@@ -255,20 +261,20 @@ class Segment:
         return flagged, counts, tokens
 
     def gathered(self, item: np.dtype[Any], position: Integers) -> npt.NDArray[Any]:
-        """Items of one type that lie at these bytes."""
+        """Return the items of one type at these offsets."""
         step = int(position[1] - position[0]) if len(position) > 1 else 0
         if step >= item.itemsize and (np.diff(position) == step).all():
             return np.ndarray((len(position),), item, self.data, int(position[0]), (step,))
-        # A window on every byte, of which numpy copies the ones that are asked for.
+        # Overlapping windows, one per byte; numpy copies only those at the offsets.
         windows = max(0, len(self.data) - item.itemsize + 1)
         return np.ndarray((windows,), item, self.data, 0, (1,))[position]
 
     def blocks(self, code: str, count: int, position: Integers) -> npt.NDArray[Any]:
-        """So many numbers from each of these bytes on, all in one array."""
+        """Return ``count`` numbers from each of these offsets, in one flat array."""
         return self.gathered(np.dtype([("numbers", code, (count,))]), position)["numbers"].ravel()
 
     def _used_layouts(self) -> list[EventLayout]:
-        """The layouts that its events have, in order of first appearance."""
+        """The layouts that its events use, in order of first appearance."""
         if self._has_one_layout():
             return [self.layouts[self.layout[0]]]
         _, first = np.unique(self.layout, return_index=True)
@@ -327,7 +333,7 @@ class Segment:
 
 @contextmanager
 def readable(where: str) -> Iterator[None]:
-    """What a right checksum does not promise: that the content makes sense."""
+    """Raise DamagedLog for errors in parsing content: a right checksum does not guarantee that the content is valid."""
     try:
         yield
     except (KeyError, TypeError, ValueError, struct.error) as error:
@@ -341,7 +347,7 @@ def _head(metrics: int) -> np.dtype[np.void]:
 
 
 def _fields(names: tuple[str, ...], packing: str) -> list[tuple[str, str]]:
-    """The fields of a ``struct`` as those of a numpy type."""
+    """Return the fields of a ``struct`` format as numpy dtype fields."""
     return [(name, f"<{code}") for name, code in zip(names, packing[1:], strict=True)]
 
 
@@ -349,11 +355,11 @@ _OFFSETS: Final = {name: field[1] for name, field in (np.dtype(_fields(EVENT_FIE
 
 
 def field_offset(name: str) -> int:
-    """Where a field of the envelope stands in an event's payload."""
+    """Return the offset of an envelope field in an event's payload."""
     return _OFFSETS[name]
 
 
 def require(holds: npt.NDArray[np.bool_] | np.bool_, what: str) -> None:
-    """Refuse what does not hold for each, as ``readable`` expects it."""
+    """Raise ValueError, which ``readable`` translates, unless the condition holds everywhere."""
     if not np.all(holds):
         raise ValueError(what)

@@ -1,4 +1,4 @@
-"""Making journal segments durable beside the training thread: paths in, ``fsync`` at an interval."""
+"""Calls ``fsync`` on journal segments at an interval, in a thread apart from the training thread."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ SYNC_EVERY_S: Final = 1.0
 class Syncer:
     """A thread that syncs the segments of one journal.
 
-    It opens them anew by their names, so that it shares neither a descriptor nor a lock with the writer, and a segment
-    that was sealed meanwhile (and made durable by that) is simply gone.
+    It reopens segments by path, so it shares neither a descriptor nor a lock with the writer. A segment that was sealed
+    meanwhile, and so made durable, no longer exists and is skipped.
 
     Args:
         every_s: Seconds between two syncs.
-        on_failure: Called in this thread with what a sync failed with. Must not raise.
+        on_failure: Called in this thread with the error of a failed sync. Must not raise.
     """
 
     def __init__(self, every_s: float, on_failure: Callable[[OSError], None] | None) -> None:
@@ -35,11 +35,11 @@ class Syncer:
         self._thread.start()
 
     def follow(self, segment: Path) -> None:
-        """Sync this segment from now on, and those before it once more."""
+        """Sync this segment from now on, and earlier ones once more."""
         self._segments.append(segment)
 
     def stop(self) -> None:
-        """Sync what there is and end."""
+        """Sync once more and stop the thread."""
         self._stopped.set()
         self._thread.join()
 
@@ -49,7 +49,7 @@ class Syncer:
         self._sync()
 
     def _sync(self) -> None:
-        segments = list(self._segments)  # The writer may append meanwhile, which is atomic, as is the copy.
+        segments = list(self._segments)  # The writer may append meanwhile; append and copy are atomic.
         for segment in segments:
             try:
                 _sync_file(segment)

@@ -1,4 +1,4 @@
-"""The frames of a journal segment: bytes in, and where the whole ones lie; their checksums are looked at here alone."""
+"""Finds the whole frames of a journal segment and verifies their checksums; no other module does."""
 
 from __future__ import annotations
 
@@ -12,38 +12,38 @@ import numpy.typing as npt
 from .checksum import FRAME, crc32
 from .format import PREAMBLE
 
-#: Frames of one length that lie behind each other are worth numpy's overhead from this many on.
+#: Minimum number of consecutive frames of one length that is worth numpy's overhead.
 LONG_RUN: Final = 16
 
-#: So many bytes of neighbours are checked by one call (which costs as much as checking 300 bytes). It is the longest
-#: message (91,607 bits) in which CRC-32 finds every damage of up to three bits, wherever they are.
-#: Koopman, "32-Bit Cyclic Redundancy Codes for Internet Applications", 2002.
+#: Bytes of consecutive frames checked by one call (a call costs as much as checking 300 bytes). It is the longest
+#: message (91,607 bits) for which CRC-32 detects every error of up to three bits, wherever they are. Koopman, "32-Bit
+#: Cyclic Redundancy Codes for Internet Applications", 2002.
 CHECKED_TOGETHER_BYTES: Final = 91_607 // 8
 
-#: Neighbours are put into order for that in pieces that stay in the processor's cache.
+#: Frames are rearranged for that in pieces that stay in the processor's cache.
 _ORDERED_BYTES: Final = 256 * 1024
 
-#: What CRC-32 makes of any bytes that their own checksum follows.
+#: The CRC-32 of any bytes followed by their own checksum.
 _RESIDUE: Final = 0x2144DF1C
 
 _U32: Final = np.dtype("<u4")
 
 
 def runs_of_frames(data: bytes, *, checks: bool = True) -> Iterator[tuple[int, int, int]]:
-    """Whole frames up to the first that is cut short or whose checksum differs, neighbours of one length together.
+    """Iterate over runs of whole frames of one length, up to the first truncated frame or wrong checksum.
 
     Args:
         data: The segment.
-        checks: Whether to look at the checksums of many neighbours of one length; of few they are looked at anyway.
+        checks: Whether to verify the checksums of long runs; those of short runs are always verified.
 
     Yields:
-        Where the first payload begins, the length of each, and how many there are.
+        The offset of the first payload, the length of each payload, and the number of frames.
     """
     position = PREAMBLE.size
     while position + FRAME.size <= len(data):
         length, _ = FRAME.unpack_from(data, position)
         stride = FRAME.size + length
-        # A length of zero is what a power loss leaves behind (CRC-32 of nothing is zero too).
+        # A power loss leaves lengths of zero (and the CRC-32 of nothing is zero too).
         fit = (len(data) - position) // stride if length else 0
         count = _alike(data, position, length, fit)
         whole = _whole(data, position, length, count) if checks or count < LONG_RUN else count
@@ -55,7 +55,7 @@ def runs_of_frames(data: bytes, *, checks: bool = True) -> Iterator[tuple[int, i
 
 
 def _alike(data: bytes, position: int, length: int, fit: int) -> int:
-    """How many frames of this length lie behind each other here, of at most ``fit``."""
+    """Count the consecutive frames of this length from here on, up to ``fit``."""
     stride = FRAME.size + length
     count = min(fit, 1)
     if fit < 2 or FRAME.unpack_from(data, position + stride)[0] != length:
@@ -72,11 +72,11 @@ def _alike(data: bytes, position: int, length: int, fit: int) -> int:
 
 
 def _whole(data: bytes, position: int, length: int, count: int) -> int:
-    """How many of these frames come before the first whose checksum differs."""
+    """Count the frames before the first wrong checksum."""
     stride = FRAME.size + length
     together = CHECKED_TOGETHER_BYTES // (length + _U32.itemsize)
     right = _whole_together(data, position, length, count, together) if count >= LONG_RUN and together > 1 else 0
-    # What is left was too little to be checked together, or has the damaged frame at its beginning.
+    # The rest was too small for a block check, or begins with the block that holds the damaged frame.
     frames = memoryview(data)[position + right * stride : position + count * stride]
     for index, (checksum, payload) in enumerate(struct.Struct(f"<4xI{length}s").iter_unpack(frames)):
         if crc32(payload) != checksum:
@@ -85,13 +85,13 @@ def _whole(data: bytes, position: int, length: int, count: int) -> int:
 
 
 def _whole_together(data: bytes, position: int, length: int, count: int, together: int) -> int:
-    """How many frames are certainly whole, found out for so many neighbours at a time.
+    """Return a lower bound on the number of whole frames, checking blocks of ``together`` frames at a time.
 
-    A payload behind which its checksum lies is a codeword of CRC-32, and so are codewords in a row: each begins in the
-    state that the one before it ends in, whatever it holds, and the difference from the state that it was made in goes
-    into its first four bytes. So one call checks them all, as strictly as it checks one frame of their length: it finds
-    every burst of 32 bits, every three bits within ``CHECKED_TOGETHER_BYTES``, and of any other damage all but one in
-    2**32 cases.
+    A payload followed by its checksum is a codeword of CRC-32, and so is a sequence of codewords. Each begins in the
+    CRC state that the previous one ends in, whatever that holds. The difference from the initial state it was computed
+    with is XORed into its first four bytes. So one call checks a whole block as strictly as it checks one frame of that
+    length. It detects every burst of 32 bits, every error of three bits within ``CHECKED_TOGETHER_BYTES``, and all but
+    one in 2**32 of any other errors.
     """
     if length < _U32.itemsize:
         return 0

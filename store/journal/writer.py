@@ -1,4 +1,4 @@
-"""Appending events to a journal: events in, checksummed records on disk before the call returns."""
+"""Appends events to a journal as checksummed records, each written before the call returns."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from .checksum import framed
 from .format import EVENT_HEAD, MAGIC, PREAMBLE, TAG_EVENT, VERSION, event_tail, header_record, layout_record
 from .syncing import SYNC_EVERY_S, Syncer
 
-#: A segment is closed at this size, so that it can be sealed while the run goes on, and a reader of a live run has less
-#: than this to take apart.
+#: A segment is closed at this size. So it can be sealed while the run continues, and readers of a live run parse less
+#: than this.
 SEGMENT_BYTES: Final = 16 * 1024 * 1024
 
-#: How often a writer looks whether its file is still there, by the clock of the events.
+#: Interval at which a writer checks that its file still exists, by the clock of the events.
 LOOK_EVERY_NS: Final = 1_000_000_000
 AT_ONCE: Final = -(2**63)
 
@@ -36,10 +36,10 @@ class Layout:
     """A kind of event and its metric names, as one segment numbers them.
 
     Attributes:
-        segment: The segment that numbers it so, counted from 1.
-        number: What its events refer to it by.
-        pack: Packs ``TAG_EVENT``, the flags, the number, the other ``EVENT_FIELDS`` and one float for each metric.
-        record: What must precede its first event in the segment; empty after that.
+        segment: The segment of this numbering, counted from 1.
+        number: The ``layout_id`` that its events refer to.
+        pack: Packs ``TAG_EVENT``, the flags, the number, the other ``EVENT_FIELDS`` and one float per metric.
+        record: The record to write before its first event in the segment; empty after that.
     """
 
     segment: int
@@ -51,28 +51,28 @@ class Layout:
 class JournalWriter:
     """The journal of one (run, attempt, rank). Not thread-safe; a forked child cannot write through it.
 
-    Every ``append`` is one ``write``: when it returns, a ``SIGKILL`` loses nothing of it. The open segment is locked
-    for as long as the writer lives, which is how others tell a live run from a dead one.
+    Every ``append`` is one ``write``: once it returns, a ``SIGKILL`` loses nothing of it. The open segment stays locked
+    while the writer lives; readers use the lock to distinguish a live run from a crashed one.
 
     Args:
-        folder: The run's folder, which exists.
-        run_id, attempt, rank: Whose events these are.
-        first_seq: ``seq`` of the first event, where a finished log is gone on with.
-        writer: What identifies the process (host, boot id, pid); kept in each segment's header.
-        segment_bytes: Size from which a segment is closed and the next one begun.
-        on_segment_closed: Called with the path of each segment that is closed before the end. Must not raise.
-        durability: ``process`` loses nothing at a ``SIGKILL``; ``power`` also syncs the journal, from a thread of its
-            own, so that a power loss costs what was written since, about ``sync_every_s`` seconds.
+        folder: The run's folder, which must exist.
+        run_id, attempt, rank: The stream that the events belong to.
+        first_seq: ``seq`` of the first event, when continuing a finished log.
+        writer: Identity of the process (host, boot id, pid); stored in each segment's header.
+        segment_bytes: Size at which a segment is closed and the next one begins.
+        on_segment_closed: Called with the path of each segment closed before the end. Must not raise.
+        durability: ``process`` loses nothing at a ``SIGKILL``; ``power`` also syncs the journal from a separate thread,
+            so that a power loss costs only the last ``sync_every_s`` seconds or so.
         on_sync_failed: Called in that thread with the error of a sync. Must not raise.
-        on_begun_anew: Called when a segment was begun in place of one that somebody had deleted. Must not raise.
+        on_begun_anew: Called when a segment replaced one that was deleted. Must not raise.
 
     Attributes:
         seq: ``seq`` of the next event.
         segment: The number of the open segment, from 1.
-        look_at_ns: The time from which ``append`` has more to do than to write.
+        look_at_ns: ``append`` checks the file before it writes once the event time has reached this.
 
     Raises:
-        OSError: The first segment cannot be made.
+        OSError: The first segment cannot be created.
     """
 
     def __init__(
@@ -136,14 +136,14 @@ class JournalWriter:
         """Write one event and return its ``seq``.
 
         Args:
-            names: The metrics of this event, in a stable order: a set that repeats is encoded once per segment.
+            names: The metrics of this event, in a stable order: a repeated set is encoded once per segment.
             values: One float for each name.
             epoch: NaN when unknown.
             attrs: A JSON object, or empty.
 
         Raises:
-            OSError: Nothing of the event is in the journal, and ``seq`` has not moved. The next call tries again: it
-                works when the disk has room, or the folder is back or can be made.
+            OSError: The journal holds nothing of the event, and ``seq`` is unchanged. The next call tries again: it
+                succeeds once the disk has room, or the folder is back or can be created.
         """
         if time_ns >= self.look_at_ns:
             self._look(time_ns)
@@ -161,17 +161,17 @@ class JournalWriter:
         return seq
 
     def layout(self, kind: str, names: tuple[str, ...]) -> Layout | None:
-        """The layout of such events; None before the open segment holds one of them."""
+        """The layout of such events; None until the open segment holds one of them."""
         layout = self._layouts.get((kind, names))
         return None if layout is None or layout.record else layout
 
     def append_payload(self, payload: bytes, layout: Layout | None = None) -> None:
-        """Write one event that has been packed, with ``seq`` in it.
+        """Write one packed event, with ``seq`` in it.
 
         Args:
-            payload: What ``Layout.pack`` returned, and what ``event_tail`` did.
-            layout: The event's layout, where the segment may lack its record. Without it the caller has found that its
-                layout is of this ``segment``, and that the time is before ``look_at_ns``.
+            payload: The output of ``Layout.pack``, followed by that of ``event_tail``.
+            layout: The event's layout, if the segment may lack its record. A caller that omits it must have checked
+                that the layout belongs to the current ``segment`` and that the time is before ``look_at_ns``.
 
         Raises:
             OSError: As ``append`` does.
@@ -179,8 +179,8 @@ class JournalWriter:
         record = framed(payload)
         if layout is not None:
             record = layout.record + record
-        # BaseException, because the handler of a signal (Ctrl-C) may raise as soon as the write is done. Nothing is
-        # called between here and the new seq, so no handler can run in between.
+        # BaseException, because a signal handler (Ctrl-C) may raise right after the write. No function is called
+        # between here and the new seq, so no handler can run in between.
         try:
             written = os.write(self._fd, record)
             if written < len(record):
@@ -196,18 +196,18 @@ class JournalWriter:
             self._rotate()
 
     def close(self) -> None:
-        """Release the journal. Its events stay; whoever seals the run next turns them into Parquet."""
+        """Release the journal. Its events remain for the next sealer."""
         if self._syncer is not None:
             self._syncer.stop()
         self._abandon()
 
     def discard(self) -> None:
-        """Close and delete a journal that holds no event."""
+        """Close and delete a journal without events."""
         self._path.unlink(missing_ok=True)
         self.close()
 
     def _abandon(self) -> None:
-        """Let go of the file alone, as a forked child does: the thread that syncs is its parent's."""
+        """Close only the file, as a forked child does: the sync thread belongs to its parent."""
         self._syncer, self._is_deleted, self.look_at_ns = None, False, AT_ONCE
         if self._fd >= 0:
             os.close(self._fd)
@@ -222,17 +222,17 @@ class JournalWriter:
         return layout
 
     def _cut_torn_record(self) -> None:
-        """Cut the file after its last whole record. Until that worked, nothing may be written behind the torn one."""
+        """Truncate the file to its last whole record. Until that succeeds, nothing may follow the torn one."""
         self._is_torn, self.look_at_ns = True, AT_ONCE
         os.ftruncate(self._fd, self._size)
         self._is_torn = False
 
     def _look(self, time_ns: int) -> None:
-        """Notice that somebody has deleted the segment, or its folder: what is written into it then is lost.
+        """Detect that the segment or its folder was deleted: writes to the deleted file would be lost.
 
         Raises:
-            FileNotFoundError: It is so, this once; the next look begins another segment.
-            OSError: Another one cannot be made.
+            FileNotFoundError: It was deleted. Raised once; the next check begins another segment.
+            OSError: Another segment cannot be created.
         """
         if self._is_deleted:
             self._begin_anew()
@@ -272,7 +272,7 @@ class JournalWriter:
         try:
             self._open_segment()
         except OSError:
-            # As on a full disk: this segment goes on, and the next append tries again. What was written stays written.
+            # As on a full disk: keep this segment, and let the next append try again. Written events stay written.
             return
         os.close(finished_fd)
         if self._syncer is not None:
@@ -282,13 +282,13 @@ class JournalWriter:
 
 
 def _create_locked(path: Path) -> int:
-    """A new file under the lock of this process."""
+    """Create a new file that this process holds locked."""
     while True:
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o644)
         fcntl.flock(fd, fcntl.LOCK_EX)
         if os.fstat(fd).st_nlink:
             return fd
-        os.close(fd)  # A sealer came in between and took the empty file for a dead writer's.
+        os.close(fd)  # A sealer intervened and mistook the empty file for a dead writer's.
 
 
 def _write_all(fd: int, data: bytes) -> None:
@@ -298,7 +298,7 @@ def _write_all(fd: int, data: bytes) -> None:
 
 
 def _no_room(written: int, size: int) -> OSError:
-    """What a short write means: the kernel says ENOSPC only when not one byte fits."""
+    """Return the error for a short write: the kernel reports ENOSPC only when not one byte fits."""
     return OSError(errno.ENOSPC, f"no room: {written} of {size} bytes were written, and taken back")
 
 
@@ -306,7 +306,7 @@ _open_writers: weakref.WeakSet[JournalWriter] = weakref.WeakSet()
 
 
 def _close_inherited_journals() -> None:
-    """In a forked child: drop the parent's descriptors, so that neither its journal nor its lock outlives it here."""
+    """Close the parent's descriptors in a forked child, so that neither journal nor lock outlives the parent here."""
     for writer in list(_open_writers):
         writer._abandon()
 

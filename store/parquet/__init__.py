@@ -1,1 +1,1 @@
-"""Sealed runs: Parquet tables made from journals, their readers, and digests of their columns."""
+"""Seals journals into Parquet tables, reads these tables, and computes digests of their columns."""

@@ -1,7 +1,7 @@
-"""Digests of the columns of a table, taken piece by piece: Arrow tables flow in, SHA-256 of each column flows out.
+"""Computes SHA-256 digests of a table's columns, from Arrow tables added piece by piece.
 
-The pieces are of any size. A value counts by its bits, and where it stands by its row. Pieces that are read from
-Parquet have the digests of the ones that were written; ``Alongside`` takes them while these are written.
+Pieces may have any size. A digest covers each value's bits and its row. Pieces read back from Parquet have the digests
+of the pieces written; ``Alongside`` computes digests during the writing.
 """
 
 from __future__ import annotations
@@ -19,24 +19,24 @@ import pyarrow.compute as pc
 
 from ..errors import DamagedLog
 
-#: Columns of each table that hardly change from row to row: what they change to, and where, is all that is digested.
+#: Columns of each table that hardly change from row to row: only changed values and their positions are digested.
 CHANGING_SELDOM: Final = {
     "events": frozenset(("run_id", "attempt", "rank", "kind", "micro_step", "value_lag")),
     "samples": frozenset(("run_id", "attempt", "rank", "seq", "step", "micro_step")),
 }
 
-#: Columns of the ``metrics`` table that say whose rows these are, and are the same in every row.
+#: Columns of the ``metrics`` table that identify the stream, and are the same in every row.
 _OWNER: Final = ("run_id", "attempt", "rank")
 
 
 class ColumnDigest(NamedTuple):
-    """What is known of a column.
+    """The digest of one column.
 
     Attributes:
-        number: How many values.
-        places: Digest of which rows have one.
-        lengths: Digest of their lengths, where they have any; in bytes for texts.
-        values: Digest of their bits.
+        number: Number of values.
+        places: Digest of the rows that have a value.
+        lengths: Digest of the values' lengths, for lists and texts (in bytes).
+        values: Digest of the values' bits.
     """
 
     number: int
@@ -49,14 +49,14 @@ class TableDigests(Protocol):
     """The digests of the columns of a table."""
 
     def add(self, table: pa.Table) -> bool:
-        """More rows; whether they stood in their order. If not, what is taken is worth nothing."""
+        """Add rows; return whether they are in order. If not, the digests are invalid."""
 
     def finish(self) -> dict[str, ColumnDigest]:
-        """The digests so far of the columns that have any value."""
+        """Return the digests so far of the columns with any value."""
 
 
 def table_digests(table: str) -> TableDigests:
-    """The digests to be taken of a table of this name, empty."""
+    """Return empty digests for a table of this name."""
     if table == "metrics":
         return LongDigests()
     seldom = CHANGING_SELDOM[table]
@@ -64,11 +64,11 @@ def table_digests(table: str) -> TableDigests:
 
 
 class Alongside:
-    """The digests of a table, taken by a thread while another one writes it: SHA-256 leaves the interpreter to others.
+    """The digests of a table, computed in one thread while another writes the table: SHA-256 releases the GIL.
 
     Args:
         table: Its name.
-        thread: What takes them.
+        thread: The executor that computes them.
     """
 
     def __init__(self, table: str, thread: Executor) -> None:
@@ -77,7 +77,7 @@ class Alongside:
         self._adding: list[Future[bool]] = []
 
     def watch(self, pieces: Iterable[pa.Table]) -> Iterator[pa.Table]:
-        """The pieces as they are. Few are held: one is handed on when the one before has its digest."""
+        """Yield the pieces unchanged. Few are held: each is yielded once the previous one is digested."""
         for piece in pieces:
             if self._adding:
                 self._adding[-1].result()
@@ -85,15 +85,15 @@ class Alongside:
             yield piece
 
     def finish(self) -> dict[str, ColumnDigest] | None:
-        """The digests of what was watched; None when its rows did not stand in their order."""
+        """Return the digests of the pieces; None when the rows were out of order."""
         return self._digests.finish() if all(adding.result() for adding in self._adding) else None
 
 
 class ColumnDigests:
-    """The columns of a table that has a row an event, or a row a sample.
+    """The column digests of a table with one row per event or per sample.
 
     Args:
-        column: Makes the digest of a column of this name.
+        column: Creates the digest of a column of this name.
     """
 
     def __init__(self, column: Callable[[str], EachValue]) -> None:
@@ -103,7 +103,7 @@ class ColumnDigests:
         self._columns: dict[str, EachValue] = {}
 
     def add(self, table: pa.Table) -> bool:
-        """More rows; whether they stood in their order. A column that they do not have is null in them."""
+        """Add rows; return whether they are in order. Columns that they lack count as null."""
         for name in table.column_names:
             if name not in self._columns:
                 self._columns[name] = self._column(name)
@@ -116,7 +116,7 @@ class ColumnDigests:
         return bool((seqs[1:] >= seqs[:-1]).all())
 
     def finish(self) -> dict[str, ColumnDigest]:
-        """The digest of each column that has any value."""
+        """Return the digest of each column with any value."""
         digests = {name: column.finish() for name, column in self._columns.items()}
         return {name: digest for name, digest in digests.items() if digest.number}
 
@@ -126,7 +126,7 @@ def _nothing(rows: int) -> pa.ChunkedArray:
 
 
 class PresenceDigest:
-    """Which rows of a column have a value: digested are those where this changes, from "all have" at the beginning."""
+    """Digests which rows of a column have a value: only the rows where that changes, starting from "present"."""
 
     def __init__(self) -> None:
         self._rows = 0
@@ -134,10 +134,10 @@ class PresenceDigest:
         self._digest = hashlib.sha256()
 
     def present(self, values: pa.ChunkedArray) -> pa.ChunkedArray:
-        """The values of more rows, which are counted."""
+        """Add more rows, and return their non-null values."""
         if 0 < values.null_count < len(values):
             has = values.is_valid().to_numpy()
-        else:  # One of them says so of all.
+        else:  # All rows are alike, so one suffices.
             has = np.full(min(1, len(values)), not values.null_count)
         if len(has):
             changes = self._rows + np.flatnonzero(np.diff(has, prepend=self._last))
@@ -147,15 +147,15 @@ class PresenceDigest:
         return values.drop_null() if values.null_count else values
 
     def finish(self) -> str:
-        """The digest so far."""
+        """Return the digest so far."""
         return self._digest.hexdigest()
 
 
 class EachValue:
-    """A column of which each value is digested.
+    """Digests every value of a column.
 
     Args:
-        places: Digests which rows have one.
+        places: Digests which rows have a value.
     """
 
     def __init__(self, places: PresenceDigest) -> None:
@@ -165,14 +165,14 @@ class EachValue:
         self._values = hashlib.sha256()
 
     def add(self, values: pa.ChunkedArray) -> None:
-        """More rows."""
+        """Add rows."""
         for present in self._places.present(values).chunks:
             if len(present):
                 self._digest(present)
                 self._count += len(present)
 
     def finish(self) -> ColumnDigest:
-        """The digest so far."""
+        """Return the digest so far."""
         return ColumnDigest(self._count, self._places.finish(), self._lengths.hexdigest(), self._values.hexdigest())
 
     def _digest(self, present: pa.Array) -> None:
@@ -188,7 +188,7 @@ class EachValue:
 
 
 class _Changes(EachValue):
-    """A column of which those values are digested that differ from the one before, each with its place among all."""
+    """Digests only the values that differ from the one before, each with its position among all values."""
 
     def __init__(self, places: PresenceDigest) -> None:
         super().__init__(places)
@@ -202,7 +202,7 @@ class _Changes(EachValue):
         begins = np.flatnonzero(np.concatenate([[True], codes[1:] != codes[:-1]]))
         run = present.take(pa.array(begins))
         run = run.dictionary_decode().cast(pa.large_string()) if is_text else run.cast(pa.int64())
-        # Two codes may mean one text.
+        # Two codes may mean the same text.
         differs = np.concatenate([[run[0].as_py() != self._last], pc.not_equal(run[1:], run[:-1])])
         self._last = run[-1].as_py()
         changed, places = run.filter(pa.array(differs)), self._count + begins[differs]
@@ -214,14 +214,14 @@ class _Changes(EachValue):
 
 
 class LongDigests:
-    """The metrics of a table that has a row a value. Rows of one metric come in their order; metrics in any."""
+    """The digests of a table with one row per metric value. Rows of one metric are in order; metrics in any order."""
 
     def __init__(self) -> None:
         self._owners: set[tuple[object, ...]] = set()
         self._metrics: dict[str, _LongMetric] = {}
 
     def add(self, table: pa.Table) -> bool:
-        """More rows; whether they stood in their order. If not, what is taken is worth nothing."""
+        """Add rows; return whether they are in order. If not, the digests are invalid."""
         self._owners.update(tuple(row.values()) for row in table.group_by(_OWNER).aggregate([]).to_pylist())
         metric = table["metric"].combine_chunks().cast(pa.string()).dictionary_encode()
         codes = metric.indices.to_numpy()
@@ -236,14 +236,14 @@ class LongDigests:
         return is_in_order
 
     def finish(self) -> dict[str, ColumnDigest]:
-        """The digest of each metric, and under the empty name one of whose rows these are."""
+        """Return the digest of each metric and, under the empty name, one of the streams that the rows belong to."""
         owners = hashlib.sha256(json.dumps(sorted(self._owners, key=repr)).encode()).hexdigest()
         metrics = {name: metric.finish() for name, metric in self._metrics.items()}
         return metrics | ({"": ColumnDigest(len(self._owners), "", "", owners)} if metrics else {})
 
 
 class _LongMetric:
-    """One metric of such a table."""
+    """The digest of one metric of such a table."""
 
     def __init__(self) -> None:
         self._count = 0
@@ -252,7 +252,7 @@ class _LongMetric:
         self._values = hashlib.sha256()
 
     def add(self, seqs: npt.NDArray[np.int64], values: npt.NDArray[np.float64]) -> bool:
-        """More values; whether they come after those before."""
+        """Add values; return whether they follow those before."""
         is_after = bool(seqs[0] > self._last and (seqs[1:] > seqs[:-1]).all())
         self._last = int(seqs[-1])
         self._count += len(seqs)
@@ -261,12 +261,12 @@ class _LongMetric:
         return is_after
 
     def finish(self) -> ColumnDigest:
-        """The digests so far."""
+        """Return the digest so far."""
         return ColumnDigest(self._count, self._seqs.hexdigest(), "", self._values.hexdigest())
 
 
 def characters(texts: pa.Array) -> memoryview:
-    """All bytes of texts, one after another."""
+    """The concatenated bytes of texts."""
     if not len(texts):
         return memoryview(b"")
     _, offsets, data = texts.buffers()
@@ -275,7 +275,7 @@ def characters(texts: pa.Array) -> memoryview:
 
 
 def _pairs(places: npt.NDArray[np.int64], numbers: npt.NDArray[np.int64]) -> memoryview:
-    """Places and what stands there, in turn."""
+    """Interleave positions and the values there."""
     return np.stack([places, numbers], axis=1).data
 
 
@@ -283,7 +283,7 @@ def bits(array: pa.Array) -> memoryview:
     """The bits of numbers without nulls.
 
     Raises:
-        DamagedLog: They are something else, which no recorder writes.
+        DamagedLog: The array is something else, which no recorder writes.
     """
     are_numbers = pa.types.is_integer(array.type) or pa.types.is_floating(array.type)
     if array.null_count or (len(array) and not are_numbers):

@@ -1,8 +1,8 @@
-"""Digests of what a run recorded: taken when an attempt and rank is finished, and held against what is there later.
+"""Computes digests of a run's logs and attempts when they finish, and verifies them later.
 
-A finished log flows in as sealed files, an attempt as ``run.json`` tells it; SHA-256 flows out, in hexadecimal. A log's
-digest is over its events, metrics and sample losses to the bit, each column in the order of ``seq``. So it is the same
-however the files are cut, merged, compressed or sorted, and another one when anything that they say is.
+Takes sealed files, and attempts as in ``run.json``; returns SHA-256 in hexadecimal. A log's digest covers its events,
+metrics and sample losses to the bit, each column in ``seq`` order. So it does not depend on how the files are cut,
+merged, compressed or sorted, and changes with any value.
 """
 
 from __future__ import annotations
@@ -30,10 +30,11 @@ from .schemas import joint_samples_schema, with_ids_of
 DIGESTS_JSON: Final = "digests.json"
 FORMAT: Final = 2
 
-#: How the columns of a table are digested, by the format of a log's digest.
+#: Column digests of a table, by the format of a log's digest.
 DIGESTS_OF: Final[Mapping[int, Callable[[str], TableDigests]]] = {1: first_table_digests, FORMAT: table_digests}
 
-#: What of an attempt is covered, in this order. What a later version adds is not: digests are kept for good.
+#: The fields of an attempt that its digest covers, in this order. Fields of later versions are not added: digests are
+#: permanent.
 ATTEMPT_FIELDS: Final = (
     "attempt",
     "status",
@@ -53,12 +54,12 @@ ATTEMPT_FIELDS: Final = (
 
 
 class LogDigest(NamedTuple):
-    """What is kept of a finished log.
+    """The stored digest of a finished log.
 
     Attributes:
         last_seq: ``seq`` of its last event.
-        sha256: The digest of all.
-        format: How it was taken.
+        sha256: The digest of the whole log.
+        format: The digest's format.
     """
 
     last_seq: int
@@ -68,18 +69,18 @@ class LogDigest(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Digests:
-    """The digests that are kept with a run, in ``digests.json``.
+    """The digests stored with a run, in ``digests.json``.
 
     Attributes:
         logs: By attempt and rank.
-        attempts: Digest of each finished attempt as ``run.json`` told it.
+        attempts: Digest of each finished attempt, as recorded in ``run.json``.
     """
 
     logs: dict[tuple[int, int], LogDigest] = field(default_factory=dict)
     attempts: dict[int, str] = field(default_factory=dict)
 
     def to_json(self) -> bytes:
-        """The content of ``digests.json``."""
+        """Encode the content of ``digests.json``."""
         logs = [
             {"attempt": attempt, "rank": rank, **log._asdict()} for (attempt, rank), log in sorted(self.logs.items())
         ]
@@ -88,10 +89,10 @@ class Digests:
 
 
 def read_digests(folder: Path) -> Digests:
-    """The digests kept with a run; none where none were taken, or by a format that this steptape does not know.
+    """Read the digests stored with a run; empty when there are none, or in a format newer than this steptape knows.
 
     Raises:
-        DamagedLog: The file is there and says something else.
+        DamagedLog: The file exists and is malformed.
     """
     path = folder / DIGESTS_JSON
     try:
@@ -109,18 +110,18 @@ def read_digests(folder: Path) -> Digests:
 
 
 def _log_digest_from(entry: dict[str, Any]) -> LogDigest:
-    format_ = entry.get("format", 1)  # A document of format 1 knows no other.
+    format_ = entry.get("format", 1)  # Documents of format 1 hold digests of format 1 only.
     if format_ not in DIGESTS_OF:
         raise ValueError(f"a digest has format {format_!r}")
     return LogDigest(entry["last_seq"], entry["sha256"], format_)
 
 
-#: Digests of the columns of files, by path, that are known without reading them.
+#: Column digests by file path that are known without reading the files.
 Known = Mapping[Path, dict[str, ColumnDigest]]
 
 
 def compute_digests(folder: Path, known: Known) -> None:
-    """Keep the digests of what has finished and has none yet. The lock of the run's sealers is held."""
+    """Store the digests of everything finished that has none yet. The caller holds the sealers' lock of the run."""
     kept, info, listing = read_digests(folder), read_run_info(folder), list_files(folder)
     live = {journal[1:3] for journal in listing.journals}
     finished = {
@@ -142,9 +143,9 @@ def compute_digests(folder: Path, known: Known) -> None:
 
 
 def kept_log_digest(kept: Digests, listing: Listing) -> str:
-    """One digest for all that is kept of a run's logs; empty where none is, or where something has none yet.
+    """Return one digest for all stored digests of a run's logs; empty unless every log has one.
 
-    It tells two states of a log apart, and is not held against the log itself: ``digest_faults`` does that.
+    It distinguishes two states of a log. It is not verified against the log itself; ``digest_faults`` does that.
     """
     if (
         listing.journals
@@ -158,7 +159,7 @@ def kept_log_digest(kept: Digests, listing: Listing) -> str:
 
 
 def digest_faults(folder: Path) -> list[str]:
-    """What is not as it was when its digest was taken, a sentence each; nothing where no digest is kept.
+    """List the changes since digests were taken, one sentence each; empty where no digest is stored.
 
     Raises:
         DamagedLog: A file cannot be read.
@@ -169,10 +170,10 @@ def digest_faults(folder: Path) -> list[str]:
 
 
 def faults_of(kept: Digests, info: RunInfo, listing: Listing, columns: Columns) -> list[str]:
-    """What is not as it was when its digest was taken, a sentence each.
+    """List the changes since digests were taken, one sentence each.
 
     Args:
-        kept: The digests, read before the rest: whatever they cover is there then, and stays.
+        kept: The digests, read before the rest: whatever they cover exists by then, and stays.
         info: The run.
         listing: Its files.
         columns: The columns of its metrics.
@@ -196,14 +197,14 @@ def faults_of(kept: Digests, info: RunInfo, listing: Listing, columns: Columns) 
 
 
 def attempt_digest(attempt: Attempt) -> str:
-    """The digest of an attempt as ``run.json`` tells it, its policy to the letter."""
+    """Return the digest of an attempt as recorded in ``run.json``, with the exact text of its policy."""
     told = dataclasses.asdict(attempt, dict_factory=_told)
     text = json.dumps([told.get(name) for name in ATTEMPT_FIELDS], sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(f"steptape attempt 1\n{text}".encode()).hexdigest()
 
 
 def _told(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """What is told of a value. Fields that a later version adds are None in what was recorded before."""
+    """Build a dictionary without None values. Fields that a later version adds are None in earlier records."""
     return {name: value for name, value in pairs if value is not None}
 
 
@@ -215,16 +216,16 @@ def log_digest(
     *,
     known: Known = MappingProxyType({}),
 ) -> str:
-    """The digest of everything sealed of an attempt and rank. Memory does not grow with the run.
+    """Return the digest of everything sealed of an attempt and rank. Memory does not grow with the run.
 
     Args:
         listing: The run's files.
         columns: The columns of its metrics.
         stream: Attempt and rank.
-        format_: How it is taken.
-        known: What need not be read, as the newest format has it.
+        format_: The digest's format.
+        known: Column digests, in the newest format, of files that need not be read.
     """
-    # A metric may be called as a column of samples is.
+    # A metric may have the same name as a column of samples.
     metrics_of = {"events": columns.by_column()}
     digest = hashlib.sha256(f"steptape log {format_}\n".encode())
     for table in ("events", "metrics", "samples"):
@@ -240,14 +241,14 @@ def log_digest(
 
 
 def _ends(listing: Listing) -> dict[tuple[int, int], int]:
-    """The last ``seq`` that is sealed of each attempt and rank."""
+    """The last sealed ``seq`` of each attempt and rank."""
     return {(file.attempt, file.rank): file.last for file in listing.table("events")}
 
 
 def _digests_of(
     table: str, files: Sequence[SealedFile], digests_of: Callable[[str], TableDigests]
 ) -> dict[str, ColumnDigest]:
-    """Of each column; files whose rows stand in an order of another's are read as a whole."""
+    """Digest each column of a table. If files have rows out of order, they are read again, each as a whole."""
     digests = digests_of(table)
     if all(digests.add(part) for part in _alike(table, files, row_groups_of)):
         return digests.finish()
@@ -258,7 +259,7 @@ def _digests_of(
 
 
 def _alike(table: str, files: Sequence[SealedFile], read: Callable[[Path], Iterable[pa.Table]]) -> Iterator[pa.Table]:
-    """What is read of files, ids of samples as the file would have them that they are merged into."""
+    """Read the tables of files, with sample ids in the type that a merged file would have."""
     if table != "samples":
         yield from (part for file in files for part in read(file.path))
     elif files:

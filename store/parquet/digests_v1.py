@@ -1,6 +1,6 @@
-"""Digests of columns as the first format of ``digests.json`` has them: each value counts, and a byte for each row.
+"""Computes column digests in format 1 of ``digests.json``: every value is digested, and one presence byte per row.
 
-Nothing is digested so any more. What was must be found again for good, and what is shared with later formats stays.
+No new digest uses this format. Old digests must verify forever, so code shared with later formats must not change.
 """
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ from .column_digests import ColumnDigests, EachValue, LongDigests, PresenceDiges
 
 
 def first_table_digests(table: str) -> TableDigests:
-    """The digests to be taken of a table of this name, empty."""
+    """Return empty digests for a table of this name."""
     return LongDigests() if table == "metrics" else ColumnDigests(lambda _: EachValue(_FirstPlaces()))
 
 
 class _FirstPlaces(PresenceDigest):
-    """Which rows of a column have a value: a byte for each."""
+    """Digests which rows of a column have a value, as one byte per row."""
 
     def present(self, values: pa.ChunkedArray) -> pa.ChunkedArray:
-        """The values of more rows, which are counted."""
+        """Add more rows, and return their non-null values."""
         if values.null_count:
             self._digest.update(bits(values.is_valid().cast(pa.uint8()).combine_chunks()))
         else:

@@ -1,4 +1,4 @@
-"""A file that goes to the disk while it is written: bytes in, and in the end only the last of them are waited for."""
+"""Writes a file that the kernel flushes to disk during the writing, so that the final fsync waits only for the rest."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
-#: So much is written at a time, and sent off to the disk.
+#: Bytes written and flushed at a time.
 SENT_BYTES: Final = 1024 * 1024
 
-#: Begin to write a range to the disk: nothing is waited for, and an error stays for fsync to tell. sync_file_range(2)
+#: Start flushing a range without waiting; errors are left for fsync to report. See sync_file_range(2).
 _SYNC_FILE_RANGE_WRITE: Final = 2
 
 
 @contextmanager
 def durable_file(path: Path) -> Iterator[BinaryIO]:
-    """A file to write anew, durable when the context ends well."""
+    """Open a new file for writing that is durable when the context ends without an error."""
     with io.BufferedWriter(_SentFile(path), SENT_BYTES) as file:
         yield file
         file.flush()
@@ -27,7 +27,7 @@ def durable_file(path: Path) -> Iterator[BinaryIO]:
 
 
 class _SentFile(io.FileIO):
-    """A file of which the disk gets at once what is written.
+    """A file that starts flushing every write to disk at once.
 
     Args:
         path: The file.
@@ -38,7 +38,7 @@ class _SentFile(io.FileIO):
         self._sent = 0
 
     def write(self, data: Any) -> int:
-        """Write what can be, and say how many bytes that was."""
+        """Write as many bytes as possible, and return their number."""
         written = super().write(data)
         if _sync_file_range is not None:
             _sync_file_range(self.fileno(), self._sent, written, _SYNC_FILE_RANGE_WRITE)
@@ -49,7 +49,7 @@ class _SentFile(io.FileIO):
 def _linux_function() -> Any:
     try:
         function = ctypes.CDLL(None).sync_file_range
-    except AttributeError:  # Elsewhere all is left to fsync.
+    except AttributeError:  # Other systems rely on fsync alone.
         return None
     function.argtypes = (ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint)
     return function

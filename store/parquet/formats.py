@@ -1,4 +1,4 @@
-"""Arrow tables as bytes for other programs: CSV, Arrow stream, Parquet, and rows of plain JSON values."""
+"""Converts Arrow tables to and from bytes and JSON values: CSV, Arrow stream, Parquet, plain rows."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 
 from ..event_json import encoded_float
 
-#: Types that ``table_of`` knows, by name.
+#: Type names that ``table_of`` accepts.
 ColumnType = Literal["int64", "float64", "string", "bool", "timestamp"]
 
 _TYPES: Final[dict[ColumnType, pa.DataType]] = {
@@ -29,7 +29,7 @@ _TYPES: Final[dict[ColumnType, pa.DataType]] = {
 
 
 def table_of(columns: Mapping[str, ColumnType], rows: Iterable[Mapping[str, Any]]) -> pa.Table:
-    """A table of these columns; values that are lists or objects become JSON text, and missing ones null."""
+    """Build a table of these columns; values that are lists or objects become JSON text, and missing ones null."""
     held = list(rows)
     arrays = [
         pa.array([_as_cell(row.get(name)) for row in held], _TYPES[type_], from_pandas=False)
@@ -39,7 +39,7 @@ def table_of(columns: Mapping[str, ColumnType], rows: Iterable[Mapping[str, Any]
 
 
 def to_arrow_stream(table: pa.Table) -> bytes:
-    """The table in Arrow's IPC streaming format."""
+    """Encode the table in Arrow's IPC streaming format."""
     sink = io.BytesIO()
     with pa.ipc.new_stream(sink, table.schema) as writer:
         writer.write_table(table)
@@ -47,36 +47,36 @@ def to_arrow_stream(table: pa.Table) -> bytes:
 
 
 def from_arrow_stream(content: bytes) -> pa.Table:
-    """The table that such a stream holds."""
+    """Decode the table from such a stream."""
     return pa.ipc.open_stream(content).read_all()
 
 
 def to_parquet(table: pa.Table) -> bytes:
-    """The table as one Parquet file."""
+    """Encode the table as one Parquet file."""
     sink = io.BytesIO()
     pq.write_table(table, sink, compression="zstd")
     return sink.getvalue()
 
 
 def to_csv(table: pa.Table) -> bytes:
-    """The table as CSV (RFC 4180): a header, text in quotes, null as nothing, lists and structs as JSON text."""
+    """Encode the table as CSV (RFC 4180): a header, quoted text, null as empty, lists and structs as JSON text."""
     sink = io.BytesIO()
     pacsv.write_csv(_flat(table), sink)
     return sink.getvalue()
 
 
 def to_plain_rows(table: pa.Table) -> list[list[Any]]:
-    """The rows as values that strict JSON can hold.
+    """Return the rows as values that strict JSON can hold.
 
-    Numbers that are not finite stand as their names, times as ISO 8601, bytes as base64, decimals (and so integers
-    beyond 64 bits) as text.
+    Non-finite numbers become their names, times ISO 8601, bytes base64, and decimals (so also integers beyond 64 bits)
+    text.
     """
     columns = [[plain(value) for value in column.to_pylist()] for column in table.columns]
     return [list(row) for row in zip(*columns, strict=True)] if columns else [[] for _ in range(table.num_rows)]
 
 
 def plain(value: Any) -> Any:
-    """A value of Arrow's as one that strict JSON can hold."""
+    """Convert a value of Arrow's to one that strict JSON can hold."""
     match value:
         case None | bool() | int() | str():
             return value
@@ -103,7 +103,7 @@ def _as_cell(value: Any) -> Any:
 
 
 def _flat(table: pa.Table) -> pa.Table:
-    """The table with JSON text for what CSV has no form for."""
+    """Replace columns that CSV cannot represent with JSON text or base64."""
     for index, field in enumerate(table.schema):
         if pa.types.is_nested(field.type) or pa.types.is_binary(field.type) or pa.types.is_large_binary(field.type):
             text = [None if value is None else _as_text(value) for value in table.column(index).to_pylist()]

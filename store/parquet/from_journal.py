@@ -1,4 +1,4 @@
-"""Journal segments as Arrow tables: fixed-size records become columns through numpy, without an object an event."""
+"""Converts journal segments to Arrow tables: numpy turns fixed-size records into columns, without per-event objects."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from ..journal.segment import Chosen, Integers, Record, SampleSpans, Segment, re
 from ..sample_losses import INTEGER_IDS, NO_IDS, TEXT_IDS
 from .schemas import ATTRS_FIELD, EVENT_FIELDS, METRICS_SCHEMA, SAMPLES_SCHEMA, coded, events_schema, samples_schema
 
-#: Fields of the envelope that every record carries as they stand in the table.
+#: Envelope fields that records and table columns share unchanged.
 _CARRIED: Final = ("seq", "step", "micro_step", "time_ns", "elapsed_ns", "value_lag")
 
 
 @dataclass(frozen=True, slots=True)
 class Tail:
-    """The events of some segments that no Parquet file holds yet, in (attempt, rank, seq) order."""
+    """The unsealed events of some segments, in (attempt, rank, seq) order."""
 
     segments: tuple[Segment, ...] = ()
 
@@ -41,7 +41,7 @@ class Tail:
         return [Tail(tuple(group)) for _, group in groups]
 
     def only(self, keeps: Callable[[int, int, int], bool]) -> Tail:
-        """Those events whose (attempt, rank, seq) is to be kept."""
+        """Return the events for which ``keeps(attempt, rank, seq)`` is true."""
         kept = []
         for segment in self.segments:
             attempt, rank = segment.attempt, segment.rank
@@ -50,7 +50,7 @@ class Tail:
         return Tail(tuple(segment for segment in kept if len(segment)))
 
     def events_table(self, run_id: str, columns: Columns) -> pa.Table:
-        """The events as rows; a metric that ``columns`` does not know is left out."""
+        """The events as rows; metrics missing from ``columns`` are left out."""
         schema = events_schema(columns)
         tables = [events_table(run_id, segment, columns).cast(schema) for segment in self.segments]
         return pa.concat_tables([schema.empty_table(), *tables])
@@ -61,19 +61,19 @@ class Tail:
         return pa.concat_tables([SAMPLES_SCHEMA.empty_table(), *tables])
 
     def metrics_table(self, run_id: str, metrics: Collection[str]) -> pa.Table:
-        """Their values of these metrics, a row each."""
+        """Their values of these metrics, one row each."""
         tables = [metrics_table(run_id, s, metrics).cast(METRICS_SCHEMA) for s in self.segments] if metrics else []
         return pa.concat_tables([METRICS_SCHEMA.empty_table(), *tables])
 
 
 def events_table(run_id: str, segment: Segment, columns: Columns) -> pa.Table:
-    """Events as rows, with text coded. A metric that an event lacks is null, NaN is NaN.
+    """Return the events as rows, with dictionary-encoded text. A metric that an event lacks is null, NaN is NaN.
 
     Args:
         columns: The metrics that become columns.
 
     Raises:
-        DamagedLog: A record whose checksum is right cannot be read.
+        DamagedLog: A record cannot be parsed although its checksum is right.
     """
     schema, count = coded(events_schema(columns)), len(segment)
     if not count:
@@ -95,7 +95,7 @@ def events_table(run_id: str, segment: Segment, columns: Columns) -> pa.Table:
 
 
 def metrics_table(run_id: str, segment: Segment, metrics: Collection[str]) -> pa.Table:
-    """The values of some metrics as rows, in (metric, seq) order, so that those of one metric lie together."""
+    """Return the values of some metrics as rows, in (metric, seq) order, so that each metric is contiguous."""
     names = sorted(metrics)
     code_of = {name: code for code, name in enumerate(names)}
     codes, seqs, values = [np.zeros(0, np.int32)], [np.zeros(0, np.int64)], [np.zeros(0)]
@@ -113,10 +113,10 @@ def metrics_table(run_id: str, segment: Segment, metrics: Collection[str]) -> pa
 
 
 def samples_schema_of(segment: Segment) -> pa.Schema:
-    """What a file of the sample losses of these events holds.
+    """Return the schema of a file of these events' sample losses.
 
     Raises:
-        DamagedLog: A record whose checksum is right cannot be read.
+        DamagedLog: A record cannot be parsed although its checksum is right.
     """
     with readable(segment.where):
         spans = segment.sample_spans()
@@ -127,15 +127,15 @@ def samples_schema_of(segment: Segment) -> pa.Schema:
 
 
 def samples_table(run_id: str, segment: Segment, schema: pa.Schema = SAMPLES_SCHEMA) -> pa.Table:
-    """The sample losses of the events, one row a sample, in the order of the batch.
+    """Return the sample losses of the events, one row per sample, in batch order.
 
     Args:
         run_id: The run.
         segment: The events.
-        schema: The columns, ids as integers or text, with or without losses of tokens.
+        schema: The columns: ids as integers or text, with or without token losses.
 
     Raises:
-        DamagedLog: A record whose checksum is right cannot be read.
+        DamagedLog: A record cannot be parsed although its checksum is right.
     """
     with readable(segment.where):
         spans = segment.sample_spans()
@@ -174,7 +174,7 @@ def samples_table(run_id: str, segment: Segment, schema: pa.Schema = SAMPLES_SCH
 
 @dataclass(slots=True)
 class _Column:
-    """Numbers of all events, and which of them have one; None for all."""
+    """One number per event, and a mask of the events that have one; a mask of None means all."""
 
     values: npt.NDArray[Any]
     has: npt.NDArray[np.bool_] | None = None
@@ -184,7 +184,7 @@ class _Column:
 
 
 def _identity(run_id: str, segment: Segment, rows: int) -> list[pa.Array]:
-    """The columns that say whose rows these are: the same in each."""
+    """The columns run_id, attempt and rank, constant over all rows."""
     if not rows:
         return [pa.nulls(0, field.type) for field in list(coded(METRICS_SCHEMA))[:3]]
     run_ids = pa.DictionaryArray.from_arrays(pa.array(np.zeros(rows, np.int32)), pa.array([run_id]))
@@ -197,7 +197,7 @@ def _envelope(segment: Segment, columns: Columns) -> dict[str, _Column]:
     found: dict[str, _Column] = {}
     for layout, chosen, heads in segment.by_layout():
         places = {columns.by_metric[m]: place for place, m in enumerate(layout.names) if m in columns.by_metric}
-        # All at once: one metric after the other would walk through all of the journal for each.
+        # All metrics at once, because copying one at a time would walk through the whole journal for each.
         values = np.ascontiguousarray(heads["values"].T)
         arrays = {name: heads[name] for name in (*_CARRIED, "epoch")}
         arrays |= {column: values[place] for column, place in places.items()}
@@ -231,7 +231,7 @@ def _attrs(segment: Segment) -> pa.Array:
 
 
 def _same_count(counts: Integers) -> Iterator[tuple[Chosen, Chosen, int]]:
-    """Events with equally many samples: which, the rows of their samples, and how many each has."""
+    """Group events by sample count: yields the events, the rows of their samples, and the count."""
     if (counts == counts[0]).all():
         yield slice(None), slice(None), int(counts[0])
         return
@@ -244,7 +244,7 @@ def _same_count(counts: Integers) -> Iterator[tuple[Chosen, Chosen, int]]:
 def _where_given(
     segment: Segment, counts: Integers, begin: Integers
 ) -> Iterator[tuple[Integers, npt.NDArray[np.int32]]]:
-    """Numbers that some events give, one a sample, and the rows of these samples; ``begin`` is -1 where none are."""
+    """Yield the rows of samples with an optional number, and these numbers; ``begin`` is -1 for events without them."""
     given = np.flatnonzero(begin >= 0)
     if len(given):
         offsets = np.cumsum(counts) - counts
@@ -255,7 +255,7 @@ def _where_given(
 
 
 def _token_losses(segment: Segment, spans: SampleSpans) -> pa.Array:
-    """The losses of the tokens of each flagged sample; null for every other one."""
+    """The token losses of each flagged sample; null for every other sample."""
     kind, total = SAMPLES_SCHEMA.field("token_losses").type, int(spans.counts.sum())
     having = np.flatnonzero(spans.flagged_count)
     if not len(having):
@@ -279,7 +279,7 @@ def _token_losses(segment: Segment, spans: SampleSpans) -> pa.Array:
 
 
 def _sample_ids(segment: Segment, spans: SampleSpans, type_: pa.DataType) -> pa.ChunkedArray:
-    """Sample ids as integers or text; neighbouring events with ids of one kind are converted in one go."""
+    """Sample ids as integers or text; consecutive events with the same kind of ids are converted in one go."""
     chunks = []
     changes = np.flatnonzero(np.diff(spans.id_kind)) + 1
     for first, last in itertools.pairwise([0, *changes.tolist(), len(spans.id_kind)]):

@@ -1,7 +1,6 @@
-"""The numbers of recorded events, read from the columns of a table when somebody asks for them.
+"""Reads the metrics of events lazily from table columns: takes columns, presents each row as a mapping.
 
-Columns flow in; a mapping for each row flows out. A dictionary of ten numbers takes five times as long to make as such
-a row, and rules look at one or two of them.
+A dictionary of ten numbers takes five times as long to build as such a row, and rules read one or two of them.
 """
 
 from __future__ import annotations
@@ -13,11 +12,11 @@ import pyarrow as pa
 
 
 class _Scattered:
-    """A column of which single values are asked for, here and there; once many were, its list takes its place.
+    """A column for access to single values; after many accesses, a list replaces it.
 
     Args:
-        columns: Where it stands.
-        metric: Under which name.
+        columns: The mapping that holds it.
+        metric: Its key there.
         values: The column.
     """
 
@@ -29,7 +28,7 @@ class _Scattered:
         column = values.combine_chunks()
         self._numbers = column.to_numpy(zero_copy_only=False)
         self._present = column.is_valid().to_numpy(zero_copy_only=False) if column.null_count else None
-        # To make a list takes as long as to ask for a fourth of its values one by one.
+        # Building a list takes as long as reading a fourth of its values one by one.
         self._left = len(column) // 4
 
     def __getitem__(self, row: int) -> float | None:
@@ -43,11 +42,11 @@ class _Scattered:
 
 
 class MetricColumns(dict[str, list[float | None] | _Scattered]):
-    """The values of each metric, each as long as the table: a list, once the metric is asked for often.
+    """The values of each metric, one per row of the table; a list once the metric is read often.
 
     Args:
         rows: The table, in one chunk.
-        column_of: Column of each metric, in the order in which rows give their metrics.
+        column_of: The column of each metric, in the order that rows list their metrics.
 
     Raises:
         KeyError: On access, when there is no such metric.
@@ -63,7 +62,7 @@ class MetricColumns(dict[str, list[float | None] | _Scattered]):
         return scattered
 
     def whole(self, metric: str) -> list[float | None]:
-        """The values of a metric; all None when there is no such metric."""
+        """All values of a metric; all None when there is no such metric."""
         if metric not in self.column_of:
             return [None] * self._rows.num_rows
         values = self.get(metric)
@@ -73,9 +72,9 @@ class MetricColumns(dict[str, list[float | None] | _Scattered]):
 
 
 class LoggedMetrics(Mapping[str, float]):
-    """The numbers that one event carries, by metric; equal to a dictionary of them. What is null was not logged.
+    """The numbers of one event by metric; equal to a dictionary of them. Nulls count as not logged.
 
-    It holds on to the columns of all its neighbours: whoever keeps a few events for long copies their numbers.
+    It keeps the columns of the whole table alive. Code that keeps a few events for long should copy their numbers.
     """
 
     __slots__ = ("_columns", "_row")
@@ -85,7 +84,7 @@ class LoggedMetrics(Mapping[str, float]):
         self._row = row
 
     def get(self, metric: str, default: Any = None) -> Any:
-        """The number of a metric; the default where the event does not carry it."""
+        """The number of a metric; the default where the event lacks it."""
         try:
             value = self._columns[metric][self._row]
         except KeyError:

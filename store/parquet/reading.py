@@ -1,7 +1,7 @@
-"""The tables of sealed files, read: a path in, and what its Parquet holds out, in the types that ``tables`` names.
+"""Reads sealed Parquet files as Arrow tables, in the types that ``schemas`` defines.
 
-Whoever wrote a file last may have asked readers for other containers of the same values (large strings, dictionaries of
-text). Numbers of another type say something else, and are damage.
+The file's last writer may have requested other containers for the same values (large strings, text dictionaries); these
+are converted. Numbers of another type have another meaning, and count as damage.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from .schemas import (
     with_ids_of,
 )
 
-#: What the columns of a table may be.
+#: The allowed types of each table's columns.
 _TYPES: Final = {
     table: {field.name: [field.type] for field in fields}
     for table, fields in {
@@ -39,34 +39,35 @@ _TYPES: Final = {
 }
 _TYPES["samples"]["sample_id"].append(IDS_AS_INTEGERS)
 
-#: Those that each file of the table has.
+#: The columns that every file of the table has.
 _REQUIRED: Final = {table: frozenset(types) - {"token_losses"} for table, types in _TYPES.items()}
 
-#: The type of any other column of events: each is a metric.
+#: The type of all other columns of events: each is a metric.
 _METRIC: Final = [pa.float64()]
 
 
 def read_parquet(path: Path, wanted: Iterable[str] | None = None, *, threads: bool = True) -> pa.Table:
-    """A sealed file, or those of its columns that are wanted. The path itself says nothing of its content.
+    """Read a sealed file, or only the wanted columns. The path itself adds no columns.
 
-    Rows come in ``seq`` order where that column is read, whoever wrote the file last and in which order.
+    If ``seq`` is read, rows come in ``seq`` order, whatever order the file's last writer used.
 
     Args:
         path: The file.
-        wanted: Names of columns, those that it lacks included; all when None.
-        threads: Whether to use all cores, which takes a third more of their time.
+        wanted: Names of columns, which the file may lack; all when None.
+        threads: Whether to use all cores, which costs a third more CPU time.
 
     Raises:
-        FileNotFoundError: It was merged into another one meanwhile.
-        DamagedLog: It is not whole, or its columns are not those of the table that it is named after.
+        FileNotFoundError: The file was merged into another one meanwhile.
+        DamagedLog: The file is truncated or corrupt, or its columns do not match the table in its name.
     """
     with _opened(path) as file:
         present = set(file.schema_arrow.names)
         columns = None if wanted is None else [name for name in wanted if name in present]
         table = file.read(columns=columns, use_threads=threads)
-    # What is not read of a wide file is not looked at: that would take a sixth of the time of a look at two metrics.
+    # Columns that are not read are not checked: in a wide file, that would take a sixth of the time of reading two
+    # metrics.
     _require_columns(table.schema, present, path)
-    # Whether a column may hold nulls is a file's own affair: tables of several files have one schema.
+    # Nullability differs between files, but tables of several files need one schema.
     fields = [field.with_type(_kept(field.type)).with_nullable(True) for field in table.schema]
     table = table.cast(pa.schema(fields, table.schema.metadata))
     return _in_seq_order(table) if "seq" in table.column_names else table
@@ -84,7 +85,7 @@ def _in_seq_order(table: pa.Table) -> pa.Table:
 
 
 def read_metrics(path: Path, metrics: Collection[str]) -> pa.Table:
-    """The rows of a ``metrics`` file that belong to these metrics.
+    """Read the rows of a ``metrics`` file that belong to these metrics.
 
     Raises:
         FileNotFoundError, DamagedLog: As ``read_parquet``.
@@ -99,7 +100,7 @@ def read_metrics(path: Path, metrics: Collection[str]) -> pa.Table:
 
 
 def read_samples(path: Path, wanted: Iterable[str] | None = None) -> pa.Table:
-    """The rows of a ``samples`` file, or those of its columns that are wanted.
+    """Read a ``samples`` file, or only the wanted columns.
 
     Raises:
         FileNotFoundError, DamagedLog: As ``read_parquet``.
@@ -108,7 +109,7 @@ def read_samples(path: Path, wanted: Iterable[str] | None = None) -> pa.Table:
 
 
 def read_schema(path: Path) -> pa.Schema:
-    """The columns of a sealed file.
+    """Read the columns of a sealed file.
 
     Raises:
         FileNotFoundError, DamagedLog: As ``read_parquet``.
@@ -120,7 +121,7 @@ def read_schema(path: Path) -> pa.Schema:
 
 
 def row_groups_of(path: Path) -> Iterator[pa.Table]:
-    """A sealed file piece by piece, as it stands there and as ``write_tables`` takes it.
+    """Yield a sealed file by row groups, in stored order and in the types that ``write_tables`` takes.
 
     Raises:
         FileNotFoundError, DamagedLog: As ``read_parquet``.
@@ -132,7 +133,7 @@ def row_groups_of(path: Path) -> Iterator[pa.Table]:
 
 
 def _as_written(table: pa.Table, schema: pa.Schema) -> pa.Table:
-    """The rows with the types of this schema; text that is coded stays so."""
+    """Return the rows in the types of this schema; dictionary-encoded text stays so."""
     for place, field in enumerate(schema):
         column = table.column(place)
         if column.type != (CODE if is_coded(field) else field.type):
@@ -148,18 +149,18 @@ def _opened(path: Path, **options: Any) -> Iterator[pq.ParquetFile]:
             yield file
     except FileNotFoundError:
         raise
-    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:  # The last of a name that was damaged.
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:  # UnicodeDecodeError: a damaged name.
         raise DamagedLog(f"this is no whole Parquet file ({error})", where=str(path)) from None
 
 
 def _require_columns(columns: pa.Schema, present: Collection[str], path: Path) -> None:
-    """Refuse columns that are not those of the table that a file is named after.
+    """Raise DamagedLog if columns do not match the table in a file's name.
 
-    Numbers of another type may have the same bits, which is all that a digest is of, and say something else.
+    Numbers of another type may have the same bits, which is all that a digest covers, but another meaning.
 
     Args:
         columns: Some of its columns.
-        present: The names of all of them.
+        present: The names of all its columns.
         path: The file.
     """
     table = path.name.partition("-")[0]
@@ -174,7 +175,7 @@ def _require_columns(columns: pa.Schema, present: Collection[str], path: Path) -
 
 
 def _kept(type_: pa.DataType) -> pa.DataType:
-    """The type of the same values here, whatever container the file's last writer asked readers for."""
+    """Return the canonical type of the same values, whatever container the file's last writer requested."""
     if pa.types.is_dictionary(type_):
         return _kept(type_.value_type)
     if pa.types.is_large_string(type_) or pa.types.is_string_view(type_):
@@ -185,10 +186,10 @@ def _kept(type_: pa.DataType) -> pa.DataType:
 
 
 def _may_hold(row_group: pq.RowGroupMetaData, metrics: Collection[str]) -> bool:
-    """Whether a row group can hold rows of one of these metrics, as far as its statistics say."""
+    """Whether a row group may hold rows of one of these metrics, according to its statistics."""
     column = next(i for i in range(row_group.num_columns) if row_group.column(i).path_in_schema == "metric")
     statistics = row_group.column(column).statistics
     if statistics is None or not statistics.has_min_max:
         return True
-    # Parquet orders text by its UTF-8 bytes, which is Python's order by code points.
+    # Parquet orders text by UTF-8 bytes, which equals Python's order by code points.
     return any(statistics.min <= metric <= statistics.max for metric in metrics)

@@ -1,7 +1,7 @@
-"""The rows of a table of events as events, all of them at once or each when somebody asks for it.
+"""Presents the rows of an events table as events, all at once or each on access.
 
-Tables flow in, as Parquet files hold them; events flow out, and plain lists of single columns for readers that look at
-most events by kind and step alone.
+Takes tables as Parquet files hold them. Also returns single columns as plain lists, for readers that check most events
+by kind and step only.
 """
 
 from __future__ import annotations
@@ -23,35 +23,36 @@ from ..events import ENVELOPE, Event
 from ..garbage import collection_paused
 from .lazy_metrics import LoggedMetrics, MetricColumns
 
-#: Rows that become events in one go.
+#: Rows converted to events at a time.
 _AT_ONCE: Final = 16_384
 
-#: What most events have: nothing. They share it, as events do that are made without attributes.
+#: The attributes of most events: none. All such events share one object, as events do that are created without
+#: attributes.
 _NO_ATTRS: Final[dict[str, Any]] = {}
 
 
 def events_of(table: pa.Table, metric_of: Mapping[str, str]) -> Iterator[Event]:
-    """The rows of an events table as events.
+    """Yield the rows of an events table as events.
 
     Args:
         table: The rows.
-        metric_of: Metric of each column, where it is not the column's own name.
+        metric_of: The metric of each column whose name differs from its metric's.
 
     Raises:
-        DamagedLog: A column is missing, or attributes cannot be read.
+        DamagedLog: A column is missing, or attributes cannot be parsed.
     """
     yield from EventRows(table, metric_of)
 
 
 class EventRows(Sequence[Event]):
-    """The events of a table, each made when it is asked for.
+    """The events of a table, each built on access.
 
     Args:
         table: The rows.
-        metric_of: Metric of each column, where it is not the column's own name.
+        metric_of: The metric of each column whose name differs from its metric's.
 
     Raises:
-        DamagedLog: A column is missing; on access, attributes cannot be read.
+        DamagedLog: A column is missing; on access, attributes cannot be parsed.
     """
 
     def __init__(self, table: pa.Table, metric_of: Mapping[str, str]) -> None:
@@ -94,11 +95,11 @@ class EventRows(Sequence[Event]):
         envelope = [column[within] for column in self._envelope]
         with collection_paused():
             metrics = map(LoggedMetrics, repeat(self._metrics), rows)
-            # As Event._make does it, which is a function of Python's own and takes a fifth longer.
+            # As Event._make does, but that is a Python function and takes a fifth longer.
             return list(map(partial(tuple.__new__, Event), zip(*envelope, metrics, attrs, repeat(None), strict=False)))
 
     def column(self, name: str) -> list[Any]:
-        """One column of the envelope, an entry for each event."""
+        """One envelope column, an entry for each event."""
         values = self._lists.get(name)
         if values is None:
             column = self._table[name]
@@ -111,7 +112,7 @@ class EventRows(Sequence[Event]):
 
     @cached_property
     def rows_with_attrs(self) -> list[int]:
-        """The events that have attributes, by their index."""
+        """The indices of events with attributes."""
         column = self._table["attrs"]
         if column.null_count == len(column):
             return []
@@ -129,12 +130,12 @@ class EventRows(Sequence[Event]):
 
     @cached_property
     def _cells(self) -> list[Callable[[int], Any]]:
-        """Of each column of the envelope what gives single entries of it, without a list of all of them."""
+        """For each envelope column, a function that returns single entries without building a list of all."""
         return [_cells_of(self._table[name], self._lists.get(name)) for name in ENVELOPE]
 
     @cached_property
     def _text_of(self) -> dict[int, str]:
-        """The attributes of the events that have any, by their index."""
+        """The attribute text of each event that has any, by index."""
         rows = self.rows_with_attrs
         return dict(zip(rows, self._table["attrs"].take(pa.array(rows, pa.int64())).to_pylist(), strict=True))
 
@@ -153,10 +154,10 @@ class EventRows(Sequence[Event]):
 
 
 class EventList(list[Event]):
-    """Events in memory, with the columns that ``EventRows`` has."""
+    """Events in memory, with the same column access as ``EventRows``."""
 
     def column(self, name: str) -> list[Any]:
-        """One column of the envelope, an entry for each event."""
+        """One envelope column, an entry for each event."""
         return list(map(attrgetter(name), self))
 
     def values(self, metric: str) -> list[float | None]:
@@ -165,7 +166,7 @@ class EventList(list[Event]):
 
     @property
     def rows_with_attrs(self) -> list[int]:
-        """The events that have attributes, by their index."""
+        """The indices of events with attributes."""
         return [index for index, event in enumerate(self) if event.attrs]
 
     def of_kinds(self, kinds: Iterable[str], *, others: bool = False) -> EventList:
@@ -175,12 +176,12 @@ class EventList(list[Event]):
 
 
 def with_columns(events: Sequence[Event]) -> EventRows | EventList:
-    """The events by columns: the rows of a table as they are, any others as a list."""
+    """Return the events with column access: table rows unchanged, any others as an ``EventList``."""
     return events if isinstance(events, EventRows | EventList) else EventList(events)
 
 
 def _cells_of(column: pa.ChunkedArray, entries: list[Any] | None) -> Callable[[int], Any]:
-    """What gives single entries of a column, of which there may be a list already."""
+    """Return a function that gives single entries of a column, using its list ``entries`` if there is one."""
     if column.null_count == len(column):
         return lambda _: None
     if entries is None and column.null_count:
@@ -192,7 +193,7 @@ def _cells_of(column: pa.ChunkedArray, entries: list[Any] | None) -> Callable[[i
 
 
 def _texts_of(column: pa.ChunkedArray) -> list[str]:
-    """A column of few different texts, as the very objects that code spells out: look-ups find them by identity."""
+    """Return a column of few distinct texts as interned strings: lookups with literals match by identity."""
     if column.null_count:
         raise DamagedLog("an event without a kind")
     coded = column.combine_chunks().dictionary_encode()

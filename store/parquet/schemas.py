@@ -1,4 +1,4 @@
-"""The tables that Parquet files hold: their columns, and how they are written and read."""
+"""Defines the schemas of the Parquet tables, and writes tables with the store's encodings and row groups."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ SAMPLE_FIELDS: Final = (
     pa.field("tokens", pa.int32()),
     pa.field("token_losses", pa.list_(pa.field("element", pa.float32()))),
 )
-#: Sample losses as everybody sees them.
+#: The schema of sample losses as readers see them.
 SAMPLES_SCHEMA: Final = pa.schema(SAMPLE_FIELDS)
 
-#: Ids of samples in a file where none is text: written in a third of the time that the same takes as text.
+#: Type of sample ids in a file where none is text: writing takes a third of the time that text takes.
 IDS_AS_INTEGERS: Final = pa.int64()
 
 METRICS_SCHEMA: Final = pa.schema(
@@ -53,39 +53,39 @@ METRICS_SCHEMA: Final = pa.schema(
     ]
 )
 
-#: Text columns of few different values. They are written from dictionaries, which spares hashing each row.
+#: Text columns with few distinct values. They are written from dictionaries, which avoids hashing each row.
 CODED: Final = frozenset(("run_id", "kind", "metric"))
 
-#: The type of their columns then.
+#: The type of such a column in memory.
 CODE: Final = pa.dictionary(pa.int32(), pa.string())
 
-#: Integers that hardly change from row to row. Plain, because zstd folds them as small as delta encoding does, in half
-#: the time.
+#: Integers that hardly change from row to row. Encoded PLAIN, because zstd compresses them as well as delta encoding
+#: does, in half the time.
 REPEATING: Final = frozenset(("attempt", "rank", "micro_step", "value_lag", "position"))
 
-#: Integers of which delta encoding leaves nothing that zstd could make smaller, which takes half of their time.
+#: Integers that zstd cannot shrink after delta encoding; skipping zstd halves their time.
 DENSE: Final = frozenset(("time_ns", "elapsed_ns", "sample_id"))
 
-#: Columns by which a reader may pass over row groups. What is the same in a whole file, or hardly asked for, would cost
-#: a twentieth of all writing.
+#: Columns whose statistics let readers skip row groups. Statistics for columns that are constant in a file, or rarely
+#: filtered by, would add a twentieth to all writing.
 WITH_STATISTICS: Final = ("seq", "step", "time_ns", "metric")
 
-#: Columns of which every row has a value.
+#: Columns without nulls.
 EVENT_ALWAYS: Final = frozenset(field.name for field in EVENT_FIELDS) - {"epoch"}
 SAMPLES_ALWAYS: Final = frozenset(SAMPLES_SCHEMA.names) - {"sample_id", "tokens", "token_losses"}
 METRICS_ALWAYS: Final = frozenset(METRICS_SCHEMA.names)
 
-#: A row group holds about this many cells: 30 MB in memory, all of a segment of a dozen metrics. To begin one
-#: takes 0.1 ms a column (a compressor of its own), which at a million cells is a tenth of all sealing.
+#: Approximate cells per row group: 30 MB in memory, a whole segment of a dozen metrics. Starting a row group takes 0.1
+#: ms per column (a compressor of its own); with a million cells each, that is a tenth of all sealing.
 CELLS_PER_ROW_GROUP: Final = 4_000_000
 
-#: It ends earlier where text or token losses make it larger than numbers would. It is held in memory while it is
-#: gathered and while it is read, and a page of it, which may hold 1,024 rows whatever their size, has to stay below
+#: Limit on a row group's bytes, for text and token losses, which are larger than numbers. A row group is held in memory
+#: while it is collected and while it is read. Each of its pages, which may hold 1,024 rows of any size, must stay below
 #: 2 GiB.
 BYTES_PER_ROW_GROUP: Final = 64 * 1024 * 1024
 
-#: A page holds a megabyte: 131,072 floats. pyarrow would end it after 20,000 rows, which costs a fifth of all writing
-#: and a tenth of the space.
+#: Raised so that a page holds a megabyte: 131,072 floats. pyarrow's default of 20,000 rows adds a fifth to all writing
+#: and a tenth to the space.
 ROWS_PER_PAGE: Final = CELLS_PER_ROW_GROUP
 
 #: Key of the metric-to-column mapping in a Parquet file's metadata.
@@ -93,21 +93,21 @@ COLUMNS_KEY: Final = b"steptape.columns"
 
 
 def events_schema(columns: Columns) -> pa.Schema:
-    """Envelope, one float64 column a metric, attrs."""
+    """Return the schema of events: envelope, one float64 column per metric, attrs."""
     metrics = [pa.field(column, pa.float64()) for column in columns.by_metric.values()]
     mapping = json.dumps(columns.by_metric, ensure_ascii=False).encode()
     return pa.schema([*EVENT_FIELDS, *metrics, ATTRS_FIELD], metadata={COLUMNS_KEY: mapping})
 
 
 def samples_schema(*, has_integer_ids: bool, has_token_losses: bool) -> pa.Schema:
-    """Sample losses as a file holds them."""
+    """Return the schema of sample losses in a file."""
     place = SAMPLES_SCHEMA.get_field_index("sample_id")
     schema = SAMPLES_SCHEMA.set(place, pa.field("sample_id", IDS_AS_INTEGERS)) if has_integer_ids else SAMPLES_SCHEMA
     return schema if has_token_losses else schema.remove(schema.get_field_index("token_losses"))
 
 
 def joint_samples_schema(schemas: Collection[pa.Schema]) -> pa.Schema:
-    """What a file holds that is made of files with these schemas."""
+    """Return the schema of a file merged from files with these schemas."""
     return samples_schema(
         has_integer_ids=all(schema.field("sample_id").type == IDS_AS_INTEGERS for schema in schemas),
         has_token_losses=any("token_losses" in schema.names for schema in schemas),
@@ -115,36 +115,36 @@ def joint_samples_schema(schemas: Collection[pa.Schema]) -> pa.Schema:
 
 
 def with_ids_of(samples: pa.Table, schema: pa.Schema) -> pa.Table:
-    """The sample losses with ids as this schema has them: integers or text."""
+    """Return the sample losses with ids in this schema's type: integers or text."""
     place = samples.schema.get_field_index("sample_id")
     return samples.set_column(place, "sample_id", samples["sample_id"].cast(schema.field("sample_id").type))
 
 
 def coded(schema: pa.Schema) -> pa.Schema:
-    """The schema with dictionaries for the columns that are written from them."""
+    """Return the schema with dictionary types for the columns that are written from dictionaries."""
     fields = [field.with_type(CODE) if is_coded(field) else field for field in schema]
     return pa.schema(fields, metadata=schema.metadata)
 
 
 def is_coded(field: pa.Field) -> bool:
-    """Whether the column is one of ``CODED``, and no metric of that name."""
+    """Whether the column is one of ``CODED``, and not a metric of that name."""
     return field.name in CODED and not pa.types.is_floating(field.type)
 
 
 def write_tables(
     tables: Iterable[pa.Table], schema: pa.Schema, file: BinaryIO, *, always: Collection[str] = frozenset()
 ) -> None:
-    """Write Parquet as the store keeps it: zstd for most columns, byte-stream-split floats, delta integers, checksums.
+    """Write Parquet with the store's encodings: zstd for most columns, byte-stream-split floats, delta integers.
 
-    Floats carry no statistics: those of Parquet pass over NaN, and a reader that trusts them skips the NaN rows of
-    ``loss > 5``, which are true in SQL.
+    Pages carry checksums. Floats carry no statistics: Parquet's minimum and maximum ignore NaN, so a reader that trusts
+    them would skip the NaN rows of ``loss > 5``, which are true in SQL.
 
     Args:
-        tables: The rows, part by part. What of the schema a part does not have is null.
+        tables: The rows, part by part. Columns that a part lacks are null.
         schema: The columns.
-        file: Where to; it holds a whole Parquet file afterwards, even if there are no rows.
-        always: Columns of the schema of which every row has a value. The file says so of them, which spares a quarter
-            of the time that their values take: no bookkeeping of nulls.
+        file: The output; a whole Parquet file afterwards, even without rows.
+        always: Columns of the schema without nulls. They are marked as such in the file, which saves a quarter of the
+            time that their values take: no null bookkeeping.
     """
     floats = {field.name for field in schema if pa.types.is_floating(field.type)}
     encodings = dict.fromkeys(floats, "BYTE_STREAM_SPLIT")
@@ -156,14 +156,14 @@ def write_tables(
         encodings["token_losses.list.element"] = "BYTE_STREAM_SPLIT"
     coded_schema = coded(schema)
     schema = pa.schema([f.with_nullable(f.name not in always) for f in coded_schema], coded_schema.metadata)
-    columns = {*schema.names, *encodings}  # Of lists, the elements have an encoding.
+    columns = {*schema.names, *encodings}  # For lists, the elements have the encoding.
     with pq.ParquetWriter(
         file,
         schema,
         compression={name: "none" if name in integers & DENSE else "zstd" for name in columns},
         use_dictionary=[field.name for field in schema if is_coded(field)],
         column_encoding=encodings,
-        store_schema=False,  # It would say that text is a dictionary; the columns themselves say all that counts.
+        store_schema=False,  # It would declare text as a dictionary; the columns alone suffice.
         write_page_checksum=True,
         max_rows_per_page=ROWS_PER_PAGE,
         write_statistics=[name for name in WITH_STATISTICS if name in schema.names],
@@ -174,7 +174,7 @@ def write_tables(
 
 
 def _row_groups(tables: Iterable[pa.Table], schema: pa.Schema, rows: int) -> Iterator[pa.Table]:
-    """The tables, cut and joined to so many rows each, or fewer where these are many bytes."""
+    """Cut and join the tables to ``rows`` rows each, or fewer where they exceed the byte limit."""
     waiting: list[pa.Table] = []
     count = size = 0
     for table in tables:
@@ -183,7 +183,8 @@ def _row_groups(tables: Iterable[pa.Table], schema: pa.Schema, rows: int) -> Ite
         size += table.nbytes
         if count and (count >= rows or size >= BYTES_PER_ROW_GROUP):
             joined = pa.concat_tables(waiting)
-            # Below the limit of bytes this is more than there are; above it, one at least and at most all.
+            # Below the byte limit, the second term exceeds the row count; above it, it is at least one and at most all
+            # rows.
             some = min(rows, max(1, count * BYTES_PER_ROW_GROUP // size))
             whole = count - count % some
             for start in range(0, whole, some):
@@ -195,7 +196,7 @@ def _row_groups(tables: Iterable[pa.Table], schema: pa.Schema, rows: int) -> Ite
 
 
 def _conformed(table: pa.Table, schema: pa.Schema) -> pa.Table:
-    """The table with the columns of the schema, null where it has none."""
+    """Return the table with the columns of the schema; missing ones are null."""
     if table.schema.names == schema.names and table.schema.types == schema.types:
         return pa.Table.from_arrays(table.columns, schema=schema)
     present = set(table.column_names)

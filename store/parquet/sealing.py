@@ -1,17 +1,17 @@
-"""Sealing: finished journal segments in, Parquet out, and of a finished run one file per table, attempt and rank.
+"""Seals finished journal segments into Parquet, and merges the files of finished streams into one per table.
 
-Runs in a process of its own beside a live run (``python -m steptape.store.parquet.sealing RUN_FOLDER``): in a thread
-it would stall the training loop for milliseconds. Each step leaves a folder that reads the same:
+Runs in a separate process during a live run (``python -m steptape.store.parquet.sealing RUN_FOLDER``): a thread would
+stall the training loop for milliseconds. Each step leaves a folder that reads the same:
 
-1. the samples of a segment, its metrics beyond the columns, and then its events are written aside, made durable, and
-   renamed once all checksums of the segment have been looked at;
-2. only then the segment is deleted (until then readers pass over its sealed events);
-3. the files of a finished (attempt, rank) are merged into one, and only then deleted (until then readers pass over
-   files whose range another file holds);
-4. of what is finished a digest is kept.
+1. The sealer writes a segment's samples, its metrics beyond the columns, and then its events to temporary files. It
+   makes them durable, and renames them once all checksums of the segment are verified.
+2. Only then it deletes the segment; until then readers skip its sealed events.
+3. It merges the files of a finished (attempt, rank) into one, and only then deletes them; until then readers skip files
+   whose range another file covers.
+4. It stores a digest of everything finished.
 
-A second thread makes one half of most tables, and looks at checksums and takes digests while the first one writes: most
-of what either does goes on without the interpreter.
+A second thread builds half of most tables. It also verifies checksums and computes digests while the first thread
+writes. Most of this work releases the GIL.
 """
 
 from __future__ import annotations
@@ -56,35 +56,35 @@ from .schemas import (
     write_tables,
 )
 
-#: The first format whose files may hold ids of samples as integers, or no column of token losses.
+#: The first run format that allows integer sample ids, and ``samples`` files without the column of token losses.
 SAMPLES_AS_THEY_COME: Final = 3
 
-#: What is freed below this size is kept for the next allocation (the most that glibc can be told).
+#: Freed blocks below this size are kept for the next allocation (the largest threshold that glibc accepts).
 KEPT_BYTES: Final = 31 * 1024 * 1024
 
-#: A file that a sealer writes aside; the recorder's own, of ``run.json``, is none.
+#: A sealer's temporary file; the recorder's own, for ``run.json``, does not match.
 _LEFTOVER: Final = re.compile(rf"\..*\.parquet\.tmp|\.({re.escape(COLUMNS_JSON)}|{re.escape(DIGESTS_JSON)})\..*\.tmp")
 
-#: A stream that goes on has at most so many files a table before some of them are merged.
+#: Files per table that a growing stream may have before some are merged.
 FILES_OF_A_GROWING_STREAM: Final = 3
 
 
 def seal(folder: Path, *, other_hosts: bool = False) -> int:
-    """Turn every journal segment that nobody writes any more into Parquet, and compact what is finished.
+    """Convert every journal segment without a live writer into Parquet, and merge the files of finished streams.
 
     Idempotent, and safe to run from several processes at once: they take turns.
 
     Args:
         folder: A run's folder.
-        other_hosts: Seal what another machine wrote, too. Whether its writer lives cannot be told from here: whoever
-            says so knows that it does not.
+        other_hosts: Also seal segments written on another machine. This machine cannot detect whether their writer
+            lives, so the caller must know that it does not.
 
     Returns:
-        Events that became Parquet.
+        The number of events sealed.
 
     Raises:
-        NotARun: The folder is none.
-        DamagedLog: A segment is no journal; it stays as it is.
+        NotARun: The folder is not a run.
+        DamagedLog: A segment is not a journal; it is left unchanged.
     """
     info = read_run_info(folder)
     _keep_freed_memory()
@@ -98,11 +98,11 @@ def seal(folder: Path, *, other_hosts: bool = False) -> int:
 
 
 def foreign_journals(folder: Path) -> list[Path]:
-    """The segments that another machine wrote: only ``other_hosts`` seals them.
+    """Return the segments that another machine wrote: only ``other_hosts`` seals them.
 
     Raises:
-        NotARun: The folder is none.
-        DamagedLog: A segment is no journal.
+        NotARun: The folder is not a run.
+        DamagedLog: A segment is not a journal.
     """
     journals = (journal.path for journal in list_files(folder).journals if not is_being_written(journal.path))
     return [path for path in journals if not is_of_this_machine(read_segment(path).header.get("writer") or {})]
@@ -110,7 +110,7 @@ def foreign_journals(folder: Path) -> list[Path]:
 
 @contextmanager
 def _turn(folder: Path) -> Iterator[None]:
-    """Hold the lock that one sealer of a run has at a time; it ends with the process."""
+    """Hold the lock that admits one sealer of a run at a time; it is released when the process ends."""
     fd = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX)
@@ -121,9 +121,9 @@ def _turn(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def _no_leftovers(folder: Path) -> Iterator[None]:
-    """Delete what a sealer that died left half-written, and what this one leaves when it fails.
+    """Delete temporary files of a sealer that died, and this sealer's own when it fails.
 
-    Where the disk is full, the training that goes on has that room then.
+    On a full disk, this frees the space for the training that continues.
     """
     _remove_leftovers(folder)
     try:
@@ -134,27 +134,27 @@ def _no_leftovers(folder: Path) -> Iterator[None]:
 
 
 def _keep_freed_memory() -> None:
-    """Have the C library keep what is freed while tables are built.
+    """Make the C library keep freed memory while tables are built.
 
-    It returns each column to the kernel otherwise, and a fresh page of 4 KiB costs 2 us on a virtual machine, more than
-    all that is done with its content. glibc keeps blocks of a size once one of that size has been freed; other
-    libraries take no notice. Memory that nobody touches costs nothing.
+    Otherwise it returns each column to the kernel. A fresh page of 4 KiB costs 2 us on a virtual machine, more than all
+    work on its content. glibc keeps blocks of a size once one of that size has been freed; other libraries ignore it.
+    Untouched memory costs nothing.
     """
     np.empty(KEPT_BYTES, np.uint8)
 
 
 class _NotSound(Exception):
-    """A record has another checksum than it should."""
+    """A record's checksum is wrong."""
 
 
 class _Sealer:
-    """What one turn does with the files of a run.
+    """Seals and merges the files of one run, during one turn.
 
     Args:
         folder: The run's folder.
         info: The run.
-        other_hosts: Whether what another machine wrote is sealed, too.
-        thread: Makes one half of most tables; looks at checksums and takes digests while tables are written.
+        other_hosts: Whether to seal segments written on another machine, too.
+        thread: Builds half of most tables; verifies checksums and computes digests while tables are written.
     """
 
     def __init__(self, folder: Path, info: RunInfo, other_hosts: bool, thread: ThreadPoolExecutor) -> None:
@@ -166,15 +166,15 @@ class _Sealer:
         self._digests: dict[Path, Alongside] = {}
 
     def digests(self) -> dict[Path, dict[str, ColumnDigest]]:
-        """Digests of the columns of files that hold all that there will be of a table, by path."""
+        """Column digests of the files that hold a whole finished table, by path."""
         taken = {path: digests.finish() for path, digests in self._digests.items()}
         return {path: digests for path, digests in taken.items() if digests is not None}
 
     def seal_stream(self, journals: Sequence[JournalFile]) -> int:
-        """Seal the segments of one (attempt, rank) from the first on, up to one that is being written or may be.
+        """Seal the segments of one (attempt, rank) in order, up to the first that has or may have a live writer.
 
-        In order, because readers pass over all records below the last sealed ``seq``. Each under a lock, because a
-        segment that is this moment being created looks like a dead writer's.
+        In order, because readers skip all records below the last sealed ``seq``. Each under a lock, because a segment
+        that is just being created looks like a dead writer's.
         """
         sealed = 0
         for journal in journals:
@@ -183,29 +183,30 @@ class _Sealer:
                     break
                 digests = dict(self._digests)
                 try:
-                    # Checksums are looked at beside the writing, which takes longer and waits for them in the end.
+                    # Checksums are verified during the writing, which takes longer and waits for them in the end.
                     segment = read_segment(journal.path, checks=False)
                     if not (self._other_hosts or is_of_this_machine(segment.header.get("writer") or {})):
                         break
                     sealed += self._seal_segment(journal, segment, is_all=len(journals) == 1)
                 except Exception:
-                    # What comes of records that are not sound may fail in any way. What is sound fails again.
-                    # By the thread, so that nothing of the first try goes on.
+                    # Damaged records may fail in any way; failures of sound records fail again. The thread deletes the
+                    # leftovers, so that nothing of the first try is still running.
                     self._thread.submit(_remove_leftovers, self._folder).result()
                     self._digests = digests
                     sealed += self._seal_segment(journal, read_segment(journal.path), is_all=len(journals) == 1)
         return sealed
 
     def _seal_segment(self, journal: JournalFile, segment: Segment, *, is_all: bool) -> int:
-        """Turn a segment into tables and delete it.
+        """Convert a segment to tables and delete it.
 
         Args:
-            journal: Where the segment lies.
-            segment: What it holds.
-            is_all: Whether it is the only one of its attempt and rank.
+            journal: The segment's file.
+            segment: Its content.
+            is_all: Whether it is the only segment of its attempt and rank.
 
         Raises:
-            _NotSound: It was read without a look at its checksums, and one is wrong. Nothing has happened then.
+            _NotSound: The segment was read without verifying checksums, and one is wrong. Nothing has been changed
+                then.
         """
         sealed_until = list_files(self._folder).sealed_until("events", journal.attempt, journal.rank)
         fresh = segment.from_seq(sealed_until)
@@ -228,13 +229,13 @@ class _Sealer:
     def _publish_segment(
         self, journal: JournalFile, segment: Segment, columns: Columns, make_ready: Callable[[], None], *, is_all: bool
     ) -> None:
-        """The tables of a segment, that of the events last: until it is there, all of its events count as unsealed.
+        """Write the tables of a segment, events last: until that file exists, all of the events count as unsealed.
 
         Args:
-            journal: Where the segment lay.
-            segment: What of it is not sealed.
-            columns: The columns of its metrics and of those before.
-            make_ready: What has to be over before any table is there.
+            journal: The segment's file.
+            segment: Its unsealed part.
+            columns: The columns of its metrics and of all earlier ones.
+            make_ready: Must finish before any table is published.
             is_all: Whether these are all events of an attempt and rank.
         """
         wide, long = columns.wide(), columns.long()
@@ -245,7 +246,7 @@ class _Sealer:
         def publish_table(table: str, schema: pa.Schema, always: Collection[str], tables: Iterator[pa.Table]) -> None:
             path = self._folder / sealed_name(table, journal.attempt, journal.rank, first, last)
             tables = itertools.chain([next(tables)], tables)
-            # Only now, because the thread would see to this before its half of the first table.
+            # Only now, because the thread would otherwise do this before its half of the first table.
             readiness()
             aside = _written_aside(self._watched(table, tables, path) if is_all else tables, schema, always, path)
             readiness().result()
@@ -256,7 +257,7 @@ class _Sealer:
             tables = self._made_by_both(partial(samples_table, self._run_id, schema=schema), pieces)
             publish_table("samples", schema, SAMPLES_ALWAYS, tables)
         if not set(long).isdisjoint(segment.metric_names()):
-            # In one piece, because a reader of one metric passes over the others.
+            # Each piece whole, because a reader of one metric skips the others.
             tables = (metrics_table(self._run_id, piece, long) for piece in pieces)
             publish_table("metrics", METRICS_SCHEMA, METRICS_ALWAYS, tables)
         common = (wide.by_metric[metric] for metric in segment.common_metrics() if metric in wide.by_metric)
@@ -264,16 +265,17 @@ class _Sealer:
         publish_table("events", events_schema(wide), EVENT_ALWAYS.union(common), tables)
 
     def _made_by_both(self, make: Callable[[Segment], pa.Table], pieces: Iterable[Segment]) -> Iterator[pa.Table]:
-        """The tables of pieces of a segment, one half of each made by the thread."""
+        """Yield the tables of a segment's pieces; the thread builds half of each."""
         for piece in pieces:
             middle = len(piece) // 2
             other = self._thread.submit(make, piece.only(slice(middle, None)))
             yield pa.concat_tables([make(piece.only(slice(middle))), other.result()])
 
     def compact(self) -> None:
-        """Merge the files of each (attempt, rank): all of one that has no journal left, some of one that goes on.
+        """Merge files: all of each (attempt, rank) without a journal, some of each that is growing.
 
-        Each table in itself, and what was merged is deleted before the next: a folder never holds many files.
+        Merges one table at a time and deletes the merged files before the next, so that a folder never holds many
+        files.
         """
         listing = list_files(self._folder)
         remove_files(file.path for file in listing.superseded)
@@ -288,7 +290,7 @@ class _Sealer:
                 remove_files(file.path for file in files)
 
     def _merge(self, table: str, files: Sequence[SealedFile], *, is_all: bool) -> None:
-        """One file of several, row group by row group: memory does not grow with the run."""
+        """Merge several files into one, row group by row group: memory does not grow with the run."""
         first, last = files[0], files[-1]
         path = self._folder / sealed_name(table, first.attempt, first.rank, first.first, last.last)
         own = [read_schema(file.path) for file in files]
@@ -306,16 +308,16 @@ class _Sealer:
         publish(_written_aside(self._watched(table, groups, path) if is_all else groups, schema, always, path), path)
 
     def _watched(self, table: str, pieces: Iterable[pa.Table], path: Path) -> Iterator[pa.Table]:
-        """The pieces of a table as they are, of which digests are taken while they are written."""
+        """Yield the pieces of a table unchanged, and compute their digests while they are written."""
         self._digests[path] = Alongside(table, self._thread)
         return self._digests[path].watch(pieces)
 
 
 def _make_ready(segment: Segment, keep_columns: Callable[[], None] | None = None) -> None:
-    """See to what has to precede the tables of a segment: that it is sound, and that its columns are on the disk.
+    """Verify a segment's checksums, then write its columns to disk. Both must precede the segment's tables.
 
     Raises:
-        _NotSound: It is not.
+        _NotSound: A checksum is wrong.
     """
     if not is_sound(segment):
         raise _NotSound
@@ -324,10 +326,10 @@ def _make_ready(segment: Segment, keep_columns: Callable[[], None] | None = None
 
 
 def _first_to_merge(sizes: Sequence[int]) -> int:
-    """From which file on those of a stream that goes on are merged; none when there are few.
+    """Return the index of the first file of a growing stream to merge; no file is merged while there are few.
 
-    A file stays as long as it is twice as large as all newer ones together. So there are never more than
-    ``FILES_OF_A_GROWING_STREAM`` files and one for each tripling, and each event is rewritten about as often.
+    A file is kept while it is at least twice as large as all newer ones together. So there are at most
+    ``FILES_OF_A_GROWING_STREAM`` files plus one per tripling, and each event is rewritten about that often.
 
     >>> _first_to_merge([900, 10, 10, 10]), _first_to_merge([900, 90, 10])
     (1, 3)
@@ -343,7 +345,7 @@ def _first_to_merge(sizes: Sequence[int]) -> int:
 
 
 def _written_aside(tables: Iterable[pa.Table], schema: pa.Schema, always: Collection[str], path: Path) -> Path:
-    """Where these tables are durable now, to be renamed to ``path``."""
+    """Write the tables durably to a temporary file and return its path, ready to be renamed to ``path``."""
     aside = path.with_name(f".{path.name}.tmp")
     with durable_file(aside) as file:
         write_tables(tables, schema, file, always=always)
@@ -351,12 +353,12 @@ def _written_aside(tables: Iterable[pa.Table], schema: pa.Schema, always: Collec
 
 
 def _remove_leftovers(folder: Path) -> None:
-    """Delete what is half-written."""
+    """Delete temporary files."""
     remove_files(path for path in folder.glob(".*.tmp") if _LEFTOVER.fullmatch(path.name))
 
 
 def main(arguments: list[str]) -> int:
-    """Seal the run folders named; the exit status is 1 when one could not be."""
+    """Seal the run folders named; return exit status 1 when one could not be sealed."""
     status = 0
     for argument in arguments:
         try:

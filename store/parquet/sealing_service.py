@@ -1,8 +1,8 @@
-"""Seals run folders in a process of its own: a frame with their paths in, a frame that says whether it worked out.
+"""Serves requests to seal run folders, in its own process: takes frames with paths, answers whether sealing succeeded.
 
 A request is ``{"folders": [...], "is_quiet": false}``; with ``is_quiet``, folders that cannot be sealed are not
-reported. An answer is ``{"is_sealed": true}``. The process does all that it was asked, and ends with its input, also
-when its parent was killed.
+reported. An answer is ``{"is_sealed": true}``. The process finishes all requests and ends with its input, even if its
+parent was killed.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from ..processes.protocol import frames, write_frame
 
 def main() -> None:
     """Serve until the input ends."""
-    # Ctrl-C is sent to a terminal's whole process group; it is the training that it is meant for.
+    # A terminal sends Ctrl-C to the whole process group; it is meant for the training.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     for request in frames(sys.stdin.fileno()):
-        # Only now, because it loads pyarrow: a short run needs that at its end alone.
+        # Imported late because it loads pyarrow, which a short run needs only at its end.
         from .sealing import main as seal_all
 
         with (
@@ -28,7 +28,7 @@ def main() -> None:
             contextlib.redirect_stderr(nowhere if request.head["is_quiet"] else sys.stderr),
         ):
             status = seal_all(request.head["folders"])
-        # The parent may have died meanwhile; it is sealed all the same.
+        # The parent may have died meanwhile; the run is sealed all the same.
         with contextlib.suppress(BrokenPipeError):
             write_frame(sys.stdout.fileno(), {"is_sealed": not status})
 

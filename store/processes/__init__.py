@@ -1,1 +1,1 @@
-"""Child processes: how they start, how they talk, and how they end."""
+"""Starts child processes, exchanges messages with them, limits and ends them."""

@@ -1,4 +1,4 @@
-"""The parent's side of a child process: starts one of our modules, exchanges frames with it, and ends it."""
+"""The parent's side of a child process: starts a steptape module, exchanges frames with it, and ends it."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from .protocol import MOST_BYTES, Frame, error_from_json, is_ready, read_frame, 
 
 
 class ChildProcess(subprocess.Popen[bytes]):
-    """A process that runs a module, with a pipe for requests and one for answers.
+    """A process that runs a module, with one pipe for requests and one for answers.
 
     Args:
         module: The module's full name.
-        arguments: Of its command line.
-        environment: Its environment variables; this process's own unless given.
-        shows_errors: Whether its stderr is this process's; otherwise it goes nowhere.
+        arguments: Its command-line arguments.
+        environment: Its environment variables; by default this process's own.
+        shows_errors: Whether it shares this process's stderr; otherwise its stderr is discarded.
 
     Raises:
-        OSError: No process could be started.
+        OSError: The process could not be started.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class ChildProcess(subprocess.Popen[bytes]):
         assert self.stdin is not None
         assert self.stdout is not None
         self.requests, self.answers = self.stdin, self.stdout
-        # A child that does not read holds up nobody beyond a deadline.
+        # A child that does not read cannot block this process beyond a deadline.
         os.set_blocking(self.requests.fileno(), False)
 
     def send(self, head: Mapping[str, Any], *, until_s: float = math.inf) -> None:
@@ -48,10 +48,10 @@ class ChildProcess(subprocess.Popen[bytes]):
         write_frame(self.requests.fileno(), head, until_s=until_s)
 
     def receive(self, *, most_bytes: int = MOST_BYTES, until_s: float = math.inf) -> Frame:
-        """The next answer, as ``read_frame`` reads it.
+        """Read the next answer, as ``read_frame`` does.
 
         Raises:
-            TelemetryError: The child's answer is this error.
+            TelemetryError: The child answered with this error.
         """
         frame = read_frame(self.answers.fileno(), most_bytes=most_bytes, until_s=until_s)
         if "error" in frame.head:
@@ -59,17 +59,17 @@ class ChildProcess(subprocess.Popen[bytes]):
         return frame
 
     def has_answered(self, *, within_s: float) -> bool:
-        """Whether an answer has begun within so many seconds, or none will come any more."""
+        """Whether an answer begins, or the answer pipe closes, within ``within_s`` seconds."""
         return is_ready(self.answers.fileno(), within_s=within_s)
 
     def close_pipes(self) -> None:
-        """Close this process's ends, without a word to the child."""
+        """Close this process's ends of the pipes, without notifying the child."""
         for pipe in (self.requests, self.answers):
             with suppress(OSError):
                 pipe.close()
 
     def end(self) -> None:
-        """Kill the process, whatever it computes, and wait for its end."""
+        """Kill the process, whatever it is computing, and wait until it has ended."""
         self.kill()
         self.wait()
         self.close_pipes()

@@ -1,4 +1,4 @@
-"""Limits that a child process puts on itself: memory, files, priority, the life of its parent, and its stdout."""
+"""Limits that a child process sets on itself: memory, file writes, priority, exit with its parent, and its stdout."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import threading
 
 
 def limit_process(memory_bytes: int, *, writes_files: bool = True, niceness: int = 0) -> None:
-    """Limit what this process may take. It leaves no core file.
+    """Limit the resources of this process. It writes no core file.
 
     Args:
-        memory_bytes: Of data; what goes beyond it is a MemoryError, or ends the process.
-        writes_files: Without, no file can grow by its hand. Pipes are no files.
-        niceness: By how much it steps back behind other processes.
+        memory_bytes: Limit on its data; exceeding it raises MemoryError or ends the process.
+        writes_files: Whether it may grow files. Pipes are always allowed.
+        niceness: Increment to its nice value, which lowers its priority.
     """
     os.nice(niceness)
     resource.setrlimit(resource.RLIMIT_DATA, (memory_bytes, memory_bytes))
@@ -25,16 +25,16 @@ def limit_process(memory_bytes: int, *, writes_files: bool = True, niceness: int
 
 
 def end_with_parent() -> None:
-    """End this process, whatever it computes, as soon as its parent has ended or has closed the pipe to its stdin.
+    """End this process, whatever it is computing, as soon as its parent ends or closes the pipe to its stdin.
 
-    A thread does it. Linux could send a signal (``PR_SET_PDEATHSIG``), but already when the parent's thread ends that
-    started the child, and a server's threads come and go.
+    Uses a thread. Linux's ``PR_SET_PDEATHSIG`` signal is unsuitable: it already fires when the parent thread that
+    started the child ends, and a server's threads come and go.
     """
     threading.Thread(target=_end_at_hangup, name="end-with-parent", daemon=True).start()
 
 
 def claim_stdout() -> int:
-    """The descriptor that answers are written to. What code prints from now on goes to stderr."""
+    """Return a descriptor for writing answers, and redirect everything printed from now on to stderr."""
     sys.stdout.flush()
     answers = os.dup(1)
     os.dup2(2, 1)
@@ -43,6 +43,6 @@ def claim_stdout() -> int:
 
 def _end_at_hangup() -> None:
     hangup = select.poll()
-    hangup.register(0, 0)  # Requests that wait to be read are no event; the end of the pipe always is.
+    hangup.register(0, 0)  # Pending requests are no event; the end of the pipe always is.
     hangup.poll()
     os._exit(1)

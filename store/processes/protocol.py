@@ -1,9 +1,10 @@
-"""Sends frames and errors between a process and its children, over pipes.
+"""Sends frames and errors between a process and its children over pipes.
 
-A frame is two lengths (4 and 8 bytes, big endian), a head, which is one JSON object in ASCII, and a body of any bytes.
-A parent writes requests to its child's stdin and reads answers from its stdout. The end of its input ends a child.
+A frame is two lengths (4 and 8 bytes, big-endian), a head (one JSON object in ASCII), and a body of arbitrary bytes. A
+parent writes requests to its child's stdin and reads answers from its stdout. A child ends when its stdin does.
 
-A child waits with this module alone, through a whole training: it loads neither ``subprocess`` nor pyarrow.
+A child may wait through a whole training with only this module loaded, so it imports neither ``subprocess`` nor
+pyarrow.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from typing import Any, Final, NamedTuple
 
 from ..errors import TelemetryError
 
-#: The longest frame that is read, unless the reader says otherwise.
+#: Default limit on the size of a frame that is read.
 MOST_BYTES: Final = 256 << 20
 
 _LENGTHS: Final = struct.Struct(">IQ")
@@ -28,23 +29,23 @@ _PIECE_BYTES: Final = 1 << 20
 
 
 class Frame(NamedTuple):
-    """One message: a JSON object, and bytes that belong to it."""
+    """One message: a JSON object and the bytes that belong to it."""
 
     head: dict[str, Any]
     body: bytes
 
 
 class BrokenFrame(ValueError):
-    """A frame that is longer than it may be, or bytes that are no frame."""
+    """The frame exceeds its limit, or the bytes are not a frame."""
 
 
 def write_frame(fd: int, head: Mapping[str, Any], body: bytes = b"", *, until_s: float = math.inf) -> None:
     """Write one frame.
 
     Args:
-        fd: A descriptor. Only one that does not block keeps to the deadline.
-        head: What JSON can hold.
-        body: Any bytes.
+        fd: A descriptor. The deadline only applies to a non-blocking one.
+        head: A mapping that JSON can hold.
+        body: Arbitrary bytes.
         until_s: Deadline, on the monotonic clock.
 
     Raises:
@@ -66,13 +67,13 @@ def read_frame(fd: int, *, most_bytes: int = MOST_BYTES, until_s: float = math.i
 
     Args:
         fd: A descriptor.
-        most_bytes: How long head and body may be together.
+        most_bytes: Limit on head and body together.
         until_s: Deadline, on the monotonic clock.
 
     Raises:
-        EOFError: The other process has ended or closed its end, before the frame or within it.
-        BrokenFrame: The frame is longer than ``most_bytes``, or its head is no JSON.
-        TimeoutError: The whole frame is not there in time.
+        EOFError: The other process ended or closed its end, before the frame or within it.
+        BrokenFrame: The frame is longer than ``most_bytes``, or its head is not JSON.
+        TimeoutError: The frame did not arrive whole in time.
     """
     head_bytes, body_bytes = _LENGTHS.unpack(_read(fd, _LENGTHS.size, until_s))
     if head_bytes + body_bytes > most_bytes:
@@ -91,20 +92,20 @@ def frames(fd: int) -> Iterator[Frame]:
 
 
 def is_ready(fd: int, *, within_s: float, event: int = select.POLLIN) -> bool:
-    """Wait for a descriptor: whether it can be read (or written), or is at its end, within so many seconds."""
-    poll = select.poll()  # select.select fails for a descriptor above 1023.
+    """Wait up to ``within_s`` seconds for a descriptor; return whether it is readable (or writable) or at its end."""
+    poll = select.poll()  # select.select fails for descriptors above 1023.
     poll.register(fd, event)
     return bool(poll.poll(None if within_s == math.inf else max(0.0, within_s) * 1000))
 
 
 def error_to_json(error: TelemetryError) -> dict[str, Any]:
-    """An error as a JSON object: its own fields, and the names of its class and of those that this one derives from."""
+    """Encode an error as a JSON object: its own fields, and the names of its class and base classes."""
     kinds = [kind.__name__ for kind in type(error).__mro__ if issubclass(kind, TelemetryError)]
     return {"kinds": kinds, **error.to_json()}
 
 
 def error_from_json(document: Mapping[str, Any]) -> TelemetryError:
-    """The error again, of the nearest class that this process has loaded. Its message is the same."""
+    """Rebuild the error, with the same message, as the nearest of its classes that this process has loaded."""
     known = {kind.__name__: kind for kind in _kinds(TelemetryError)}
     return next(known[name] for name in document["kinds"] if name in known).from_json(document)
 

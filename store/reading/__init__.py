@@ -1,1 +1,1 @@
-"""One run or a whole store as of one moment, read from journals and Parquet alike."""
+"""Reads one run or a whole store at one moment, from journals and Parquet alike."""

@@ -1,4 +1,4 @@
-"""Where values stand when they are drawn: by step, by epoch, by training time, by samples seen."""
+"""Computes the x axis of plots: each row's step, epoch, training time or samples seen."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..errors import TelemetryError
 
 Axis = Literal["step", "epoch", "elapsed", "samples"]
 
-#: Metrics that say how many samples training has seen: in all, or in each update.
+#: Metrics that count the samples seen: in total, or in each update.
 _SAMPLES_SEEN: Final = "samples_seen"
 _BATCH_SIZE: Final = "batch_size"
 
@@ -20,7 +20,7 @@ _NS_PER_S: Final = 1e9
 
 
 def axis_columns(axis: Axis, columns: Columns) -> tuple[str, ...]:
-    """The columns that ``axis_values`` needs, beside ``kind``, ``attempt``, ``step``, ``epoch`` and ``elapsed_ns``.
+    """Return the columns that ``axis_values`` needs besides kind, attempt, step, epoch and elapsed_ns.
 
     Raises:
         TelemetryError: The run does not count its samples.
@@ -36,13 +36,13 @@ def axis_columns(axis: Axis, columns: Columns) -> tuple[str, ...]:
 
 
 def axis_values(table: pa.Table, axis: Axis, columns: Columns) -> pa.Array:
-    """Where each row stands, as float64; null where that is not known.
+    """Return the axis value of each row, as float64; null where unknown.
 
     Args:
-        table: All events of one rank that count, in (attempt, seq) order.
+        table: All effective events of one rank, in (attempt, seq) order.
         axis: ``step``; ``epoch``; ``elapsed``, seconds of training over all attempts; or ``samples``, the newest value
             of the metric ``samples_seen`` or else the sum of ``batch_size`` over the updates so far.
-        columns: Of the run.
+        columns: The columns of the run.
     """
     if axis in ("step", "epoch"):
         return table[axis].cast(pa.float64())
@@ -56,7 +56,7 @@ def axis_values(table: pa.Table, axis: Axis, columns: Columns) -> pa.Array:
 
 
 def _before_ns(table: pa.Table) -> pa.Array:
-    """For each row, what the attempts before its own took."""
+    """The total duration of the attempts before each row's own."""
     ends = table.group_by("attempt", use_threads=False).aggregate([("elapsed_ns", "max")])
     ends = ends.sort_by("attempt")
     before, total = [], 0
@@ -68,7 +68,7 @@ def _before_ns(table: pa.Table) -> pa.Array:
 
 
 def between(table: pa.Table, column: str, low: float | None, high: float | None) -> pa.Table:
-    """The rows whose value in the column is known and within bounds, both inclusive."""
+    """Return the rows whose value in the column is known and within bounds, both inclusive."""
     values = table[column]
     held = values.is_valid()
     if low is not None:

@@ -1,4 +1,4 @@
-"""Stretches of a long series: where each begins and ends, is lowest and highest. Computed for all of them at once."""
+"""Downsamples a series: finds the first, last, lowest and highest value of each bucket, all buckets at once."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import numpy as np
 
 
 def ends_and_extremes(values: Sequence[float], stretches: int) -> list[int] | None:
-    """The first, the last, the first lowest and the first highest place of each stretch of equal count.
+    """Return the indices of the first, last, first lowest and first highest value of each bucket of equal count.
 
     Args:
-        values: The series; no shorter than there are stretches.
-        stretches: How many.
+        values: The series; at least as long as the number of buckets.
+        stretches: The number of buckets.
 
     Returns:
-        Places in ascending order, each once; None where a value is NaN or infinite.
+        Distinct indices in ascending order; None where a value is NaN or infinite.
 
     >>> ends_and_extremes([5.0, 1.0, 9.0, 2.0, 3.0, 3.0], 2)
     [0, 1, 2, 3, 4, 5]

@@ -1,7 +1,7 @@
-"""Which runs a store holds and what each came to: a cache of the reader, derived from the folders and never written.
+"""Caches the entries of a store's runs in memory; each entry holds a run's summary and snapshot.
 
-A run that nobody writes any more is read once, and again only when its folder changes. A live or crashed run is
-looked at every time.
+The cache is derived from the folders and never written to disk. A run without a writer is read once, and again only
+when its folder changes. A live or crashed run is read at every scan.
 """
 
 from __future__ import annotations
@@ -23,28 +23,28 @@ from .folder_content import NOT_THERE, FolderContent, PreloadedRun, is_settled, 
 from .snapshot import Snapshot, read_snapshot, retrying, snapshot_of
 from .summary import RunSummary, summarize
 
-#: A look at all runs that took less than this is not worth keeping, nor one at fewer runs: that was slow because the
-#: machine was busy, and the next one will not be.
+#: A scan that took less than this is not cached. Nor is one of fewer runs: it was slow only because the machine was
+#: busy, and the next will be fast.
 _CHEAP_S: Final = 0.01
 _FEW_RUNS: Final = 100
 
-#: A look is as good as new for so many times what it took, and for a second at most: looking takes a tenth of the time.
+#: A scan is fresh for this multiple of its duration, up to a second: scanning takes a tenth of the time.
 _FRESH_TIMES: Final = 10
 _FRESH_AT_MOST_S: Final = 1.0
 
-#: It will do for so long after that, while the next one is made.
+#: Seconds that it stays usable after that, while the next scan runs.
 _USABLE_S: Final = 2.0
 
 
 class Entry:
-    """A run of the catalog.
+    """One run of the catalog.
 
     Args:
         folder: The run's folder.
-        stamp: When it had last changed.
+        stamp: Modification times of the folder and its ``run.json``.
         summary: The row that lists show.
-        found: What it holds. Most runs are listed and never opened: what was read ahead becomes a snapshot only when
-            somebody asks for it.
+        found: The run's snapshot, or its preloaded content. Most runs are listed and never opened, so preloaded content
+            becomes a snapshot only on access.
     """
 
     __slots__ = ("_found", "folder", "stamp", "summary")
@@ -67,11 +67,11 @@ class Entry:
 
 @dataclass(frozen=True)
 class Look:
-    """All runs of a store at one moment.
+    """One scan: all runs of a store at one moment.
 
     Attributes:
-        entries: Those that can be read, in order of folders, each ``run_id`` once.
-        problems: The folders of the others, and what is wrong with them.
+        entries: The readable runs, in order of folders, each ``run_id`` once.
+        problems: The folders of the others, with their errors.
     """
 
     entries: tuple[Entry, ...]
@@ -79,12 +79,12 @@ class Look:
 
     @cached_property
     def newest_first(self) -> tuple[Entry, ...]:
-        """The entries by when their runs began, the newest first."""
+        """The entries by start time, the newest first."""
         return tuple(sorted(self.entries, key=lambda e: (e.summary.started, e.summary.run_id), reverse=True))
 
     @cached_property
     def by_name(self) -> dict[str, list[Entry]]:
-        """The entries that have an id or a name."""
+        """The entries by id and by name."""
         found: dict[str, list[Entry]] = {}
         for entry in self.entries:
             for key in {entry.summary.run_id, entry.summary.name}:
@@ -106,10 +106,10 @@ class Catalog:
         self._ahead: dict[str, PreloadedRun] = {}
 
     def use_preloaded(self, runs: Callable[[], dict[str, PreloadedRun]]) -> None:
-        """Have the next look use what somebody else has read of the runs, as far as it still holds.
+        """Use preloaded runs in the next scan if their stamps still match.
 
         Args:
-            runs: Waits for it and gives it, by the folders' names.
+            runs: Waits for the preloaded runs and returns them by folder name.
         """
         self._expected = runs
 
@@ -118,7 +118,7 @@ class Catalog:
         return [folder for folder in self._candidates() if stamp_of(folder)[1] != NOT_THERE]
 
     def _candidates(self) -> list[Path]:
-        """Folders that may be runs, oldest first; listed anew when one has come or gone."""
+        """Folders that may be runs, oldest first; listed again only when the store's folder changes."""
         changed_ns = os.stat(self._path).st_mtime_ns
         if self._listed is not None and self._listed[0] == changed_ns:
             return self._listed[1]
@@ -127,10 +127,10 @@ class Catalog:
         return folders
 
     def entry(self, folder: Path) -> Entry:
-        """The run in that folder.
+        """Return the entry of the run in that folder.
 
         Raises:
-            TelemetryError: It cannot be read.
+            TelemetryError: The run cannot be read.
         """
         return self._entry(folder, stamp_of(folder))
 
@@ -150,7 +150,7 @@ class Catalog:
         return entry
 
     def look(self) -> Look:
-        """Every run as of now."""
+        """Scan all runs now."""
         entries: dict[str, Entry] = {}
         problems: list[tuple[Path, TelemetryError]] = []
         folders = self._candidates()
@@ -168,7 +168,7 @@ class Catalog:
     def _read_all(
         self, folders: Sequence[Path], entries: dict[str, Entry], problems: list[tuple[Path, TelemetryError]]
     ) -> None:
-        """Add what is in the folders, by run id, and what cannot be read of it."""
+        """Add the readable runs by run id, and the problems of the others."""
         for folder in folders:
             stamp = stamp_of(folder)
             if stamp[1] == NOT_THERE:
@@ -179,7 +179,7 @@ class Catalog:
                 problems.append((folder, error))
                 continue
             except Exception as error:
-                # Whatever is wrong with one run's files, it must not hide the others.
+                # A fault in one run's files must not hide the other runs.
                 problem = TelemetryError(f"the run cannot be read ({type(error).__name__})", where=str(folder))
                 problem.__cause__ = error
                 problems.append((folder, problem))
@@ -190,13 +190,13 @@ class Catalog:
                 problems.append((folder, NotARun(what, where=str(folder), got=twin.folder.name)))
 
     def recent(self) -> Look:
-        """Every run as of now or, where looking takes long, as of a few seconds ago at most."""
+        """Return a scan of all runs: a new one or, where scanning is slow, one that is a few seconds old at most."""
         last = self._last
         now_s = time.monotonic()
         if last is not None and now_s < last.fresh_until_s:
             return last.look
         if last is not None and now_s < last.usable_until_s:
-            # Whoever comes first has the next look made; nobody waits for it.
+            # The first caller starts the next scan in the background; no caller waits for it.
             if self._looking.acquire(blocking=False):
                 threading.Thread(target=self._look_again, name="catalog", daemon=True).start()
             return last.look
@@ -206,11 +206,11 @@ class Catalog:
             return self._last.look
 
     def _look_again(self) -> None:
-        """Make the next look, holding the lock that was taken for it."""
+        """Run the next scan and release the lock that the caller acquired for it."""
         try:
             self._last = self._timed_look()
         except OSError:
-            pass  # The store cannot be listed now; whoever asks once the last look is too old is told.
+            pass  # The store cannot be listed now; a caller gets the error once the last scan is too old.
         finally:
             self._looking.release()
 
@@ -226,7 +226,7 @@ class Catalog:
 
 @dataclass(frozen=True, slots=True)
 class _TimedLook:
-    """A look, until when it is as good as new, and until when it will do while the next one is made."""
+    """A scan, with the times until which it is fresh, and usable while the next one runs."""
 
     look: Look
     fresh_until_s: float
@@ -235,7 +235,7 @@ class _TimedLook:
 
 @functools.lru_cache(maxsize=16)
 def catalog_of(path: Path) -> Catalog:
-    """The catalog of the store at an absolute path; one a process."""
+    """Return the catalog of the store at an absolute path, cached per process."""
     return Catalog(path)
 
 

@@ -1,4 +1,4 @@
-"""Deleting runs: which ones an age or a number lets go, and removing a folder so that nothing half-deleted is left."""
+"""Selects runs for retention by age or number, and deletes a run's folder without leaving half a run."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from .snapshot import read_snapshot
 def expendable(
     entries: Sequence[Entry], *, now: datetime, older_than: timedelta | None = None, keep_last: int | None = None
 ) -> list[Entry]:
-    """The runs that retention lets go, oldest first. Live runs never are.
+    """Return the runs that retention may delete, oldest first. Live runs are never among them.
 
     Args:
         entries: All runs of a store.
-        now: UTC, without a zone, as summaries have it.
-        older_than: Runs that ended (or, crashed, were last heard of) longer ago than this go. An imported run whose
-            source does not say when it was has no age.
-        keep_last: Of all runs, so many of the newest stay, whatever their age.
+        now: UTC, without a zone, as in summaries.
+        older_than: Delete runs whose end (for crashed runs, the last event) is longer ago than this. An imported run
+            whose source gives no time has no age.
+        keep_last: Number of the newest runs to keep, whatever their age.
     """
     ordered = sorted(entries, key=lambda entry: (entry.summary.started, entry.summary.run_id))
     if keep_last is not None:
@@ -37,13 +37,13 @@ def expendable(
 
 
 def delete_run(folder: Path) -> None:
-    """Remove a run's folder with everything in it, checkpoints that lie there included.
+    """Delete a run's folder with all its content, including checkpoints stored there.
 
-    It is first renamed to a name that no reader takes for a run, so that being cut short leaves no half of a run.
+    It is first renamed so that no reader takes it for a run: an interrupted deletion leaves no half of a run.
 
     Raises:
-        NotARun: It is none.
-        TelemetryError: A process is writing to it, or it cannot be removed.
+        NotARun: The folder is not a run.
+        TelemetryError: A process is writing to it, or it cannot be deleted.
     """
     if read_snapshot(folder).is_live:
         raise TelemetryError("a process is writing to this run", where=str(folder), fix="End the run first")

@@ -1,4 +1,4 @@
-"""What is wrong with a run's folder: what is broken, what was lost, and how to go on. It only reads."""
+"""Diagnoses a run's folder: finds damaged files and lost events, and suggests fixes. Read-only."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ from .snapshot import Snapshot, read_snapshot, retrying
 
 _SEAL: Final = "steptape seal {folder}"
 
-#: What sealing may take after a run's end, and the writing of one file at any time.
+#: The time that sealing after a run's end, or writing one file, may take.
 _SEALING_NS: Final = 60_000_000_000
 
 
 @dataclass(frozen=True, slots=True)
 class StoreFault:
-    """Something that is wrong.
+    """One fault found in a folder.
 
     Attributes:
-        code: The sort of finding, for programs.
+        code: The kind of fault, for programs.
         where: The file or folder.
-        what: What is wrong, and what was lost by it.
-        fix: How to go on; empty where nothing needs to be done, or can be.
+        what: The fault, and the data lost by it.
+        fix: The next step; empty where nothing is needed or possible.
     """
 
     code: str
@@ -44,7 +44,7 @@ class StoreFault:
     fix: str = ""
 
     def to_json(self) -> dict[str, str]:
-        """As a JSON object."""
+        """Return the fault as a JSON object."""
         return asdict(self)
 
     def __str__(self) -> str:
@@ -52,9 +52,9 @@ class StoreFault:
 
 
 def diagnose(folder: Path) -> list[StoreFault]:
-    """What is wrong with a run's folder; nothing when it is as a recorder and a sealer leave it.
+    """Return the faults of a run's folder; empty when it is as a recorder and a sealer leave it.
 
-    Every file is read as a whole.
+    Reads every file in full.
     """
     try:
         return retrying(lambda: _found_in(folder))
@@ -81,13 +81,13 @@ def _found_in(folder: Path) -> list[StoreFault]:
 
 
 def folders_to_look_at(store: Path) -> list[Path]:
-    """The folders of a store that hold a run, or files of one whose ``run.json`` is gone."""
+    """Return the store's folders that hold a run, or files of one whose ``run.json`` is gone."""
     folders = sorted(path for path in store.iterdir() if path.is_dir() and not path.name.startswith("."))
     return [folder for folder in folders if is_run_folder(folder)]
 
 
 def twins(folders: Iterable[Path]) -> list[StoreFault]:
-    """The folders whose run has the id of one before: readers of the store show that one alone."""
+    """Return a fault for each folder whose run id an earlier folder has: readers of the store show only the first."""
     first: dict[str, Path] = {}
     found = []
     for folder in folders:
@@ -102,7 +102,7 @@ def twins(folders: Iterable[Path]) -> list[StoreFault]:
 
 
 def is_run_folder(folder: Path) -> bool:
-    """Whether the folder holds a run, or files of one whose ``run.json`` is gone; or may not be looked into."""
+    """Whether the folder holds a run or files of one whose ``run.json`` is gone, or cannot be examined."""
     if stamp_of(folder)[1] != NOT_THERE:
         return True
     listing = list_files(folder)
@@ -110,7 +110,7 @@ def is_run_folder(folder: Path) -> bool:
 
 
 def _has_just_ended(info: RunInfo) -> bool:
-    """Whether its journals may still be turned into Parquet, as happens beside and behind every run."""
+    """Whether the run ended so recently that its journals may still be sealed, as happens during and after each run."""
     return info.last.ended_ns is not None and time.time_ns() - info.last.ended_ns < _SEALING_NS
 
 
@@ -147,7 +147,7 @@ def _unsealed(folder: Path, journal: JournalFile, count: int, writer: dict[str, 
 def _leftovers(folder: Path, listing: Listing) -> Iterator[StoreFault]:
     for path in sorted(folder.glob(".*.tmp")):
         if time.time_ns() - path.stat().st_mtime_ns < _SEALING_NS:
-            continue  # Somebody may be writing it.
+            continue  # A process may still be writing it.
         yield StoreFault(
             "leftover", str(path), "a writer that was killed left it; it holds nothing that counts", "Delete it"
         )
@@ -167,14 +167,14 @@ def _parquet(listing: Listing) -> Iterator[StoreFault]:
         except FileNotFoundError:
             continue  # Merged meanwhile.
         except Exception as error:
-            # Whatever pyarrow says of a damaged file, the others have to be looked at.
+            # Whatever pyarrow raises for a damaged file, the others must be checked.
             held = f"events {file.first} to {file.last} of attempt {file.attempt}, rank {file.rank}"
             what = f"{held} cannot be read ({error})"
             yield StoreFault("unreadable-parquet", str(file.path), what, "Restore it from a copy, or move it away")
 
 
 def _missing(snapshot: Snapshot) -> Iterator[StoreFault]:
-    """Holes between the files of an (attempt, rank), and in front of the first."""
+    """Yield gaps between the files of an (attempt, rank), and before the first."""
     spans = [(_stream(file), file.first, file.last) for file in snapshot.listing.table("events")]
     tails = (segment for segment in snapshot.tail.segments if len(segment))
     spans += [((segment.attempt, segment.rank), int(segment.seq[0]), int(segment.seq[-1])) for segment in tails]
@@ -192,7 +192,7 @@ def _stream(file: SealedFile) -> tuple[int, int]:
 
 
 def _lost(snapshot: Snapshot) -> Iterator[StoreFault]:
-    """What the recorder says it could not write, and values of a device that never came."""
+    """Yield events that the recorder logged as lost, and late values that never arrived from a device."""
     table = snapshot.events_table(("kind", "step", "attempt", "rank", "attrs"))
     awaited = 0
     for row in table.filter(table["attrs"].is_valid()).to_pylist():

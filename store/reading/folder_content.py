@@ -1,4 +1,4 @@
-"""The folder of a run that nobody writes any more, as it lies there: names and bytes, nothing of it understood yet."""
+"""Reads the folder of a finished run as raw file names and bytes, without parsing them, to preload it."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from typing import Final, NamedTuple
 from ..run_folder import COLUMNS_JSON, RUN_JSON, is_journal, read_file
 from .summary_row import RunSummary
 
-#: A folder that changed this recently may change again without its time showing it: file systems tick in milliseconds.
+#: A folder that changed this recently may change again without a new timestamp: file systems tick in milliseconds.
 SETTLED_NS: Final = 2_000_000_000
 
 
 class FolderContent(NamedTuple):
-    """What a run is known by.
+    """The raw content of a run's folder.
 
     Attributes:
-        stamp: When the folder had last changed, before the rest was read.
+        stamp: Modification times of the folder and its ``run.json``, taken before the rest was read.
         names: Its files.
-        run_json, columns_json: What these files hold; None for a run that has no columns.
+        run_json, columns_json: The bytes of these files; ``columns_json`` is None for a run without columns.
     """
 
     stamp: tuple[int, int]
@@ -30,20 +30,20 @@ class FolderContent(NamedTuple):
 
 
 class PreloadedRun(NamedTuple):
-    """A finished run, before anybody has asked for it: its folder, which is in order, and its row."""
+    """A finished run read ahead of any request: the content of its folder, which is valid, and its row."""
 
     content: FolderContent
     summary: RunSummary
 
 
-#: The time at which something last changed that is not there.
+#: Modification time of a missing file or folder.
 NOT_THERE: Final = -1
 
 
 def stamp_of(folder: Path) -> tuple[int, int]:
-    """When the folder's list of files and its ``run.json`` last changed; ``NOT_THERE`` for what is not there.
+    """Return when the folder's directory and its ``run.json`` last changed; ``NOT_THERE`` for missing ones.
 
-    What may not be looked at is there: whoever reads it finds out what is wrong.
+    A path that cannot be examined counts as present: reading it will raise the error.
     """
     times = []
     for path in (str(folder), f"{folder}/{RUN_JSON}"):
@@ -57,15 +57,15 @@ def stamp_of(folder: Path) -> tuple[int, int]:
 
 
 def is_settled(changed_ns: int) -> bool:
-    """Whether what was read just now, after a look at that time, holds until the time is another one."""
+    """Whether content read just now stays valid until this modification time changes."""
     return time.time_ns() - changed_ns > SETTLED_NS
 
 
 def settled_content(folder: Path) -> FolderContent | None:
-    """What the folder holds; None where it may change without its stamp showing it.
+    """Read the folder's content; None if it may change without a change of its stamp.
 
     Raises:
-        OSError: It cannot be read.
+        OSError: The folder cannot be read.
     """
     stamp = stamp_of(folder)
     names = os.listdir(folder)

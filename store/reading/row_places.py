@@ -1,6 +1,6 @@
-"""Places in an event log: which rows of a table a request asks for.
+"""Selects rows of Arrow tables: by value, by row number, or after a cursor.
 
-Tables are Arrow tables, handled through their own methods: pyarrow itself is the store's.
+Calls only the tables' own methods and does not import pyarrow.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 
 
 def row_after(table: Any, columns: Sequence[str], place: Sequence[int]) -> int:
-    """The first row of a table in the order of these columns that comes after a place."""
+    """Return the first row after a cursor, in a table ordered by these columns."""
 
     def place_of(row: int) -> tuple[int, ...]:
         return tuple(table[name][row].as_py() for name in columns)
@@ -20,13 +20,13 @@ def row_after(table: Any, columns: Sequence[str], place: Sequence[int]) -> int:
 
 
 def rows_at(table: Any, rows: Sequence[int]) -> Any:
-    """The rows with these numbers."""
-    # Of an empty list, Arrow cannot tell that it means integers.
+    """Return the rows with these numbers."""
+    # Arrow cannot infer the integer type of an empty list.
     return table.take(list(rows)) if rows else table.slice(0, 0)
 
 
 def rows_where(table: Any, column: str, value: object) -> Any:
-    """The rows that have this value in this column."""
+    """Return the rows with this value in this column."""
     present = table[column].unique().to_pylist()
     if present == [value]:
         return table

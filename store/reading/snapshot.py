@@ -1,4 +1,4 @@
-"""One run's folder at one moment: sealed files and the live tail, read as one."""
+"""Reads one run's folder at one moment: sealed files and the unsealed journal tail, combined."""
 
 from __future__ import annotations
 
@@ -32,22 +32,21 @@ _NO_TAIL: Final = Tail(())
 #: Rows of one (attempt, rank).
 _Part = tuple[tuple[int, int], pa.Table]
 
-#: A reader meets a vanished file only when the sealer renamed or merged it in between; each retry sees the newer
-#: listing.
+#: A file vanishes only when the sealer renamed or merged it after the listing; each retry sees the newer listing.
 ATTEMPTS_TO_READ: Final = 5
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """What a run's folder held when it was looked at.
+    """The state of a run's folder when it was read.
 
     Attributes:
         folder: The run's folder.
         info: Its ``run.json``.
         listing: Its files.
-        tail: Journal records that no Parquet file of the events table holds, in (attempt, rank, seq) order.
-        tail_samples, tail_metrics: The same for the tables of sample losses and of further metrics.
-        columns: Column of every metric, those of the tail included.
+        tail: Journal records not yet in an ``events`` file, in (attempt, rank, seq) order.
+        tail_samples, tail_metrics: The same for the tables ``samples`` and ``metrics``.
+        columns: The column of every metric, including those of the tail.
         is_live: Whether a process is writing to it.
     """
 
@@ -62,7 +61,7 @@ class Snapshot:
 
     @property
     def status(self) -> str:
-        """Status of the newest attempt; ``crashed`` when its writer is gone without a word."""
+        """Status of the newest attempt; ``crashed`` when its writer ended without recording a status."""
         status = self.info.last.status
         return "crashed" if status == "running" and not self.is_live else status
 
@@ -73,17 +72,17 @@ class Snapshot:
 
     @property
     def log_digest(self) -> str:
-        """Digest of everything that was recorded, as kept when the run ended; empty where none is (yet).
+        """Digest of everything recorded, as stored when the run ended; empty when there is none (yet).
 
-        Read when asked for: a digest names the last ``seq`` it covers, so one of a later moment does not match.
+        Read on access: a digest names the last ``seq`` it covers, so one from a later moment does not match.
         """
         return kept_log_digest(read_digests(self.folder), self.listing)
 
     def events_table(self, columns: Sequence[str] | None = None) -> pa.Table:
-        """The events as rows, in (attempt, rank, seq) order.
+        """Return the events as rows, in (attempt, rank, seq) order.
 
         Args:
-            columns: Which columns to read; all when None. Unknown ones are left out.
+            columns: The columns to read; all when None. Unknown ones are left out.
         """
         schema = events_schema(self.columns)
         wanted = [name for name in schema.names if columns is None or name in columns]
@@ -97,19 +96,19 @@ class Snapshot:
         return pa.concat_tables([empty, *_in_order(parts, tails)], promote_options="default").select(wanted)
 
     def samples_table(self) -> pa.Table:
-        """Sample losses, one row a sample, in (attempt, rank, seq, position) order."""
+        """Return the sample losses, one row per sample, in (attempt, rank, seq, position) order."""
         parts = [(f[2:4], read_samples(f.path, SAMPLES_SCHEMA.names)) for f in self.listing.table("samples")]
         streams = self.tail_samples.streams()
         tails = [(_stream(tail.segments[0]), tail.samples_table(self.info.run_id)) for tail in streams]
-        # Files without token losses do not have the column.
+        # Files without token losses lack that column.
         empty = SAMPLES_SCHEMA.empty_table()
         return pa.concat_tables([empty, *_in_order(parts, tails)], promote_options="default")
 
     def events(self, rank: int | None = None, *, samples: bool = False) -> Iterator[Event]:
-        """The events in (attempt, rank, seq) order, all ranks or one.
+        """Yield the events in (attempt, rank, seq) order, of all ranks or one.
 
         Args:
-            samples: Whether each comes with its sample losses.
+            samples: Whether events carry their sample losses.
         """
         metric_of = self.columns.by_column()
         files = itertools.groupby(self.listing.table("events"), key=lambda file: file[2:4])
@@ -124,7 +123,10 @@ class Snapshot:
                     yield record.event._replace(samples=record.samples) if samples else record.event
 
     def event_rows(self, rank: int) -> EventRows | None:
-        """The events of a rank as the rows of its only file; None where there are more files, or a tail."""
+        """The events of a rank as the rows of its only file.
+
+        None if the rank has several files or a tail, or the run has metrics beyond the columns.
+        """
         files = [file for file in self.listing.table("events") if file.rank == rank]
         tails = [tail for tail in self.tail.streams() if tail.segments[0].rank == rank]
         if tails or len(files) != 1 or self.columns.long():
@@ -133,7 +135,7 @@ class Snapshot:
         return EventRows(read_parquet(files[0].path, columns, threads=False), self.columns.by_column())
 
     def _sealed_events(self, file: SealedFile, wanted: Sequence[str], asked: Columns) -> pa.Table:
-        """A file of events with the wanted columns, those included that ``metrics`` files hold."""
+        """Read the wanted columns of an events file, including those stored in ``metrics`` files."""
         long = [metric for metric in self.columns.long() if metric in asked.by_metric]
         if not long:
             return read_parquet(file.path, wanted)
@@ -141,7 +143,7 @@ class Snapshot:
         held = dict(zip(table.column_names, table.columns, strict=True))
         nothing = pa.nulls(table.num_rows, pa.float64())
         held |= {asked.by_metric[metric]: nothing for metric in long}
-        # Grouped once, and joined once: 5,000 metrics, each looked for in all rows, took a second a thousand values.
+        # Grouped once, and joined once: filtering all rows for each of 5,000 metrics took a second per thousand values.
         rows = self._long_rows(file, long).group_by("metric", use_threads=False)
         own = rows.aggregate([("seq", "list"), ("value", "list")])
         for metric, seqs, values in zip(own["metric"].to_pylist(), own["seq_list"], own["value_list"], strict=True):
@@ -150,7 +152,7 @@ class Snapshot:
         return pa.table({name: held[name] for name in wanted if name in held})
 
     def _with_long(self, file: SealedFile, events: Iterator[Event]) -> Iterator[Event]:
-        """The events of a file with the metrics that ``metrics`` files hold."""
+        """Yield the events of a file with their metrics from ``metrics`` files added."""
         rows = self._long_rows(file, self.columns.long())
         if not rows.num_rows:
             yield from events
@@ -163,13 +165,13 @@ class Snapshot:
             yield event._replace(metrics={**event.metrics, **more}) if more else event
 
     def _long_rows(self, file: SealedFile, metrics: Collection[str]) -> pa.Table:
-        """The rows of ``metrics`` files that belong to these metrics and to the range of a file of events."""
+        """Read the rows of ``metrics`` files for these metrics within the range of an events file."""
         beside = [other for other in self.listing.table("metrics") if metrics and other.overlaps(file)]
         rows = pa.concat_tables([METRICS_SCHEMA.empty_table(), *(read_metrics(f.path, metrics) for f in beside)])
         return _within(rows, file)
 
     def _sample_rows(self, file: SealedFile) -> pa.Table:
-        """The rows of ``samples`` files that belong to the range of a file of events."""
+        """Read the rows of ``samples`` files within the range of an events file."""
         beside = [other for other in self.listing.table("samples") if other.overlaps(file)]
         if not beside:
             return SAMPLES_SCHEMA.empty_table().select(SAMPLE_COLUMNS)
@@ -179,17 +181,17 @@ class Snapshot:
 
 
 def read_snapshot(folder: Path) -> Snapshot:
-    """Look at a run's folder.
+    """Read a run's folder.
 
     Raises:
-        NotARun: It is none.
-        DamagedLog: One of its journals is no journal.
+        NotARun: The folder is not a run.
+        DamagedLog: One of its journals is not a journal.
     """
     return retrying(lambda: _read_snapshot(folder))
 
 
 def snapshot_of(folder: Path, content: FolderContent) -> Snapshot:
-    """The folder of a finished run as it was when its content was read.
+    """Return a finished run's snapshot from its preloaded folder content.
 
     Raises:
         NotARun, DamagedLog: As ``read_snapshot``.
@@ -200,7 +202,7 @@ def snapshot_of(folder: Path, content: FolderContent) -> Snapshot:
 
 
 def retrying(read: Callable[[], _Result]) -> _Result:
-    """The result of a read that may meet a file which a sealer has just replaced."""
+    """Call ``read``, retrying while it meets files that a sealer has just replaced."""
     for _ in range(ATTEMPTS_TO_READ - 1):
         try:
             return read()
@@ -211,12 +213,12 @@ def retrying(read: Callable[[], _Result]) -> _Result:
 
 def _read_snapshot(folder: Path) -> Snapshot:
     listing = list_files(folder)
-    # Liveness before run.json: a writer lets go of its journal only after it has written how it ended.
+    # Liveness before run.json: a writer releases its journal only after it has recorded how it ended.
     is_live = _is_held(listing)
     info = read_run_info(folder)
     if not is_live and info.last.status == "running":
-        # A writer begins its next segment before it lets go of the last. So who has begun one meanwhile was alive, and
-        # what was listed first is still a state that the run was in.
+        # A writer opens its next segment before it releases the last. So a new segment shows that the writer was alive,
+        # and the first listing is still a state that the run was in.
         is_live = not set(list_files(folder).journals) <= set(listing.journals)
     if not listing.journals:
         return _without_tail(folder, info, listing, read_columns(folder), is_live=is_live)
@@ -241,8 +243,8 @@ def _without_tail(folder: Path, info: RunInfo, listing: Listing, columns: Column
 def _is_held(listing: Listing) -> bool:
     """Whether a live process holds a journal.
 
-    Of each (attempt, rank) that is the newest segment, or the one before it while the newest is being created: asked in
-    this order, because the writer lets go of the one only when it holds the other.
+    Checks the last two segments of each (attempt, rank), since the newest may just be being created. The older is
+    checked first, because the writer releases it only once it holds the newer.
     """
     streams = itertools.groupby(listing.journals, key=lambda journal: journal[1:3])
     newest = (list(journals)[-2:] for _, journals in streams)
@@ -250,7 +252,7 @@ def _is_held(listing: Listing) -> bool:
 
 
 def _within(rows: pa.Table, file: SealedFile) -> pa.Table:
-    """Those of the rows whose ``seq`` is in the range of a file."""
+    """Return the rows whose ``seq`` is in the range of a file."""
     return rows.filter(pc.and_(pc.greater_equal(rows["seq"], file.first), pc.less_equal(rows["seq"], file.last)))
 
 
@@ -259,6 +261,6 @@ def _stream(segment: Segment) -> tuple[int, int]:
 
 
 def _in_order(parts: Sequence[_Part], tails: Sequence[_Part]) -> list[pa.Table]:
-    """Tables of sealed files and of tails in (attempt, rank) order, the tail of each after its files."""
-    # The sort is stable, so that what is in order within an (attempt, rank) stays so.
+    """Sort tables of sealed files and of tails by (attempt, rank), the tail of each after its files."""
+    # The sort is stable and keeps the order within an (attempt, rank).
     return [table for _, table in sorted([*parts, *tails], key=lambda part: part[0])]

@@ -1,4 +1,4 @@
-"""A run in one row: what lists of runs show."""
+"""Summarizes a run as one row of a run list."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ RUNS_SCHEMA: Final = pa.schema(
 
 
 def summarize(snapshot: Snapshot) -> RunSummary:
-    """The run's row. Reads events only where ``run.json`` cannot tell: of runs that are live or crashed."""
+    """Return the run's row. Reads events only where ``run.json`` lacks the step count: for live or crashed runs."""
     info = snapshot.info
     steps, last_ns = info.last.steps, info.last.ended_ns
     if steps is None:
@@ -42,7 +42,7 @@ def summarize(snapshot: Snapshot) -> RunSummary:
 
 
 def leading_metric(metrics: Sequence[str]) -> str | None:
-    """The metric that is looked at first: ``loss``, else the first whose name tells of a loss, else the first.
+    """Return the default metric to show: ``loss``, else the first whose name contains "loss", else the first.
 
     >>> leading_metric(["lr", "train/loss"]), leading_metric(["reward"]), leading_metric([])
     ('train/loss', 'reward', None)
@@ -53,7 +53,7 @@ def leading_metric(metrics: Sequence[str]) -> str | None:
 
 
 def _progress(snapshot: Snapshot, started_ns: int) -> tuple[int, int]:
-    """Updates finished and the time of the newest event, from the events themselves."""
+    """Return the number of finished updates and the time of the newest event, from the events themselves."""
     cuts = effective_lineage(snapshot).cuts
     table = snapshot.events_table(("kind", "step", "time_ns", *(PLACE if cuts else ())))
     steps = effective_rows(table.filter(pc.equal(table["kind"], "step_end")), cuts)["step"]

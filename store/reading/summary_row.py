@@ -1,4 +1,4 @@
-"""A run in one row, of what is known beside its events: what lists of runs show."""
+"""Builds a run's row in run lists from its metadata, without reading events."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ class RunSummary:
     """One row of the ``runs`` view.
 
     Attributes:
-        started, ended: UTC; ``ended`` None while the run goes on, or when it crashed.
-        duration_s: Seconds from the start to the end or, where there is none, to the last event.
-        steps: Optimizer updates finished; those that a resume rolled back do not count.
-        planned_steps: Updates the loop declared; None when it did not.
-        policy_digest: Digest of the rule file in force at the end; None without one.
+        started, ended: UTC; ``ended`` is None while the run is live, or when it crashed.
+        duration_s: Seconds from the start to the end or, without one, to the last event.
+        steps: Optimizer updates finished, without rolled-back ones.
+        planned_steps: Updates that the loop declared; None when it did not.
+        policy_digest: Digest of the newest attempt's policy; None without one.
     """
 
     run_id: str
@@ -36,18 +36,18 @@ class RunSummary:
     policy_digest: str | None
 
     def to_row(self) -> dict[str, Any]:
-        """The row as a dictionary, in the order of ``RUNS_SCHEMA``."""
+        """Return the row as a dictionary, in the order of ``RUNS_SCHEMA``."""
         return {**dataclasses.asdict(self), "tags": list(self.tags)}
 
 
 def row_of(info: RunInfo, status: str, steps: int, last_ns: int | None) -> RunSummary:
-    """The run's row.
+    """Return the run's row.
 
     Args:
-        info: What ``run.json`` says.
-        status: How the run stands.
+        info: The content of ``run.json``.
+        status: The run's status.
         steps: Optimizer updates finished.
-        last_ns: When its last event was; None when that is not known.
+        last_ns: Time of the last event; None when unknown.
     """
     last, started_ns = info.last, info.attempts[0].started_ns
     return RunSummary(

@@ -1,7 +1,7 @@
-"""A run's events and samples as its newest attempt sees them, or all of them: snapshots in, Arrow and events out.
+"""Reads a run's effective timeline, or all of its events and samples: takes snapshots, returns Arrow tables and events.
 
-The effective timeline is the lineage of the newest attempt. A run of one attempt is read as if there were no lineages:
-no further column, no filter.
+The effective timeline is the lineage of the newest attempt. A run of one attempt is read without lineage columns or
+filters.
 """
 
 from __future__ import annotations
@@ -18,40 +18,36 @@ from ..lineage import DECIDING_RANK, Cut, Lineage, ancestors_of, merged
 from ..run_info import Attempt
 from .snapshot import Snapshot
 
-#: Which events are meant: those of the newest attempt's lineage, or those that a resume rolled back as well.
+#: The events to select: the lineage of the newest attempt, or all, rolled-back ones included.
 Attempts = Literal["effective", "all"]
 
-#: Where an event stands: what tells whether it was rolled back.
+#: The columns that determine whether an event was rolled back.
 PLACE: Final = ("attempt", "rank", "seq", "step")
 
 _EVERYTHING: Final = Lineage((), {})
 
 
 def check_attempts(attempts: Attempts) -> None:
-    """Refuse what is neither of the two words.
-
-    Raises:
-        TelemetryError: It is neither.
-    """
+    """Raise TelemetryError unless ``attempts`` is ``effective`` or ``all``."""
     if attempts not in get_args(Attempts):
         raise TelemetryError("which attempts: 'effective' or 'all'", got=attempts)
 
 
 def effective_lineage(snapshot: Snapshot, attempts: Attempts = "effective") -> Lineage:
-    """The lineage of a run's newest attempt; one that holds everything, when all attempts are meant.
+    """Return the lineage of a run's newest attempt, or with ``all`` a lineage that includes every event.
 
     Raises:
-        TelemetryError: ``attempts`` is neither of the two words.
+        TelemetryError: ``attempts`` is neither ``effective`` nor ``all``.
     """
     check_attempts(attempts)
     return snapshot.lineage if attempts == "effective" else _EVERYTHING
 
 
 def events_along(snapshot: Snapshot, rank: int | None, attempts: Attempts, *, samples: bool = False) -> Iterator[Event]:
-    """The events of one rank, or of all; with their sample losses, if asked for.
+    """Return the events of one rank, or of all ranks (None), optionally with their sample losses.
 
-    The effective ones of a rank are in (attempt, seq) order, those of several ranks are merged by (step, rank), each
-    rank's own order kept. All of them are in (attempt, rank, seq) order.
+    Effective events of one rank come in (attempt, seq) order. Those of several ranks are merged by (step, rank), with
+    each rank's own order kept. With ``all``, the order is (attempt, rank, seq).
     """
     lineage = effective_lineage(snapshot, attempts)
     if rank is None and attempts == "effective" and len(ranks := _ranks(snapshot)) > 1:
@@ -60,11 +56,11 @@ def events_along(snapshot: Snapshot, rank: int | None, attempts: Attempts, *, sa
 
 
 def deciding_stream(snapshot: Snapshot, *, samples: bool = False) -> Sequence[Event]:
-    """The deciding rank's effective events; each made only when it is asked for, where one file holds them all.
+    """Return the deciding rank's effective events; when one file holds them all, each is built on access.
 
     Args:
         snapshot: The run.
-        samples: Whether events come with their sample losses.
+        samples: Whether events carry their sample losses.
     """
     if not samples and not effective_lineage(snapshot).cuts:
         rows = snapshot.event_rows(DECIDING_RANK)
@@ -74,7 +70,7 @@ def deciding_stream(snapshot: Snapshot, *, samples: bool = False) -> Sequence[Ev
 
 
 def events_table_along(snapshot: Snapshot, columns: Sequence[str], attempts: Attempts = "effective") -> pa.Table:
-    """Those columns of the events, of all ranks, in the same order."""
+    """Return these columns of the events of all ranks, in the order of ``events_along``."""
     lineage = effective_lineage(snapshot, attempts)
     merges = attempts == "effective" and len(_ranks(snapshot)) > 1
     wanted = {*columns, *PLACE} if lineage.cuts or merges else columns
@@ -83,29 +79,29 @@ def events_table_along(snapshot: Snapshot, columns: Sequence[str], attempts: Att
 
 
 def samples_table_along(snapshot: Snapshot, attempts: Attempts = "effective") -> pa.Table:
-    """The sample losses of all ranks, in the same order, those of an event by their position."""
+    """Return the sample losses of all ranks, in the order of ``events_along``; those of one event by position."""
     lineage = effective_lineage(snapshot, attempts)
     table = effective_rows(snapshot.samples_table(), lineage.cuts)
     return _merged_rows(table) if attempts == "effective" and len(_ranks(snapshot)) > 1 else table
 
 
 def rows_with_late_values(table: pa.Table) -> pa.ChunkedArray:
-    """For each event, whether its attributes tell of values that come late; a text of the loop's own may, too."""
+    """Whether each event's attributes mention late values; a text in the loop's own attributes may match, too."""
     tells = pc.match_substring_regex(table["attrs"], f'"({AWAITED}|{LATE_FOR})"')
     return pc.fill_null(tells, fill_value=False)
 
 
 def effective_rows(table: pa.Table, cuts: Mapping[int, Cut]) -> pa.Table:
-    """The rows that no resume rolled back; the table itself where there are no cuts."""
+    """Return the rows that no resume rolled back; the table itself without cuts."""
     return table.filter(pc.invert(rolled_back(table, cuts))) if cuts else table
 
 
 def rolled_back(table: pa.Table, cuts: Mapping[int, Cut]) -> pa.ChunkedArray:
-    """For each row, whether a resume rolled it back.
+    """Return for each row whether a resume rolled it back.
 
     Args:
         table: Rows with the columns of ``PLACE``.
-        cuts: Of a lineage.
+        cuts: The cuts of a lineage.
     """
     which = pc.index_in(table["attempt"], pa.array(list(cuts), pa.int32()))
 
@@ -124,12 +120,12 @@ def rolled_back(table: pa.Table, cuts: Mapping[int, Cut]) -> pa.ChunkedArray:
 
 
 def ancestry(snapshot: Snapshot, attempt: Attempt, *, samples: bool = False) -> list[tuple[Attempt, list[Event]]]:
-    """The attempts that an attempt goes on from, each with what of the deciding rank's events still counts.
+    """Return an attempt's ancestors, each with the deciding rank's events that are still effective.
 
     Args:
         snapshot: The run.
-        attempt: The attempt; ``run.json`` need not name it yet.
-        samples: Whether events come with their sample losses.
+        attempt: The attempt; ``run.json`` need not list it yet.
+        samples: Whether events carry their sample losses.
     """
     return ancestors_of(snapshot.info.attempts, attempt, snapshot.events(DECIDING_RANK, samples=samples))
 
@@ -140,10 +136,10 @@ def _ranks(snapshot: Snapshot) -> list[int]:
 
 
 def _merged_rows(table: pa.Table) -> pa.Table:
-    """The rows of several ranks as one timeline, by (step, rank), each rank's own order kept.
+    """Merge the rows of several ranks into one timeline, by (step, rank). Each rank keeps its own order.
 
-    A late value names an earlier step than the event before it. So rows are ordered by the highest step that their rank
-    had come to, which is what merging the ranks event by event comes to.
+    A late value has an earlier step than the event before it. So rows are sorted by the highest step that their rank
+    had reached, which equals merging the ranks event by event.
     """
     parts = [table.filter(pc.equal(table["rank"], rank)) for rank in sorted(table["rank"].unique().to_pylist())]
     if not parts:

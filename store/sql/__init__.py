@@ -1,1 +1,1 @@
-"""DuckDB: the views, read-only statements, and their limits."""
+"""Runs read-only SQL over runs in DuckDB: views, statements and their limits."""

@@ -1,4 +1,4 @@
-"""A stranger's SQL over the views of runs: one statement, so many rows, so many seconds, and no more."""
+"""Runs untrusted SQL over the views of runs: one statement, with limits on rows, bytes, seconds and memory."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class QueryLimits:
-    """What one statement may cost.
+    """The limits of one statement.
 
     Attributes:
-        rows: Rows of the result that are handed out.
-        result_bytes: What they may take in memory; further ones are left out.
-        seconds: Until it is interrupted, the making of the views included.
-        memory: Of DuckDB, in its own notation.
-        threads: Of DuckDB.
+        rows: Maximum rows of the result; further ones are left out.
+        result_bytes: Maximum size of these rows in memory; further ones are left out.
+        seconds: Time until it is interrupted, including the time to create the views.
+        memory: DuckDB's memory limit, in its own notation.
+        threads: DuckDB's thread count.
     """
 
     rows: int = 10_000
@@ -41,12 +41,12 @@ class QueryLimits:
 
 @dataclass(frozen=True, slots=True)
 class QueryResult:
-    """What a statement came to.
+    """The result of a statement.
 
     Attributes:
         table: The rows.
-        truncated: Whether there were more.
-        elapsed_s: How long it took.
+        truncated: Whether there were more rows.
+        elapsed_s: Duration in seconds.
     """
 
     table: pa.Table
@@ -55,12 +55,12 @@ class QueryResult:
 
 
 def run_bounded(snapshots: Sequence[Snapshot], statement: str, limits: QueryLimits) -> QueryResult:
-    """The result of one read-only statement over the views of these runs, within limits.
+    """Run one read-only statement over the views of these runs, within limits.
 
-    It runs in a connection of its own that is closed afterwards, so that nothing of it lasts.
+    It runs in a connection of its own that is closed afterwards, so that no state remains.
 
     Raises:
-        QueryRefused: It is not one read-only statement, or fails.
+        QueryRefused: The statement is not one read-only statement, or fails.
         QueryTimedOut: It took too long.
     """
     started_s = time.monotonic()
@@ -79,7 +79,7 @@ def run_bounded(snapshots: Sequence[Snapshot], statement: str, limits: QueryLimi
 
 
 def _read(connection: duckdb.DuckDBPyConnection, statement: str, limits: QueryLimits) -> tuple[pa.Table, bool]:
-    """The first rows of the result, and whether there are more."""
+    """Return the first rows of the result, and whether there are more."""
     with query_batches(connection, statement) as reader:
         batches: list[Any] = []
         rows = size = 0
@@ -98,11 +98,11 @@ def _read(connection: duckdb.DuckDBPyConnection, statement: str, limits: QueryLi
 
 @contextmanager
 def _interrupted_after(connection: duckdb.DuckDBPyConnection, seconds: float, statement: str) -> Iterator[None]:
-    """Interrupt the connection once the time is over, and say so instead of how DuckDB puts it."""
+    """Interrupt the connection at the time limit, and raise QueryTimedOut in place of DuckDB's error."""
     is_done, is_late = threading.Event(), threading.Event()
 
     def watch() -> None:
-        # An interrupt between two statements is forgotten, so it is repeated until it has been heard.
+        # DuckDB drops an interrupt between two statements, so it is repeated until it takes effect.
         if not is_done.wait(seconds):
             is_late.set()
         while not is_done.wait(0.02):
@@ -113,7 +113,7 @@ def _interrupted_after(connection: duckdb.DuckDBPyConnection, seconds: float, st
     try:
         yield
     except Exception:
-        # Whatever an interrupt comes out as, the time limit is what the asker has to know.
+        # Whatever error the interrupt caused, the user needs to see the time limit.
         if is_late.is_set():
             raise QueryTimedOut(
                 "the query took too long, and was interrupted", got=statement, fix="Ask for less, or for one run"

@@ -1,4 +1,4 @@
-"""Which samples drove a spike of the loss: sample losses around an update in, the ones that pushed hardest out."""
+"""Finds the samples that drove a loss spike, by comparing sample losses at an update with those before it."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import pyarrow as pa
 
 from ..errors import TelemetryError
 
-#: How many of the updates before a spike say what a normal sample loss is. Their median is taken: a few hundred losses
-#: are enough for one, and more would reach back to where the model was worse.
+#: Number of updates before a spike that define a normal sample loss. A few hundred losses suffice for their median, and
+#: more would reach back to where the model was worse.
 BASELINE: Final = 50
 
-#: How many samples are shown.
+#: Default number of samples shown.
 TOP: Final = 50
 
 COLUMNS: Final = (
@@ -21,8 +21,8 @@ COLUMNS: Final = (
     "tokens",
 )  # fmt: skip
 
-#: The table macro, over the view ``samples``: of every run on its own, what ``spiking_samples`` says. It is made for
-#: the statements that name it, since making it takes 2 ms, which every other query would pay.
+#: The table macro over the view ``samples``: computes ``spiking_samples`` for every run separately. It is created only
+#: for statements that name it, since creating it takes 2 ms, which every other query would pay.
 SPIKING_SAMPLES: Final = f"""
 CREATE MACRO IF NOT EXISTS spiking_samples(spike, radius := 0, top := {TOP}, baseline := {BASELINE}) AS TABLE
 WITH around AS (
@@ -63,24 +63,24 @@ ORDER BY run_id, place
 def spiking_samples(
     query: Callable[[str], pa.Table], run_id: str, step: int, *, radius: int, top: int, baseline: int
 ) -> pa.Table:
-    """The samples of a run that pushed the loss above normal at a step, by how much they did.
+    """Return the samples of a run that pushed the loss above normal at a step, and their excess.
 
     Args:
-        query: Answers SQL over the views of the run.
+        query: Runs SQL over the views of the run.
         run_id: The run, for messages.
         step: The update with the spike.
-        radius: How many updates before and after it belong to it.
-        top: How many samples at most.
-        baseline: Of how many updates before the spike the sample losses say what is normal. Updates without any do not
+        radius: Updates before and after it that belong to the spike.
+        top: Maximum number of samples.
+        baseline: The number of updates before the spike that define a normal loss. Updates without samples do not
             count.
 
     Returns:
-        ``COLUMNS``, a row a sample; NaN losses first, then the highest. ``typical`` is the median of the finite losses
-        of the baseline or, when there are none, around the spike itself. ``excess`` is what the loss is above it, and
-        ``share`` the part of all positive excess around the spike; where losses are NaN or infinite, these have it all,
-        in equal parts. ``seen`` and ``earlier_loss`` are how often the sample was recorded before the spike, and the
-        mean of its finite losses then; null without an id, the mean also for what was never seen. No rows when no
-        sample was recorded around the spike.
+        ``COLUMNS``, one row per sample; NaN losses first, then the highest. ``typical`` is the median of the finite
+            losses of the baseline or, without any, around the spike itself. ``excess`` is the loss minus ``typical``.
+            ``share`` is the fraction of all positive excess around the spike; where losses are NaN or infinite, they
+            split all of it equally. ``seen`` counts how often the sample was recorded before the spike, and
+            ``earlier_loss`` is the mean of its finite losses then. Both are null without an id; the mean is also null
+            for a sample never seen. No rows when no sample was recorded around the spike.
 
     Raises:
         TelemetryError: The run has no such step, or a number is out of range.

@@ -1,4 +1,4 @@
-"""Values as SQL text: names, literals and files, quoted so that they are what they are."""
+"""Quotes names, literals and file paths as SQL text."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from pathlib import Path
 
 
 def parquet_source(paths: Sequence[Path], *, is_uniform: bool = False) -> str:
-    """A table function that reads these files, and none of their names as data.
+    """Return a table function that reads these files and parses no data from their paths.
 
     Args:
         paths: The files.
-        is_uniform: Whether all have the same columns. Then planning a query opens the first file alone, and else every
-            one: of 1,000 files that takes 0.3 s, each time that a view on them is planned.
+        is_uniform: Whether all have the same columns. If so, planning a query opens only the first file, otherwise
+            every one: for 1,000 files that takes 0.3 s each time a view on them is planned.
     """
     files = text_list([path_pattern(path) for path in paths])
     by_name = "" if is_uniform else ", union_by_name = true"
@@ -20,20 +20,20 @@ def parquet_source(paths: Sequence[Path], *, is_uniform: bool = False) -> str:
 
 
 def path_pattern(path: Path) -> str:
-    """The pattern that matches this path alone: DuckDB takes every path for a pattern."""
+    """Return a pattern that matches only this path: DuckDB treats every path as a pattern."""
     return "".join(f"[{character}]" if character in "*?[" else character for character in str(path))
 
 
 def text_list(values: Sequence[str]) -> str:
-    """A list of texts."""
+    """Return a SQL list of texts."""
     return f"[{', '.join(map(text_literal, values))}]"
 
 
 def text_literal(value: str) -> str:
-    """A text as a literal."""
+    """Return a text as a SQL literal."""
     return "'" + value.replace("'", "''") + "'"
 
 
 def quoted_name(name: str) -> str:
-    """A name of a column, whatever is in it."""
+    """Return a column name, quoted whatever it contains."""
     return '"' + name.replace('"', '""') + '"'

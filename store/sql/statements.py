@@ -1,4 +1,4 @@
-"""A user's own SQL: checked to be one read-only statement, run, and its errors told as ours."""
+"""Runs a user's SQL after checking that it is one read-only statement, and translates DuckDB's errors."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 
 VIEWS: Final = ("runs", "events", "steps", "evals", "saves", "samples", "decisions", "windows")
 
-#: Rows that are fetched at a time where a result may be cut short.
+#: Batch size for results that may be truncated.
 _BATCH_ROWS: Final = 2048
 
 
 def run_query(connection: duckdb.DuckDBPyConnection, statement: str) -> pa.Table:
-    """The result of a user's statement.
+    """Run a user's statement and return its result.
 
     Raises:
         QueryRefused: It is not exactly one read-only statement, does not parse, or fails.
@@ -34,7 +34,7 @@ def run_query(connection: duckdb.DuckDBPyConnection, statement: str) -> pa.Table
 
 @contextmanager
 def query_batches(connection: duckdb.DuckDBPyConnection, statement: str) -> Iterator[pa.RecordBatchReader]:
-    """The same piece by piece, as far as it is asked for.
+    """Run a statement and yield a reader of its result batches, fetched on demand.
 
     Raises:
         QueryRefused, FileNotFoundError: As ``run_query``.
@@ -47,8 +47,8 @@ def query_batches(connection: duckdb.DuckDBPyConnection, statement: str) -> Iter
 
 @contextmanager
 def _planned(connection: duckdb.DuckDBPyConnection, statement: str) -> Iterator[duckdb.DuckDBPyRelation]:
-    """The statement, once it is known to be a single one that only reads."""
-    import duckdb  # Loaded already, by whoever has made the connection.
+    """Plan the statement, after checking that it is a single read-only one."""
+    import duckdb  # Already loaded by the code that made the connection.
 
     if not _is_unicode(statement):
         raise QueryRefused("a query is Unicode text", got=statement)
@@ -65,7 +65,7 @@ def _planned(connection: duckdb.DuckDBPyConnection, statement: str) -> Iterator[
 
 
 def _with_distinct_columns(result: pa.Table, statement: str) -> pa.Table:
-    """The result, unless two of its columns have one name: rows as dictionaries would lose one of them."""
+    """Return the result; raise QueryRefused if two columns share a name: rows as dictionaries would lose one."""
     names = result.column_names
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
@@ -75,9 +75,9 @@ def _with_distinct_columns(result: pa.Table, statement: str) -> pa.Table:
 
 
 def _check_files(connection: duckdb.DuckDBPyConnection, refusal: str) -> None:
-    """Tell a file that has vanished from one that a query may not read.
+    """Raise FileNotFoundError if DuckDB refused a file that vanished, not one that queries may not read.
 
-    DuckDB takes the path of a file that is not there for a folder, which no query may list.
+    DuckDB takes the path of a missing file for a folder, which no query may list.
     """
     refused = _REFUSED_FOLDER.search(refusal)
     allowed = connection.execute("SELECT current_setting('allowed_paths')").fetchall()[0][0]
@@ -88,10 +88,11 @@ def _check_files(connection: duckdb.DuckDBPyConnection, refusal: str) -> None:
 _REFUSED_FOLDER: Final = re.compile(r'Cannot access file "(.*)/\*\*/\*\.parquet"')
 
 
-#: What a refusal says where no question about the run can be answered.
+#: The message of a refusal when a run's file is damaged, so that no query on the run can be answered.
 DAMAGED_FILE: Final = "a file of a run is damaged"
 
-#: How DuckDB tells of a Parquet file that it cannot take apart: by its name, or in the words of its Thrift library.
+#: Matches DuckDB's messages for a Parquet file that it cannot parse: with the file's name, or in the words of its
+#: Thrift library.
 _DAMAGED_FILE: Final = re.compile(
     r"""\bfile ['"](?P<path>[^'"]*\.parquet)['"]|TProtocolException|^don't know what type"""
 )
@@ -99,7 +100,7 @@ _DAMAGED_FILE: Final = re.compile(
 
 @contextmanager
 def translated() -> Iterator[None]:
-    """DuckDB's errors as ours; a missing file as Python's, which makes readers look again."""
+    """Translate DuckDB's errors to QueryRefused; a missing file to FileNotFoundError, on which readers retry."""
     import duckdb
 
     try:
@@ -115,7 +116,7 @@ def translated() -> Iterator[None]:
 
 
 def _is_unicode(text: str) -> bool:
-    """Whether the text can be encoded: half a surrogate pair is text to Python alone."""
+    """Whether the text can be encoded: Python alone accepts a lone surrogate as text."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -124,6 +125,6 @@ def _is_unicode(text: str) -> bool:
 
 
 def rows_of(table: pa.Table) -> list[dict[str, Any]]:
-    """The rows of a table as dictionaries."""
+    """Return the rows of a table as dictionaries."""
     rows: list[dict[str, Any]] = table.to_pylist()
     return rows

@@ -1,4 +1,4 @@
-"""Tables and SELECTs that the views read: the live tails of runs, and their Parquet files."""
+"""Builds the sources of the SQL views: Arrow tables of the runs' tails, and SELECTs over their Parquet files."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ _CUTS_SCHEMA: Final = pa.schema(
 
 @dataclass(frozen=True, slots=True)
 class ViewedRuns:
-    """The runs that views show.
+    """The runs that the views show.
 
     Attributes:
-        cut: Each run, with the attempts of it that a resume left behind.
-        columns: One for each metric of any run.
-        has_cuts: Whether a resume left anything behind.
-        long: The metrics that are no columns of some run.
+        cut: Each run, with the cuts of its rolled-back attempts.
+        columns: One column for each metric of any run.
+        has_cuts: Whether any run has a cut.
+        long: The metrics that some run holds in ``metrics`` files instead of columns.
     """
 
     cut: Sequence[tuple[Snapshot, Mapping[int, Cut]]]
@@ -54,12 +54,12 @@ class ViewedRuns:
 
     @property
     def counting(self) -> str:
-        """The condition under which an event counts: no resume rolled it back."""
+        """The SQL condition that an event is effective: no resume rolled it back."""
         return f"NOT {ROLLED_BACK}" if self.has_cuts else "true"
 
 
 def viewed_runs(snapshots: Sequence[Snapshot]) -> ViewedRuns:
-    """The runs of these snapshots."""
+    """Collect the runs of these snapshots."""
     cut = [(snapshot, effective_lineage(snapshot).cuts) for snapshot in snapshots]
     long = {metric for snapshot in snapshots for metric in snapshot.columns.long()}
     columns = _shared_columns(snapshot.columns.wide() for snapshot in snapshots)
@@ -67,7 +67,7 @@ def viewed_runs(snapshots: Sequence[Snapshot]) -> ViewedRuns:
 
 
 def view_tables(runs: ViewedRuns) -> dict[str, pa.Table]:
-    """The sources of the views besides Parquet files."""
+    """Return the Arrow tables that the views read besides Parquet files."""
     tables = {
         "runs": pa.Table.from_pylist([summarize(snapshot).to_row() for snapshot, _ in runs.cut], schema=RUNS_SCHEMA),
         "event_tails": _event_tails(runs),
@@ -79,13 +79,13 @@ def view_tables(runs: ViewedRuns) -> dict[str, pa.Table]:
 
 
 def _event_tails(runs: ViewedRuns) -> pa.Table:
-    """The live tails of all runs; a column that a run lacks is null."""
+    """The tails of all runs; columns that a run lacks are null."""
     tails = [
         _marked(snapshot.tail.events_table(snapshot.info.run_id, runs.columns.without(snapshot.columns.long())), cuts)
         for snapshot, cuts in runs.cut
         if snapshot.tail
     ]
-    empty = _marked(events_schema(runs.columns).empty_table(), {})  # It comes first, since it has all columns.
+    empty = _marked(events_schema(runs.columns).empty_table(), {})  # First, since it has all columns.
     return pa.concat_tables([empty, *tails], promote_options="default")
 
 
@@ -105,7 +105,7 @@ def _metric_columns(columns: Columns) -> pa.Table:
 
 
 def _lineage_cuts(runs: ViewedRuns) -> pa.Table:
-    """The last event that counts, of each attempt that a resume left behind."""
+    """The limits of the effective part of each attempt that has a cut."""
     rows = [
         {"run_id": snapshot.info.run_id, "attempt": attempt, **cut._asdict()}
         for snapshot, cuts in runs.cut
@@ -115,32 +115,32 @@ def _lineage_cuts(runs: ViewedRuns) -> pa.Table:
 
 
 def _shared_columns(all_columns: Iterable[Columns]) -> Columns:
-    """One column for each metric of any run, those that most runs have first.
+    """Assign one column to each metric of any run, the commonest metrics first.
 
-    Of a single run these are its own columns, but for a metric that is called as ``ROLLED_BACK`` is.
+    For a single run these are its own columns, except for a metric named like ``ROLLED_BACK``.
     """
     counts: Counter[str] = Counter()
     for columns in all_columns:
         counts.update(columns.by_metric.keys())
-    shared = Columns({"": ROLLED_BACK})  # A column that is taken, ...
-    del shared.by_metric[""]  # ... and no metric's.
+    shared = Columns({"": ROLLED_BACK})  # Reserve the column, ...
+    del shared.by_metric[""]  # ... but not for a metric.
     shared.extend(metric for metric, _ in counts.most_common())
     return shared
 
 
 def _marked(table: pa.Table, cuts: Mapping[int, Cut]) -> pa.Table:
-    """The rows with the column ``ROLLED_BACK``."""
+    """Append the column ``ROLLED_BACK``."""
     marks = rolled_back(table, cuts) if cuts else pa.repeat(pa.scalar(False), table.num_rows)
     return table.append_column(ROLLED_BACK, marks)
 
 
 def event_sources(runs: ViewedRuns) -> Iterator[str]:
-    """SELECTs of all events: the tails, the files of most runs in one go, and runs that name their columns differently.
+    """Yield SELECTs that cover all events: the tails, most runs' files together, and runs with deviating columns.
 
-    Such a run logged names that differ by case only, or in another order than others did: its ``loss`` may be the
-    ``Loss`` of the others. Read together with them, one metric would pass for the other.
+    Such a run logged names that differ by case only, or in another order than other runs: its ``loss`` may be the
+    ``Loss`` of the others. Reading them together would confuse one metric with the other.
 
-    Files of attempts that a resume left behind are read apart too: only they are compared with where they are cut.
+    Files of attempts with a cut are read separately: only they are compared with the cuts.
     """
     yield "SELECT * FROM event_tails"
     plain: list[Path] = []
@@ -156,7 +156,7 @@ def event_sources(runs: ViewedRuns) -> Iterator[str]:
             renamed = [f"{quoted_name(column)} AS {quoted_name(shared[metric])}" for metric, column in own.items()]
             yield from _sources(", ".join([ENVELOPE, *renamed, "attrs"]), whole, cut, own.values())
         elif len(files) == len(whole) == 1 and not snapshot.tail:
-            # The one file of a run has all of the run's columns.
+            # A run's only file has all of the run's columns.
             uniform.setdefault(tuple(sorted(own.values())), []).append(files[0].path)
         else:
             plain += whole
@@ -167,7 +167,7 @@ def event_sources(runs: ViewedRuns) -> Iterator[str]:
 
 
 def sample_sources(runs: ViewedRuns) -> Iterator[str]:
-    """SELECTs of all sample losses."""
+    """Yield SELECTs that cover all sample losses."""
     yield "SELECT * FROM sample_tails"
     files = [(file, cuts) for snapshot, cuts in runs.cut for file in snapshot.listing.table("samples")]
     whole = [file.path for file, cuts in files if file.attempt not in cuts]
@@ -175,10 +175,10 @@ def sample_sources(runs: ViewedRuns) -> Iterator[str]:
 
 
 def _sources(selected: str, whole: Sequence[Path], cut: Sequence[Path], metrics: Collection[str] = ()) -> Iterator[str]:
-    """SELECTs of those columns of files, and of whether a row was rolled back: of whole files none was.
+    """Yield SELECTs of these columns of files, and of whether each row was rolled back (never in ``whole`` files).
 
-    ``rank`` and the like are qualified: a metric may be called as a column of the cuts is. Columns of ``metrics`` are
-    there, null, even where no file has them.
+    ``rank`` and the like are qualified, because a metric may be named like a column of the cuts. Columns of ``metrics``
+    exist, as nulls, even where no file has them.
     """
     missing = ", ".join(f"NULL::DOUBLE AS {quoted_name(metric)}" for metric in metrics)
     more = f" UNION ALL BY NAME SELECT {missing} WHERE false" if missing else ""

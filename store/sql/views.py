@@ -1,7 +1,7 @@
-"""The one maker of DuckDB connections, and the views that people, HTTP and reports query.
+"""Creates all DuckDB connections, with the views that people, HTTP and reports query.
 
-A connection sees the files of the snapshots it was made for, by explicit paths (a glob over 1,000 runs costs 23 ms a
-query, a path 0.8 ms), and the live tails as they were then. It is locked before any statement of a user runs.
+A connection sees the files and tails of the given snapshots. It reads files by explicit path: a glob over 1,000 runs
+costs 23 ms a query, a path 0.8 ms. It is locked before any user statement runs.
 """
 
 from __future__ import annotations
@@ -20,40 +20,39 @@ from .view_sources import ENVELOPE, ROLLED_BACK, ViewedRuns, event_sources, samp
 if TYPE_CHECKING:
     import duckdb
 
-#: Metrics that store-wide views have as columns: the commonest over all runs. ``series(name)`` reaches every one.
+#: Maximum metrics that views have as columns: the commonest over all runs. ``series(name)`` reaches every metric.
 METRIC_COLUMNS: Final = 256
 
-#: What a user's own statement may cost.
+#: Default memory limit of user statements.
 MEMORY_LIMIT: Final = "2GB"
 
 
 def connect(
     snapshots: Sequence[Snapshot], *, memory_limit: str = MEMORY_LIMIT, threads: int | None = None
 ) -> duckdb.DuckDBPyConnection:
-    """A locked in-memory connection with the views over these runs.
+    """Return a locked in-memory connection with the views over these runs.
 
-    Views: ``runs`` (one row a run), ``events`` (envelope, one column a metric, attrs, ``rolled_back``), ``steps``,
-    ``evals`` and ``saves`` (the events of one kind), ``samples`` (per-sample losses), ``decisions`` (what rules did),
+    Views: ``runs`` (one row per run), ``events`` (envelope, one column per metric, attrs, ``rolled_back``), ``steps``,
+    ``evals`` and ``saves`` (the events of one kind), ``samples`` (per-sample losses), ``decisions`` (of rules),
     ``windows`` (rolling mean, min, max and std of every series over its last 10 and 100 values). Table macros:
     ``series(metric)``, ``rolling(n)``, ``spiking_samples(step)``.
 
-    ``events`` holds everything, and all others what counts: not what a resume rolled back. ``all_samples`` holds that
-    too, with the same column ``rolled_back``.
+    ``events`` holds all events, the other views only effective ones. ``all_samples`` also holds rolled-back samples,
+    marked by the same column ``rolled_back``.
 
-    It can read the snapshots' Parquet files and nothing else, and can write nothing, not even what does not fit into
-    memory.
+    The connection can read only the snapshots' Parquet files. It can write nothing and does not spill to disk.
 
     Raises:
         FileNotFoundError: A Parquet file was merged away meanwhile; take a new snapshot.
         QueryRefused: A Parquet file is damaged.
     """
-    import duckdb  # 50 ms to load, and a server asks its queries in processes of their own.
+    import duckdb  # Takes 50 ms to load, and a server runs its queries in separate processes.
 
     connection = duckdb.connect(config={"python_enable_replacements": False, "autoinstall_known_extensions": False})
     with translated():
         _create_views(connection, snapshots)
     paths = [file.path for snapshot in snapshots for file in snapshot.listing.sealed]
-    # The pattern is checked when a statement is planned, the path when the file is opened.
+    # DuckDB checks the pattern when it plans a statement, the path when it opens the file.
     allowed = sorted({str(path) for path in paths} | {path_pattern(path) for path in paths})
     connection.execute("SET memory_limit = ?", [memory_limit])
     if threads is not None:
@@ -65,7 +64,7 @@ def connect(
     return connection
 
 
-#: Decisions, those included that a resume rolled back. No view, since making one costs 2 ms.
+#: All decisions, rolled-back ones included. Not a view, since creating one costs 2 ms.
 ALL_DECISIONS: Final = """
 SELECT run_id, attempt, rank, seq, TRY_CAST(attrs->>'event_seq' AS BIGINT) AS event_seq,
        step, epoch, time_ns, elapsed_ns,
@@ -88,7 +87,7 @@ def _create_views(connection: duckdb.DuckDBPyConnection, snapshots: Sequence[Sna
 
 
 def _views(runs: ViewedRuns) -> dict[str, str]:
-    """The SELECT of each view, after those that it reads."""
+    """The SELECT of each view, ordered so that views follow those they read."""
     return {
         "all_events": _all_events(runs),
         "long_values": _long_values(runs),
@@ -105,7 +104,7 @@ def _views(runs: ViewedRuns) -> dict[str, str]:
 
 
 def _macros(runs: ViewedRuns) -> dict[str, str]:
-    """The SELECT of each table macro, by its name with its parameter."""
+    """The SELECT of each table macro, by its signature."""
     name, n = (_free(parameter, runs.columns) for parameter in ("name", "n"))
     return {
         f"series({name})": f"SELECT * FROM series_values WHERE metric = {name}",
@@ -115,19 +114,19 @@ def _macros(runs: ViewedRuns) -> dict[str, str]:
 
 def _all_events(runs: ViewedRuns) -> str:
     metrics = map(quoted_name, runs.columns.by_metric.values())
-    as_named = [f"{column} AS {column}" for column in metrics]  # The file's own spelling may differ in case.
+    as_named = [f"{column} AS {column}" for column in metrics]  # A file's spelling may differ in case.
     named = ", ".join([ENVELOPE, *as_named, "attrs", ROLLED_BACK])
     return f"SELECT {named} FROM ({' UNION ALL BY NAME '.join(event_sources(runs))})"
 
 
 def _long_values(runs: ViewedRuns) -> str:
-    """The metrics that are no columns of their run: tails and files."""
+    """The metrics stored in ``metrics`` files and tails instead of columns."""
     paths = [file.path for snapshot, _ in runs.cut for file in snapshot.listing.table("metrics")]
     return "SELECT * FROM metric_tails" + (f" UNION ALL BY NAME SELECT * FROM {parquet_source(paths)}" if paths else "")
 
 
 def _events(runs: ViewedRuns) -> str:
-    """The events with the commonest metrics, those included that are no columns of some run."""
+    """The events with the commonest metrics, including those that some run stores outside columns."""
     exposed, long = dict(list(runs.columns.by_metric.items())[:METRIC_COLUMNS]), runs.long
     split = {metric: column for metric, column in exposed.items() if metric in long}
     if not split:
@@ -166,7 +165,7 @@ def _decisions(runs: ViewedRuns) -> str:
 
 
 def _of_kind(kind: str, runs: ViewedRuns) -> str:
-    """The view of one kind of events, as ``steps`` and ``evals`` are."""
+    """The view of one kind of events, such as ``steps`` and ``evals``."""
     return f"SELECT * EXCLUDE (kind, {ROLLED_BACK}) FROM events WHERE kind = '{kind}' AND {runs.counting}"
 
 
@@ -205,8 +204,8 @@ def _windows() -> str:
 def _rolling(n: str, suffix: str | None = None) -> str:
     """Rolling statistics over the last ``n`` values of each series' own clock, fewer at its start.
 
-    A window that holds a NaN yields NaN throughout, as in rules; SQL's own min would pass over it, since SQL orders NaN
-    above all numbers, and its deviation of a single NaN or infinity is 0. (The deviation is the population's.)
+    A window that holds a NaN yields NaN throughout, as in rules. SQL's min would ignore it, since SQL orders NaN above
+    all numbers, and its deviation of a single NaN or infinity is 0. (The deviation is the population's.)
     """
     tail = f"_{n}" if suffix is None else suffix
     over = (
@@ -222,7 +221,7 @@ def _rolling(n: str, suffix: str | None = None) -> str:
 
 
 def _free(parameter: str, columns: Columns) -> str:
-    """A name for a macro's parameter that no column has: DuckDB takes them for each other, whatever their case."""
+    """Return a name for a macro's parameter that no column has: DuckDB would confuse them, whatever their case."""
     taken = {column.casefold() for column in columns.by_metric.values()}
     while parameter in taken:
         parameter += "_"
