@@ -1,6 +1,6 @@
-"""What can be wrong with a policy file, said at the very place.
+"""The errors of a policy file, each with its line and column.
 
-Facts about the file flow in; problems that read ``source:line:column: message`` flow out, all of a file together.
+All problems of a file are reported together, each as ``source:line:column: message``.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any, Self
 
 from ..store.errors import TelemetryError, shortened
 
-#: Names listed when nothing similar is known.
+#: Known names that a suggestion lists when none is similar.
 _LISTED_NAMES = 30
 
 
@@ -23,8 +23,8 @@ class Fault:
     Attributes:
         offset: Position in the rule's text, in characters from 0.
         what: The fact, without a full stop.
-        got: What stands there, as text; None when there is nothing to show.
-        fix: How to go on, as a sentence; may be empty.
+        got: The offending text; None when there is nothing to show.
+        fix: How to mend it, as a sentence; may be empty.
     """
 
     offset: int
@@ -34,25 +34,25 @@ class Fault:
 
 
 class ExpressionError(TelemetryError):
-    """A rule that is no acceptable expression, with all the faults found in it."""
+    """A rule that is not a valid expression, with all faults found in it."""
 
     def __init__(self, faults: Iterable[Fault]) -> None:
         self.faults = tuple(faults)
         super().__init__("; ".join(phrase(fault.what, fault.got, fault.fix) for fault in self.faults))
 
     def to_json(self) -> dict[str, Any]:
-        """With the faults."""
+        """Return the error as JSON, faults included."""
         return {**super().to_json(), "faults": [asdict(fault) for fault in self.faults]}
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> Self:
-        """From the faults alone."""
+        """Rebuild the error from its faults alone."""
         return cls(Fault(**fault) for fault in document["faults"])
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class PolicyProblem:
-    """One thing that is wrong with a policy file. Line and column count from 1."""
+    """One problem in a policy file. Line and column count from 1."""
 
     source: str
     line: int
@@ -64,10 +64,10 @@ class PolicyProblem:
 
 
 class PolicyError(TelemetryError):
-    """A policy that does not load. ``str()`` has one ``source:line:column: message`` per line, for every problem.
+    """A policy that does not load. ``str()`` gives one ``source:line:column: message`` line per problem.
 
     Args:
-        problems: At least one, in any order; kept sorted by place, each once.
+        problems: At least one, in any order; stored sorted by place, without duplicates.
     """
 
     def __init__(self, problems: Iterable[PolicyProblem]) -> None:
@@ -81,17 +81,17 @@ class PolicyError(TelemetryError):
         return "\n".join(str(problem) for problem in self.problems)
 
     def to_json(self) -> dict[str, Any]:
-        """With the problems."""
+        """Return the error as JSON, problems included."""
         return {**super().to_json(), "problems": [asdict(problem) for problem in self.problems]}
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> Self:
-        """From the problems alone."""
+        """Rebuild the error from its problems alone."""
         return cls(PolicyProblem(**problem) for problem in document["problems"])
 
 
 def phrase(what: str, got: str | None = None, fix: str = "", *, where: str = "") -> str:
-    """One line ``where: what; got VALUE. How to go on``, each part only when there is one."""
+    """Return one line ``where: what; got VALUE. How to mend it``, leaving out absent parts."""
     line = f"{where}: {what}" if where else what
     if got is not None:
         line += f"; got {shortened(' '.join(got.split()))}"
@@ -99,7 +99,7 @@ def phrase(what: str, got: str | None = None, fix: str = "", *, where: str = "")
 
 
 def suggestion(got: str, known: Iterable[str]) -> str:
-    """The sentence that names the nearest known name, or else lists what is known.
+    """Return a sentence that names the nearest known name, or else lists the known names; empty when none is known.
 
     >>> suggestion("men", ["mean", "sum"])
     "Did you mean 'mean'?"

@@ -1,15 +1,15 @@
-"""A line of a file with a caret under the very place that a message is about."""
+"""Renders a line of a file with a caret under the column that a message is about."""
 
 from __future__ import annotations
 
 import unicodedata
 
-#: Characters of a line that are shown; of a longer one, those around the place.
+#: Characters of a line that are shown; for a longer line, those around the column.
 _SHOWN = 100
 
 
 def excerpt(text: str, line: int, column: int) -> list[str]:
-    r"""The line and the caret under it; nothing when the file has no such line, or a blank one.
+    r"""Return the line and the caret under it; nothing when the file has no such line, or a blank one.
 
     Args:
         text: The file.
@@ -32,13 +32,13 @@ def excerpt(text: str, line: int, column: int) -> list[str]:
 
 
 def _printable(text: str) -> str:
-    """The text with one blank for a tab, and a mark for what would move the cursor."""
+    """Replace each tab or other blank by a space, and other characters that would move the cursor by U+FFFD."""
     return "".join(
         character if character.isprintable() else " " if character.isspace() else "\ufffd" for character in text
     )
 
 
 def _width(text: str) -> int:
-    """Columns that a text takes in a terminal."""
+    """Return the columns that a text takes in a terminal."""
     wide = sum(unicodedata.east_asian_width(character) in ("W", "F") for character in text)
     return len(text) + wide - sum(unicodedata.combining(character) > 0 for character in text)

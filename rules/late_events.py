@@ -1,8 +1,8 @@
-"""Events some of whose values come later, and the event as it would have been if they had come at once.
+"""Merges an event's late values with its earlier half, so that rules and metrics see one event.
 
-Such an event flows in twice: first with the values that the host had, later with the others. Until then its controller
-metrics are not computed, and the rules that look at what is to come are not asked. So a step is one trigger to each
-rule, and one event to each metric.
+Such an event arrives twice: first with its host values, later with its late values. In between, its controller metrics
+are not computed, and rules that read awaited values are not evaluated. So a step triggers each rule once, and each
+metric takes it once.
 """
 
 from __future__ import annotations
@@ -14,46 +14,47 @@ from ..store.events import AWAITED, LATE_FOR, Event
 
 
 def awaited_names(attrs: Mapping[str, Any]) -> frozenset[str]:
-    """What an event's attributes say is to come, or has come late; nothing where they do not say it as a recorder does.
+    """Return the names that an event's attributes list as awaited, or as having come late.
 
-    A loop may log a text under any name, this one included.
+    The result is empty unless the attribute has the form that a recorder writes: a loop may log a text under any name,
+    this one included.
     """
     names = attrs.get(AWAITED)
     return frozenset(name for name in names if isinstance(name, str)) if isinstance(names, list) else frozenset()
 
 
 def lag_of(event: Event) -> int:
-    """Updates by which the loop was ahead of the event when rules saw its values."""
+    """Return how many updates the loop was ahead of the event when rules saw its values."""
     return event.value_lag if event.attrs and event.is_late else 0
 
 
 class _Expected(NamedTuple):
-    """An event as it was recorded first, and the controllers that wait for the rest, by their numbers."""
+    """The earlier half of an event, and the numbers of the controllers that wait for the rest."""
 
     event: Event
     waiting: tuple[int, ...]
 
 
 class Expectations:
-    """The events of one engine that are not whole yet. Values come in the order of their events, or never."""
+    """The incomplete events of one engine. Late values arrive in the order of their events, or never."""
 
     def __init__(self) -> None:
         self._attempt = 0
         self._by_seq: dict[int, _Expected] = {}
 
     def note(self, event: Event, waiting: tuple[int, ...]) -> None:
-        """Keep an event until its values come, and who waits for them."""
+        """Keep an event and the controllers that wait for its late values."""
         if event.attempt != self._attempt:
-            # What the attempt before still awaited went down with it.
+            # Values that the previous attempt still awaited were lost with it.
             self._by_seq.clear()
             self._attempt = event.attempt
         self._by_seq[event.seq] = _Expected(event, waiting)
 
     def fulfil(self, event: Event) -> tuple[Event, tuple[int, ...]]:
-        """The whole event, where this one brings the rest of it, and who has waited for that.
+        """Return the late event merged with its earlier half, and the controllers that waited.
 
-        The whole is in the later one's place, with the payload of both. Where nobody knows of the earlier one, it is
-        the event itself, and nobody has waited.
+        The merged event keeps the late event's position and has the payload of both. An unknown earlier half leaves the
+        event unchanged, and no controller has waited. Older incomplete events are dropped.
         """
         seq = event.attrs.get(LATE_FOR)
         if event.attempt != self._attempt or not isinstance(seq, int) or seq not in self._by_seq:

@@ -1,7 +1,7 @@
-"""What looks wrong in a policy that loads: warnings, each at its place, from the policy alone.
+"""Lints a policy that loads: rules blind to NaN, impossible lengths, pointless patience, contradictory operations.
 
-A policy flows in; findings flow out, in the order of the file. What only recorded runs can tell is found in
-``steptape.replay``.
+Takes a policy alone; returns findings in file order, each with its place. ``steptape.replay`` adds the findings that
+need recorded runs.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from ..policy_file.policy import Policy
 from .length_conditions import NO_LIMIT, impossible_lengths
 from .nan_guard import unguarded_spikes
 
-#: Kinds of events that an attempt has once at most.
+#: Triggers that an attempt has at most once.
 _ONCE: Final = ("on_init_end", "on_train_begin", "on_train_end")
 
-#: Effects that make no sense together at one event.
+#: Pairs of effects that contradict each other at one event.
 CONTRADICTIONS: Final = frozenset({frozenset({Effect.STOP, Effect.STOP_EPOCH})})
 
 
 class FindingCode(StrEnum):
-    """What sort of finding it is; the name by which it can be ignored."""
+    """The kind of a finding; the name by which a user can ignore it."""
 
     NAN_GUARD = "nan-guard"
     LENGTH = "length"
@@ -42,7 +42,7 @@ class FindingCode(StrEnum):
 
 @dataclass(frozen=True, slots=True, order=True)
 class Finding:
-    """One thing that looks wrong. Line and column count from 1."""
+    """One thing that looks wrong in a policy. Line and column count from 1."""
 
     source: str
     line: int
@@ -55,10 +55,10 @@ class Finding:
 
 
 class PolicyPlaces:
-    """Where in its file a policy says what its declarations hold.
+    """Locates the keys of a policy's controllers in its file.
 
     Args:
-        policy: A policy; its text is read again.
+        policy: A policy; its text is parsed again.
     """
 
     def __init__(self, policy: Policy) -> None:
@@ -73,12 +73,12 @@ class PolicyPlaces:
         return self._reader.fields(node, "", None) if node is not None else {}
 
     def of(self, index: int, key: str, entry: int | None = None) -> Place:
-        """Where the value of a controller's key begins, or an entry of the list that it is.
+        """Return where the value of a controller's key begins, or one entry of that value when it is a list.
 
         Args:
-            index: The controller, counted from 0.
-            key: ``patience``, ``operations`` and the like; it must be there.
-            entry: Which entry of the list, counted from 0.
+            index: The controller's index, from 0.
+            key: A key such as ``patience`` or ``operations``; it must be present.
+            entry: The entry's index in the list, from 0.
         """
         node = self._controllers[index][key]
         if entry is not None:
@@ -86,13 +86,13 @@ class PolicyPlaces:
         return self._reader.document.place(node)
 
     def finding(self, place: Place, code: FindingCode, controller: Controller, what: str) -> Finding:
-        """A finding at a place, about a controller."""
+        """Return a finding at a place, about a controller."""
         message = f"controller '{controller.name}': {what}"
         return Finding(self._policy.source, place.line, place.column, code, message)
 
 
 def findings_of(policy: Policy) -> list[Finding]:
-    """What looks wrong in a policy, whatever it will run on."""
+    """Return the findings of a policy that hold for any run."""
     places = PolicyPlaces(policy)
     return sorted(
         {
@@ -112,7 +112,7 @@ def _unguarded(policy: Policy, places: PolicyPlaces) -> Iterator[Finding]:
 
 
 def length_findings(policy: Policy, places: PolicyPlaces, longest: Callable[[SeriesKey], float]) -> Iterator[Finding]:
-    """Conditions on a length that no length can meet; see ``impossible_lengths``."""
+    """Yield a finding for each condition on a length that no length can meet; see ``impossible_lengths``."""
     for condition in impossible_lengths(policy, longest):
         what = f"'{condition.text}' can never hold: {condition.reason}"
         place = condition.controller.rule.place_at(condition.offset)
@@ -147,5 +147,5 @@ def _contradictions(policy: Policy, places: PolicyPlaces) -> Iterator[Finding]:
 
 
 def contradict(policy: Policy, first: str, second: str) -> bool:
-    """Whether two operations, written ``name.action``, make no sense at one event."""
+    """Whether two operations, written ``name.action``, contradict each other at one event."""
     return frozenset({policy.effects(first), policy.effects(second)}) in CONTRADICTIONS

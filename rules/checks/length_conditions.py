@@ -1,6 +1,6 @@
-"""Conditions on ``len`` that no length can meet.
+"""Finds conditions on ``len`` that no length can meet.
 
-A policy flows in, with how long its series can get; comparisons of a length with a constant that cannot hold flow out.
+Takes a policy and the greatest length of each series; yields comparisons of a length with a constant that cannot hold.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ..policy_file.policy import Policy
 
 NO_LIMIT: Final = math.inf
 
-#: How a comparison reads when its sides change places.
+#: Each comparison as it reads with its sides swapped.
 _MIRRORED: Final[dict[type[ast.cmpop], type[ast.cmpop]]] = {
     ast.Lt: ast.Gt,
     ast.LtE: ast.GtE,
@@ -34,10 +34,10 @@ class ImpossibleLength:
     """A condition that cannot hold.
 
     Attributes:
-        controller: In whose rule it stands.
-        offset: Where in the rule.
+        controller: The controller whose rule holds the condition.
+        offset: Position of the condition in the rule.
         text: The condition.
-        reason: Why, as the rest of a sentence.
+        reason: Why it cannot hold, as the rest of a sentence.
     """
 
     controller: Controller
@@ -47,11 +47,11 @@ class ImpossibleLength:
 
 
 def impossible_lengths(policy: Policy, longest: Callable[[SeriesKey], float]) -> Iterator[ImpossibleLength]:
-    """The conditions on a length that cannot hold.
+    """Yield the conditions on a length that cannot hold.
 
     Args:
         policy: The policy.
-        longest: How many values a series can have; ``NO_LIMIT`` when nobody knows.
+        longest: How many values a series can have at most; ``NO_LIMIT`` when unknown.
     """
     metrics = {declaration.name: declaration for declaration in policy.metrics}
     for controller in policy.controllers:
@@ -63,7 +63,7 @@ def impossible_lengths(policy: Policy, longest: Callable[[SeriesKey], float]) ->
 
 
 class _Lengths:
-    """What is known of the lengths in one rule."""
+    """The lengths and constants in one rule that are known without running it."""
 
     def __init__(
         self,
@@ -76,7 +76,7 @@ class _Lengths:
         self._longest = longest
 
     def impossible(self, node: ast.Compare) -> Iterator[tuple[str, int, str]]:
-        """Text, offset and reason of each link of a comparison that cannot hold."""
+        """Yield text, offset and reason of each link of a comparison that cannot hold."""
         operands = [node.left, *node.comparators]
         for left, operator, right in zip(operands, node.ops, operands[1:], strict=False):
             if type(operator) not in _MIRRORED:
@@ -92,7 +92,7 @@ class _Lengths:
             yield " ".join(text.split()), expression.offset(left), known[1]
 
     def _longest_of(self, node: ast.expr) -> tuple[float, str] | None:
-        """The greatest length that a node can give, and why; None when it is no length of a kind that is known."""
+        """Return the greatest length that a node can give, and why; None when it is not a known kind of length."""
         reference = self._rule.references.get(node)
         if isinstance(reference, SeriesLength):
             longest = self._longest(reference.key)
@@ -111,7 +111,10 @@ class _Lengths:
         return size, f"the window_size of '{metric.name}' is {size}"
 
     def _metric_chain(self, node: ast.expr) -> tuple[MetricDeclaration, list[str]] | None:
-        """The controller metric that a chain of subscripts and dots begins with, and its keys."""
+        """Return the controller metric at the root of a chain of subscripts and dots, and the chain's keys.
+
+        None for any other node.
+        """
         keys: list[str] = []
         while isinstance(node, (ast.Subscript, ast.Attribute)):
             if isinstance(node, ast.Attribute):
@@ -127,7 +130,7 @@ class _Lengths:
         return self._metrics[reference.name], keys[::-1]
 
     def _constant(self, node: ast.expr) -> float | None:
-        """The number that a node always is."""
+        """Return the number that a node always gives; None when there is none, or from 2**53 on."""
         reference = self._rule.references.get(node)
         value: object = None
         if isinstance(reference, ParamValue):
@@ -149,7 +152,7 @@ class _Lengths:
 
 
 def _can_hold(relation: type[ast.cmpop], limit: float, longest: float) -> bool:
-    """Whether some whole number from 0 to ``longest`` stands in that relation to the limit."""
+    """Whether some whole number from 0 to ``longest`` satisfies the comparison with the limit."""
     if relation is ast.Gt:
         return longest > limit
     if relation is ast.GtE:

@@ -1,7 +1,7 @@
-"""Rules that watch a series for spikes and are blind to its NaN.
+"""Finds rules that watch a series for spikes but are blind to its NaN.
 
-What a rule gives when a series is NaN is found out without running it. A policy flows in; out flow the controllers that
-compare a series as too high, give False when it is NaN, and have no other controller beside them that notices.
+Evaluates each rule statically, without running it, for a series that is NaN. Takes a policy; yields the controllers
+whose rule compares a series as too high and gives False when it is NaN, where no other controller notices the NaN.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ..language.references import Extent, Half, ParamValue, Reference, SeriesCha
 from ..policy_file.declarations import Controller
 from ..policy_file.policy import Policy
 
-#: Parts of the names of metrics that are better low, so that a limit above is a guard against spikes and not a goal.
+#: Parts of the names of metrics where lower is better, so that an upper limit guards against spikes and is not a goal.
 _BETTER_LOW: Final = ("loss", "norm", "perplexity", "ppl", "error", "entropy")
 
 _FALSE_FOR_NAN: Final = (ast.Lt, ast.LtE, ast.Gt, ast.GtE, ast.Eq)
@@ -29,12 +29,12 @@ _NAN_TO_NAN: Final = frozenset(
         *("detrended_std", "median", "quantile", "argmin", "argmax"),
     }
 )
-#: A look at a series that does not happen: longer than any window.
+#: The reach of code that does not read the series: longer than any window.
 _ABSENT: Final = 1 << 62
 
 
 class _Value(Enum):
-    """What is known of a value."""
+    """A value as far as the static evaluation knows it."""
 
     TRUE = "true"
     FALSE = "false"
@@ -43,7 +43,7 @@ class _Value(Enum):
 
 
 def unguarded_spikes(policy: Policy) -> Iterator[tuple[Controller, str, int]]:
-    """Controllers that are blind to the NaN of a series that they watch.
+    """Yield controllers that are blind to the NaN of a series that they watch.
 
     Yields:
         The controller, the name of the series, and the offset in the rule of the comparison that watches it.
@@ -58,19 +58,19 @@ def unguarded_spikes(policy: Policy) -> Iterator[tuple[Controller, str, int]]:
 
 
 def verdict_for_nan(rule: BoundRule, name: str) -> bool | None:
-    """What a rule gives when the newest value of a series is NaN; None when that alone does not tell."""
+    """Return a rule's answer when the newest value of a series is NaN; None when that alone does not decide it."""
     return {_Value.TRUE: True, _Value.FALSE: False}.get(_Evaluation(rule, name).of(rule.expression.tree))
 
 
 def _guards(rule: BoundRule) -> Iterator[str]:
-    """The series whose NaN can make a rule true, because it asks for it."""
+    """Yield the series that a rule tests for NaN and whose NaN can make it true."""
     for name in sorted({key.name for key in rule.series}):
         if _asks_for_nan(rule, name) and verdict_for_nan(rule, name) is not False:
             yield name
 
 
 def _asks_for_nan(rule: BoundRule, name: str) -> bool:
-    """Whether a rule asks if a series is NaN: ``isnan(x)``, ``isfinite(x)`` or ``x != x``."""
+    """Whether a rule tests a series for NaN: ``isnan(x)``, ``isfinite(x)`` or ``x != x``."""
     for node in ast.walk(rule.expression.tree):
         match node:
             case ast.Call(ast.Name("isnan" | "isfinite"), arguments) if _reach(rule, name, arguments) < _ABSENT:
@@ -81,7 +81,7 @@ def _asks_for_nan(rule: BoundRule, name: str) -> bool:
 
 
 def _spike_conditions(rule: BoundRule, name: str) -> Iterator[ast.Compare]:
-    """Comparisons that hold when the newest values of a series are high, as against older ones or against a limit."""
+    """Yield comparisons that hold when the newest values of a series are above older ones or above a limit."""
     for node in ast.walk(rule.expression.tree):
         if not isinstance(node, ast.Compare):
             continue
@@ -97,7 +97,7 @@ def _spike_conditions(rule: BoundRule, name: str) -> Iterator[ast.Compare]:
 
 
 def _reach(rule: BoundRule, name: str, nodes: Iterable[ast.expr]) -> int:
-    """How many values the shortest look at a series takes in: 1 for the newest alone, ``_ABSENT`` for no look."""
+    """Return how many values the shortest read of a series covers: 1 for the newest alone, ``_ABSENT`` for no read."""
     reach = _ABSENT
     waiting: list[ast.AST] = list(nodes)
     while waiting:
@@ -111,7 +111,7 @@ def _reach(rule: BoundRule, name: str, nodes: Iterable[ast.expr]) -> int:
 
 
 def _length_of(look: SeriesValue | SeriesChange | SeriesFold | Window) -> int:
-    """How many values a look at a series takes in, the newest one and those that it skips included."""
+    """Return how many values a read of a series covers, the newest and the skipped ones included."""
     match look:
         case SeriesValue(_, back):
             return back + 1
@@ -120,18 +120,18 @@ def _length_of(look: SeriesValue | SeriesChange | SeriesFold | Window) -> int:
         case Window(extent=Extent.VALUES):
             return look.keep - (int(look.length) // 2 if look.half is Half.RECENT else 0)
         case _:
-            return 2  # More than the newest alone; nobody knows how many more.
+            return 2  # More than the newest alone; how many more is unknown.
 
 
 class _Evaluation:
-    """A rule over what is known when one series is NaN."""
+    """Evaluates a rule as far as it is known when one series is NaN."""
 
     def __init__(self, rule: BoundRule, name: str) -> None:
         self._rule = rule
         self._name = name
 
     def of(self, node: ast.expr) -> _Value:
-        """What is known of a node's value."""
+        """Return what is known of a node's value."""
         read = self._read(self._rule.references.get(node))
         if read is not None:
             return read
@@ -155,7 +155,7 @@ class _Evaluation:
         return _Value.UNKNOWN
 
     def _read(self, reference: Reference | None) -> _Value | None:
-        """What is known of a reading; None where the reading says nothing, and the node may."""
+        """Return what is known of a reference's value; None where it decides nothing and the node itself may."""
         match reference:
             case SeriesValue(key, 0) | SeriesChange(key) if key.name == self._name:
                 return _Value.NAN
@@ -167,7 +167,7 @@ class _Evaluation:
         return None
 
     def _combined(self, values: list[_Value], is_and: bool) -> _Value:
-        """``and`` and ``or``; NaN counts as true there."""
+        """Combine operands of ``and`` or ``or``, where NaN counts as true."""
         decisive, other = (_Value.FALSE, _Value.TRUE) if is_and else (_Value.TRUE, _Value.FALSE)
         truths = [_Value.TRUE if value is _Value.NAN else value for value in values]
         if decisive in truths:
@@ -175,7 +175,7 @@ class _Evaluation:
         return other if all(truth is other for truth in truths) else _Value.UNKNOWN
 
     def _compared(self, node: ast.Compare) -> _Value:
-        """A chain is false as soon as one of its links is."""
+        """Evaluate a comparison chain: it is false as soon as one of its links is."""
         operands = [self.of(operand) for operand in (node.left, *node.comparators)]
         links = [
             _link(left, operator, right)

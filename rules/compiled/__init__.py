@@ -1,1 +1,1 @@
-"""Bound rules as generated Python code, and the series and windows that this code reads."""
+"""Compiles bound rules to Python code, and holds the series and windows that this code reads."""

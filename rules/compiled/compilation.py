@@ -1,9 +1,9 @@
-"""From a bound rule to Python code that computes the same as simpleeval, some forty times faster.
+"""Compiles a bound rule to Python code that computes the same as simpleeval, some forty times faster.
 
-A bound rule flows in. Out flows a tree or a code object that reads series, windows and metrics by generated names,
-which an engine fills with its own. What can be native is native: comparisons, boolean logic, subscripts, and
-arithmetic on operands that are known to be floats. Everything that could grow out of bounds calls a guard. The code
-has no builtins, and no name in it comes from the policy file.
+Takes a bound rule; returns a tree or a code object that reads series, windows and metrics by generated names, which
+each engine binds to its own values. Comparisons, boolean logic, subscripts, and arithmetic on operands known to be
+floats compile to native operators. Everything that could grow out of bounds calls a guard. The code has no builtins,
+and no name in it comes from the policy file.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from .window_reading import LONG
 #: The parameter of all generated functions.
 EVENT: Final = "event"
 
-#: Windows of up to so many values are added up in one expression where Python's own sum cannot be used, instead of in a
-#: loop: 0.23 us against 0.34 for ten on Python 3.12.
+#: Where Python's own sum cannot be used, windows of up to this many values are summed in one expression and not in a
+#: loop: 0.23 us against 0.34 us for ten values on Python 3.12.
 _UNROLLED: Final = 16
 
 
@@ -42,7 +42,7 @@ def _not_full() -> float:
     raise Undefined("the window is not full")
 
 
-#: Generated names of what does not differ between engines.
+#: Generated names that mean the same in every engine.
 CONSTANT_NAMES: Final[dict[str, Any]] = {
     "__builtins__": {},
     "LookupError": LookupError,
@@ -65,7 +65,7 @@ _MAX_EXACT: Final = 2**53
 
 @dataclass(frozen=True, slots=True)
 class CompiledRule:
-    """A rule as code, before an engine gives it something to read.
+    """A rule as code, before an engine binds its names to values.
 
     Attributes:
         code: Body of a function of the event that returns the rule's value.
@@ -76,7 +76,10 @@ class CompiledRule:
     leaf_codes: Mapping[str, CodeType]
 
     def failing_offset(self, traceback: TracebackType | None, expression: Expression) -> int | None:
-        """Where in the rule's text an exception came up, from the innermost frame of the rule's own code."""
+        """Return the offset in the rule's text at which an exception was raised; None when unknown.
+
+        It is taken from the innermost frame of the rule's own code.
+        """
         codes = _nested_codes(self.code)
         offset = None
         while traceback is not None:
@@ -95,14 +98,14 @@ def _nested_codes(code: CodeType) -> set[CodeType]:
 
 
 def compile_rule(rule: BoundRule, names: Names) -> CompiledRule:
-    """The code of a bound rule and of its leaves.
+    """Compile a bound rule and its leaves.
 
     Args:
         rule: The rule.
-        names: Those of its policy, of which it asks for what it reads.
+        names: The generated names of its policy, which gain those that the rule reads.
 
     Raises:
-        ExpressionError: Python's compiler refuses the rule, for its size.
+        ExpressionError: The rule is too large for Python's compiler.
     """
     translator = Translator(rule, names)
     try:
@@ -115,13 +118,13 @@ def compile_rule(rule: BoundRule, names: Names) -> CompiledRule:
 
 
 class Translator:
-    """Rewrites trees of one rule; the trees that it is given stay as they are.
+    """Rewrites syntax trees of one rule into trees of generated names; the input trees stay unchanged.
 
     Args:
         rule: The rule.
-        names: Those of its policy.
+        names: The generated names of its policy.
         wants_full_windows: Whether a window that is not full is undefined, as it is within a computed series.
-        shared: Local variables of the code around it, for windows that are worth reading once an event.
+        shared: Local variables of the code around it, for windows that are worth reading only once per event.
     """
 
     def __init__(
@@ -139,22 +142,22 @@ class Translator:
         self._is_inside_comprehension = False
 
     def code(self, tree: ast.expr) -> CodeType:
-        """The code of a function of the event that returns the tree's value."""
+        """Return the code of a function of the event that returns the tree's value."""
         argument = ast.arguments(posonlyargs=[], args=[ast.arg(EVENT)], kwonlyargs=[], kw_defaults=[], defaults=[])
         function = ast.copy_location(ast.Lambda(argument, self.body(tree)), self._rule.expression.anchor(tree))
         return compile_tree(ast.Expression(function))
 
     def body(self, tree: ast.expr) -> ast.expr:
-        """The tree in generated names, its comprehensions on a budget of their own."""
+        """Return the tree in generated names; a tree with comprehensions first renews their budget."""
         body: ast.expr = self.translated(tree)
         if any(isinstance(node, ast.comprehension) for node in ast.walk(tree)):
-            # The budget of comprehensions is one per evaluation: (budget.renew(), body)[1].
+            # Comprehensions have one budget per evaluation: (budget.renew(), body)[1].
             renewal = _call(ast.Attribute(_name("budget"), "renew", ast.Load()))
             body = ast.Subscript(ast.Tuple([renewal, body], ast.Load()), ast.Constant(1), ast.Load())
         return body
 
     def translated(self, node: Any) -> Any:
-        """The node in generated names and guarded operators; lists of nodes each."""
+        """Return the node in generated names and guarded operators; a list is translated item by item."""
         if isinstance(node, list):
             return [self.translated(item) for item in node]
         if not isinstance(node, (ast.expr, ast.comprehension)):
@@ -227,7 +230,7 @@ class Translator:
         return ast.Subscript(self._values(key), ast.Constant(-1 - back), ast.Load())
 
     def _held(self, key: ref.SeriesKey) -> ast.expr:
-        """How many values of a series are at hand."""
+        """Return an expression for the number of values that a series holds."""
         return _call(_name("len"), self._values(key))
 
     def _past(self, question: str, controller: str) -> ast.expr:
@@ -246,7 +249,7 @@ class Translator:
     # --- windows ------------------------------------------------------------------------------------------------
 
     def _window_once(self, window: ref.Window) -> ast.expr:
-        """A window's value, from a local variable where an earlier rule has put it there."""
+        """Return a window's value, from a local variable where an earlier rule has stored it."""
         local = None if self._is_inside_comprehension else self._shared.get(window)
         value = self._window(window)
         if local is None:
@@ -277,7 +280,7 @@ class Translator:
         return _call(_name(f"w_{window.function.name}"), self._last(window, length))
 
     def _added(self, window: ref.Window, length: int) -> ast.expr:
-        """``0.0 + s[-3] + s[-2] + s[-1]``, left to right, oldest first, where the window is full."""
+        """Return ``0.0 + s[-3] + s[-2] + s[-1]``, left to right, oldest first, where the window is full."""
         total: ast.expr = ast.Constant(0.0)
         if SUM_IS_PLAIN:
             total = _call(_name("sum"), self._last(window, length), total)
@@ -289,7 +292,7 @@ class Translator:
         partial = _call(_name("not_full")) if self._wants_full_windows else self._reduced(window, length)
         return self._where_full(window, total, partial)
 
-    # --- nodes that are not what they were ----------------------------------------------------------------------
+    # --- rewritten nodes ----------------------------------------------------------------------------------------
 
     def _attribute(self, node: ast.Attribute) -> ast.expr:
         return ast.Subscript(self.translated(node.value), ast.Constant(node.attr), ast.Load())
@@ -314,7 +317,7 @@ class Translator:
         return ast.BinOp(left, node.op, right)
 
     def _list(self, node: ast.List) -> ast.expr:
-        """Stars in a list become guarded additions."""
+        """Translate a list; its starred items become guarded additions."""
         if not any(isinstance(item, ast.Starred) for item in node.elts):
             return ast.List(self.translated(node.elts), node.ctx)
         result: ast.expr = ast.List([], ast.Load())
@@ -341,7 +344,7 @@ class Translator:
         return ast.comprehension(self.translated(node.target), visited, self.translated(node.ifs), 0)
 
     def _paid(self, node: ast.expr) -> ast.expr:
-        """A part of what a comprehension gives, paid for unless it is a float."""
+        """Translate a part of a comprehension's result, which is charged to the budget unless it is a float."""
         part: ast.expr = self.translated(node)
         if gives_float(node, self._rule):
             return part
@@ -355,9 +358,9 @@ class Translator:
 
 
 def compile_tree(tree: ast.Expression | ast.Module) -> CodeType:
-    """The code of the one function that a tree holds."""
+    """Return the code of the one function that a tree holds."""
     with warnings.catch_warnings():
-        # Python warns of what looks odd, such as an index that is no whole number; a rule either loads or does not.
+        # Python warns about odd code, such as an index that is not a whole number; a rule either loads or does not.
         warnings.simplefilter("ignore")
         mode = "eval" if isinstance(tree, ast.Expression) else "exec"
         module = compile(ast.fix_missing_locations(tree), "<rule>", mode)
@@ -365,7 +368,10 @@ def compile_tree(tree: ast.Expression | ast.Module) -> CodeType:
 
 
 def _as_float(node: ast.expr) -> ast.expr:
-    """A whole constant beside a float as the float that arithmetic takes it for, which is quicker; else the node."""
+    """Return a whole constant next to a float as the float that arithmetic converts it to, which is faster.
+
+    Any other node is returned unchanged.
+    """
     if isinstance(node, ast.Constant) and type(node.value) is int and abs(node.value) <= _MAX_EXACT:
         return ast.copy_location(ast.Constant(float(node.value)), node)
     return node

@@ -1,4 +1,4 @@
-"""The least and the greatest of a window that slides, at a cost that does not grow with its length."""
+"""Tracks the minimum or maximum of a sliding window, at a cost per value that does not grow with its length."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ _NAN: Final = float("nan")
 
 
 class SlidingExtreme:
-    """The smallest of the last so many values, the older of two equal ones, or the greatest.
+    """The minimum of the last ``length`` values, the older of two equal ones; or their maximum.
 
-    It holds the values that can still become the smallest: each is smaller than those after it would allow, so they
-    stand in ascending order, and each value comes and goes once.
+    A monotonic queue holds the values that can still become the minimum, in ascending order. Each value enters and
+    leaves it once.
 
     Args:
-        length: Of the window, in values.
-        is_greatest: Whether the greatest is wanted, which is the smallest of the negated values.
+        length: The window's length, in values.
+        is_greatest: Whether to track the maximum, as the minimum of the negated values.
     """
 
     __slots__ = ("_candidates", "_count", "_last_nan", "_length", "_sign")
@@ -31,7 +31,7 @@ class SlidingExtreme:
         self._candidates: deque[tuple[int, float]] = deque()
 
     def append(self, value: float) -> None:
-        """Take the next value."""
+        """Append the next value."""
         candidates, key = self._candidates, value * self._sign
         if key != key:
             self._last_nan = self._count
@@ -44,7 +44,7 @@ class SlidingExtreme:
             candidates.popleft()
 
     def read(self) -> float:
-        """The extreme of the window; NaN when any of its values is.
+        """Return the extreme of the window; NaN when any of its values is NaN.
 
         Raises:
             Undefined: There is no value yet.

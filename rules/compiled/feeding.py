@@ -1,6 +1,6 @@
-"""One generated function that hands the numbers of an event to the series that they feed.
+"""Generates one function that appends the numbers of an event to the series that they feed.
 
-Ten series cost 0.5 us this way, and 0.8 in a loop over pairs of a name and a function.
+Ten series cost 0.5 us this way, and 0.8 us in a loop over pairs of a name and a function.
 """
 
 from __future__ import annotations
@@ -12,22 +12,22 @@ from types import CodeType, FunctionType
 
 from .compilation import compile_tree
 
-#: What takes the numbers of one event.
+#: Takes the numbers of one event.
 Feed = Callable[[Mapping[str, float]], None]
 
 
 def feed(names: Sequence[str], takers: Sequence[Callable[[float], None]]) -> Feed:
-    """A function of an event's metrics that gives each taker the number of its name, as a float, where there is one."""
+    """Return a function of an event's metrics that passes each named number, where present, as a float to its taker."""
     variables = {f"take{number}": taker for number, taker in enumerate(takers)}
     return FunctionType(_code(tuple(names)), {"__builtins__": {}, "float": float, "type": type, **variables})
 
 
 @lru_cache(maxsize=256)
 def _code(names: tuple[str, ...]) -> CodeType:
-    """The function's code, which the runs of a backtest share: they carry the same names."""
+    """Return the function's code. The runs of a backtest share it: they carry the same names."""
     lines = ["def fed(metrics):", " value_of = metrics.get"]
     for number, name in enumerate(names):
-        # A literal, and nothing else: whatever a metric is called, it is data here.
+        # The name is a literal, and nothing else: whatever a metric is called, it is data here.
         lines.append(f" value = value_of({name!r})")
         lines.append(f" if value is not None: take{number}(value if type(value) is float else float(value))")
     return compile_tree(ast.parse("\n".join(lines)))

@@ -1,9 +1,9 @@
-"""Windows of many values, reduced by numpy in the very order in which ``reductions`` defines them.
+"""Reduces long windows with numpy, in the exact order of additions that ``reductions`` defines.
 
-A window's sum may not be had by adding the newest value and taking the oldest away: that rounds differently. Instead
-there is one sum for each window that has begun and not ended, and each new value is added to all of them at once: every
-sum is added left to right, oldest first, and costs one vectorised addition a value. Deviations and slopes go through
-``numpy.add.accumulate``, which adds left to right too (``numpy.sum`` does not).
+A sliding sum that adds the newest value and subtracts the oldest rounds differently. Instead there is one sum for each
+window that has begun and not ended, and each new value is added to all of them in one vectorised addition. So every sum
+runs left to right, oldest first. Deviations and slopes use ``numpy.add.accumulate``, which adds left to right too
+(``numpy.sum`` does not).
 
 This module is loaded when a policy has such a window; rules without one run without numpy.
 """
@@ -21,17 +21,17 @@ from ..language.references import Window
 from ..language.undefined import Undefined
 from .series import Series
 
-#: Beyond this, sums of finite values could overflow, of which numpy would warn.
+#: Beyond this, sums of finite values could overflow, and numpy would warn.
 _HUGE: Final = 1e290
 
 _Floats = npt.NDArray[np.float64]
 
 
 class PartialSums:
-    """The sum of the last so many values.
+    """The sum of the last ``length`` values.
 
     Args:
-        length: Of the window, in values.
+        length: The window's length, in values.
     """
 
     def __init__(self, length: int) -> None:
@@ -42,7 +42,7 @@ class PartialSums:
         self._quiet_until = -1
 
     def append(self, value: float) -> None:
-        """Add a value to every window that it is in; the oldest of them ends, and one begins."""
+        """Add a value to every window that contains it; the oldest window ends, and a new one begins."""
         sums = self._sums
         sums[self._next] = 0.0
         if not -_HUGE < value < _HUGE:
@@ -56,7 +56,7 @@ class PartialSums:
         self._next = self._count % self._length
 
     def total(self) -> float:
-        """The sum of the window.
+        """Return the sum of the window.
 
         Raises:
             Undefined: There is no value yet.
@@ -66,7 +66,7 @@ class PartialSums:
         return self._sums.item(self._next if self._count >= self._length else 0)
 
     def mean(self) -> float:
-        """The mean of the window.
+        """Return the mean of the window.
 
         Raises:
             Undefined: There is no value yet.
@@ -75,10 +75,10 @@ class PartialSums:
 
 
 class RecentValues:
-    """The last so many values as an array, with what it takes to reduce them.
+    """The last ``length`` values as an array, with their reductions.
 
     Args:
-        length: Of the window, in values.
+        length: The window's length, in values.
     """
 
     def __init__(self, length: int) -> None:
@@ -89,7 +89,7 @@ class RecentValues:
         self._positions = _positions(length)
 
     def append(self, value: float) -> None:
-        """Take the next value."""
+        """Append the next value."""
         if self._end == len(self._buffer):
             self._buffer[: self._length] = self._buffer[self._length :]
             self._end = self._length
@@ -101,7 +101,7 @@ class RecentValues:
         return self._buffer[max(0, self._end - self._length) : self._end]
 
     def var(self) -> float:
-        """The variance of the window.
+        """Return the variance of the window.
 
         Raises:
             Undefined: There is no value yet.
@@ -111,7 +111,7 @@ class RecentValues:
             return _total(distances * distances) / len(distances)
 
     def std(self) -> float:
-        """The standard deviation of the window.
+        """Return the standard deviation of the window.
 
         Raises:
             Undefined: There is no value yet.
@@ -119,7 +119,7 @@ class RecentValues:
         return math.sqrt(self.var())
 
     def slope(self) -> float:
-        """The slope of the window.
+        """Return the slope of the window.
 
         Raises:
             Undefined: There are fewer than two values.
@@ -127,7 +127,7 @@ class RecentValues:
         return self._line()[2]
 
     def detrended_std(self) -> float:
-        """The standard deviation of the window around its least-squares line.
+        """Return the standard deviation of the window around its least-squares line.
 
         Raises:
             Undefined: There are fewer than two values.
@@ -149,12 +149,12 @@ class RecentValues:
 
 
 def _positions(count: int) -> _Floats:
-    """Of so many values, centred."""
+    """Return the positions of ``count`` values, centred on 0."""
     return np.arange(count, dtype=np.float64) - (count - 1) / 2
 
 
 def _total(values: _Floats) -> float:
-    """Left to right; from 0.0, which only shows where all values are -0.0."""
+    """Sum left to right, starting at 0.0; the start only matters where all values are -0.0."""
     return float(np.add.accumulate(values)[-1]) + 0.0
 
 
@@ -168,7 +168,7 @@ _OF_VALUES: Final[dict[str, Callable[[RecentValues], float]]] = {
 
 
 def long_reader(window: Window, series: Series) -> Callable[[], float]:
-    """A function that reads a window of a series, which it follows from now on."""
+    """Return a function that reads a window of a series; its state follows the series from now on."""
     name, length = window.function.name, int(window.length)
     if name in _OF_SUMS:
         sums = PartialSums(length)

@@ -1,8 +1,8 @@
-"""The names by which generated code reads what rules read: one set for a policy, filled anew by each engine.
+"""The generated names by which compiled rules read their inputs: one set per policy, bound by each engine.
 
 No name comes from the policy file. ``s3`` is the list of values of a series and ``n3`` the series itself, ``m0`` the
-cell of a controller metric, ``x0`` a function that reads a window, ``a0`` a number carried along a series, ``h0`` what
-a controller decided, ``k_epoch`` a function that reads a fact about the run.
+cell of a controller metric, ``x0`` a function that reads a window, ``a0`` a fold over a series, ``h0`` the past
+decisions of a controller, ``k_epoch`` a function that reads a fact about the run.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ _Item = TypeVar("_Item")
 
 
 class Names:
-    """Numbers for what the rules of one policy read, in the order in which they are first asked for.
+    """Numbers for everything that the rules of one policy read, in order of first use.
 
     Attributes:
-        series, metrics, windows, folds, controllers: What has a number, with it.
+        series, metrics, windows, folds, controllers: The number of each item.
         context: Facts about the run that some rule reads.
     """
 
@@ -31,31 +31,31 @@ class Names:
         self.context: dict[str, None] = {}
 
     def values_of(self, key: SeriesKey) -> str:
-        """The list of a series' newest values."""
+        """Return the name of the list of a series' newest values."""
         return f"s{_number(self.series, key)}"
 
     def series_of(self, key: SeriesKey) -> str:
-        """The series itself."""
+        """Return the name of the series itself."""
         return f"n{_number(self.series, key)}"
 
     def cell_of(self, metric: str) -> str:
-        """Where a controller metric keeps its value."""
+        """Return the name of the cell that holds a controller metric's value."""
         return f"m{_number(self.metrics, metric)}"
 
     def reader_of(self, window: Window) -> str:
-        """The function that reads a window."""
+        """Return the name of the function that reads a window."""
         return f"x{_number(self.windows, window)}"
 
     def fold_of(self, fold: SeriesFold) -> str:
-        """A number that is carried along a series."""
+        """Return the name of a fold over a series."""
         return f"a{_number(self.folds, fold)}"
 
     def past_of(self, controller: str) -> str:
-        """What the controllers of a name decided."""
+        """Return the name of the past decisions of the controllers of one name."""
         return f"h{_number(self.controllers, controller)}"
 
     def fact_of(self, name: str) -> str:
-        """The function that reads a fact about the run."""
+        """Return the name of the function that reads a fact about the run."""
         self.context[name] = None
         return f"k_{name}"
 

@@ -1,7 +1,7 @@
-"""One generated function for all rules that are asked at one kind of event.
+"""Generates one function that evaluates all rules with a trigger at one kind of event.
 
-Bound rules flow in, in the order in which they are asked; code flows out that asks them all, shares what several of
-them read, and says which of them had an answer other than False.
+Takes bound rules in evaluation order; returns code that evaluates them all, reads shared windows once, and returns the
+answers other than False.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ class TriggeredRule:
 
     Attributes:
         rule: The rule.
-        between: The steps at which it is asked.
+        between: The steps at which it is evaluated.
         takes_false: Whether the gate counts false answers, by ``on_false()``.
-        asks_whether_it_holds: The controller whose ``holds`` the answer becomes, when some rule asks for it.
+        asks_whether_it_holds: The controller whose ``holds`` the answer sets; None when no rule reads it.
     """
 
     rule: BoundRule
@@ -41,16 +41,16 @@ class TriggeredRule:
 
 
 def gate_name(kind: str, number: int) -> str:
-    """The name by which the code for a kind of event reads the gate of one of its questions."""
+    """Return the name by which the code for a kind of event reads the gate of one numbered rule."""
     return f"g{number}_{kind}"
 
 
 def program(kind: str, questions: Mapping[int, TriggeredRule], names: Names) -> CodeType:
-    """The code of a function of the event that asks every question, in order, each known by its number.
+    """Return the code of a function of the event that evaluates every numbered rule, in order.
 
-    It reads what ``names`` and ``gate_name`` stand for. It returns a list of pairs: the number of a question with its
-    answer, where that is not False, or with the exception that took its place, where that does not mean "undefined".
-    Whether a rule holds is set at its end, so that rules of the same event see how it was before.
+    The function reads the variables of ``names`` and ``gate_name``. It returns a list of pairs: the number of a rule,
+    and its answer where that is not False, or the exception in its place unless that means "undefined". It sets
+    ``holds`` at its end, so that rules at the same event see the previous value.
     """
     shared = _shared_windows([question.rule for question in questions.values()])
     statements: list[ast.stmt] = [_assigned("answers", ast.List([], ast.Load()))]
@@ -73,13 +73,13 @@ def program(kind: str, questions: Mapping[int, TriggeredRule], names: Names) -> 
 
 
 def _asked(number: int, question: TriggeredRule, translator: Translator, gate: str) -> list[ast.stmt]:
-    """``try`` to evaluate one rule, and note what came of it."""
+    """Return the statements that ``try`` to evaluate one rule and note its answer."""
     when_false: list[ast.stmt] = []
     if question.takes_false:
         when_false = [ast.Expr(_call(ast.Attribute(_name(gate), "on_false", ast.Load())))]
     tree, keeps = question.rule.expression.tree, question.asks_whether_it_holds is not None
     if gives_truth(tree, question.rule) and not keeps:
-        # The quickest form there is: the interpreter jumps on the comparisons themselves.
+        # The fastest form: the interpreter jumps on the comparisons themselves.
         evaluation: list[ast.stmt] = [ast.If(translator.body(tree), [_noted(number, ast.Constant(True))], when_false)]
         answered: list[ast.stmt] = []
     else:
@@ -90,9 +90,9 @@ def _asked(number: int, question: TriggeredRule, translator: Translator, gate: s
         holds = ast.Compare(_name("answer"), [ast.Is()], [ast.Constant(True)])
         answered.append(_assigned(f"holds{number}", holds))
     handlers = [
-        # Undefined: the rule does not fire and touches nothing.
+        # Undefined: the rule does not fire and changes nothing.
         ast.ExceptHandler(_name("LookupError"), None, [ast.Pass()]),
-        # A rule may fail in any way; training goes on, and the failure is on record.
+        # A rule may fail in any way; training continues, and the failure is recorded.
         ast.ExceptHandler(_name("Exception"), "error", [_noted(number, _name("error"))]),
     ]
     attempt: ast.stmt = ast.Try(evaluation, handlers, answered, [])
@@ -117,7 +117,7 @@ def _noted(number: int, answer: ast.expr) -> ast.stmt:
 
 
 def _shared_windows(rules: Sequence[BoundRule]) -> Mapping[Window, str]:
-    """Windows that are read more than once at an event, with a local variable for each."""
+    """Return the windows that are read more than once at an event, each with a local variable."""
     counts: Counter[Window] = Counter()
     for rule in rules:
         _count_windows(rule.expression.tree, rule, counts)

@@ -1,4 +1,4 @@
-"""The last values of one series, as long as some rule looks back."""
+"""Holds the newest values of one series, as far back as any rule looks."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ from ..language.context import Clock
 from ..language.references import Extent, SeriesKey
 from ..language.window_arguments import MAX_WINDOW
 
-#: Values beyond the longest window that may pile up before the oldest are dropped, so that dropping costs little.
+#: Values beyond the longest window that may accumulate before the oldest are dropped, so that dropping costs little.
 SLACK: Final = 256
 
 
 class Follower(Protocol):
-    """What takes each value of a series as it comes."""
+    """Receives each value of a series as it arrives."""
 
     def append(self, value: float) -> None:
-        """Take the next value."""
+        """Append the next value."""
 
 
 class Series:
     """One series of one engine.
 
     Attributes:
-        key: Its name, and its kind when the rule says it.
+        key: Its name, and its kind when the rule gives one.
         values: The newest values, oldest first; always the same list.
-        dropped: How many older ones it has had.
+        dropped: The number of older values, which are dropped.
         bound_kind: The kind of event that feeds it; None until one has carried it.
-        followers: What else takes its values.
+        followers: Objects that receive each of its values.
     """
 
     __slots__ = ("_clock", "_epochs", "_need", "_steps", "bound_kind", "dropped", "followers", "key", "values")
@@ -47,11 +47,11 @@ class Series:
 
     @property
     def is_plain(self) -> bool:
-        """Whether a value may be put into ``values`` without more ado."""
+        """Whether a value may be appended to ``values`` directly."""
         return self._steps is None and self._epochs is None and not self.followers
 
     def append(self, value: float) -> None:
-        """Take the next value, at the step and epoch that the clock has reached."""
+        """Append the next value, at the step and epoch that the clock has reached."""
         self.values.append(value)
         if self._steps is not None:
             self._steps.append(self._clock.reached_step)
@@ -64,7 +64,7 @@ class Series:
         return -1.0 if self._clock.reached_epoch is None else self._clock.reached_epoch
 
     def first_within(self, extent: Extent, length: float) -> int:
-        """Index in ``values`` of the first value of the last so many steps or epochs."""
+        """Return the index in ``values`` of the first value within the last ``length`` steps or epochs."""
         if extent is Extent.STEPS:
             assert self._steps is not None
             start = bisect_right(self._steps, self._clock.reached_step - length)
@@ -74,7 +74,7 @@ class Series:
         return max(start, len(self.values) - MAX_WINDOW)
 
     def trim(self) -> None:
-        """Drop what no window will see again, once so much of it has piled up that it is worth the work."""
+        """Drop values that no window will read again, once enough have accumulated to be worth the work."""
         keep = self._need.values
         if self._steps is not None:
             keep = max(keep, len(self.values) - self.first_within(Extent.STEPS, self._need.steps))

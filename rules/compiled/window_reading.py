@@ -1,4 +1,4 @@
-"""From a window that a rule asks for to a function that reads it."""
+"""Builds the function that reads a window of a series for a rule."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ from ..language.references import Extent, Half, Window
 from .extremes import SlidingExtreme
 from .series import Series
 
-#: From this many values on, a window is worth following value by value: that costs 1 us a value, however long it is.
+#: From this many values on, a window follows its series value by value: that costs 1 us a value, however long it is.
 LONG: Final = 256 if SUM_IS_PLAIN else 64
 
-#: Functions that can be followed.
+#: Reductions that can follow a series value by value.
 _EXTREMES: Final = frozenset({"min", "max"})
 _FOLLOWED: Final = frozenset({"sum", "mean", "var", "std", "slope", "detrended_std", *_EXTREMES})
 _HALVES: Final[dict[Half, Callable[[Sequence[float]], Sequence[float]]]] = {Half.OLDER: older, Half.RECENT: recent}
 
 
 def is_followed(window: Window) -> bool:
-    """Whether a window is long, and of a kind that can be followed."""
+    """Whether a window is long, and its reduction can follow the series."""
     return window.is_plain and window.length >= LONG and window.function.name in _FOLLOWED
 
 
 def window_reader(window: Window, series: Series) -> Callable[[], float]:
-    """A function that reads a window of a series as of its newest value.
+    """Return a function that reads a window of a series as of its newest value.
 
-    It raises what the reduction raises: ``Undefined`` where there are no values.
+    It raises whatever the reduction raises: ``Undefined`` where there are no values.
     """
     if is_followed(window) and window.function.name in _EXTREMES:
         extreme = SlidingExtreme(int(window.length), is_greatest=window.function.name == "max")
@@ -48,7 +48,7 @@ def window_reader(window: Window, series: Series) -> Callable[[], float]:
 
 
 def _slicer(window: Window, series: Series) -> Callable[[], list[float]]:
-    """The values of a window, oldest first."""
+    """Return a function that slices the values of a window, oldest first."""
     values, skip = series.values, window.skip
     if window.extent is Extent.VALUES:
         back = int(window.length) + skip

@@ -1,4 +1,4 @@
-"""What the generated code of one engine reads: its series, metric cells, numbers and facts, by generated names."""
+"""Holds everything that the generated code of one engine reads: series, metric cells, folds and facts, by name."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from .window_reading import window_reader
 
 
 class Cell:
-    """What rules see under a metric's name; metrics of the same name share it, the last to compute wins."""
+    """The value that rules see under a metric's name. Metrics of one name share it; the last to compute wins."""
 
     __slots__ = ("value",)
 
@@ -30,19 +30,19 @@ class Cell:
 
 
 class Workspace:
-    """The memory of one engine.
+    """The variables of one engine's generated code.
 
     Args:
-        names: Those of the policy.
-        needs: Its series, with what of each must be kept.
-        plan: What the loop declared. Its constants are series of one value.
+        names: The generated names of the policy.
+        needs: Its series, with how much of each to keep.
+        plan: What the loop declared, for facts about the run.
 
     Attributes:
-        clock: Its place in the run.
+        clock: Its position in the run.
         series: Its series.
         cells: Values of the controller metrics, by name.
-        pasts: What controllers decided, by name.
-        variables: All of it, as generated code sees it.
+        pasts: Past decisions of the controllers, by name.
+        variables: All of these, by generated name.
     """
 
     def __init__(self, names: Names, needs: Mapping[SeriesKey, Need], plan: Plan) -> None:
@@ -70,10 +70,10 @@ class Workspace:
             self.variables[names.reader_of(window)] = window_reader(window, self.series[window.key])
 
     def function(self, code: CodeType) -> Callable[[Event], Any]:
-        """Generated code as a function over this memory."""
+        """Return generated code as a function over these variables."""
         return FunctionType(code, self.variables)
 
     def trim(self, series: Iterable[Series]) -> None:
-        """Drop values that no window will see again."""
+        """Drop values that no window will read again."""
         for each in series:
             each.trim()

@@ -1,4 +1,4 @@
-"""A series whose values rules compute from other series, one at each value of the series that drives it."""
+"""A series that rules compute from other series, with one value per value of its driver series."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ class ComputedSeries:
     """One computed series of one engine.
 
     Args:
-        function: Gives the next value as of an event, when all its series have taken theirs.
-        driver: The series whose values call for one.
-        target: The series that takes them.
+        function: Returns the next value at an event, once all source series have taken theirs.
+        driver: The series whose values trigger a computation.
+        target: The series that receives the computed values.
     """
 
     __slots__ = ("_driver", "_function", "_taken", "_target")
@@ -29,10 +29,10 @@ class ComputedSeries:
         self._taken = 0
 
     def update(self, event: Event) -> None:
-        """Take the next value, if the driver has had one.
+        """Append the next value, if the driver has had a new one.
 
-        What is undefined, such as the first of a delta, adds no value. What fails in another way, such as a division by
-        zero, is NaN, so that rules can see it.
+        An undefined result, such as the first of a delta, adds no value. Any other failure, such as a division by zero,
+        adds NaN, so that rules can see it.
         """
         had = self._driver.dropped + len(self._driver.values)
         if had == self._taken:

@@ -1,7 +1,7 @@
-"""What an engine has to say about an event, and how that is recorded, read back and digested.
+"""Decisions, rule errors and rule warnings: their types, their encoding as events, and their digest.
 
-Outcomes flow in and become the attributes of a ``decision``, ``rule_error`` or ``rule_warning`` event, and canonical
-lines of which one digest is taken; recorded events flow in and become the same outcomes again.
+Encodes outcomes as attributes of ``decision``, ``rule_error`` or ``rule_warning`` events, and as canonical lines under
+one digest. Decodes recorded events to the same outcomes.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ _NOT_FINITE: Final[dict[str, float]] = {"NaN": math.nan, "Infinity": math.inf, "
 
 @dataclass(frozen=True, slots=True)
 class _Outcome:
-    """What every outcome tells: of which controller it is, and at which event.
+    """The fields of every outcome: its controller, and the event at which it occurred.
 
     Attributes:
         controller: Its name; the metric's where a controller metric failed.
         trigger: ``on_<kind>`` of the event.
-        attempt: Of the event.
-        rank: Of the event.
-        seq: Of the event; -1 for what fires at ``init_end``, which precedes the stream.
-        step: Of the event.
-        epoch: Of the event.
-        value_lag: Updates that the loop was ahead of the event when its values came and this was decided.
+        attempt: The event's attempt.
+        rank: The event's rank.
+        seq: The event's seq; -1 for an outcome at ``init_end``, which precedes the stream.
+        step: The event's step.
+        epoch: The event's epoch.
+        value_lag: Updates that the loop was ahead of the event when its late values arrived and this was decided.
     """
 
     controller: str
@@ -54,12 +54,12 @@ class Decision(_Outcome):
     """A controller that fired.
 
     Attributes:
-        operations: What is ordered, as ``name.action``, in order.
+        operations: The operations to carry out, as ``name.action``, in order.
         values: The readings that explain it, by their text in the rule.
         messages: Log messages among the operations, rendered.
         mode: ``act``, or ``shadow`` for a decision that orders nothing.
-        severity: As the controller declares; empty when it does not.
-        message: What the controller has to say; empty when it declares nothing.
+        severity: As the controller declares; empty when undeclared.
+        message: The controller's rendered message; empty when undeclared.
     """
 
     operations: tuple[str, ...] = ()
@@ -71,7 +71,7 @@ class Decision(_Outcome):
 
     @property
     def acts(self) -> bool:
-        """Whether its operations are to be carried out."""
+        """Whether its operations are carried out."""
         return self.mode == ACT
 
 
@@ -83,7 +83,7 @@ class RuleError(_Outcome):
     next event.
 
     Attributes:
-        error: One line that begins with the place in the policy file.
+        error: One line that begins with the policy file; a rule's error continues with line and column.
     """
 
     error: str = ""
@@ -91,7 +91,7 @@ class RuleError(_Outcome):
 
 @dataclass(frozen=True, slots=True)
 class RuleWarning(_Outcome):
-    """Something about a rule that its author should know, said once.
+    """A warning for the author of a rule, recorded once.
 
     Attributes:
         warning: One line.
@@ -110,7 +110,7 @@ _KINDS: Final[dict[type[Outcome], str]] = {
 
 
 def is_storable(value: object) -> bool:
-    """Whether a value can be part of a decision: a scalar that reads back from JSON as it was."""
+    """Whether a decision can record a value: a scalar that survives a round trip through JSON."""
     if isinstance(value, str):
         return len(value) <= 200 and value not in _NOT_FINITE and _is_unicode(value)
     if isinstance(value, int):
@@ -123,7 +123,7 @@ def _is_unicode(text: str) -> bool:
 
 
 def outcome_payload(outcome: Outcome) -> tuple[str, dict[str, Any]]:
-    """The kind of event that records an outcome, and its attributes as strict JSON.
+    """Return the kind of event that records an outcome, and its attributes as strict JSON.
 
     Numbers that are not finite become the texts "NaN", "Infinity" and "-Infinity".
     """
@@ -158,12 +158,12 @@ def outcome_payload(outcome: Outcome) -> tuple[str, dict[str, Any]]:
 
 
 def outcome_from_event(event: Event) -> Outcome:
-    """The outcome that an event records. Attributes that are unknown are ignored.
+    """Decode the outcome that an event records. Unknown attributes are ignored.
 
-    Where the attributes do not tell attempt, rank, step or epoch of the event that fired, the envelope's serve.
+    Where the attributes lack attempt, rank, step or epoch of the event that fired, the envelope's values apply.
 
     Raises:
-        TelemetryError: The event records no outcome, or lacks a part of it.
+        TelemetryError: The event records no outcome, or an incomplete or malformed one.
     """
     where = f"event {event.attempt}/{event.rank}/{event.seq}"
     attrs = event.attrs
@@ -202,11 +202,11 @@ def outcome_from_event(event: Event) -> Outcome:
 
 
 def canonical_line(outcome: Outcome) -> str:
-    """The outcome as one line of JSON that is equal exactly when the outcome is the same.
+    """Return the outcome as one canonical line of JSON, the input of the decision digest.
 
-    ``[attempt, rank, seq, controller, operations, values]``, floats as ``float.hex()``; after them ``"shadow"`` for a
-    decision that orders nothing, and the lag of values that came late. Of errors and warnings the kind stands in the
-    place of the operations: their wording may differ between versions of Python and paths of files.
+    The line is ``[attempt, rank, seq, controller, operations, values]``, with floats as ``float.hex()``. A shadow
+    decision appends ``"shadow"``, and an outcome on late values appends their lag. Errors and warnings have their kind
+    in place of the operations: their wording may differ between versions of Python and paths of files.
     """
     line: list[Any] = [outcome.attempt, outcome.rank, outcome.seq, outcome.controller]
     if isinstance(outcome, Decision):
@@ -221,7 +221,7 @@ def canonical_line(outcome: Outcome) -> str:
 
 
 def decision_digest(outcomes: Iterable[Outcome], semantics_version: int = SEMANTICS_VERSION) -> str:
-    """SHA-256 over the canonical lines of outcomes in order, with the version of the semantics in front."""
+    """Return the SHA-256 over the version of the semantics and the canonical lines of outcomes, in order."""
     digest = DecisionDigest(semantics_version)
     for outcome in outcomes:
         digest.add(outcome)
@@ -229,17 +229,17 @@ def decision_digest(outcomes: Iterable[Outcome], semantics_version: int = SEMANT
 
 
 class DecisionDigest:
-    """The same, outcome by outcome."""
+    """The decision digest, computed outcome by outcome."""
 
     def __init__(self, semantics_version: int = SEMANTICS_VERSION) -> None:
         self._digest = hashlib.sha256(f"steptape decisions {semantics_version}\n".encode())
 
     def add(self, outcome: Outcome) -> None:
-        """One outcome more."""
+        """Add one outcome."""
         self._digest.update(f"{canonical_line(outcome)}\n".encode())
 
     def hexdigest(self) -> str:
-        """The digest of those so far, in hexadecimal."""
+        """Return the digest of the outcomes so far, in hexadecimal."""
         return self._digest.hexdigest()
 
 

@@ -1,11 +1,10 @@
 """The rule engine: a pure fold over a run's events.
 
-A policy and events flow in, in the order in which the deciding rank wrote them; outcomes flow out. Nothing else does:
-no clock, no random number, no file, no environment is read, and nothing is acted on. So the same events give the same
-decisions, live and in replay.
+Takes a policy, and events in the order in which the deciding rank wrote them; returns outcomes. It reads no clock,
+random number, file or environment, and acts on nothing. So the same events give the same decisions, live and in replay.
 
-For each event, in this order: series take its values, metrics of its kind compute in file order, and controllers of its
-trigger decide in file order: rule, then patience, then the decision.
+For each event, in this order: series append its values, metrics of its kind compute in file order, and controllers with
+its trigger decide in file order: rule, then patience, then the decision.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ from .outcomes import OutcomeMaker, place_of
 from .standing_answers import StandingAnswers
 from .triggered_controllers import ControllerState, Listener, TriggeredController
 
-#: Where a constant that the loop declared comes from, in the place of a kind of event.
+#: The ``bound_kind`` of a constant that the loop declared, in place of a kind of event.
 _DECLARED: Final = "plan"
 
 _NOTHING: Final[tuple[Outcome, ...]] = ()
@@ -46,11 +45,11 @@ _BEFORE_STREAM: Final = Event(INIT_END, seq=BEFORE_STREAM)
 
 
 class Engine:
-    """One policy at work on one run.
+    """The state of one policy over one run.
 
     Args:
-        policy: What to decide by.
-        plan: The declared length of the run, which ``TrainingState`` shows.
+        policy: The policy that decides.
+        plan: What the loop declared: the length of the run, which ``TrainingState`` shows, and constants.
     """
 
     def __init__(self, policy: Policy, plan: Plan = Plan()) -> None:  # noqa: B008 - a Plan is immutable
@@ -87,7 +86,7 @@ class Engine:
                 self._listener(kind).gauges.append(gauge)
 
     def _take_constants(self, plan: Plan) -> None:
-        """Constants that the loop declared are series of one value, which no event feeds."""
+        """Fill the series of constants that the loop declared with their one value; no event feeds them."""
         for series in self._unseen:
             if series.key.kind is None and series.key.name in plan.constants:
                 series.bound_kind = _DECLARED
@@ -117,7 +116,7 @@ class Engine:
             listener.keeps_answers = asked.keeps_answers
 
     def _unseen_of(self, controller: Controller) -> tuple[Series, ...]:
-        """The series whose absence is worth a warning: none where the policy lists its series."""
+        """Return the series whose absence is worth a warning: none where the policy lists its series."""
         if self.policy.series is not None:
             return ()
         series = (self._series[key] for key in controller.rule.bound.series)
@@ -126,12 +125,12 @@ class Engine:
     def _listener(self, kind: str) -> Listener:
         return self._listeners.setdefault(kind, Listener())
 
-    # --- what goes in -------------------------------------------------------------------------------------------
+    # --- input --------------------------------------------------------------------------------------------------
 
     def start(self) -> Sequence[Outcome]:
-        """The ``init_end`` trigger, which precedes the stream: its outcomes have seq -1.
+        """Fire the ``init_end`` trigger, which precedes the stream: its outcomes have seq -1.
 
-        A second call does nothing, and neither does one after ``resume``: the stream has begun by then.
+        A second call does nothing, and neither does a call after ``resume``: the stream has begun by then.
         """
         if self._has_started:
             return _NOTHING
@@ -139,7 +138,7 @@ class Engine:
         return self._fold(self._listener(INIT_END), _BEFORE_STREAM)
 
     def observe(self, event: Event) -> Sequence[Outcome]:
-        """Take the next event; what it made the policy say, in order, and almost always nothing."""
+        """Fold the next event into the state; return its outcomes in order, almost always none."""
         kind = event.kind
         if event.attrs and AWAITED in event.attrs and kind in _LOOP_KINDS:
             awaited = awaited_names(event.attrs)
@@ -157,23 +156,23 @@ class Engine:
 
     @property
     def idle_kinds(self) -> Collection[str]:
-        """Kinds of events that, without attributes, would change nothing and say nothing: a view, as of now."""
+        """Kinds of events that, without attributes, change no state and produce no outcome: a live view."""
         return self._standing.idle_kinds
 
     def resume(self, events: Iterable[Event], *, keeps_controllers: bool) -> None:
-        """Take events of before a resume, and whatever they make the policy say is discarded.
+        """Fold events from before a resume, and discard their outcomes.
 
-        Call it for one earlier attempt after the other, the first first, before anything is observed.
+        Call it once per earlier attempt, oldest first, before anything is observed.
 
         Args:
-            events: What of an attempt's events still counts, in order.
-            keeps_controllers: Whether the attempt that follows has the policy of this one. If so, controllers go on
-                where they were: patience, errors and warnings that were told. If not, they begin anew, and series and
-                metrics alone remember.
+            events: The events of one attempt that still count, in order.
+            keeps_controllers: Whether the attempt that follows has this attempt's policy. If so, controllers keep their
+                patience, and the errors and warnings already reported. If not, they start fresh, and only series and
+                metrics keep their state.
         """
         asking = {} if keeps_controllers else {kind: listener.ask for kind, listener in self._listeners.items()}
         for kind in asking:
-            # No controller sees what comes, so that nothing is asked whose answer would be forgotten.
+            # Skip the rules of these events: their answers would be discarded.
             self._listeners[kind].ask = None
         self.start()
         for event in events:
@@ -196,7 +195,7 @@ class Engine:
                 watch.gate.renew()
 
     def _greet_series(self, metrics: Mapping[str, float | None], kind: str) -> None:
-        """Let series that no event has fed yet begin with one that has these metrics; remember what did appear."""
+        """Bind series that no event has fed yet to an event with these metrics; remember the names that appeared."""
         if not metrics:
             return
         if self._reminds and len(self._names_seen) < REMEMBERED_NAMES:
@@ -212,14 +211,14 @@ class Engine:
         self._unseen = still_unseen
 
     def _name_among(self, key: SeriesKey, metrics: Collection[str]) -> str | None:
-        """The name under which an event carries a series; None when it does not."""
+        """Return the name under which an event carries a series; None when it does not."""
         if key.name in metrics:
             return key.name
         other = ALSO_CALLED.get(key.name)
         return other if other in metrics and self.policy.semantics_version >= FIRST_WITH_CONTEXT else None
 
     def _bind(self, series: Series, name: str, kind: str) -> None:
-        """Let events of a kind feed a series, and what is computed from it."""
+        """Let events of a kind feed a series and the series computed from it."""
         self._standing.forget()
         listener = self._listener(kind)
         series.bound_kind = kind
@@ -257,12 +256,12 @@ class Engine:
         return [*failures, *outcomes] if failures else outcomes
 
     def _rest(self, kind: str) -> None:
-        """Note that events of a kind change nothing for now, if nothing else looks at every event."""
+        """Mark a kind of event as idle for now, unless something else looks at every event."""
         if not (self._needs_clock or self._unseen or self._reminds):
             self._standing.idle_kinds.add(kind)
 
     def _feed(self, listener: Listener, metrics: Mapping[str, float], event: Event) -> None:
-        """Let series take their values, then those that are computed from them."""
+        """Append values to the series, then to the series computed from them."""
         listener.feed(metrics)
         for computed in listener.computed:
             computed.update(event)
@@ -278,7 +277,7 @@ class Engine:
         answered: Iterable[tuple[int, object]],
         event: Event,
     ) -> Sequence[Outcome]:
-        """What follows from the answers to one event of the rules with these numbers, in their order."""
+        """Return the outcomes of the answers that the rules with these numbers gave at one event, in rule order."""
         conclude = self._conclusions.of
         if not self._reminds:
             concluded = [conclude(watches[number], event, answer) for number, answer in answered]
@@ -295,16 +294,16 @@ class Engine:
         self._reminds = any(state.unseen for state in self._states)
         return outcomes or _NOTHING
 
-    # --- values that come late ----------------------------------------------------------------------------------
+    # --- late values --------------------------------------------------------------------------------------------
 
     def _begin(self, event: Event, awaited: frozenset[str]) -> Sequence[Outcome]:
-        """Take an event some of whose values are to come; see ``awaiting``."""
+        """Fold the earlier half of an event that awaits late values; see ``late_events``."""
         kind = event.kind
         self._standing.forget()
         if self._needs_clock:
             self._clock.take(event)
         if self._unseen:
-            # A series begins with the event that it is a value of, whenever the value comes.
+            # A series begins with the event that its value belongs to, whenever the value arrives.
             self._greet_series({**dict.fromkeys(awaited - {SAMPLES}), **event.metrics}, kind)
         listener = self._listener(kind)
         waiting = listener.waiting.get(awaited)
@@ -317,7 +316,7 @@ class Engine:
         return self._ask(listener, others, event)
 
     def _complete(self, event: Event) -> Sequence[Outcome]:
-        """Take the values that an earlier event has awaited."""
+        """Fold the late values of an earlier event."""
         self._standing.forget()
         if self._needs_clock:
             self._clock.take(event)
@@ -332,7 +331,7 @@ class Engine:
             return [*failures, *self._ask(listener, waiting, whole)]
 
     def _waiting(self, listener: Listener, kind: str, awaited: frozenset[str]) -> tuple[int, ...]:
-        """The controllers that look at values that an event of this kind awaits."""
+        """Return the numbers of the controllers that read values which an event of this kind awaits."""
         computed = {gauge.name for gauge in listener.gauges}
         return tuple(
             number
@@ -348,7 +347,7 @@ class Engine:
         return is_fed and not key.is_derived and not awaited.isdisjoint((key.name, ALSO_CALLED.get(key.name, key.name)))
 
     def _ask(self, listener: Listener, numbers: tuple[int, ...], event: Event) -> Sequence[Outcome]:
-        """Ask the rules with these numbers."""
+        """Evaluate the rules with these numbers and return their outcomes."""
         if listener.ask is None or not numbers:
             return _NOTHING
         ask = listener.ask if len(numbers) == len(listener.watches) else listener.parts.get(numbers)
@@ -358,10 +357,10 @@ class Engine:
         answers = ask(event)
         return self._judge(listener.watches, numbers, answers, event) if answers or self._reminds else _NOTHING
 
-    # --- what comes out -----------------------------------------------------------------------------------------
+    # --- warnings -----------------------------------------------------------------------------------------------
 
     def _remind(self, watch: TriggeredController, event: Event) -> list[RuleWarning]:
-        """Warn once of each series that has not appeared by now."""
+        """Warn once of each series that has not appeared after ``MISSING_SERIES_AFTER`` evaluations."""
         state = watch.state
         state.evaluations += 1
         if state.evaluations < MISSING_SERIES_AFTER:
@@ -375,11 +374,11 @@ class Engine:
             for series in missing
         ]
 
-    # --- questions ----------------------------------------------------------------------------------------------
+    # --- queries ------------------------------------------------------------------------------------------------
 
     @property
     def error_counts(self) -> Mapping[str, int]:
-        """How often each controller's rule and each metric has failed; those that never failed are left out."""
+        """Failures of each controller's rule and each metric, by name; those that never failed are left out."""
         counts: dict[str, int] = {}
         named = [(state.declaration.name, state.error_count) for state in self._states]
         for name, count in [*named, *((gauge.name, gauge.error_count) for gauge in self._gauges)]:
@@ -388,9 +387,10 @@ class Engine:
         return MappingProxyType(counts)
 
     def kinds_read(self, controller: str) -> frozenset[str]:
-        """Kinds of events whose numbers a controller's rule reads, through its metrics and its series as bound so far.
+        """Return the kinds of events whose numbers a controller's rule reads.
 
-        Where controllers share a name, what any of them reads.
+        Includes those that its metrics read; its series count as bound so far. For controllers that share a name,
+        returns the kinds that any of them reads.
 
         Raises:
             TelemetryError: The policy has no such controller.

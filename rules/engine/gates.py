@@ -1,6 +1,6 @@
-"""What stands between a rule's true answer and a decision: hold, once, cooldown, patience, in this order.
+"""The gates between a rule's true answer and a decision: hold, once, cooldown and patience, in this order.
 
-Answers of one controller at one trigger flow in; whether it fires flows out.
+Takes the answers of one controller at one trigger; returns whether it fires.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from ..language.timing import Cooldown, Span, SpanTimer
 
 
 class FiringLimits:
-    """What a controller's triggers have in common: whether it has decided, and its cooldown.
+    """The limits that all triggers of a controller share: whether it has decided, and its cooldown.
 
     Args:
-        past: What the controllers of this name decided.
-        is_once: Whether it may decide once only.
-        cooldown: The timer of its cooldown, which others may share; None without one.
+        past: Past decisions of the controllers of this name.
+        is_once: Whether it may decide only once.
+        cooldown: The timer of its cooldown, which other controllers may share; None without one.
     """
 
     __slots__ = ("_has_fired", "_is_once", "cooldown", "past")
@@ -31,7 +31,7 @@ class FiringLimits:
         self._has_fired = False
 
     def renew(self) -> None:
-        """Forget what was decided."""
+        """Forget past decisions and stop the cooldown."""
         self._has_fired = False
         self.past.renew()
         if self.cooldown is not None:
@@ -39,7 +39,7 @@ class FiringLimits:
 
     @property
     def is_spent(self) -> bool:
-        """Whether it has decided and may not do so again."""
+        """Whether it has decided and may not decide again."""
         return self._is_once and self._has_fired
 
     def is_cooling(self, event: Event, clock: Clock) -> bool:
@@ -48,7 +48,7 @@ class FiringLimits:
         return timer is not None and timer.is_running and not timer.is_over(event, clock)
 
     def note(self, event: Event, clock: Clock) -> None:
-        """Take a decision into account."""
+        """Record a decision and start the cooldown."""
         self._has_fired = True
         self.past.times += 1
         self.past.step = event.step
@@ -57,11 +57,13 @@ class FiringLimits:
 
 
 class FiringGate:
-    """The way of one controller's answers at one trigger. Undefined answers never reach it.
+    """Applies hold, limits and patience to the answers of one controller at one trigger.
+
+    Undefined answers never reach it.
 
     Args:
-        restraint: What its triggers have in common.
-        clock: Taken on to each event before an answer is.
+        restraint: The limits that its triggers share.
+        clock: Advanced to each event before the event's answer arrives.
         patience: As declared.
         hold: How long the rule must have been true, as declared.
     """
@@ -75,21 +77,21 @@ class FiringGate:
         self._timer = None if hold is None else SpanTimer(hold)
 
     def renew(self) -> None:
-        """Forget what was counted."""
+        """Reset patience and hold."""
         if self._patience is not None:
             self._patience.renew()
         if self._timer is not None:
             self._timer.stop()
 
     def on_false(self) -> None:
-        """Note a false answer."""
+        """Record a false answer."""
         if self._patience is not None:
             self._patience.on_false()
         if self._timer is not None:
             self._timer.stop()
 
     def on_true(self, event: Event) -> bool:
-        """Note a true answer; whether the controller fires now."""
+        """Record a true answer; return whether the controller fires now."""
         timer, restraint = self._timer, self._restraint
         if timer is not None:
             if not timer.is_running:
@@ -111,5 +113,5 @@ class FiringGate:
 
 
 def shared_timers(cooldowns: Sequence[Cooldown | None]) -> dict[str, SpanTimer]:
-    """One timer for each cooldown that controllers share by name."""
+    """Return one timer for each cooldown that controllers share by name."""
     return {cooldown.name: SpanTimer(cooldown.span) for cooldown in cooldowns if cooldown and cooldown.name}

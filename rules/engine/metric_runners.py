@@ -1,4 +1,4 @@
-"""Controller metrics at work in one engine: events flow in, what rules see under a metric's name flows out."""
+"""Runs the controller metrics of one engine: computes each at an event, and stores the value that rules read."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ class MetricRunner:
     """One metric of one engine.
 
     Args:
-        name: As the policy file has it.
-        metric: What computes.
-        cell: Where the value goes.
-        source: Where the policy came from, as messages name it.
+        name: Its name in the policy file.
+        metric: The metric that computes.
+        cell: Receives the value.
+        source: The origin of the policy, as messages name it.
 
     Attributes:
         error_count: How often it failed.
@@ -36,13 +36,13 @@ class MetricRunner:
         self._source = source
 
     def take(self, event: Event) -> RuleError | None:
-        """Compute the metric; what to say of its first failure, and else None.
+        """Compute the metric; return an error for its first failure, else None.
 
         A failure makes the metric unavailable until its next event.
         """
         try:
             computed = self._metric.compute(event)
-        except Exception as error:  # It may be anybody's code; training goes on, and the failure is on record.
+        except Exception as error:  # Third-party code may raise; training continues, and the failure is recorded.
             self._cell.value = UNAVAILABLE
             self.error_count += 1
             return self._failure(event, error) if self.error_count == 1 else None
@@ -57,5 +57,5 @@ class MetricRunner:
 
 
 def compute_all(gauges: Iterable[MetricRunner], event: Event) -> list[RuleError]:
-    """Compute controller metrics; what failed for the first time."""
+    """Compute controller metrics; return the errors of those that failed for the first time."""
     return [failure for gauge in gauges if (failure := gauge.take(event)) is not None]

@@ -1,4 +1,4 @@
-"""What to say of a series that a rule reads and that never appears."""
+"""Builds the text of the warning about a series that a rule reads and that never appears."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from ..language.references import SeriesKey
 
 #: Evaluations of a controller after which a series that never appeared is worth a warning.
 MISSING_SERIES_AFTER: Final = 100
-#: Names of metrics that are remembered for that warning.
+#: Most names of metrics that are remembered for that warning.
 REMEMBERED_NAMES: Final = 1_000
 
 
 def missing_series(key: SeriesKey, names_seen: Iterable[str]) -> str:
-    """The warning.
+    """Return the text of the warning.
 
     Args:
         key: The series.
-        names_seen: Metrics that did appear.
+        names_seen: The metrics that did appear.
     """
     carrier = f"no {key.kind} event" if key.kind else "no event"
     seen = [*names_seen]

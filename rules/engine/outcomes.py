@@ -1,6 +1,6 @@
-"""What follows from the answers of rules: decisions with what they say and show, and failures with their place.
+"""Turns the answers of rules into outcomes: decisions with messages and readings, and errors with their place.
 
-Answers flow in that are not False, each with the controller at its trigger and the event; outcomes flow out.
+Takes an answer other than False, with the controller at its trigger and the event; returns an outcome or None.
 """
 
 from __future__ import annotations
@@ -36,23 +36,23 @@ class OutcomeFields(NamedTuple):
 
 
 def place_of(watch: TriggeredController, event: Event) -> OutcomeFields:
-    """Where an outcome stands."""
+    """Return the outcome fields of a controller at an event."""
     name = watch.state.declaration.name
     return OutcomeFields(name, watch.trigger, event.attempt, event.rank, event.seq, event.step, event.epoch)
 
 
 class OutcomeMaker:
-    """The conclusions of one engine.
+    """Makes the outcomes of one engine.
 
     Args:
-        policy: What it decides by.
-        workspace: What its rules read.
+        policy: The policy that decides.
+        workspace: The values that its rules read.
     """
 
     def __init__(self, policy: Policy, workspace: Workspace) -> None:
         self._policy = policy
         self._workspace = workspace
-        # Those of other classes act on the loop, which is not for an engine to do: it does not even make them.
+        # Operations of other classes act on the loop. An engine does not, so it does not create them.
         self._log_controls = {
             entry.name: LogControl(entry.arguments)
             for entry in policy.operations
@@ -60,7 +60,7 @@ class OutcomeMaker:
         }
 
     def of(self, watch: TriggeredController, event: Event, answer: object) -> Outcome | None:
-        """What follows from an answer that is not False, or from an exception in its place."""
+        """Return the outcome of an answer that is not False, or of an exception in its place."""
         if answer is True:
             return self._decision(watch, event) if watch.gate.on_true(event) else None
         if answer is UNAVAILABLE:
@@ -77,7 +77,7 @@ class OutcomeMaker:
             try:
                 value = reading(event)
             except Exception:
-                continue  # The rule itself did not get there, by short-circuiting: it explains nothing.
+                continue  # The rule short-circuited before this reading: it explains nothing.
             if is_storable(value):
                 values[text] = value
         return Decision(
@@ -102,7 +102,7 @@ class OutcomeMaker:
         return tuple(messages)
 
     def _message_names(self, watch: TriggeredController, event: Event) -> dict[str, Any]:
-        """What a log message can show, the policy's own names before what comes with the event."""
+        """Return the names that a log message can show; the policy's own names win over those of the event."""
         return {
             **event.attrs,
             "logs": event.metrics,
@@ -116,7 +116,7 @@ class OutcomeMaker:
         }
 
     def _failure(self, watch: TriggeredController, event: Event, what: str) -> RuleError | None:
-        """Count a failure; the first of a controller is told, with where in the policy file it came from."""
+        """Count a failure; return an error for the controller's first, with its place in the policy file."""
         state = watch.state
         state.error_count += 1
         if state.error_count > 1:
@@ -130,9 +130,9 @@ class OutcomeMaker:
 
 
 def _traceback(rule: Callable[[Event], Any], event: Event) -> TracebackType | None:
-    """Where a rule fails that has failed: asked again on its own, it does the same."""
+    """Return the traceback of a rule that has failed: evaluated again on its own, it fails at the same place."""
     try:
         rule(event)
-    except Exception as error:  # It may fail in any way.
+    except Exception as error:  # A rule may fail in any way.
         return error.__traceback__
     return None

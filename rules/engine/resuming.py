@@ -1,4 +1,4 @@
-"""Engine state after a resume: never saved, but folded anew from what the log holds of earlier attempts."""
+"""Rebuilds engine state after a resume: folds the events that the log holds of earlier attempts."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from .engine import Engine
 
 
 def resumed_engine(policy: Policy, plan: Plan, ancestry: Iterable[tuple[Attempt, Iterable[Event]]]) -> Engine:
-    """The engine of an attempt that goes on from others, as of its first event.
+    """Return the engine of an attempt that continues others, as of its first event.
 
-    Live and in replay this is how state comes back: it is never saved, but folded anew from the log.
+    State comes back in this way live and in replay: it is never saved, but folded anew from the log.
 
     Args:
-        policy: What the attempt decides by.
-        plan: What the attempt declared.
-        ancestry: The attempts that it goes on from, the first first, each with what of its events still counts, as
-            ``Run.ancestry`` gives them.
+        policy: The policy of the attempt.
+        plan: The plan that the attempt declared.
+        ancestry: The attempts that it continues, oldest first, each with its events that still count, as
+            ``Run.ancestry`` returns them.
     """
     engine = Engine(policy, plan)
     earlier = list(ancestry)

@@ -1,4 +1,4 @@
-"""What rules answered last, for as long as they would answer the same again."""
+"""Caches the answers of rules for as long as a new evaluation would give the same."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from .triggered_controllers import Listener
 
 
 class StandingAnswers:
-    """The answers of one engine that still stand.
+    """The cached answers of one engine.
 
-    Rules that look at controller metrics and at series of other kinds of events alone need not be asked again until one
-    of those takes a value. Most events of most runs come between two such moments.
+    Rules that read only controller metrics and series of other kinds of events need no new evaluation until one of
+    those takes a value. Most events of most runs fall between two such moments.
 
     Attributes:
-        listeners: Those whose rules have answers that stand.
-        idle_kinds: Kinds of events that change nothing and of which nothing is said, as long as the answers stand.
+        listeners: The listeners whose rules have cached answers.
+        idle_kinds: Kinds of events that change no state and produce no outcome while the answers are valid.
     """
 
     __slots__ = ("idle_kinds", "listeners")
@@ -23,12 +23,12 @@ class StandingAnswers:
         self.listeners: list[Listener] = []
 
     def keep(self, listener: Listener, answers: list[tuple[int, object]]) -> None:
-        """Keep what the rules of one kind of event answered."""
+        """Cache the answers of the rules of one kind of event."""
         listener.answers = answers
         self.listeners.append(listener)
 
     def forget(self) -> None:
-        """Let everything be asked anew: something that rules read is about to change."""
+        """Invalidate all answers: something that rules read is about to change."""
         for listener in self.listeners:
             listener.answers = None
         self.listeners.clear()

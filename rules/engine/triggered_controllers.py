@@ -1,4 +1,4 @@
-"""The parts of an engine: controllers, each of them at each of its triggers, and what events of a kind concern."""
+"""The parts of an engine: controller states, controllers at their triggers, and listeners for each kind of event."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from .computed_series import ComputedSeries
 from .gates import FiringGate, FiringLimits
 from .metric_runners import MetricRunner
 
-#: What asks rules about an event: the numbers of those whose answer is not False, with the answer.
+#: Evaluates rules at an event: returns number and answer of each whose answer is not False.
 Ask = Callable[[Event], list[tuple[int, object]]]
 
 
 class ControllerState:
-    """One controller of one engine, across its triggers."""
+    """The state of one controller of one engine, which its triggers share."""
 
     __slots__ = ("declaration", "error_count", "evaluations", "message", "readings", "restraint", "rule", "unseen")
 
@@ -33,14 +33,14 @@ class ControllerState:
         self.forget(())
 
     def forget(self, unseen: tuple[Series, ...]) -> None:
-        """Forget what was counted and told, and wait for those series."""
+        """Reset the counts of errors and evaluations, and await the given series."""
         self.error_count = 0
         self.evaluations = 0
         self.unseen: tuple[Series, ...] = unseen
 
 
 class TriggeredController:
-    """One controller at one trigger, with a gate of its own."""
+    """One controller at one trigger, with its own gate."""
 
     __slots__ = ("gate", "state", "trigger")
 
@@ -50,7 +50,7 @@ class TriggeredController:
         self.gate = gate
 
     def is_asked(self, event: Event) -> bool:
-        """Whether the event is within the steps of the controller."""
+        """Whether the event is within the controller's steps."""
         between = self.state.declaration.between
         return (between.first is None or event.step >= between.first) and (
             between.last is None or event.step <= between.last
@@ -58,7 +58,7 @@ class TriggeredController:
 
 
 class Listener:
-    """What an event of one kind concerns."""
+    """The series, metrics and rules that an event of one kind updates or evaluates."""
 
     __slots__ = (
         "answers",
@@ -83,10 +83,10 @@ class Listener:
         self.gauges: list[MetricRunner] = []
         self.watches: list[TriggeredController] = []
         self.ask: Ask | None = None
-        # What it answered last, while that is what it would answer again.
+        # The cached answers, while they are valid.
         self.answers: list[tuple[int, object]] | None = None
         self.keeps_answers = False
-        # Of events some of whose values come later: who waits for which, and functions that ask some of the rules.
+        # For events with late values: the controllers that wait, by awaited names; functions that evaluate some rules.
         self.waiting: dict[frozenset[str], tuple[int, ...]] = {}
         self.parts: dict[tuple[int, ...], Ask] = {}
         self.until_trim = SLACK

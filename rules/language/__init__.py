@@ -1,5 +1,5 @@
 """The rule language: parsing, binding and the meaning of every function.
 
-Two interpreters read this sub-room: ``rules/compiled`` evaluates a rule event by event, ``replay/sweeps`` evaluates it
-over the columns of a run. A property test holds the two equal.
+Two interpreters build on this package. ``rules/compiled`` evaluates a rule event by event; ``replay/sweeps`` evaluates
+it over the columns of a run. A property test checks that the two agree.
 """

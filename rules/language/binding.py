@@ -1,8 +1,8 @@
-"""From an expression to a bound rule: every name and call is known for what it is before the first event.
+"""Binds an expression: resolves every name and checks every call before the first event.
 
-An expression and the names of its policy flow in; which series, windows, metrics and params each node means flows out,
-or all the faults at once. The order in which a name resolves: a comprehension's own variable, a controller metric, a
-param, and else a series.
+Takes an expression and the names of its policy; returns which series, window, metric or param each node means, or
+raises all faults at once. A name resolves in this order: a variable of a comprehension, a controller metric, a param, a
+fact about the run, and else a series.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from .functions import DECISION_FUNCTIONS, FUNCTIONS, Function
 from .methods import METHODS
 from .window_arguments import WINDOW_KEYWORDS, WindowReader
 
-#: Functions of a series that are no reduction of a window.
+#: Functions of a series that are not reductions of a window.
 _OF_SERIES: Final = frozenset({EMA, PEAK, "lag", "delta", "len"})
-#: Functions that compare or add their arguments when these are expressions: a window is asked for by keyword there.
+#: Functions that compare or add their arguments when these are expressions: there only a keyword asks for a window.
 _TAKE_NUMBERS: Final = frozenset({"min", "max", "sum"})
-#: What may be computed from series along with them: an expression that gives a number.
+#: Expressions that give a number, so that a series can be computed from them.
 _NUMERIC: Final = (ast.BinOp, ast.UnaryOp, ast.Call, ast.IfExp)
 _COLLECTIONS: Final = frozenset({"list", "tuple", "sorted", "set", "dict", "str"})
 
@@ -35,10 +35,10 @@ def bind(expression: Expression, scope: NameScope, *, is_condition: bool = True)
     """Resolve every name and check every call of an expression.
 
     Args:
-        is_condition: Whether to refuse what can never give True or False.
+        is_condition: Whether to refuse an expression that can never give True or False.
 
     Raises:
-        ExpressionError: With all the faults found.
+        ExpressionError: The expression is invalid. The error holds all faults found.
     """
     binder = _Binder(expression, scope)
     binder.visit(expression.tree, {})
@@ -50,7 +50,7 @@ def bind(expression: Expression, scope: NameScope, *, is_condition: bool = True)
 
 
 class _Binder:
-    """One walk over a tree. ``variables`` maps a comprehension's names to unique ones."""
+    """One walk over a tree. ``variables`` maps the names of comprehension variables to unique ones."""
 
     def __init__(self, expression: Expression, scope: NameScope) -> None:
         self.expression = expression
@@ -66,7 +66,7 @@ class _Binder:
         self.faults.append(self.expression.fault(node, what, fix))
 
     def visit(self, node: ast.AST, variables: Mapping[str, str]) -> None:
-        """Bind a node and all below it."""
+        """Bind a node and all nodes below it."""
         if isinstance(node, ast.Name):
             self._visit_name(node, variables)
         elif isinstance(node, ast.Call):
@@ -117,7 +117,7 @@ class _Binder:
     # --- series are numbers -------------------------------------------------------------------------------------
 
     def _series_key(self, node: ast.expr, variables: Mapping[str, str]) -> ref.SeriesKey | None:
-        """The series that a node is, before it is visited; None when it is something else."""
+        """Return the series that a node names, before it is visited; None when the node is something else."""
         if isinstance(node, ast.Name):
             return ref.SeriesKey(node.id) if node.id not in variables and self.scope.is_series(node.id) else None
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "series":
@@ -203,7 +203,7 @@ class _Binder:
             self._read_series(key, Need())
 
     def _visit_decision_call(self, node: ast.Call, function: Function) -> None:
-        """A question about a controller, whose name is literal."""
+        """Bind a question about a controller, whose name must be a literal."""
         name = _literal_text(node.args[0]) if len(node.args) == 1 and not node.keywords else None
         if name is None:
             what = f"{function.name} takes a controller's name as literal text"
@@ -216,7 +216,7 @@ class _Binder:
     # --- functions of a series ----------------------------------------------------------------------------------
 
     def _is_of_series(self, node: ast.Call, function: Function, variables: Mapping[str, str]) -> bool:
-        """Whether a call reads a series, its own or one to be computed, and not just a number or a list."""
+        """Whether a call reads a series, named or to be computed, and not just a number or a list."""
         if not node.args or (function.reduction is None and function.name not in _OF_SERIES):
             return False
         if self._series_key(node.args[0], variables):
@@ -242,7 +242,7 @@ class _Binder:
         return any(self._reads_series(part, variables) for part in parts if isinstance(part, ast.expr))
 
     def _visit_series_call(self, node: ast.Call, function: Function, variables: Mapping[str, str]) -> None:
-        """A function of a series, and of a window where it takes one."""
+        """Bind a function of a series, with its window where it takes one."""
         key = self._series_read(node.args[0], variables)
         if key is None:
             return
@@ -263,7 +263,7 @@ class _Binder:
             self.visit(argument, variables)
 
     def _visit_look_back(self, node: ast.Call, function: Function, key: ref.SeriesKey, reader: WindowReader) -> None:
-        """``lag``, ``delta``, ``ema`` and ``peak``, which take at most one number."""
+        """Bind ``lag``, ``delta``, ``ema`` and ``peak``, which take at most one number."""
         least = {"lag": 0, "delta": 1, EMA: 1}.get(function.name)
         is_given = len(node.args) == 2
         if node.keywords or len(node.args) > 2 or (is_given == (least is None) and function.name != "delta"):
@@ -281,7 +281,10 @@ class _Binder:
             self._read_series(key, Need(number + 1))
 
     def _series_read(self, node: ast.expr, variables: Mapping[str, str]) -> ref.SeriesKey | None:
-        """The series that a function reads, visited; one that has to be computed is noted. None when it was refused."""
+        """Visit a function's argument and return the series that it gives; None when it is refused.
+
+        A series that must be computed is noted.
+        """
         before = len(self.faults)
         self.visit(node, variables)
         if len(self.faults) > before:
@@ -302,7 +305,7 @@ class _Binder:
         return key
 
     def _driver(self, node: ast.AST) -> ref.SeriesKey | None:
-        """The first series that a visited expression reads, in the order of its text."""
+        """Return the first series that a visited expression reads, in the order of its text."""
         reference = self.references.get(node)
         if isinstance(reference, ref.SeriesReference):
             return reference.key
@@ -324,7 +327,7 @@ class _Binder:
             return len(node.args) <= 1
         if not all(keyword.arg in function.keywords for keyword in node.keywords):
             return False
-        # Positional arguments of `sorted` and the like end where its keywords begin.
+        # `sorted` takes one positional argument; its other argument is a keyword.
         most = 1 if function.name == "sorted" else function.most
         return function.least <= count and (most is None or len(node.args) <= most) and self._fits(count, function)
 
@@ -368,7 +371,7 @@ def _need(window: ref.Window) -> Need:
 
 
 def _literal_series(node: ast.Call) -> ref.SeriesKey | None:
-    """The key that a ``series(...)`` call spells; None unless all its arguments are literal texts."""
+    """Return the key that a ``series(...)`` call spells; None unless all its arguments are literal texts."""
     keywords = {keyword.arg: keyword.value for keyword in node.keywords}
     if len(node.args) != 1 or not set(keywords) <= {"kind"}:
         return None

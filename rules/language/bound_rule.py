@@ -1,4 +1,4 @@
-"""A rule whose names are resolved, the names that it could resolve them among, and what of series it needs."""
+"""Types of a rule whose names are resolved: its scope, its references, and its needs of each series."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from .references import Param, Reference, SeriesKey
 
 @dataclass(frozen=True, slots=True)
 class NameScope:
-    """The names that a policy gives to its rules.
+    """The names that a policy offers to its rules.
 
     Attributes:
         metrics: Names of the controller metrics.
         params: Params with their values.
         series: The series that rules may read; None when the policy does not list them.
         controllers: Names of the controllers.
-        context: Names that stand for facts about the run.
+        context: Names of facts about the run.
     """
 
     metrics: Collection[str] = ()
@@ -30,22 +30,22 @@ class NameScope:
     context: Collection[str] = tuple(CONTEXT)
 
     def names(self) -> list[str]:
-        """Every name that is known before training starts."""
+        """Return every name that is known before training starts."""
         return [*self.metrics, *self.params, *self.context, *(self.series or ())]
 
     def is_series(self, name: str) -> bool:
-        """Whether a bare name is a series, when no comprehension around it has a variable of that name."""
+        """Whether a bare name is a series, unless a comprehension around it has a variable of that name."""
         return not (name in self.metrics or name in self.params or name in self.context)
 
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """What of a series must be kept.
+    """The part of a series that must be kept.
 
     Attributes:
-        values: So many of its newest values.
-        steps: And those of so many steps back.
-        epochs: And those of so many epochs back.
+        values: This many of its newest values.
+        steps: Also the values of this many last steps.
+        epochs: Also the values of this many last epochs.
     """
 
     values: int = 1
@@ -62,7 +62,7 @@ class Derived:
 
     Attributes:
         node: The expression.
-        driver: It takes a value at each value of this series, the first one in the expression.
+        driver: The first series in the expression. Each of its values triggers a computation.
     """
 
     node: ast.expr
@@ -75,10 +75,10 @@ class BoundRule:
 
     Attributes:
         expression: Text and tree.
-        references: What the nodes mean that are neither operators nor literals.
-        series: Each series that is read, in order of appearance, with what of it must be kept.
+        references: The meaning of each node that is neither an operator nor a literal.
+        series: Each series that is read, in order of appearance, with how much of it to keep.
         metrics: Controller metrics that are read, in order of appearance.
-        derived: Those of the series that are computed, each after what it is computed from.
+        derived: The computed ones among the series, each after those that it depends on.
     """
 
     expression: Expression
@@ -89,7 +89,7 @@ class BoundRule:
 
 
 def dependencies(rules: Iterable[BoundRule]) -> dict[SeriesKey, Need]:
-    """Every series that the rules read, with what the most demanding of them needs."""
+    """Return every series that the rules read, with what the most demanding of them needs."""
     needs: dict[SeriesKey, Need] = {}
     for rule in rules:
         for key, need in rule.series.items():

@@ -1,4 +1,4 @@
-"""Arithmetic that is known when a policy loads: window lengths and the like."""
+"""Evaluates arithmetic that is known when a policy loads, such as window lengths."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Final
 from .bound_rule import NameScope
 from .references import Param
 
-#: Results beyond this are no length of anything.
+#: Operands beyond this are not folded: no length is so large.
 _LIMIT: Final = 10**12
 _FOLDABLE: Final = (ast.Add, ast.Sub, ast.Mult, ast.FloorDiv, ast.Mod)
 
 
 def constant(node: ast.expr, scope: NameScope, variables: Collection[str]) -> Param | None:
-    """The value of a number, a param, or arithmetic on whole ones of them; None for anything else.
+    """Return the value of a number, a param, or arithmetic on whole ones of them; None for anything else.
 
     Args:
         variables: Names of comprehension variables around the node, which hide params.

@@ -1,6 +1,6 @@
-"""What rules know about the run itself as of an event: steps, epochs, time and samples; and what controllers decided.
+"""Tracks the facts that rules read about the run (steps, epochs, time, samples) and about past decisions.
 
-Events flow in, in order; numbers flow out. Everything is derived from the events and from what the loop declared, so a
+Takes events in order; returns numbers. Everything is derived from the events and from what the loop declared, so a
 replay knows the same.
 """
 
@@ -17,7 +17,7 @@ from .undefined import Undefined
 
 _NS_PER_S: Final = 1e9
 
-#: Names that stand for facts about the run, with what they mean.
+#: The facts about the run: name to meaning.
 CONTEXT: Final[Mapping[str, str]] = MappingProxyType(
     {
         "step": "The event's step: optimizer updates finished.",
@@ -37,7 +37,7 @@ _BATCH_SIZE: Final = "batch_size"
 
 
 class Clock:
-    """Steps, evaluations, time and samples along one stream of events.
+    """Counts steps, evaluations, time and samples along one stream of events.
 
     Attributes:
         evaluations: ``evaluate`` events so far.
@@ -56,7 +56,7 @@ class Clock:
         self._added: float | None = None
 
     def take(self, event: Event) -> None:
-        """Move on to an event."""
+        """Advance to an event."""
         if event.attempt != self._attempt:
             self._before_ns += self._elapsed_ns
             self._attempt, self._elapsed_ns = event.attempt, 0
@@ -71,7 +71,7 @@ class Clock:
 
     @contextmanager
     def as_of(self, event: Event) -> Iterator[None]:
-        """Back at the step and epoch of an event whose values come late, while these are taken."""
+        """Return to the step and epoch of an event while its late values are taken."""
         reached = self.reached_step, self.reached_epoch
         self.reached_step = event.step
         if event.epoch is not None:
@@ -90,14 +90,14 @@ class Clock:
 
     @property
     def elapsed_ns(self) -> int:
-        """Training time up to the newest event, over all attempts."""
+        """Nanoseconds of training up to the newest event, over all attempts."""
         return self._before_ns + self._elapsed_ns
 
     def samples_seen(self) -> float:
-        """As ``CONTEXT`` says.
+        """Return the samples seen, as ``CONTEXT`` defines them.
 
         Raises:
-            Undefined: The run has told neither.
+            Undefined: The run has reported neither metric.
         """
         known = self._added if self._reported is None else self._reported
         if known is None:
@@ -110,7 +110,7 @@ class RunContext:
 
     Args:
         plan: What the loop declared.
-        clock: Taken on to each event before a fact about it is read.
+        clock: Advanced to each event before a fact about the event is read.
     """
 
     def __init__(self, plan: Plan, clock: Clock) -> None:
@@ -118,7 +118,7 @@ class RunContext:
         self._clock = clock
 
     def readers(self) -> dict[str, Callable[[Event], float]]:
-        """A function from an event to the fact, for each name but ``step``, which is a field of the event."""
+        """Return a function from an event to the fact, for each name but ``step``, which is a field of the event."""
         return {
             "epoch": _epoch,
             "progress": self._progress,
@@ -149,12 +149,12 @@ def _declared(value: int | None) -> int:
 
 
 class Past:
-    """What a controller (or several of one name) decided at earlier events.
+    """The decisions of a controller (or several of one name) at earlier events.
 
     Attributes:
-        times: Decisions.
-        step: Of the newest decision; None before the first.
-        holds: Whether the rule was true when it was last asked.
+        times: The number of decisions.
+        step: The step of the newest decision; None before the first.
+        holds: Whether the rule was true at its last evaluation.
     """
 
     __slots__ = ("holds", "step", "times")
@@ -163,13 +163,13 @@ class Past:
         self.renew()
 
     def renew(self) -> None:
-        """Forget."""
+        """Forget all decisions."""
         self.times = 0
         self.step: int | None = None
         self.holds = False
 
     def steps_since(self, step: int) -> int:
-        """Steps from the newest decision to a step.
+        """Return the steps from the newest decision to a step.
 
         Raises:
             Undefined: There was no decision.

@@ -1,4 +1,4 @@
-"""What the text of a rule alone shows about the values in it, so that code for them can be plain."""
+"""Infers the types of values from the text of a rule alone, so that generated code can be plain."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _GIVE_TRUTH: Final = frozenset({"isnan", "isfinite", "any", "all"})
 
 
 def gives_float(node: ast.expr, rule: BoundRule) -> bool:
-    """Whether the node gives a float whenever it gives anything."""
+    """Whether the node's value, if it has one, is always a float."""
     reference = rule.references.get(node)
     if isinstance(reference, Window):
         return not reference.function.is_whole
@@ -40,7 +40,7 @@ def needs_no_guard(node: ast.BinOp, rule: BoundRule) -> bool:
 
 
 def gives_truth(node: ast.expr, rule: BoundRule) -> bool:
-    """Whether the node gives True or False whenever it gives anything."""
+    """Whether the node's value, if it has one, is always True or False."""
     reference = rule.references.get(node)
     if reference is not None:
         return isinstance(reference, PastDecisions) and reference.question in ("fired", "holding")

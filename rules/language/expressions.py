@@ -1,7 +1,7 @@
-"""From a rule's text to a syntax tree that holds nothing but what the language allows.
+"""Parses the text of a rule into a syntax tree that holds only what the language allows.
 
-A text flows in; an ``Expression`` flows out, along simpleeval's ``EvalWithCompoundTypes``: what that evaluator accepts
-and what is pure. All faults of a text are found together, each with its offset in the text.
+Takes a text; returns an ``Expression``. The language is the pure part of what simpleeval's ``EvalWithCompoundTypes``
+accepts. All faults of a text are found together, each with its offset in the text.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ MAX_EXPRESSION_DEPTH: Final = 100
 
 _OPERATION: Final = "A rule is one expression without effects"
 
-#: Node types of the language; operators and contexts come with them.
+#: Node types of the language; operators and contexts are allowed with them.
 _ALLOWED: Final = (
     ast.Attribute,
     ast.BinOp,
@@ -58,7 +58,7 @@ class Expression:
     """A rule's text and its tree.
 
     Attributes:
-        text: As the file has it, escapes and folding resolved.
+        text: As in the file, escapes and folding resolved.
         tree: The tree of the text.
     """
 
@@ -67,7 +67,7 @@ class Expression:
         self.tree = tree
         self._lead = len(text) - len(text.lstrip())
         self._lines = parsed.split("\n")
-        # Python 3.11 places what stands inside an f-string wrongly, so it is placed at the f-string.
+        # Python 3.11 gives nodes inside an f-string a wrong position, so they take the f-string's.
         self._anchors: dict[ast.AST, ast.expr] = {}
         for node in ast.walk(tree):
             if isinstance(node, ast.JoinedStr):
@@ -75,44 +75,44 @@ class Expression:
                     self._anchors.setdefault(inner, node)
 
     def anchor(self, node: ast.expr) -> ast.expr:
-        """The node itself, or the outermost f-string around it."""
+        """Return the node itself, or the outermost f-string around it."""
         return self._anchors.get(node, node)
 
     def offset(self, node: ast.expr) -> int:
-        """Where the node begins, in characters of the text."""
+        """Return where the node begins, in characters of the text."""
         anchor = self.anchor(node)
         return self.offset_at(anchor.lineno, anchor.col_offset)
 
     def end(self, node: ast.expr) -> int:
-        """Where the node ends, in characters of the text."""
+        """Return where the node ends, in characters of the text."""
         anchor = self.anchor(node)
         return self.offset_at(anchor.end_lineno or anchor.lineno, anchor.end_col_offset or anchor.col_offset)
 
     def offset_at(self, line: int, column: int) -> int:
-        """The offset of a position as Python gives it: the line from 1, the column in bytes from 0."""
+        """Return the offset of a position as Python gives it: the line from 1, the column in bytes from 0."""
         before = sum(len(text) + 1 for text in self._lines[: line - 1])
         inside = len(self._lines[line - 1].encode()[:column].decode(errors="ignore"))
         return self._lead + before + inside
 
     def segment(self, node: ast.expr) -> str:
-        """The node's own text, every run of blanks as one space."""
+        """Return the node's own text, every run of blanks as one space."""
         return " ".join(self.text[self.offset(node) : self.end(node)].split())
 
     def fault(self, node: ast.expr, what: str, fix: str = "") -> Fault:
-        """A fault at a node, showing its text."""
+        """Return a fault at a node, showing its text."""
         return Fault(self.offset(node), what, repr(self.segment(node)), fix)
 
 
 def parse(text: str) -> Expression:
-    """The expression that a rule's text is.
+    """Parse the text of a rule.
 
     Raises:
-        ExpressionError: Empty, too long, no expression, or with something that the language does not have.
+        ExpressionError: The text is empty, too long, not an expression, or holds something that the language lacks.
     """
     _check_text(text)
     parsed = text.replace("\r", " ").strip()
     with warnings.catch_warnings():
-        # Python warns of odd escapes and comparisons; a rule either loads or does not.
+        # Python warns about odd escapes and comparisons; a rule either loads or does not.
         warnings.simplefilter("ignore")
         tree, parsed = _parsed(parsed, len(text) - len(text.lstrip()))
     expression = Expression(text, tree, parsed)
@@ -132,7 +132,10 @@ def _check_text(text: str) -> None:
 
 
 def _parsed(text: str, lead: int) -> tuple[ast.expr, str]:
-    """The tree and the text it stands for; several lines read as if they were one, unless comments are in them."""
+    """Return the tree and the text that it was parsed from.
+
+    Lines are joined into one if they do not parse as written, unless they hold comments.
+    """
     attempts = [text] if "\n" not in text or "#" in text else [text, text.replace("\n", " ")]
     failure: Fault | None = None
     for attempt in attempts:
@@ -167,7 +170,7 @@ def _syntax_fault(text: str, error: SyntaxError, lead: int) -> Fault:
 
 
 def _faults(expression: Expression) -> Iterator[Fault]:
-    """What the tree holds beyond the language, outermost first; nothing below a refused node is looked at."""
+    """Yield what the tree holds beyond the language, outermost first; nodes below a refused one are not checked."""
     waiting: list[tuple[ast.AST, ast.AST | None, int]] = [(expression.tree, None, 1)]
     while waiting:
         node, parent, depth = waiting.pop()

@@ -1,7 +1,7 @@
-"""Numbers that are carried from one value of a series to the next, over the whole run: no window bounds them.
+"""Folds over a whole series that hold one number, without a window: moving average and peak.
 
-Each fold takes the values of a series in order, oldest first, and holds one number. Values that are not finite are
-passed over: one of them would otherwise spoil the number for the rest of the run.
+Each fold takes the values of a series in order, oldest first, and holds one number. It skips values that are not
+finite: one of them would spoil the number for the rest of the run.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from .undefined import Undefined
 
 
 class Fold(ABC):
-    """One number of one series.
+    """One number over one series.
 
     Attributes:
         number: The number; None before the first finite value.
@@ -33,10 +33,10 @@ class Fold(ABC):
 
     @abstractmethod
     def following(self, number: float, value: float) -> float:
-        """The number after one more value."""
+        """Return the number after one more value."""
 
     def read(self) -> float:
-        """The number.
+        """Return the number.
 
         Raises:
             Undefined: The series has had no finite value yet.
@@ -47,10 +47,10 @@ class Fold(ABC):
 
 
 class Ema(Fold):
-    """The exponential moving average ``e + 2 / (n + 1) * (value - e)``, which begins with the first value.
+    """The exponential moving average ``e + 2 / (n + 1) * (value - e)``, which starts at the first value.
 
     Args:
-        length: How many values it averages over, roughly: the n of the formula.
+        length: The n of the formula: roughly the number of values that it averages over.
     """
 
     __slots__ = ("_weight",)
@@ -60,7 +60,7 @@ class Ema(Fold):
         self._weight = 2 / (length + 1)
 
     def following(self, number: float, value: float) -> float:
-        """The average, moved towards the value."""
+        """Return the average, moved towards the value."""
         return number + self._weight * (value - number)
 
 
@@ -70,7 +70,7 @@ class Peak(Fold):
     __slots__ = ()
 
     def following(self, number: float, value: float) -> float:
-        """The greater of the two."""
+        """Return the greater of the two."""
         return max(number, value)
 
 
@@ -79,15 +79,15 @@ PEAK: Final = "peak"
 
 
 def make_fold(name: str, length: int) -> Fold:
-    """The fold of that name; the length is that of an average and means nothing to a peak."""
+    """Return the fold of that name; ``length`` is the n of an average, and a peak ignores it."""
     return Ema(length) if name == EMA else Peak()
 
 
 def ema(values: Iterable[float], length: int) -> float:
-    """The exponential moving average after those values.
+    """Return the exponential moving average of the values.
 
     Raises:
-        Undefined: None of them is finite.
+        Undefined: No value is finite.
         ValueError: The length is below 1.
 
     >>> ema([1.0, 2.0], 3)
@@ -99,10 +99,10 @@ def ema(values: Iterable[float], length: int) -> float:
 
 
 def peak(values: Iterable[float]) -> float:
-    """The greatest of those values that are finite.
+    """Return the greatest finite value.
 
     Raises:
-        Undefined: None of them is.
+        Undefined: No value is finite.
     """
     return _folded(Peak(), values)
 

@@ -1,4 +1,4 @@
-"""The functions that rules may call: one table, which LANGUAGE.md prints and a test compares."""
+"""The table of functions that rules may call; LANGUAGE.md prints it, and a test compares the two."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ class Function:
     """One function of the language.
 
     Attributes:
-        name: How rules call it.
+        name: Its name in rules.
         signature: Its forms, as the documentation shows them.
         meaning: One sentence for the documentation.
-        plain: What it does with values; None when it takes a series only.
-        reduction: What it does with a window of a series, oldest value first, and with its ``options``; None when it
-            has no window form.
+        plain: The function of plain values; None when it takes a series only.
+        reduction: The function of a window of a series, oldest value first, and of its ``options``; None when it has no
+            window form.
         least: Fewest arguments of the plain form.
-        most: Most arguments of the plain form; None without limit.
+        most: Most arguments of the plain form; None for no limit.
         keywords: Argument names that the plain form takes; None for any.
-        options: What the window form takes beside the series and the window: numbers known at load.
-        is_float: Whether the plain form gives a float whenever it gives anything.
+        options: Arguments of the window form after the series and the window: numbers known at load.
+        is_float: Whether the value of the plain form, if any, is always a float.
         is_whole: Whether the window form gives a whole number; if not, a float.
         iterates: Whether the plain form iterates over its arguments, which a series does not allow.
     """
@@ -57,7 +57,7 @@ def _reduction(
     is_float: bool = True,
     is_whole: bool = False,
 ) -> Function:
-    """A function of a window, or of a list of values."""
+    """Return a function of a window, or of a list of values."""
     signature = f"{name}(s, n), {name}(values)"
     return Function(
         name, signature, meaning, plain_form, window_form, is_float=is_float, is_whole=is_whole, iterates=True

@@ -1,4 +1,4 @@
-"""Which parts of a rule explain it: the readings whose values a decision carries."""
+"""Finds the readings of a rule: the parts that explain it, whose values a decision records."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ _CLOSED: Final = (ast.ListComp, ast.GeneratorExp, ast.DictComp, ast.JoinedStr)
 
 
 def leaves(rule: BoundRule) -> dict[str, ast.expr]:
-    """The readings of a rule in the order of its text, by their text with every run of blanks as one space.
+    """Return the readings of a rule in text order, by their text with every run of blanks as one space.
 
-    Each series, param and fact about the run, each call, and each subscript or attribute chain in its full length;
-    within a call its arguments too, but nothing within a chain, a comprehension or an f-string. At most ``MAX_LEAVES``.
+    The readings are each series, param and fact about the run, each call, and each subscript or attribute chain in its
+    full length. Arguments of a call are included, but nothing within a chain, a comprehension or an f-string. At most
+    ``MAX_LEAVES`` are returned.
     """
     found: dict[str, ast.expr] = {}
     waiting: list[ast.AST] = [rule.expression.tree]

@@ -1,4 +1,4 @@
-"""The methods of plain values that rules may call, none of which changes anything."""
+"""The read-only methods of plain values that rules may call."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .undefined import UNAVAILABLE, Undefined
 
 _MAPPINGS: Final = (dict, MappingProxyType)
 
-#: Methods that rules may call, all of them read-only, with the types that have them.
+#: The methods, each with the types that have it.
 METHODS: Final[Mapping[str, tuple[type, ...]]] = MappingProxyType(
     {
         "get": _MAPPINGS,

@@ -1,8 +1,8 @@
-"""The operators that rules may use, guarded where a rule could ask for too much memory or time.
+"""The operators of rules, guarded where a rule could ask for too much memory or time.
 
-simpleeval's own guards do the work. What they leave open is closed here: whole numbers of millions of digits, text
-formatting with ``%``, and lists of lists of lists that are small in memory, because their parts are one object, and
-would take for ever to compare.
+simpleeval's own guards do most of the work. This module guards what they leave open: whole numbers of millions of
+digits, text formatting with ``%``, and lists of lists of lists. Such lists are small in memory, because their parts are
+one object, but would take forever to compare.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from typing import Any, Final
 
 import simpleeval  # type: ignore[import-untyped]
 
-#: The longest whole number that a product or power may give, in bits. (Dividing two of a million bits takes 0.3 s.)
+#: Most bits of a whole number that a product or power may give. (Dividing two of a million bits takes 0.3 s.)
 MAX_BITS: Final = 10_000
-#: Elements that a repeated text, list or tuple may have.
+#: Most elements of a repeated text, list or tuple.
 MAX_REPEATED: Final = 10_000
-#: Elements that a container may hold, those of the containers in it counted as often as they stand there.
+#: Most elements of a container; those of a nested container count once per occurrence.
 MAX_NESTED: Final = 1_000_000
 
 _TEXTS: Final = (str, bytes)
@@ -28,7 +28,7 @@ _safe_power: Final = _GUARDS[ast.Pow]
 
 
 def multiply(left: Any, right: Any) -> Any:
-    """``left * right``; repeated text and lists, and whole numbers, within bounds."""
+    """Return ``left * right``, with repeated text and lists, and whole numbers, within bounds."""
     if type(left) is float or type(right) is float:
         return left * right
     if type(left) is int and type(right) is int and left.bit_length() + right.bit_length() > MAX_BITS:
@@ -45,20 +45,21 @@ def multiply(left: Any, right: Any) -> Any:
 
 
 def power(left: Any, right: Any) -> Any:
-    """``left ** right``, base, exponent and whole results within bounds."""
+    """Return ``left ** right``, with base, exponent and whole results within bounds."""
     if type(left) is int and type(right) is int and left.bit_length() * right > MAX_BITS:
         raise simpleeval.NumberTooHigh(f"a power of more than {MAX_BITS:,} bits")
     return _safe_power(left, right)
 
 
 def modulo(left: Any, right: Any) -> Any:
-    """``left % right`` for numbers; with text on the left it would be a format string."""
+    """Return ``left % right`` for numbers; refuse text on the left, which would be a format string."""
     if isinstance(left, (str, bytes)):
         raise TypeError("text formatting with % is not allowed in a rule")
     return left % right
 
 
-#: What a binary operator is compiled to when its operands are not known to be numbers; all others are Python's own.
+#: The function that replaces a binary operator when its operands are not known to be numbers; other operators are
+#: Python's own.
 GUARDED: Final[dict[type[ast.operator], Callable[[Any, Any], Any]]] = {
     ast.Add: _GUARDS[ast.Add],
     ast.Mult: multiply,
@@ -73,9 +74,9 @@ ALLOWED: Final = frozenset({*GUARDED, ast.Sub, ast.Div, ast.FloorDiv, ast.BitAnd
 
 
 def size_of(value: Any) -> int:
-    """How many elements a value has, those inside its elements counted as often as they stand there; 0 for a number.
+    """Return how many elements a value has; nested ones count once per occurrence, and a number has 0.
 
-    Counting ends soon after ``MAX_NESTED``. Texts have their characters, whole numbers of many digits their bytes.
+    Counting ends soon after ``MAX_NESTED``. Texts count their characters, whole numbers of many digits their bytes.
     """
     size = 0
     waiting = [value]
@@ -95,7 +96,7 @@ def size_of(value: Any) -> int:
 
 
 class Budget:
-    """What the comprehensions of one rule may still do in this evaluation: values to visit, elements to hold."""
+    """The budget of a rule's comprehensions in one evaluation: values to visit, and elements to hold."""
 
     __slots__ = ("_left", "_room")
 
@@ -104,12 +105,12 @@ class Budget:
         self._room = 0
 
     def renew(self) -> None:
-        """Start of an evaluation."""
+        """Reset the budget for a new evaluation."""
         self._left = simpleeval.MAX_COMPREHENSION_LENGTH
         self._room = MAX_NESTED
 
     def held(self, value: Any) -> Any:
-        """The value, paid for by its size: as the variable of a comprehension, or as a part of what it gives."""
+        """Charge a value by its size and return it: a variable of a comprehension, or a part of its result."""
         if type(value) is not float:
             self._room -= size_of(value)
             if self._room < 0:
@@ -119,7 +120,7 @@ class Budget:
         return value
 
     def visited(self, values: Any) -> Iterator[Any]:
-        """The values of an iterable, each paid for. Sets come in sorted order."""
+        """Yield the values of an iterable, each charged. Sets come in sorted order."""
         for value in in_order(values):
             self._left -= 1
             if self._left < 0:
@@ -130,5 +131,5 @@ class Budget:
 
 
 def in_order(values: Any) -> Any:
-    """The iterable itself; a set as a sorted list, since Python's order of texts in a set differs between processes."""
+    """Return the iterable, a set as a sorted list: Python's order of texts in a set differs between processes."""
     return sorted(values) if isinstance(values, (set, frozenset)) else values

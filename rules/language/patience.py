@@ -1,4 +1,4 @@
-"""How often a rule must be true before its controller acts."""
+"""Patience: the number of true answers that a rule must give before its controller fires."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ MODES: Final = (RESET_ON_FAILURE, NO_RESET_ON_FAILURE)
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """What a controller declares.
+    """The patience that a controller declares.
 
     Attributes:
         threshold: True answers to tolerate before one fires; 0 and less tolerate none.
-        mode: Whether a false answer starts the count again.
+        mode: Whether a false answer restarts the count.
     """
 
     threshold: int = 1
@@ -24,7 +24,7 @@ class Patience:
 
 
 class PatienceCounter:
-    """The count of one controller at one trigger. Undefined answers never reach it."""
+    """Counts the true answers of one controller at one trigger. Undefined answers never reach it."""
 
     __slots__ = ("_count", "_resets", "_threshold")
 
@@ -34,7 +34,7 @@ class PatienceCounter:
         self._count = 0
 
     def renew(self) -> None:
-        """Start the count again."""
+        """Restart the count."""
         self._count = 0
 
     def count_true(self) -> None:
@@ -42,7 +42,7 @@ class PatienceCounter:
         self._count += 1
 
     def on_true(self) -> bool:
-        """Count a true answer; whether the controller fires now, which starts the count again."""
+        """Count a true answer; return whether the controller fires now, which restarts the count."""
         self._count += 1
         if self._count <= self._threshold:
             return False
@@ -50,6 +50,6 @@ class PatienceCounter:
         return True
 
     def on_false(self) -> None:
-        """Note a false answer."""
+        """Record a false answer, which restarts the count if the mode says so."""
         if self._resets:
             self._count = 0

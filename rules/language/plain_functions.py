@@ -1,7 +1,7 @@
-"""What functions of rules do with values that stand in a rule, where Python's own would not do.
+"""Implements the functions of rules on plain values, where Python's own functions would not do.
 
 Sets are read in sorted order: Python's order of texts in a set differs between processes. Digits are bounded, so that
-no rule computes for ever.
+no rule computes forever.
 """
 
 from __future__ import annotations
@@ -12,27 +12,27 @@ from typing import Any, Final
 from . import folds, reductions
 from .operators import in_order
 
-#: Digits of a whole number in a text, and digits to which a number is rounded.
+#: Most digits of a whole number in a text, and most digits to which a number is rounded.
 MAX_DIGITS: Final = 2_000
 
 
 def listed(values: Iterable[Any] = ()) -> list[Any]:
-    """A list of the values."""
+    """Return a list of the values."""
     return list(in_order(values))
 
 
 def tupled(values: Iterable[Any] = ()) -> tuple[Any, ...]:
-    """A tuple of the values."""
+    """Return a tuple of the values."""
     return tuple(in_order(values))
 
 
 def as_dict(*values: Any, **items: Any) -> dict[Any, Any]:
-    """A dictionary, as Python makes one."""
+    """Return a dictionary, as Python makes one."""
     return dict(*values, **items)
 
 
 def added(values: Iterable[Any], start: Any = 0) -> Any:
-    """Left to right like ``reductions.total``, and like Python's own for whole numbers: the empty sum is the start."""
+    """Sum left to right: floats as in ``reductions.total``, whole numbers as in Python. The empty sum is ``start``."""
     if isinstance(start, (str, bytes, list, tuple)):
         raise TypeError(f"sum adds numbers, not a {type(start).__name__}")
     result = start
@@ -42,82 +42,82 @@ def added(values: Iterable[Any], start: Any = 0) -> Any:
 
 
 def mean(values: Iterable[Any]) -> float:
-    """As of a window."""
+    """Return the mean, as of a window."""
     return reductions.mean(listed(values))
 
 
 def std(values: Iterable[Any]) -> float:
-    """As of a window."""
+    """Return the standard deviation, as of a window."""
     return reductions.std(listed(values))
 
 
 def var(values: Iterable[Any]) -> float:
-    """As of a window."""
+    """Return the variance, as of a window."""
     return reductions.var(listed(values))
 
 
 def slope(values: Iterable[Any]) -> float:
-    """As of a window."""
+    """Return the slope, as of a window."""
     return reductions.slope(listed(values))
 
 
 def detrended_std(values: Iterable[Any]) -> float:
-    """As of a window."""
+    """Return the detrended standard deviation, as of a window."""
     return reductions.detrended_std(listed(values))
 
 
 def median(values: Iterable[Any]) -> float:
-    """As of a window."""
+    """Return the median, as of a window."""
     return reductions.median(listed(values))
 
 
 def quantile(values: Iterable[Any], q: float) -> float:
-    """As of a window."""
+    """Return the quantile at share ``q``, as of a window."""
     return reductions.quantile(listed(values), q)
 
 
 def first(values: Iterable[Any]) -> Any:
-    """As of a window."""
+    """Return the first value, as of a window."""
     return reductions.first(listed(values))
 
 
 def last(values: Iterable[Any]) -> Any:
-    """As of a window."""
+    """Return the last value, as of a window."""
     return reductions.last(listed(values))
 
 
 def counted(values: Iterable[Any]) -> int:
-    """As of a window."""
+    """Return the number of values, as of a window."""
     return len(listed(values))
 
 
 def ema(values: Iterable[Any], n: int) -> float:
-    """As of a series."""
+    """Return the exponential moving average, as of a series."""
     return folds.ema(listed(values), n)
 
 
 def peak(values: Iterable[Any]) -> float:
-    """As of a series."""
+    """Return the peak, as of a series."""
     return folds.peak(listed(values))
 
 
 def least(*values: Any) -> Any:
-    """The least of a collection, or of the arguments."""
+    """Return the least of a collection, or of the arguments."""
     return reductions.least(listed(values[0]) if len(values) == 1 else values)
 
 
 def greatest(*values: Any) -> Any:
-    """The greatest of a collection, or of the arguments."""
+    """Return the greatest of a collection, or of the arguments."""
     return reductions.greatest(listed(values[0]) if len(values) == 1 else values)
 
 
 def index_of_least(values: Iterable[Any]) -> float:
-    """Where the least value stands, counted from 0; the first of equal ones; NaN when any is NaN."""
+    """Return the index of the least value, from 0; the first of equal ones; NaN when any is NaN."""
     return _index(listed(values), reductions.least)
 
 
 def index_of_greatest(values: Iterable[Any]) -> float:
-    """Where the greatest value stands, counted from 0; the first of equal ones; NaN when any is NaN."""
+    """Return the index of the greatest value, from 0; the first of equal ones; NaN when any is NaN."""
     return _index(listed(values), reductions.greatest)
 
 
@@ -127,7 +127,7 @@ def _index(values: list[Any], reduction: Any) -> float:
 
 
 def clamped(x: Any, low: Any, high: Any) -> Any:
-    """The value within bounds; NaN stays NaN.
+    """Return the value within bounds; NaN stays NaN.
 
     Raises:
         ValueError: The lower bound is above the upper one.
@@ -138,14 +138,20 @@ def clamped(x: Any, low: Any, high: Any) -> Any:
 
 
 def whole(*values: Any, **options: Any) -> int:
-    """Python's own, which bounds the digits of a text in most bases, but not in those that are powers of two."""
+    """Convert as Python's ``int`` does, with the digits of a text bounded.
+
+    Python bounds them in most bases, but not in those that are powers of two.
+    """
     if values and isinstance(values[0], (str, bytes)) and len(values[0]) > MAX_DIGITS:
         raise ValueError(f"a whole number of more than {MAX_DIGITS:,} digits")
     return int(*values, **options)
 
 
 def rounded(value: Any, ndigits: Any = None) -> Any:
-    """Python's own, which would compute ten to any power that a negative number of digits asks for."""
+    """Round as Python does, with the digits bounded.
+
+    Python would compute ten to any power that a negative number of digits asks for.
+    """
     if isinstance(ndigits, int) and abs(ndigits) > MAX_DIGITS:
         raise ValueError(f"rounding to more than {MAX_DIGITS:,} digits")
     return round(value, ndigits)

@@ -1,8 +1,8 @@
-"""From the values of a window to one number, in one documented order of operations.
+"""Reduces the values of a window to one number, in one documented order of operations.
 
 Every sum here runs left to right, oldest value first, in plain float additions that start at 0.0. Python's own ``sum``
-compensates from 3.12 on, and numpy and DuckDB add pairwise: all of them differ in the last bits, and a decision must
-not depend on who computed it. A window with a NaN in it gives NaN, whatever the reduction, but for ``count``, ``first``
+compensates from 3.12 on, and numpy and DuckDB add pairwise. All of them differ in the last bits, and a decision must
+not depend on which one computed it. A window that holds NaN gives NaN under every reduction but ``count``, ``first``
 and ``last``, which look at no values or at one.
 """
 
@@ -17,19 +17,19 @@ from .undefined import Undefined
 
 _NAN = float("nan")
 
-#: Whether Python's own sum adds floats plainly, left to right: it does before 3.12, and is quicker than a loop.
+#: Whether Python's own sum adds floats plainly, left to right: it does before 3.12, and is faster than a loop.
 SUM_IS_PLAIN: Final = sys.version_info < (3, 12)
 
 if SUM_IS_PLAIN:
 
     def added(values: Sequence[float]) -> float:
-        """The sum, left to right, from 0.0 on; 0.0 for no values."""
+        """Return the sum, left to right, from 0.0 on; 0.0 for no values."""
         return sum(values, 0.0)
 
 else:
 
     def added(values: Sequence[float]) -> float:
-        """The sum, left to right, from 0.0 on; 0.0 for no values."""
+        """Return the sum, left to right, from 0.0 on; 0.0 for no values."""
         result = 0.0
         for value in values:
             result += value
@@ -37,7 +37,7 @@ else:
 
 
 def total(values: Sequence[float]) -> float:
-    """The sum, left to right.
+    """Return the sum, left to right.
 
     Raises:
         Undefined: For no values.
@@ -48,7 +48,7 @@ def total(values: Sequence[float]) -> float:
 
 
 def mean(values: Sequence[float]) -> float:
-    """The sum divided by the number of values.
+    """Return the sum divided by the number of values.
 
     Raises:
         Undefined: For no values.
@@ -62,7 +62,7 @@ def mean(values: Sequence[float]) -> float:
 
 
 def var(values: Sequence[float]) -> float:
-    """The variance of the values themselves (ddof 0), in two passes: the mean, then the squared distances.
+    """Return the variance of the values themselves (ddof 0), in two passes: the mean, then the squared distances.
 
     Raises:
         Undefined: For no values.
@@ -79,7 +79,7 @@ def var(values: Sequence[float]) -> float:
 
 
 def std(values: Sequence[float]) -> float:
-    """The square root of the variance.
+    """Return the square root of the variance.
 
     Raises:
         Undefined: For no values.
@@ -91,7 +91,7 @@ def std(values: Sequence[float]) -> float:
 
 
 def slope(values: Sequence[float]) -> float:
-    """The least-squares slope over the positions 0 to n-1, in metric units per value.
+    """Return the least-squares slope over the positions 0 to n-1, in metric units per value.
 
     The sum of ``(position - (n-1)/2) * (value - mean)``, divided by ``n * (n*n - 1) / 12``.
 
@@ -105,9 +105,9 @@ def slope(values: Sequence[float]) -> float:
 
 
 def detrended_std(values: Sequence[float]) -> float:
-    """The standard deviation (ddof 0) around the least-squares line through the values.
+    """Return the standard deviation (ddof 0) around the least-squares line through the values.
 
-    The residual of a value is ``(value - mean) - slope * (position - (n-1)/2)``; the root of the mean of their squares.
+    It is the root of the mean square of the residuals ``(value - mean) - slope * (position - (n-1)/2)``.
 
     Raises:
         Undefined: For fewer than two values.
@@ -126,7 +126,7 @@ def detrended_std(values: Sequence[float]) -> float:
 
 
 def _line(values: Sequence[float]) -> tuple[float, float]:
-    """Mean and slope of the least-squares line."""
+    """Return mean and slope of the least-squares line."""
     count = len(values)
     if count < 2:
         raise Undefined("a slope needs two values")
@@ -140,7 +140,7 @@ def _line(values: Sequence[float]) -> tuple[float, float]:
 
 
 def least(values: Sequence[float]) -> float:
-    """The smallest value; the older of two equal ones (-0.0 equals 0.0); NaN when any value is NaN.
+    """Return the smallest value; the older of two equal ones (-0.0 equals 0.0); NaN when any value is NaN.
 
     Raises:
         Undefined: For no values.
@@ -157,7 +157,7 @@ def least(values: Sequence[float]) -> float:
 
 
 def greatest(values: Sequence[float]) -> float:
-    """The greatest value; the older of two equal ones (-0.0 equals 0.0); NaN when any value is NaN.
+    """Return the greatest value; the older of two equal ones (-0.0 equals 0.0); NaN when any value is NaN.
 
     Raises:
         Undefined: For no values.
@@ -174,9 +174,10 @@ def greatest(values: Sequence[float]) -> float:
 
 
 def quantile(values: Sequence[float], share: float) -> float:
-    """The value below which a share of the values lies, on the straight line between its two neighbours in order.
+    """Return the value below which a share of the values lies, interpolated linearly between its two neighbours.
 
-    The place is ``share * (n - 1)``; from the neighbour below, ``low + part * (high - low)``.
+    Its position in sorted order is ``share * (n - 1)``. Its value is ``low + part * (high - low)``, from the neighbour
+    below.
 
     Args:
         values: The window, oldest first.
@@ -205,7 +206,7 @@ def quantile(values: Sequence[float], share: float) -> float:
 
 
 def median(values: Sequence[float]) -> float:
-    """The value in the middle, or halfway between the two in the middle.
+    """Return the value in the middle, or halfway between the two in the middle.
 
     Raises:
         Undefined: For no values.
@@ -217,12 +218,12 @@ def median(values: Sequence[float]) -> float:
 
 
 def count(values: Sequence[float]) -> int:
-    """How many values there are, which is 0 for none."""
+    """Return the number of values; 0 for none."""
     return len(values)
 
 
 def first(values: Sequence[float]) -> float:
-    """The oldest value.
+    """Return the oldest value.
 
     Raises:
         Undefined: For no values.
@@ -233,7 +234,7 @@ def first(values: Sequence[float]) -> float:
 
 
 def last(values: Sequence[float]) -> float:
-    """The newest value.
+    """Return the newest value.
 
     Raises:
         Undefined: For no values.
@@ -244,7 +245,7 @@ def last(values: Sequence[float]) -> float:
 
 
 def age_of_least(values: Sequence[float]) -> float:
-    """How many values ago the smallest value came, the oldest of equal ones; 0 for the newest.
+    """Return how many values ago the smallest came, the oldest of equal ones; 0 for the newest, NaN when any is NaN.
 
     Raises:
         Undefined: For no values.
@@ -257,7 +258,7 @@ def age_of_least(values: Sequence[float]) -> float:
 
 
 def age_of_greatest(values: Sequence[float]) -> float:
-    """How many values ago the greatest value came, the oldest of equal ones; 0 for the newest.
+    """Return how many values ago the greatest came, the oldest of equal ones; 0 for the newest, NaN when any is NaN.
 
     Raises:
         Undefined: For no values.
@@ -267,10 +268,10 @@ def age_of_greatest(values: Sequence[float]) -> float:
 
 
 def older(values: Sequence[float]) -> Sequence[float]:
-    """The older half of a window; of an odd number of values the smaller half."""
+    """Return the older half of a window; of an odd number of values, the smaller half."""
     return values[: len(values) // 2]
 
 
 def recent(values: Sequence[float]) -> Sequence[float]:
-    """The newer half of a window; of an odd number of values the greater half."""
+    """Return the newer half of a window; of an odd number of values, the greater half."""
     return values[len(values) // 2 :]

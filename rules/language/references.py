@@ -1,4 +1,4 @@
-"""What a name or a call in a rule can mean, apart from operators and literals."""
+"""The meanings that a name or a call in a rule can have, apart from operators and literals."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from .functions import Function
 #: A param's value.
 Param = bool | int | float | str
 
-#: Metrics that a name stands for beside the one of its own name: Hugging Face logs the learning rate in full.
+#: A second metric that a series name also matches: Hugging Face logs the learning rate under its full name.
 ALSO_CALLED: Final[Mapping[str, str]] = MappingProxyType({"lr": "learning_rate"})
 
 
 class SeriesKey(NamedTuple):
-    """A series as a rule names it; without a kind it is of the first kind that carries the metric.
+    """A series as a rule names it.
 
     Attributes:
-        name: The metric; of a derived series the expression that it holds the values of, blanks folded.
-        kind: The kind of event; None for the first that carries the metric.
+        name: The metric; for a derived series the expression that gives its values, blanks folded.
+        kind: The kind of event; None for the first kind that carries the metric.
         is_derived: Whether rules compute it from other series.
     """
 
@@ -32,7 +32,7 @@ class SeriesKey(NamedTuple):
 
 
 class Extent(StrEnum):
-    """What a window's length counts."""
+    """The unit of a window's length."""
 
     VALUES = "values"
     STEPS = "steps"
@@ -40,7 +40,7 @@ class Extent(StrEnum):
 
 
 class Half(StrEnum):
-    """Which half of a window is meant."""
+    """One half of a window."""
 
     OLDER = "older"
     RECENT = "recent"
@@ -64,7 +64,7 @@ class SeriesChange:
 
 @dataclass(frozen=True, slots=True)
 class SeriesLength:
-    """How many values a series has had."""
+    """The number of values that a series has had."""
 
     key: SeriesKey
 
@@ -77,9 +77,9 @@ class Window:
         function: The reduction.
         key: The series.
         length: How far it goes back, in values, steps or epochs.
-        extent: Which of the three.
+        extent: The unit of the length.
         skip: How many of the newest values are left out, the current one first.
-        half: Which half of what remains; None for all of it.
+        half: The half of what remains that is read; None for all of it.
         options: Further arguments of the reduction.
     """
 
@@ -98,13 +98,13 @@ class Window:
 
     @property
     def is_plain(self) -> bool:
-        """Whether it is just the last so many values."""
+        """Whether it is just the last ``length`` values, without options."""
         return self.extent is Extent.VALUES and not self.skip and self.half is None and not self.options
 
 
 @dataclass(frozen=True, slots=True)
 class SeriesFold:
-    """A number carried along a series from its first value on."""
+    """A number that is folded over a series from its first value on."""
 
     function: str
     key: SeriesKey
@@ -134,7 +134,7 @@ class ContextValue:
 
 @dataclass(frozen=True, slots=True)
 class PastDecisions:
-    """A question about what a controller has decided at earlier events."""
+    """A question about a controller's decisions at earlier events."""
 
     question: str
     controller: str
@@ -142,12 +142,12 @@ class PastDecisions:
 
 @dataclass(frozen=True, slots=True)
 class Variable:
-    """A comprehension's own variable, under a name that is its alone."""
+    """A comprehension's own variable, under a unique name."""
 
     name: str
 
 
-#: What reads a series; its ``key`` says which.
+#: The references that read a series; ``key`` says which.
 SeriesReference = SeriesValue | SeriesChange | SeriesLength | Window | SeriesFold
 
 Reference = SeriesReference | MetricValue | ParamValue | ContextValue | PastDecisions | Variable

@@ -1,4 +1,4 @@
-"""Values of rules as text: the same in every process, bounded, and without reach into any object."""
+"""Renders the values of rules as text: the same in every process, bounded, and without access to attributes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import simpleeval  # type: ignore[import-untyped]
 
 from .undefined import UNAVAILABLE
 
-#: Values that one rendered container may hold, nested ones included, and characters that it may have.
+#: Most values that one rendered container may hold, nested ones included, and most characters of its texts.
 MAX_RENDERED_VALUES: Final = 10_000
 MAX_RENDERED_LENGTH: Final = simpleeval.MAX_STRING_LENGTH
 #: Largest width and precision of a format specification.
@@ -22,11 +22,11 @@ _PLAIN: Final = (str, int, float, bool, type(None), complex, bytes)
 
 
 def rendered(value: Any) -> str:
-    """A value as ``str`` shows it; sets in sorted order, dictionary views as lists.
+    """Return a value as ``str`` shows it; sets in sorted order, dictionary views as lists.
 
     Raises:
-        Undefined: For a metric that is not available.
-        IterableTooLong: For a container of more than ``MAX_RENDERED_VALUES`` values, or with too long texts in it.
+        Undefined: The value is a metric that is not available.
+        IterableTooLong: A container has more than ``MAX_RENDERED_VALUES`` values, or too long texts in it.
     """
     if isinstance(value, _PLAIN) or value is UNAVAILABLE:
         return str(value)
@@ -38,7 +38,7 @@ def _shown(value: Any, budget: Iterator[int]) -> str:
     if next(budget, None) is None:
         raise simpleeval.IterableTooLong(f"a container of more than {MAX_RENDERED_VALUES:,} values as text")
     if isinstance(value, (str, bytes)):
-        # Long texts use up places of values, so that many of them are too much together.
+        # Long texts also use up the budget of values, so that many of them together exceed it.
         for _ in islice(budget, len(value) * MAX_RENDERED_VALUES // MAX_RENDERED_LENGTH):
             pass
     if isinstance(value, Mapping):
@@ -53,11 +53,11 @@ def _shown(value: Any, budget: Iterator[int]) -> str:
 
 
 def formatted(value: Any, specification: str) -> str:
-    """A number, text or truth value by a format specification of bounded width.
+    """Format a number, text or truth value by a specification of bounded width.
 
     Raises:
-        ValueError: For a specification that is malformed or too wide.
-        TypeError: For a container.
+        ValueError: The specification is malformed or too wide.
+        TypeError: The value is a container.
     """
     check_specification(specification)
     if not specification:
@@ -68,10 +68,10 @@ def formatted(value: Any, specification: str) -> str:
 
 
 def check_specification(specification: str) -> None:
-    """Refuse a format specification that is none, or whose width or precision is above ``MAX_WIDTH``.
+    """Refuse a format specification that is malformed, or whose width or precision is above ``MAX_WIDTH``.
 
     Raises:
-        ValueError: It is refused.
+        ValueError: The specification is refused.
     """
     match = _SPECIFICATION.fullmatch(specification)
     if match is None:
@@ -81,7 +81,7 @@ def check_specification(specification: str) -> None:
 
 
 def joined(*parts: str) -> str:
-    """The parts of an f-string in one text, at most as long as simpleeval allows."""
+    """Join the parts of an f-string into one text, at most as long as simpleeval allows."""
     if sum(len(part) for part in parts) > simpleeval.MAX_STRING_LENGTH:
         raise simpleeval.IterableTooLong("an f-string gives too long a text")
     return "".join(parts)

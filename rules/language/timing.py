@@ -1,4 +1,4 @@
-"""Stretches of a run, and the keys of a controller that hold it back for one: ``for``, ``cooldown``, ``between``."""
+"""Spans of a run, and the keys of a controller that hold it back for a span: ``for``, ``cooldown``, ``between``."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _NS_PER_S: Final = 1_000_000_000
 
 
 class Unit(StrEnum):
-    """What a stretch of a run is measured in."""
+    """The unit of a span."""
 
     STEPS = "steps"
     EVALUATIONS = "evaluations"
@@ -22,10 +22,10 @@ class Unit(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """A stretch of a run.
+    """A length of a run.
 
     Attributes:
-        amount: In the unit's own measure; seconds may be fractions.
+        amount: In the unit; seconds may be fractions.
         unit: Steps, ``evaluate`` events, or seconds of training time over all attempts.
     """
 
@@ -33,24 +33,24 @@ class Span:
     unit: Unit = Unit.STEPS
 
     def now(self, event: Event, clock: Clock) -> int:
-        """How far the run has come at an event that the clock was taken on to; seconds as nanoseconds."""
+        """Return the position of the run at an event that the clock has reached; seconds as nanoseconds."""
         if self.unit is Unit.STEPS:
             return event.step
         return clock.evaluations if self.unit is Unit.EVALUATIONS else clock.elapsed_ns
 
     @property
     def length(self) -> int:
-        """The amount in the measure of ``now``."""
+        """The amount in the unit of ``now``."""
         return round(self.amount * _NS_PER_S) if self.unit is Unit.SECONDS else int(self.amount)
 
 
 @dataclass(frozen=True, slots=True)
 class Cooldown:
-    """How long a controller is held back after a decision.
+    """The span after a decision in which a controller cannot fire.
 
     Attributes:
-        span: From the decision on.
-        name: Under which controllers share it; empty for a cooldown of one controller alone.
+        span: Counted from the decision.
+        name: The name under which controllers share it; empty for a cooldown of one controller alone.
     """
 
     span: Span
@@ -59,7 +59,7 @@ class Cooldown:
 
 @dataclass(frozen=True, slots=True)
 class StepWindow:
-    """The steps at which a controller is asked, both ends included; None for an open end."""
+    """The steps at which a controller is evaluated, both ends included; None for an open end."""
 
     first: int | None = None
     last: int | None = None
@@ -76,18 +76,18 @@ class SpanTimer:
         self._began: int | None = None
 
     def start(self, event: Event, clock: Clock) -> None:
-        """Begin at an event."""
+        """Start at an event."""
         self._began = self._span.now(event, clock)
 
     def stop(self) -> None:
-        """Forget when it began."""
+        """Stop, and forget the start."""
         self._began = None
 
     @property
     def is_running(self) -> bool:
-        """Whether it has begun."""
+        """Whether it has been started."""
         return self._began is not None
 
     def is_over(self, event: Event, clock: Clock) -> bool:
-        """Whether the span has passed since it began."""
+        """Whether the span has passed since the start."""
         return self._began is not None and self._span.now(event, clock) - self._began >= self._length

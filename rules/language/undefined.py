@@ -1,7 +1,7 @@
-"""What "undefined" is inside a rule, and the stand-in for a controller metric that has not been computed yet.
+"""The exception for an undefined value in a rule, and the placeholder for a controller metric not yet computed.
 
-The stand-in takes the place of the metric's value. Whatever touches it is undefined, with the exceptions that TrAC's
-guard object has: it equals None, ``is`` no None, and counts as true where only its truth is asked.
+The placeholder takes the place of the metric's value. Every operation on it is undefined, with the exceptions of TrAC's
+guard object: it equals None, fails ``is None``, and counts as true where only its truth is tested.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ _TOUCHES: Final = (
 
 
 class Undefined(LookupError):
-    """A rule read something that does not exist yet: it has no answer for this event.
+    """A rule read something that does not exist yet, so it has no answer for this event.
 
     A LookupError, because a missing key or index inside a rule means the same: one ``except`` clause serves all.
     """

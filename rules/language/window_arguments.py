@@ -1,4 +1,4 @@
-"""The arguments of a function of a series: which window of it is meant, checked when the policy loads."""
+"""Reads the window that a function of a series asks for in its arguments, when the policy loads."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .references import Extent, Half, Param, SeriesKey, Window
 
 #: The longest window, in values.
 MAX_WINDOW: Final = 100_000
-#: Steps that a window by steps may span.
+#: The longest window by steps, in steps.
 MAX_STEPS: Final = 10**12
 
 _EXTENTS: Final = {"last": Extent.VALUES, "steps": Extent.STEPS, "epochs": Extent.EPOCHS}
@@ -21,19 +21,19 @@ WINDOW_KEYWORDS: Final = frozenset((*_EXTENTS, "skip", "half"))
 
 
 class Refuse(Protocol):
-    """How a fault at a node is noted."""
+    """A callback that records a fault at a node."""
 
     def __call__(self, node: ast.expr, what: str, fix: str = "") -> None:
-        """Note that the node is wrong, why, and how to go on."""
+        """Record that the node is wrong, why, and how to mend it."""
 
 
 class WindowReader:
     """Reads the window that one call asks for.
 
     Args:
-        constant: The value of a constant expression; None when it is none.
-        refuse: Notes a fault.
-        segment: A node's text.
+        constant: Returns the value of a constant expression; None for any other.
+        refuse: Records a fault.
+        segment: Returns a node's text.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class WindowReader:
         self._segment = segment
 
     def window(self, call: ast.Call, function: Function, key: SeriesKey) -> Window | None:
-        """The window of a reduction; None when it was refused."""
+        """Return the window of a reduction; None when it is refused."""
         keywords = {keyword.arg: keyword.value for keyword in call.keywords if keyword.arg}
         extents = [name for name in _EXTENTS if name in keywords]
         positional = call.args[1:]
@@ -77,7 +77,7 @@ class WindowReader:
         self._refuse(call, f"{function.name} of a series takes the series and how many values", fix)
 
     def whole(self, node: ast.expr, least: int, what: str) -> int | None:
-        """A whole number of values, known at load."""
+        """Return a whole number that is known at load; None when it is refused."""
         value = self._constant(node)
         if isinstance(value, int) and not isinstance(value, bool) and least <= value <= MAX_WINDOW:
             return value

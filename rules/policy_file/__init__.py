@@ -1,1 +1,1 @@
-"""A policy file: read, checked at every key, and identified by its digest."""
+"""Reads policy files: checks every key, and identifies each policy by its digest."""

@@ -1,4 +1,4 @@
-"""What a metric or operation class takes as ``arguments:`` in a policy file, declared so that loading can check it."""
+"""Declares the ``arguments:`` that a metric or operation class accepts, so that a policy load can check them."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Final
 
-#: Names of Python's logging levels, as both TrAC and we take them in any case.
+#: Names of Python's logging levels; a policy may write them in any case, as in TrAC.
 LOG_LEVELS: Final = ("CRITICAL", "FATAL", "ERROR", "WARNING", "WARN", "INFO", "DEBUG", "NOTSET")
 
 
 class ArgumentType(StrEnum):
-    """What an argument must be."""
+    """The type that an argument must have."""
 
     WHOLE = "a whole number"
     NUMBER = "a number"
@@ -27,11 +27,12 @@ class Argument:
     """One argument of a class.
 
     Attributes:
-        type: What it must be.
-        default: What it is when the file leaves it out; an argument without one is required, unless it is optional.
+        type: The type that it must have.
+        default: Its value when the file leaves it out. An argument without a default is required, unless it is
+            optional.
         choices: The only values allowed; empty for any.
-        check: Raises ValueError for a value that is refused, with the reason.
-        is_optional: Whether it may be left out, or null; the class is then given no value for it.
+        check: Raises ValueError, with the reason, for a value to refuse.
+        is_optional: Whether it may be left out, or null; the class then gets no value for it.
     """
 
     type: ArgumentType
@@ -45,7 +46,7 @@ ArgumentValue = int | float | str
 
 
 def within(least: int, most: int) -> Callable[[int], None]:
-    """A check that a number is from ``least`` to ``most``."""
+    """Return a check that a number is from ``least`` to ``most``."""
 
     def check(value: int) -> None:
         if not least <= value <= most:

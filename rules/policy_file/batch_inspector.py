@@ -1,7 +1,7 @@
-"""A controller metric that looks into bad batches: is it the whole batch, or a few samples of it?
+"""A controller metric that inspects bad batches: is the whole batch bad, or only a few of its samples?
 
-Two levels, so that a step costs little: the batch loss of every step is held against a threshold, and only of a batch
-that is over it are the sample losses looked at one by one.
+Two levels keep a step cheap. The batch loss of every step is compared with a threshold. Only a batch above it has its
+sample losses inspected one by one.
 """
 
 from __future__ import annotations
@@ -21,15 +21,16 @@ from .metrics import Metric
 
 
 class DataBatchInspector(Metric):
-    """Whether the newest batch is bad, and which of its samples spike.
+    """Reports whether the newest batch is bad, and which of its samples spike.
 
     A batch is bad when its loss is above the threshold, or not finite. The threshold is the argument, or else ``spike``
     times the mean of the last ``window_size`` finite batch losses before this one. A sample of a bad batch spikes when
     its loss is above ``sample_spike`` times the median of the batch's finite ones, or not finite.
 
-    The value says ``is_bad``, the ``loss`` of the batch, the ``threshold`` (None when there was nothing to compute it
-    from), the number of ``samples`` and how many are ``spiking``, the ``share`` of the batch's summed loss that these
-    carry, and of the ``top`` highest of them ``sample_ids`` and ``losses``. Without sample losses it is not available.
+    The value has these keys: ``is_bad``; the ``loss`` of the batch; the ``threshold`` (None when there was nothing to
+    compute it from); the number of ``samples``; how many are ``spiking``; the ``share`` of the batch's summed loss that
+    these carry; ``sample_ids`` and ``losses`` of the ``top`` highest of them. Without sample losses the metric is not
+    available.
     """
 
     arguments = MappingProxyType(
@@ -56,7 +57,10 @@ class DataBatchInspector(Metric):
         self._recent: deque[float] = deque(maxlen=int(arguments["window_size"]))
 
     def compute(self, event: Event) -> dict[str, Any] | None:
-        """What is to be said of this step's batch; None when it has no loss, no samples or no threshold."""
+        """Return the value for this step's batch; None when it has no loss, no samples or no threshold.
+
+        A loss that is not finite needs no threshold.
+        """
         loss = event.metrics.get(self._series)
         if loss is None:
             return None
@@ -96,7 +100,10 @@ def _nothing_spikes() -> dict[str, Any]:
 
 
 def _median(values: Sequence[float]) -> float:
-    """The middle one, or the mean of the two in the middle; infinity for no values, which nothing finite is above."""
+    """Return the median; infinity for no values, so that no finite value is above it.
+
+    The median of an even number of values is the mean of the two in the middle.
+    """
     if not values:
         return math.inf
     ordered = sorted(values)
@@ -105,14 +112,15 @@ def _median(values: Sequence[float]) -> float:
 
 
 def _height(loss: float) -> tuple[bool, float]:
-    """What spiking samples are ranked by: those that are not finite above all others, equal among themselves."""
+    """Return the sort key of a spiking sample: non-finite losses above all others, equal among themselves."""
     return (False, loss) if math.isfinite(loss) else (True, 0.0)
 
 
 def _share(spiking: Sequence[float], losses: Sequence[float]) -> float:
-    """The part of the summed loss that spiking samples carry; from 0 to 1, as long as no loss is negative.
+    """Return the share of the summed loss that spiking samples carry; from 0 to 1, as long as no loss is negative.
 
-    All of it when one of them is not finite, as no other loss counts beside that; none when the sum is not above zero.
+    The share is 1.0 when one of them is not finite, as it outweighs every other loss; 0.0 when the sum is not above
+    zero.
     """
     if not all(map(math.isfinite, spiking)):
         return 1.0

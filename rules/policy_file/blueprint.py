@@ -1,4 +1,4 @@
-"""What every engine of one policy is built from: generated code, and what that code reads. Made once, when it loads."""
+"""Builds what all engines of one policy share, once per policy load: generated code, and the series that it needs."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from ..language.bound_rule import Need, dependencies
 from ..language.timing import StepWindow, Unit
 from .declarations import Controller
 
-#: Facts about the run, and units of spans, for which an engine has to look at every event.
+#: Facts about the run for which an engine has to look at every event.
 _CLOCKED_FACTS: Final = frozenset({"elapsed_s", "samples_seen"})
 
-#: What names in a rule can mean that changes only when a series or a controller metric takes a value.
+#: References whose value changes only when a series or a controller metric takes a value.
 _STANDING: Final = ref.SeriesReference | ref.MetricValue | ref.ParamValue | ref.Variable
 
 
 @dataclass(frozen=True, slots=True)
 class Computation:
-    """How a computed series comes about.
+    """The recipe of one computed series.
 
     Attributes:
         key: The series.
-        driver: It is computed at each value of this one.
-        code: Of a function of the event that gives its next value.
+        driver: The series that drives it, with one computation per value.
+        code: The code of a function of the event that returns its next value.
     """
 
     key: ref.SeriesKey
@@ -39,14 +39,14 @@ class Computation:
 
 @dataclass(frozen=True, slots=True)
 class RulesAtKind:
-    """The rules that are asked at one kind of event, one entry for each trigger, in file order.
+    """The rules that are evaluated at one kind of event, one entry per trigger, in file order.
 
     Attributes:
-        controllers: Whose rules, by their index in the file.
-        questions: What is asked; their place here is the number of each.
-        code: Of a function of the event that asks all of them.
-        keeps_answers: Whether the answers stay what they are until a series or a controller metric takes a value: no
-            rule looks at the event itself, or at what was decided.
+        controllers: The controller of each rule, by its index in the file.
+        questions: The rules; the position of each is its number.
+        code: The code of a function of the event that evaluates all of them.
+        keeps_answers: Whether the answers stay valid until a series or a controller metric takes a value: no rule reads
+            the event itself, or past decisions.
     """
 
     controllers: tuple[int, ...]
@@ -60,11 +60,12 @@ class Blueprint:
     """The parts of an engine that do not differ between runs.
 
     Attributes:
-        names: Of what the generated code reads.
-        needs: Every series, with what of it must be kept.
-        computations: Of the computed series, each after what it is computed from.
-        asked: For each kind of event the controllers that are asked.
-        needs_clock: Whether rules look at the time, the samples or the evaluations of the run.
+        names: The generated names of everything that the code reads.
+        needs: Every series, with how much of it to keep.
+        computations: The computed series, each after those that it depends on.
+        asked: The rules to evaluate, by kind of event.
+        needs_clock: Whether rules depend on the training time, samples or evaluations of the run, or on windows by
+            steps or epochs.
     """
 
     names: Names
@@ -75,7 +76,7 @@ class Blueprint:
     _parts: dict[tuple[str, tuple[int, ...]], CodeType] = field(default_factory=dict, init=False)
 
     def part(self, kind: str, numbers: tuple[int, ...]) -> CodeType:
-        """The code that asks some of the rules of a kind of event, those with these numbers."""
+        """Return code that evaluates only the rules with these numbers at a kind of event."""
         code = self._parts.get((kind, numbers))
         if code is None:
             questions = self.asked[kind].questions
@@ -85,7 +86,7 @@ class Blueprint:
 
 
 def draw_blueprint(controllers: Sequence[Controller], names: Names) -> Blueprint:
-    """The blueprint of a policy with those controllers, whose rules were compiled with those names."""
+    """Build the blueprint of a policy from its controllers, and the names that their rules were compiled with."""
     rules = [rule for controller in controllers for rule in controller.bound_rules]
     needs = dependencies(rules)
     computations: dict[ref.SeriesKey, Computation] = {}
@@ -102,7 +103,7 @@ def draw_blueprint(controllers: Sequence[Controller], names: Names) -> Blueprint
 
 
 def _watched(controllers: Sequence[Controller]) -> Iterable[tuple[str, tuple[int, ...]]]:
-    """Kinds of events with the controllers that are asked at them, in file order, one entry for each trigger."""
+    """Return kinds of events, each with the controllers evaluated at it, in file order, one entry per trigger."""
     by_kind: dict[str, list[int]] = {}
     for index, controller in enumerate(controllers):
         for trigger in controller.triggers:

@@ -1,4 +1,4 @@
-"""Reading the keys of a controller that say when and how it decides, beyond its rule and patience."""
+"""Reads the keys that say when and how a controller decides, beyond its rule and patience."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class ControllerFieldReader(FieldReader):
     """Reads spans, cooldowns, step windows and messages."""
 
     def span(self, node: yaml.Node, where: str) -> Span | None:
-        """A number of steps, or a mapping with one unit."""
+        """Return a span: a number of steps, or a mapping with one unit."""
         if not isinstance(node, yaml.MappingNode):
             steps = self._at_least(node, where, 1)
             return None if steps is None else Span(steps)
@@ -57,19 +57,19 @@ class ControllerFieldReader(FieldReader):
         return value
 
     def cooldowns(self, fields: Fields) -> Mapping[str, Span]:
-        """The cooldowns that controllers share by name."""
+        """Return the cooldowns that controllers share by name."""
         node = fields.get("cooldowns")
         if node is None or is_null(node):
             return {}
         named: dict[str, Span] = {}
         for name, value in self.fields(node, "cooldowns", None).items():
             span = self.span(value, f"cooldown '{name}'")
-            # A cooldown that is refused is still known, so that one mistake is one problem.
+            # A refused cooldown keeps its name, so that one mistake is one problem.
             named[name] = span or Span(1)
         return named
 
     def cooldown(self, fields: Fields, where: str, shared: Mapping[str, Span]) -> Cooldown | None:
-        """A span of the controller's own, or the name of a shared one."""
+        """Return the controller's cooldown: a span of its own, or the name of a shared one."""
         node = fields.get("cooldown")
         if node is None:
             return None
@@ -85,15 +85,15 @@ class ControllerFieldReader(FieldReader):
         return Cooldown(shared[node.value], node.value)
 
     def hold(self, fields: Fields, where: str) -> Span | None:
-        """How long a rule must have been true."""
+        """Return how long a rule must have been true."""
         return self.span(fields["for"], f"{where}, for") if "for" in fields else None
 
     def is_once(self, fields: Fields, where: str) -> bool:
-        """Whether the controller decides one time only."""
+        """Whether the controller decides only once."""
         return "once" in fields and self.flag(fields["once"], f"{where}, once") is True
 
     def between(self, fields: Fields, where: str) -> StepWindow:
-        """``[first, last]``, either of them null for an open end."""
+        """Return the steps ``[first, last]``, either of them null for an open end."""
         if "between" not in fields:
             return StepWindow()
         node, where = fields["between"], f"{where}, between"
@@ -107,7 +107,7 @@ class ControllerFieldReader(FieldReader):
         return StepWindow(first, last)
 
     def choice(self, fields: Fields, key: str, where: str, known: tuple[str, ...]) -> str:
-        """One of some words; empty when it is left out."""
+        """Return one of the known words; empty when it is left out or refused."""
         if key not in fields:
             return ""
         value = self.text(fields[key], f"{where}, {key}")
@@ -117,7 +117,7 @@ class ControllerFieldReader(FieldReader):
         return ""
 
     def severity(self, fields: Fields, where: str) -> str:
-        """How grave a decision is."""
+        """Return the severity of a decision."""
         return self.choice(fields, "severity", where, SEVERITIES)
 
     def is_shadow(self, fields: Fields, where: str) -> bool:
@@ -125,7 +125,7 @@ class ControllerFieldReader(FieldReader):
         return self.choice(fields, "mode", where, (ACT, SHADOW)) == SHADOW
 
     def message(self, fields: Fields, where: str, scope: NameScope, names: Names) -> MessageTemplate | None:
-        """What a decision says."""
+        """Return the template of a decision's message; None without one, or when it is refused."""
         if "message" not in fields:
             return None
         node, where = fields["message"], f"{where}, message"

@@ -1,4 +1,4 @@
-"""What a policy declares, once it is read and checked: frozen values that the engine builds its state from."""
+"""The declarations of a policy that is read and checked: frozen values from which engines build their state."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from .arguments import ArgumentValue
 from .document import Place
 from .message import MessageTemplate
 
-#: How grave a decision can be, the least first.
+#: The severities of a decision, the lowest first.
 SEVERITIES: Final = ("info", "warning", "critical")
 
-#: What a controller's decisions come to: orders to the loop, or a record of what they would have been.
+#: The modes of a controller: its decisions order operations, or only record which they would have ordered.
 ACT: Final = "act"
 SHADOW: Final = "shadow"
 
@@ -45,10 +45,10 @@ class Rule:
     """A controller's condition.
 
     Attributes:
-        text: As the file has it, escapes and folding resolved.
+        text: As in the file, escapes and folding resolved.
         bound: Its tree, every name resolved.
         compiled: Its code.
-        place_at: Line and column in the file of an offset in the text.
+        place_at: Returns line and column in the file of an offset in the text.
     """
 
     text: str
@@ -62,19 +62,19 @@ class Controller:
     """An entry of ``controllers``.
 
     Attributes:
-        name: Need not be unique.
-        triggers: ``on_<kind>``, in the order of the file; one that is listed twice counts twice.
+        name: Not necessarily unique.
+        triggers: ``on_<kind>``, in file order; a trigger that is listed twice counts twice.
         rule: The condition.
-        operations: ``name.action``, in the order of the file.
-        patience: None to act at every true answer.
+        operations: ``name.action``, in file order.
+        patience: None to fire at every true answer.
         trigger_log_level: Level at which the live side logs a decision.
-        hold: How long the rule must have been true; None to act at once.
-        cooldown: How long nothing fires after a decision; None for no such time.
-        is_once: Whether it decides once in a run at most.
-        between: The steps at which the rule is asked.
-        severity: How grave a decision is, one of ``SEVERITIES``; empty when the file does not say.
-        message: What a decision says; None for nothing.
-        is_shadow: Whether it decides and is recorded, and orders nothing.
+        hold: How long the rule must have been true; None to fire at once.
+        cooldown: How long nothing fires after a decision; None without a cooldown.
+        is_once: Whether it decides at most once in a run.
+        between: The steps at which the rule is evaluated.
+        severity: The severity of its decisions, one of ``SEVERITIES``; empty when undeclared.
+        message: The message of its decisions; None without one.
+        is_shadow: Whether its decisions are recorded but order nothing.
     """
 
     name: str

@@ -1,7 +1,7 @@
-"""A YAML document whose every value knows its line and column, loaded safely and within bounds.
+"""Parses YAML safely and within bounds, and locates every value by line and column.
 
-Text flows in; PyYAML's node tree flows out, checked for tags, size and depth, with the places of nodes and of single
-characters inside a scalar, however that scalar is quoted or folded.
+Takes text; returns PyYAML's node tree, checked for tags, size and depth. It finds the place of each node, and of each
+character inside a scalar, however that scalar is quoted or folded.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ _HEX_DIGITS: Final = {"x": 2, "u": 4, "U": 8}
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A position in a file, counted from 1."""
+    """A line and column in a file, both from 1."""
 
     line: int
     column: int
 
 
 class _BoundedLoader(yaml.SafeLoader):
-    """The safe loader, composing no further than the bounds allow."""
+    """The safe loader, which stops composing where the bounds are exceeded."""
 
     depth = 0
     nodes = 0
@@ -60,10 +60,10 @@ class _BoundedLoader(yaml.SafeLoader):
 
 
 def read_text(path: str | Path) -> str:
-    """The text of a file, or as much of it as shows that it is too long for a document.
+    """Return the text of a file; of a file that is too long for a document, enough to show that.
 
     Raises:
-        PolicyError: It cannot be read, or is not UTF-8.
+        PolicyError: The file cannot be read, or is not UTF-8.
     """
     source = str(path)
     try:
@@ -88,7 +88,7 @@ class Document:
         source: The name that problems carry, usually the path.
 
     Raises:
-        PolicyError: Not YAML, not one document, beyond a bound, or with a tag that is not plain data.
+        PolicyError: The text is not YAML, not one document, beyond a bound, or has a tag that is not plain data.
 
     Attributes:
         root: The top node; None for an empty document.
@@ -114,7 +114,7 @@ class Document:
             mark = error.problem_mark or error.context_mark
             place = Place(mark.line + 1, mark.column + 1) if mark else Place(1, 1)
             raise self._error(place, f"not valid YAML: {error.problem or error.context}") from None
-        except (ValueError, OverflowError) as error:  # Escapes such as "\\UFFFFFFFF" stop PyYAML itself.
+        except (ValueError, OverflowError) as error:  # Escapes such as "\\UFFFFFFFF" make PyYAML itself fail.
             mark = loader.get_mark()
             raise self._error(Place(mark.line + 1, mark.column + 1), f"not valid YAML: {error}") from None
         finally:
@@ -122,7 +122,7 @@ class Document:
         return node if isinstance(node, yaml.Node) else None
 
     def _check(self, root: yaml.Node) -> None:
-        """Refuse tags that build objects, text that is no Unicode, and aliases that expand beyond the bounds."""
+        """Refuse tags that build objects, text that is not Unicode, and aliases that expand beyond the bounds."""
         problems: set[PolicyProblem] = set()
         count = length = 0
         waiting = [(root, 1)]
@@ -147,19 +147,19 @@ class Document:
         return PolicyError([self.problem(place, message)])
 
     def problem(self, place: Place, message: str) -> PolicyProblem:
-        """A problem of this document at a place."""
+        """Return a problem of this document at a place."""
         return PolicyProblem(self.source, place.line, place.column, " ".join(message.split()))
 
     def place(self, node: yaml.Node) -> Place:
-        """Where a node begins."""
+        """Return where a node begins."""
         mark = node.start_mark
         return Place(mark.line + 1, mark.column + 1)
 
     def place_in(self, node: yaml.ScalarNode, offset: int) -> Place:
-        """Where a character of a scalar's value stands in the file.
+        """Return the place in the file of a character of a scalar's value.
 
-        The k-th character of the value that is not blank is the k-th such character of the source, whatever quoting,
-        folding and indentation lie between. A blank character stands for the next that is not.
+        The k-th non-blank character of the value is the k-th non-blank character of the source, whatever quoting,
+        folding and indentation lie between. A blank character takes the place of the next non-blank one.
         """
         skipped = sum(not character.isspace() for character in node.value[:offset])
         position = None
@@ -170,7 +170,7 @@ class Document:
         return self.place(node) if position is None else self._place_at(position)
 
     def _content(self, node: yaml.ScalarNode) -> Iterator[int]:
-        """Indices in the text of the scalar's characters that are not blank, in order."""
+        """Return the indices in the text of the scalar's non-blank characters, in order."""
         begin, end = node.start_mark.index, node.end_mark.index
         if self._text[begin] in "&!":
             properties = _PROPERTIES.match(self._text, begin, end)
@@ -189,7 +189,7 @@ class Document:
 
 
 def children(node: yaml.Node) -> list[yaml.Node]:
-    """The nodes directly inside a node, keys included."""
+    """Return the nodes directly inside a node, keys included."""
     if isinstance(node, yaml.MappingNode):
         return [child for pair in node.value for child in pair]
     return list(node.value) if isinstance(node, yaml.SequenceNode) else []

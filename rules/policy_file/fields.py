@@ -1,7 +1,7 @@
-"""Reading a document's nodes as mappings, lists and scalars of the expected type, noting every problem on the way.
+"""Reads YAML nodes as mappings, lists and scalars of the expected type, and collects every problem.
 
-Nodes flow in with the words for where they stand ("controller 'spike', patience"). Values flow out, or None for what
-is not as it must be; then the problem is in ``problems``, and reading goes on.
+Takes nodes, with words for their location ("controller 'spike', patience"). Returns values, or None for an invalid
+node: its problem is added to ``problems``, and reading continues.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from .document import Document, Place
 _PREFIX: Final = "tag:yaml.org,2002:"
 _NUMBER_LIKE: Final = re.compile(r"[-+]?(\d+(\.\d*)?|\.\d+)[eE][-+]?\d+")
 
-#: Characters of a number.
+#: Most characters of a number.
 MAX_NUMBER_LENGTH: Final = 2_000
 
 Fields = dict[str, yaml.Node]
 
 
 class FieldReader:
-    """Reads one document.
+    """Reads the fields of one document.
 
     Attributes:
-        params: The params, once they are read: numbers may be given by their names.
-        series: The series that the file lists, once they are read; None when it lists none.
+        params: The params, once read: a number may be given by the name of one.
+        series: The series that the file lists, once read; None when it lists none.
     """
 
     def __init__(self, document: Document) -> None:
@@ -51,11 +51,11 @@ class FieldReader:
         }
 
     def refuse(self, node: yaml.Node, where: str, what: str, fix: str = "", *, shows: bool = True) -> None:
-        """Note a problem at a node; ``shows`` when the node itself is what is wrong."""
+        """Add a problem at a node. ``shows`` adds the node to the message: the node itself is wrong."""
         self.refuse_at(self.document.place(node), where, what, shown(node) if shows else None, fix)
 
     def refuse_at(self, place: Place, where: str, what: str, got: str | None, fix: str) -> None:
-        """Note a problem at a place."""
+        """Add a problem at a place."""
         self.problems.append(self.document.problem(place, phrase(what, got, fix, where=where)))
 
     # --- collections --------------------------------------------------------------------------------------------
@@ -63,11 +63,11 @@ class FieldReader:
     def fields(
         self, node: yaml.Node, where: str, known: Collection[str] | None, required: Iterable[str] = ()
     ) -> Fields:
-        """The entries of a mapping by key. Keys that are unknown, or there twice, are refused.
+        """Return the entries of a mapping by key; refuse unknown and duplicate keys.
 
         Args:
-            known: The keys there may be; None for any.
-            required: The keys there must be.
+            known: The keys that are allowed; None for any.
+            required: The keys that must be present.
         """
         if not isinstance(node, yaml.MappingNode):
             self.refuse(node, where, "must be a mapping", "Write one 'key: value' a line.")
@@ -89,7 +89,7 @@ class FieldReader:
         return entries
 
     def _entries(self, node: yaml.MappingNode, where: str) -> list[tuple[yaml.Node, yaml.Node]]:
-        """A mapping's pairs; those of merged mappings (``<<``) last, as far as their keys are not there already."""
+        """Return a mapping's pairs; those of merged mappings (``<<``) last, unless their keys are already present."""
         own = [(key, value) for key, value in node.value if key.tag != f"{_PREFIX}merge"]
         pairs = list(own)
         seen = {key.value for key, _ in own if isinstance(key, yaml.ScalarNode)}
@@ -113,7 +113,7 @@ class FieldReader:
         return None
 
     def items(self, node: yaml.Node, where: str) -> list[yaml.Node]:
-        """The entries of a list."""
+        """Return the entries of a list."""
         if isinstance(node, yaml.SequenceNode):
             return list(node.value)
         self.refuse(node, where, "must be a list", "Write one '- entry' a line, or [] for none.")
@@ -122,7 +122,7 @@ class FieldReader:
     # --- scalars ------------------------------------------------------------------------------------------------
 
     def text(self, node: yaml.Node, where: str) -> str | None:
-        """A text, which may not be empty."""
+        """Return a text, which may not be empty."""
         if not isinstance(node, yaml.ScalarNode) or node.tag not in (f"{_PREFIX}str", f"{_PREFIX}value"):
             fix = "Put it in quotes." if isinstance(node, yaml.ScalarNode) and node.value else ""
             self.refuse(node, where, "must be text", fix)
@@ -133,7 +133,7 @@ class FieldReader:
         return str(node.value)
 
     def whole(self, node: yaml.Node, where: str) -> int | None:
-        """A whole number, or the name of a param that is one."""
+        """Return a whole number, also one given by the name of a param."""
         value = self._scalar_or_param(node)
         if isinstance(value, int) and not isinstance(value, bool):
             return value
@@ -141,7 +141,7 @@ class FieldReader:
         return None
 
     def number(self, node: yaml.Node, where: str) -> float | None:
-        """A finite number, or the name of a param that is one; always as a float."""
+        """Return a finite number as a float, also one given by the name of a param."""
         value = self._scalar_or_param(node)
         if isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= sys.float_info.max:
             return float(value)
@@ -149,7 +149,7 @@ class FieldReader:
         return None
 
     def flag(self, node: yaml.Node, where: str) -> bool | None:
-        """A truth value, or the name of a param that is one."""
+        """Return a truth value, also one given by the name of a param."""
         value = self._scalar_or_param(node)
         if isinstance(value, bool):
             return value
@@ -157,7 +157,7 @@ class FieldReader:
         return None
 
     def series_name(self, node: yaml.Node, where: str) -> str | None:
-        """The name of a series, one of those that the file lists, if it lists any."""
+        """Return the name of a series, one of those that the file lists, if it lists any."""
         name = self.text(node, where)
         if name is None or self.series is None or name in self.series:
             return name
@@ -165,7 +165,7 @@ class FieldReader:
         return None
 
     def level(self, node: yaml.Node, where: str) -> str | None:
-        """The name of a logging level, in any case."""
+        """Return the name of a logging level in upper case; the file may write it in any case."""
         value = self.text(node, where)
         if value is None:
             return None
@@ -175,7 +175,7 @@ class FieldReader:
         return None
 
     def param(self, node: yaml.Node, where: str) -> Param | None:
-        """A number, a truth value or a text."""
+        """Return a number, a truth value or a text."""
         value = self._scalar(node)
         if value is None:
             self.refuse(node, where, "a param is a number, true, false or text")
@@ -193,7 +193,7 @@ class FieldReader:
     def _scalar(self, node: yaml.Node) -> Param | None:
         if not isinstance(node, yaml.ScalarNode):
             return None
-        # YAML reads 1:1:1 in base 60, and takes minutes for a megabyte of it.
+        # PyYAML reads 1:1:1 in base 60, and takes minutes for a megabyte of it.
         if len(node.value) > MAX_NUMBER_LENGTH and node.tag in (f"{_PREFIX}int", f"{_PREFIX}float"):
             return None
         constructor = SafeConstructor()
@@ -208,7 +208,7 @@ class FieldReader:
                 case "bool":
                     return bool(constructor.construct_yaml_bool(node))
         except (ValueError, KeyError, IndexError, OverflowError, ConstructorError):
-            return None  # A tag that does not fit its text, as in `!!int abc`: of no type.
+            return None  # A tag that does not fit its text, as in `!!int abc`, gives no type.
         return None
 
     # --- arguments of classes -----------------------------------------------------------------------------------
@@ -216,11 +216,11 @@ class FieldReader:
     def arguments(
         self, node: yaml.Node | None, where: str, owner: yaml.Node, known: Mapping[str, Argument]
     ) -> dict[str, ArgumentValue]:
-        """What stands under ``arguments:``, checked against a class's declaration, defaults filled in.
+        """Return the values under ``arguments:``, checked against a class's declaration, defaults filled in.
 
         Args:
             node: The value of ``arguments:``; None when it is left out.
-            owner: Where to say that a required argument is missing.
+            owner: The node at which to report a missing required argument.
         """
         required = [name for name, argument in known.items() if argument.default is None and not argument.is_optional]
         if node is None or is_null(node):
@@ -260,7 +260,7 @@ def is_null(node: yaml.Node) -> bool:
 
 
 def shown(node: yaml.Node) -> str:
-    """The node as a message shows it."""
+    """Return the node as a message shows it."""
     if isinstance(node, yaml.MappingNode):
         return "a mapping"
     if isinstance(node, yaml.SequenceNode):

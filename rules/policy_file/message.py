@@ -1,7 +1,7 @@
-"""A controller's message: text with expressions of the rule language in braces, which is rendered when it decides.
+"""Parses and renders the message of a controller: text with expressions of the rule language in braces.
 
-A template flows in when the policy loads, and is checked like a rule. Rendering reaches nothing but what rules can
-read, and never fails: what cannot be shown says so in place.
+A policy load parses the template and checks it like a rule; each decision renders it. Rendering reads only what rules
+can read, and never fails: a note replaces whatever cannot be shown.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ class MessageField:
     """An expression in braces.
 
     Attributes:
-        text: The expression, as it stands.
+        text: The expression, as written.
         specification: The format after the colon; empty for none.
         bound: The expression, every name resolved.
-        code: Of a function of the event that returns its value.
+        code: The code of a function of the event that returns its value.
     """
 
     text: str
@@ -51,7 +51,7 @@ class MessageTemplate:
     """A message before it is rendered.
 
     Attributes:
-        text: As the file has it.
+        text: As in the file.
         parts: Literal texts and expressions, in order.
     """
 
@@ -65,15 +65,16 @@ class MessageTemplate:
 
 
 def parse_message(text: str, scope: NameScope, names: Names) -> MessageTemplate:
-    """A template, its expressions checked and compiled.
+    """Parse a template; check and compile its expressions.
 
     Args:
         text: The template; ``{{`` and ``}}`` are braces.
         scope: The names that expressions can use.
-        names: Those of the policy, for the generated code.
+        names: The policy's names for generated code.
 
     Raises:
-        ExpressionError: With all the faults of all expressions, each with its offset in the template.
+        ExpressionError: The template is invalid. The error holds all faults of all expressions, each with its offset in
+            the template.
     """
     if len(text) > MAX_TEMPLATE_LENGTH:
         raise ExpressionError([Fault(0, f"longer than {MAX_TEMPLATE_LENGTH:,} characters", str(len(text)))])
@@ -99,7 +100,7 @@ def parse_message(text: str, scope: NameScope, names: Names) -> MessageTemplate:
 
 
 def _pieces(text: str) -> Iterator[tuple[int, str, str | None]]:
-    """Offset and text of each piece; with the format specification of an expression, and None for a literal."""
+    """Yield offset, text and format specification of each piece; the specification of a literal is None."""
     literal, position = "", 0
     while position < len(text):
         character = text[position]
@@ -124,7 +125,7 @@ def _pieces(text: str) -> Iterator[tuple[int, str, str | None]]:
 
 
 def _field_end(text: str, start: int) -> tuple[int | None, int]:
-    """Where the field that begins at a brace has its colon, if any, and its closing brace."""
+    """Return the positions of the colon, if any, and of the closing brace of the field that begins at ``start``."""
     depth, quote, colon = 0, "", None
     for position in range(start + 1, len(text)):
         character = text[position]
@@ -144,12 +145,12 @@ def _field_end(text: str, start: int) -> tuple[int | None, int]:
 
 
 def render(template: MessageTemplate, readings: Sequence[Callable[[Event], Any]], event: Event) -> str:
-    """The message.
+    """Render a message.
 
     Args:
-        template: What to render.
+        template: The template to render.
         readings: A function for each of its fields, in order.
-        event: The event that was decided at.
+        event: The event of the decision.
     """
     values = iter(readings)
     parts = (part if isinstance(part, str) else _shown(part, next(values), event) for part in template.parts)

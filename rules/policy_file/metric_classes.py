@@ -1,4 +1,4 @@
-"""The classes of controller metrics, by the name under which a policy file asks for them."""
+"""Maps the names that policy files use to steptape's own classes of controller metrics."""
 
 from __future__ import annotations
 

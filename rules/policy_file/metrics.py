@@ -1,7 +1,7 @@
-"""Controller metrics: named, stateful values that events feed and rules read.
+"""Controller metrics: named, stateful values that are computed from events and read by rules.
 
-Events flow in, each metric those of its kinds; what ``compute`` returns is what rules see until its next event. The
-values are plain dictionaries and lists that change in place, so the cost of an event does not grow with the run.
+Each metric takes the events of its kinds. Rules read the result of ``compute`` until the metric's next event. Values
+are plain dictionaries and lists that change in place, so the cost of an event does not grow with the run.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from ...store.events import INIT_END, Event
 from ...store.plan import Plan
 from .arguments import Argument, ArgumentType, ArgumentValue
 
-#: Kinds at which TrAC refreshes the state of the trainer: not those inside a step.
+#: Kinds at which TrAC refreshes the state of the trainer: all but those inside a step.
 _STATE_KINDS: Final = frozenset(
     {
         INIT_END,
@@ -34,18 +34,18 @@ _STATE_KINDS: Final = frozenset(
 
 
 class Metric(ABC):
-    """One controller metric of one engine; the base of those of your own, see ``register_metric``.
+    """One controller metric of one engine; the base class for your own, see ``register_metric``.
 
-    What ``compute`` returns may depend on the events that the metric was handed, on its arguments and on the plan, and
-    on nothing else: live, in replay and after a resume it is handed the same events and must give the same values.
+    The result of ``compute`` may depend only on the events that the metric was given, on its arguments and on the plan.
+    Live, in replay and after a resume it is given the same events and must return the same values.
 
     Attributes:
-        arguments: What the policy file may say under ``arguments:``.
+        arguments: The arguments that a policy file may set under ``arguments:``.
         kinds: Kinds of events at which it is computed.
         reads: Kinds of events whose numbers its value carries.
-        reads_samples: Whether it reads the sample losses of events. Only then do events come with them.
+        reads_samples: Whether it reads the sample losses of events. Only then do events carry them.
         version: Changes when the same events would give other values than before. Part of the policy's digest.
-        given: What the policy file does say under ``arguments:``, defaults filled in.
+        given: The arguments that the policy file sets, defaults filled in.
         plan: The declared length of the run.
     """
 
@@ -57,10 +57,10 @@ class Metric(ABC):
 
     @classmethod  # noqa: B027 - most classes have nothing to refuse
     def validate(cls, arguments: Mapping[str, ArgumentValue]) -> None:
-        """Refuse arguments, each of them as declared, that do not fit together. Called when a policy is loaded.
+        """Refuse arguments that are valid one by one but do not fit together. Called when a policy is loaded.
 
         Raises:
-            ValueError: With the reason, which becomes a problem of the policy file.
+            ValueError: The arguments are refused. The reason in the error becomes a problem of the policy file.
         """
 
     def __init__(self, arguments: Mapping[str, ArgumentValue], plan: Plan) -> None:
@@ -69,7 +69,7 @@ class Metric(ABC):
 
     @abstractmethod
     def compute(self, event: Event) -> Any:
-        """The value after this event; None while it is not available.
+        """Return the value after this event; None while it is not available.
 
         Rules read numbers, texts, truth values, None, lists, tuples and mappings with texts as keys. The value may be
         the same object each time, changed in place. An exception makes the metric unavailable until its next event, and
@@ -87,7 +87,7 @@ class Loss(Metric):
         self._entry: dict[str, Any] | None = None
 
     def compute(self, event: Event) -> dict[str, Any] | None:
-        """The newest entry with a loss."""
+        """Return the newest entry with a loss."""
         if "loss" in event.metrics:
             self._entry = log_entry(event)
         return self._entry
@@ -96,13 +96,14 @@ class Loss(Metric):
 class TrainingState(Metric):
     """Step, epoch, declared length and log history, under the names of Hugging Face's TrainerState.
 
-    What else that state holds is None until an event tells it, in its attribute ``trainer_state``.
+    The other keys of that state are None until an event reports them in its attribute ``trainer_state``.
+    ``is_hyper_param_search`` begins as False, and ``stateful_callbacks`` is always empty.
     """
 
     kinds = _STATE_KINDS
     reads = frozenset({"log", "save"})
 
-    #: What an adapter of a trainer may say of its state, in the attribute ``trainer_state`` of an event.
+    #: The keys that a trainer's adapter may report, in the attribute ``trainer_state`` of an event.
     _TOLD: Final = frozenset(
         {
             "max_steps",
@@ -151,7 +152,7 @@ class TrainingState(Metric):
         self._view = MappingProxyType(self._state)
 
     def compute(self, event: Event) -> Mapping[str, Any]:
-        """The state as of this event."""
+        """Return the state as of this event."""
         if event.kind == "log":
             self._history.append(log_entry(event))
         state = self._state
@@ -177,16 +178,16 @@ class EvalMetrics(Metric):
         self.kinds = self.reads = frozenset({str(arguments["source_event"]).removeprefix("on_")})
 
     def compute(self, event: Event) -> dict[str, Any]:
-        """The metrics of this event."""
+        """Return the metrics of this event."""
         return {**event.metrics, "epoch": epoch_of(event)}
 
 
 class HistoryBasedMetric(Metric):
     """The last logged losses, and the last values of every evaluation metric, as lists with the newest at the end.
 
-    ``training_loss`` holds ``loss``, ``steps`` and ``epoch``; ``metrics`` a list for each key that evaluations carried,
-    and their ``steps`` and ``epoch``; ``window_size`` the length of a full window. Keys of ``metrics`` have windows of
-    their own, so that evaluation sets that take turns do not get in each other's way.
+    ``training_loss`` holds ``loss``, ``steps`` and ``epoch``. ``metrics`` holds a list for each key that evaluations
+    carried, and their ``steps`` and ``epoch``. ``window_size`` is the length of a full window. Each key of ``metrics``
+    has its own window, so that alternating evaluation sets do not interfere.
     """
 
     arguments = MappingProxyType({"window_size": Argument(ArgumentType.WHOLE, 1)})
@@ -205,7 +206,7 @@ class HistoryBasedMetric(Metric):
         self._newest: tuple[float, object] | None = None
 
     def compute(self, event: Event) -> dict[str, Any]:
-        """The windows, this event included."""
+        """Return the windows, this event included."""
         if event.kind == "log":
             self._take_log(event)
         else:
@@ -220,7 +221,7 @@ class HistoryBasedMetric(Metric):
         loss, epoch = event.metrics.get("loss"), epoch_of(event)
         if loss is None:
             return
-        # TrAC's way to count a loss once; where the loop has no epochs, the step tells two logs apart.
+        # Like TrAC, count a repeated loss once; where the loop has no epochs, the step distinguishes two logs.
         newest = (loss, event.step if epoch is None else epoch)
         if self._newest is not None and all(map(_is_same, newest, self._newest)):
             return
@@ -237,7 +238,7 @@ class HistoryBasedMetric(Metric):
 
 
 class PerProcessState(Metric):
-    """Which process this is: ``rank``."""
+    """The process that writes events: its ``rank``."""
 
     kinds = _STATE_KINDS
 
@@ -246,21 +247,21 @@ class PerProcessState(Metric):
         self._state = {"rank": 0}
 
     def compute(self, event: Event) -> dict[str, int]:
-        """The rank that wrote this event."""
+        """Return the rank that wrote this event."""
         self._state["rank"] = event.rank
         return self._state
 
 
 def epoch_of(event: Event) -> float | None:
-    """The envelope's epoch, or else the metric of that name; None when neither is known."""
+    """Return the envelope's epoch, or else the metric of that name; None when neither is known."""
     return event.epoch if event.epoch is not None else event.metrics.get("epoch")
 
 
 def log_entry(event: Event) -> dict[str, Any]:
-    """A ``log`` event as Hugging Face keeps it in its log history."""
+    """Return a ``log`` event as Hugging Face keeps it in its log history."""
     return {**event.metrics, "epoch": epoch_of(event), "step": event.step}
 
 
 def _is_same(one: Any, other: Any) -> bool:
-    """Equality in which NaN equals itself."""
+    """Whether two values are equal, where NaN equals itself."""
     return bool(one == other) or (one != one and other != other)

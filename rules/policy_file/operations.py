@@ -1,7 +1,8 @@
-"""Operations: what controllers order, from the five flags of a training loop to a rendered log message.
+"""The operations that controllers order: the five flags of a training loop, and rendered log messages.
 
-A message's format is a template over names, with keys in brackets or after dots. It looks keys up and never touches
-an attribute, so it cannot reach beyond the values it is given. Rendering never fails: what is missing is said in place.
+A message's format is a template over names, with keys in brackets or after dots. It looks up keys and never reads an
+attribute, so it cannot reach beyond the values that it is given. Rendering never fails: a note replaces a missing
+value.
 """
 
 from __future__ import annotations
@@ -28,10 +29,10 @@ _WHOLE: Final = re.compile(r"-?\d{1,9}")
 
 
 class Effect(StrEnum):
-    """What an operation asks of the training loop.
+    """The effect of an operation on the training loop.
 
-    The last two are for operations of your own: ``NOTIFY`` tells somebody and leaves the training as it would have
-    been, ``ACT`` may change it in a way that no record of another run can tell.
+    The last two are for operations of your own: ``NOTIFY`` sends a notification and leaves the training unchanged;
+    ``ACT`` may change it in a way that no record of another run can show.
     """
 
     STOP = "stop"
@@ -46,7 +47,7 @@ class Effect(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class LogMessage:
-    """A message that a controller asks to be logged.
+    """A message that a controller asks to log.
 
     Attributes:
         operation: The operation that asks, as ``name.action``.
@@ -60,17 +61,17 @@ class LogMessage:
 
 
 class Operation:
-    """One operation of a policy; the base of those of your own, see ``register_operation``.
+    """One operation of a policy; the base class for your own, see ``register_operation``.
 
     Every method whose name begins with ``should_`` is an action. Live, and only live, it is called with the decision
-    that ordered it, after the flag of its effect was set; what it raises is recorded, and training goes on. Replay
-    makes no operation at all.
+    that ordered it, after the flag of its effect was set. An exception from it is recorded, and training continues.
+    Replay creates no operations.
 
     Attributes:
-        arguments: What the policy file may say under ``arguments:``.
-        actions: Its actions, with what each asks of the loop; ``ACT`` for a method that is not named here.
-        version: Changes when it comes to mean something else. Part of the policy's digest.
-        given: What the policy file does say under ``arguments:``, defaults filled in.
+        arguments: The arguments that a policy file may set under ``arguments:``.
+        actions: Its actions, each with its effect on the loop; ``ACT`` for a method that is not named here.
+        version: Changes when its meaning changes. Part of the policy's digest.
+        given: The arguments that the policy file sets, defaults filled in.
     """
 
     arguments: ClassVar[Mapping[str, Argument]] = MappingProxyType({})
@@ -87,10 +88,10 @@ class Operation:
 
     @classmethod
     def validate(cls, arguments: Mapping[str, ArgumentValue]) -> None:
-        """Refuse arguments, each of them as declared, that do not fit together. Called when a policy is loaded.
+        """Refuse arguments that are valid one by one but do not fit together. Called when a policy is loaded.
 
         Raises:
-            ValueError: With the reason, which becomes a problem of the policy file.
+            ValueError: The arguments are refused. The reason in the error becomes a problem of the policy file.
         """
 
 
@@ -109,7 +110,7 @@ class HFControls(Operation):
 
 
 class LogControl(Operation):
-    """A log message of the policy's own wording."""
+    """A log message in the policy's own words."""
 
     arguments = MappingProxyType(
         {
@@ -125,17 +126,17 @@ class LogControl(Operation):
         self._level = str(arguments["log_level"])
 
     def message(self, operation: str, names: Mapping[str, Any]) -> LogMessage:
-        """What it logs when it is ordered as ``name.action``, from what is known by name."""
+        """Return the message for an order of ``name.action``, rendered from values by name."""
         text = "".join(literal + (_field(field, names) if field else "") for literal, field in self._parts)
         return LogMessage(operation, self._level, shortened(text, MAX_MESSAGE_LENGTH))
 
 
-#: Operation classes by the name under which a policy file asks for them.
+#: steptape's own operation classes, by the names that policy files use.
 OPERATIONS: Final[dict[str, type[Operation]]] = {
     operation.__name__: operation for operation in (HFControls, LogControl)
 }
 
-#: The operation that every policy has, unless it names one of its own so.
+#: The operation that every policy has, unless it declares its own of that name.
 DEFAULT_OPERATION: Final = "hfcontrols"
 
 
@@ -150,10 +151,10 @@ class _Field:
 
 
 def _parts(template: str) -> list[tuple[str, _Field | None]]:
-    """A template as literal texts, each with the field after it.
+    """Split a template into literal texts, each with the field after it.
 
     Raises:
-        ValueError: The template is malformed, or asks for more than keys and a bounded format.
+        ValueError: The template is malformed, or uses more than keys and a bounded format.
     """
     try:
         pieces = list(Formatter().parse(template))
@@ -190,7 +191,7 @@ def _field(field: _Field, names: Mapping[str, Any]) -> str:
     except (ValueError, TypeError, OverflowError):
         return f"<not {field.specification}: {shortened(_plain(value))}>"
     except Exception as error:
-        # A message must never end the training: what cannot be shown says so.
+        # A message must never end the training: a note replaces what cannot be shown.
         return f"<{type(error).__name__} {field.text}>"
 
 

@@ -1,4 +1,4 @@
-"""A policy: a rule file as a whole, read, checked and identified by a digest of its meaning."""
+"""A policy: a rule file that is read, checked, and identified by a digest of its meaning."""
 
 from __future__ import annotations
 
@@ -31,18 +31,18 @@ class Policy:
     """A policy that loads. Two are equal when their digests are.
 
     Attributes:
-        source: Where the text came from, as error messages name it.
+        source: The origin of the text, as error messages name it.
         text: The file, unchanged.
-        digest: SHA-256, in hexadecimal, of what the policy means: not of comments, blanks, name and description.
-        name: As the file says; empty when it does not.
-        description: As the file says; empty when it does not.
+        digest: SHA-256, in hexadecimal, of the policy's meaning; comments, blanks, name and description do not count.
+        name: As in the file; empty when absent.
+        description: As in the file; empty when absent.
         params: Params with their values, overrides applied.
         series: Names of the series that rules may read; None when the file does not list them.
         metrics: Controller metrics, in file order.
         operations: Operations, in file order; ``hfcontrols`` is always among them.
         controllers: Controllers, in file order.
-        semantics_version: Version of the semantics that it is read by.
-        blueprint: What its engines are built from.
+        semantics_version: Version of the semantics under which it is read.
+        blueprint: The parts that its engines share.
     """
 
     source: str
@@ -60,18 +60,18 @@ class Policy:
 
     @property
     def reads_samples(self) -> bool:
-        """Whether the events that it is folded over have to come with their sample losses."""
+        """Whether the events that it is folded over must carry their sample losses."""
         return any(METRIC_CLASSES[declaration.class_name].reads_samples for declaration in self.metrics)
 
     @property
     def is_self_contained(self) -> bool:
-        """Whether all classes that it asks for are steptape's own. The code of others is no part of the digest."""
+        """Whether it uses only steptape's own classes. The code of other classes is not part of the digest."""
         return all(METRIC_CLASSES.is_own(declaration.class_name) for declaration in self.metrics) and all(
             OPERATION_CLASSES.is_own(declaration.class_name) for declaration in self.operations
         )
 
     def effects(self, operation: str) -> Effect:
-        """What an operation, written ``name.action``, asks of the training loop.
+        """Return the effect on the training loop of an operation, written ``name.action``.
 
         Raises:
             TelemetryError: The policy has no such operation.
@@ -87,7 +87,7 @@ class Policy:
     def trigger_log_level(self, name: str, trigger: str, operations: Sequence[str]) -> str:
         """Return the level at which the live side logs a decision.
 
-        Controllers may share a name: the trigger and the operations of the decision then say which one is meant.
+        Controllers may share a name: the trigger and the operations of the decision then identify the controller.
         """
         for controller in self.controllers:
             if (controller.name, controller.operations) == (name, tuple(operations)) and trigger in controller.triggers:
@@ -101,7 +101,7 @@ class Policy:
         return hash(self.digest)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Compiled rules do not travel between processes; the text does.
+        # Compiled rules cannot be pickled; the other process parses the text again.
         return _reparsed, (self.text, self.source, dict(self.params), self.semantics_version)
 
 
@@ -110,10 +110,10 @@ def load_policy(path: str | Path, *, params: Mapping[str, Param] | None = None) 
 
     Args:
         path: The file, UTF-8.
-        params: Values to use instead of those that the file gives to its params.
+        params: Values that override those of the file's params.
 
     Raises:
-        PolicyError: The file cannot be read, or anything in it is wrong; all problems at once.
+        PolicyError: The file cannot be read, or anything in it is wrong. The error holds all problems.
     """
     return parse_policy(read_text(path), source=str(path), params=params)
 
@@ -128,7 +128,7 @@ def parse_policy(
     """Check and compile the text of a policy; see ``load_policy``.
 
     Args:
-        semantics_version: How to read it: as it was meant when a run was recorded under it.
+        semantics_version: The version under which to read it, such as the one that a run was recorded under.
     """
     context = () if semantics_version < FIRST_WITH_CONTEXT else tuple(CONTEXT)
     declarations = read_declarations(Document(text, source), params or {}, context)
@@ -149,13 +149,13 @@ def parse_policy(
 
 
 def shipped_policies() -> Mapping[str, Path]:
-    """The policies that come with steptape: name to path."""
+    """Return the policies that come with steptape: name to path."""
     tests = set(shipped_tests().values())
     return MappingProxyType({path.stem: path for path in sorted(_SHIPPED.glob("*.yaml")) if path not in tests})
 
 
 def shipped_tests() -> Mapping[str, Path]:
-    """The tests of those policies: name of the policy to path."""
+    """Return the tests of the shipped policies: name of the policy to path."""
     return MappingProxyType({path.name.partition(".")[0]: path for path in sorted(_SHIPPED.glob("*.test.yaml"))})
 
 
@@ -180,13 +180,13 @@ def _digest(declarations: Declarations, semantics_version: int) -> str:
 
 
 def _canonical_entry(entry: MetricDeclaration | OperationDeclaration, version: str) -> list[Any]:
-    """Name, class, arguments, and the version of a class that has one."""
+    """Return name, class, arguments, and the version of a class that has one."""
     return [entry.name, entry.class_name, dict(entry.arguments), *([version] if version else [])]
 
 
 def _canonical_controller(controller: Controller) -> dict[str, Any]:
     patience, cooldown = controller.patience, controller.cooldown
-    # Keys that a controller does not use are left out, so that it keeps its digest when the language grows.
+    # Unused keys are left out, so that a controller keeps its digest when the language grows.
     timing = {
         "for": None if controller.hold is None else _canonical_span(controller.hold),
         "cooldown": None if cooldown is None else [*_canonical_span(cooldown.span), cooldown.name],
@@ -212,7 +212,7 @@ def _canonical_span(span: Span) -> list[str]:
 
 
 def _canonical_tree(node: object) -> Any:
-    """A syntax tree as JSON, the same in every version of Python (whose own dump and unparse are not)."""
+    """Return a syntax tree as JSON, the same in every version of Python (whose own dump and unparse are not)."""
     if isinstance(node, list):
         return [_canonical_tree(item) for item in node]
     if isinstance(node, ast.Constant):
@@ -224,7 +224,7 @@ def _canonical_tree(node: object) -> Any:
 
 
 def _constant(value: object) -> list[str]:
-    """A constant as its type and text; floats exactly, and whole numbers however long."""
+    """Return a constant as its type and text: floats exactly, and whole numbers of any length."""
     if isinstance(value, float):
         return ["float", value.hex()]
     if isinstance(value, int) and not isinstance(value, bool):

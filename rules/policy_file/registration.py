@@ -1,8 +1,8 @@
-"""Classes of metrics and operations by the names under which policy files ask for them: ours, and those of others.
+"""Registries of metric and operation classes, steptape's own and third-party, by the names that policy files use.
 
-Classes flow in, by a call (``register_metric``, ``register_operation``) or as entry points of installed packages (the
-groups ``steptape.metrics`` and ``steptape.operations``). A name flows in when a policy is loaded, and its class flows
-out. An entry point is imported when a policy asks for it, and not before.
+A class is registered by a call (``register_metric``, ``register_operation``), or as an entry point of an installed
+package (the groups ``steptape.metrics`` and ``steptape.operations``). A policy load looks up classes by name. An entry
+point is imported only when a policy asks for it.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ _KINDS: Final = frozenset((INIT_END, *LOOP_KINDS))
 
 
 class Registry(Generic[_Class]):
-    """The classes of one sort.
+    """A registry of metric classes, or of operation classes.
 
     Args:
-        sort: What they are, as messages say it.
+        sort: The sort of the classes, as messages name it.
         group: The group of entry points.
-        own: Those of steptape, which nobody can replace.
-        check: Raises TelemetryError for a class that cannot serve.
+        own: steptape's own classes, which cannot be replaced.
+        check: Returns the class, or raises TelemetryError for an unusable one.
     """
 
     def __init__(
@@ -44,12 +44,12 @@ class Registry(Generic[_Class]):
         self._registered: dict[str, _Class] = {}
 
     def register(self, cls: _Class) -> _Class:
-        """Make a class known by its name; it comes back, so this serves as a decorator.
+        """Register a class under its name and return it, so that this serves as a decorator.
 
-        A class that is defined again (the cell of a notebook that is run again) takes the place of the former.
+        A class that is defined again (in a notebook cell that is run again) replaces the earlier one.
 
         Raises:
-            TelemetryError: The class cannot serve, or its name is taken.
+            TelemetryError: The class is unusable, or its name is taken.
         """
         name = cls.__name__
         where = f"{self._sort} class '{name}'"
@@ -61,22 +61,23 @@ class Registry(Generic[_Class]):
         return cls
 
     def find(self, name: str) -> _Class | None:
-        """The class of a name; None when there is none.
+        """Return the class of a name; None when there is none.
 
         Raises:
-            TelemetryError: An installed package offers the name, and what it offers cannot be imported or cannot serve.
+            TelemetryError: Installed packages offer the name, but more than once, or the class cannot be imported or is
+                unusable.
         """
         return self._own.get(name) or self._registered.get(name) or self._imported(name)
 
     def is_own(self, name: str) -> bool:
-        """Whether a name stands for a class of steptape's own."""
+        """Whether a name belongs to one of steptape's own classes."""
         return name in self._own
 
     def __getitem__(self, name: str) -> _Class:
-        """The class of a name that a loaded policy uses.
+        """Return the class of a name that a loaded policy uses.
 
         Raises:
-            TelemetryError: It is not known here.
+            TelemetryError: The name is unknown here.
         """
         found = self.find(name)
         if found is None:
@@ -84,7 +85,7 @@ class Registry(Generic[_Class]):
         return found
 
     def names(self) -> list[str]:
-        """All names there are."""
+        """Return all known names."""
         offered = (point.name for point in entry_points(group=self._group))
         return sorted({*self._own, *self._registered, *offered})
 
@@ -106,7 +107,7 @@ class Registry(Generic[_Class]):
 def _loaded(point: EntryPoint, where: str) -> object:
     try:
         return point.load()
-    except Exception as error:  # Importing other people's code may fail in any way; the policy says what happened.
+    except Exception as error:  # Third-party code may fail in any way; the policy's problem gives the reason.
         reason = f"cannot be imported, {type(error).__name__}: {error}"
         raise TelemetryError(reason, where=where, got=point.value) from error
 
@@ -157,7 +158,7 @@ _OperationClass = TypeVar("_OperationClass", bound=type[Operation])
 
 
 def register_metric(cls: _MetricClass) -> _MetricClass:
-    """Let policy files ask for a metric class by its name. Serves as a decorator.
+    """Register a metric class under its name, for use in policy files. Serves as a decorator.
 
     >>> from steptape.rules.policy_file.metrics import Metric
     >>> from steptape.rules.policy_file.policy import parse_policy
@@ -175,17 +176,17 @@ def register_metric(cls: _MetricClass) -> _MetricClass:
     'LowestLoss'
 
     Raises:
-        TelemetryError: The class cannot serve, or its name is taken.
+        TelemetryError: The class is unusable, or its name is taken.
     """
     METRIC_CLASSES.register(cls)
     return cls
 
 
 def register_operation(cls: _OperationClass) -> _OperationClass:
-    """Let policy files ask for an operation class by its name. Serves as a decorator.
+    """Register an operation class under its name, for use in policy files. Serves as a decorator.
 
     Raises:
-        TelemetryError: The class cannot serve, or its name is taken.
+        TelemetryError: The class is unusable, or its name is taken.
     """
     OPERATION_CLASSES.register(cls)
     return cls

@@ -1,6 +1,6 @@
-"""From a document to a policy's declarations: what may stand where in a policy file.
+"""The schema of a policy file: reads a document into a policy's declarations.
 
-A document flows in. Declarations flow out with all names resolved, or every problem of the file at once.
+Takes a document; returns declarations with all names resolved, or raises every problem of the file at once.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ _CONFIG_KEYS: Final = ("trigger_log_level",)
 
 @dataclass(frozen=True, slots=True)
 class Declarations:
-    """Everything that a policy file says."""
+    """The contents of a policy file."""
 
     name: str = ""
     description: str = ""
@@ -68,15 +68,15 @@ class Declarations:
 
 
 def read_declarations(document: Document, overrides: Mapping[str, object], context: Collection[str]) -> Declarations:
-    """What a document declares, with params overridden.
+    """Return the declarations of a document, with params overridden.
 
     Args:
         document: The file.
-        overrides: Values of params that take the place of the file's.
-        context: Names that stand for facts about the run.
+        overrides: Values of params that replace those of the file.
+        context: Names of facts about the run.
 
     Raises:
-        PolicyError: With every problem of the file and of the overrides.
+        PolicyError: The policy is invalid. The error holds every problem of the file and of the overrides.
     """
     reader = _PolicyReader(document, context)
     declarations = reader.read(overrides)
@@ -86,7 +86,7 @@ def read_declarations(document: Document, overrides: Mapping[str, object], conte
 
 
 class _PolicyReader(ControllerFieldReader):
-    """Reads the keys of a policy, from what others refer to, to the controllers that refer to it."""
+    """Reads the keys of a policy: first those that others refer to, last the controllers that refer to them."""
 
     def __init__(self, document: Document, context: Collection[str]) -> None:
         super().__init__(document)
@@ -110,7 +110,7 @@ class _PolicyReader(ControllerFieldReader):
         metrics = self._metrics(fields)
         self.params = self._params(fields, overrides)
         self.series = self._series(fields)
-        # Metrics may name params, and params may not be named like metrics: names first, then their arguments.
+        # Metrics may name params, and params may not be named like metrics: read metric names first, then arguments.
         declared_metrics = tuple(filter(None, (self._metric(node) for node in metrics)))
         operations = self._operations(fields)
         controllers = self._named_entries(fields, "controllers")
@@ -146,7 +146,7 @@ class _PolicyReader(ControllerFieldReader):
                 self.refuse(value_node, where, "a controller metric has this name too", shows=False)
             else:
                 value = self.param(value_node, where)
-                # A param that is refused is still known, so that one mistake is one problem.
+                # A refused param keeps its name, so that one mistake is one problem.
                 params[name] = 0 if value is None else value
         place = self.document.place(node) if node is not None else Place(1, 1)
         for name, given in overrides.items():
@@ -173,14 +173,14 @@ class _PolicyReader(ControllerFieldReader):
     # --- metrics and operations ---------------------------------------------------------------------------------
 
     def _metrics(self, fields: Fields) -> list[yaml.Node]:
-        """The entries of ``controller_metrics``, their names noted."""
+        """Return the entries of ``controller_metrics``, and note their names."""
         node = fields.get("controller_metrics")
         entries = self.items(node, "controller_metrics") if node is not None and not is_null(node) else []
         self._metric_names.update(self._named_entries(fields, "controller_metrics"))
         return entries
 
     def _named_entries(self, fields: Fields, key: str) -> dict[str, None]:
-        """The names of a list's entries, as far as they have any; what is wrong is said where they are read."""
+        """Return the names of a list's entries, where they have any; reading the entries reports their problems."""
         node = fields.get(key)
         names: dict[str, None] = {}
         for entry in node.value if isinstance(node, yaml.SequenceNode) else []:
@@ -221,7 +221,7 @@ class _PolicyReader(ControllerFieldReader):
     def _class_entry(
         self, node: yaml.Node, what: str, classes: Registry[_Class]
     ) -> tuple[str | None, _Class | None, Fields]:
-        """Name, class and keys of an entry that asks for a class; None for what is missing or unknown."""
+        """Return name, class and keys of an entry that asks for a class; None for what is missing or unknown."""
         fields = self.fields(node, what, _CLASS_KEYS, ("name", "class"))
         name = self.text(fields["name"], f"{what}, name") if "name" in fields else None
         class_name = self.text(fields["class"], f"{what}, class") if "class" in fields else None
@@ -240,7 +240,7 @@ class _PolicyReader(ControllerFieldReader):
     def _class_arguments(
         self, fields: Fields, where: str, owner: yaml.Node, found: type[Metric] | type[Operation]
     ) -> Mapping[str, ArgumentValue]:
-        """What an entry says under ``arguments:``, each argument and then all of them together checked."""
+        """Return the ``arguments:`` of an entry, each checked alone and then all together."""
         problems = len(self.problems)
         node = fields.get("arguments")
         values = MappingProxyType(self.arguments(node, where, owner, found.arguments))
@@ -320,7 +320,7 @@ class _PolicyReader(ControllerFieldReader):
             return None
 
     def _references(self, fields: Fields, where: str) -> tuple[str, ...]:
-        """The operations that a controller orders, each checked to exist."""
+        """Return the operations that a controller orders, each checked to exist."""
         where += ", operations"
         references: list[str] = []
         for node in self.items(fields["operations"], where) if "operations" in fields else []:
@@ -359,7 +359,7 @@ class _PolicyReader(ControllerFieldReader):
 
 
 def _plain_param(value: object) -> Param | None:
-    """A param as one of the four plain types, also from their subclasses; None for anything else."""
+    """Return a param as one of the four plain types, also from their subclasses; None for anything else."""
     for type_ in (bool, int, float, str):
         if isinstance(value, type_):
             return type_(value)

@@ -1,6 +1,6 @@
-"""The keys of a test that say what its imagined run is: series, sample losses, events, plan and length.
+"""Parses the keys of a policy test that describe its imagined run: series, samples, events, plan and length.
 
-A test's fields flow in; a ``Scenario`` flows out, or None when anything of it is not as it must be.
+Takes a test's fields; returns a ``Scenario``, or None when any of them is refused.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from ..policy_file.fields import FieldReader, Fields
 from .notation import NotationError, parse_values
 from .scenario import MAX_STEPS, SERIES_KINDS, STEP_KINDS, Scenario, ScenarioSeries
 
-#: Values of all series, and of samples, that one file may have.
+#: Most values of series and samples together in one file.
 MAX_FILE_VALUES: Final = 1_000_000
 
-#: A step, or the first and the last of several.
+#: A step, or the first and the last step of a range.
 STEPS: Final = re.compile(r"(?P<first>\d{1,9})(?:-(?P<last>\d{1,9}))?")
 
 _PLAN_KEYS: Final = tuple(field.name for field in dataclasses.fields(Plan))
@@ -33,14 +33,14 @@ _SUFFIX: Final = re.compile(r"(?P<name>.*)@(?:(?P<kind>[a-z_]+):)?(?P<every>\d{1
 
 
 class RunReader(FieldReader):
-    """Reads what a test says of its run."""
+    """Reads the description of a test's run."""
 
     def __init__(self, document: Document) -> None:
         super().__init__(document)
         self._values_left = MAX_FILE_VALUES
 
     def scenario(self, fields: Fields, where: str) -> Scenario | None:
-        """The run that a test's fields describe; None when any of them is refused."""
+        """Return the run that a test's fields describe; None when any of them is refused."""
         before = len(self.problems)
         series = self._all_series(fields, where)
         samples = self._samples(fields, where)
@@ -57,7 +57,7 @@ class RunReader(FieldReader):
         return Scenario(tuple(series), steps, every, samples, plan, step_s)
 
     def _all_series(self, fields: Fields, where: str) -> list[ScenarioSeries]:
-        """The entries of ``series:``; the same metric twice at one kind is refused."""
+        """Return the entries of ``series:``; refuse a metric that is given twice for one kind of event."""
         where += ", series"
         found: dict[tuple[str, str], ScenarioSeries] = {}
         if "series" not in fields:
@@ -81,7 +81,7 @@ class RunReader(FieldReader):
         return None if clock is None or values is None else ScenarioSeries(*clock, values)
 
     def _values(self, node: yaml.ScalarNode, where: str, more: int = 0) -> tuple[float | None, ...] | None:
-        """What a text in the notation of series stands for; it counts as so many more values of the file."""
+        """Parse a text in the series notation; count its values, and ``more``, against the file's limit."""
         try:
             values = parse_values(node.value)
         except NotationError as error:
@@ -95,7 +95,7 @@ class RunReader(FieldReader):
         return values
 
     def _samples(self, fields: Fields, where: str) -> dict[int, SampleLosses]:
-        """The batches of ``samples:``; a later entry replaces what an earlier one says of a step."""
+        """Return the batches of ``samples:`` by step; a later entry replaces an earlier one."""
         where += ", samples"
         batches: dict[int, SampleLosses] = {}
         for key, node in self.fields(fields["samples"], where, None).items() if "samples" in fields else ():
@@ -116,7 +116,7 @@ class RunReader(FieldReader):
         return batches
 
     def _clock(self, key: str, node: yaml.Node, where: str) -> tuple[str, str, int] | None:
-        """Name, kind and interval that a key of ``series:`` says: NAME, NAME@N, NAME@KIND or NAME@KIND:N."""
+        """Split a key of ``series:`` into name, kind and interval: NAME, NAME@N, NAME@KIND or NAME@KIND:N."""
         if "@" not in key:
             return key, "step_end", 1
         match = _SUFFIX.fullmatch(key)

@@ -1,7 +1,7 @@
-"""A file of tests for a policy: imagined runs, and what the policy is to decide in each.
+"""Loads a YAML file of policy tests: imagined runs, and the decisions that the policy must make in each.
 
-A YAML file flows in. Tests flow out, each with its policy loaded and every name in it checked, or every problem of the
-file at once, with line and column.
+Returns tests, each with its policy loaded and every name in it checked. Otherwise raises every problem of the file at
+once, with line and column.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _TEST_KEYS: Final = (
 _EXPECTED_KEYS: Final = ("step", "controller", "operations", "trigger")
 _AFTER_STOP: Final = ("end", "go_on")
 
-#: Expected decisions that one file may have.
+#: Most expected decisions in one file.
 MAX_EXPECTED: Final = 100_000
 
 
@@ -50,11 +50,11 @@ class Expected:
     """A decision that a test expects.
 
     Attributes:
-        step: Of the event.
-        controller: That fires.
-        operations: What it orders; None for whatever it does.
-        trigger: At which it fires; None for any.
-        place: Where the test file says so.
+        step: The event's step.
+        controller: The controller that fires.
+        operations: The operations that it orders; None for any.
+        trigger: The trigger at which it fires; None for any.
+        place: Where the test file declares it.
     """
 
     step: int
@@ -66,18 +66,18 @@ class Expected:
 
 @dataclass(frozen=True, slots=True)
 class ScenarioTest:
-    """One test: a run that never was, and what the policy is to decide in it.
+    """One test: an imagined run, and the decisions that the policy must make in it.
 
     Attributes:
         source: The file.
-        name: Of the test.
-        place: Where in the file it begins.
-        policy: With the test's params.
+        name: The test's name.
+        place: Where the test begins in the file.
+        policy: The policy, with the test's params.
         scenario: The run.
-        expected: The decisions, each once.
-        errors: Controllers whose rule is to fail.
+        expected: The expected decisions, one entry each.
+        errors: Controllers whose rule must fail.
         watched: The controllers whose decisions count.
-        ends_at_stop: Whether the run ends with the step in which a decision stops it, as a real one does.
+        ends_at_stop: Whether the run ends with the step in which a decision stops it, as a real run does.
     """
 
     source: str
@@ -95,11 +95,11 @@ def load_tests(path: str | Path) -> list[ScenarioTest]:
     """Read and check a file of tests, and load the policy that it names.
 
     Args:
-        path: The file, UTF-8. The policy it names is a path as seen from it, or the name of a shipped one.
+        path: The file, UTF-8. It names its policy by a path relative to itself, or by the name of a shipped policy.
 
     Raises:
-        PolicyError: The file cannot be read or anything in it is wrong, or its policy does not load; all problems of
-            a file at once.
+        PolicyError: The file cannot be read, anything in it is wrong, or its policy does not load. The error holds all
+            problems of a file.
     """
     return parse_tests(read_text(path), source=str(path))
 
@@ -110,7 +110,7 @@ def parse_tests(
     """Check the text of a file of tests; see ``load_tests``.
 
     Args:
-        policies: The policies that it may name. Where they are given, no file is read, whatever it names.
+        policies: The policies that it may name. When they are given, no file is read, whatever the text names.
     """
     reader = _TestReader(Document(text, source), policies)
     tests = reader.read()
@@ -120,7 +120,7 @@ def parse_tests(
 
 
 def _is_file(path: Path) -> bool:
-    """Whether there is such a file; a name that no file can have has none."""
+    """Whether the file exists; False for a name that no file can have."""
     try:
         return path.is_file()
     except (OSError, ValueError):
@@ -208,7 +208,7 @@ class _TestReader(RunReader):
         )
 
     def _with_params(self, fields: Fields, where: str, policy: Policy) -> Policy:
-        """The policy with the test's params; as it is when they are refused."""
+        """Return the policy with the test's params; the unchanged policy when they are refused."""
         where += ", params"
         given: dict[str, Param] = {}
         for name, node in self.fields(fields["params"], where, policy.params).items() if "params" in fields else ():
@@ -243,7 +243,7 @@ class _TestReader(RunReader):
             return None
         return name
 
-    # --- what is expected ---------------------------------------------------------------------------------------
+    # --- expected decisions -------------------------------------------------------------------------------------
 
     def _expected(self, fields: Fields, where: str, policy: Policy) -> list[Expected]:
         where += ", expect"
@@ -263,7 +263,7 @@ class _TestReader(RunReader):
         return expected
 
     def _steps(self, node: yaml.Node, where: str) -> range:
-        """A step, or from one to another, both included."""
+        """Parse a step, or a range of steps with both ends included."""
         match = STEPS.fullmatch(node.value) if isinstance(node, yaml.ScalarNode) else None
         first = int(match["first"]) if match else 1
         last = int(match["last"] or first) if match else 0
@@ -273,7 +273,7 @@ class _TestReader(RunReader):
         return range(first, last + 1)
 
     def _operations(self, entry: Fields, where: str, policy: Policy, controller: str | None) -> tuple[str, ...] | None:
-        """What a decision is to order; None when the test does not say."""
+        """Return the operations that a decision must order; None when the test does not say."""
         if "operations" not in entry:
             return None
         where += ", operations"

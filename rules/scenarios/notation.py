@@ -1,12 +1,12 @@
-"""The notation in which tests of rules write series: ``2.0x50 9.0 1.0-0.1x10 nan _``.
+"""Parses the notation in which policy tests write series: ``2.0x50 9.0 1.0-0.1x10 nan _``.
 
-A text flows in; the values flow out, one for each time at which the series is due, None where nothing is logged. The
-grammar, with blanks or line ends between tokens::
+Takes a text; returns one value for each time at which the series is due, None where nothing is logged. The grammar,
+with blanks or line ends between tokens::
 
     token  =  value | value "x" COUNT | START ("+" | "-") STEP "x" COUNT
     value  =  NUMBER | "nan" | "inf" | "-inf" | "_"
 
-``COUNT`` is how many values the token stands for: ``2.0x3`` is 2.0 three times, ``1.0-0.1x3`` is 1.0, 0.9, 0.8.
+``COUNT`` is the number of values in the token: ``2.0x3`` is 2.0 three times, ``1.0-0.1x3`` is 1.0, 0.9, 0.8.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any, Final, Self
 from ...store.errors import TelemetryError
 from ..errors import Fault, phrase
 
-#: Values that one series may have.
+#: Most values of one series.
 MAX_VALUES: Final = 100_000
 
 _UNSIGNED: Final = r"(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][-+]?\d+)?"
@@ -29,15 +29,15 @@ _TOKEN: Final = re.compile(r"\S+")
 _REPEATED: Final = re.compile(rf"(?P<value>[-+]?{_UNSIGNED}|[-+]?inf|nan|_)(?:x(?P<count>\d+))?")
 _RAMP: Final = re.compile(rf"(?P<start>[-+]?{_UNSIGNED})(?P<step>[-+]{_UNSIGNED})x(?P<count>\d+)")
 _FORMS: Final = "Write 2.0, 2.0x50, 1.0-0.1x10, nan, inf, -inf, or _ for nothing logged."
-#: Digits of a whole ramp: twice what a float has, so that the last one of every value is right.
+#: Decimal digits for a ramp: twice those of a float, so that the last digit of every value is right.
 _EXACTLY: Final = Context(prec=34)
 
 
 class NotationError(TelemetryError):
-    """A text that is no series.
+    """A text that is not a valid series.
 
     Attributes:
-        fault: What is wrong, with its offset in the text.
+        fault: The fault, with its offset in the text.
     """
 
     def __init__(self, fault: Fault) -> None:
@@ -45,17 +45,17 @@ class NotationError(TelemetryError):
         super().__init__(phrase(fault.what, fault.got, fault.fix))
 
     def to_json(self) -> dict[str, Any]:
-        """With the fault."""
+        """Return the error as JSON, fault included."""
         return {**super().to_json(), "fault": asdict(self.fault)}
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> Self:
-        """From the fault alone."""
+        """Rebuild the error from its fault alone."""
         return cls(Fault(**document["fault"]))
 
 
 def parse_values(text: str) -> tuple[float | None, ...]:
-    """The values that a text stands for.
+    """Return the values that a text denotes.
 
     A ramp is computed in decimal, so that ``1.0-0.1x4`` ends with the float that is written 0.7.
 
@@ -63,7 +63,7 @@ def parse_values(text: str) -> tuple[float | None, ...]:
         One value for each time; None where nothing is logged.
 
     Raises:
-        NotationError: Not of the grammar, no value at all, or more than ``MAX_VALUES``.
+        NotationError: The text violates the grammar, has no value, or more than ``MAX_VALUES``.
 
     >>> parse_values("2.0x2 nan _ 1-0.25x3")
     (2.0, 2.0, nan, None, 1.0, 0.75, 0.5)
@@ -77,7 +77,7 @@ def parse_values(text: str) -> tuple[float | None, ...]:
 
 
 def _expanded(token: re.Match[str], room: int) -> Iterator[float | None]:
-    """The values of one token, at most ``room`` of them."""
+    """Return the values of one token; refuse more than ``room`` of them."""
     repeated = _REPEATED.fullmatch(token[0])
     ramp = None if repeated else _RAMP.fullmatch(token[0])
     match = repeated or ramp
@@ -92,7 +92,7 @@ def _expanded(token: re.Match[str], room: int) -> Iterator[float | None]:
 
 def _count(token: re.Match[str], match: re.Match[str], room: int) -> int:
     text = match["count"] or "1"
-    # Python refuses to read thousands of digits; nine are enough to be too many.
+    # Python refuses to parse thousands of digits; more than nine are too many in any case.
     count = int(text) if len(text) <= 9 else MAX_VALUES + 1
     offset = token.start() + max(match.start("count"), 0)
     if count == 0:
@@ -121,5 +121,5 @@ def _ramp(token: re.Match[str], ramp: re.Match[str], count: int) -> Iterator[flo
 
 
 def _decimal(token: re.Match[str], text: str) -> Decimal:
-    # What is zero as a float may have an exponent beyond any decimal's.
+    # A text that is zero as a float may have an exponent beyond the range of Decimal.
     return Decimal(text) if _value(token, text) else Decimal(0)

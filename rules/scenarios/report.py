@@ -1,4 +1,4 @@
-"""How a test went, as lines for people and as JSON for programs."""
+"""Renders the result of a policy test as lines for people and as JSON for programs."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from ..engine.decisions import Decision
 from .file import Expected
 from .run import Comparison, ScenarioResult
 
-#: Lines of a difference that are shown before the rest is counted.
+#: Lines of a difference that are shown; the rest are only counted.
 _SHOWN: Final = 20
-#: Decisions that are as expected, shown before and after each difference.
+#: Matching decisions that are shown before and after each difference.
 _CONTEXT: Final = 2
 
 
 def result_lines(result: ScenarioResult) -> list[str]:
-    """What to say of a test that fails: one line that an editor can jump from, and the difference below it.
+    """Return the lines about a test that fails: a headline that editors can jump from, then the difference.
 
-    In the difference, ``-`` is a decision that was expected, ``+`` one that was made, and a blank one that was both.
+    In the difference, ``-`` marks a decision that was expected, ``+`` one that was made, and a blank one that was both.
     """
     test = result.test
     head = f"{test.source}:{test.place.line}:{test.place.column}: test '{test.name}' fails: {_summary(result)}"
@@ -35,7 +35,7 @@ def result_lines(result: ScenarioResult) -> list[str]:
 
 
 def result_json(result: ScenarioResult) -> dict[str, Any]:
-    """A test's outcome as ``steptape test --json`` prints it, one object a test."""
+    """Return the result of a test as ``steptape test --json`` prints it, one object per test."""
     test = result.test
     return {
         "source": test.source,
@@ -73,7 +73,7 @@ def _summary(result: ScenarioResult) -> str:
 
 
 def _difference(result: ScenarioResult) -> Iterator[tuple[str, ...]]:
-    """Rows of sign, step, controller, operations and a note. What is as expected stands there only near what is not."""
+    """Yield rows of sign, step, controller, operations and note; a match appears only near a difference."""
     faults = [index for index, entry in enumerate(result.comparisons) if not entry.is_same]
     near = {index + offset for index in faults for offset in range(-_CONTEXT, _CONTEXT + 1)}
     for index, entry in enumerate(result.comparisons):
@@ -98,7 +98,7 @@ def _row(sign: str, entry: Expected | Decision, note: str) -> tuple[str, ...]:
 
 
 def _explanation(decision: Decision) -> str:
-    """At which trigger and on what values a decision was made."""
+    """Return the trigger and the values on which a decision was made."""
     values = ", ".join(f"{name} = {value}" for name, value in decision.values.items())
     return f"{decision.trigger}: {values}" if values else decision.trigger
 

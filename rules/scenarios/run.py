@@ -1,4 +1,4 @@
-"""Playing the imagined run of a test through the engine, and comparing what was decided with what was expected."""
+"""Plays the imagined run of a test through the engine, and compares its decisions with the expected ones."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from .file import Expected, ScenarioTest
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """What a test says of one decision.
+    """A decision, an expected decision, or a pair of both.
 
     Attributes:
-        expected: What was to be decided; None for a decision that nobody expected.
-        decision: What was decided; None where nothing was.
-        is_same: Whether the decision is the expected one in all that the test says.
+        expected: The expected decision; None for a decision that the test does not expect.
+        decision: The decision that was made; None where it is missing.
+        is_same: Whether the decision matches everything that the test says of it.
     """
 
     expected: Expected | None
@@ -30,21 +30,21 @@ class Comparison:
 
     @property
     def step(self) -> int:
-        """The step of either."""
+        """The step of the decision, or else of the expected one."""
         return self.decision.step if self.decision else self.expected.step if self.expected else 0
 
 
 @dataclass(frozen=True, slots=True)
 class ScenarioResult:
-    """How one test went.
+    """The result of one test.
 
     Attributes:
         test: The test.
         steps: Steps of the imagined run that were played.
         comparisons: Every expected and every watched decision, in order of steps.
-        failures: Rules that failed and were not to.
-        unfailing: Controllers whose rule was to fail and did not.
-        hints: What else may explain a difference.
+        failures: Errors of rules that were not expected to fail.
+        unfailing: Controllers whose rule was expected to fail and did not.
+        hints: Other possible reasons for a difference.
     """
 
     test: ScenarioTest
@@ -66,7 +66,7 @@ class ScenarioResult:
 
     @property
     def unexpected(self) -> tuple[Comparison, ...]:
-        """Decisions that nobody expected."""
+        """Decisions that the test does not expect."""
         return tuple(entry for entry in self.comparisons if entry.expected is None)
 
     @property
@@ -76,7 +76,7 @@ class ScenarioResult:
 
 
 def run_test(test: ScenarioTest) -> ScenarioResult:
-    """Play a test's run and compare."""
+    """Play a test's run and compare its decisions with the expected ones."""
     outcomes, steps = _played(test)
     watched = [outcome for outcome in outcomes if outcome.controller in test.watched]
     errors = [outcome for outcome in watched if isinstance(outcome, RuleError)]
@@ -93,7 +93,7 @@ def run_test(test: ScenarioTest) -> ScenarioResult:
 
 
 def _played(test: ScenarioTest) -> tuple[list[Outcome], int]:
-    """What the policy said, and how many steps there were until the run's end or a stop."""
+    """Return the outcomes, and the number of steps until the run's end or a stop."""
     engine = Engine(test.policy, test.scenario.plan)
     outcomes = list(engine.start())
     is_stopped = _holds_stop(test.policy, outcomes)
@@ -103,7 +103,7 @@ def _played(test: ScenarioTest) -> tuple[list[Outcome], int]:
         outcomes += said
         steps = turn[-1].step
         is_stopped = is_stopped or _holds_stop(test.policy, said)
-        # As in a replay, a stop before the first step lets that step be made.
+        # As in a replay, the first step still runs after a stop before it.
         if test.ends_at_stop and is_stopped and steps > 0:
             break
     return outcomes, steps
@@ -116,7 +116,7 @@ def _holds_stop(policy: Policy, outcomes: Iterable[Outcome]) -> bool:
 
 
 def _compared(expected: Iterable[Expected], decisions: Iterable[Decision]) -> list[Comparison]:
-    """Each expected decision beside the one that was made, those of one step in the order in which they were made."""
+    """Pair the decisions made with the expected ones, in order of steps; within a step, in the order made."""
     by_place: dict[tuple[int, str], list[Expected]] = {}
     for entry in expected:
         by_place.setdefault((entry.step, entry.controller), []).append(entry)
@@ -144,7 +144,7 @@ def _beyond_the_end(test: ScenarioTest, steps: int) -> Iterator[str]:
 
 
 def _unread(test: ScenarioTest) -> Iterator[str]:
-    """Series that no rule reads; a controller metric may read any, so that a policy with one is not asked."""
+    """Yield hints about series that no rule reads; none for a policy with controller metrics, which may read any."""
     rules = (rule for controller in test.policy.controllers for rule in controller.bound_rules)
     read = {key.name for rule in rules for key in rule.series if not key.is_derived}
     if test.policy.metrics:

@@ -1,4 +1,4 @@
-"""An imagined run: a few series and how often they are reported, played as the events that a loop would emit."""
+"""An imagined run: a few series and their intervals, played as the events that a loop would emit."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from ...store.events import LOOP_KINDS, Event
 from ...store.plan import Plan
 from ...store.sample_losses import SampleLosses
 
-#: Steps that one imagined run may have.
+#: Most steps of one imagined run.
 MAX_STEPS: Final = 1_000_000
 
-#: Kinds of events that may be imagined, in the order in which a loop emits them within one step. ``train_begin`` and
-#: ``train_end`` are always there.
+#: Kinds of events that an imagined run may have, in the order in which a loop emits them within one step.
+#: ``train_begin`` and ``train_end`` are always present.
 STEP_KINDS: Final = tuple(kind for kind in LOOP_KINDS if kind not in ("train_begin", "train_end"))
 
-#: Those of them that carry numbers.
+#: The kinds among ``STEP_KINDS`` that carry numbers.
 SERIES_KINDS: Final = tuple(kind for kind in STEP_KINDS if kind != "epoch_begin")
 
 _BEFORE_THE_STEP: Final = frozenset(STEP_KINDS[: STEP_KINDS.index("step_end")])
@@ -28,8 +28,8 @@ class ScenarioSeries:
     """The values of one metric.
 
     Attributes:
-        name: The metric's.
-        kind: Of the events that carry it.
+        name: The metric's name.
+        kind: Kind of the events that carry it.
         every: Steps from one of those events to the next; the first is at this step.
         values: One for each of those events; None where the event does not carry the metric.
     """
@@ -40,25 +40,25 @@ class ScenarioSeries:
     values: tuple[float | None, ...]
 
     def last_step(self) -> int:
-        """The step of the last value."""
+        """Return the step of the last value."""
         return self.every * len(self.values)
 
     def value_at(self, step: int) -> float | None:
-        """The value at a step; None where there is none."""
+        """Return the value at a step; None where there is none."""
         index, rest = divmod(step, self.every)
         return self.values[index - 1] if rest == 0 and 0 < index <= len(self.values) else None
 
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """A run that never was.
+    """An imagined run.
 
     Attributes:
-        series: What its events carry.
-        steps: How many steps it has.
-        every: Kinds of events that come although no series needs them, with how many steps lie between them.
-        samples: Losses of the samples of a step's batch, by step.
-        plan: What the loop declared.
+        series: The series that its events carry.
+        steps: The number of its steps.
+        every: Interval, in steps, of each kind of event that occurs even without a series.
+        samples: Sample losses of a step's batch, by step.
+        plan: The plan that the loop declared.
         step_s: Seconds that a step takes.
     """
 
@@ -70,9 +70,10 @@ class Scenario:
     step_s: float = 1.0
 
     def iterations(self) -> Iterator[list[Event]]:
-        """The events, one list for each turn of the loop: before it, each step with what belongs to it, after it.
+        """Yield the events, one list per turn of the loop: before the loop, each step with its events, after the loop.
 
-        A step's list holds what precedes its update (which has the step before), the ``step_end``, and what follows.
+        A step's list holds the events that precede its update (they have the previous step), the ``step_end``, and
+        those that follow.
         """
         seq = 0
         by_kind = {kind: [entry for entry in self.series if entry.kind == kind] for kind in STEP_KINDS}
@@ -90,7 +91,7 @@ class Scenario:
     def _is_due(self, kind: str, step: int, series: Sequence[ScenarioSeries]) -> bool:
         if kind == "step_end":
             return True
-        # An epoch begins before the first of its steps, and everything else comes with the last of its interval.
+        # An epoch begins before its first step; everything else comes with the last step of its interval.
         position = step - 1 if kind == "epoch_begin" else step
         if kind in self.every and position % self.every[kind] == 0:
             return True
