@@ -79,11 +79,12 @@ def test_a_failure_is_told_with_what_it_came_of(processes: int) -> None:
 
 
 @pytest.mark.skipif(not can_share_work(), reason="processes cannot share work here: there is no /dev/shm")
-def test_a_failure_ends_all_processes() -> None:
-    """Those that sleep for ten minutes, too, and not the first one alone."""
+@pytest.mark.parametrize("seconds", [[1, -1, 600, 600], [0.3, 0.3, -1]], ids=["while they work", "while they wait"])
+def test_a_failure_ends_all_processes(seconds: list[float]) -> None:
+    """Those that wait for work hold a lock by turns: to end one of them alone leaves the other waiting forever."""
     before = set(multiprocessing.active_children())
     with pytest.raises(ValueError, match="non-negative"), RunPool(2) as readers:
-        list(readers.mapped(time.sleep, [1, -1, 600, 600]))
+        list(readers.mapped(time.sleep, seconds))
 
     until(lambda: set(multiprocessing.active_children()) <= before)
 

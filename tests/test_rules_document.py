@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import pytest
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
+from steptape import load_policy
+from steptape.rules.errors import PolicyError
 from steptape.rules.policy_file.document import Document, Place
 
 words = st.lists(st.text(alphabet="abcäß'\"\\#:-é0", min_size=1, max_size=6), min_size=1, max_size=40)
@@ -50,3 +55,13 @@ def test_an_offset_beyond_the_end_leads_to_the_last_character() -> None:
     node = document.root.value[0][1]  # type: ignore[union-attr]
 
     assert document.place_in(node, 99) == Place(1, 8)
+
+
+@pytest.mark.parametrize("spare", range(1, 12))
+def test_a_file_that_is_too_long_is_called_that_wherever_it_is_cut(tmp_path: Path, spare: int) -> None:
+    """A part of it is read, which may end in the middle of a character."""
+    path = tmp_path / "policy.yaml"
+    path.write_bytes(b"\xef\xbb\xbf" + b"#" * spare + "\U0001f40d".encode() * (1 << 18))
+
+    with pytest.raises(PolicyError, match="longer than 1,048,576 bytes"):
+        load_policy(path)

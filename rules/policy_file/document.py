@@ -20,6 +20,9 @@ MAX_BYTES: Final = 1 << 20
 MAX_NODES: Final = 20_000
 MAX_DEPTH: Final = 40
 
+#: How much of a file is read at most: a byte order mark and half a character may be dropped from it.
+_READ_BYTES: Final = MAX_BYTES + 8
+
 _PREFIX: Final = "tag:yaml.org,2002:"
 _COLLECTION_TAGS: Final = frozenset({f"{_PREFIX}map", f"{_PREFIX}seq"})
 _SCALAR_TAGS: Final = frozenset(
@@ -68,8 +71,9 @@ def read_text(path: str | Path) -> str:
     source = str(path)
     try:
         with Path(path).open("rb") as file:
-            data = file.read(MAX_BYTES + 1)
-        return data.decode("utf-8-sig")
+            data = file.read(_READ_BYTES)
+        # The end of a longer file may be half a character.
+        return data.decode("utf-8-sig", "strict" if len(data) < _READ_BYTES else "ignore")
     except OSError as error:
         raise PolicyError([PolicyProblem(source, 1, 1, f"cannot be read, {error.strerror}")]) from error
     except UnicodeDecodeError as error:
