@@ -1,8 +1,8 @@
-"""What answers cost over HTTP in a store of 10,000 runs: ``python benchmarks/api.py STORE``.
+"""Measures HTTP answers over a store of 10,000 runs: ``python benchmarks/api.py STORE``.
 
-The store is made where there is none: ``--runs`` runs of ``--steps`` steps and ``--metrics`` metrics. A few are
-recorded and sealed by the real recorder; the others are hard links to their Parquet files under folders, ids and names
-of their own (so the files' ``run_id`` column is that of the recorded run, which no measurement here looks at).
+The store is created if missing: ``--runs`` runs of ``--steps`` steps and ``--metrics`` metrics. A few are recorded and
+sealed by the real recorder. The others are hard links to their Parquet files under their own folders, ids and names (so
+the files' ``run_id`` column is that of the recorded run, which no measurement here reads).
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def make_store(store: Path, runs: int, steps: int, metrics: int) -> None:
 
 
 def record(store: Path, number: int, steps: int, metrics: int) -> Path:
-    """One run of a noisy descent, sealed."""
+    """Record one run of a noisy descent, and seal it."""
     noise = random.Random(number)
     names = [f"metric_{index}" for index in range(metrics)]
     with Recorder(store, name=f"recorded {number}", config={"lr": 0.1, "layers": [64, 10]}, tags=["bench"]) as recorder:
@@ -68,7 +68,7 @@ def record(store: Path, number: int, steps: int, metrics: int) -> Path:
 
 @contextlib.contextmanager
 def serving(store: Path) -> Iterator[tuple[int, float, subprocess.Popen[str]]]:
-    """A server of its own, its port, and how long its first answer took from the start of its process on."""
+    """Start a server; yield its port, the time from process start to first answer, and the process."""
     started_s = time.perf_counter()
     command = [sys.executable, "-m", "steptape", "serve", str(store), "--port", "0"]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
@@ -86,7 +86,7 @@ def serving(store: Path) -> Iterator[tuple[int, float, subprocess.Popen[str]]]:
 
 
 def get(connection: HTTPConnection, path: str, **parameters: object) -> tuple[int, bytes]:
-    """Status and body of an answer."""
+    """Return status and body of an answer."""
     query = f"?{urlencode(parameters, doseq=True)}" if parameters else ""
     connection.request("GET", path + query)
     answer = connection.getresponse()
@@ -94,7 +94,7 @@ def get(connection: HTTPConnection, path: str, **parameters: object) -> tuple[in
 
 
 def median_ms(ask: Callable[[int], tuple[int, bytes]], times: int = 100) -> tuple[float, float]:
-    """Median and 95th percentile, in milliseconds, of asking so many different things."""
+    """Return median and 95th percentile, in milliseconds, over ``times`` different requests."""
     took: list[float] = []
     for number in range(times):
         began_s = time.perf_counter()
@@ -105,12 +105,12 @@ def median_ms(ask: Callable[[int], tuple[int, bytes]], times: int = 100) -> tupl
 
 
 def say(what: str, value: str, aim: str) -> None:
-    """One line of the report."""
+    """Print one line of the report."""
     print(f"{what:<58} {value:>24}   aim {aim}", flush=True)
 
 
 def measure_http(store: Path, clients: int) -> None:
-    """Start-up, single answers, many clients."""
+    """Measure start-up, single answers and many clients."""
     ids = sorted(entry.name for entry in store.iterdir() if entry.is_dir())
     chosen = random.Random(1).choices(ids, k=1000)
     with serving(store) as (port, start_s, process):
@@ -182,7 +182,7 @@ def measure_http(store: Path, clients: int) -> None:
 
 
 def measure_sql(store: Path, values: int, steps: int, metrics: int) -> None:
-    """An aggregate over so many values: through the views, beside DuckDB on the same files."""
+    """Measure an aggregate over ``values`` values through the views, and in plain DuckDB on the same files."""
     count = max(1, values // (steps * metrics))
     entries = open_store(store).entries()[0][:count]
     snapshots = [entry.snapshot for entry in entries]
@@ -215,7 +215,7 @@ def measure_sql(store: Path, values: int, steps: int, metrics: int) -> None:
 
 
 def main() -> None:
-    """Make the store where there is none, then measure."""
+    """Create the store if missing, then measure."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("store", type=Path)
     parser.add_argument("--runs", type=int, default=10_000)

@@ -1,10 +1,10 @@
-"""What a newcomer waits for: 200 past runs of 10,000 steps, imported and backtested against six baselines.
+"""Measures import and backtest of 200 past runs of 10,000 steps against six baselines, a newcomer's first wait.
 
     PYTHONPATH=tests .venv/bin/python benchmarks/imports.py [--runs N] [--steps N] [--kind tensorboard|table] [--again]
 
-The logs are written first, which does not count: a loss and a learning rate each step, an evaluation each hundred
-steps. Prints a JSON line a part, in seconds by the clock and of processor time (children included); with --again also
-what importing the same logs once more takes.
+The logs are written first and not timed: a loss and a learning rate each step, an evaluation each hundred steps. Prints
+a JSON line per part, in wall-clock seconds and in seconds of processor time (children included); with --again also the
+time of importing the same logs once more.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ EVALUATED_EVERY = 100
 
 
 def loss_at(step: int, noise: random.Random) -> float:
-    """A loss that falls, with noise."""
+    """Return a noisy falling loss."""
     return 3 / (1 + step / 500) + 0.05 * noise.random()
 
 
 def write_event_file(folder: Path, steps: int, seed: int) -> None:
-    """A run as TensorBoard's writers leave it."""
+    """Write a run as TensorBoard's writers leave it."""
     noise = random.Random(seed)
     contents = []
     for step in range(1, steps + 1):
@@ -59,7 +59,7 @@ def write_event_file(folder: Path, steps: int, seed: int) -> None:
 
 
 def write_table(folder: Path, steps: int, seed: int) -> None:
-    """The same as CSV."""
+    """Write the same run as CSV."""
     noise = random.Random(seed)
     lines = ["step,loss,lr,eval_loss"]
     for step in range(1, steps + 1):
@@ -74,7 +74,7 @@ WRITERS: dict[str, Callable[[Path, int, int], None]] = {"tensorboard": write_eve
 
 
 def timed(part: str, call: Callable[[], int]) -> float:
-    """Time a part, and print it; the seconds by the clock."""
+    """Time a part and print the line; return the wall-clock seconds."""
     clock, processor = time.perf_counter(), sum(os.times()[:4])
     count = call()
     wall_s = time.perf_counter() - clock

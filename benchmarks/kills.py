@@ -1,11 +1,11 @@
-"""A thousand training loops and their sealers, killed with SIGKILL at random moments: is anything lost or doubled?
+"""Kills a thousand training loops and their sealers with SIGKILL at random moments and counts lost or doubled events.
 
     .venv/bin/python benchmarks/kills.py [--kills N] [--workers N] [--seed N]
 
-Each loop (``victims.py``) counts in shared memory every call that returned. Then its run must hold each event of these
-calls once, in order and bit for bit, at most one call more, and the decisions that its rules make of them. Its sealers
-are killed too, several times, and nothing may differ after each. Findings go to stderr, one JSON line to stdout at the
-end; the exit status is 1 when there was a finding.
+Each loop (``victims.py``) counts in shared memory every call that returned. Its run must then hold each event of these
+calls once, in order and bit for bit, at most one call more, and the decisions of its rules on them. Its sealers are
+killed too, several times, and nothing may differ after each. Findings go to stderr, one JSON line to stdout at the end;
+the exit status is 1 if there was a finding.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ from steptape.store.events import Event
 from steptape.store.run import Run
 from steptape.store.run_folder import RUN_JSON
 
-#: How often the sealing of each run is begun and killed.
+#: The number of times that the sealing of each run is started and killed.
 SEALERS: Final = 4
 
 #: Sealing the runs of a trial takes about 10 ms; it is killed within these bounds, short lives as often as long ones.
 SEALER_LIFE_S: Final = (0.0003, 0.03)
 
-#: Of so many loops one is killed at a moment counted from its birth, the others from when they record.
+#: One loop in this many is killed at a moment counted from its birth, the others from their first record.
 UNBORN_EVERY: Final = 8
 
 #: A loop that does not record by then never will.
@@ -57,18 +57,18 @@ RECORDED_BY_CALLS: Final = ("step_end", "log", "evaluate", "save")
 
 @dataclass(slots=True)
 class Tally:
-    """What was found; all are counts, and those from ``lost`` on must be 0.
+    """The counts of a trial; those from ``lost`` on must be 0.
 
     Attributes:
         kills: Loops killed.
         sealer_kills: Sealers killed before they were done.
         acked: Calls that had returned.
         events: Events read.
-        unborn: Loops that were killed before they recorded anything.
-        lost: Events of calls that had returned, and which are not there or differ.
-        doubled: Events, or rows of samples, that are there twice.
+        unborn: Loops killed before they recorded anything.
+        lost: Events of calls that had returned, and which are missing or differ.
+        doubled: Events, or rows of samples, that occur twice.
         unreadable: Runs that could not be read or sealed.
-        undecided: Runs whose decisions are not those of a replay.
+        undecided: Runs whose decisions differ from those of a replay.
         changed: Runs that read differently after a sealer was killed, or was done.
     """
 
@@ -84,12 +84,12 @@ class Tally:
     changed: int = 0
 
     def add(self, other: Tally) -> None:
-        """Add the counts of another one."""
+        """Add the counts of another tally."""
         for field in dataclasses.fields(self):
             setattr(self, field.name, getattr(self, field.name) + getattr(other, field.name))
 
     def findings(self) -> dict[str, int]:
-        """What must not be, and was."""
+        """Return the nonzero counts that must be zero."""
         names = ("lost", "doubled", "unreadable", "undecided", "changed")
         return {name: count for name in names if (count := getattr(self, name))}
 
@@ -116,7 +116,7 @@ class Victims:
         self._process.communicate()
 
     def order(self, *order: Any) -> int:
-        """Give an order and return the answer: a pid, or how a process ended."""
+        """Send an order and return the answer: a pid, or the exit status of a process."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         print(json.dumps(order), file=self._process.stdin, flush=True)
@@ -146,11 +146,11 @@ def kill_loop(victims: Victims, name: str, seed: int, draw: random.Random, place
 
 
 class Expected:
-    """What a loop of this variety and seed leaves behind when so many of its calls returned.
+    """The expected record of a loop of this variety and seed after this many returned calls.
 
     Attributes:
-        events: Kind, step and metrics (as text, so that NaN equals NaN) of what those calls, and one more, record.
-        returned: How many of these events are of calls that returned.
+        events: Kind, step and metrics (as text, so that NaN equals NaN) recorded by those calls and one more.
+        returned: The number of these events from calls that returned.
         samples: Position, loss and id of each sample, a list for each step.
     """
 
@@ -175,7 +175,7 @@ class Expected:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """All that is read of a run. Equal ones are equal to the last bit; ``facts`` are the events with NaN as text."""
+    """Everything read of a run. Equality is exact to the last bit; ``facts`` are the events with NaN as text."""
 
     events: list[Event] = dataclasses.field(compare=False)
     facts: list[str]
@@ -190,12 +190,12 @@ class Reading:
         return cls(events, facts, list(zip(*(column.to_pylist() for column in table.columns), strict=True)))
 
     def of_calls(self) -> list[Event]:
-        """The events that calls recorded; the others are the recorder's own, and what rules did."""
+        """Return the events that calls recorded, without the recorder's own and the rules' outcomes."""
         return [event for event in self.events if event.kind in RECORDED_BY_CALLS]
 
 
 def check(reading: Reading, expected: Expected) -> Tally:
-    """What is wrong with a reading of a dead run."""
+    """Return the faults in a reading of a dead run."""
     tally = Tally()
     seqs = [event.seq for event in reading.events]
     tally.doubled += len(seqs) - len(set(seqs)) + len(reading.samples) - len({row[:2] for row in reading.samples})
@@ -209,7 +209,7 @@ def check(reading: Reading, expected: Expected) -> Tally:
         tally.lost += max(expected.returned - agreeing, 1)
 
     step_seqs = [event.seq for event in written if event.kind == "step_end"]
-    # The last expected step may not have been recorded, and needs not.
+    # The last expected step may be missing: its call had not returned.
     wanted = [(seq, *row) for seq, rows in zip(step_seqs, expected.samples, strict=False) for row in rows]
     found = [(seq, position, loss, int(sample_id)) for seq, position, loss, sample_id in reading.samples]
     tally.lost += found != wanted
@@ -217,7 +217,7 @@ def check(reading: Reading, expected: Expected) -> Tally:
 
 
 def is_decided(run: Run, variety: Variety, in_flight: bool) -> bool:
-    """Whether the run's decisions are those of its replay: all of them, unless a call had not returned."""
+    """Whether the run's decisions equal those of its replay: all of them, unless a call had not returned."""
     verdict = verify(run)
     if in_flight or not variety.has_rules:
         return verdict.identical
@@ -225,7 +225,7 @@ def is_decided(run: Run, variety: Variety, in_flight: bool) -> bool:
 
 
 def try_once(victims: Victims, number: int, seed: int, place: Path) -> Tally:
-    """Kill one loop and the sealers of its run, and look."""
+    """Kill one loop and the sealers of its run, and check the run."""
     draw = random.Random(f"{seed}:{number}")
     name = list(VARIETIES)[number % len(VARIETIES)]
     variety, loop_seed = VARIETIES[name], draw.getrandbits(32)
@@ -258,7 +258,7 @@ def try_once(victims: Victims, number: int, seed: int, place: Path) -> Tally:
         print(f"trial {number}: {error!r}", file=sys.stderr, flush=True)
         tally.unreadable += 1
     finally:
-        # A sealer that the loop had started may be at work yet.
+        # A sealer that the loop started may still be at work.
         with suppress(ProcessLookupError):
             os.killpg(group, signal.SIGKILL)
     if findings := tally.findings():
@@ -268,7 +268,7 @@ def try_once(victims: Victims, number: int, seed: int, place: Path) -> Tally:
 
 
 def run_trials(numbers: range, seed: int) -> Tally:
-    """Some of the trials, one after the other."""
+    """Run some of the trials in sequence."""
     total = Tally()
     with tempfile.TemporaryDirectory() as store, Victims(store) as victims:
         for number in numbers:

@@ -1,8 +1,8 @@
-"""A run of a million steps as it grows: how many files it has, what a reader waits for one metric, memory. JSON lines.
+"""Measures a growing run of a million steps: number of files, time to read one metric, memory. Prints JSON lines.
 
     .venv/bin/python benchmarks/long_run.py [--steps N] [--samples N]
 
-Sealing is done in a process of its own whenever a segment is closed, as a recorder does it, but waited for, so that the
+Sealing runs in its own process whenever a segment is closed, as a recorder does it, but is waited for, so that the
 count of files does not depend on which of the two is faster.
 """
 
@@ -26,7 +26,7 @@ from steptape.store.sample_losses import SampleLosses
 
 NAMES = tuple(f"train/metric_{index}" for index in range(10))
 
-#: Seals, and says its own peak memory in MiB. (``getrusage`` would begin with that of the process that forked it.)
+#: Seals, and prints its own peak memory in MiB. (``getrusage`` would begin with that of the process that forked it.)
 SEALER = """
 import sys
 from pathlib import Path
@@ -38,7 +38,7 @@ print(int(status.split("VmHWM:")[1].split()[0]) // 1024)
 
 
 class Sealers:
-    """Seals a run whenever it is told to, and keeps what was seen of it."""
+    """Seals a run on request, and keeps the largest count of files, peak memory and time."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -47,7 +47,7 @@ class Sealers:
         self.seconds = 0.0
 
     def seal(self, _closed: Path | None = None) -> None:
-        """Seal in another process, and count the files all the while."""
+        """Seal in another process, and count the files meanwhile."""
         started = time.perf_counter()
         with subprocess.Popen(
             [sys.executable, "-c", SEALER, str(self._folder)], stdout=subprocess.PIPE, text=True
@@ -60,7 +60,7 @@ class Sealers:
 
 
 def opening(folder: Path) -> dict[str, float]:
-    """Seconds to open the run and have one metric, in this process: the first time, and the best of five."""
+    """Return seconds to open the run and read one metric, in this process: the first time, and the best of five."""
     times = []
     for _ in range(5):
         started = time.perf_counter()

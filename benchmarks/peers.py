@@ -1,13 +1,13 @@
-"""Other recorders beside steptape: what a step of ten floats costs the training loop, and what SIGKILL takes from it.
+"""Compares other recorders with steptape: the time of a step of ten floats, and the loss after SIGKILL.
 
     .venv/bin/python benchmarks/record.py --peers      # those that are installed: one JSON line each
     python benchmarks/peers.py                         # the same, where torch is missing
 
-None of them is a dependency; have those that you want with ``pip install trackio wandb tensorboard mlflow aim``. Each
-runs in processes of its own, offline and with its telemetry off, in the form that its documentation shows for a loop.
+None of them is a dependency; install the wanted ones with ``pip install trackio wandb tensorboard mlflow aim``. Each
+runs in its own processes, offline and with its telemetry off, in the form that its documentation shows for a loop.
 
-A loop that is to be killed calls once a millisecond and counts, in shared memory, the calls that returned. It alone is
-killed, helper processes have time to finish, and then the peer's own reader says how many steps there are.
+A loop to be killed calls once a millisecond and counts, in shared memory, the calls that returned. Only the loop is
+killed, helper processes have time to finish, and then the peer's own reader counts the steps.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ Close = Callable[[], object]
 METRICS: Final = 10
 ACKS_BYTES: Final = 8
 KILLS: Final = 3
-#: A loop lives so long after its first call.
+#: Seconds that a loop lives after its first call.
 LIFE_S: Final = (1.5, 4.0)
-#: Helper processes have so long to write what they hold.
+#: Seconds that helper processes have to write what they hold.
 HELPERS_S: Final = 2.0
-#: A peer is timed over so many rounds of so many calls, or for so long.
+#: A peer is timed over this many rounds of this many calls, or for this long.
 ROUNDS: Final = 40
 CALLS: Final = 100
 TIMED_S: Final = 15.0
@@ -65,7 +65,7 @@ ENVIRONMENT: Final = {
 
 
 def open_steptape(folder: Path) -> tuple[Log, Close]:
-    """A recorder."""
+    """Open a recorder."""
     from steptape import Recorder
 
     recorder = Recorder(folder / "runs")
@@ -73,7 +73,7 @@ def open_steptape(folder: Path) -> tuple[Log, Close]:
 
 
 def count_steptape(folder: Path) -> int:
-    """Steps of the one run there."""
+    """Count the steps of the one run there."""
     from steptape import open_store
 
     (run,) = open_store(folder / "runs")
@@ -81,7 +81,7 @@ def count_steptape(folder: Path) -> int:
 
 
 def open_trackio(folder: Path) -> tuple[Log, Close]:
-    """A run in a local database."""
+    """Open a run in a local database."""
     os.environ["TRACKIO_DIR"] = str(folder)
     import trackio
 
@@ -90,7 +90,7 @@ def open_trackio(folder: Path) -> tuple[Log, Close]:
 
 
 def count_trackio(folder: Path) -> int:
-    """Rows, by what its dashboard reads them with."""
+    """Count the rows with the reader of its dashboard."""
     os.environ["TRACKIO_DIR"] = str(folder)
     from trackio.sqlite_storage import SQLiteStorage
 
@@ -98,7 +98,7 @@ def count_trackio(folder: Path) -> int:
 
 
 def open_wandb(folder: Path) -> tuple[Log, Close]:
-    """An offline run."""
+    """Open an offline run."""
     import wandb
 
     run = wandb.init(project="peers", dir=str(folder), mode="offline")
@@ -106,7 +106,7 @@ def open_wandb(folder: Path) -> tuple[Log, Close]:
 
 
 def count_wandb(folder: Path) -> int:
-    """History records in the file of the offline run, which has no public reader."""
+    """Count the history records in the file of the offline run, which has no public reader."""
     from wandb.proto.wandb_internal_pb2 import Record
 
     (path,) = folder.glob("wandb/offline-run-*/*.wandb")
@@ -119,7 +119,7 @@ def count_wandb(folder: Path) -> int:
 
 
 def log_records(data: bytes) -> Iterator[bytes]:
-    """The whole records of a file of wandb's: LevelDB's log format behind a preamble of seven bytes."""
+    """Yield the whole records of a file of wandb's: LevelDB's log format after a preamble of seven bytes."""
     head = struct.Struct("<IHB")
     block_bytes, full, first, last = 32_768, 1, 2, 4
     position, pending = head.size, b""
@@ -138,7 +138,7 @@ def log_records(data: bytes) -> Iterator[bytes]:
 
 
 def open_tensorboard(folder: Path) -> tuple[Log, Close]:
-    """Its event file writer, one event a step."""
+    """Open its event file writer, one event a step."""
     from tensorboard.compat.proto.event_pb2 import Event
     from tensorboard.compat.proto.summary_pb2 import Summary
     from tensorboard.summary.writer.event_file_writer import EventFileWriter
@@ -153,7 +153,7 @@ def open_tensorboard(folder: Path) -> tuple[Log, Close]:
 
 
 def count_tensorboard(folder: Path) -> int:
-    """Points of the last of the ten."""
+    """Count the points of the last of the ten."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     accumulator = EventAccumulator(str(folder), size_guidance={"scalars": 0})
@@ -162,7 +162,7 @@ def count_tensorboard(folder: Path) -> int:
 
 
 def open_mlflow(folder: Path) -> tuple[Log, Close]:
-    """A run in a local SQLite database, logged to synchronously as by default."""
+    """Open a run in a local SQLite database, logged to synchronously as by default."""
     import mlflow
 
     mlflow.set_tracking_uri(f"sqlite:///{folder}/mlflow.db")
@@ -173,7 +173,7 @@ def open_mlflow(folder: Path) -> tuple[Log, Close]:
 
 
 def count_mlflow(folder: Path) -> int:
-    """Points of the last of the ten."""
+    """Count the points of the last of the ten."""
     from mlflow import MlflowClient
 
     client = MlflowClient(f"sqlite:///{folder}/mlflow.db")
@@ -184,7 +184,7 @@ def count_mlflow(folder: Path) -> int:
 
 
 def open_aim(folder: Path) -> tuple[Log, Close]:
-    """A run in a local repository."""
+    """Open a run in a local repository."""
     import aim
 
     run = aim.Run(repo=str(folder), system_tracking_interval=None, log_system_params=False, capture_terminal_logs=False)
@@ -192,7 +192,7 @@ def open_aim(folder: Path) -> tuple[Log, Close]:
 
 
 def count_aim(folder: Path) -> int:
-    """Points of the last of the ten, once its index knows the run, which its server sees to."""
+    """Count the points of the last of the ten, once its index has the run, which its server normally adds."""
     from aim import Repo
     from aim.sdk.index_manager import RepoIndexManager
     from aim.sdk.types import QueryReportMode
@@ -206,7 +206,7 @@ def count_aim(folder: Path) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """One recorder: its package, how a run is opened in a folder, how its steps are counted there, the form chosen."""
+    """One recorder: its package, functions that open a run in a folder and count its steps, and the form chosen."""
 
     package: str
     open: Callable[[Path], tuple[Log, Close]]
@@ -225,14 +225,14 @@ PEERS: Final = (
 
 
 def steps_of_floats() -> Iterator[dict[str, float]]:
-    """Ten floats a step, without end, none of them twice."""
+    """Yield ten random floats a step, endlessly."""
     draw = random.Random(0)
     while True:
         yield {f"metric_{index}": draw.random() for index in range(METRICS)}
 
 
 def time_calls(peer: Peer, folder: Path) -> dict[str, float]:
-    """Time the calls of a loop that does nothing else, beside a bare ``os.write`` of ten floats."""
+    """Time the calls of a loop that does nothing else, against a bare ``os.write`` of ten floats."""
     log, close = peer.open(folder)
     clock = time.perf_counter_ns
     fd = os.open(folder / "floor", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
@@ -282,7 +282,7 @@ def train(peer: Peer, folder: Path, acks: Path) -> None:
 
 
 def in_process(peer: Peer, what: str, folder: Path, *more: str) -> subprocess.Popen[str]:
-    """Start one of the above in a process, and a group, of its own."""
+    """Start one of the above in its own process and process group."""
     command = [sys.executable, __file__, peer.package, what, str(folder), *more]
     environment = {**os.environ, **ENVIRONMENT, "HOME": str(folder)}
     return subprocess.Popen(
@@ -292,7 +292,7 @@ def in_process(peer: Peer, what: str, folder: Path, *more: str) -> subprocess.Po
 
 
 def answer(process: subprocess.Popen[str]) -> Any:
-    """What a process says in the end.
+    """Wait for a process and return the JSON of its last line.
 
     Raises:
         RuntimeError: It failed, or took too long.
@@ -309,14 +309,14 @@ def answer(process: subprocess.Popen[str]) -> Any:
 
 
 def kill_group(process: subprocess.Popen[str]) -> None:
-    """End a process and its helpers."""
+    """Kill a process and its helpers."""
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.communicate()
 
 
 def kill_once(peer: Peer, place: Path, draw: random.Random) -> tuple[int, int]:
-    """Calls that had returned when a loop was killed, and those among them that cannot be read."""
+    """Return the calls that had returned when a loop was killed, and how many of them cannot be read."""
     acks = place / "acks"
     acks.write_bytes(bytes(ACKS_BYTES))
     folder = place / "folder"
@@ -332,12 +332,12 @@ def kill_once(peer: Peer, place: Path, draw: random.Random) -> tuple[int, int]:
         acked = int.from_bytes(shared[:], sys.byteorder)
         time.sleep(HELPERS_S)
         kill_group(loop)
-    # A step may be there whose call had not returned yet.
+    # A step whose call had not returned may be there too.
     return acked, max(0, acked - int(answer(in_process(peer, "count", folder))))
 
 
 def measure(peer: Peer, draw: random.Random) -> dict[str, Any]:
-    """The line of one peer."""
+    """Return the line of one peer."""
     line: dict[str, Any] = {"peer": peer.package, "version": importlib.metadata.version(peer.package)}
     if peer.form:
         line["form"] = peer.form
@@ -355,7 +355,7 @@ def measure(peer: Peer, draw: random.Random) -> dict[str, Any]:
 
 
 def print_peers() -> None:
-    """A line for each recorder that is installed."""
+    """Print a line for each installed recorder."""
     draw = random.Random()
     for peer in PEERS:
         if importlib.util.find_spec(peer.package):
@@ -363,7 +363,7 @@ def print_peers() -> None:
 
 
 def main() -> None:
-    """Without arguments, a line for each; else what the processes above run."""
+    """Without arguments, print a line for each peer; with arguments, run what the processes above need."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("package", nargs="?", choices=[peer.package for peer in PEERS])
     parser.add_argument("what", nargs="?", choices=("time", "train", "count"))

@@ -1,10 +1,10 @@
-"""Whether trainings under a policy go as its backtest said: small real ones, each trained twice.
+"""Checks that real trainings under a policy do what their backtest predicted: small ones, each trained twice.
 
     .venv/bin/python benchmarks/predicted_vs_live.py [--only NAME]... [--store STORE]
 
-Each is trained without rules, recorded and backtested, and trained again with the policy live. One JSON line each: what
-was predicted, what happened, and whether both agree in the step it ended at, in the steps and the weights of the
-checkpoints, and in every evaluation, to the bit. The exit status is 1 when one differs, or when no rule ended it.
+Each is trained without rules, recorded and backtested, and trained again with the policy live. One JSON line each: the
+prediction, the outcome, and whether both agree, to the bit, in the last step, in the steps and the weights of the
+checkpoints, and in every evaluation. The exit status is 1 if one differs, or if no rule ended it.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from steptape.store.run import Run
 
 
 def evaluations(run: Run) -> list[tuple[int, dict[str, str]]]:
-    """Step and values of each evaluation, floats as their bits."""
+    """Return step and values of each evaluation, floats as their bits."""
     events = (event for event in run.events() if event.kind == "evaluate")
     return [(event.step, {name: value.hex() for name, value in event.metrics.items()}) for event in events]
 
 
 def checkpoints(run: Run) -> dict[int, Path]:
-    """The checkpoints by their step."""
+    """Return the checkpoints by their step."""
     paths = (run.folder / "checkpoints").iterdir()
     return dict(sorted((int(path.stem.partition("-")[2]), path) for path in paths))
 
@@ -47,13 +47,13 @@ def same_weights(one: Path, other: Path) -> bool:
 
 
 def saves_of(result: RunResult) -> list[int]:
-    """The steps at which a policy would have asked for checkpoints."""
+    """Return the steps at which a policy would have requested checkpoints."""
     decisions = (judged.outcome for judged in result.decisions if isinstance(judged.outcome, Decision))
     return sorted({decision.step for decision in decisions if "hfcontrols.should_save" in decision.operations})
 
 
 def compare(training: Training, store: Path) -> dict[str, Any]:
-    """Train without rules, predict, train with them: what was predicted and what happened."""
+    """Train without rules, predict, train with rules; return prediction and outcome."""
     rules = store / f"{training.name}.yaml"
     rules.write_text(training.policy)
     free = open_run(train(training, store / "runs"))

@@ -1,15 +1,15 @@
-"""What recording costs the training thread, beside a bare ``os.write`` of an equally long record, in the same run.
+"""Measures what recording costs the training thread against a bare ``os.write`` of a record of the same length.
 
     .venv/bin/python benchmarks/record.py [--steps N]     # a few minutes, most of them for the paced loops and sealing
     .venv/bin/python benchmarks/record.py --peers         # other recorders, those that are installed: see peers.py
 
-One JSON line a case, times in microseconds per call. Every case and its floor take turns, some hundred calls at a time,
-so that what else the machine does meets all alike; ``median_us`` and ``floor_median_us`` are medians over the rounds,
-``ratio`` is the median of their ratios, ``on_top_us`` the median of what a round took more than that of ten floats,
-``x_plain`` the median of its ratios to ten floats by name.
-The timer's own cost is left in all of them. Percentiles and the longest are over all calls, those included in which a
-segment of the journal was closed and its sealer told; ``longest_unpreempted_us`` leaves out those in which the kernel
-took the processor away for another process, which on a busy machine are the longest of recorder and floor alike.
+One JSON line a case, times in microseconds per call. Every case and its floor alternate within one run, some hundred
+calls at a time, so that other load on the machine affects all alike. ``median_us`` and ``floor_median_us`` are medians
+over the rounds, ``ratio`` is the median of their ratios, ``on_top_us`` the median of a round's excess over that of ten
+floats, ``x_plain`` the median of its ratios to ten floats by name. The timer's own cost is included in all of them.
+Percentiles and the longest are over all calls, including those in which a segment of the journal was closed and its
+sealer notified. ``longest_unpreempted_us`` excludes calls in which the kernel gave the processor to another process; on
+a busy machine these are the longest of recorder and floor alike.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ PERIOD_S: Final = 0.002
 CLOSES: Final = 10
 SEALED_WITHIN_S: Final = 10.0
 
-#: Ten rules of two conditions each over a window of ten values, none of which fires.
+#: Ten rules of two conditions each over a window of ten values; none of them fires.
 RULES: Final = "controllers:\n" + "".join(
     f"  - name: {name}_spike\n    triggers: [on_step_end]\n    operations: [hfcontrols.should_training_stop]\n"
     f"    rule: len({name}) > 9 and {name} > 2 * mean({name}, 10) + 1000\n"
@@ -79,7 +79,7 @@ def ten_floats(rec: Recorder, values: Sequence[Any], samples: object = None, sam
 
 
 def only_floats(rec: Recorder, values: Sequence[Any]) -> int:
-    """The same without a word of samples."""
+    """Record the same step without sample arguments."""
     a, b, c, d, e, f, g, h, i, j = values
     start = clock()
     rec.step(loss=a, accuracy=b, lr=c, grad_norm=d, weight_norm=e, entropy=f, margin=g, step_s=h, memory=i, tokens=j)
@@ -94,7 +94,7 @@ def in_a_dict(rec: Recorder, values: dict[str, float]) -> int:
 
 
 def at_a_step(rec: Recorder, values: Sequence[Any]) -> int:
-    """The same with the number of the step."""
+    """Record the same step with its number."""
     number, (a, b, c, d, e, f, g, h, i, j) = values
     start = clock()
     rec.step(
@@ -114,7 +114,7 @@ def at_a_step(rec: Recorder, values: Sequence[Any]) -> int:
 
 
 def at_an_epoch(rec: Recorder, values: Sequence[Any]) -> int:
-    """The same with a part of an epoch."""
+    """Record the same step with a fractional epoch."""
     number, (a, b, c, d, e, f, g, h, i, j) = values
     epoch = number / 64
     start = clock()
@@ -135,12 +135,12 @@ def at_an_epoch(rec: Recorder, values: Sequence[Any]) -> int:
 
 
 def with_samples(samples: object, sample_ids: object) -> Call:
-    """A step of ten floats that has sample losses, too."""
+    """Return a call that records ten floats and sample losses."""
     return lambda rec, values: ten_floats(rec, values, samples, sample_ids)
 
 
 def back_to_back(draw: random.Random) -> dict[str, Case]:
-    """The cases that are called without a pause."""
+    """Return the cases that are called without a pause."""
     floats = [[draw.random() for _ in NAMES] for _ in range(64)]
     tensors = [[torch.tensor(row[0]), torch.tensor(row[1]), *row[2:]] for row in floats]
     losses, ids = [draw.random() for _ in range(SAMPLES)], [draw.randrange(2**40) for _ in range(SAMPLES)]
@@ -177,7 +177,7 @@ def back_to_back(draw: random.Random) -> dict[str, Case]:
 
 
 def print_back_to_back(steps: int, draw: random.Random, place: Path) -> None:
-    """One call after the other."""
+    """Time calls without a pause and print their lines."""
     cases = back_to_back(draw)
     with ExitStack() as recorders:
         for case in cases.values():
@@ -197,10 +197,10 @@ def print_back_to_back(steps: int, draw: random.Random, place: Path) -> None:
 
 @contextmanager
 def fewest_statements(place: Path) -> Iterator[Callable[[Sequence[float]], int]]:
-    """What Python cannot do with less: two clocks, a record of ten floats packed, its checksum, one write.
+    """Yield the fewest statements that Python needs: two clocks, ten floats packed as a record, its checksum, a write.
 
-    No lock, no look at types, no position, no room for failure: what a recorder in Python is measured against where
-    caches are cold, and each line of it has to be fetched anew.
+    They have no lock, type check, position or error handling. They are the yardstick for a recorder in Python when
+    caches are cold and each line of it must be fetched anew.
     """
     record, frame = struct.Struct("<BIqqdqqiii10d"), struct.Struct("<II")
     fd = os.open(place / "fewest-statements", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
@@ -230,7 +230,7 @@ def fewest_statements(place: Path) -> Iterator[Callable[[Sequence[float]], int]]
 
 
 def print_paced(steps: int, draw: random.Random, place: Path) -> None:
-    """One call every ``PERIOD_S``, by turns: what it costs when caches are cold."""
+    """Time one call every ``PERIOD_S``, by turns, which shows the cost with cold caches."""
     cases = back_to_back(draw)
     fewest = Rounds()
     cases = {name: cases[name] for name in ("10 floats", f"10 floats, {SAMPLES} samples: numpy", "10 floats, 10 rules")}
@@ -256,13 +256,13 @@ def print_paced(steps: int, draw: random.Random, place: Path) -> None:
 
 
 def wait_until(due: float) -> float:
-    """Sleep until a moment of the monotonic clock, and return the next: a period later, or now where that is past."""
+    """Sleep until a moment of the monotonic clock, and return the next: a period later, or now if that is past."""
     time.sleep(max(due - time.monotonic(), 0))
     return max(due, time.monotonic() - PERIOD_S) + PERIOD_S
 
 
 def print_while_sealing(steps: int, draw: random.Random, place: Path) -> None:
-    """One call after the other, while another process is sealing without a pause."""
+    """Time calls without a pause, while another process seals without a pause."""
     template = place / "template"
     template.mkdir()
     write_journal(template, 40_000, curves, 0)
@@ -282,7 +282,7 @@ def print_while_sealing(steps: int, draw: random.Random, place: Path) -> None:
 
 
 def print_closes(draw: random.Random, place: Path) -> None:
-    """The calls in which a segment of the journal is closed, the next one begun, and the process that seals is told."""
+    """Time the calls that close a segment of the journal, begin the next one, and notify the sealing process."""
     losses, ids = np.array([draw.random() for _ in range(2_000)], np.float32), np.arange(2_000)
     case = Case(with_samples(losses, ids), [[draw.random() for _ in NAMES]] * 2)
     closes = Rounds()
@@ -300,7 +300,7 @@ def print_closes(draw: random.Random, place: Path) -> None:
 
 
 def wait_until_sealed(folder: Path) -> None:
-    """Wait for the sealer of a run to end, as far as can be seen: while it works, no other one is started."""
+    """Wait for the sealer of a run to end, as far as visible: while it works, no other one is started."""
     patience_ends = time.monotonic() + SEALED_WITHIN_S
     while len(list(folder.glob("journal-*"))) > 1 and time.monotonic() < patience_ends:
         time.sleep(0.05)
@@ -308,7 +308,7 @@ def wait_until_sealed(folder: Path) -> None:
 
 
 def print_at_rest(steps: int) -> None:
-    """Bytes a value, and what sealing takes, by the code of ``seal.py``."""
+    """Print bytes per value and the cost of sealing, by the code of ``seal.py``."""
     for values, samples in itertools.product((curves, noise), (0, SAMPLES)):
         name = f"at rest, 10 floats, {samples} samples: {values.__name__}"
         print(json.dumps(measure(name, steps // (8 if samples else 1), values, samples)), flush=True)
@@ -329,7 +329,7 @@ def main() -> None:
         print_paced(arguments.steps // 20, draw, Path(place))
         print_while_sealing(arguments.steps, draw, Path(place))
         print_closes(draw, Path(place))
-    # As many as fill a segment: what a file costs in itself is spread over them.
+    # Enough to fill a segment, so that the fixed cost of a file is spread over them.
     print_at_rest(5 * arguments.steps)
 
 

@@ -1,15 +1,15 @@
-"""How many events a second a replay reads and folds under the policy of TrAC's Fig. 4, on one core.
+"""Measures events per second that a replay reads and folds under the policy of TrAC's Fig. 4, on one core.
 
     .venv/bin/python benchmarks/replay.py [--runs N] [--steps N] [--rounds N]
 
 A run is 10,000 updates with ten numbers each, a log entry and an evaluation at every hundredth, a checkpoint at every
-five hundredth, sealed. Two sorts of them: in ``falling`` ones the evaluation loss falls by 4 % each time, so that the
-policy has little to say; in ``settled`` ones it falls and then stays, so that its two rules on settled losses are true
+five hundredth, sealed. There are two sorts. In ``falling`` runs the evaluation loss falls by 4 % each time, so that the
+policy decides little. In ``settled`` runs it falls and then stays, so that the two rules on settled losses are true
 most of the time and one step in five is a decision, each with its readings. Decisions are counted in the output.
 
-Prints a JSON line for each way to fold, in seconds of processor time, all threads together, the best of the rounds:
-from Parquet as ``replay`` and ``backtest`` do it, events in memory by the same path, event objects one by one as a live
-run observes them, and the same three rules as trees that simpleeval has parsed. Ratios are within one run.
+Prints a JSON line for each way to fold, in seconds of processor time of all threads, the best of the rounds: from
+Parquet as ``replay`` and ``backtest`` do it, events in memory by the same path, event objects one by one as a live run
+observes them, and the same three rules as trees parsed by simpleeval. Ratios are within one run.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ NAIVE_STEPS = 2_000
 
 
 def write_runs(store: Path, runs: int, steps: int, *, settles: bool) -> None:
-    """Sealed runs of one sort."""
+    """Write sealed runs of one sort."""
     for number in range(runs):
         random = np.random.default_rng(number)
         values = random.standard_normal((steps, len(NUMBERS))).tolist()
@@ -58,7 +58,7 @@ def write_runs(store: Path, runs: int, steps: int, *, settles: bool) -> None:
 
 
 def observe_all(policy: Policy, events: Sequence[Event]) -> None:
-    """Every event, as a live run does it."""
+    """Observe every event, as a live run does."""
     engine = Engine(policy)
     engine.start()
     for event in events:
@@ -66,7 +66,7 @@ def observe_all(policy: Policy, events: Sequence[Event]) -> None:
 
 
 def naive_s(policy: Policy, steps: int) -> float:
-    """What simpleeval takes for the policy's rules at a step, parsed once, in seconds."""
+    """Return simpleeval's seconds for the policy's rules at a step, parsed once."""
     trees = [(c.rule.text, simpleeval.SimpleEval.parse(c.rule.text)) for c in policy.controllers]
     window = [1.0 / (1 + number) for number in range(10)]
     names = {"eval_loss_window": {"metrics": {"eval_loss": window}}}

@@ -1,11 +1,11 @@
-"""What rules cost an event, beside TrAC's way of evaluating the same rules in the same run.
+"""Measures the cost of rules per event against TrAC's way of evaluating the same rules in the same run.
 
     .venv/bin/python benchmarks/rules.py [--rounds N]
 
-One JSON line a case: the best and the median of many rounds, in microseconds of processor time an event, and how many
-times the first case that is. Cases take turns within a round, so that what else the machine does falls on all of them.
-A rule has two conditions, both of which are evaluated, and never fires. TrAC keeps windows of values and evaluates each
-rule's text with simpleeval; ``parsed`` spares it the parsing.
+One JSON line a case: the best and the median of many rounds, in microseconds of processor time an event, and the ratio
+to the first case. Cases take turns within a round, so that other load on the machine affects all of them. A rule has
+two conditions, both of which are evaluated, and never fires. TrAC keeps windows of values and evaluates each rule's
+text with simpleeval; ``parsed`` skips the parsing.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ RULES = 10
 
 
 def events(metrics: int = RULES, kind: str = "step_end") -> list[Event]:
-    """One batch of events, with values that differ and lie near 1,000."""
+    """Return one batch of events, with different values near 1,000."""
     names = [f"m{at}" for at in range(metrics)]
     return [
         Event(kind, step, step, metrics={name: 1_000 + (step * 7919 + at) % 997 / 7 for at, name in enumerate(names)})
@@ -37,14 +37,14 @@ def events(metrics: int = RULES, kind: str = "step_end") -> list[Event]:
 
 
 def engine(rule: str, rules: int = RULES) -> Engine:
-    """An engine with so many rules at every step; ``{m}`` in the rule is a series of each rule's own."""
+    """Return an engine with this many rules at every step; ``{m}`` in the rule is each rule's own series."""
     head = "triggers: [on_step_end], operations: []"
     lines = (f"  - {{name: c{at}, {head}, rule: '{rule.format(m=f'm{at}')}'}}\n" for at in range(rules))
     return Engine(parse_policy(f"controllers:\n{''.join(lines)}"))
 
 
 def of_engine(rule: str, batch: Sequence[Event], rules: int = RULES) -> Callable[[], None]:
-    """A batch through an engine that has long been running."""
+    """Return a function that passes a batch to a warmed-up engine."""
     observe = engine(rule, rules).observe
 
     def run() -> None:
@@ -57,7 +57,7 @@ def of_engine(rule: str, batch: Sequence[Event], rules: int = RULES) -> Callable
 
 
 def of_simpleeval(length: int, batch: Sequence[Event], *, is_parsed: bool) -> Callable[[], None]:
-    """The same rules over windows of values, as TrAC evaluates them: one evaluator an event."""
+    """Return a function that evaluates the same rules over windows of values as TrAC does: one evaluator an event."""
     text = 'len(w["{m}"]) > 9 and w["{m}"][-1] > 2 * sum(w["{m}"]) / len(w["{m}"]) + 1'
     rules = [text.format(m=f"m{at}") for at in range(RULES)]
     trees = [simpleeval.SimpleEval.parse(rule) if is_parsed else None for rule in rules]
@@ -76,7 +76,7 @@ def of_simpleeval(length: int, batch: Sequence[Event], *, is_parsed: bool) -> Ca
 
 
 def window_rule(length: int, function: str = "mean") -> str:
-    """Two conditions over a window."""
+    """Return a rule of two conditions over a window."""
     return f"len({{m}}) > 9 and {{m}} > 2 * {function}({{m}}, {length}) + 1000"
 
 

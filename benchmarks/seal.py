@@ -1,12 +1,12 @@
-"""What sealing costs: one JSON line a case, of a journal written in this run.
+"""Measures the cost of sealing: one JSON line a case, over a journal written in this run.
 
     .venv/bin/python benchmarks/seal.py [--steps N]
 
-A value is a metric's value or a sample loss. The ids of samples, different at random, ride along; ``ns_per_number``
-counts them, too. Times are the best of several runs; ``cpu_ns_per_value`` is what the process computed, without the
-waiting for the disk (four syncs a seal). Both are of all that the sealer of a finished run does, the digest of its log
-included. What it costs to take that from the files, as ``verify`` does, is in ``digest_of_files_ns_per_value``.
-``checksums_one_by_one`` is the yardstick: what a reader would pay that called zlib for each record.
+A value is a metric's value or a sample loss. The ids of samples, random and different, are sealed with them;
+``ns_per_number`` counts them, too. Times are the best of several runs; ``cpu_ns_per_value`` is the computation of the
+process, without waiting for the disk (four syncs a seal). Both cover all that the sealer of a finished run does,
+including the digest of its log. ``digest_of_files_ns_per_value`` is the cost of computing that digest from the files,
+as ``verify`` does. ``checksums_one_by_one`` is the yardstick: the cost of a reader that calls zlib for each record.
 """
 
 from __future__ import annotations
@@ -42,19 +42,19 @@ NAMES = tuple(f"train/metric_{index}" for index in range(10))
 
 
 def curves(step: int, count: int) -> list[float]:
-    """Values as training logs have them: single precision, falling, noisy."""
+    """Return values as in training logs: single precision, falling, noisy."""
     scale = 2 / (1 + step / 5000) ** 0.5
     values = [scale * (1 + 0.05 * random.gauss(0, 1)) for _ in range(count)]
     return list(struct.unpack(f"<{count}f", struct.pack(f"<{count}f", *values)))
 
 
 def noise(_step: int, count: int) -> list[float]:
-    """Full-precision noise: the worst case."""
+    """Return full-precision noise: the worst case."""
     return [random.random() for _ in range(count)]
 
 
 def write_journal(folder: Path, steps: int, values: Callable[[int, int], list[float]], samples: int) -> None:
-    """A dead run of so many steps."""
+    """Write a dead run of ``steps`` steps."""
     write_run_info(folder, RunInfo("bench", "bench", (Attempt(0, "completed", 0, 1),)))
     writer = JournalWriter(folder, run_id="bench")
     for step in range(1, steps + 1):
@@ -71,7 +71,7 @@ def write_journal(folder: Path, steps: int, values: Callable[[int, int], list[fl
 
 
 def frames_of(path: Path) -> Iterator[memoryview]:
-    """The frame of each record of a journal."""
+    """Yield the frame of each record of a journal."""
     data, position = memoryview(path.read_bytes()), PREAMBLE.size
     while position < len(data):
         length = FRAME.unpack_from(data, position)[0]
@@ -80,7 +80,7 @@ def frames_of(path: Path) -> Iterator[memoryview]:
 
 
 def column_bytes(path: Path, *columns: str) -> float:
-    """Bytes a row of some columns of a Parquet file."""
+    """Return the bytes per row of some columns of a Parquet file."""
     metadata = pq.read_metadata(path)
     groups = [metadata.row_group(index) for index in range(metadata.num_row_groups)]
     chunks = [group.column(index) for group in groups for index in range(group.num_columns)]
@@ -89,14 +89,14 @@ def column_bytes(path: Path, *columns: str) -> float:
 
 
 class Best:
-    """The least time that something took, on the clock and of the processor, in seconds."""
+    """The least time of an operation, wall-clock and processor, in seconds."""
 
     def __init__(self) -> None:
         self.clock = self.computed = math.inf
 
     @contextmanager
     def timed(self) -> Iterator[None]:
-        """One more time."""
+        """Time one more repetition."""
         started, computed = time.perf_counter(), time.process_time()
         yield
         self.clock = min(self.clock, time.perf_counter() - started)
@@ -104,7 +104,7 @@ class Best:
 
 
 def measure(name: str, steps: int, values: Callable[[int, int], list[float]], samples: int) -> dict[str, object]:
-    """Seal one journal several times, and say what it cost."""
+    """Seal one journal several times, and return the costs."""
     sealing, digesting, reading, checking = Best(), Best(), Best(), Best()
     with tempfile.TemporaryDirectory() as place:
         template, folder = Path(place) / "template", Path(place) / "run"

@@ -1,7 +1,7 @@
-"""Small real trainings that differ in data, model and optimizer, each with a policy that has something to do in it.
+"""Small real trainings that differ in data, model and optimizer, each with a policy that fires in it.
 
-All are deterministic: the same seed gives the same weights, to the bit, on one thread. Where a training is steered it
-differs from the same training without rules in nothing but what the rules order.
+All are deterministic: the same seed gives the same weights, to the bit, on one thread. A steered training differs from
+the same training without rules only by what the rules order.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Data:
     Attributes:
         inputs: Shape (n, ...).
         targets: Shape (n, ...), of classes or of numbers.
-        held_out: How many of the last rows are for evaluation.
+        held_out: Number of last rows reserved for evaluation.
     """
 
     inputs: torch.Tensor
@@ -38,10 +38,10 @@ class Data:
 
 @dataclass(frozen=True, slots=True)
 class Training:
-    """One training and the policy it is put under.
+    """One training and its policy.
 
     Attributes:
-        name: What it is called.
+        name: Its name.
         policy: Text of the policy.
         metric: The evaluation metric that it is judged by.
         data: Makes the examples; called after the seed is set.
@@ -49,7 +49,7 @@ class Training:
         optimizer: Makes the optimizer.
         loss: Losses of a batch.
         steps, batch_size, eval_every: Updates planned, examples in one, updates between evaluations.
-        poisoned_step: The update whose batch is garbage, a thousand times too large; none when 0.
+        poisoned_step: The update whose batch is garbage, a thousand times too large; none if 0.
     """
 
     name: str
@@ -66,7 +66,7 @@ class Training:
 
 
 def train(training: Training, store: Path, rules: Path | None = None) -> Path:
-    """Train once and record it; the run's folder, with its checkpoints in it.
+    """Train once and record it; return the run's folder, which holds its checkpoints.
 
     Args:
         training: What to train.
@@ -108,7 +108,7 @@ def train(training: Training, store: Path, rules: Path | None = None) -> Path:
 
 @torch.no_grad()
 def evaluate(training: Training, model: nn.Module, data: Data) -> dict[str, float]:
-    """Mean loss on what was held out and, for classes, the part of it that is right."""
+    """Return mean loss on the held-out rows and, for classes, the accuracy."""
     model.eval()
     outputs, targets = model(data.inputs[-data.held_out :]), data.targets[-data.held_out :]
     metrics = {"eval_loss": training.loss(outputs, targets).mean().item()}
@@ -121,23 +121,23 @@ def evaluate(training: Training, model: nn.Module, data: Data) -> dict[str, floa
 
 
 def cross_entropy(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """Of each example, averaged over its positions where it has several."""
+    """Return the cross entropy of each example, averaged over its positions if it has several."""
     losses = functional.cross_entropy(outputs, targets, reduction="none")
     return losses.flatten(1).mean(1) if losses.ndim > 1 else losses
 
 
 def squared_error(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """Of each example, averaged over its numbers."""
+    """Return the squared error of each example, averaged over its numbers."""
     return (outputs - targets).square().flatten(1).mean(1)
 
 
 def table(load: Callable[..., tuple[object, object]], held_out: int, *, wrong: int = 0) -> Data:
-    """One of scikit-learn's tables in random order, columns standardized.
+    """Return one of scikit-learn's tables in random order, columns standardized.
 
     Args:
         load: ``load_iris`` and the like.
         held_out: Examples for evaluation.
-        wrong: So many training examples get the label of another example, so that a model can overfit.
+        wrong: Number of training examples that get the label of another example, so that a model can overfit.
     """
     inputs, targets = load(return_X_y=True)
     order = torch.randperm(len(inputs))  # type: ignore[arg-type]
@@ -152,19 +152,19 @@ def table(load: Callable[..., tuple[object, object]], held_out: int, *, wrong: i
 
 
 def images() -> Data:
-    """Handwritten digits of 8 by 8 pixels. Shape (n, 1, 8, 8)."""
+    """Return handwritten digits of 8 by 8 pixels. Shape (n, 1, 8, 8)."""
     digits = table(load_digits, 450, wrong=150)
     return Data(digits.inputs.reshape(-1, 1, 8, 8), digits.targets, digits.held_out)
 
 
 def codes() -> Data:
-    """The measures of irises, which an autoencoder is to give back."""
+    """Return the measures of irises, as inputs and targets of an autoencoder."""
     irises = table(load_iris, 50)
     return Data(irises.inputs, irises.inputs, irises.held_out)
 
 
 def echoes() -> Data:
-    """Sequences of 12 symbols, of which the k-th is to be said again three places later. Shape (n, 12)."""
+    """Return sequences of 12 symbols, the k-th to be repeated three places later. Shape (n, 12)."""
     symbols = torch.randint(8, (600, 12))
     return Data(symbols, symbols.roll(3, dims=1), 100)
 
@@ -182,19 +182,19 @@ class Echo(nn.Module):
         self.head = nn.Linear(48, 8)
 
     def forward(self, symbols: torch.Tensor) -> torch.Tensor:
-        """Scores of each symbol at each place."""
+        """Return the scores of each symbol at each place."""
         states, _ = self.memory(self.embedding(symbols))
         scores: torch.Tensor = self.head(states).transpose(1, 2)
         return scores
 
 
 def perceptron(inputs: int, hidden: int, outputs: int, *, dropout: float = 0.0) -> Callable[[], nn.Module]:
-    """Maker of a network with one hidden layer."""
+    """Return a function that makes a network with one hidden layer."""
     return lambda: nn.Sequential(nn.Linear(inputs, hidden), nn.ReLU(), nn.Dropout(dropout), nn.Linear(hidden, outputs))
 
 
 def convolutions() -> nn.Module:
-    """Two layers of convolution with batch normalization, and one on top."""
+    """Make two convolutions with batch normalization, and one layer on top."""
     return nn.Sequential(
         nn.Conv2d(1, 8, 3, padding=1),
         nn.BatchNorm2d(8),
@@ -208,12 +208,12 @@ def convolutions() -> nn.Module:
 
 
 def sgd(lr: float, momentum: float = 0.0) -> Callable[[nn.Module], torch.optim.Optimizer]:
-    """Maker of plain gradient descent."""
+    """Return a function that makes plain gradient descent."""
     return lambda model: torch.optim.SGD(model.parameters(), lr=lr, momentum=momentum)
 
 
 def adam(lr: float) -> Callable[[nn.Module], torch.optim.Optimizer]:
-    """Maker of Adam with decoupled weight decay."""
+    """Return a function that makes Adam with decoupled weight decay."""
     return lambda model: torch.optim.AdamW(model.parameters(), lr=lr)
 
 
@@ -224,7 +224,7 @@ _SAVE = "operations: [hfcontrols.should_save]"
 
 
 def overfitting(patience: int) -> str:
-    """Save each new best evaluation, stop after more than so many that are worse."""
+    """Return a policy that saves each new best evaluation and stops after more than ``patience`` worse ones."""
     return f"""
 controllers:
   - {{name: save_best, triggers: [on_evaluate], rule: "eval_loss == min(eval_loss, 1000)", {_SAVE}}}

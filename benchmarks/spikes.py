@@ -1,9 +1,9 @@
-"""What it costs to ask which samples drove a spike, and whether they are found: one JSON line a case.
+"""Measures the query for the samples that drove a spike, and whether it finds them: one JSON line a case.
 
     .venv/bin/python benchmarks/spikes.py [--losses N]
 
-A run with heavy-tailed losses of 64 samples a step, of which 20 around one step are bad. ``ask_s`` is
-``Run.spiking_samples`` from files on disk, ``sealed`` or in the ``journal``, best of several.
+A run has heavy-tailed losses of 64 samples a step; 20 around one step are bad. ``ask_s`` is ``Run.spiking_samples``
+from files on disk, ``sealed`` or in the ``journal``, best of several.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ REPETITIONS = 5
 
 
 def write_run(folder: Path, steps: int, spike: int) -> set[tuple[int, int]]:
-    """A dead run, and the (step, position) of its bad samples."""
+    """Write a dead run, and return the (step, position) of its bad samples."""
     around = [(step, place) for step in range(spike - RADIUS, spike + RADIUS + 1) for place in range(SAMPLES)]
     bad = set(random.sample(around, BAD))
     write_run_info(folder, RunInfo("bench", "bench", (Attempt(0, "completed", 0, 1),)))
@@ -48,7 +48,7 @@ def write_run(folder: Path, steps: int, spike: int) -> set[tuple[int, int]]:
 
 
 def main() -> None:
-    """Ask the journal, then the sealed run."""
+    """Query the journal, then the sealed run."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--losses", type=int, default=100_000)
     steps = parser.parse_args().losses // SAMPLES

@@ -1,16 +1,16 @@
-"""What a sweep costs, 1,000 variants over 100 runs of 10,000 steps, and that it decides as the event engine does.
+"""Measures a sweep of 1,000 variants over 100 runs of 10,000 steps, and checks its decisions with the event engine.
 
     .venv/bin/python benchmarks/sweep.py [--runs N] [--steps N] [--rounds N] [--checked N] [--store FOLDER]
 
 Windows, thresholds, patience and a second condition vary; losses spike, and some are NaN or infinite.
 Prints JSON lines:
 
-- the sweep from columns in memory, on one core, and from the store, the best of the rounds, in seconds that pass and in
-  seconds of processor time;
-- the same pairs by the event engine (folding alone, events in memory, extrapolated from those that are checked), and by
-  rules that simpleeval evaluates at each step from a parsed tree, in seconds of processor time;
-- of the pairs that are checked, 1 % of all unless told otherwise, how many disagree with the event engine in any
-  decision, or in where a run ends and what it has decided by then. Exit status 1 when one does.
+- the sweep from columns in memory, on one core, and from the store, the best of the rounds, in wall-clock seconds and
+  in seconds of processor time;
+- the same pairs by the event engine (folding alone, events in memory, extrapolated from the checked ones), and by rules
+  that simpleeval evaluates at each step from a parsed tree, in seconds of processor time;
+- the number of checked pairs, 1 % of all by default, that disagree with the event engine in any decision, or in the end
+  of a run and its decisions by then. The exit status is 1 if one does.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ OBJECTIVE = Objective("eval_loss", Mode.MIN)
 
 
 def write_runs(store: Path, runs: int, steps: int) -> None:
-    """Runs whose loss falls, is noisy, spikes for some steps now and then, and is not always finite."""
+    """Write runs with a noisy falling loss that spikes for some steps now and then and is not always finite."""
     for number in range(runs):
         random = np.random.default_rng(number)
         losses = 3.0 / np.sqrt(1 + np.arange(steps) / 50) * (1 + 0.05 * random.standard_normal(steps))
@@ -78,7 +78,7 @@ def write_runs(store: Path, runs: int, steps: int) -> None:
 
 
 def best_s(rounds: int, work: Callable[[], object]) -> dict[str, float]:
-    """The best of some rounds, in seconds that pass and in seconds of processor time of all threads."""
+    """Return the best of some rounds, in wall-clock seconds and in seconds of processor time of all threads."""
     passed, taken = [], []
     for _ in range(rounds):
         begin, start = time.perf_counter(), time.process_time()
@@ -89,11 +89,11 @@ def best_s(rounds: int, work: Callable[[], object]) -> dict[str, float]:
 
 
 class Check:
-    """Pairs of a variant and a run, by columns and by the event engine.
+    """Compares columns and event engine on pairs of a variant and a run.
 
     Attributes:
-        disagreed: In how many pairs they did.
-        engine_s: What the event engine took, in seconds of processor time.
+        disagreed: Number of pairs that disagreed.
+        engine_s: Seconds of processor time in the event engine.
     """
 
     def __init__(self) -> None:
@@ -116,7 +116,7 @@ class Check:
 
 
 def naive_s(events: Sequence[Event], steps: int = 1_000) -> float:
-    """What simpleeval takes for a rule at a step, the rule parsed once, in seconds."""
+    """Return simpleeval's seconds for a rule at a step, the rule parsed once."""
     rule = "len(w) > 19 and loss > spike * sum(w) / len(w) and grad_norm > floor"
     tree = simpleeval.SimpleEval.parse(rule)
     window: deque[float] = deque(maxlen=20)

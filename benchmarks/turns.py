@@ -1,4 +1,4 @@
-"""Timing calls and their floor by turns, so that what else the machine does meets both alike."""
+"""Times calls and their floor by turns, so that other load on the machine affects both alike."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from typing import Any
 
 from steptape import Recorder
 
-#: Makes one call with a recorder and what is recorded, and returns what it took, in nanoseconds.
+#: Makes one call with a recorder and its values, and returns the time in nanoseconds.
 Call = Callable[[Recorder, Any], int]
 
 clock = time.perf_counter_ns
@@ -24,18 +24,18 @@ clock = time.perf_counter_ns
 
 @dataclass(slots=True)
 class Rounds:
-    """What calls took, by rounds, and the longest of those that the kernel did not interrupt, in nanoseconds."""
+    """The times of calls by rounds, and the longest that the kernel did not interrupt, in nanoseconds."""
 
     taken_ns: list[list[int]] = field(default_factory=list)
     longest_unpreempted_ns: int = 0
 
     def add(self, call: Callable[[Any], int], values: Sequence[Any]) -> None:
-        """One more round: call with each of the values."""
+        """Start a new round: call with each of the values."""
         self.taken_ns.append([])
         self.extend(call, values)
 
     def extend(self, call: Callable[[Any], int], values: Sequence[Any]) -> None:
-        """More calls of the newest round."""
+        """Add calls to the newest round."""
         taken_ns = self.taken_ns[-1]
         preemptions = preemptions_so_far()
         for given in values:
@@ -45,11 +45,11 @@ class Rounds:
                 self.longest_unpreempted_ns = taken_ns[-1]
 
     def medians_ns(self) -> list[float]:
-        """The median of each round."""
+        """Return the median of each round."""
         return [statistics.median(taken_ns) for taken_ns in self.taken_ns]
 
     def figures(self) -> dict[str, Any]:
-        """Median over the medians of rounds, percentiles over all calls."""
+        """Return the median over the medians of rounds, and percentiles over all calls."""
         every = sorted(itertools.chain.from_iterable(self.taken_ns))
         return {
             "calls": len(every),
@@ -62,7 +62,7 @@ class Rounds:
 
 
 def preemptions_so_far() -> int:
-    """How often this thread lost the processor against its will."""
+    """Return how often this thread lost the processor involuntarily."""
     return resource.getrusage(resource.RUSAGE_THREAD).ru_nivcsw
 
 
@@ -72,9 +72,9 @@ class Case:
 
     Attributes:
         call: What is timed.
-        values: What it is called with, by turns.
-        rules: The policy that is live; none when empty.
-        share: What part of the calls of other cases this one makes.
+        values: Its arguments, by turns.
+        rules: The live policy; none if empty.
+        share: This case's share of the calls of other cases.
     """
 
     call: Call
@@ -90,13 +90,13 @@ class Case:
 
     @contextmanager
     def opened(self, place: Path) -> Iterator[None]:
-        """Have a recorder, and the descriptor of a file that equally long records are written to."""
+        """Open a recorder, and a file to which records of the same length are written."""
         policy = place / "policy.yaml"
         policy.write_text(self.rules)
         fd = os.open(place / f"floor-{id(self)}", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         with Recorder(place / "runs", rules=policy if self.rules else None) as self.recorder:
             self.step = partial(self.call, self.recorder)
-            # The second record of its sort is what all further ones are like.
+            # The second record of its kind is like all later ones.
             for values in self.values[:2]:
                 before = journal_bytes(self.recorder.folder)
                 self.step(values)
@@ -113,14 +113,14 @@ class Case:
         os.close(fd)
 
     def take_turns(self, calls: int) -> None:
-        """One round: so many writes of the floor, then so many steps."""
+        """Run one round: this many writes of the floor, then this many steps."""
         calls = max(int(calls * self.share), 1)
         values = list(itertools.islice(itertools.cycle(self.values), calls))
         self.floor_rounds.add(self.floor, values)
         self.rounds.add(self.step, values)
 
     def figures(self) -> dict[str, Any]:
-        """What its line says."""
+        """Return the figures of its line."""
         mine, floor = self.rounds, self.floor_rounds
         ratios = (mine_ns / bare_ns for mine_ns, bare_ns in zip(mine.medians_ns(), floor.medians_ns(), strict=True))
         floor_figures = {f"floor_{name}": figure for name, figure in floor.figures().items() if name != "calls"}
@@ -133,10 +133,10 @@ class Case:
 
 
 def journal_bytes(folder: Path) -> int:
-    """Size of a run's journal."""
+    """Return the size of a run's journal."""
     return sum(path.stat().st_size for path in folder.glob("journal-*"))
 
 
 def in_us(ns: float) -> float:
-    """Microseconds, to the hundredth."""
+    """Return microseconds, rounded to the hundredth."""
     return round(ns / 1e3, 2)

@@ -1,10 +1,10 @@
-"""What ``kills.py`` kills: training loops that say how far they got, and sealers, forked from one warmed-up process.
+"""Forks the victims of ``kills.py`` from one warmed-up process: training loops that count their progress, and sealers.
 
     python benchmarks/victims.py     # orders on stdin, answers on stdout, a JSON value a line each
 
-Orders are ``["record", variety, seed, store, acks]``, ``["seal", folder]``, both answered with the pid of a process
-that leads a group of its own, and ``["reap", pid]``, answered with how it ended: its exit status, or minus a signal.
-What a loop records follows from its variety and seed alone, so that the one who killed it knows what must be there.
+Orders are ``["record", variety, seed, store, acks]`` and ``["seal", folder]``, both answered with the pid of a process
+that leads its own group, and ``["reap", pid]``, answered with its exit status, or minus a signal. A loop's records
+depend only on its variety and seed, so that its killer knows what must be there.
 """
 
 from __future__ import annotations
@@ -25,11 +25,10 @@ from steptape import Recorder
 from steptape.store.journal.writer import SEGMENT_BYTES, JournalWriter
 from steptape.store.parquet import sealing
 
-#: The counter that a loop shares with whoever kills it: 0, then 1 when it records, then one more for each call that
-#: returned.
+#: The counter that a loop shares with its killer: 0, then 1 when it records, then one more for each call that returned.
 ACKS_BYTES: Final = 8
 
-#: Rules that fire often, by one value and by a window, so that many a kill falls between an event and its decisions.
+#: Rules that fire often, by one value and by a window, so that many kills fall between an event and its decisions.
 POLICY: Final = """
 controllers:
   - {name: high, triggers: [on_step_end], rule: "loss > 1.2", operations: [hfcontrols.should_save]}
@@ -40,7 +39,7 @@ controllers:
 
 @dataclass(frozen=True, slots=True)
 class Variety:
-    """One sort of training loop.
+    """One kind of training loop.
 
     Attributes:
         samples: Sample losses of each step.
@@ -84,7 +83,7 @@ class Call(NamedTuple):
 
 
 def calls_of(variety: Variety, seed: int) -> Iterator[Call]:
-    """What a loop records, without end: two sets of metrics by turns, now and then a new one, a NaN or a checkpoint."""
+    """Yield a loop's calls, endlessly: two sets of metrics by turns, now and then a new one, a NaN or a checkpoint."""
     draw = random.Random(seed)
     for number in range(sys.maxsize):
         if number % 10 == 9:
@@ -106,7 +105,7 @@ def calls_of(variety: Variety, seed: int) -> Iterator[Call]:
 def record(name: str, seed: int, store: str, acks: str) -> None:
     """Train until killed."""
     variety = VARIETIES[name]
-    # The size of a segment is nothing that a training loop could choose.
+    # A training loop cannot choose the size of a segment.
     assert JournalWriter.__init__.__kwdefaults__ is not None
     JournalWriter.__init__.__kwdefaults__["segment_bytes"] = variety.segment_bytes
     policy = None
@@ -132,7 +131,7 @@ def record(name: str, seed: int, store: str, acks: str) -> None:
 
 
 def fork(order: list[Any]) -> int:
-    """A child, in a process group of its own, that carries an order out and ends."""
+    """Fork a child, in its own process group, that carries out an order and exits."""
     pid = os.fork()
     if pid:
         os.setpgid(pid, pid)
@@ -140,7 +139,7 @@ def fork(order: list[Any]) -> int:
     status = 1
     try:
         os.setpgid(0, 0)
-        # The pipes belong to whoever gives the orders; a sealer that the loop starts must not hold them open.
+        # The pipes belong to the giver of the orders; a sealer that the loop starts must not hold them open.
         nowhere = os.open(os.devnull, os.O_RDWR)
         os.dup2(nowhere, 0)
         os.dup2(nowhere, 1)
@@ -156,7 +155,7 @@ def fork(order: list[Any]) -> int:
 
 
 def reap(pid: int) -> int:
-    """Wait for a child. Its exit status, or minus the signal that ended it."""
+    """Wait for a child. Return its exit status, or minus the signal that ended it."""
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 

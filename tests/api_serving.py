@@ -1,4 +1,4 @@
-"""A real server on loopback over a store, and runs for it to serve: what several tests of the API share."""
+"""Helpers for the API tests: a real server on loopback over a store, and runs for it to serve."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ from steptape.store.sql.bounded_query import QueryLimits
 RUN = "20260101T000000-aaaaaa"
 STARTED_NS = 1_767_323_045_000_000_000
 
-#: The limits of a server, but for the seconds: on a busy machine a trial of rules takes longer than its 10 s.
+#: The limits of a server, except the timeouts: on a busy machine a trial of rules exceeds its 10 s.
 PATIENT = Limits(query=QueryLimits(seconds=PATIENCE_S), body_s=PATIENCE_S, rules_s=PATIENCE_S)
 
-#: Limits that a test can run into, but for the seconds: a busy machine may take many for the lightest statement.
+#: Limits that a test can reach, except the timeouts: on a busy machine the lightest statement may take many seconds.
 SMALL = Limits(
     query=QueryLimits(rows=100, seconds=PATIENCE_S, memory="200MB"),
     query_workers=1,
@@ -41,7 +41,7 @@ SMALL = Limits(
 
 @contextmanager
 def served(store: Path, *, limits: Limits = SMALL, token: str = "", **options: Any) -> Iterator[httpx.Client]:
-    """A client of a server with these options; ``token`` is sent with every request."""
+    """Start a server with these options and return a client that sends ``token`` with every request."""
     listener = socket.create_server(("127.0.0.1", 0))
     prepare(listener)
     app = create_app(store, limits=limits, **options)
@@ -59,7 +59,7 @@ def served(store: Path, *, limits: Limits = SMALL, token: str = "", **options: A
 
 
 def patiently(ask: Callable[[], httpx.Response]) -> httpx.Response:
-    """The answer to something light, asked again where a busy machine takes longer for it than a small limit allows."""
+    """Repeat a light request until it succeeds: a busy machine may exceed a small limit."""
 
     def answered() -> httpx.Response | None:
         answer = ask()
@@ -71,7 +71,7 @@ def patiently(ask: Callable[[], httpx.Response]) -> httpx.Response:
 
 
 def begin(store: Path, run_id: str = RUN, **info: Any) -> JournalWriter:
-    """A run that is live, with no event yet."""
+    """Write the metadata of a live run without events, and open its journal."""
     folder = store / run_id
     folder.mkdir(parents=True)
     write_run_info(folder, RunInfo(run_id, info.pop("name", "run"), (Attempt(0, "running", STARTED_NS),), **info))
@@ -79,7 +79,7 @@ def begin(store: Path, run_id: str = RUN, **info: Any) -> JournalWriter:
 
 
 def step(writer: JournalWriter, number: int, **metrics: float) -> None:
-    """One update with its loss and two sample losses."""
+    """Append one update with its loss and two sample losses."""
     held = {"loss": 1.0 / number, **metrics}
     losses = SampleLosses(struct.pack("<2f", 1.0 / number, 0.5), struct.pack("<2q", number, 7), INTEGER_IDS)
     writer.append(
@@ -95,7 +95,7 @@ def step(writer: JournalWriter, number: int, **metrics: float) -> None:
 
 
 def finish(store: Path, writer: JournalWriter, run_id: str = RUN, *, steps: int, **info: Any) -> Path:
-    """The run's end, and its sealing."""
+    """End the run and seal it."""
     writer.append("train_end", (), (), step=steps, time_ns=STARTED_NS + steps, elapsed_ns=steps * 10**9)
     writer.close()
     ended = (Attempt(0, "completed", STARTED_NS, STARTED_NS + steps * 10**9, steps=steps),)
@@ -105,7 +105,7 @@ def finish(store: Path, writer: JournalWriter, run_id: str = RUN, *, steps: int,
 
 
 def recorded(store: Path, run_id: str = RUN, *, steps: int = 20, **info: Any) -> Path:
-    """A run of so many steps that has ended and was sealed."""
+    """Write a completed, sealed run of ``steps`` steps."""
     writer = begin(store, run_id, **dict(info))
     for number in range(1, steps + 1):
         step(writer, number, batch_size=32.0)

@@ -1,4 +1,4 @@
-"""Fixtures that several test files share. Those of the store, named ``store_*``, write real runs into ``tmp_path``."""
+"""Fixtures that several test files share. Fixtures named ``store_*`` write real runs into ``tmp_path``."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from steptape.store.plan import Plan
 from steptape.store.run_info import Attempt, RunInfo, write_run_info
 from steptape.store.sample_losses import SampleLosses
 
-#: Programs and cases, of which one program runs in another environment.
+#: Folders of programs and cases, not of tests; one of the programs runs in another environment.
 collect_ignore_glob = ["compat/*", "trackers/*"]
 
-# Without a deadline (200 ms by default) and without health checks, which judge a strategy by the time it takes: a busy
-# machine would fail both. 'make explore' names another profile; drawing.py scales what tests ask for.
+# No deadline (200 ms by default) and no health checks, which judge a strategy by its duration: a busy machine would
+# fail both. 'make explore' names another profile; drawing.py scales the counts that tests ask for.
 settings.register_profile("explore", deadline=None, suppress_health_check=list(HealthCheck), max_examples=1_000)
 settings.register_profile("reseeded", settings.get_profile("explore"), max_examples=100)
 settings.register_profile(
@@ -39,7 +39,7 @@ STARTED_NS = 1_767_323_045_000_000_000
 
 @pytest.fixture(scope="session", autouse=True)
 def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Commands keep their answers among the tests' files, and not with those of whoever runs the tests."""
+    """Put the commands' cache among the tests' files, away from the user's own cache."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("STEPTAPE_CACHE", str(tmp_path_factory.mktemp("cache")))
         yield
@@ -47,13 +47,13 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def interruptible() -> None:
-    """What tests start can be interrupted, although a shell ignores SIGINT for what it runs in the background."""
+    """Make child processes interruptible: a shell ignores SIGINT for its background jobs."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session", autouse=True)
 def buffered() -> Iterator[None]:
-    """What tests start writes into pipes as it does for users, and what has to be there at once has to be flushed."""
+    """Buffer the output of child processes, as users have it: output needed at once must be flushed."""
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("PYTHONUNBUFFERED", raising=False)
         yield
@@ -69,7 +69,7 @@ def store_path(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def store_folder(store_path: Path) -> Callable[..., Path]:
-    """Maker of run folders that hold a ``run.json`` and no event: ``store_folder(run_id, status=...)``."""
+    """A function that makes run folders with a ``run.json`` and no event: ``store_folder(run_id, status=...)``."""
 
     def make(
         run_id: str = "run-1",
@@ -96,7 +96,7 @@ def store_folder(store_path: Path) -> Callable[..., Path]:
 
 @pytest.fixture(scope="session")
 def store_append() -> Callable[..., int]:
-    """Writer of one event, as it is, to a journal: ``store_append(writer, event, samples)``."""
+    """A function that writes one event to a journal as it is: ``store_append(writer, event, samples)``."""
 
     def append(writer: JournalWriter, event: Event, samples: SampleLosses | None = None) -> int:
         return writer.append(
@@ -118,9 +118,9 @@ def store_append() -> Callable[..., int]:
 
 @pytest.fixture
 def store_record(store_folder: Callable[..., Path], store_append: Callable[..., int]) -> Callable[..., Path]:
-    """Maker of whole runs: ``store_record(events, run_id=..., samples={index: losses}, sealed=True)``.
+    """A function that writes whole runs: ``store_record(events, run_id=..., samples={index: losses}, sealed=True)``.
 
-    The ``seq`` of each event is the journal's to give; events of one (attempt, rank) stand together.
+    The journal assigns the ``seq`` of each event. Events of one (attempt, rank) are contiguous.
     """
 
     def record(
@@ -148,7 +148,7 @@ def store_record(store_folder: Callable[..., Path], store_append: Callable[..., 
 
 @pytest.fixture(scope="session")
 def store_facts() -> Callable[[Iterable[Event]], list[Any]]:
-    """What is compared of events: everything, floats by their bits (NaN equals NaN, 0.0 is not -0.0)."""
+    """A function that returns all fields of events for comparison, floats by bits (NaN equals NaN, 0.0 is not -0.0)."""
 
     def exact(value: Any) -> Any:
         return value.hex() if isinstance(value, float) else value
@@ -168,7 +168,7 @@ def store_facts() -> Callable[[Iterable[Event]], list[Any]]:
 
 @pytest.fixture(scope="session")
 def store_steps() -> Callable[..., list[Event]]:
-    """Maker of ``step_end`` events: ``store_steps([1.0, 0.5], name="loss")``, numbered from step 1 and ``seq`` 0."""
+    """A function that makes ``step_end`` events: ``store_steps([1.0, 0.5], name="loss")``, from step 1 and seq 0 on."""
 
     def steps(values: Sequence[float], *, name: str = "loss", attempt: int = 0, rank: int = 0) -> list[Event]:
         return [
@@ -190,7 +190,7 @@ def store_steps() -> Callable[..., list[Event]]:
 
 @pytest.fixture(scope="session")
 def demo_output(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
-    """The store that ``steptape demo --torch`` leaves, and what it printed. Made once; tests must not write into it."""
+    """The store and the output of ``steptape demo --torch``. Made once; tests must not write into it."""
     store = tmp_path_factory.mktemp("demo") / "runs"
     command = [sys.executable, "-m", "steptape", "demo", str(store), "--torch"]
     result = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -200,5 +200,5 @@ def demo_output(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
 
 @pytest.fixture(scope="session")
 def demo_store(demo_output: tuple[Path, str]) -> Path:
-    """The store that ``steptape demo`` leaves."""
+    """The store of ``steptape demo``."""
     return demo_output[0]

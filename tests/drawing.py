@@ -1,7 +1,7 @@
-"""How many examples the tests draw, and from which seed, under the profile of hypothesis that is in force.
+"""The number of examples that tests draw, and their seed, under the active hypothesis profile.
 
-The profiles are registered in ``conftest.py``: ``repeated`` draws the same examples each time, ``explore`` ten times
-as many new ones, ``reseeded`` as many new ones as ``repeated``.
+``conftest.py`` registers the profiles: ``repeated`` draws the same examples each time, ``explore`` ten times as many
+new ones, ``reseeded`` as many new ones as ``repeated``.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from hypothesis import settings
 
 
 def scaled(count: int) -> int:
-    """The count that a test names for ``repeated``, times the profile's factor."""
+    """Return the count that a test names for ``repeated``, times the profile's factor."""
     return count * settings().max_examples // 100
 
 
 def examples(count: int) -> settings:
-    """Settings of a test that needs fewer or more examples than 100; the decorator of such a test."""
+    """Return a decorator for a test that needs fewer or more than 100 examples."""
     return settings(max_examples=scaled(count))
 
 
 def seed() -> int:
-    """A seed for what draws by itself: always the same under ``repeated``, else a new one."""
+    """Return a seed for other random generators: constant under ``repeated``, otherwise new."""
     return 1 if settings().derandomize else random.SystemRandom().getrandbits(32)

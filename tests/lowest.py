@@ -1,4 +1,4 @@
-"""Print the lowest versions that pyproject.toml allows of what steptape needs, as constraints for pip."""
+"""Prints the lowest versions of steptape's dependencies that pyproject.toml allows, as constraints for pip."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def lowest(requirement: str) -> str:
-    """The requirement with its minimum as the only version: ``a>=1.2; marker`` becomes ``a==1.2; marker``.
+    """Return the requirement with its minimum as the only version: ``a>=1.2; marker`` becomes ``a==1.2; marker``.
 
     Raises:
         ValueError: It has no minimum.

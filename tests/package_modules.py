@@ -1,4 +1,4 @@
-"""The modules of the package, by name."""
+"""Lists the modules of the package by name."""
 
 from __future__ import annotations
 
@@ -10,6 +10,6 @@ ROOMS: Final = ("store", "rules", "recorder", "importers", "replay", "api", "cli
 
 
 def module_names() -> list[str]:
-    """Dotted names of all modules and packages, the front door's aside."""
+    """Return the dotted names of all modules and packages, except those of the front door."""
     paths = (path.relative_to(ROOT).with_suffix("") for room in ROOMS for path in (ROOT / room).rglob("*.py"))
     return sorted("steptape." + ".".join(path.parts).removesuffix(".__init__") for path in paths)

@@ -1,4 +1,4 @@
-"""A report's numbers by plain loops over rows: nothing of the replay, its engine or its statistics is used here."""
+"""Computes a report's numbers by plain loops over rows, without the replay, its engine or its statistics."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from dataclasses import dataclass
 
 from real_logs import Row
 
-#: Index of the row at which a rule stops a run; None when it does not.
+#: Maps rows to the index of the row at which a rule stops a run; None if it does not.
 Stopper = Callable[[Sequence[Row]], int | None]
 
 
 def overfitting(rows: Sequence[Row]) -> int | None:
-    """The shipped policy ``overfitting``: eleven evaluations in a row above 1.05 times the best of the last 100."""
+    """Apply ``overfitting`` as shipped: eleven evaluations in a row above 1.05 times the best of the last 100."""
     seen: list[float] = []
     worse = 0
     for index, row in enumerate(rows):
@@ -31,7 +31,7 @@ def overfitting(rows: Sequence[Row]) -> int | None:
 
 
 def new_bests(rows: Sequence[Row], end: int) -> list[int]:
-    """Rows up to the end at which the same policy asks for a checkpoint."""
+    """Return the rows up to the end at which the same policy requests a checkpoint."""
     evaluated = [(index, row.eval_loss) for index, row in enumerate(rows[: end + 1]) if row.eval_loss is not None]
     return [
         index
@@ -41,7 +41,7 @@ def new_bests(rows: Sequence[Row], end: int) -> list[int]:
 
 
 def lightning(rows: Sequence[Row]) -> int | None:
-    """Lightning's early stopping: patience 3."""
+    """Apply Lightning's early stopping with patience 3."""
     best, wait = math.inf, 0
     for index, row in enumerate(rows):
         if row.eval_loss is None:
@@ -55,7 +55,7 @@ def lightning(rows: Sequence[Row]) -> int | None:
 
 
 def last_row(rows: Sequence[Row], stop: int | None) -> int:
-    """Index of the last row that is still made: an evaluation that follows at once is due at the same step."""
+    """Return the index of the last row still made: an evaluation right after the stop is due at the same step."""
     if stop is None:
         return len(rows) - 1
     while stop + 1 < len(rows) and rows[stop + 1].loss is None and rows[stop + 1].step <= rows[stop].step:
@@ -65,7 +65,7 @@ def last_row(rows: Sequence[Row], stop: int | None) -> int:
 
 @dataclass(frozen=True)
 class Plain:
-    """The numbers of one run: what is recorded, what is left of it, and the differences. None is "not known"."""
+    """The numbers of one run: recorded, remaining, and the differences. None means unknown."""
 
     steps: int
     steps_left: int
@@ -84,13 +84,13 @@ class Plain:
 def report_of(
     rows: Sequence[Row], stop: int | None, saves: Mapping[int, int], asked: Sequence[int] | None = None
 ) -> Plain:
-    """The numbers of a run that a policy stops at a row.
+    """Return the numbers of a run that a policy stops at a row.
 
     Args:
         rows: The run.
-        stop: The row; None when it goes on to its end.
+        stop: The row; None if the run reaches its end.
         saves: Bytes of the checkpoint after a row, by the row's index.
-        asked: Rows at which the policy asks for checkpoints, which then take the place of the run's own.
+        asked: Rows at which the policy requests checkpoints, which then replace the run's own.
     """
     end = last_row(rows, stop)
     evaluated = [index for index, row in enumerate(rows) if row.eval_loss is not None]
@@ -124,9 +124,9 @@ def report_of(
 
 
 def at_random(rows: Sequence[Row], rate: float, steps_kept: Collection[int] | None = None) -> tuple[float, float]:
-    """Share saved, and relative regret, of a stop after each step with that probability: every step by itself.
+    """Return share saved and relative regret of a stop after each step with this probability, step by step.
 
-    The regret is that of stops from the first evaluation on that counts: all, or those of steps that have a checkpoint.
+    The regret covers stops from the first counted evaluation on: all, or only those of steps with a checkpoint.
     """
     steps = max(row.step for row in rows)
     best = _best(rows, range(len(rows)), steps_kept)
@@ -149,7 +149,7 @@ def at_random(rows: Sequence[Row], rate: float, steps_kept: Collection[int] | No
 
 
 def spread(values: Sequence[float | None]) -> tuple[int, float, float, float, int]:
-    """Of what is known: how many, mean, median, worst, and how many are above one percent."""
+    """Return count, mean, median, worst, and number above one percent, over the known values."""
     known = [value for value in values if value is not None]
     above = sum(value > 0.01 for value in known)
     return len(known), statistics.fmean(known), statistics.median(known), max(known), above

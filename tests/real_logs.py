@@ -1,6 +1,7 @@
-"""Logs of real trainings that nobody here made, read plainly: rows of step, training loss, evaluation loss, seconds.
+"""Reads third-party logs of real trainings as plain rows: step, training loss, evaluation loss, seconds.
 
-They lie outside of the repository: in the folder that ``STEPTAPE_REAL_RUNS`` names, or in ``shared/runs`` beside it.
+They lie outside the repository: in the folder that ``STEPTAPE_REAL_RUNS`` names, or in ``shared/runs`` next to the
+repository.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ FOLDER = Path(os.environ.get("STEPTAPE_REAL_RUNS", Path(__file__).resolve().pare
 
 
 class Row(NamedTuple):
-    """One row of a log; None for what it does not say."""
+    """One row of a log; None for a missing value."""
 
     step: int
     loss: float | None
@@ -25,7 +26,7 @@ class Row(NamedTuple):
 
 
 def logs_with_evaluations() -> dict[str, list[Row]]:
-    """Every log that has at least three evaluations, by name; empty where the folder is not there."""
+    """Return every log with at least three evaluations, by name; empty if the folder does not exist."""
     found = {}
     for path in sorted(FOLDER.glob("hf_trainer_state/*/trainer_state.json")):
         found[path.parent.name] = list(_trainer_state(path))

@@ -1,4 +1,4 @@
-"""A run for tests of sealing, and what of it readers see and its folder holds."""
+"""A run for tests of sealing, and functions that return its contents and its files."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ SAMPLES = {
 
 
 def names(folder: Path) -> list[str]:
-    """What a run's folder holds beside run.json and columns.json."""
+    """Return the file names in a run's folder, except run.json and columns.json."""
     return sorted(path.name for path in folder.iterdir() if path.suffix != ".json")
 
 
 def content(folder: Path) -> tuple[list[str], list[dict[str, Any]]]:
-    """Every event, and every row of samples, as readers see them."""
+    """Return every event and every row of samples, as readers see them."""
     run = open_run(folder)
-    # The order of the metrics within an event is no part of it.
+    # The order of metrics within an event does not count.
     events = (event._replace(metrics=dict(sorted(event.metrics.items()))) for event in run.events(rank=None))
     return [repr(event) for event in events], run.samples().to_pylist()

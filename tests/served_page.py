@@ -1,4 +1,4 @@
-"""What tests of the page share: a store with something to see, and a real server on loopback."""
+"""Helpers for tests of the page: a store with data to show, and a real server on loopback."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from steptape.store.parquet.sealing import seal
 STEPS = 200
 SPIKE = 150
 
-#: The samples whose losses stay high: their labels would be wrong.
+#: The samples whose losses stay high, as if their labels were wrong.
 WRONG = ("cat-13", "cat-27")
 
 POLICY = """
@@ -41,12 +41,12 @@ controllers:
 
 
 def loss_at(step: int) -> float:
-    """A falling loss with one spike."""
+    """Return a falling loss with one spike."""
     return 2 / math.sqrt(step) + (4 if step == SPIKE else 0)
 
 
 def record_run(store: Path, name: str, *, rules: Path | None = None, scale: float = 1.0, **about: Any) -> Path:
-    """A run of ``STEPS`` steps with samples, evaluations and checkpoints, sealed; its folder."""
+    """Record a sealed run of ``STEPS`` steps with samples, evaluations and checkpoints; return its folder."""
     with Recorder(store, name=name, rules=rules, total_steps=STEPS, **about) as rec:
         for step in range(1, STEPS + 1):
             loss = scale * loss_at(step)
@@ -63,7 +63,7 @@ def record_run(store: Path, name: str, *, rules: Path | None = None, scale: floa
 
 @contextmanager
 def serving(store: Path, **options: Any) -> Iterator[str]:
-    """The address of a server over a store, for as long as the context lasts."""
+    """Serve a store for the duration of the context; yield the address."""
     listener = socket.create_server(("127.0.0.1", 0))
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     settings = uvicorn.Config(

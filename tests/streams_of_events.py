@@ -1,4 +1,4 @@
-"""The columns of events in memory, for tests that sweep over events that no run has recorded."""
+"""Converts events in memory to columns, for sweep tests over events that no run recorded."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from steptape.store.plan import Plan
 
 
 def stream_of_events(events: Sequence[Event], plan: Plan) -> Stream:
-    """The columns of events in memory, in order."""
+    """Return the columns of events in memory, in order."""
     own = [event for event in events if event.rank == DECIDING_RANK]
     facts = [event for event in own if event.kind not in RULE_KINDS]
     names = {kind: code for code, kind in enumerate(dict.fromkeys(event.kind for event in facts))}

@@ -1,4 +1,4 @@
-"""What a command line names: found, or told how to name it."""
+"""A command line's reference to a run is resolved, or the error shows how to name the run."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from steptape.cli.lookup import run_named
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A store of runs, two of which share their name."""
+    """A store of runs; two of them share a name."""
     path = tmp_path_factory.mktemp("store")
     for name in ("digits", "digits uncontrolled", "digits under rules", "twice", "twice"):
         with Recorder(path, name=name) as rec:
@@ -21,7 +21,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_name_without_a_store_is_told_to_need_one() -> None:
-    """As anybody types it first."""
+    """A bare name is what users type first."""
     with pytest.raises(TelemetryError, match="digits: no such run folder") as caught:
         run_named("digits", None)
 
@@ -29,7 +29,7 @@ def test_a_name_without_a_store_is_told_to_need_one() -> None:
 
 
 def test_a_run_that_there_is_not_may_be_another_one(store: Path) -> None:
-    """The nearest name is suggested, and the command that lists them can be copied."""
+    """The error suggests the nearest name and a copyable command that lists all names."""
     with pytest.raises(TelemetryError, match="no run has this id or name; got 'dgits'") as caught:
         run_named("dgits", store)
 
@@ -37,7 +37,7 @@ def test_a_run_that_there_is_not_may_be_another_one(store: Path) -> None:
 
 
 def test_a_part_of_a_name_brings_up_the_names_that_hold_it(store: Path) -> None:
-    """However long they are."""
+    """The length of the names does not matter."""
     with pytest.raises(TelemetryError) as caught:
         run_named("Digits u", store)
 
@@ -45,7 +45,7 @@ def test_a_part_of_a_name_brings_up_the_names_that_hold_it(store: Path) -> None:
 
 
 def test_a_name_that_runs_share_is_told_with_their_ids(store: Path) -> None:
-    """One of these is what the reader has to say."""
+    """The error lists the ids to choose from."""
     with pytest.raises(TelemetryError, match="several runs have this name; got 'twice'") as caught:
         run_named("twice", store)
 
@@ -53,7 +53,7 @@ def test_a_name_that_runs_share_is_told_with_their_ids(store: Path) -> None:
 
 
 def test_a_store_without_runs_has_nothing_to_suggest(tmp_path: Path) -> None:
-    """And says so."""
+    """The error says that there are no runs."""
     with pytest.raises(TelemetryError, match="no run has this id or name; got 'digits'") as caught:
         run_named("digits", tmp_path)
 

@@ -1,4 +1,4 @@
-"""Runs of several attempts over HTTP: what counts, and what a resume rolled back, on request."""
+"""The API serves the effective events of runs with several attempts, and rolled-back ones on request."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ DECISION = {"controller": "c", "trigger": "on_step_end", "event_seq": 0, "operat
 
 @pytest.fixture
 def client(store_path: Path, store_record: Callable[..., Path]) -> Iterator[httpx.Client]:
-    """A client of a server whose only run went to step 4, and was resumed at 2 and went to 3."""
+    """A client of a server whose only run reached step 4, was resumed at step 2 and reached step 3."""
     events = [
         event
         for number, first, last in ((0, 1, 4), (1, 3, 3))
@@ -54,18 +54,18 @@ def client(store_path: Path, store_record: Callable[..., Path]) -> Iterator[http
 
 
 def items(client: httpx.Client, path: str, **params: Any) -> list[dict[str, Any]]:
-    """The items of a list."""
+    """Return the items of a list."""
     found: list[dict[str, Any]] = json.loads(client.get(path, params=params).raise_for_status().content)["items"]
     return found
 
 
 def places(found: list[dict[str, Any]]) -> list[tuple[int, int]]:
-    """Attempt and step of each item."""
+    """Return attempt and step of each item."""
     return [(item["attempt"], item["step"]) for item in found]
 
 
 def test_events_are_the_effective_ones_unless_all_are_asked_for(client: httpx.Client) -> None:
-    """Each says whether it was rolled back."""
+    """Each event has a flag for being rolled back."""
     effective = items(client, "/runs/run-1/events", kind="step_end")
     everything = items(client, "/runs/run-1/events", kind="step_end", attempts="all")
 
@@ -82,7 +82,7 @@ def test_events_are_the_effective_ones_unless_all_are_asked_for(client: httpx.Cl
 
 @pytest.mark.parametrize("attempts", ["effective", "all"])
 def test_pages_hold_every_event_once(client: httpx.Client, attempts: str) -> None:
-    """The same in steps of two as in one go."""
+    """Pages of two hold the same events as one page."""
     whole = items(client, "/runs/run-1/events", attempts=attempts)
     paged: list[dict[str, Any]] = []
     params: dict[str, Any] = {"attempts": attempts, "limit": 2}
@@ -98,7 +98,7 @@ def test_pages_hold_every_event_once(client: httpx.Client, attempts: str) -> Non
 
 
 def test_a_cursor_does_not_pass_from_some_attempts_to_all(client: httpx.Client) -> None:
-    """They are two lists."""
+    """The two options select different lists."""
     cursor = client.get("/runs/run-1/events", params={"limit": 2}).json()["next"]
 
     answer = client.get("/runs/run-1/events", params={"limit": 2, "cursor": cursor, "attempts": "all"})
@@ -108,7 +108,7 @@ def test_a_cursor_does_not_pass_from_some_attempts_to_all(client: httpx.Client) 
 
 
 def test_which_attempts_must_be_one_of_the_two_words(client: httpx.Client) -> None:
-    """As the OpenAPI document says."""
+    """The OpenAPI document names the two words."""
     assert client.get("/runs/run-1/events", params={"attempts": "some"}).status_code == 422
 
 
@@ -122,7 +122,7 @@ def test_series_samples_and_decisions_are_the_effective_ones(client: httpx.Clien
 
 
 def test_a_run_says_what_each_attempt_went_on_from(client: httpx.Client) -> None:
-    """And counts all events, rolled back or not."""
+    """The event counts include rolled-back events."""
     run = client.get("/runs/run-1").raise_for_status().json()
 
     assert [(a["status"], a["parent"], a["parent_seq"], a["from_step"]) for a in run["attempts"]] == [

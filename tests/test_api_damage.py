@@ -1,4 +1,4 @@
-"""Runs that hold what no recorder has written: told as damage, with its place, whichever process has met it."""
+"""The API reports content that no recorder writes as damage, with its place, in any of its processes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from api_serving import RUN, begin, recorded, served
 
 @pytest.mark.parametrize("query", ["", "?top=1", "/spike?step=3"])
 def test_damaged_samples_are_a_problem_of_the_server(tmp_path: Path, query: str) -> None:
-    """And no fault of the question."""
+    """The status is 500: the request is not at fault."""
     (samples,) = recorded(tmp_path / "runs").glob("samples-*.parquet")
     content = samples.read_bytes()
     samples.write_bytes(content[:4] + bytes(len(content) - 12) + content[-8:])
@@ -35,7 +35,7 @@ def test_damaged_samples_are_a_problem_of_the_server(tmp_path: Path, query: str)
 def test_a_decision_that_no_rule_engine_has_written_is_a_damage(
     tmp_path: Path, kind: str, attrs: dict[str, object]
 ) -> None:
-    """The answer says where it stands, and which part of it is wrong."""
+    """The answer names the place and the wrong field."""
     writer = begin(tmp_path)
     writer.append(kind, (), (), step=1, time_ns=1, elapsed_ns=1, attrs=json.dumps(attrs).encode())
     writer.close()

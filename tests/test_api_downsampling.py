@@ -1,4 +1,4 @@
-"""Downsampling: short enough to draw, and with every extreme in it."""
+"""Downsampling returns a series short enough to draw, with every extreme in it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ POINTS = st.integers(min_value=4, max_value=200)
 
 @given(values=FLOATS, points=POINTS)
 def test_a_short_series_is_kept_whole(values: list[float], points: int) -> None:
-    """Nothing is left out where everything fits."""
+    """A series that fits loses nothing."""
     kept = kept_indices(values, max(points, len(values)))
 
     assert list(kept) == list(range(len(values)))
@@ -29,7 +29,7 @@ def test_a_short_series_is_kept_whole(values: list[float], points: int) -> None:
 
 @given(values=st.one_of(FLOATS, MOSTLY_FINITE), points=POINTS)
 def test_no_more_is_kept_than_asked_for(values: list[float], points: int) -> None:
-    """One bucket may need seven places; beyond those, ``points`` is the limit."""
+    """One bucket may need seven points; above seven, ``points`` is the limit."""
     kept = kept_indices(values, points)
 
     assert len(kept) <= max(points, 7)
@@ -37,7 +37,7 @@ def test_no_more_is_kept_than_asked_for(values: list[float], points: int) -> Non
 
 @given(values=st.one_of(FLOATS, MOSTLY_FINITE), points=POINTS)
 def test_what_is_kept_stays_in_order_and_comes_once(values: list[float], points: int) -> None:
-    """Indices ascend strictly, and lie within the series."""
+    """Indices ascend strictly and lie within the series."""
     kept = list(kept_indices(values, points))
 
     assert kept == sorted(set(kept) & set(range(len(values))))
@@ -45,7 +45,7 @@ def test_what_is_kept_stays_in_order_and_comes_once(values: list[float], points:
 
 @given(values=st.one_of(FLOATS, MOSTLY_FINITE), points=POINTS)
 def test_the_ends_and_the_finite_extremes_are_kept(values: list[float], points: int) -> None:
-    """The first and the last value, the smallest and the largest finite one."""
+    """The first and last value and the smallest and largest finite value are kept."""
     kept = [values[index] for index in kept_indices(values, points)]
 
     finite = [value for value in values if math.isfinite(value)]
@@ -66,7 +66,7 @@ def test_every_sort_of_non_finite_value_is_kept(values: list[float], points: int
 
 @given(values=st.lists(st.floats(-1e6, 1e6), min_size=201, max_size=2000), at=st.data())
 def test_a_single_spike_is_kept_wherever_it_is(values: list[float], at: st.DataObject) -> None:
-    """One value out of many that stands out is in the picture."""
+    """One outlier among many values is in the picture."""
     spike = at.draw(st.integers(0, len(values) - 1))
     values[spike] = 1e9
 
@@ -74,7 +74,7 @@ def test_a_single_spike_is_kept_wherever_it_is(values: list[float], at: st.DataO
 
 
 def test_every_stretch_keeps_its_own_extremes() -> None:
-    """Not only those of the whole: a sawtooth stays one."""
+    """Every bucket keeps its extremes, not only the whole series: a sawtooth remains one."""
     values = [float(i % 100) for i in range(10_000)]
 
     kept = [values[index] for index in kept_indices(values, 400)]
@@ -84,7 +84,7 @@ def test_every_stretch_keeps_its_own_extremes() -> None:
 
 @given(values=st.lists(st.floats(allow_nan=False, allow_infinity=False), min_size=8, max_size=400), drawn=st.data())
 def test_all_stretches_at_once_are_as_one_by_one(values: list[float], drawn: st.DataObject) -> None:
-    """Equal values, signed zeros and sums that overflow included."""
+    """Equal values, signed zeros and overflowing sums are covered."""
     count = drawn.draw(st.integers(1, len(values)))
 
     at_once = ends_and_extremes(values, count)
@@ -98,7 +98,7 @@ def test_all_stretches_at_once_are_as_one_by_one(values: list[float], drawn: st.
 
 
 def test_a_run_that_diverged_shows_where() -> None:
-    """Half a series of NaN takes its places evenly, and starts where it started."""
+    """The NaN half gets its share of points evenly, and begins where the divergence began."""
     values = [1.0] * 5_000 + [math.nan] * 5_000
 
     kept = kept_indices(values, 100)
@@ -109,7 +109,7 @@ def test_a_run_that_diverged_shows_where() -> None:
 
 
 def test_a_sum_beyond_the_largest_float_does_no_harm() -> None:
-    """Finite values whose sum overflows are still told from infinite ones."""
+    """Finite values whose sum overflows are still distinguished from infinite ones."""
     values = [1e308, 1.7e308, -1.7e308, 1e308] * 50
 
     kept = {values[index] for index in kept_indices(values, 8)}
@@ -119,7 +119,7 @@ def test_a_sum_beyond_the_largest_float_does_no_harm() -> None:
 
 @pytest.mark.parametrize("points", [4, 5, 6, 7, 8])
 def test_the_fewest_points_still_say_the_most(points: int) -> None:
-    """First, last, both finite extremes and one of each non-finite value, even where that is more than was asked."""
+    """First, last, both finite extremes and one of each non-finite value are kept, even beyond the requested count."""
     values = [0.0, 5.0, math.nan, -5.0, math.inf, 1.0, -math.inf, 2.0, 3.0]
 
     kept = [values[index] for index in kept_indices(values, points)]

@@ -1,4 +1,4 @@
-"""Every endpoint over real HTTP: what a store holds, as JSON."""
+"""Every endpoint returns the content of a store as JSON over real HTTP."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ POLICY = PolicyRecord("sha256:1234", "policy.yaml", "controllers: []\n", {"spike
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A sealed run of two attempts and two ranks, a live run, an empty one, and things that are no runs."""
+    """A sealed run of two attempts and two ranks, a live run, an empty run, and entries that are not runs."""
     store = tmp_path_factory.mktemp("runs")
     (store / "no-run").mkdir()
     (store / "notes.txt").write_text("not a run either")
@@ -81,7 +81,7 @@ def client(store: Path) -> Iterator[httpx.Client]:
 
 
 def get(client: httpx.Client, path: str, **params: Any) -> dict[str, Any]:
-    """The JSON of a request that succeeds."""
+    """Return the JSON of a request that succeeds."""
     answer = client.get(f"/api/v1{path}", params=params).raise_for_status()
     document: dict[str, Any] = json.loads(answer.content, parse_constant=pytest.fail)
     return document
@@ -148,14 +148,14 @@ def _record_digits(folder: Path) -> None:
 
 
 def test_health_says_that_the_store_is_there(client: httpx.Client) -> None:
-    """Outside the versioned prefix, where probes look for it."""
+    """The path is outside the versioned prefix, where probes look for it."""
     answer = client.get("/healthz")
 
     assert (answer.status_code, answer.json()) == (200, {"status": "ok"})
 
 
 def test_runs_come_newest_first(client: httpx.Client) -> None:
-    """Live, empty and finished ones; folders that are no runs do not count."""
+    """Live, empty and finished runs are listed; folders that are not runs are skipped."""
     page = get(client, "/runs")
 
     assert [(row["run_id"], row["status"]) for row in page["items"]] == [
@@ -167,7 +167,7 @@ def test_runs_come_newest_first(client: httpx.Client) -> None:
 
 
 def test_a_run_is_one_row(client: httpx.Client) -> None:
-    """The columns of the ``runs`` view, times with their zone."""
+    """A row has the columns of the ``runs`` view; times carry their zone."""
     row = get(client, "/runs", name="digits")["items"][0]
 
     assert row == {
@@ -198,21 +198,21 @@ def test_a_run_is_one_row(client: httpx.Client) -> None:
     ],
 )
 def test_runs_are_filtered(client: httpx.Client, filters: dict[str, str], found: list[str]) -> None:
-    """By status, group, tag, or a part of the name in any case; all of them together."""
+    """The filters are status, group, tag and a case-insensitive part of the name; they combine."""
     page = get(client, "/runs", **filters)
 
     assert [row["run_id"] for row in page["items"]] == found
 
 
 def test_the_filter_knows_every_status() -> None:
-    """The store's own list."""
+    """The filter accepts the store's own list of statuses."""
     literal = get_args(RunsQuery.model_fields["status"].annotation)[0]
 
     assert get_args(literal) == STATUSES
 
 
 def test_a_run_says_all_that_is_known_of_it(client: httpx.Client) -> None:
-    """Configuration, attempts with their policies, and what the log holds."""
+    """The answer holds configuration, attempts with their policies, and counts of the log."""
     run = get(client, f"/runs/{DIGITS}")
 
     assert run["config"] == {"lr": 0.1, "layers": [64, 10]}
@@ -244,14 +244,14 @@ def test_a_run_says_all_that_is_known_of_it(client: httpx.Client) -> None:
 
 
 def test_a_run_is_found_by_a_name_that_it_alone_has(client: httpx.Client) -> None:
-    """As on the command line."""
+    """The lookup is that of the command line."""
     run = get(client, "/runs/Digits%20MLP")
 
     assert run["run_id"] == DIGITS
 
 
 def test_an_empty_run_answers_everywhere(client: httpx.Client) -> None:
-    """A run that died before its first event has lists, and they are empty."""
+    """A run that died before its first event has empty lists."""
     run = get(client, f"/runs/{EMPTY}")
 
     assert (run["metrics"], run["events"], run["ranks"], run["steps"]) == ([], {}, [], 0)
@@ -261,7 +261,7 @@ def test_an_empty_run_answers_everywhere(client: httpx.Client) -> None:
 
 
 def test_one_item_comes_for_each_metric_and_kind(client: httpx.Client) -> None:
-    """A name that several kinds carry is several series."""
+    """A metric name in several kinds of events gives several series."""
     items = get(client, f"/runs/{DIGITS}/series", metric=["eval_loss", "loss"])["items"]
 
     assert [(item["metric"], item["kind"], item["n_raw"], item["sampled"]) for item in items] == [
@@ -272,7 +272,7 @@ def test_one_item_comes_for_each_metric_and_kind(client: httpx.Client) -> None:
 
 
 def test_a_series_stands_on_its_clocks(client: httpx.Client) -> None:
-    """Of one rank, all attempts in order, between two steps; what is not finite has its name."""
+    """A series covers one rank and all attempts in order between two steps; non-finite values are given by name."""
     item = get(client, f"/runs/{DIGITS}/series", metric="loss", kind="step_end", **{"from": 3, "to": 8})["items"][0]
 
     assert item == {
@@ -293,7 +293,7 @@ def test_a_series_stands_on_its_clocks(client: httpx.Client) -> None:
 
 @pytest.mark.parametrize(("metric", "first"), [("loss", 1.0), ("Loss", 1.0), ("epoch", 0.8)])
 def test_a_metric_is_named_as_it_was_logged(client: httpx.Client, metric: str, first: float) -> None:
-    """Whatever its column is called: names that differ by case, and names of envelope columns."""
+    """The column's name does not matter: metrics may differ by case only or share an envelope column's name."""
     item = get(client, f"/runs/{DIGITS}/series", metric=metric)["items"][0]
 
     assert item["value"][0] == first
@@ -309,14 +309,14 @@ def test_a_long_series_is_downsampled_and_says_so(client: httpx.Client) -> None:
 
 
 def test_a_series_of_another_rank_is_asked_for(client: httpx.Client) -> None:
-    """Ranks never mix; a metric that the rank does not carry is an empty series."""
+    """Ranks never mix; a metric that the rank lacks is an empty series."""
     items = get(client, f"/runs/{DIGITS}/series", metric=["loss", "Loss"], rank=1)["items"]
 
     assert [(item["kind"], item["value"]) for item in items] == [("step_end", [9.0]), (None, [])]
 
 
 def test_events_are_those_of_the_json_lines(client: httpx.Client, store: Path) -> None:
-    """Word for word as they are exported, integers beyond 2**53 included; beside it, that none was rolled back."""
+    """The events equal the exported JSON lines, integers beyond 2**53 included, plus a ``rolled_back`` flag."""
     items = get(client, f"/runs/{DIGITS}/events")["items"]
     lines = [json.loads(event_to_line(event)) for event in open_run(store / DIGITS).events()]
 
@@ -325,21 +325,21 @@ def test_events_are_those_of_the_json_lines(client: httpx.Client, store: Path) -
 
 
 def test_events_of_one_kind_are_asked_for(client: httpx.Client) -> None:
-    """In one attempt, after a place in it."""
+    """Attempt and lower bound of ``seq`` combine with the kind."""
     items = get(client, f"/runs/{DIGITS}/events", kind="log", attempt=1, after=5)["items"]
 
     assert [item["step"] for item in items] == [6, 8, 10]
 
 
 def test_events_of_another_rank_are_asked_for(client: httpx.Client) -> None:
-    """The deciding rank's come unless told."""
+    """The deciding rank is the default."""
     items = get(client, f"/runs/{DIGITS}/events", rank=1)["items"]
 
     assert [(item["rank"], item["metrics"]) for item in items] == [(1, {"loss": 9.0})]
 
 
 def test_the_highest_sample_losses_come_first(client: httpx.Client) -> None:
-    """NaN above all numbers."""
+    """NaN sorts above all numbers."""
     items = get(client, f"/runs/{DIGITS}/samples", top=3)["items"]
 
     assert [(item["step"], item["sample_id"], item["loss"]) for item in items] == [
@@ -350,7 +350,7 @@ def test_the_highest_sample_losses_come_first(client: httpx.Client) -> None:
 
 
 def test_samples_of_a_step_come_in_the_order_of_the_batch(client: httpx.Client) -> None:
-    """Attempt by attempt, rank by rank."""
+    """Samples are ordered by attempt, then rank."""
     items = get(client, f"/runs/{DIGITS}/samples", step=1)["items"]
 
     assert [(item["rank"], item["position"], item["sample_id"], item["loss"]) for item in items] == [
@@ -368,7 +368,7 @@ def test_the_smaller_of_top_and_limit_counts(client: httpx.Client) -> None:
 
 
 def test_decisions_say_what_made_them_fire(client: httpx.Client) -> None:
-    """Operations as a list, values as an object; the rules' errors stand beside them."""
+    """Operations are a list, values an object; rule errors are in the same list."""
     page = get(client, f"/runs/{DIGITS}/decisions")
 
     place = {"attempt": 1, "rank": 0, "time_ns": START_NS + 10, "elapsed_ns": 10_000}
@@ -395,7 +395,7 @@ def test_decisions_say_what_made_them_fire(client: httpx.Client) -> None:
 
 
 def test_decisions_are_the_rows_of_the_decisions_view(client: httpx.Client, store: Path) -> None:
-    """HTTP and SQL say the same."""
+    """HTTP and SQL return the same rows."""
     items = get(client, f"/runs/{DIGITS}/decisions")["items"]
 
     rows = open_run(store / DIGITS).decisions().to_pylist()
@@ -407,7 +407,7 @@ def test_decisions_are_the_rows_of_the_decisions_view(client: httpx.Client, stor
 
 
 def test_the_newest_event_of_a_live_run_is_seen_at_once(tmp_path: Path) -> None:
-    """Each request looks anew: events, series, samples, steps."""
+    """Each request reads events, series, samples and steps anew."""
     _begin(tmp_path, RunInfo(LIVE, "live", (Attempt(0, "running", START_NS),)))
     writer = JournalWriter(tmp_path / LIVE, run_id=LIVE)
     seen: list[tuple[int, ...]] = []
@@ -424,14 +424,14 @@ def test_the_newest_event_of_a_live_run_is_seen_at_once(tmp_path: Path) -> None:
 
 
 def test_the_document_is_the_one_that_was_agreed_upon(client: httpx.Client) -> None:
-    """Whoever changes the interface writes it down: ``python -m steptape.api.openapi``."""
+    """A change of the interface must update the file: ``python -m steptape.api.openapi``."""
     document = client.get("/api/v1/openapi.json").json()
 
     assert document == json.loads(OPENAPI_FILE.read_text())
 
 
 def test_the_document_describes_every_answer(client: httpx.Client) -> None:
-    """What succeeds has a form, and what fails is problem details."""
+    """A success has a schema, a failure is problem details."""
     document = client.get("/api/v1/openapi.json").json()
 
     operations = [operation for path in document["paths"].values() for operation in path.values()]
@@ -456,7 +456,7 @@ def test_every_parameter_is_described(client: httpx.Client) -> None:
 
 
 def test_no_page_loads_anything_from_another_host(client: httpx.Client) -> None:
-    """The documentation pages that FastAPI would add do."""
+    """FastAPI's default documentation pages would load from another host; they are off."""
     answers = [client.get(path).status_code for path in ("/docs", "/redoc", "/docs/oauth2-redirect", "/openapi.json")]
 
     assert answers == [404, 404, 404, 404]

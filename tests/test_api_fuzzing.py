@@ -1,4 +1,4 @@
-"""The server does what its OpenAPI document says: schemathesis asks it; ``make fuzz-api`` has it ask 5,000 times."""
+"""The server conforms to its OpenAPI document under schemathesis; ``make fuzz-api`` sends 5,000 requests."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fuzz.fuzz_api import CONFIG, fuzz
 
 
 def test_no_answer_departs_from_the_document(tmp_path: Path) -> None:
-    """No 5xx, no undocumented status, no answer of another shape; links from lists to their items are followed."""
+    """No 5xx, undocumented status or undocumented schema occurs; links from lists to their items are followed."""
     config = tmp_path / "schemathesis.toml"
     config.write_text(CONFIG)
     recorded(tmp_path / "runs")

@@ -1,4 +1,4 @@
-"""Backtests, sweeps and verifications as jobs, and rules checked and tested: over HTTP, with the commands' answers."""
+"""The API runs backtests, sweeps and verifications as jobs, and checks and tests rules, with the commands' answers."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def client(store: Path) -> Iterator[httpx.Client]:
 
 
 def start(client: httpx.Client, kind: str, **body: Any) -> dict[str, Any]:
-    """The job that a request starts."""
+    """Send a request that starts a job and return the job."""
     answer = client.post(f"/api/v1/{kind}", json=body)
     assert answer.status_code == 202, answer.text
     job: dict[str, Any] = answer.json()
@@ -60,7 +60,7 @@ def start(client: httpx.Client, kind: str, **body: Any) -> dict[str, Any]:
 
 
 def ended(client: httpx.Client, job: dict[str, Any]) -> dict[str, Any]:
-    """The job, once it is over."""
+    """Wait for the end of a job and return it."""
 
     def over() -> dict[str, Any] | None:
         now: dict[str, Any] = client.get(f"/api/v1/jobs/{job['id']}").json()
@@ -72,7 +72,7 @@ def ended(client: httpx.Client, job: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_a_backtest_is_what_the_command_says(client: httpx.Client, store: Path) -> None:
-    """Its report too, as a page that loads nothing; and asking again is the same job."""
+    """The report is a self-contained page, and repeating the request returns the same job."""
     job = ended(client, start(client, "backtests", policy_text=POLICY, coverage=True, baselines=["never"]))
     result = client.get(job["result"])
     page = client.get(job["report"])
@@ -89,7 +89,7 @@ def test_a_backtest_is_what_the_command_says(client: httpx.Client, store: Path) 
 
 
 def test_a_job_is_done_in_any_locale(client: httpx.Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its report holds arrows, which some locales have no bytes for."""
+    """The report holds arrows, which some locales cannot encode."""
     monkeypatch.setenv("PYTHONIOENCODING", "ascii")
 
     job = ended(client, start(client, "backtests", policy_text=POLICY))
@@ -98,7 +98,7 @@ def test_a_job_is_done_in_any_locale(client: httpx.Client, monkeypatch: pytest.M
 
 
 def test_another_question_or_a_changed_log_is_another_job(client: httpx.Client, store: Path) -> None:
-    """Results are kept by both."""
+    """Results are keyed by request and log."""
     first = start(client, "backtests", policy_text=POLICY)
     other = start(client, "backtests", policy_text=POLICY, params={"least": 0.2})
     recorded(store, f"{RUN[:-1]}c")
@@ -108,7 +108,7 @@ def test_another_question_or_a_changed_log_is_another_job(client: httpx.Client, 
 
 
 def test_a_note_more_is_another_job_and_counts_as_the_command_counts_it(client: httpx.Client, store: Path) -> None:
-    """Incidents that are noted one after the other, over HTTP, label runs for the next backtest over HTTP."""
+    """Incidents noted in succession over HTTP label runs for the next backtest over HTTP."""
     detections = []
     for first_step in (1, 4):
         note = {"text": "bad shard", "first_step": first_step, "attrs": {"incident": "spike"}}
@@ -122,7 +122,7 @@ def test_a_note_more_is_another_job_and_counts_as_the_command_counts_it(client: 
 
 
 def test_a_file_that_was_edited_in_its_place_is_verified_again(client: httpx.Client, store: Path) -> None:
-    """The folder does not show that it was."""
+    """The folder's metadata does not show the edit."""
     first = ended(client, start(client, "verifications", runs=[RUN]))
     (events,) = (store / RUN).glob("events-*")
     with open(events, "r+b") as file:
@@ -135,7 +135,7 @@ def test_a_file_that_was_edited_in_its_place_is_verified_again(client: httpx.Cli
 
 
 def test_a_sweep_gives_every_variant(client: httpx.Client) -> None:
-    """And the front."""
+    """The result marks the front, too."""
     job = ended(client, start(client, "sweeps", policy_text=POLICY, axes={"least": [0.1, 0.3]}, runs=[RUN]))
     result = client.get(job["result"]).json()
 
@@ -144,7 +144,7 @@ def test_a_sweep_gives_every_variant(client: httpx.Client) -> None:
 
 
 def test_a_verification_names_each_run(client: httpx.Client) -> None:
-    """As the command does."""
+    """The result equals the command's."""
     job = ended(client, start(client, "verifications"))
     result = client.get(job["result"]).json()
 
@@ -152,7 +152,7 @@ def test_a_verification_names_each_run(client: httpx.Client) -> None:
 
 
 def stop_worker() -> bool:
-    """Stop the process of the job that runs, which cannot be done before it is ended then; whether there is one."""
+    """Suspend the process of the running job, so that it cannot finish first. Return whether there is one."""
     for children in Path("/proc/self/task").glob("*/children"):
         for pid in children.read_text().split():
             if b"job_worker" in Path("/proc", pid, "cmdline").read_bytes():
@@ -162,7 +162,7 @@ def stop_worker() -> bool:
 
 
 def test_a_job_that_is_ended_is_over_at_once_and_the_next_one_runs(store: Path) -> None:
-    """Its process is killed, whatever it was at; the queue is bounded."""
+    """Its process is killed at any point; the queue is bounded."""
     writer = begin(store, "20260105T000000-long00")
     for number in range(1, 60_000):
         step(writer, number)
@@ -183,7 +183,7 @@ def test_a_job_that_is_ended_is_over_at_once_and_the_next_one_runs(store: Path) 
 
 
 def test_a_job_that_takes_too_long_fails(store: Path) -> None:
-    """And says why."""
+    """The job holds the reason."""
     with served(store, limits=replace(SMALL, job_s=0.05)) as client:
         job = ended(client, start(client, "verifications"))
 
@@ -191,7 +191,7 @@ def test_a_job_that_takes_too_long_fails(store: Path) -> None:
 
 
 def test_a_job_takes_no_more_memory_than_it_may(store: Path) -> None:
-    """It fails, and the server lives on."""
+    """The job fails, and the server survives."""
     writer = begin(store, "20260105T000000-long00")
     for number in range(1, 60_000):
         step(writer, number)
@@ -207,7 +207,7 @@ def test_a_job_takes_no_more_memory_than_it_may(store: Path) -> None:
 def test_a_job_that_no_process_can_be_started_for_fails_and_the_next_one_runs(
     store: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As when the machine has no room for one more."""
+    """This happens when the machine has no room for another process."""
     with served(store) as client:
         with monkeypatch.context() as patch:
             patch.setattr(sys, "executable", str(store / "no-python"))
@@ -243,7 +243,7 @@ def test_a_job_that_no_process_can_be_started_for_fails_and_the_next_one_runs(
 def test_a_job_that_cannot_be_is_refused_before_it_is_queued(
     client: httpx.Client, kind: str, body: dict[str, Any], code: str
 ) -> None:
-    """With what is wrong."""
+    """The answer names the fault."""
     headers = {"Content-Type": "application/json"}
     answer = client.post(f"/api/v1/{kind}", content=json.dumps(body), headers=headers)
 
@@ -264,7 +264,7 @@ def test_a_job_that_cannot_be_is_refused_before_it_is_queued(
 def test_a_value_that_a_policy_does_not_take_is_named_with_its_axis(
     client: httpx.Client, axes: dict[str, list[Any]], said: list[str]
 ) -> None:
-    """Wherever it stands on the axis, and before anything is queued."""
+    """Its position on the axis does not matter, and nothing is queued."""
     answer = client.post("/api/v1/sweeps", json={"policy_text": WAITING, "axes": axes})
 
     assert (answer.status_code, answer.json()["code"]) == (422, "invalid-policy")
@@ -289,7 +289,7 @@ def test_a_policy_that_takes_too_long_to_load_is_refused(store: Path) -> None:
 
 
 def test_a_policy_that_does_not_load_is_refused_with_its_problems(client: httpx.Client) -> None:
-    """Each with its place."""
+    """Each problem has its place."""
     text = POLICY.replace("loss <", "loss <<").replace("on_step_end", "on_nothing")
     answer = client.post("/api/v1/backtests", json={"policy_text": text})
 
@@ -298,7 +298,7 @@ def test_a_policy_that_does_not_load_is_refused_with_its_problems(client: httpx.
 
 
 def test_rules_are_checked_with_line_and_column(client: httpx.Client) -> None:
-    """Errors, or what looks wrong."""
+    """The answer holds errors or findings."""
     wrong = client.post("/api/v1/rules/check", json={"text": POLICY.replace("loss <", "loss <<")}).json()
     fine = client.post("/api/v1/rules/check", json={"text": POLICY, "runs": [RUN]}).json()
 
@@ -308,7 +308,7 @@ def test_rules_are_checked_with_line_and_column(client: httpx.Client) -> None:
 
 
 def test_tests_of_rules_are_run(client: httpx.Client) -> None:
-    """Against a policy that is sent along, or a shipped one."""
+    """The policy is sent along or shipped."""
     tests = "policy: mine\ntests:\n  - name: t\n    series: {loss: 1 0.05}\n    expect: [{step: 2, controller: low}]\n"
 
     answer = client.post("/api/v1/rules/test", json={"tests": tests, "policies": {"mine": POLICY}}).json()
@@ -316,7 +316,7 @@ def test_tests_of_rules_are_run(client: httpx.Client) -> None:
     assert (answer["ok"], [result["test"] for result in answer["results"]]) == (True, ["t"])
 
 
-#: Twenty rules, each of which does at every event as much as a rule may.
+#: Twenty rules that each use the whole budget of a rule at every event.
 HEAVY = "controllers:\n" + "".join(
     f"""
   - name: heavy{number}
@@ -342,7 +342,7 @@ HEAVY = "controllers:\n" + "".join(
     ],
 )
 def test_rules_that_take_too_long_are_ended_and_others_are_tried(store: Path, path: str, body: dict[str, Any]) -> None:
-    """The server itself does nothing of what they do."""
+    """The server process itself evaluates no rule."""
     recorded(store, f"{RUN[:-1]}c", steps=2000)
     with served(store, limits=replace(SMALL, rules_s=3.0)) as client:
         answer = client.post(f"/api/v1/rules/{path}", json=body)
@@ -354,7 +354,7 @@ def test_rules_that_take_too_long_are_ended_and_others_are_tried(store: Path, pa
 
 
 def test_a_trial_that_comes_to_too_much_is_refused(store: Path) -> None:
-    """A decision at each of many steps, none of which was expected."""
+    """A decision at each of many steps, none of them expected, makes the answer too long."""
     tests = "policy: p\ntests: [{name: t, series: {loss: 0x1000}, expect: [], after_stop: go_on}]"
     with served(store, limits=replace(SMALL, job_result_bytes=10_000)) as client:
         answer = client.post("/api/v1/rules/test", json={"tests": tests, "policies": {"p": POLICY}})
@@ -364,7 +364,7 @@ def test_a_trial_that_comes_to_too_much_is_refused(store: Path) -> None:
 
 
 def test_a_job_about_a_run_that_was_deleted_meanwhile_says_so(store: Path) -> None:
-    """And not only that it ended."""
+    """The error is more specific than a failed job."""
     gone = {"kind": "verification", "store": str(store), "request": {"runs": [RUN]}, "runs": [f"{RUN[:-1]}f"]}
     told: list[int] = []
 

@@ -1,4 +1,4 @@
-"""Runs that are being written: live tails that resume, long polls, annotations, and clients that go away."""
+"""The API serves runs that are being written: resumable live tails, long polls, annotations, and clients that leave."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def store(tmp_path: Path) -> Path:
 
 
 def events_of(answer: httpx.Response) -> Iterator[dict[str, str]]:
-    """Server-sent events as dictionaries of their fields, comments under the empty name."""
+    """Yield server-sent events as dictionaries of their fields, comments under the empty name."""
     fields: dict[str, str] = {}
     for line in answer.iter_lines():
         if not line and fields:
@@ -40,7 +40,7 @@ def events_of(answer: httpx.Response) -> Iterator[dict[str, str]]:
 
 
 def test_a_tail_shows_events_as_they_are_written_until_the_run_ends(store: Path) -> None:
-    """Sealing in the middle doubles and loses nothing."""
+    """Sealing in the middle neither duplicates nor loses an event."""
     writer = begin(store)
     step(writer, 1)
     with served(store) as client, client.stream("GET", f"/api/v1/runs/{RUN}/tail?after=0.-1") as answer:
@@ -62,7 +62,7 @@ def test_a_tail_shows_events_as_they_are_written_until_the_run_ends(store: Path)
 
 
 def test_a_tail_of_a_run_that_is_deleted_ends_and_says_so(store: Path) -> None:
-    """It does not break off, upon which a browser would come again."""
+    """The stream ends properly. A broken one would make a browser reconnect."""
     writer = begin(store)
     step(writer, 1)
     with served(store) as client, client.stream("GET", f"/api/v1/runs/{RUN}/tail?after=0.-1") as answer:
@@ -79,7 +79,7 @@ def test_a_tail_of_a_run_that_is_deleted_ends_and_says_so(store: Path) -> None:
 
 
 def test_a_tail_resumes_after_the_last_event_that_was_seen(store: Path) -> None:
-    """As browsers ask by themselves."""
+    """Browsers send this request by themselves."""
     recorded(store, steps=5)
     with served(store) as client:
         answer = client.get(f"/api/v1/runs/{RUN}/tail", headers={"Last-Event-ID": "0.3"})
@@ -90,7 +90,7 @@ def test_a_tail_resumes_after_the_last_event_that_was_seen(store: Path) -> None:
 
 
 def test_a_quiet_tail_gives_signs_of_life(store: Path) -> None:
-    """Comments, which clients pass over."""
+    """The heartbeats are comments, which clients skip."""
     writer = begin(store)
     step(writer, 1)
     with served(store) as client, client.stream("GET", f"/api/v1/runs/{RUN}/tail") as answer:
@@ -101,7 +101,7 @@ def test_a_quiet_tail_gives_signs_of_life(store: Path) -> None:
 
 
 def test_tails_are_so_many_and_a_client_that_goes_makes_room(store: Path) -> None:
-    """What comes beyond is told to come back."""
+    """A request above the limit gets a retry hint."""
     writer = begin(store)
     step(writer, 1)
     path = f"/api/v1/runs/{RUN}/tail"
@@ -120,7 +120,7 @@ def test_tails_are_so_many_and_a_client_that_goes_makes_room(store: Path) -> Non
 
 
 def test_a_long_poll_answers_when_there_is_an_event(store: Path) -> None:
-    """Not before, and not at the end of its time only."""
+    """The answer comes neither earlier nor only at the timeout."""
     writer = begin(store)
     step(writer, 1)
     with served(store) as client:
@@ -136,7 +136,7 @@ def test_a_long_poll_answers_when_there_is_an_event(store: Path) -> None:
 
 
 def test_an_annotation_stands_beside_the_log(store: Path) -> None:
-    """The recorder's files are what they were, and the run's digest still holds."""
+    """The recorder's files are unchanged, and the run's digest remains valid."""
     folder = recorded(store)
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
     with served(store) as client:
@@ -154,7 +154,7 @@ def test_an_annotation_stands_beside_the_log(store: Path) -> None:
 
 
 def test_a_live_run_may_be_annotated_while_it_is_written(store: Path) -> None:
-    """Its writer notices nothing, and its own annotations come along."""
+    """The writer is not disturbed, and its own annotations are listed too."""
     writer = begin(store)
     writer.append("annotation", (), (), step=1, time_ns=1, elapsed_ns=1, attrs=b'{"text": "from the loop", "x": 1}')
     with served(store) as client:

@@ -1,4 +1,4 @@
-"""Windows and samples of runs of any length: read by other processes within limits, and answered in parts."""
+"""Worker processes read windows and samples of runs of any length within limits, and answers come in parts."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ STEPS = 300
 
 @pytest.fixture
 def store(tmp_path: Path) -> Path:
-    """A store with a run of some length, every third loss of which is logged as well."""
+    """A store with a run of ``STEPS`` steps; every third loss is also logged."""
     writer = begin(tmp_path / "runs")
     for number in range(1, STEPS + 1):
         step(writer, number)
@@ -33,19 +33,19 @@ def store(tmp_path: Path) -> Path:
 
 
 def limited(**query: Any) -> Limits:
-    """Small limits, those of a query smaller still."""
+    """Return small limits with smaller ones for queries."""
     return replace(SMALL, query=replace(SMALL.query, **query))
 
 
 def windows(client: httpx.Client, **params: Any) -> list[dict[str, Any]]:
-    """The windows of the loss, kind by kind."""
+    """Return the windows of the loss, one item per kind."""
     answer = client.get(f"/api/v1/runs/{RUN}/windows", params={"metric": "loss", "n": 5, **params})
     items: list[dict[str, Any]] = answer.raise_for_status().json()["items"]
     return items
 
 
 def test_windows_that_are_drawn_are_those_of_all_values(store: Path) -> None:
-    """Fewer points leave windows out, and change none; more windows come than a query has rows."""
+    """Fewer points omit windows without changing any; windows may outnumber a query's row limit."""
     with served(store) as client:
         whole, drawn = windows(client), windows(client, points=20)
 
@@ -62,7 +62,7 @@ def test_windows_that_are_drawn_are_those_of_all_values(store: Path) -> None:
 
 
 def test_windows_of_several_attempts_are_drawn_along_the_lineage(tmp_path: Path) -> None:
-    """Places of one attempt are not those of another."""
+    """Positions in one attempt are not mixed with those of another."""
     writer = begin(tmp_path)
     for number in range(1, 41):
         step(writer, number)
@@ -84,7 +84,7 @@ def test_windows_of_several_attempts_are_drawn_along_the_lineage(tmp_path: Path)
 
 @pytest.mark.parametrize("part", ["windows?metric=loss&n=5", "samples", "samples?top=5", "samples/spike?step=9"])
 def test_a_run_that_takes_too_much_is_refused_in_words_of_its_own(store: Path, part: str) -> None:
-    """Not in SQL, which nobody asked; the server lives on."""
+    """The error is not SQL, which the user did not write; the server survives."""
     with served(store, limits=limited(memory="1KB")) as client:
         answer = client.get(f"/api/v1/runs/{RUN}/{part}")
 
@@ -96,7 +96,7 @@ def test_a_run_that_takes_too_much_is_refused_in_words_of_its_own(store: Path, p
 def test_a_question_that_no_process_can_be_started_for_may_be_asked_again(
     store: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As when the machine has no room for one more."""
+    """This happens when the machine has no room for another process."""
     with monkeypatch.context() as patch:
         patch.setattr(sys, "executable", str(store / "no-python"))
         with served(store) as client:
@@ -108,7 +108,7 @@ def test_a_question_that_no_process_can_be_started_for_may_be_asked_again(
 
 
 def test_a_page_of_large_samples_holds_fewer_and_the_next_one_goes_on(tmp_path: Path) -> None:
-    """Every sample comes once; the highest, which come as one page, are refused instead of left out."""
+    """Every sample comes once; the highest samples, which form one page, are refused instead of cut."""
     writer = begin(tmp_path)
     for number in range(1, 21):
         losses = SampleLosses(
@@ -136,7 +136,7 @@ def test_a_page_of_large_samples_holds_fewer_and_the_next_one_goes_on(tmp_path: 
 
 
 def test_a_step_that_only_a_resume_rolled_back_has_no_spike(store: Path) -> None:
-    """It is no step of the run any more."""
+    """The step is no longer part of the run."""
     recorded(store, f"{RUN[:-1]}b", steps=5)
     ended = Attempt(1, "completed", STARTED_NS, STARTED_NS, steps=3, parent=0, parent_seq=2, from_step=3)
     first = Attempt(0, "crashed", STARTED_NS, STARTED_NS, steps=5)

@@ -1,4 +1,4 @@
-"""Cursors, and the pages they lead to while a run grows and is sealed."""
+"""Cursors lead to consistent pages while a run grows and is sealed."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ RUN = "20260101T000000-aaaaaa"
 
 @contextmanager
 def served(store: Path) -> Iterator[httpx.Client]:
-    """A real server on loopback over the store, and a client of it."""
+    """Start a real server on loopback over the store and yield a client of it."""
     listener = socket.create_server(("127.0.0.1", 0))
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     config = uvicorn.Config(create_app(store), log_level="critical", access_log=False, ws="none")
@@ -53,7 +53,7 @@ def served(store: Path) -> Iterator[httpx.Client]:
 
 
 def begin(store: Path, run_id: str = RUN, *, name: str = "grows", **writer: Any) -> JournalWriter:
-    """A run that is live, with no event yet."""
+    """Write the metadata of a live run without events, and open its journal."""
     folder = store / run_id
     folder.mkdir(parents=True)
     write_run_info(folder, RunInfo(run_id, name, (Attempt(0, "running", 1_000_000_000),)))
@@ -61,7 +61,7 @@ def begin(store: Path, run_id: str = RUN, *, name: str = "grows", **writer: Any)
 
 
 def record(writer: JournalWriter, steps: range) -> None:
-    """Steps with a loss and three sample losses each; every fifth is evaluated."""
+    """Append steps with a loss and three sample losses each; evaluate every fifth."""
     for step in steps:
         samples = SampleLosses(struct.pack("<3f", step, step + 0.5, 1.0))
         writer.append("step_end", ("loss",), (1.0 / step,), step=step, time_ns=step, elapsed_ns=step, samples=samples)
@@ -70,7 +70,7 @@ def record(writer: JournalWriter, steps: range) -> None:
 
 
 def walk(client: httpx.Client, path: str, params: dict[str, Any], between: Callable[[], None]) -> list[dict[str, Any]]:
-    """All items of a list, page by page, with something happening between the pages."""
+    """Return all items of a list, page by page, and call ``between`` between the pages."""
     items: list[dict[str, Any]] = []
     cursor: dict[str, str] = {}
     while True:
@@ -84,7 +84,7 @@ def walk(client: httpx.Client, path: str, params: dict[str, Any], between: Calla
 
 @given(place=st.tuples(st.integers(), st.integers()), query=st.tuples(st.text(), st.none() | st.integers()))
 def test_a_cursor_comes_back_as_the_place_it_names(place: tuple[int, int], query: object) -> None:
-    """Through text that needs no quoting in a URL."""
+    """The text of a cursor needs no quoting in a URL."""
     cursor = to_cursor(query, place)
 
     assert from_cursor(cursor, query, PLACE) == place
@@ -101,7 +101,7 @@ def test_a_cursor_of_another_query_is_refused() -> None:
 
 @given(text=st.text(max_size=60))
 def test_what_is_no_cursor_is_refused(text: str) -> None:
-    """Any text at all, and never with another error."""
+    """Any text raises this error and no other."""
     with pytest.raises(InvalidCursor, match="no cursor"):
         from_cursor(text, "q", PLACE)
 
@@ -110,7 +110,7 @@ def test_what_is_no_cursor_is_refused(text: str) -> None:
     "document", [1, [], [1, 2], [2, 0, [1, 2]], [1, 0, ["a", 2]], [1, 0, [1, 2, 3]], {"a": 1}, None, [[[]]]]
 )
 def test_json_that_is_no_cursor_is_refused(document: object) -> None:
-    """The right encoding around the wrong content."""
+    """The encoding is right, the content wrong."""
     text = base64.urlsafe_b64encode(json.dumps(document).encode()).decode().rstrip("=")
 
     with pytest.raises(InvalidCursor, match="no cursor"):
@@ -120,7 +120,7 @@ def test_json_that_is_no_cursor_is_refused(document: object) -> None:
 @pytest.mark.parametrize("limit", [1, 7, 23])
 @pytest.mark.parametrize("kind", [None, "evaluate"])
 def test_a_walk_shows_the_log_as_it_stood_at_its_first_page(tmp_path: Path, limit: int, kind: str | None) -> None:
-    """Each event once, none missing, and none that was recorded after the walk began."""
+    """Each event comes once, none is missing, and none is newer than the first page."""
     writer = begin(tmp_path)
     record(writer, range(1, 31))
     more = iter(range(31, 1000))
@@ -134,7 +134,7 @@ def test_a_walk_shows_the_log_as_it_stood_at_its_first_page(tmp_path: Path, limi
 
 
 def test_a_walk_goes_on_while_the_log_is_sealed(tmp_path: Path) -> None:
-    """From the journal to Parquet, and from many files to one: the same events on the same pages."""
+    """Sealing from journal to Parquet, and merging many files into one, leave events and pages the same."""
     writer = begin(tmp_path, segment_bytes=2_000)
     record(writer, range(1, 101))
     pages = iter(range(100))
@@ -154,7 +154,7 @@ def test_a_walk_goes_on_while_the_log_is_sealed(tmp_path: Path) -> None:
 
 
 def test_later_attempts_follow_earlier_ones(tmp_path: Path) -> None:
-    """In one walk; and one attempt can be asked for alone."""
+    """One walk covers all attempts; one attempt can be requested alone."""
     first = begin(tmp_path)
     record(first, range(1, 5))
     first.close()
@@ -188,7 +188,7 @@ def test_what_comes_after_the_last_event_seen_follows_a_live_run(tmp_path: Path)
 
 
 def test_sample_pages_hold_every_sample_once_while_the_run_grows_and_is_sealed(tmp_path: Path) -> None:
-    """What was there at the first page comes once; what came later follows in order."""
+    """Samples of the first page's log come once; later ones follow in order."""
     writer = begin(tmp_path, segment_bytes=1_000)
     record(writer, range(1, 21))
     more = iter(range(21, 24))
@@ -206,7 +206,7 @@ def test_sample_pages_hold_every_sample_once_while_the_run_grows_and_is_sealed(t
 
 
 def test_run_pages_hold_every_run_once_while_new_ones_begin(tmp_path: Path) -> None:
-    """New runs are newer than any page that is still to come. Runs that began together are ordered by id."""
+    """New runs are newer than all remaining pages. Runs with the same start are ordered by id."""
 
     def finish(index: int) -> None:
         folder = tmp_path / f"run-{index}"
@@ -227,7 +227,7 @@ def test_run_pages_hold_every_run_once_while_new_ones_begin(tmp_path: Path) -> N
 
 
 def test_decisions_come_in_pages(tmp_path: Path) -> None:
-    """A controller that logs at every step leaves more of them than one page holds."""
+    """A controller that logs at every step makes more decisions than one page holds."""
     writer = begin(tmp_path)
     for step in range(1, 12):
         attrs = {

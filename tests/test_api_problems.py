@@ -1,4 +1,4 @@
-"""Everything that can go wrong with a request is answered with problem details, and gives nothing away."""
+"""Every request that fails is answered with problem details, which leak nothing."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LOG_NAMES = ("", "/series?metric=loss", "/events", "/samples", "/decisions")
 
 
 class Server:
-    """A real server on loopback, asked without a client library that would tidy up the path."""
+    """A real server on loopback, queried without a client library that would normalize the path."""
 
     def __init__(self, store: Path) -> None:
         self.store = store
@@ -37,7 +37,7 @@ class Server:
         self.address: tuple[str, int] = self._listener.getsockname()
 
     def request(self, path: str, method: str = "GET") -> tuple[http.client.HTTPResponse, str]:
-        """The answer to a request for exactly this path, and its body."""
+        """Request exactly this path and return the answer and its body."""
         connection = http.client.HTTPConnection(*self.address)
         try:
             connection.request(method, path)
@@ -47,7 +47,7 @@ class Server:
             connection.close()
 
     def problem(self, path: str, method: str = "GET") -> dict[str, Any]:
-        """The problem that a request meets, after a look at its form."""
+        """Return the problem of a request after checking its form."""
         answer, body = self.request(path, method)
         assert answer.getheader("content-type") == "application/problem+json"
         document: dict[str, Any] = json.loads(body)
@@ -56,20 +56,20 @@ class Server:
         return document
 
     def get(self, path: str) -> dict[str, Any]:
-        """The JSON that a request yields."""
+        """Return the JSON of a request."""
         answer, body = self.request(f"/api/v1{path}")
         assert answer.status == 200, body
         document: dict[str, Any] = json.loads(body)
         return document
 
     def stop(self) -> None:
-        """End the server and its thread."""
+        """Stop the server and its thread."""
         self._server.should_exit = True
         self._thread.join()
 
 
 def make_run(store: Path, run_id: str = RUN, *, name: str = "run", sealed: bool = False) -> Path:
-    """A run of ten steps whose writer is gone."""
+    """Write a run of ten steps whose writer has gone."""
     folder = store / run_id
     folder.mkdir(parents=True)
     write_run_info(folder, RunInfo(run_id, name, (Attempt(0, "running", 10**9),)))
@@ -84,7 +84,7 @@ def make_run(store: Path, run_id: str = RUN, *, name: str = "run", sealed: bool 
 
 @pytest.fixture(scope="module")
 def untouched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """A server over a store with one good run, for requests that change nothing; another run lies beside the store."""
+    """A server over a store with one good run, for read-only requests; another run is next to the store."""
     folder = tmp_path_factory.mktemp("data")
     make_run(folder / "the-runs")
     make_run(folder, "outside", name="secret")
@@ -111,7 +111,7 @@ def server(store: Path) -> Iterator[Server]:
 
 @pytest.mark.parametrize("part", LOG_NAMES)
 def test_an_unknown_run_is_not_found(untouched: Server, part: str) -> None:
-    """Wherever it stands, and the hint says how to go on."""
+    """The path below the run does not matter, and the hint names the next command."""
     problem = untouched.problem(f"/api/v1/runs/nobody{part}")
 
     assert problem == {
@@ -170,7 +170,7 @@ def test_a_name_that_two_runs_share_names_neither(server: Server, store: Path) -
     ],
 )
 def test_no_path_leaves_the_store(untouched: Server, key: str, part: str) -> None:
-    """However it is written; a run that lies right beside the store is not reached."""
+    """The encoding does not matter; a run next to the store is unreachable."""
     absolute = str(untouched.store.with_name("outside")).replace("/", "%2f")
 
     problem = untouched.problem(f"/api/v1/runs/{key.replace('ABSOLUTE', absolute)}{part}")
@@ -208,7 +208,7 @@ def test_no_path_leaves_the_store(untouched: Server, key: str, part: str) -> Non
     ],
 )
 def test_a_bad_parameter_is_named(untouched: Server, path: str, where: str) -> None:
-    """Where it stands, what is wrong with it, and under the same code each time."""
+    """The problem holds place, fault and always the same code."""
     problem = untouched.problem(f"/api/v1{path}")
 
     assert (problem["status"], problem["code"]) == (422, "invalid-parameter")
@@ -228,7 +228,7 @@ def test_all_bad_parameters_are_named_at_once(untouched: Server) -> None:
 
 
 def test_a_misspelt_kind_is_put_right(untouched: Server) -> None:
-    """The nearest one is suggested."""
+    """The nearest kind is suggested."""
     problem = untouched.problem(f"/api/v1/runs/{RUN}/events?kind=step_ende")
 
     assert "Did you mean 'step_end'?" in problem["detail"]
@@ -237,14 +237,14 @@ def test_a_misspelt_kind_is_put_right(untouched: Server) -> None:
 @pytest.mark.parametrize("path", [f"/runs/{RUN}/events", f"/runs/{RUN}/samples", f"/runs/{RUN}/decisions", "/runs"])
 @pytest.mark.parametrize("cursor", ["x", "%00", "e30", "WzEsMCxbMCwwXV0", "W" * 900])
 def test_a_made_up_cursor_is_refused(untouched: Server, path: str, cursor: str) -> None:
-    """By every list."""
+    """Every list refuses it."""
     problem = untouched.problem(f"/api/v1{path}?cursor={cursor}")
 
     assert (problem["status"], problem["code"]) == (422, "invalid-cursor")
 
 
 def test_an_unknown_metric_is_not_found(untouched: Server) -> None:
-    """The hint names those that were recorded."""
+    """The hint names the recorded metrics."""
     problem = untouched.problem(f"/api/v1/runs/{RUN}/series?metric=loss&metric=los")
 
     assert (problem["status"], problem["code"], problem["hint"]) == (404, "metric-not-found", "Recorded here: loss")
@@ -260,7 +260,7 @@ def test_an_unknown_path_is_not_found(untouched: Server, path: str) -> None:
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "PATCH", "DELETE", "OPTIONS"])
 def test_nothing_can_be_changed(untouched: Server, method: str) -> None:
-    """Other methods are refused, and told which are allowed."""
+    """Other methods are refused, with a list of the allowed ones."""
     answer, _ = untouched.request("/api/v1/runs", method)
 
     assert (answer.status, answer.getheader("allow")) == (405, "GET, HEAD")
@@ -268,7 +268,7 @@ def test_nothing_can_be_changed(untouched: Server, method: str) -> None:
 
 
 def test_runs_that_cannot_be_read_are_named_beside_those_that_can(server: Server, store: Path) -> None:
-    """Never silently missing, never in the way of the others, filters or not."""
+    """Unreadable runs are never silently missing and never block the others, with or without filters."""
     (make_run(store, "broken-json") / "run.json").write_text("{")
     (make_run(store, "no-attempts") / "run.json").write_text('{"run_id": "no-attempts", "name": "n", "attempts": []}')
     (make_run(store, "newer") / "run.json").write_text('{"format": 99}')
@@ -301,7 +301,7 @@ def test_runs_that_cannot_be_read_are_named_beside_those_that_can(server: Server
 
 @pytest.mark.parametrize("part", LOG_NAMES)
 def test_a_damaged_journal_is_a_problem_of_the_server(server: Server, store: Path, part: str) -> None:
-    """Told as such, with the file and without the path to it."""
+    """The problem names the file without its path."""
     next((store / RUN).glob("journal-*")).write_bytes(b"this is no journal")
 
     problem = server.problem(f"/api/v1/runs/{RUN}{part}")
@@ -312,7 +312,7 @@ def test_a_damaged_journal_is_a_problem_of_the_server(server: Server, store: Pat
 
 
 def test_a_torn_journal_answers_with_what_is_whole(server: Server, store: Path) -> None:
-    """A writer that was killed half-way through a record loses that record alone."""
+    """A writer killed in the middle of a record loses that record only."""
     journal = next((store / RUN).glob("journal-*"))
     journal.write_bytes(journal.read_bytes()[:-5])
 
@@ -322,7 +322,7 @@ def test_a_torn_journal_answers_with_what_is_whole(server: Server, store: Path) 
 
 
 def test_a_folder_that_is_no_run_is_not_found(server: Server, store: Path) -> None:
-    """With a broken run.json, or with none."""
+    """A folder may hold a broken run.json or none."""
     (make_run(store, "broken") / "run.json").write_text("[]")
     (store / "plain").mkdir()
 
@@ -336,7 +336,7 @@ def test_a_folder_that_is_no_run_is_not_found(server: Server, store: Path) -> No
 
 @pytest.mark.parametrize("path", ["/healthz", "/api/v1/runs", f"/api/v1/runs/{RUN}"])
 def test_a_store_that_is_gone_is_unavailable(server: Server, store: Path, path: str) -> None:
-    """And available again when it is back."""
+    """The store is available again once it is back."""
     store.rename(store.with_name("elsewhere"))
     problem = server.problem(path)
     store.with_name("elsewhere").rename(store)
@@ -347,13 +347,13 @@ def test_a_store_that_is_gone_is_unavailable(server: Server, store: Path, path: 
 
 
 def test_a_store_that_is_not_there_cannot_be_served(tmp_path: Path) -> None:
-    """The application is not even made."""
+    """The application is not even created."""
     with pytest.raises(StoreNotFound, match="no such store"):
         create_app(tmp_path / "nowhere")
 
 
 def test_a_damaged_table_says_nothing_of_the_inside(server: Server, store: Path) -> None:
-    """No path and no stack trace, whatever the reader of the file says."""
+    """The answer holds no path and no stack trace, whatever the file's reader reports."""
     next(make_run(store, "sealed", sealed=True).glob("events-*")).write_bytes(b"this is no Parquet")
 
     problem = server.problem("/api/v1/runs/sealed/events")
@@ -363,7 +363,7 @@ def test_a_damaged_table_says_nothing_of_the_inside(server: Server, store: Path)
 
 
 def test_an_unexpected_error_is_logged_and_not_shown(server: Server, caplog: pytest.LogCaptureFixture) -> None:
-    """The answer says only that there was one; the log has the stack trace."""
+    """The answer reports an internal error only; the log holds the stack trace."""
 
     def fail() -> None:
         raise RuntimeError("a secret")
@@ -379,7 +379,7 @@ def test_an_unexpected_error_is_logged_and_not_shown(server: Server, caplog: pyt
 
 
 def test_an_unexpected_error_leaves_the_connection_open(server: Server) -> None:
-    """The next request on it is answered."""
+    """The next request on the connection is answered."""
 
     def fail() -> None:
         raise RuntimeError
@@ -399,7 +399,7 @@ def test_an_unexpected_error_leaves_the_connection_open(server: Server) -> None:
 
 
 def test_a_run_whose_files_keep_vanishing_is_to_be_asked_for_again(server: Server, store: Path) -> None:
-    """As when it is sealed faster than it can be read; here, because a journal is a link to nowhere."""
+    """A run that is sealed faster than it can be read does this; here a journal is a dangling link."""
     (store / RUN / "journal-1-0-000000000000").symlink_to("nowhere")
 
     answer, body = server.request(f"/api/v1/runs/{RUN}")
@@ -409,7 +409,7 @@ def test_a_run_whose_files_keep_vanishing_is_to_be_asked_for_again(server: Serve
 
 
 def test_a_path_in_a_relative_store_is_shown_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A store called ``.`` does not take the dots out of a message."""
+    """A store called ``.`` does not remove the dots from a message."""
     (make_run(tmp_path, "a.b.c") / "run.json").write_text("[]")
     monkeypatch.chdir(tmp_path)
     server = Server(Path("."))

@@ -1,4 +1,4 @@
-"""Filters, orders, forms, axes, windows, spikes and ETags: what lists and series of version 1 can be asked."""
+"""Lists and series of API version 1 have filters, orders, formats, axes, windows, spikes and ETags."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
 
 
 def get(client: httpx.Client, path: str, **params: Any) -> Any:
-    """The JSON of a request that succeeds."""
+    """Return the JSON of a request that succeeds."""
     answer = client.get(f"/api/v1{path}", params=params)
     assert answer.status_code == 200, answer.text
     return json.loads(answer.text, parse_constant=pytest.fail)
@@ -40,7 +40,7 @@ def get(client: httpx.Client, path: str, **params: Any) -> Any:
 
 @pytest.mark.parametrize("moment", ["0001-01-01T00:00:00+14:00", "9999-12-31T23:59:59-14:00"])
 def test_a_time_that_is_in_no_year_of_utc_is_refused(client: httpx.Client, moment: str) -> None:
-    """Its own zone has it, UTC does not."""
+    """The year exists in the time's own zone, not in UTC."""
     answer = client.get("/api/v1/runs", params={"started__gt": moment})
 
     assert (answer.status_code, answer.json()["code"]) == (422, "invalid-parameter")
@@ -66,13 +66,13 @@ def test_a_time_that_is_in_no_year_of_utc_is_refused(client: httpx.Client, momen
 def test_runs_are_filtered_by_field_and_operator(
     client: httpx.Client, filters: dict[str, Any], found: set[str]
 ) -> None:
-    """All that is given has to hold; a run that lacks the field is never meant."""
+    """All filters must hold; a run without the field never matches."""
     assert {row["run_id"] for row in get(client, "/runs", **filters)["items"]} == found
 
 
 @pytest.mark.parametrize("parameter", ["steps__contains", "name__gt", "colour__eq", "steps__gt__lt", "sort"])
 def test_an_operator_that_makes_no_sense_is_refused(client: httpx.Client, parameter: str) -> None:
-    """By name."""
+    """The error names it."""
     answer = client.get("/api/v1/runs", params={parameter: "1"})
 
     assert answer.json()["errors"][0]["where"] == f"query.{parameter}"
@@ -80,7 +80,7 @@ def test_an_operator_that_makes_no_sense_is_refused(client: httpx.Client, parame
 
 @pytest.mark.parametrize("sort", ["steps", "-steps", "name", "-group", "group", "-started", "run_id", "planned_steps"])
 def test_pages_of_any_order_hold_every_run_once(client: httpx.Client, sort: str) -> None:
-    """And follow each other as in one page."""
+    """They follow each other as in one page."""
     whole = [row["run_id"] for row in get(client, "/runs", sort=sort)["items"]]
     pages, cursor = [], None
     while True:
@@ -95,7 +95,7 @@ def test_pages_of_any_order_hold_every_run_once(client: httpx.Client, sort: str)
 
 
 def test_runs_without_the_field_come_last(client: httpx.Client) -> None:
-    """In either direction."""
+    """This holds for both directions."""
     orders = [[row["group"] for row in get(client, "/runs", sort=sort)["items"]] for sort in ("group", "-group")]
 
     assert orders == [["paper", "paper", None]] * 2
@@ -106,7 +106,7 @@ def test_runs_without_the_field_come_last(client: httpx.Client) -> None:
     [("step", [1.0, 2.0]), ("epoch", [0.2, 0.4]), ("elapsed", [1.0, 2.0]), ("samples", [32.0, 64.0])],
 )
 def test_a_series_stands_on_the_axis_that_is_asked_for(client: httpx.Client, axis: str, x: list[float]) -> None:
-    """From and to are meant on it, too."""
+    """The bounds ``from`` and ``to`` refer to the axis, too."""
     whole = get(client, f"/runs/{RUN}/series", metric="loss", axis=axis)["items"][0]
     part = get(client, f"/runs/{RUN}/series", metric="loss", axis=axis, **{"from": x[1], "to": x[1]})["items"][0]
 
@@ -115,7 +115,7 @@ def test_a_series_stands_on_the_axis_that_is_asked_for(client: httpx.Client, axi
 
 
 def test_series_of_several_runs_come_in_one_answer(client: httpx.Client) -> None:
-    """Run by run; a metric that a run does not have is an empty item."""
+    """Items are ordered by run; a metric that a run lacks is an empty item."""
     items = get(client, "/series", run=[OTHERS[0], "Digits"], metric=["loss", "nothing"])["items"]
 
     assert [(item["run_id"], item["metric"], item["n_raw"]) for item in items] == [
@@ -127,7 +127,7 @@ def test_series_of_several_runs_come_in_one_answer(client: httpx.Client) -> None
 
 
 def test_windows_are_what_rules_see(client: httpx.Client) -> None:
-    """Of the last values, the newest included."""
+    """Windows hold the last values, the newest included."""
     item = get(client, f"/runs/{RUN}/windows", metric="loss", n=2)["items"][0]
 
     assert item["mean"][:3] == [1.0, 0.75, pytest.approx((1 / 2 + 1 / 3) / 2)]
@@ -135,7 +135,7 @@ def test_windows_are_what_rules_see(client: httpx.Client) -> None:
 
 
 def test_the_samples_around_a_spike_are_ranked(client: httpx.Client) -> None:
-    """By how far they pushed the loss above normal; a step that is not there is not found."""
+    """They are ranked by their push of the loss above normal; an unknown step gives 404."""
     items = get(client, f"/runs/{RUN}/samples/spike", step=10, radius=1, top=2)["items"]
 
     assert [item["loss"] for item in items] == [0.5, 0.5]
@@ -149,7 +149,7 @@ LISTS = ("/runs", "/policies", "/series?run=Digits&metric=loss", *(f"/runs/{RUN}
 
 @pytest.mark.parametrize("path", LISTS)
 def test_every_list_comes_in_every_form(client: httpx.Client, path: str) -> None:
-    """With as many rows in each, and a trailer that ends NDJSON."""
+    """Each format has the same number of rows, and a trailer ends NDJSON."""
     url = f"/api/v1{path}{'&' if '?' in path else '?'}format="
     answers = {form: client.get(url + form) for form in ("json", "ndjson", "csv", "arrow", "parquet")}
 
@@ -177,14 +177,14 @@ def test_every_list_comes_in_every_form(client: httpx.Client, path: str) -> None
     ],
 )
 def test_a_client_gets_what_it_accepts_best(client: httpx.Client, accept: str, media_type: str) -> None:
-    """Or is told what there is."""
+    """Otherwise the answer lists the available formats."""
     answer = client.get("/api/v1/runs", headers={"Accept": accept})
 
     assert answer.headers["content-type"] == media_type
 
 
 def test_the_next_page_is_linked(client: httpx.Client) -> None:
-    """In every form, where a table has no place for a cursor."""
+    """The link exists in every format, because a table has no place for a cursor."""
     answer = client.get("/api/v1/runs", params={"limit": 2, "format": "csv"})
     following = client.get(answer.headers["link"].split(">")[0][1:])
 
@@ -193,7 +193,7 @@ def test_the_next_page_is_linked(client: httpx.Client) -> None:
 
 @pytest.mark.parametrize("part", ["", "/series?metric=loss", "/events", "/samples", "/decisions", "/policies"])
 def test_what_a_client_has_of_a_sealed_run_is_not_sent_again(client: httpx.Client, part: str) -> None:
-    """304, without a body; another form or question is another answer."""
+    """The answer is 304 without a body; another format or query gets another answer."""
     path = f"/api/v1/runs/{RUN}{part}"
     etag = client.get(path).headers["etag"]
 
@@ -205,7 +205,7 @@ def test_what_a_client_has_of_a_sealed_run_is_not_sent_again(client: httpx.Clien
 
 
 def test_a_head_is_a_get_without_its_body(client: httpx.Client) -> None:
-    """The same headers; a stream without end ends."""
+    """The headers are the same; an endless stream ends at once."""
     got, head = client.get("/api/v1/runs"), client.head("/api/v1/runs")
 
     assert (head.status_code, head.content) == (200, b"")
@@ -214,7 +214,7 @@ def test_a_head_is_a_get_without_its_body(client: httpx.Client) -> None:
 
 
 def test_the_server_says_what_it_is_and_what_it_did(client: httpx.Client) -> None:
-    """``/version``, ``/readyz`` and ``/metrics``."""
+    """These are ``/version``, ``/readyz`` and ``/metrics``."""
     version = client.get("/version").json()
     metrics = client.get("/metrics")
 
@@ -225,7 +225,7 @@ def test_the_server_says_what_it_is_and_what_it_did(client: httpx.Client) -> Non
 
 
 def test_token_losses_are_shown_where_there_are_any(client: httpx.Client) -> None:
-    """Null elsewhere."""
+    """The value is null elsewhere."""
     item = get(client, f"/runs/{RUN}/samples", limit=1)["items"][0]
 
     assert item["token_losses"] is None
@@ -233,7 +233,7 @@ def test_token_losses_are_shown_where_there_are_any(client: httpx.Client) -> Non
 
 
 def test_a_folder_of_policies_can_be_asked_by_name(tmp_path: Path) -> None:
-    """Beside the shipped ones; one that does not load says why, and no path of the server."""
+    """The folder adds to the shipped policies; one that does not load has its reason, without a server path."""
     store, folder = tmp_path / "runs", tmp_path / "policies"
     store.mkdir()
     folder.mkdir()
@@ -253,7 +253,7 @@ def test_a_folder_of_policies_can_be_asked_by_name(tmp_path: Path) -> None:
     "path", [f"/runs/{RUN}/series?metric=loss&metric=batch_size", f"/series?run={RUN}&run=b&metric=loss"]
 )
 def test_the_values_of_one_answer_have_a_limit(tmp_path: Path, path: str) -> None:
-    """All series together; fewer points fit."""
+    """The limit covers all series together; fewer points fit."""
     recorded(tmp_path, name="a")
     recorded(tmp_path, OTHERS[0], name="b")
     with served(tmp_path, limits=replace(SMALL, series_values=39)) as client:

@@ -1,4 +1,4 @@
-"""What is read ahead by other processes is what the catalog would have read itself, or is not used."""
+"""Data that worker processes preload equals what the catalog would have read itself, or is discarded."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ NAMES = [f"run-{number:04d}" for number in range(RUNS)]
 
 @pytest.fixture
 def large(tmp_path: Path) -> Path:
-    """A store of so many finished runs that they are read ahead."""
+    """A store with enough finished runs for preloading."""
     for name in NAMES:
         write_run(tmp_path / name, name)
     return tmp_path
 
 
 def write_run(folder: Path, name: str, status: str = "completed") -> None:
-    """A run that nothing has touched for a while."""
+    """Write a run without recent changes."""
     folder.mkdir()
     attempts = (Attempt(0, status, 10**9, 2 * 10**9, steps=3),)
     (folder / "run.json").write_bytes(RunInfo(folder.name, name, attempts).to_json())
@@ -38,14 +38,14 @@ def write_run(folder: Path, name: str, status: str = "completed") -> None:
 
 
 def back_date(folder: Path) -> None:
-    """Make the folder look as if nothing had touched it lately."""
+    """Make the folder look as if nothing had changed recently."""
     past = time.time_ns() - 2 * SETTLED_NS
     for path in (folder / "run.json", folder):
         os.utime(path, ns=(past, past))
 
 
 def look_ahead(store: Path, meanwhile: Callable[[], object] = lambda: None) -> Look:
-    """A look at a store that was read ahead before something happened to it."""
+    """Return a scan of a store that was preloaded before ``meanwhile`` changed it."""
     with reading_ahead(store) as ahead:
         runs = ahead.runs()
     meanwhile()
@@ -55,7 +55,7 @@ def look_ahead(store: Path, meanwhile: Callable[[], object] = lambda: None) -> L
 
 
 def test_a_look_at_what_was_read_ahead_is_the_same_look(large: Path) -> None:
-    """Entry for entry, and problem for problem, whatever is wrong with runs."""
+    """Entries and problems are the same, whatever is wrong with the runs."""
     (large / "run-0003" / "run.json").write_text("{")
     (large / "run-0004" / "columns.json").write_text("[")
     (large / "run-0005" / "journal-0-0-000000000000").write_bytes(b"no journal")
@@ -79,7 +79,7 @@ def test_a_look_at_what_was_read_ahead_is_the_same_look(large: Path) -> None:
 
 
 def test_finished_runs_are_read_ahead_and_no_others(large: Path) -> None:
-    """A run with a journal, or one that changed a moment ago, may change again unnoticed."""
+    """A run with a journal, or with a recent change, may change again unnoticed."""
     (large / "run-0000" / "journal-0-0-000000000000").touch()
     back_date(large / "run-0000")
     (large / "run-0001" / "run.json").touch()
@@ -92,7 +92,7 @@ def test_finished_runs_are_read_ahead_and_no_others(large: Path) -> None:
 
 
 def test_what_happens_after_a_run_was_read_ahead_is_seen(large: Path) -> None:
-    """It is renamed, goes on, is deleted, or is new: the look shows the store as it is."""
+    """After a rename, a resume, a deletion or a new run the scan shows the current store."""
 
     def happen() -> None:
         (large / "run-0000" / "run.json").write_bytes(
@@ -110,7 +110,7 @@ def test_what_happens_after_a_run_was_read_ahead_is_seen(large: Path) -> None:
 
 
 def test_a_store_that_is_small_or_missing_is_not_read_ahead(tmp_path: Path) -> None:
-    """Its runs are read before a process has started."""
+    """The server reads its runs faster than a process starts."""
     write_run(tmp_path / "run", "run")
 
     found = []
@@ -123,7 +123,7 @@ def test_a_store_that_is_small_or_missing_is_not_read_ahead(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("python", ["/bin/false", "/bin/true", "/nowhere/python"])
 def test_readers_that_fail_cost_time_alone(large: Path, monkeypatch: pytest.MonkeyPatch, python: str) -> None:
-    """The runs are read as if nobody had read ahead."""
+    """The runs are read as if without preloading."""
     monkeypatch.setattr(sys, "executable", python)
 
     assert len(look_ahead(large).entries) == RUNS
@@ -133,7 +133,7 @@ def test_readers_that_fail_cost_time_alone(large: Path, monkeypatch: pytest.Monk
 def test_readers_that_never_end_or_say_something_else_cost_time_alone(
     large: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch, program: str
 ) -> None:
-    """Nobody waits for a stopped process for ever, and what a start-up file of Python's prints is no answer."""
+    """The wait for a stopped process is bounded, and output of a Python start-up file is not an answer."""
     python = tmp_path_factory.mktemp("bin") / "python"
     python.write_text(f"#!/bin/sh\n{program}\n")
     python.chmod(0o755)

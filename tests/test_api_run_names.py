@@ -1,4 +1,4 @@
-"""Runs by names that mean something in a path: over HTTP and on the page."""
+"""Run names with URL metacharacters work over HTTP and on the page."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from api_serving import RUN, recorded, served
 from steptape.api.middleware.tokens import parse_tokens
 
-#: By the last letter of their ids.
+#: Keyed by the last letter of the run ids.
 NAMES = {
     "b": "team/digits",
     "c": "/",
@@ -26,7 +26,7 @@ NAMES = {
 
 @pytest.fixture(scope="module")
 def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
-    """A client of a server over runs of these names."""
+    """A client of a server over runs with these names."""
     store = tmp_path_factory.mktemp("runs")
     for letter, name in NAMES.items():
         recorded(store, RUN[:-1] + letter, name=name)
@@ -36,7 +36,7 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
 
 @pytest.mark.parametrize("letter", NAMES)
 def test_a_run_is_found_by_any_name_that_is_percent_encoded(client: httpx.Client, letter: str) -> None:
-    """The run itself, what is below it, the next page of that, and its page."""
+    """The run itself, its sub-resources, their next page, and its page are reachable."""
     name = quote(NAMES[letter], safe="")
     run = client.get(f"/api/v1/runs/{name}")
     first = client.get(f"/api/v1/runs/{name}/events", params={"limit": 2})
@@ -58,7 +58,7 @@ def test_what_a_client_has_of_one_name_is_no_answer_about_another(client: httpx.
 
 @pytest.mark.parametrize("path", ["/api/v1/runs/team/digits", "/runs/team/digits"])
 def test_a_slash_as_such_divides_a_path_and_the_answer_says_what_to_write(client: httpx.Client, path: str) -> None:
-    """The id, or the name with the slash encoded."""
+    """The hint shows the id, or the name with the slash encoded."""
     answer = client.get(path)
 
     assert (answer.status_code, "%2F" in answer.json()["hint"]) == (404, True)
@@ -66,7 +66,7 @@ def test_a_slash_as_such_divides_a_path_and_the_answer_says_what_to_write(client
 
 @pytest.mark.parametrize("path", ["/runs/team/digits", "/<script>", "/static/nothing", "/runs/"])
 def test_a_person_at_an_address_that_leads_nowhere_is_shown_a_page(client: httpx.Client, path: str) -> None:
-    """Which leads on."""
+    """The page links to others."""
     answer = client.get(path, headers={"Accept": "text/html,*/*;q=0.8"})
 
     assert (answer.status_code, answer.headers["content-type"]) == (404, "text/html; charset=utf-8")
@@ -77,14 +77,14 @@ def test_a_person_at_an_address_that_leads_nowhere_is_shown_a_page(client: httpx
 
 @pytest.mark.parametrize("path", ["..%2F..%2Fetc", "%2e%2e%2f%2e%2e", f"x%2F{RUN[:-1]}b", f"{RUN[:-1]}b%2Frun.json"])
 def test_an_encoded_slash_leads_nowhere(client: httpx.Client, path: str) -> None:
-    """It is part of a name, which no run has."""
+    """It is part of a name, and no run has that name."""
     answer = client.get(f"/api/v1/runs/{path}")
 
     assert (answer.status_code, answer.json()["code"]) == (404, "run-not-found")
 
 
 def test_signing_in_leads_back_to_a_run_by_its_name(tmp_path: Path) -> None:
-    """As it was asked for."""
+    """The path is encoded as in the request."""
     recorded(tmp_path, name="team/digits?")
     tokens = parse_tokens("read-token-of-many-letters read person", source="test")
     with served(tmp_path, tokens=tokens) as client:

@@ -1,4 +1,4 @@
-"""Who gets in, how large and how slow a request may be, and that strangers' text is never a page."""
+"""The server enforces access, request size and request speed, and never serves untrusted text as a page."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ READS = ["/api/v1/runs", f"/api/v1/runs/{RUN}", "/api/v1/policies", "/api/v1/job
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A store with one sealed run, and another run beside it."""
+    """A store with one sealed run, and another run next to the store."""
     folder = tmp_path_factory.mktemp("data")
     recorded(folder, "20260101T000000-000bad", name="outside")
     recorded(folder / "runs")
@@ -47,20 +47,20 @@ def client(store: Path) -> Iterator[httpx.Client]:
 
 @pytest.fixture(scope="module")
 def guarded(store: Path) -> Iterator[httpx.Client]:
-    """A client, without a token, of a server that wants one."""
+    """A client without a token, of a server that requires one."""
     with served(store, tokens=parse_tokens(LINES, source="test")) as client:
         yield client
 
 
 def bearer(scope: str) -> dict[str, str]:
-    """Headers with a token of that scope."""
+    """Return headers with a token of that scope."""
     return {"Authorization": f"Bearer {TOKENS[scope]}"}
 
 
 @pytest.mark.parametrize("path", READS)
 @pytest.mark.parametrize("header", [None, "Bearer wrong-token-wrong-token", "Basic cmVhZDpyZWFk", "Bearer", "read"])
 def test_without_a_token_nothing_is_told(guarded: httpx.Client, path: str, header: str | None) -> None:
-    """But how to send one."""
+    """The answer only shows how to send one."""
     answer = guarded.get(path, headers={} if header is None else {"Authorization": header})
 
     assert (answer.status_code, answer.json()["code"]) == (401, "unauthorized")
@@ -69,7 +69,7 @@ def test_without_a_token_nothing_is_told(guarded: httpx.Client, path: str, heade
 
 @pytest.mark.parametrize("path", ["/healthz", "/readyz"])
 def test_probes_need_no_token(guarded: httpx.Client, path: str) -> None:
-    """They tell nothing of any run."""
+    """They reveal nothing about runs."""
     assert guarded.get(path).status_code in (200, 503)
 
 
@@ -90,7 +90,7 @@ def test_probes_need_no_token(guarded: httpx.Client, path: str) -> None:
 def test_a_scope_allows_what_it_says(
     guarded: httpx.Client, scope: str, method: str, path: str, body: object, needs: str
 ) -> None:
-    """And what lesser scopes do."""
+    """A scope includes the lesser scopes."""
     order = list(TOKENS)
 
     answer = guarded.request(method, path, json=body, headers=bearer(scope))
@@ -100,7 +100,7 @@ def test_a_scope_allows_what_it_says(
 
 
 def test_somebody_elses_job_is_ended_by_an_admin_alone(guarded: httpx.Client) -> None:
-    """The one who started it may, too."""
+    """The user who started the job may cancel it, too."""
     started = guarded.post("/api/v1/backtests", json={"policy": "trac_fig4"}, headers=bearer("admin")).json()
     path = f"/api/v1/jobs/{started['id']}"
 
@@ -110,7 +110,7 @@ def test_somebody_elses_job_is_ended_by_an_admin_alone(guarded: httpx.Client) ->
 
 
 def test_an_annotation_names_the_holder_of_its_token(guarded: httpx.Client) -> None:
-    """Not the token."""
+    """The author is the holder's name, not the token."""
     note = guarded.post(f"/api/v1/runs/{RUN}/annotations", json={"text": "x"}, headers=bearer("write")).json()
 
     assert note["author"] == "write person"
@@ -121,7 +121,7 @@ def test_an_annotation_names_the_holder_of_its_token(guarded: httpx.Client) -> N
     ["evil.example", "127.0.0.1.evil.example", "localhost.evil", "", "a b", "127.0.0.1@evil", "[::2]", "0.0.0.0"],
 )
 def test_a_name_that_was_made_to_point_here_is_refused(client: httpx.Client, host: str) -> None:
-    """DNS rebinding: the browser says which name it was given."""
+    """This stops DNS rebinding: the browser sends the name that it resolved."""
     answer = client.get("/api/v1/runs", headers={"Host": host})
 
     assert answer.status_code in (400, 421)
@@ -130,12 +130,12 @@ def test_a_name_that_was_made_to_point_here_is_refused(client: httpx.Client, hos
 
 @pytest.mark.parametrize("host", ["localhost", "LOCALHOST:1234", "127.0.0.1", "[::1]:80"])
 def test_this_machine_has_several_names(client: httpx.Client, host: str) -> None:
-    """With and without a port."""
+    """They work with and without a port."""
     assert client.get("/api/v1/runs", headers={"Host": host}).status_code == 200
 
 
 def test_further_names_are_allowed_by_name(store: Path) -> None:
-    """``--allowed-host``."""
+    """The option is ``--allowed-host``."""
     with served(store, allowed_hosts=["Runs.Example"]) as client:
         assert client.get("/api/v1/runs", headers={"Host": "runs.example:8420"}).status_code == 200
 
@@ -150,7 +150,7 @@ def test_further_names_are_allowed_by_name(store: Path) -> None:
     ],
 )
 def test_another_sites_page_changes_nothing(client: httpx.Client, headers: dict[str, str]) -> None:
-    """By no form and no script."""
+    """Neither a form nor a script can do so."""
     answer = client.post(f"/api/v1/runs/{RUN}/annotations", json={"text": "x"}, headers=headers)
 
     assert (answer.status_code, answer.json()["code"]) == (403, "foreign-origin")
@@ -180,7 +180,7 @@ def test_no_other_site_may_read_answers(client: httpx.Client) -> None:
     ],
 )
 def test_no_path_leaves_the_store(client: httpx.Client, path: str) -> None:
-    """Whatever it is wrapped in."""
+    """The encoding does not matter."""
     connection = http.client.HTTPConnection(client.base_url.host, client.base_url.port)
     connection.request("GET", path)
     answer = connection.getresponse()
@@ -192,7 +192,7 @@ def test_no_path_leaves_the_store(client: httpx.Client, path: str) -> None:
 
 
 def test_tests_of_rules_read_no_file(client: httpx.Client, tmp_path: Path) -> None:
-    """Whatever policy they name."""
+    """The policy that they name does not matter."""
     secret = tmp_path / "secret.yaml"
     secret.write_text("opensesame: [")
 
@@ -205,7 +205,7 @@ def test_tests_of_rules_read_no_file(client: httpx.Client, tmp_path: Path) -> No
 
 @pytest.mark.parametrize("body", [b"x" * 20_000, (b"x" * 100 for _ in range(1000))], ids=["declared", "chunked"])
 def test_a_huge_body_is_refused(client: httpx.Client, body: object) -> None:
-    """Whether or not it says how long it is."""
+    """A declared length is not needed."""
     answer = client.post("/api/v1/query", content=body, headers={"Content-Type": "application/json"})  # type: ignore[arg-type]
 
     assert (answer.status_code, answer.json()["code"]) == (413, "body-too-large")
@@ -213,7 +213,7 @@ def test_a_huge_body_is_refused(client: httpx.Client, body: object) -> None:
 
 
 def test_a_compressed_body_is_refused(client: httpx.Client) -> None:
-    """A kilobyte of it may be a gigabyte."""
+    """A kilobyte of it may expand to a gigabyte."""
     body = gzip.compress(b"0" * 5_000_000)
 
     answer = client.post(
@@ -225,14 +225,14 @@ def test_a_compressed_body_is_refused(client: httpx.Client) -> None:
 
 @pytest.mark.parametrize("media_type", ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data", ""])
 def test_a_form_is_no_json(client: httpx.Client, media_type: str) -> None:
-    """These are what pages of other sites can send without asking."""
+    """Pages of other sites can send these types without a preflight request."""
     answer = client.post("/api/v1/query", content=b'{"sql": "SELECT 1"}', headers={"Content-Type": media_type})
 
     assert answer.status_code == 415
 
 
 def test_deep_json_is_refused(client: httpx.Client) -> None:
-    """Not answered with an error of the server."""
+    """The answer is not a server error."""
     body = b'{"text": "x", "attrs": {"a": ' + b"[" * 4000 + b"]" * 4000 + b"}}"
 
     answer = client.post(f"/api/v1/runs/{RUN}/annotations", content=body, headers={"Content-Type": "application/json"})
@@ -241,7 +241,7 @@ def test_deep_json_is_refused(client: httpx.Client) -> None:
 
 
 def test_a_slow_body_is_given_up(store: Path) -> None:
-    """The answer says so, and the connection ends."""
+    """The answer reports it, and the connection is closed."""
     with (
         served(store, limits=replace(SMALL, body_s=0.5)) as client,
         socket.create_connection((client.base_url.host, client.base_url.port)) as slow,
@@ -257,7 +257,7 @@ def test_a_slow_body_is_given_up(store: Path) -> None:
 
 
 def test_slow_heads_are_given_up_and_others_are_served(client: httpx.Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A hundred connections that send a byte now and then hold nobody up, and end."""
+    """A hundred connections that send a byte now and then delay no other client, and are closed."""
     monkeypatch.setattr(ImpatientProtocol, "head_s", 2.0)
     address = (client.base_url.host, client.base_url.port)
     slow = [socket.create_connection(address) for _ in range(100)]
@@ -276,14 +276,14 @@ def test_slow_heads_are_given_up_and_others_are_served(client: httpx.Client, mon
 
 
 def test_huge_heads_are_refused(client: httpx.Client) -> None:
-    """Lines and headers together."""
+    """The limit covers request line and headers together."""
     answer = client.get("/healthz", headers={"X-Long": "x" * 100_000})
 
     assert answer.status_code in (400, 431)
 
 
 def test_strangers_text_is_never_a_page(tmp_path: Path) -> None:
-    """Run names, metric names, annotations and messages come as JSON that no browser takes for anything else."""
+    """Run names, metric names, annotations and messages are JSON that no browser interprets as another type."""
     folder = recorded(tmp_path, name=HOSTILE, tags=(HOSTILE,), config={HOSTILE: HOSTILE})
     with served(tmp_path) as client:
         client.post(f"/api/v1/runs/{folder.name}/annotations", json={"text": HOSTILE})
@@ -311,7 +311,7 @@ def test_strangers_text_is_never_a_page(tmp_path: Path) -> None:
     ],
 )
 def test_wrong_lines_of_tokens_are_told_without_the_token(lines: str, what: str) -> None:
-    """By number."""
+    """The error names the line by number."""
     with pytest.raises(TelemetryError, match=what) as caught:
         parse_tokens(lines, source="tokens")
 
@@ -319,7 +319,7 @@ def test_wrong_lines_of_tokens_are_told_without_the_token(lines: str, what: str)
 
 
 def test_a_file_of_tokens_that_others_can_read_is_refused(tmp_path: Path) -> None:
-    """As ssh does with keys."""
+    """Files of tokens get the same protection that ssh demands for keys."""
     path = tmp_path / "tokens"
     path.write_text(LINES)
     path.chmod(0o644)
@@ -331,7 +331,7 @@ def test_a_file_of_tokens_that_others_can_read_is_refused(tmp_path: Path) -> Non
 
 
 def test_other_addresses_take_tokens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """From the environment just as well, where wrong ones are told."""
+    """Tokens may come from the environment, where wrong ones are reported too."""
     monkeypatch.setenv("STEPTAPE_TOKENS", "short read me")
 
     with pytest.raises(TelemetryError, match="STEPTAPE_TOKENS:1: a token has"):

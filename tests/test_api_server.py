@@ -1,4 +1,4 @@
-"""Serving a store: on this machine alone, quietly, without torch, and until interrupted."""
+"""The server binds to this machine only, is quiet, needs no torch, and runs until interrupted."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def store(tmp_path: Path) -> Path:
 
 @contextmanager
 def serving(store: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """A process that serves the store, and the address that it tells on stderr."""
+    """Start a process that serves the store; yield it with the address that it prints on stderr."""
     process = subprocess.Popen(
         [sys.executable, "-c", SERVE, str(store), "0"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
@@ -86,7 +86,7 @@ def serving(store: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
 
 
 def add_finished_run(store: Path, name: str) -> None:
-    """A run without events, that nothing has touched for a while."""
+    """Write a finished run without events and without recent changes."""
     (store / name).mkdir()
     path = store / name / "run.json"
     path.write_bytes(RunInfo(name, name, (Attempt(0, "completed", 10**9, 2 * 10**9, steps=3),)).to_json())
@@ -95,7 +95,7 @@ def add_finished_run(store: Path, name: str) -> None:
 
 
 def test_the_address_that_is_told_answers(store: Path) -> None:
-    """From the moment it is told."""
+    """It answers from the moment it is printed."""
     with serving(store) as (_, url):
         items = httpx.get(url, timeout=PATIENCE_S).json()["items"]
 
@@ -103,7 +103,7 @@ def test_the_address_that_is_told_answers(store: Path) -> None:
 
 
 def test_an_interrupt_ends_it_in_order(store: Path) -> None:
-    """Ctrl-C is how it is meant to end: no stack trace, status 0, and nothing on stdout, requests or not."""
+    """Ctrl-C is the regular end: no stack trace, status 0, and no output, with or without requests."""
     with serving(store) as (process, url):
         httpx.get(url, timeout=PATIENCE_S)
         httpx.get(url + "/nobody", timeout=PATIENCE_S)
@@ -114,7 +114,7 @@ def test_an_interrupt_ends_it_in_order(store: Path) -> None:
 
 
 def test_a_large_store_is_served_as_it_is(store: Path) -> None:
-    """All its runs are there, those that were read ahead and those that were not; one that comes later, too."""
+    """All runs are listed, preloaded or not; one that is added later, too."""
     for number in range(1000):
         add_finished_run(store, f"finished-{number:04d}")
     with serving(store) as (_, url):
@@ -140,7 +140,7 @@ def test_answers_do_not_wait_for_the_network() -> None:
 
 
 def test_the_server_runs_without_torch(store: Path) -> None:
-    """It is not there to be imported, and the rooms that might want it are not loaded."""
+    """Torch cannot be imported, and the rooms that might import it are not loaded."""
     result = subprocess.run(
         [sys.executable, "-c", WITHOUT_TORCH, str(store), RUN],
         capture_output=True,
@@ -157,13 +157,13 @@ def test_the_server_runs_without_torch(store: Path) -> None:
     "host", ["0.0.0.0", "::", "192.168.1.5", "example.org", "localhost.example.org", "", "127.0.0.1.x"]
 )
 def test_only_this_machine_is_served(store: Path, host: str) -> None:
-    """There are no tokens yet, so no other address is listened on."""
+    """Without tokens the server listens on no other address."""
     with pytest.raises(TelemetryError, match="only this machine may be served"):
         serve(store, host=host, port=0)
 
 
 def test_a_port_that_is_taken_is_told(store: Path) -> None:
-    """As an error of ours, before anything is served."""
+    """The error is our own, raised before anything is served."""
     with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(TelemetryError, match="Choose another port"):
         serve(store, port=taken.getsockname()[1])
 
@@ -175,6 +175,6 @@ def test_a_port_that_is_none_is_told(store: Path) -> None:
 
 
 def test_a_store_that_is_not_there_is_told(tmp_path: Path) -> None:
-    """Before a port is taken."""
+    """The error is raised before a port is bound."""
     with pytest.raises(StoreNotFound, match="no such store"):
         serve(tmp_path / "nowhere", port=0)

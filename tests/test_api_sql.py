@@ -1,4 +1,4 @@
-"""SQL over HTTP: what it answers, and that no statement gets out of the runs of the store."""
+"""SQL over HTTP returns rows, and no statement reaches beyond the runs of the store."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ import pytest
 
 from api_serving import RUN, SMALL, patiently, recorded, served
 
-#: Statements that would read, write, load, change or hold what is not theirs. ``{out}`` is a file that must not appear,
-#: ``{secret}`` one that must not be read, ``{run}`` the run's folder.
+#: Statements that would read, write, load, change or hold something outside the query. ``{out}`` is a file that must
+#: not appear, ``{secret}`` one that must not be read, ``{run}`` the run's folder.
 ESCAPES = {
     "copy-to": "COPY (SELECT 1) TO '{out}'",
     "copy-to-parquet": "COPY steps TO '{out}' (FORMAT parquet)",
@@ -100,7 +100,7 @@ ESCAPES = {
     "nul": "SELECT * FROM read_text('{secret}\x00.parquet')",
 }
 
-#: Statements that would take all the time or memory there is.
+#: Statements that would use all available time or memory.
 BOMBS = {
     "cross-join": "SELECT count(*) FROM range(100000000) a, range(100000000) b",
     "recursive": "WITH RECURSIVE t(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM t) SELECT count(*) FROM t",
@@ -115,7 +115,7 @@ BOMBS = {
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A store ``runs`` with a sealed run, and beside it what nobody may see."""
+    """A store ``runs`` with a sealed run, next to files that must stay hidden."""
     folder = tmp_path_factory.mktemp("data")
     recorded(folder / "runs")
     (folder / "secret.csv").write_text("word\nopensesame\n")
@@ -132,19 +132,19 @@ def client(folder: Path) -> Iterator[httpx.Client]:
 
 @pytest.fixture(scope="module")
 def hurried(folder: Path) -> Iterator[httpx.Client]:
-    """A client of a server that gives a statement two seconds."""
+    """A client of a server that limits a statement to two seconds."""
     with served(folder / "runs", limits=replace(SMALL, query=replace(SMALL.query, seconds=2.0))) as client:
         yield client
 
 
 def ask(client: httpx.Client, sql: str, **params: str) -> httpx.Response:
-    """The answer to a statement."""
+    """Send a statement and return the answer."""
     return client.post("/api/v1/query", json={"sql": sql}, params=params)
 
 
 @pytest.mark.parametrize("name", ESCAPES)
 def test_no_statement_gets_out(client: httpx.Client, folder: Path, name: str) -> None:
-    """It is refused, shows nothing, leaves nothing, and the next question is answered."""
+    """It is refused, shows nothing and leaves nothing, and the next query is answered."""
     run = folder / "runs" / RUN
     sealed = next(run.glob("events-*.parquet"))
     before = {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
@@ -176,7 +176,7 @@ def test_no_statement_gets_out(client: httpx.Client, folder: Path, name: str) ->
 
 @pytest.mark.parametrize("name", BOMBS)
 def test_no_statement_takes_more_than_it_may(hurried: httpx.Client, name: str) -> None:
-    """It is ended, other requests are answered meanwhile, and the next question too."""
+    """The statement is cancelled; other requests are answered meanwhile, and the next query too."""
     answer = ask(hurried, BOMBS[name])
 
     assert (answer.status_code, answer.json()["code"]) in [(422, "query-refused"), (422, "query-timed-out")]
@@ -185,7 +185,7 @@ def test_no_statement_takes_more_than_it_may(hurried: httpx.Client, name: str) -
 
 
 def test_a_result_is_cut_at_the_row_limit_and_says_so(client: httpx.Client) -> None:
-    """However many rows there would be, in every form."""
+    """The limit holds for any number of rows and every format."""
     told = ask(client, "SELECT range AS n FROM range(1000000000000)").json()
     csv = ask(client, "SELECT range AS n FROM range(1000000000000)", format="csv")
 
@@ -194,7 +194,7 @@ def test_a_result_is_cut_at_the_row_limit_and_says_so(client: httpx.Client) -> N
 
 
 def test_a_whole_result_says_so(client: httpx.Client) -> None:
-    """With names and types of its columns."""
+    """The answer holds names and types of the columns."""
     told = ask(client, "SELECT step, loss FROM steps ORDER BY step LIMIT 2").json()
 
     assert (told["truncated"], told["rows"]) == (False, [[1, 1.0], [2, 0.5]])
@@ -202,7 +202,7 @@ def test_a_whole_result_says_so(client: httpx.Client) -> None:
 
 
 def test_every_form_holds_the_same_rows(client: httpx.Client) -> None:
-    """CSV, NDJSON with a trailer, Arrow and Parquet."""
+    """The formats are CSV, NDJSON with a trailer, Arrow and Parquet."""
     sql = "SELECT step, loss FROM steps WHERE step <= 2 ORDER BY step"
 
     forms = {name: ask(client, sql, format=name) for name in ("csv", "ndjson", "arrow", "parquet")}
@@ -218,7 +218,7 @@ def test_every_form_holds_the_same_rows(client: httpx.Client) -> None:
 
 
 def test_what_json_cannot_hold_is_text(client: httpx.Client) -> None:
-    """NaN, infinity, large integers, times and bytes."""
+    """NaN, infinity, dates and bytes are text."""
     sql = "SELECT 'nan'::DOUBLE a, '-inf'::DOUBLE b, DATE '2026-01-02' d, 'x'::BLOB e, {'f': [1]} g"
 
     rows = ask(client, sql).json()["rows"]
@@ -227,7 +227,7 @@ def test_what_json_cannot_hold_is_text(client: httpx.Client) -> None:
 
 
 def test_one_run_may_be_asked_alone(client: httpx.Client) -> None:
-    """By its id or its name; one that is not there is not found."""
+    """The run is given by id or name; an unknown one gives 404."""
     found = client.post("/api/v1/query", json={"sql": "SELECT count(*) AS n FROM runs", "run": RUN})
     missing = client.post("/api/v1/query", json={"sql": "SELECT 1 AS n", "run": "../outside"})
 

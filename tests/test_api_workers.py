@@ -1,4 +1,4 @@
-"""The server's child processes end with it, whatever they are asked, and their errors keep their kinds."""
+"""The server's child processes end with it, at any point of their work, and preserve the types of their errors."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from steptape.store.sql.bounded_query import QueryLimits
 
 BYTES = str(2 << 30)
 
-#: A rule that does as much as it may, at a hundred thousand events.
+#: A rule that uses its whole budget, at a hundred thousand events.
 HEAVY = """
 controllers:
   - name: heavy
@@ -29,7 +29,7 @@ TESTS = "policy: p\ntests: [{name: t, series: {loss: 1+1x100000}, expect: []}]"
 
 @pytest.fixture
 def store(tmp_path: Path) -> Path:
-    """A store with a run, and a folder that looks like one."""
+    """A store with a run, and a folder that looks like a run."""
     recorded(tmp_path / "runs")
     (tmp_path / "runs" / "broken").mkdir()
     (tmp_path / "runs" / "broken" / "run.json").write_text("{")
@@ -37,13 +37,13 @@ def store(tmp_path: Path) -> Path:
 
 
 def question(statement: str, run: str | None = None) -> dict[str, Any]:
-    """A request to a process that answers SQL."""
+    """Return a request for a SQL worker."""
     return {"statement": statement, "run": run, **asdict(QueryLimits(seconds=1000.0))}
 
 
 @pytest.mark.parametrize("worker", ["query_worker", "rule_worker", "job_worker"])
 def test_a_worker_ends_with_its_server_whatever_it_is_at(store: Path, worker: str) -> None:
-    """The system closes the pipes of a server that is killed; no worker finishes first what it was asked."""
+    """The system closes the pipes of a killed server; no worker finishes its request first."""
     asked: dict[str, tuple[list[str], dict[str, Any]]] = {
         "query_worker": (
             [str(store), BYTES],
@@ -56,7 +56,7 @@ def test_a_worker_ends_with_its_server_whatever_it_is_at(store: Path, worker: st
     child = ChildProcess(f"steptape.api.workers.{worker}", *arguments)
     child.send(request)
     if worker != "rule_worker":
-        child.receive()  # It is ready, or at work.
+        child.receive()  # It is ready or busy.
     child.requests.close()
     status = child.wait(timeout=60)
     child.answers.close()
@@ -65,7 +65,7 @@ def test_a_worker_ends_with_its_server_whatever_it_is_at(store: Path, worker: st
 
 
 def test_an_error_of_a_worker_keeps_its_kind(store: Path) -> None:
-    """Whichever it is."""
+    """Every type is preserved."""
     queries = ChildProcess("steptape.api.workers.query_worker", str(store), BYTES)
     queries.receive()
     rules = ChildProcess("steptape.api.workers.rule_worker", BYTES)
@@ -89,7 +89,7 @@ def test_an_error_of_a_worker_keeps_its_kind(store: Path) -> None:
 
 
 def test_a_run_that_is_none_is_named_as_such_by_a_query(store: Path) -> None:
-    """As by every other request about it."""
+    """Every other request about it has the same answer."""
     with served(store) as client:
         answers = [
             client.get("/api/v1/runs/broken"),

@@ -1,4 +1,4 @@
-"""Who may import whom: rooms, sub-rooms, public modules, heavy dependencies, and what loads when."""
+"""Every import respects the architecture: rooms, sub-rooms, public modules, owners of dependencies, lazy loading."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import steptape
 
 ROOT = Path(__file__).resolve().parents[1]
 
-#: The rooms that each room may import, itself aside.
+#: The rooms that each room may import, besides itself.
 ROOMS: dict[str, set[str]] = {
     "store": set(),
     "rules": {"store"},
@@ -27,11 +27,11 @@ ROOMS: dict[str, set[str]] = {
     "api": {"replay", "rules", "store"},
     "examples": {"recorder"},
     "cli": {"api", "examples", "importers", "replay", "rules", "store"},
-    # The front door imports what it names, each name when it is first used.
+    # The front door imports what it names, each name at its first use.
     "steptape": {"cli", "recorder", "replay", "rules", "store"},
 }
 
-#: The sub-rooms of each room, and what each may import of its own room. "." are the modules beside the sub-rooms.
+#: The sub-rooms of each room, and what each may import within its room. "." are the modules outside sub-rooms.
 SUBROOMS: dict[str, dict[str, set[str]]] = {
     "store": {
         "journal": {"."},
@@ -72,7 +72,7 @@ SUBROOMS: dict[str, dict[str, set[str]]] = {
     "steptape": {},
 }
 
-#: Modules beside the sub-rooms that import them. No sub-room imports one of these.
+#: Modules outside the sub-rooms that import them. No sub-room imports one of these.
 ROOF = {
     "store": {"run", "store"},
     "api": {"app", "server", "openapi"},
@@ -80,7 +80,7 @@ ROOF = {
     "cli": {"app"},
 }
 
-#: The modules of each room that other rooms may import. All others are the room's own.
+#: The modules of each room that other rooms may import. All others are private to the room.
 PUBLIC: dict[str, set[str]] = {
     "store": {
         "annotations",
@@ -202,15 +202,15 @@ PUBLIC: dict[str, set[str]] = {
     },
 }
 
-#: Heavy or outside dependencies, and their owners: rooms, sub-rooms or modules. A dependency that is neither
-#: listed here nor in the standard library is an error too.
+#: Heavy or third-party dependencies and their owners: rooms, sub-rooms or modules. A dependency that is neither listed
+#: here nor in the standard library is an error too.
 OWNERS = {
     "duckdb": {"store"},
     "isal": {"store"},
-    # Importers read tables with it that other tools exported.
+    # Importers use it to read tables that other tools exported.
     "pyarrow": {"store", "importers"},
-    # Rules sum long windows with it, in the order of `rules/language/reductions.py`; the engine loads without it.
-    # A sweep evaluates a rule at all events at once, over numpy's arrays.
+    # Rules sum long windows with it, in the order of `rules/language/reductions.py`; the engine loads without it. A
+    # sweep evaluates a rule at all events at once, over numpy's arrays.
     "numpy": {"store", "rules", "replay", "examples"},
     "simpleeval": {"rules"},
     "yaml": {"rules"},
@@ -231,12 +231,12 @@ OWNERS = {
 
 
 def source_files() -> list[Path]:
-    """Every module of the package."""
+    """Return every module of the package."""
     return sorted(path for room in ROOMS for path in (ROOT / room).rglob("*.py"))
 
 
 def imports_of(path: Path) -> Iterator[tuple[int, int, str, tuple[str, ...]]]:
-    """Line, level, dotted name and imported names of every import, inside functions and ``if TYPE_CHECKING`` too."""
+    """Yield line, level, dotted name and imported names of every import, also in functions and ``if TYPE_CHECKING``."""
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
             for alias in node.names:
@@ -246,12 +246,12 @@ def imports_of(path: Path) -> Iterator[tuple[int, int, str, tuple[str, ...]]]:
 
 
 def imported_modules(path: Path, level: int, name: str, names: tuple[str, ...]) -> Iterator[str]:
-    """The modules that a relative import reaches, as paths below the root without ``.py``."""
+    """Yield the modules that a relative import reaches, as paths below the root without ``.py``."""
     folder = path.parent
     for _ in range(level - 1):
         folder = folder.parent
     if folder == ROOT / "steptape" and not (folder / f"{name.split('.')[0]}.py").exists():
-        folder = ROOT  # The front door's sub-packages are the folders beside it.
+        folder = ROOT  # The front door's sub-packages are its sibling folders.
     target = folder / name.replace(".", "/")
     for each in names:
         module = target / each
@@ -260,19 +260,19 @@ def imported_modules(path: Path, level: int, name: str, names: tuple[str, ...]) 
 
 
 def owns(path: Path, dependency: str) -> bool:
-    """Whether a dependency belongs to this module, or to a room or sub-room around it."""
+    """Whether a dependency belongs to this module or to a room or sub-room that contains it."""
     place = path.relative_to(ROOT).with_suffix("")
     return any(each.as_posix() in OWNERS.get(dependency, set()) for each in (place, *place.parents))
 
 
 def subroom_of(module: str) -> str:
-    """The sub-room of a module; "." for one beside the sub-rooms."""
+    """Return the sub-room of a module; "." for a module outside the sub-rooms."""
     room, *inner = module.split("/")
     return inner[0] if inner and inner[0] in SUBROOMS[room] else "."
 
 
 def room_violation(path: Path, module: str) -> str | None:
-    """What is wrong with a relative import, if anything."""
+    """Return the fault of a relative import, or None."""
     place = path.relative_to(ROOT).with_suffix("").as_posix()
     room, target = place.split("/")[0], module.split("/")[0]
     inner = module.partition("/")[2]
@@ -292,7 +292,7 @@ def room_violation(path: Path, module: str) -> str | None:
 
 
 def violations(path: Path) -> Iterator[str]:
-    """Sentences that name the line."""
+    """Yield one sentence per violation, with its line."""
     place = path.relative_to(ROOT)
     for line, level, name, names in imports_of(path):
         where = f"{place}:{line}"
@@ -309,7 +309,7 @@ def violations(path: Path) -> Iterator[str]:
 
 
 def test_every_module_imports_only_what_its_room_and_sub_room_may() -> None:
-    """Arrows point one way, rooms import public modules alone, and each heavy dependency has its owner."""
+    """Arrows point one way, rooms import only public modules, and each heavy dependency has its owner."""
     assert [found for path in source_files() for found in violations(path)] == []
 
 
@@ -334,7 +334,7 @@ def test_every_module_imports_only_what_its_room_and_sub_room_may() -> None:
 def test_a_planted_violation_is_named_with_its_line(
     module: str, line: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The checker finds each sort of wrong import, hidden in a function too."""
+    """The checker finds each kind of forbidden import, inside a function too."""
     monkeypatch.setattr(sys.modules[__name__], "ROOT", tmp_path)
     path = tmp_path / module
     path.parent.mkdir(parents=True)
@@ -347,7 +347,7 @@ def test_a_planted_violation_is_named_with_its_line(
 
 
 def reachable(arrows: dict[str, set[str]], start: str) -> set[str]:
-    """Everything that allowed arrows lead to from one place."""
+    """Return everything reachable over allowed arrows from one place."""
     direct = arrows[start] - {".", start}
     return direct.union(*(reachable(arrows, other) for other in direct))
 
@@ -395,7 +395,7 @@ def test_every_folder_is_a_listed_sub_room_with_few_modules() -> None:
 
 
 def test_every_public_module_exists_and_is_imported_by_another_room() -> None:
-    """The list of public modules holds nothing that is not needed."""
+    """The list of public modules has no unneeded entry."""
     used = {
         module
         for path in source_files()
@@ -409,7 +409,7 @@ def test_every_public_module_exists_and_is_imported_by_another_room() -> None:
 
 
 def test_rooms_and_sub_rooms_offer_no_names_of_their_own() -> None:
-    """Module paths are the API: an ``__init__.py`` holds a docstring and nothing else, but for the front door."""
+    """Module paths are the API: an ``__init__.py`` holds only a docstring, except in the front door."""
     for path in source_files():
         if path.name == "__init__.py" and path.parent != ROOT / "steptape":
             (only,) = ast.parse(path.read_text(encoding="utf-8")).body
@@ -422,7 +422,7 @@ def test_no_module_stands_at_the_root() -> None:
 
 
 def test_no_two_classes_share_a_name() -> None:
-    """One thing has one name, in the whole package."""
+    """A name means one thing in the whole package."""
     places: dict[str, list[str]] = {}
     for path in source_files():
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
@@ -433,7 +433,7 @@ def test_no_two_classes_share_a_name() -> None:
 
 
 def test_importing_the_front_door_loads_nothing_else() -> None:
-    """Neither numpy nor yaml, nor any module of a room."""
+    """It loads neither numpy nor yaml nor any module of a room."""
     script = "import sys, steptape; print(sorted(n for n in sys.modules if n in ('numpy', 'yaml') or 'steptape.' in n))"
 
     result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
@@ -445,7 +445,7 @@ def test_importing_the_front_door_loads_nothing_else() -> None:
     "names", [sorted(steptape.__all__), sorted(steptape.__all__, reverse=True)], ids=["up", "down"]
 )
 def test_every_name_of_the_front_door_is_what_its_module_calls_so(names: list[str]) -> None:
-    """In both orders, and after all modules are loaded: no sub-package takes the place of a name."""
+    """This holds in both orders and after all modules are loaded: no sub-package replaces a name."""
     script = textwrap.dedent("""
         import importlib, sys, types, steptape
         for name in sys.argv[1].split():
@@ -464,7 +464,7 @@ def test_every_name_of_the_front_door_is_what_its_module_calls_so(names: list[st
 
 
 def test_no_public_function_shares_its_name_with_a_sub_room() -> None:
-    """``replay.backtests`` the folder never hides ``backtest`` the function."""
+    """The folder ``replay.backtests`` never hides the function ``backtest``."""
     functions = {
         (path.relative_to(ROOT).parts[0], node.name)
         for path in source_files()
@@ -477,7 +477,7 @@ def test_no_public_function_shares_its_name_with_a_sub_room() -> None:
 
 
 def test_nothing_in_rules_or_replay_reads_a_clock_a_random_number_or_the_network() -> None:
-    """The engine is a pure fold: what it decides depends on events and policy alone."""
+    """The engine is a pure fold: its decisions depend on events and policy only."""
     impure = {
         "time",
         "random",
@@ -503,7 +503,7 @@ def test_nothing_in_rules_or_replay_reads_a_clock_a_random_number_or_the_network
 
 
 def test_a_loop_that_logs_floats_loads_neither_torch_nor_duckdb(tmp_path: Path) -> None:
-    """Instrumenting a loop costs nothing that the loop does not use."""
+    """An instrumented loop loads only what it uses."""
     script = textwrap.dedent("""
         import sys
         from steptape import Recorder
@@ -522,7 +522,7 @@ def test_a_loop_that_logs_floats_loads_neither_torch_nor_duckdb(tmp_path: Path) 
 
 
 def test_the_server_and_the_command_line_load_without_torch() -> None:
-    """All modules import where torch cannot be imported at all, but for one example."""
+    """All modules except one example import where torch cannot be imported."""
     script = textwrap.dedent("""
         import sys
         sys.modules["torch"] = None
@@ -540,7 +540,7 @@ def test_the_server_and_the_command_line_load_without_torch() -> None:
 
 
 def test_a_server_starts_without_what_only_its_other_processes_need() -> None:
-    """Queries, backtests and sweeps run elsewhere: whoever opens the page waits for none of that to be loaded."""
+    """Queries, backtests and sweeps run in other processes: opening the page waits for none of their modules."""
     script = textwrap.dedent("""
         import sys
         import steptape.cli.app, steptape.api.app, steptape.api.middleware.connections

@@ -1,4 +1,4 @@
-"""``steptape backtest`` at the command line: what its options write and print."""
+"""The options of ``steptape backtest`` control what it writes and prints."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ controllers:
 
 @pytest.fixture
 def backtest(store_path: Path, store_record: Callable[..., Path], tmp_path: Path) -> Callable[..., str]:
-    """Runs the command over a store of two runs, one of which is stopped at step 5 of 10."""
+    """Run the command over a store of two runs; one is stopped at step 5 of 10."""
     (tmp_path / "policy.yaml").write_text(POLICY)
     for number, spike in enumerate((5, 99)):
         events = []
@@ -49,7 +49,7 @@ def backtest(store_path: Path, store_record: Callable[..., Path], tmp_path: Path
 
 
 def test_a_store_without_runs_has_nothing_to_judge_a_policy_on(tmp_path: Path) -> None:
-    """Which is said, and for programs is an empty report."""
+    """The command says so; with ``--json`` it prints an empty report."""
     command = [sys.executable, "-m", "steptape", "backtest", "loss_spike", "--store", str(tmp_path)]
     said = subprocess.run(command, capture_output=True, text=True, check=False)
     document = subprocess.run([*command, "--json"], capture_output=True, text=True, check=False)
@@ -61,7 +61,7 @@ def test_a_store_without_runs_has_nothing_to_judge_a_policy_on(tmp_path: Path) -
 def test_rules_that_never_fired_may_read_what_was_never_recorded(
     backtest: Callable[..., str], store_path: Path, tmp_path: Path
 ) -> None:
-    """So the command that tells is named; not where a rule fired, and not to programs."""
+    """The output then names the checking command, but not after a firing and not with ``--json``."""
     typo = tmp_path / "typo.yaml"
     typo.write_text(POLICY.replace("loss >", "los >"))
     hint = f"No rule fired: 'steptape check {typo} --store {store_path}' says whether"
@@ -72,7 +72,7 @@ def test_rules_that_never_fired_may_read_what_was_never_recorded(
 
 
 def test_html_is_written_beside_what_is_printed(backtest: Callable[..., str], tmp_path: Path) -> None:
-    """With every baseline and the coverage, which nobody has to ask for."""
+    """The page has every baseline and the coverage without further options."""
     printed = backtest("--html", tmp_path / "report.html")
     page = (tmp_path / "report.html").read_text(encoding="utf-8")
 
@@ -83,7 +83,7 @@ def test_html_is_written_beside_what_is_printed(backtest: Callable[..., str], tm
 
 
 def test_json_has_the_comparison_the_cost_and_the_detection(backtest: Callable[..., str], tmp_path: Path) -> None:
-    """As asked for."""
+    """The options request them."""
     (tmp_path / "labels.csv").write_text("run,first_step,last_step\nrun-0,4,6\nrun-1,,\n")
     options = ("--baseline", "never", "--cost-per-hour", "2", "--delay", "1", "--labels", tmp_path / "labels.csv")
 
@@ -96,14 +96,14 @@ def test_json_has_the_comparison_the_cost_and_the_detection(backtest: Callable[.
 
 
 def test_an_unknown_baseline_is_refused_with_those_that_there_are(backtest: Callable[..., str]) -> None:
-    """Exit status 2."""
+    """The exit status is 2."""
     assert "hf_early_stopping" in backtest("--baseline", "hugging", status=2)
 
 
 def test_the_tables_fit_a_terminal_of_a_hundred_columns(
     backtest: Callable[..., str], store_record: Callable[..., Path]
 ) -> None:
-    """Whatever runs are called, with every baseline; of two long names that end alike, each can still be told."""
+    """This holds for any run names and every baseline; two long names with the same end remain distinguishable."""
     name = "a run with a name that is as long as names of runs become, "
     for number in range(8):
         events = [
@@ -123,7 +123,7 @@ def test_the_tables_fit_a_terminal_of_a_hundred_columns(
 
 
 def test_a_baseline_is_backtested_by_its_name(backtest: Callable[..., str]) -> None:
-    """Aimed at the declared metric of merit, with the tool's defaults or others; what is no policy file is refused."""
+    """It targets the declared objective, with default or overridden params; one without a policy file is refused."""
     whole = ("--json", "--objective", "eval_loss")
     strict = json.loads(backtest(*whole, "--set", "alpha=1", policy="baseline:prechelt_gl"))
     backwards = json.loads(backtest(*whole, "--mode", "max", policy="baseline:hf_early_stopping"))

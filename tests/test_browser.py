@@ -1,4 +1,4 @@
-"""The page in a real browser, on real runs: what a person does there, from the first look to the last."""
+"""Every gesture on the page works in a real browser on real runs: zoom, notes, comparison, backtest, keys, login."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium here: apt-get install chromium")
 
-#: Until something shows, in milliseconds; the machine may be busy.
+#: The timeout of a wait, in milliseconds; the machine may be busy.
 PATIENCE = 1_000 * PATIENCE_S
 
 HOSTILE = "<img src=x onerror=\"document.title='ran'\"><b>bold</b>"
 
-#: Whether any of it became more than text.
+#: Whether any hostile text became more than text.
 RAN = """
 () => document.title === "ran" || document.querySelector("img") !== null
     || [...document.querySelectorAll("b")].some((found) => found.textContent === "bold")
 """
 
-#: A loop that makes a step at each line, under rules, as its own process.
+#: A loop in its own process, under rules, that makes one step per input line.
 LOOP = """
 import sys
 from steptape import Recorder
@@ -53,7 +53,7 @@ with Recorder(sys.argv[1], name="live", rules=sys.argv[2]) as rec:
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Runs under rules and without, one with hostile names, and one of 100,000 steps."""
+    """Runs with and without rules, one with hostile names, and one of 100,000 steps."""
     folder = tmp_path_factory.mktemp("browser")
     (folder / "guard.yaml").write_text(POLICY)
     runs = folder / "runs"
@@ -77,7 +77,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def url(store: Path) -> Iterator[str]:
-    """A server over them."""
+    """A server over these runs."""
     with serving(store, policies_path=store.parent) as address:
         yield address
 
@@ -86,7 +86,7 @@ def url(store: Path) -> Iterator[str]:
 def browser() -> Iterator[Any]:
     """Debian's Chromium."""
     with sync_api.sync_playwright() as playwright:
-        # Its socket lies in the temporary folder, and a path that is longer than a socket's may be ends it.
+        # Its socket is in the temporary folder, and Chromium exits if the path exceeds the length limit of a socket.
         environment = {**os.environ, "TMPDIR": "/tmp"}
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"], env=environment)
         yield browser
@@ -95,9 +95,9 @@ def browser() -> Iterator[Any]:
 
 @pytest.fixture
 def open_page(browser: Any, url: str) -> Iterator[Callable[..., Any]]:
-    """Opener of pages: ``open_page("/runs/digits", width=390)``.
+    """A function that opens pages: ``open_page("/runs/digits", width=390)``.
 
-    No script of a page may fail or ask another host, and the browser may complain of nothing.
+    No script of a page may fail or contact another host, and the browser may report no error.
     """
     wrong: list[str] = []
     contexts = []
@@ -118,7 +118,7 @@ def open_page(browser: Any, url: str) -> Iterator[Callable[..., Any]]:
 
 
 def watch(page: Any, base: str, wrong: list[str]) -> None:
-    """Collect scripts that fail, complaints of the browser, failed requests and requests to another host."""
+    """Collect failed scripts, browser errors, failed requests and requests to other hosts."""
 
     def keep(is_wrong: bool, said: str) -> None:
         if is_wrong:
@@ -131,12 +131,12 @@ def watch(page: Any, base: str, wrong: list[str]) -> None:
 
 
 def run_id(store: Path, name: str) -> str:
-    """The id of the run of that name."""
+    """Return the id of the run with that name."""
     return open_store(store).run(name).run_id
 
 
 def holds(page: Any, condition: str) -> bool:
-    """Whether a condition holds, in the page's own words; not while one page makes room for the next."""
+    """Whether a JavaScript condition holds in the page; False during a navigation."""
     try:
         return bool(page.evaluate(f"() => {{ try {{ return Boolean({condition}); }} catch {{ return false; }} }}"))
     except sync_api.Error:
@@ -144,10 +144,10 @@ def holds(page: Any, condition: str) -> bool:
 
 
 def when(page: Any, condition: str, gesture: Callable[[], object] | None = None) -> None:
-    """Make a gesture and wait until a condition holds; where that takes longer than 5 s, make the gesture again.
+    """Make a gesture and wait until a condition holds; repeat the gesture every 5 s.
 
-    A page that is busy can miss a gesture. The browser is asked again and again from outside: the page's own policy
-    lets nobody run text within it.
+    A busy page can miss a gesture. The condition is polled from outside, because the page's content security policy
+    forbids evaluating text inside it.
     """
     deadline_s = time.monotonic() + PATIENCE_S
     again_s = 0.0
@@ -160,11 +160,11 @@ def when(page: Any, condition: str, gesture: Callable[[], object] | None = None)
 
 
 def drawn(metric: str) -> str:
-    """The plot of a metric, in the page's words."""
+    """Return a JavaScript expression for the plot of a metric."""
     return f"document.querySelector('figure[data-metric=\"{metric}\"] .plot')"
 
 
-#: By which a page shows that its scripts have done what they do at first, by the first part of its path.
+#: Conditions that hold once a page's initial scripts are done, by the first part of its path.
 SHOWN = {
     "": "document.querySelectorAll('table.runs tbody tr').length > 1",
     "runs": f"{drawn('loss')}?.data?.length > 0 && document.querySelector('[data-fragment] td')",
@@ -174,18 +174,18 @@ SHOWN = {
 
 
 def show_all(page: Any, path: str) -> None:
-    """Wait until the page of that path shows all that it shows at first."""
+    """Wait until the page of that path shows its whole initial content."""
     when(page, SHOWN[re.split(r"[/?]", path)[1]])
 
 
 def zoom(page: Any, first: float, last: float) -> Callable[[], object]:
-    """The gesture that shows a part of the axis of the loss."""
+    """Return the gesture that zooms the loss plot to a part of its axis."""
     change = f"{{'xaxis.range[0]': {first}, 'xaxis.range[1]': {last}}}"
     return lambda: page.evaluate(f"() => {{ Plotly.relayout({drawn('loss')}, {change}); }}")
 
 
 def test_a_live_run_moves_and_its_firing_is_seen_on_the_curve(store: Path, open_page: Callable[..., Any]) -> None:
-    """Steps, the decision and the end show by themselves, without a reload."""
+    """Steps, the decision and the end appear without a reload."""
     command = [sys.executable, "-c", LOOP, str(store), str(store.parent / "guard.yaml")]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as loop:
         lines, answers = loop.stdin, loop.stdout
@@ -216,7 +216,7 @@ def test_a_live_run_moves_and_its_firing_is_seen_on_the_curve(store: Path, open_
 def test_the_samples_behind_a_spike_and_the_mislabelled_ones_are_found(
     store: Path, open_page: Callable[..., Any]
 ) -> None:
-    """By pointing at the curve, and in the table of the worst."""
+    """Pointing at the curve finds them, as does the table of the worst."""
     page = open_page(f"/runs/{run_id(store, 'guarded')}")
     when(page, f"{drawn('loss')}?.data?.[0].x.length === 200")
     page.wait_for_selector("[data-fragment] td")
@@ -238,7 +238,7 @@ def test_the_samples_behind_a_spike_and_the_mislabelled_ones_are_found(
 
 
 def test_what_a_reader_notes_is_on_the_curve_and_labels_an_incident(store: Path, open_page: Callable[..., Any]) -> None:
-    """Of the steps that the curves show, unless the reader says others."""
+    """The note covers the steps that the curves show, unless the user enters others."""
     page = open_page(f"/runs/{run_id(store, 'long')}")
     when(page, f"{drawn('loss')}?.data?.length")
     when(page, "document.querySelector('#annotate [name=first]').value === '200'", zoom(page, 199.5, 300.25))
@@ -272,7 +272,7 @@ def test_time_is_told_in_units_that_fit_what_is_shown(
     zoom_s: tuple[int, int],
     zoomed_labels: list[str],
 ) -> None:
-    """Also where a zoom shows a part, and beside a curve that has no value there."""
+    """This holds in a zoom too, and for a plot next to a curve without values there."""
     writer = begin(tmp_path)
     for number in range(1, 201):
         metrics = {"loss": 1.0} | ({"rare": 1.0} if number in (1, 200) else {})
@@ -290,7 +290,7 @@ def test_time_is_told_in_units_that_fit_what_is_shown(
 
 
 def test_two_runs_are_compared(store: Path, open_page: Callable[..., Any]) -> None:
-    """Chosen in the table by the keyboard, laid over each other, by step and by time."""
+    """Runs are chosen in the table by keyboard and overlaid, by step and by time."""
     page = open_page("/?q=completed&sort=name&order=asc")
     when(page, "document.querySelectorAll('table.runs tbody tr').length >= 2")
     for name in ("free", "guarded"):
@@ -306,7 +306,7 @@ def test_two_runs_are_compared(store: Path, open_page: Callable[..., Any]) -> No
 
 
 def test_a_backtest_is_run_read_and_run_again_with_another_parameter(open_page: Callable[..., Any]) -> None:
-    """The firings move, and the whole report is a click away."""
+    """The firings move, and the whole report is one click away."""
     page = open_page("/backtest?policy=guard&run=free")
     page.click("#start")
     page.wait_for_selector("#report[data-done]")
@@ -325,7 +325,7 @@ def test_a_backtest_is_run_read_and_run_again_with_another_parameter(open_page: 
 
 
 def test_a_parameter_that_makes_no_sense_is_told(open_page: Callable[..., Any]) -> None:
-    """By the page, or by the rules' own words."""
+    """The page asks for a number."""
     page = open_page("/backtest?policy=guard&run=free")
     page.fill("[data-param][name=spike]", "many")
     page.click("#start")
@@ -333,7 +333,7 @@ def test_a_parameter_that_makes_no_sense_is_told(open_page: Callable[..., Any]) 
 
 
 def test_nothing_hostile_runs_in_the_browser(store: Path, open_page: Callable[..., Any]) -> None:
-    """Wherever a name stands: table, page, plot, hover, samples, comparison, report."""
+    """Names appear in table, page, plot, hover, samples, comparison and report."""
     hostile = run_id(store, HOSTILE)
     page = open_page(f"/runs/{hostile}")
     when(page, f"{drawn('loss')}?.data?.length > 0")
@@ -353,7 +353,7 @@ def test_nothing_hostile_runs_in_the_browser(store: Path, open_page: Callable[..
 
 
 def test_a_long_run_is_drawn_in_few_points_and_finer_when_zoomed(store: Path, open_page: Callable[..., Any]) -> None:
-    """Of 100,000 values the extremes; of a part of them all; with a double click the whole again."""
+    """A plot shows the extremes of 100,000 values, a zoom all values of a part, and a double click the whole again."""
     page = open_page(f"/runs/{run_id(store, 'long')}")
     when(page, f"{drawn('loss')}?.data?.[0].x.length > 500")
     whole = page.evaluate(f"{drawn('loss')}.data[0].x.length")
@@ -363,7 +363,7 @@ def test_a_long_run_is_drawn_in_few_points_and_finer_when_zoomed(store: Path, op
 
     def drag() -> None:
         if not holds(page, is_whole):
-            return  # The page has zoomed, and waits for the values.
+            return  # The page has zoomed and waits for the values.
         page.mouse.move(left, top)
         page.mouse.down()
         page.mouse.move(left + 20, top, steps=4)
@@ -379,7 +379,7 @@ def test_a_long_run_is_drawn_in_few_points_and_finer_when_zoomed(store: Path, op
 
 
 def test_a_constant_is_drawn_at_its_own_height(store: Path, open_page: Callable[..., Any]) -> None:
-    """A learning rate of 0.1 is no flat line at zero."""
+    """A learning rate of 0.1 is not drawn as a flat line at zero."""
     page = open_page(f"/runs/{run_id(store, 'guarded')}")
     when(page, f"{drawn('lr')}?.data?.[0].x.length === 200")
     low, high = page.evaluate(f"{drawn('lr')}._fullLayout.yaxis.range")
@@ -388,7 +388,7 @@ def test_a_constant_is_drawn_at_its_own_height(store: Path, open_page: Callable[
 
 
 def test_marks_stand_above_the_curve(store: Path, open_page: Callable[..., Any]) -> None:
-    """The highest value leaves room for the firing that it caused."""
+    """The highest value leaves room for the mark of the firing that it caused."""
     page = open_page(f"/runs/{run_id(store, 'guarded')}")
     when(page, f"{drawn('loss')}?.data?.some((trace) => trace.name === 'decision')")
     highest = loss_at(SPIKE)
@@ -397,7 +397,7 @@ def test_marks_stand_above_the_curve(store: Path, open_page: Callable[..., Any])
 
 
 def test_a_value_reported_as_two_kinds_of_events_is_drawn_once(store: Path, open_page: Callable[..., Any]) -> None:
-    """In the run and in the comparison; different ones are told apart."""
+    """The run page and the comparison do so; different values remain distinguishable."""
     with Recorder(store, name="twice", log_every=1) as rec:
         for step in range(1, 11):
             rec.step(loss=1 / step)
@@ -415,7 +415,7 @@ def test_a_value_reported_as_two_kinds_of_events_is_drawn_once(store: Path, open
 
 
 def test_the_rules_stay_within_their_column(open_page: Callable[..., Any]) -> None:
-    """However long their lines are, beside the report and on a phone."""
+    """The length of their lines does not matter, next to the report and on a phone."""
     for width in (1280, 390):
         page = open_page("/backtest?policy=guard", width=width)
         page.click("aside summary")
@@ -428,7 +428,7 @@ def test_the_rules_stay_within_their_column(open_page: Callable[..., Any]) -> No
 
 
 def test_the_keyboard_reaches_everything(open_page: Callable[..., Any]) -> None:
-    """Search, rows, a run, the list of keys, back."""
+    """It reaches search, rows, a run, the list of keys, and back."""
     page = open_page("/")
     page.keyboard.press("/")
     page.keyboard.type("free")
@@ -439,7 +439,7 @@ def test_the_keyboard_reaches_everything(open_page: Callable[..., Any]) -> None:
         page.keyboard.press("j")
         page.keyboard.press("Enter")
 
-    # The table that the search brings may come between the two keys, and then no row is chosen.
+    # The search may replace the table between the two keys, which leaves no row selected.
     when(page, "document.querySelector('h1').textContent.includes('free')", enter)
     page.wait_for_load_state("load")
     page.keyboard.press("?")
@@ -450,7 +450,7 @@ def test_the_keyboard_reaches_everything(open_page: Callable[..., Any]) -> None:
 
 
 def test_dark_follows_the_system_and_the_reader_has_the_last_word(open_page: Callable[..., Any]) -> None:
-    """The choice stays over pages."""
+    """The choice persists across pages."""
     page = open_page("/", scheme="dark")
     background = "getComputedStyle(document.body).backgroundColor"
     dark = page.evaluate(background)
@@ -464,7 +464,7 @@ def test_dark_follows_the_system_and_the_reader_has_the_last_word(open_page: Cal
 
 @pytest.mark.parametrize("path", ["/", "/runs/guarded", "/compare?run=guarded&run=free", "/backtest?policy=guard"])
 def test_no_page_is_wider_than_a_phone(path: str, open_page: Callable[..., Any]) -> None:
-    """Tables scroll within themselves."""
+    """Tables scroll inside their own box."""
     page = open_page(path, width=390)
     show_all(page, path)
 
@@ -472,7 +472,7 @@ def test_no_page_is_wider_than_a_phone(path: str, open_page: Callable[..., Any])
 
 
 def test_a_browser_signs_in_and_its_scripts_may_ask(store: Path, open_page: Callable[..., Any]) -> None:
-    """The form, then the page that was asked for, with curves."""
+    """The form leads to the requested page, with curves."""
     tokens = parse_tokens("a-token-for-the-browser write somebody\n", source="tokens")
     with serving(store, tokens=tokens) as address:
         page = open_page("/runs/guarded", base=address)

@@ -1,4 +1,4 @@
-"""The command line as people and programs call it: what it prints, what it exits with, and how it refuses."""
+"""Commands print text or JSON, set their exit status, and refuse wrong input without a stack trace."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from steptape.store.run import Run
 
 
 def steptape(*arguments: object, status: int = 0, given: str | None = None) -> str:
-    """What the command prints on stdout; its exit status is checked."""
+    """Run the command, check its exit status and return its stdout."""
     result = call(*arguments, given=given)
     assert result.returncode == status, result.stdout + result.stderr
     return result.stdout
@@ -34,13 +34,13 @@ def steptape(*arguments: object, status: int = 0, given: str | None = None) -> s
 def call(
     *arguments: object, given: str | None = None, environment: Mapping[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """The command, run in a process of its own."""
+    """Run the command in its own process."""
     command = [sys.executable, "-m", "steptape", *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True, check=False, input=given, env=environment)
 
 
 def lines(text: str) -> list[Any]:
-    """JSON lines, parsed strictly."""
+    """Parse JSON lines strictly."""
 
     def refuse(token: str) -> None:
         raise AssertionError(f"bare token {token}")
@@ -55,7 +55,7 @@ def live(demo_store: Path) -> Run:
 
 
 def test_the_demo_shows_that_live_runs_went_as_the_backtest_said(demo_output: tuple[Path, str]) -> None:
-    """Stop steps, checkpoints and decisions agree, from what the store holds; all planted samples are found."""
+    """Stop steps, checkpoints and decisions in the store agree with the backtest; all planted samples are found."""
     store, printed = demo_output
     rows = {row["name"]: row for row in lines(steptape("runs", store, "--json"))}
 
@@ -69,7 +69,7 @@ def test_the_demo_shows_that_live_runs_went_as_the_backtest_said(demo_output: tu
 
 
 def test_show_prints_one_run_on_a_page(demo_store: Path, live: Run) -> None:
-    """By path, by id and by name alike; as JSON too."""
+    """The run is given by path, id or name; JSON works too."""
     by_path = steptape("show", live.folder)
 
     assert by_path == steptape("show", live.run_id, "--store", demo_store)
@@ -81,7 +81,7 @@ def test_show_prints_one_run_on_a_page(demo_store: Path, live: Run) -> None:
 
 
 def test_query_joins_steps_with_decisions(demo_store: Path) -> None:
-    """A row an object, a line each."""
+    """Each row is an object on its own line."""
     sql = """
         SELECT s.step, s.loss, d.controller FROM steps s
         JOIN decisions d ON (s.run_id, s.attempt, s.seq) = (d.run_id, d.attempt, d.event_seq) ORDER BY s.step
@@ -93,7 +93,7 @@ def test_query_joins_steps_with_decisions(demo_store: Path) -> None:
 
 
 def test_query_prints_a_table_that_is_never_cut(demo_store: Path) -> None:
-    """Names in full, in a pipe too."""
+    """Names are complete, in a pipe too."""
     printed = steptape("query", demo_store, "SELECT 'x' AS a, repeat('y', 300) AS b")
 
     assert "y" * 300 in printed
@@ -103,7 +103,7 @@ def test_query_prints_a_table_that_is_never_cut(demo_store: Path) -> None:
     "sql", ["DROP VIEW runs", "SELECT 1; SELECT 2", "SELECT nothing FROM runs", "COPY runs TO 'x'"]
 )
 def test_sql_that_is_not_one_readable_statement_is_refused(demo_store: Path, sql: str) -> None:
-    """Exit status 2 and the reason on stderr."""
+    """The exit status is 2 and the reason is on stderr."""
     result = call("query", demo_store, sql)
 
     assert (result.returncode, result.stdout) == (2, "")
@@ -111,14 +111,14 @@ def test_sql_that_is_not_one_readable_statement_is_refused(demo_store: Path, sql
 
 
 def test_verify_passes_every_run_of_the_demo(demo_store: Path) -> None:
-    """Exit status 0."""
+    """The exit status is 0."""
     verdicts = lines(steptape("verify", "--store", demo_store, "--all", "--json"))
 
     assert [verdict["identical"] for verdict in verdicts] == [True] * 3
 
 
 def test_verify_shows_the_first_difference_of_a_tampered_copy(live: Run, tmp_path: Path) -> None:
-    """One recorded decision names another controller: exit status 1, both sides shown."""
+    """One recorded decision names another controller: the exit status is 1, and both sides are shown."""
     copy = tmp_path / "copy"
     shutil.copytree(live.folder, copy)
     (path,) = copy.glob("events-*.parquet")
@@ -136,7 +136,7 @@ def test_verify_shows_the_first_difference_of_a_tampered_copy(live: Run, tmp_pat
 
 
 def test_verify_cannot_open_what_is_no_run(tmp_path: Path) -> None:
-    """Exit status 2."""
+    """The exit status is 2."""
     result = call("verify", tmp_path)
 
     assert result.returncode == 2
@@ -144,7 +144,7 @@ def test_verify_cannot_open_what_is_no_run(tmp_path: Path) -> None:
 
 
 def test_backtest_prints_the_table_and_what_it_assumes_of_the_objective(demo_store: Path) -> None:
-    """Run by run, then the sum in sentences."""
+    """The table lists run by run, then the sum in sentences."""
     printed = steptape("backtest", "trac_fig4", "--store", demo_store)
 
     assert "digits uncontrolled" in printed
@@ -153,7 +153,7 @@ def test_backtest_prints_the_table_and_what_it_assumes_of_the_objective(demo_sto
 
 
 def test_seal_turns_the_journal_of_a_dead_run_into_parquet(tmp_path: Path) -> None:
-    """The events read the same before and after; a second time there is nothing left to do."""
+    """The events are the same before and after; a second seal has nothing to do."""
     loop = f"""
 import os
 from steptape import Recorder
@@ -174,7 +174,7 @@ os.kill(os.getpid(), 9)
 
 
 def test_seal_leaves_another_machine_s_journal_alone_unless_told(store_folder: Callable[..., Path]) -> None:
-    """Whether its writer lives cannot be told from here."""
+    """This machine cannot see whether the writer is alive."""
     folder = store_folder(status="running")
     journal = JournalWriter(folder, run_id="run-1", writer={"host": "elsewhere", "boot_id": "another", "pid": 1})
     journal.append("step_end", ("loss",), (1.0,), step=1, time_ns=0, elapsed_ns=0)
@@ -203,7 +203,7 @@ def test_params_of_a_policy_can_be_set(demo_store: Path) -> None:
 
 
 def test_exported_events_replay_to_the_same_decisions(live: Run, tmp_path: Path) -> None:
-    """From the run, from a file and from a pipe."""
+    """The source may be the run, a file or a pipe."""
     exported = steptape("export", live.folder, "--format", "jsonl")
     path = tmp_path / "events.jsonl"
     steptape("export", live.folder, "--output", path)
@@ -219,7 +219,7 @@ def test_exported_events_replay_to_the_same_decisions(live: Run, tmp_path: Path)
 
 
 def test_replay_reads_a_bare_stream_of_events(tmp_path: Path) -> None:
-    """Every key but ``event`` may be missing; bare NaN is read; values that are not finite are printed as text."""
+    """Every key except ``event`` is optional; a bare NaN is accepted; non-finite values are printed as text."""
     policy = tmp_path / "policy.yaml"
     policy.write_text("""
 controllers:
@@ -245,7 +245,7 @@ controllers:
 
 
 def test_a_broken_line_of_a_stream_is_named(tmp_path: Path) -> None:
-    """File, line and what was wrong."""
+    """The error holds file, line and reason."""
     path = tmp_path / "events.jsonl"
     path.write_text('{"event": "log"}\n{"event": "lgo"}\n')
 
@@ -256,7 +256,7 @@ def test_a_broken_line_of_a_stream_is_named(tmp_path: Path) -> None:
 
 
 def test_check_reports_all_errors_of_a_file_with_their_places(tmp_path: Path) -> None:
-    """Exit status 1, one ``path:line:column: message`` a line; a shipped policy is fine."""
+    """The exit status is 1, with one ``path:line:column: message`` per line; a shipped policy is fine."""
     path = tmp_path / "policy.yaml"
     path.write_text("""controllers:
   - name: a
@@ -274,7 +274,7 @@ def test_check_reports_all_errors_of_a_file_with_their_places(tmp_path: Path) ->
 
 
 def test_check_of_a_file_that_is_not_there_is_exit_status_2(tmp_path: Path) -> None:
-    """Whatever the others are."""
+    """The other files do not matter."""
     result = call("check", tmp_path / "nowhere.yaml", "overfitting")
 
     assert result.returncode == 2
@@ -284,7 +284,7 @@ def test_check_of_a_file_that_is_not_there_is_exit_status_2(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("command", ["replay", "backtest"])
 def test_a_policy_that_does_not_load_is_exit_status_2(command: str, live: Run, tmp_path: Path) -> None:
-    """With the error on stderr and nothing on stdout."""
+    """The error is on stderr, and stdout is empty."""
     path = tmp_path / "policy.yaml"
     path.write_text("controllers: [\n")
 
@@ -306,7 +306,7 @@ def test_a_policy_that_does_not_load_is_exit_status_2(command: str, live: Run, t
     ],
 )
 def test_what_cannot_be_opened_is_exit_status_2_without_a_trace(arguments: tuple[str, ...]) -> None:
-    """A sentence on stderr, nothing on stdout."""
+    """One sentence is on stderr, and stdout is empty."""
     result = call(*arguments)
 
     assert (result.returncode, result.stdout) == (2, "")
@@ -329,7 +329,7 @@ def test_a_folder_that_is_no_run_does_not_hide_the_others(demo_store: Path, tmp_
 
 
 def test_verify_of_a_whole_store_says_when_a_run_cannot_be_opened(demo_store: Path, tmp_path: Path) -> None:
-    """Exit status 2, whatever the others are."""
+    """The exit status is 2, whatever the other runs give."""
     store = tmp_path / "runs"
     shutil.copytree(demo_store, store)
     (store / "broken").mkdir()
@@ -342,12 +342,12 @@ def test_verify_of_a_whole_store_says_when_a_run_cannot_be_opened(demo_store: Pa
 
 
 def test_a_mode_without_its_objective_is_refused(demo_store: Path) -> None:
-    """It would be silently ignored otherwise."""
+    """Otherwise it would be ignored silently."""
     assert call("backtest", "overfitting", "--store", demo_store, "--mode", "max").returncode == 2
 
 
 def test_a_stream_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
-    """As editors of some systems write it."""
+    """Some editors write one."""
     path = tmp_path / "events.jsonl"
     path.write_bytes(b'\xef\xbb\xbf{"event": "step_end", "metrics": {"loss": NaN}}\n')
 
@@ -355,7 +355,7 @@ def test_a_stream_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
 
 
 def test_a_stream_is_read_as_utf_8_in_any_locale(tmp_path: Path) -> None:
-    """As JSON is; what is no UTF-8 is told of."""
+    """JSON is UTF-8; other bytes are reported."""
     policy = tmp_path / "policy.yaml"
     controller = "{name: high, triggers: [on_log], rule: series('größe') > 0, operations: [hfcontrols.should_log]}"
     policy.write_text(f"controllers: [{controller}]", encoding="utf-8")
@@ -373,7 +373,7 @@ def test_a_stream_is_read_as_utf_8_in_any_locale(tmp_path: Path) -> None:
 
 
 def test_names_that_hold_control_characters_do_not_break_a_table(tmp_path: Path) -> None:
-    """They are spelt out."""
+    """They are escaped."""
     with Recorder(tmp_path, name="two\nlines") as rec:
         rec.step({"a\nb": 1.0})
 
@@ -382,7 +382,7 @@ def test_names_that_hold_control_characters_do_not_break_a_table(tmp_path: Path)
 
 
 def test_what_a_terminal_cannot_show_is_written_as_an_escape(tmp_path: Path) -> None:
-    """In a locale that is not UTF-8, for people and as JSON for programs; people read an arrow in two signs."""
+    """In a locale other than UTF-8 text and JSON are escaped; in text an arrow becomes two characters."""
     with Recorder(tmp_path, name="größer → 😀") as rec:
         rec.annotate("größer → 😀")
         for step in range(3):
@@ -402,7 +402,7 @@ def test_what_a_terminal_cannot_show_is_written_as_an_escape(tmp_path: Path) -> 
 
 
 def test_a_path_that_is_not_utf_8_is_refused_without_a_trace(tmp_path: Path) -> None:
-    """The files of a run cannot be opened below one."""
+    """Files of a run below such a path cannot be opened."""
     with Recorder(tmp_path / "runs") as rec:
         rec.step(loss=1.0)
     folder = (tmp_path / "runs").rename(os.fsdecode(os.fsencode(tmp_path) + b"/runs-\xe9"))
@@ -415,12 +415,12 @@ def test_a_path_that_is_not_utf_8_is_refused_without_a_trace(tmp_path: Path) -> 
 
 
 def test_the_version_is_printed() -> None:
-    """As bug reports want it."""
+    """Bug reports need it."""
     assert steptape("--version").startswith("steptape ")
 
 
 def test_every_command_explains_itself() -> None:
-    """``--help`` works everywhere, and the overview lists what there is."""
+    """``--help`` works for every command, and the overview lists all commands."""
     overview = steptape("--help")
     commands = [
         "demo",
@@ -443,7 +443,7 @@ def test_every_command_explains_itself() -> None:
 
 
 def test_delete_says_what_would_go_before_anything_does(demo_store: Path, tmp_path: Path) -> None:
-    """By number with a dry run, then for good; by name; never without being told which."""
+    """``--keep-last`` deletes by count, first as a dry run; a run is deleted by name; no selection is an error."""
     store = tmp_path / "runs"
     shutil.copytree(demo_store, store)
 
@@ -459,7 +459,7 @@ def test_delete_says_what_would_go_before_anything_does(demo_store: Path, tmp_pa
 
 
 def test_show_plots_what_is_looked_at_first_or_what_is_named(demo_store: Path) -> None:
-    """In dots; a metric that no event carries is an error."""
+    """The plot is made of dots; a metric that no event carries is an error."""
     run = ("digits uncontrolled", "--store", demo_store)
 
     assert "loss (step_end) over steps" in steptape("show", *run)
@@ -470,7 +470,7 @@ def test_show_plots_what_is_looked_at_first_or_what_is_named(demo_store: Path) -
 
 
 def test_a_metric_that_is_to_be_plotted_and_has_no_two_numbers_is_told_of(tmp_path: Path) -> None:
-    """Nobody asked for the one that is plotted else."""
+    """The message appears only for a metric named with ``--plot``, not for the default plot."""
     with Recorder(tmp_path) as rec:
         rec.step(loss=math.nan)
 
@@ -479,20 +479,20 @@ def test_a_metric_that_is_to_be_plotted_and_has_no_two_numbers_is_told_of(tmp_pa
 
 
 def test_help_may_be_asked_for_in_short() -> None:
-    """Of everything and of a command."""
+    """``-h`` works for the program and for each command."""
     assert steptape("-h") == steptape("--help")
     assert steptape("show", "-h") == steptape("show", "--help")
 
 
 def test_an_empty_store_is_told_of(tmp_path: Path) -> None:
-    """Where there is nothing to do, and not by silence."""
+    """A command without work says so instead of staying silent."""
     assert steptape("seal", "--store", tmp_path) == f"no runs in {tmp_path}\n"
     assert steptape("delete", "--store", tmp_path, "--keep-last", "0") == "no run to delete\n"
     assert steptape("seal", "--store", tmp_path, "--json") == ""
 
 
 def test_a_policy_that_there_is_not_may_be_another_one(live: Run) -> None:
-    """One that comes with steptape is suggested."""
+    """A shipped policy is suggested."""
     said = "loss_spik: no such file, and no policy of that name comes with steptape. Did you mean 'loss_spike'?"
     for command in (("replay", "loss_spik", live.folder), ("check", "loss_spik")):
         result = call(*command)
@@ -501,7 +501,7 @@ def test_a_policy_that_there_is_not_may_be_another_one(live: Run) -> None:
 
 
 def test_a_policy_may_come_through_a_pipe(live: Run, tmp_path: Path) -> None:
-    """As a shell's ``<(...)`` is one; a folder is no policy."""
+    """A shell's ``<(...)`` is a pipe; a folder is not a policy."""
     rules = "controllers: [{name: always, triggers: [on_step_end], rule: 'True', operations: [hfcontrols.should_log]}]"
 
     assert "always" in steptape("replay", "/dev/stdin", live.folder, given=rules)
@@ -510,7 +510,7 @@ def test_a_policy_may_come_through_a_pipe(live: Run, tmp_path: Path) -> None:
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="nothing is forbidden to root")
 def test_a_policy_that_may_not_be_read_is_exit_status_2(tmp_path: Path) -> None:
-    """As one that is not there."""
+    """The exit status is that of a missing file."""
     path = tmp_path / "policy.yaml"
     path.touch(mode=0o000)
 
@@ -520,7 +520,7 @@ def test_a_policy_that_may_not_be_read_is_exit_status_2(tmp_path: Path) -> None:
 
 
 def test_every_command_ends_its_help_with_examples() -> None:
-    """Each of them a command that there is, with options that it has."""
+    """Each example is an existing command with existing options."""
     for command, examples in EXAMPLES.items():
         printed = steptape(command, "--help")
         assert all(f"  {line}\n" in printed for line in examples)
@@ -553,7 +553,7 @@ def test_the_demo_needs_neither_torch_nor_scikit_learn(tmp_path: Path) -> None:
 
 
 def test_what_seal_and_delete_did_is_printed_as_json_too(demo_store: Path, tmp_path: Path) -> None:
-    """A line a run."""
+    """Each run is one line."""
     store = tmp_path / "runs"
     shutil.copytree(demo_store, store)
 
@@ -565,7 +565,7 @@ def test_what_seal_and_delete_did_is_printed_as_json_too(demo_store: Path, tmp_p
 
 
 def test_shells_complete_commands() -> None:
-    """As bash asks after a tab."""
+    """The request is bash's after a tab."""
     asked = {"_STEPTAPE_COMPLETE": "complete_bash", "COMP_WORDS": "steptape ta", "COMP_CWORD": "1"}
     command = Path(sys.executable).with_name("steptape")
 

@@ -15,7 +15,7 @@ APART = {"benchmarks", "build", "tests"}
 
 
 def modules_with_examples() -> list[str]:
-    """Dotted names of the package's modules that have ``>>>`` in them, at its root and in every room."""
+    """Return the dotted names of the package's modules with ``>>>`` in them, at its root and in every room."""
     rooms = [path for path in ROOT.glob("[!.]*/") if path.is_dir() and path.name not in APART]
     paths = [*ROOT.glob("*.py"), *(path for room in rooms for path in room.rglob("*.py"))]
     places = [path.relative_to(ROOT).with_suffix("") for path in paths if ">>> " in path.read_text(encoding="utf-8")]
@@ -24,7 +24,7 @@ def modules_with_examples() -> list[str]:
 
 @pytest.mark.parametrize("name", modules_with_examples())
 def test_the_examples_of_a_module_are_true(name: str) -> None:
-    """Every ``>>>`` of a module gives what stands below it, and there is one at least."""
+    """Every ``>>>`` of a module gives the output written below it, and there is at least one."""
     result = doctest.testmod(importlib.import_module(name))
 
     assert result.attempted > 0

@@ -1,4 +1,4 @@
-"""``steptape doctor``: each sort of damage is found and named with what to do; a healthy store is let alone."""
+"""``steptape doctor`` finds each kind of damage, names it with a remedy, and leaves a healthy store alone."""
 
 from __future__ import annotations
 
@@ -29,19 +29,19 @@ os.kill(os.getpid(), 9)
 
 
 def doctor(*arguments: object) -> subprocess.CompletedProcess[str]:
-    """The command, in a process of its own."""
+    """Run the command in its own process."""
     command = [sys.executable, "-m", "steptape", "doctor", *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
 def codes(folder: Path) -> list[str]:
-    """The sorts of what is found."""
+    """Return the codes of the findings."""
     return [finding.code for finding in diagnose(folder)]
 
 
 @pytest.fixture
 def sealed(tmp_path: Path) -> Path:
-    """A run that has ended and was sealed."""
+    """A run that has ended and is sealed."""
     with Recorder(tmp_path / "runs", name="sealed") as rec:
         for step in range(1, 101):
             rec.step(loss=1.0 / step)
@@ -60,7 +60,7 @@ def killed(tmp_path: Path) -> Path:
 
 
 def test_nothing_is_wrong_with_what_a_recorder_and_a_sealer_leave(sealed: Path) -> None:
-    """Exit status 0, of the store and of the run."""
+    """The exit status is 0 for the store and for the run."""
     for source in (sealed, sealed.parent):
         result = doctor(source)
 
@@ -76,7 +76,7 @@ def test_nothing_is_wrong_with_a_live_run(tmp_path: Path) -> None:
 
 
 def test_a_killed_run_is_told_with_how_to_go_on(killed: Path) -> None:
-    """No event is lost; sealing it is all that is left to do."""
+    """No event is lost; only the sealing is missing."""
     result = doctor(killed.parent)
     seal(killed)
     after = doctor(killed.parent)
@@ -88,7 +88,7 @@ def test_a_killed_run_is_told_with_how_to_go_on(killed: Path) -> None:
 
 
 def test_a_torn_journal_is_told_with_what_is_left(killed: Path) -> None:
-    """And after sealing, what was cut off is still named."""
+    """After sealing, the truncated part is still reported."""
     (journal,) = killed.glob("journal-*")
     journal.write_bytes(journal.read_bytes()[:-3])
 
@@ -100,7 +100,7 @@ def test_a_torn_journal_is_told_with_what_is_left(killed: Path) -> None:
 
 
 def test_a_journal_that_is_none_is_told(killed: Path) -> None:
-    """Others are looked at all the same."""
+    """The other runs are examined all the same."""
     (journal,) = killed.glob("journal-*")
     journal.write_bytes(b"something else entirely")
 
@@ -108,7 +108,7 @@ def test_a_journal_that_is_none_is_told(killed: Path) -> None:
 
 
 def test_a_damaged_parquet_file_is_told_with_the_events_it_held(sealed: Path) -> None:
-    """Pages carry checksums, so that one changed byte is enough."""
+    """Pages carry checksums, so one changed byte suffices."""
     (path,) = sealed.glob("events-*.parquet")
     content = bytearray(path.read_bytes())
     content[len(content) // 3] ^= 0xFF
@@ -121,7 +121,7 @@ def test_a_damaged_parquet_file_is_told_with_the_events_it_held(sealed: Path) ->
 
 
 def test_a_file_that_is_gone_is_told_with_the_events_it_held(store_folder: Callable[..., Path]) -> None:
-    """Positions are gap-free, so that a hole shows."""
+    """Positions are gap-free, so a hole is visible."""
     folder = store_folder()
     journal = JournalWriter(folder, run_id="run-1")
     for step in range(20):
@@ -137,7 +137,7 @@ def test_a_file_that_is_gone_is_told_with_the_events_it_held(store_folder: Calla
 
 
 def test_a_changed_value_is_told(sealed: Path) -> None:
-    """What a finished run recorded has a digest."""
+    """A finished run's records have a digest."""
     info = json.loads((sealed / "run.json").read_text())
     info["attempts"][0]["steps"] = 7
     (sealed / "run.json").write_text(json.dumps(info))
@@ -147,7 +147,7 @@ def test_a_changed_value_is_told(sealed: Path) -> None:
 
 @pytest.mark.parametrize("command", ["doctor", "verify"])
 def test_a_column_of_another_type_is_told(sealed: Path, command: str) -> None:
-    """Of whoever rewrote the file, and with its name."""
+    """The finding names the column that a foreign rewrite changed."""
     (path,) = sealed.glob("events-*.parquet")
     table = pq.read_table(path)
     place = table.schema.get_field_index("seq")
@@ -164,14 +164,14 @@ def test_a_column_of_another_type_is_told(sealed: Path, command: str) -> None:
 
 
 def test_digests_that_are_none_are_told(sealed: Path) -> None:
-    """And keep nobody from looking at other runs."""
+    """They do not prevent the examination of other runs."""
     (sealed / "digests.json").write_text("{")
 
     assert codes(sealed) == ["changed"]
 
 
 def test_a_run_without_its_run_json_is_told(sealed: Path) -> None:
-    """The folder has files of a run, so that it is no stranger's."""
+    """The folder holds files of a run, so it is not a foreign folder."""
     (sealed / "run.json").unlink()
 
     result = doctor(sealed.parent, "--json")
@@ -181,7 +181,7 @@ def test_a_run_without_its_run_json_is_told(sealed: Path) -> None:
 
 
 def test_what_killed_writers_and_sealers_left_is_told(sealed: Path) -> None:
-    """It counts for nothing, and may go."""
+    """Such files are ignored and may be deleted."""
     leftover = sealed / ".run.json.123.tmp"
     leftover.write_text("{")
     os.utime(leftover, (0, 0))
@@ -192,7 +192,7 @@ def test_what_killed_writers_and_sealers_left_is_told(sealed: Path) -> None:
 
 
 def test_two_runs_of_one_id_are_told(sealed: Path) -> None:
-    """Readers show the first alone."""
+    """Readers show only the first."""
     shutil.copytree(sealed, sealed.with_name(f"{sealed.name}-copy"))
 
     result = doctor(sealed.parent)
@@ -202,7 +202,7 @@ def test_two_runs_of_one_id_are_told(sealed: Path) -> None:
 
 
 def test_events_that_could_not_be_written_are_told(store_folder: Callable[..., Path]) -> None:
-    """The recorder says so itself, when writing works again."""
+    """The recorder reports them itself when writing works again."""
     folder = store_folder()
     journal = JournalWriter(folder, run_id="run-1")
     attrs = b'{"lost_events":3,"first_error":"disk full"}'
@@ -216,7 +216,7 @@ def test_events_that_could_not_be_written_are_told(store_folder: Callable[..., P
 
 
 def test_another_machine_s_journal_is_told(store_folder: Callable[..., Path]) -> None:
-    """Whether its writer lives cannot be told from here."""
+    """This machine cannot see whether the writer is alive."""
     folder = store_folder(status="running")
     journal = JournalWriter(folder, run_id="run-1", writer={"host": "elsewhere", "boot_id": "another", "pid": 1})
     journal.append("step_end", ("loss",), (1.0,), step=1, time_ns=0, elapsed_ns=0)
@@ -229,7 +229,7 @@ def test_another_machine_s_journal_is_told(store_folder: Callable[..., Path]) ->
 
 
 def test_what_is_no_store_is_exit_status_2(tmp_path: Path) -> None:
-    """With a sentence on stderr."""
+    """A sentence is on stderr."""
     result = doctor(tmp_path / "nowhere")
 
     assert (result.returncode, result.stdout) == (2, "")
@@ -239,7 +239,7 @@ def test_what_is_no_store_is_exit_status_2(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="nothing is forbidden to root")
 def test_a_run_that_may_not_be_looked_into_is_told(sealed: Path) -> None:
-    """And the others are looked at."""
+    """The other runs are examined."""
     shutil.copytree(sealed, sealed.with_name("closed"))
     sealed.with_name("closed").chmod(0o000)
 

@@ -1,4 +1,4 @@
-"""``steptape import``: what is printed, which status it ends with, and how it keeps up with logs that grow."""
+"""``steptape import`` prints a summary, returns a status, and follows logs that grow."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ NAME = "events.out.tfevents.1767323045.host"
 
 @pytest.fixture
 def call(tmp_path: Path) -> Call:
-    """Runs ``steptape`` with the arguments, in the test's folder."""
+    """Run ``steptape`` with the arguments in the test's folder."""
 
     def run(*arguments: object) -> subprocess.CompletedProcess[str]:
         command = [*COMMAND, *map(str, arguments)]
@@ -38,7 +38,7 @@ def call(tmp_path: Path) -> Call:
 
 @pytest.fixture
 def logs(tmp_path: Path) -> Path:
-    """A folder of two logs and a file that is none."""
+    """A folder of two logs and a file that is not a log."""
     folder = tmp_path / "logs"
     write_events(folder / "a" / NAME, losses([1.0, 0.5]))
     (folder / "metrics.csv").write_text("step,loss\n1,0.5\n")
@@ -47,12 +47,12 @@ def logs(tmp_path: Path) -> Path:
 
 
 def documents(result: subprocess.CompletedProcess[str]) -> list[dict[str, Any]]:
-    """What was printed with ``--json``."""
+    """Parse the output of ``--json``."""
     return [json.loads(line) for line in result.stdout.splitlines()]
 
 
 def test_a_folder_of_logs_becomes_runs_and_a_summary(call: Call, logs: Path, tmp_path: Path) -> None:
-    """A line a run, and how many there were."""
+    """The output has one line per run and the number of runs."""
     result = call("import", "auto", logs, "--store", "runs")
 
     assert (result.returncode, result.stderr) == (0, "")
@@ -61,7 +61,7 @@ def test_a_folder_of_logs_becomes_runs_and_a_summary(call: Call, logs: Path, tmp
 
 
 def test_imported_runs_are_verified_though_their_sources_tell_of_no_end(call: Call, logs: Path) -> None:
-    """What was imported is whole; once a row of it is gone, it is not."""
+    """The imported log is complete; once a row is missing, verification fails."""
     assert call("import", "auto", logs, "--store", "runs").returncode == 0
     whole = call("verify", "--all", "--store", "runs")
     (events,) = open_store(logs.parent / "runs").run("a").folder.glob("events-*.parquet")
@@ -74,7 +74,7 @@ def test_imported_runs_are_verified_though_their_sources_tell_of_no_end(call: Ca
 
 
 def test_a_run_whose_source_has_no_clock_is_not_said_to_be_of_1970(call: Call, logs: Path) -> None:
-    """In the list and on its page there is no time."""
+    """The list and the run's page show no time."""
     call("import", "table", logs / "metrics.csv", "--store", "runs")
 
     listed, shown = call("runs", "runs").stdout, call("show", "logs", "--store", "runs").stdout
@@ -85,7 +85,7 @@ def test_a_run_whose_source_has_no_clock_is_not_said_to_be_of_1970(call: Call, l
 
 
 def test_importing_again_says_that_nothing_changed(call: Call, logs: Path) -> None:
-    """For programs, an object a run."""
+    """With ``--json`` each run is one object."""
     call("import", "auto", logs, "--store", "runs")
 
     result = call("import", "auto", logs, "--store", "runs", "--json")
@@ -97,7 +97,7 @@ def test_importing_again_says_that_nothing_changed(call: Call, logs: Path) -> No
 
 
 def test_what_cannot_be_read_is_named_and_the_rest_is_imported(call: Call, logs: Path) -> None:
-    """On stderr, with status 1."""
+    """The warning is on stderr, and the status is 1."""
     (logs / "trainer_state.json").write_text('{"log_history": [')
 
     result = call("import", "auto", logs, "missing", "--store", "runs")
@@ -110,7 +110,7 @@ def test_what_cannot_be_read_is_named_and_the_rest_is_imported(call: Call, logs:
 
 @pytest.mark.parametrize("arguments", ["import auto begun.csv --store runs", "backtest loss_spike --history begun.csv"])
 def test_a_log_that_holds_no_row_is_told_of(call: Call, tmp_path: Path, arguments: str) -> None:
-    """It is no run, and no reason to stay silent."""
+    """It does not become a run, and the command says so."""
     (tmp_path / "begun.csv").write_text("step,loss\n")
 
     result = call(*arguments.split())
@@ -121,7 +121,7 @@ def test_a_log_that_holds_no_row_is_told_of(call: Call, tmp_path: Path, argument
 
 
 def test_what_was_left_out_is_told_once_of_an_unchanged_source_too(call: Call, tmp_path: Path) -> None:
-    """Importing again says what importing said, but for what is new."""
+    """Importing again repeats the warnings of the first import; only the summary differs."""
     (tmp_path / "cut.jsonl").write_text('{"step": 1, "loss": 0.5}\n{"step": 2, "lo')
     first = call("import", "auto", "cut.jsonl", "--store", "runs")
     again = call("import", "auto", "cut.jsonl", "--store", "runs")
@@ -140,7 +140,7 @@ def test_what_was_left_out_is_told_once_of_an_unchanged_source_too(call: Call, t
     ],
 )
 def test_a_wrong_command_line_is_told(call: Call, logs: Path, arguments: tuple[str, ...], said: str) -> None:
-    """With what to write instead."""
+    """The error names the correction."""
     result = call("import", *arguments, "--store", "runs")
 
     assert logs.is_dir()
@@ -149,7 +149,7 @@ def test_a_wrong_command_line_is_told(call: Call, logs: Path, arguments: tuple[s
 
 
 def test_nothing_to_import_is_no_success(call: Call, tmp_path: Path) -> None:
-    """Status 1, and a sentence."""
+    """The status is 1, with a sentence."""
     (tmp_path / "notes.md").write_text("nothing")
 
     result = call("import", "auto", tmp_path, "--store", tmp_path / "runs")
@@ -159,7 +159,7 @@ def test_nothing_to_import_is_no_success(call: Call, tmp_path: Path) -> None:
 
 
 def test_follow_keeps_up_with_a_log_that_grows(tmp_path: Path, logs: Path) -> None:
-    """Until Ctrl-C, which is how it ends."""
+    """It runs until Ctrl-C."""
     command = [*COMMAND, "import", "auto", str(logs), "--store", str(tmp_path / "runs"), "--follow", "--json"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
@@ -191,7 +191,7 @@ class MyReader(SingleFile):
 
 
 def install_reader(package: Path, name: str, code: str) -> None:
-    """Put a package there whose class ``MyReader`` is a reader."""
+    """Install a package whose class ``MyReader`` is a reader."""
     (package / f"{name}-1.dist-info").mkdir(parents=True)
     (package / f"{name}.py").write_text(code)
     (package / f"{name}-1.dist-info" / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1\n")
@@ -201,7 +201,7 @@ def install_reader(package: Path, name: str, code: str) -> None:
 
 
 def test_a_reader_of_another_package_is_found_by_its_entry_point(tmp_path: Path) -> None:
-    """By its kind, and by ``auto``."""
+    """Both its kind and ``auto`` find it."""
     package = tmp_path / "site"
     install_reader(package, "mine", READER)
     (tmp_path / "x.log").write_text("MINE 0.5 0.25")
@@ -225,7 +225,7 @@ def test_a_reader_of_another_package_is_found_by_its_entry_point(tmp_path: Path)
 
 
 def test_readers_that_cannot_be_had_are_told_of_and_stop_nothing(tmp_path: Path) -> None:
-    """One that fails when it is loaded, and one for a kind that there is; asked for by name, the first is an error."""
+    """One reader fails to load, another claims an existing kind. Requested by name, the first is an error."""
     package = tmp_path / "site"
     install_reader(package, "broken", "raise RuntimeError('no such database driver')")
     install_reader(package, "second", READER.replace('"mine"', '"table"'))
@@ -253,7 +253,7 @@ def test_readers_that_cannot_be_had_are_told_of_and_stop_nothing(tmp_path: Path)
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="nothing is forbidden to root")
 def test_a_named_file_that_may_not_be_read_is_told_of_and_stops_nothing(call: Call, logs: Path) -> None:
-    """As one in a folder is."""
+    """A file in a folder is treated alike."""
     (logs / "closed.csv").touch(mode=0o000)
 
     result = call("import", "auto", logs / "closed.csv", logs / "metrics.csv", "--store", "runs")
@@ -271,7 +271,7 @@ def test_a_named_file_that_may_not_be_read_is_told_of_and_stops_nothing(call: Ca
     ],
 )
 def test_whatever_is_no_reader_is_told_of_and_stops_nothing(tmp_path: Path, name: str, code: str, said: str) -> None:
-    """A package that ends Python when it is loaded, half a reader, and a module that cannot be called so."""
+    """The cases: a package that exits Python at import, an incomplete reader, a module with an impossible name."""
     package = tmp_path / "site"
     install_reader(package, name, code)
     (tmp_path / "x.csv").write_text("step,loss\n1,0.5\n")
@@ -291,7 +291,7 @@ def test_whatever_is_no_reader_is_told_of_and_stops_nothing(tmp_path: Path, name
 
 
 def test_a_reader_that_fails_while_it_reads_is_told_of_and_stops_nothing(tmp_path: Path) -> None:
-    """Here with an error that ends the import where the store is at fault."""
+    """The error has a type that ends the import if the store raises it."""
     package = tmp_path / "site"
     install_reader(package, "mine", READER.replace("numbers =", "raise OSError('no such database')\n        numbers ="))
     (tmp_path / "a.log").write_text("MINE 0.5 0.25")
@@ -311,7 +311,7 @@ def test_a_reader_that_fails_while_it_reads_is_told_of_and_stops_nothing(tmp_pat
 
 
 def test_history_is_imported_into_the_cache_and_backtested_at_once(tmp_path: Path) -> None:
-    """One command on a folder of event files; a second time the logs are as they were."""
+    """One command suffices for a folder of event files; a second run finds the logs unchanged."""
     values = [*(1.0 / step for step in range(1, 60)), *([9.0] * 20)]
     write_events(tmp_path / "logs" / "a" / NAME, losses(values))
     environment = {**os.environ, "STEPTAPE_CACHE": str(tmp_path / "cache")}
@@ -331,7 +331,7 @@ def test_history_is_imported_into_the_cache_and_backtested_at_once(tmp_path: Pat
 
 
 def test_metrics_of_history_are_renamed_as_policies_name_them(tmp_path: Path) -> None:
-    """And again otherwise, without a trace of the first names."""
+    """Other renames leave no trace of the first names."""
     (tmp_path / "a.csv").write_text("step,train,val\n" + "".join(f"{s},{1 / s},{1 / s}\n" for s in range(1, 41)))
     environment = {**os.environ, "STEPTAPE_CACHE": str(tmp_path / "cache")}
 

@@ -1,4 +1,4 @@
-"""Trackers' databases, W&B's run files and exported Parquet: what becomes a run, and what is left out."""
+"""Databases of trackers, W&B's run files and exported Parquet become runs; unusable parts are left out."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Imports = Callable[[Path], list[tuple[Outcome, Run]]]
 
 @pytest.fixture
 def imports(tmp_path: Path) -> Imports:
-    """Imports a path; the outcomes, each with its run."""
+    """Import a path and return the outcomes, each with its run."""
 
     def run(path: Path) -> list[tuple[Outcome, Run]]:
         sources = find_sources([path], all_readers()).sources
@@ -41,7 +41,7 @@ def imports(tmp_path: Path) -> Imports:
 
 
 def database(path: Path, tables: dict[str, tuple[str, Sequence[tuple[Any, ...]]]]) -> Path:
-    """A database of these tables: their columns, and their rows."""
+    """Make a database of these tables, given by columns and rows."""
     with sqlite3.connect(path) as connection:
         for name, (columns, rows) in tables.items():
             connection.execute(f"CREATE TABLE {name} ({columns})")
@@ -51,12 +51,12 @@ def database(path: Path, tables: dict[str, tuple[str, Sequence[tuple[Any, ...]]]
 
 
 def events_of(run: Run) -> list[tuple[Any, ...]]:
-    """Attempt, kind, step and values."""
+    """Return attempt, kind, step and values."""
     return [(event.attempt, event.kind, event.step, dict(event.metrics)) for event in run.events(attempts="all")]
 
 
 def test_runs_of_a_trackio_project_are_told_apart_by_their_ids(tmp_path: Path, imports: Imports) -> None:
-    """Two may have one name; nested values are flattened, and what JSON cannot hold is spelled."""
+    """Two may share a name; nested values are flattened, and values that JSON cannot hold are spelled."""
     rows = [
         (1, "a", "2026-01-02T03:04:05+00:00", "r", 0, b'{"loss": 1.0, "val": {"acc": 0.5}}'),
         (2, "b", "2026-01-02T03:04:06+00:00", "r", 0, '{"loss": "NaN"}'),
@@ -83,7 +83,7 @@ def test_runs_of_a_trackio_project_are_told_apart_by_their_ids(tmp_path: Path, i
 
 
 def mlflow_database(path: Path, metrics: Sequence[tuple[Any, ...]]) -> Path:
-    """MLflow's tables with one active run and one that was deleted."""
+    """Make MLflow's tables with one active and one deleted run."""
     runs = [("r1", "first", "FAILED", 1000, 9000, 1, "active"), ("r2", "gone", "FINISHED", 0, 0, 1, "deleted")]
     return database(
         path,
@@ -98,7 +98,7 @@ def mlflow_database(path: Path, metrics: Sequence[tuple[Any, ...]]) -> Path:
 
 
 def test_a_run_of_mlflow_s_database_is_a_run(tmp_path: Path, imports: Imports) -> None:
-    """Values of one step are one event; steps that go backwards another attempt."""
+    """Values of one step form one event; a step that goes backwards starts another attempt."""
     metrics = [
         ("loss", 1.0, 2000, "r1", 1, 0),
         ("val/loss", 0.0, 2500, "r1", 1, 1),
@@ -130,7 +130,7 @@ def test_a_damaged_value_of_a_database_is_told(tmp_path: Path) -> None:
 
 
 def test_a_database_whose_error_message_is_no_text_is_told(tmp_path: Path) -> None:
-    """SQLite quotes the damaged schema as it stands."""
+    """SQLite quotes the damaged schema as it is."""
     path = tmp_path / "study.db"
     with sqlite3.connect(path) as connection:
         connection.execute("CREATE TABLE studies (study_id INTEGER)")
@@ -141,7 +141,7 @@ def test_a_database_whose_error_message_is_no_text_is_told(tmp_path: Path) -> No
 
 
 def test_a_folder_of_mlflow_s_file_store_is_a_run(tmp_path: Path, imports: Imports) -> None:
-    """A metric's file has a line a value; its name may hold slashes."""
+    """A metric's file has one line per value; its name may hold slashes."""
     folder = tmp_path / "mlruns" / "1" / "abc"
     (folder / "metrics" / "val").mkdir(parents=True)
     (folder.parent / "meta.yaml").write_text("name: exp\nexperiment_id: '1'\n")
@@ -157,7 +157,7 @@ def test_a_folder_of_mlflow_s_file_store_is_a_run(tmp_path: Path, imports: Impor
 
 
 def test_a_folder_of_mlflow_s_file_store_grows(tmp_path: Path, imports: Imports) -> None:
-    """Its metrics lie beside the file that it is known by."""
+    """Its metrics are in other files than the one that identifies it."""
     folder = tmp_path / "mlruns" / "1" / "abc"
     (folder / "metrics").mkdir(parents=True)
     (folder / "meta.yaml").write_text("artifact_uri: x\nrun_id: abc\n")
@@ -172,7 +172,7 @@ def test_a_folder_of_mlflow_s_file_store_grows(tmp_path: Path, imports: Imports)
 
 
 def test_what_a_tracker_has_just_written_is_read_from_beside_its_database(tmp_path: Path, imports: Imports) -> None:
-    """SQLite's write-ahead log, while the tracker still runs."""
+    """SQLite keeps them in its write-ahead log while the tracker runs."""
     path = tmp_path / "p.db"
     row = "INSERT INTO metrics VALUES (?, 'a', '2026-01-02T03:04:05+00:00', 'r', ?, '{\"loss\": 0.5}')"
     connection = sqlite3.connect(path)
@@ -191,7 +191,7 @@ def test_what_a_tracker_has_just_written_is_read_from_beside_its_database(tmp_pa
 
 
 def test_a_parquet_table_is_a_run(tmp_path: Path, imports: Imports) -> None:
-    """A null was not logged; text is an attribute; our own tables are no logs."""
+    """A null was not logged; text becomes an attribute; our own tables are not logs."""
     rows = [
         {"_step": 0, "_timestamp": 1767323045.5, "loss": 0.1, "val/acc": None, "note": "x"},
         {"_step": 1, "_timestamp": 1767323046.5, "loss": math.nan, "val/acc": 0.5, "note": None},
@@ -213,7 +213,7 @@ def test_a_parquet_table_is_a_run(tmp_path: Path, imports: Imports) -> None:
 
 
 def wandb_file(path: Path, *records: bytes) -> Path:
-    """A ``.wandb`` file of these records, each in as many pieces as blocks it crosses."""
+    """Make a ``.wandb`` file of these records, each split at the blocks that it crosses."""
     block = 32 * 1024
     content = bytearray(b":W&B\xe1\xbe\x00")
     for record in records:
@@ -232,13 +232,13 @@ def wandb_file(path: Path, *records: bytes) -> Path:
 
 
 def history(step: int, **values: Any) -> bytes:
-    """A record of a history row."""
+    """Encode a record of a history row."""
     items = b"".join(field(1, field(1, key) + field(16, json.dumps(value))) for key, value in values.items())
     return field(2, items + field(2, b"\x08" + varint(step)))
 
 
 def test_records_of_wandb_that_cross_blocks_are_put_together(tmp_path: Path, imports: Imports) -> None:
-    """A block has 32 KiB; media are left out, nested values have dots, the exit code tells the end."""
+    """A block has 32 KiB; media are left out, nested values have dots, the exit code marks the end."""
     records = [
         history(0, loss=0.5, note="x" * 100_000, image={"_type": "image-file", "size": 5}, deep={"a/b": {"c": 1}}),
         *(history(step, loss=float(step), _runtime=step / 2, _timestamp=1767323045.0) for step in range(1, 2000)),
@@ -255,7 +255,7 @@ def test_records_of_wandb_that_cross_blocks_are_put_together(tmp_path: Path, imp
 
 
 def test_what_json_cannot_hold_is_spelled_in_a_configuration(tmp_path: Path, imports: Imports) -> None:
-    """NaN by its name, half a surrogate pair as a question mark; a time out of range is none."""
+    """NaN is spelled, half a surrogate pair becomes a question mark; a time out of range is dropped."""
     run = field(1, "r") + field(8, "n") + field(4, field(1, field(1, "lr") + field(16, "NaN")))
     run += field(4, field(1, field(1, "note") + field(16, '"\\ud800"'))) + field(17, b"\x08" + varint(2**62))
 

@@ -1,4 +1,4 @@
-"""Readers of other packages: whatever they do, the rest is imported, and what they did is told."""
+"""A third-party reader that fails in any way is reported, and everything else is imported."""
 
 from __future__ import annotations
 
@@ -18,85 +18,85 @@ from steptape.importers.source import Fact, ImportedRun, ReadOptions, SingleFile
 
 
 class Sound(SingleFile):
-    """A reader without a fault: each line of a file that begins with MINE is a loss."""
+    """A correct reader: each word after MINE in a file that begins with it is a loss."""
 
     kind = "mine"
     title = "files of mine"
 
     def recognises(self, path: Path, head: bytes) -> bool:  # noqa: ARG002
-        """By the first word."""
+        """Recognise a file by its first word."""
         return head.startswith(b"MINE")
 
     def read(self, files: Sequence[Path], options: ReadOptions) -> Iterator[ImportedRun]:  # noqa: ARG002
-        """One run a file."""
+        """Yield one run per file."""
         yield ImportedRun(self.facts(files[0]))
 
     def facts(self, path: Path) -> Iterator[Fact]:
-        """A step each."""
+        """Yield one step per word."""
         for step, text in enumerate(path.read_text(encoding="utf-8").split()[1:], start=1):
             yield Fact("step_end", step, {"loss": float(text)})
 
 
 class FailsToRecognise(Sound):
-    """Looks at bytes that are not there."""
+    """A reader that indexes bytes beyond the head."""
 
     def recognises(self, path: Path, head: bytes) -> bool:  # noqa: ARG002
-        """Whatever it meant to look at."""
+        """Raise IndexError."""
         return head[10**6] == 0
 
 
 class FailsToPlace(Sound):
-    """Knows no source of any file."""
+    """A reader that knows the source of no file."""
 
     def source_of(self, path: Path) -> Path:
-        """Looked up in a table."""
+        """Raise KeyError."""
         places: dict[Path, Path] = {}
         return places[path]
 
 
 class FailsBeside(Sound):
-    """Looks for files where there are none."""
+    """A reader that looks for files in a place without any."""
 
     def beside(self, path: Path) -> Sequence[Path]:
-        """In a folder that is a file."""
+        """List a folder that is a file."""
         return list((path / "beside").iterdir())
 
 
 class EndsPython(Sound):
-    """As a library does that misses its licence."""
+    """A reader that exits Python, as a library without its licence does."""
 
     def read(self, files: Sequence[Path], options: ReadOptions) -> Iterator[ImportedRun]:  # noqa: ARG002
-        """Nothing."""
+        """Exit."""
         sys.exit("no licence")
 
 
 class YieldsNoRun(Sound):
-    """Gives facts for runs."""
+    """A reader that yields facts instead of runs."""
 
     def read(self, files: Sequence[Path], options: ReadOptions) -> Iterator[Any]:  # noqa: ARG002
-        """Facts."""
+        """Yield facts."""
         yield from self.facts(files[0])
 
 
 class YieldsNoNumber(Sound):
-    """Gives a list as a loss."""
+    """A reader that yields a list as a loss."""
 
     def facts(self, path: Path) -> Iterator[Any]:  # noqa: ARG002
-        """One."""
+        """Yield one fact."""
         yield Fact("step_end", 1, {"loss": [0.5]})  # type: ignore[dict-item]  # That is its fault.
 
 
 class YieldsNoStatus(Sound):
-    """Calls an end by another name."""
+    """A reader with an unknown status of the run."""
 
     def read(self, files: Sequence[Path], options: ReadOptions) -> Iterator[ImportedRun]:  # noqa: ARG002
-        """One run."""
+        """Yield one run."""
         yield ImportedRun(self.facts(files[0]), status="done")
 
 
 @pytest.fixture
 def logs(tmp_path: Path) -> Path:
-    """A file for the reader, one that is broken for it, and a table."""
+    """A file for the reader, one that breaks it, and a table."""
     folder = tmp_path / "logs"
     folder.mkdir()
     (folder / "a.log").write_text("MINE 0.5 0.25")
@@ -106,7 +106,7 @@ def logs(tmp_path: Path) -> Path:
 
 
 def imported(logs: Path, reader: Sound) -> list[Outcome]:
-    """What becomes of everything in the folder."""
+    """Import everything in the folder and return the outcomes."""
     found = find_sources([logs], [ForeignReader(reader), *all_readers()])
     assert [signature(source) for source in found.sources]
     failed = [Outcome(State.FAILED, "", Path(problem.where), problem=str(problem)) for problem in found.problems]
@@ -114,7 +114,7 @@ def imported(logs: Path, reader: Sound) -> list[Outcome]:
 
 
 def test_what_a_reader_told_before_it_failed_is_kept(logs: Path) -> None:
-    """The file, the reader, the error and its place are told, and the files behind it are imported."""
+    """The problem names file, reader, error and place, and the later files are imported."""
     whole, broken, table = imported(logs, Sound())
 
     assert (whole.kind, whole.state, whole.problem) == ("mine", "new", None)
@@ -139,7 +139,7 @@ def test_what_a_reader_told_before_it_failed_is_kept(logs: Path) -> None:
     ids=lambda value: type(value).__name__ if isinstance(value, Sound) else "",
 )
 def test_a_reader_that_fails_in_any_way_is_told_of_for_each_of_its_files(logs: Path, reader: Sound, said: str) -> None:
-    """And the table behind them is imported."""
+    """The table after them is imported."""
     *failed, table = imported(logs, reader)
 
     assert [(outcome.path, outcome.state) for outcome in failed] == [
@@ -153,7 +153,7 @@ def test_a_reader_that_fails_in_any_way_is_told_of_for_each_of_its_files(logs: P
 
 
 def test_a_reader_that_cannot_recognise_anything_is_told_of_once(logs: Path) -> None:
-    """The readers behind it are asked."""
+    """The readers after it are tried."""
     failed, table = imported(logs, FailsToRecognise())
 
     assert failed.path == logs / "a.log"

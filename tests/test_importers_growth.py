@@ -1,4 +1,4 @@
-"""Importing again: what is there stays, what is new is added, and a source that says something else is told of."""
+"""Importing a source again keeps existing events, appends new ones, and reports a source that contradicts them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ HEADING = "step,loss,val_loss\n"
 
 @pytest.fixture
 def imports(tmp_path: Path) -> Imports:
-    """Imports a path into the store ``runs``: ``imports(path, step_column=...)``."""
+    """Import a path into the store ``runs``: ``imports(path, step_column=...)``."""
 
     def run(path: Path, **options: Any) -> list[Outcome]:
         sources = find_sources([path], all_readers()).sources
@@ -36,7 +36,7 @@ def imports(tmp_path: Path) -> Imports:
 
 @pytest.fixture
 def table(tmp_path: Path) -> Callable[[str], Path]:
-    """Writer of a table with a step, a loss and an evaluation loss."""
+    """Write a table with a step, a loss and an evaluation loss."""
 
     def write(rows: str) -> Path:
         path = tmp_path / "metrics.csv"
@@ -47,18 +47,18 @@ def table(tmp_path: Path) -> Callable[[str], Path]:
 
 
 def only_run(tmp_path: Path) -> Run:
-    """The store's one run."""
+    """Return the store's one run."""
     (run,) = open_store(tmp_path / "runs")
     return run
 
 
 def told(events: Sequence[Event]) -> list[tuple[str, int, dict[str, float]]]:
-    """Kind, step and values of events."""
+    """Return kind, step and values of events."""
     return [(event.kind, event.step, dict(event.metrics)) for event in events]
 
 
 def test_importing_again_changes_nothing(tmp_path: Path, imports: Imports, table: Callable[[str], Path]) -> None:
-    """Not even the time of a file."""
+    """Not even a file's mtime changes."""
     path = table("1,0.5,\n2,0.4,0.6\n")
     imports(path)
     before = {file: file.stat().st_mtime_ns for file in (tmp_path / "runs").rglob("*")}
@@ -72,7 +72,7 @@ def test_importing_again_changes_nothing(tmp_path: Path, imports: Imports, table
 def test_a_source_that_has_grown_adds_what_is_new(
     tmp_path: Path, imports: Imports, table: Callable[[str], Path]
 ) -> None:
-    """To the same run, whose digests are taken again."""
+    """They are appended to the same run, whose digests are renewed."""
     imports(table("1,0.5,\n2,0.4,0.6\n"))
 
     (grown,) = imports(table("1,0.5,\n2,0.4,0.6\n3,0.3,\n4,nan,0.5\n"))
@@ -91,7 +91,7 @@ def test_a_source_that_has_grown_adds_what_is_new(
 def test_a_row_that_was_read_half_written_is_completed(
     tmp_path: Path, imports: Imports, table: Callable[[str], Path]
 ) -> None:
-    """By an event of the values that had been missing."""
+    """An event brings the values that were missing."""
     imports(table("1,0.5,\n2,0.4,\n"))
 
     imports(table("1,0.5,\n2,0.4,0.6\n"))
@@ -102,7 +102,7 @@ def test_a_row_that_was_read_half_written_is_completed(
 def test_rows_that_come_in_between_are_added_at_the_end(
     tmp_path: Path, imports: Imports, table: Callable[[str], Path]
 ) -> None:
-    """As of a logger that flushes late; the log only grows."""
+    """A logger that flushes late does this; the log only grows."""
     imports(table("1,0.5,\n3,0.3,\n"))
 
     imports(table("1,0.5,\n2,0.4,\n3,0.3,\n"))
@@ -113,7 +113,7 @@ def test_rows_that_come_in_between_are_added_at_the_end(
 def test_a_source_that_says_something_else_is_told_of_and_the_run_stays(
     tmp_path: Path, imports: Imports, table: Callable[[str], Path]
 ) -> None:
-    """Rewritten or cut short: what was imported was said once."""
+    """A rewritten or truncated source does not change what was imported."""
     imports(table("1,0.5,\n2,0.4,\n"))
     before = told(list(only_run(tmp_path).events()))
 
@@ -128,7 +128,7 @@ def test_a_source_that_says_something_else_is_told_of_and_the_run_stays(
 def test_steps_that_go_backwards_are_another_attempt(
     tmp_path: Path, imports: Imports, table: Callable[[str], Path]
 ) -> None:
-    """What the first one logged after the place that the second went on from was rolled back."""
+    """The resume rolls back the first attempt's events after its starting point."""
     imports(table("10,0.5,\n20,0.4,\n30,0.9,\n20,0.41,\n30,0.3,\n"))
 
     run = only_run(tmp_path)
@@ -140,7 +140,7 @@ def test_steps_that_go_backwards_are_another_attempt(
 def test_evaluations_that_lag_behind_are_no_other_attempt(
     tmp_path: Path, imports: Imports, table: Callable[[str], Path]
 ) -> None:
-    """Only a metric that goes backwards itself tells of a resume."""
+    """Only a metric that goes backwards itself indicates a resume."""
     imports(table("10,0.5,\n20,0.4,\n10,,0.6\n20,,0.5\n"))
 
     assert len(only_run(tmp_path).info.attempts) == 1
@@ -149,7 +149,7 @@ def test_evaluations_that_lag_behind_are_no_other_attempt(
 def test_a_file_that_begins_anew_holds_several_runs(
     tmp_path: Path, imports: Imports, table: Callable[[str], Path]
 ) -> None:
-    """Each with its own id, and the same ones when the file has grown."""
+    """Each has its own id, which stays when the file grows."""
     first = imports(table("1,0.5,\n2,0.4,\n1,0.6,\n2,0.3,\n"))
 
     second = imports(table("1,0.5,\n2,0.4,\n1,0.6,\n2,0.3,\n3,0.2,\n"))
@@ -162,7 +162,7 @@ def test_a_file_that_begins_anew_holds_several_runs(
 def test_an_attempt_that_grows_later_goes_on_where_it_was(
     tmp_path: Path, imports: Imports, table: Callable[[str], Path]
 ) -> None:
-    """And a resume that comes later is found."""
+    """A later resume is found."""
     imports(table("10,0.5,\n20,0.4,\n"))
     imports(table("10,0.5,\n20,0.4,\n30,0.3,\n"))
     imports(table("10,0.5,\n20,0.4,\n30,0.3,\n20,0.35,\n"))
@@ -180,7 +180,7 @@ def test_an_attempt_that_grows_later_goes_on_where_it_was(
 def test_an_unfinished_last_line_is_waited_for_while_its_file_grows(
     tmp_path: Path, imports: Imports, table: Callable[[str], Path]
 ) -> None:
-    """A number that was cut short would be another number."""
+    """A truncated number would be another number."""
     imports(table("1,0.5,\n2,0.41"), is_growing=True)
     assert [event.step for event in only_run(tmp_path).events()] == [1]
 
@@ -190,7 +190,7 @@ def test_an_unfinished_last_line_is_waited_for_while_its_file_grows(
 
 
 def test_a_run_says_where_it_came_from(tmp_path: Path, imports: Imports, table: Callable[[str], Path]) -> None:
-    """Kind, path, digest, and what is wrong with it, if anything."""
+    """The source holds kind, path, digest, and its problem, if any."""
     path = table("1,0.5,\nx,0.4,\n")
 
     (outcome,) = imports(path)
@@ -208,7 +208,7 @@ def test_a_run_says_where_it_came_from(tmp_path: Path, imports: Imports, table: 
 def test_a_metric_can_be_given_the_name_that_policies_use(
     tmp_path: Path, imports: Imports, table: Callable[[str], Path]
 ) -> None:
-    """For good: the run keeps it when its source has grown, whatever is said then."""
+    """The renaming is permanent: the run keeps it when its source grows, whatever later imports request."""
     imports(table("1,0.5,0.6\n"), renamed={"val_loss": "eval_loss"})
     (grown,) = imports(table("1,0.5,0.6\n2,0.4,0.7\n"))
 
@@ -218,7 +218,7 @@ def test_a_metric_can_be_given_the_name_that_policies_use(
 
 
 def test_of_two_metrics_of_an_event_that_are_to_have_one_name_the_first_has_it() -> None:
-    """The other keeps its own, as does one whose new name is there already; the rest are called as they are to be."""
+    """The other keeps its own name, as does a metric whose new name exists already; the rest are renamed."""
     fact = Fact("evaluate", 1, {"val": 0.5, "dev": 0.25, "acc": 0.75, "top1": 1.0})
     renamed = {"val": "eval_loss", "dev": "eval_loss", "acc": "accuracy", "top1": "acc"}
     (named,) = with_names(iter([fact]), renamed)
@@ -227,7 +227,7 @@ def test_of_two_metrics_of_an_event_that_are_to_have_one_name_the_first_has_it()
 
 
 def test_a_config_s_secrets_are_not_imported(tmp_path: Path, imports: Imports) -> None:
-    """As when a run is recorded."""
+    """Recording a run redacts them too."""
     folder = tmp_path / "exp" / "abc"
     (folder / "metrics").mkdir(parents=True)
     (folder / "params").mkdir()

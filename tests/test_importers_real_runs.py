@@ -1,4 +1,4 @@
-"""Real logs, imported by ``auto``: what their folder's README says of them, and what plain readers find in them."""
+"""Real logs imported by ``auto`` match the claims of their folder's README and the values of plain readers."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from steptape.store.run import Run
 
 pytestmark = pytest.mark.skipif(not FOLDER.is_dir(), reason=f"no real logs in {FOLDER}")
 
-#: The heading of a kind in the README, and the cells of a run's line.
+#: The heading of a kind in the README, and the number of cells in a run's line.
 KIND = re.compile(r"## (\w+)")
 CELLS = 13
 
 
 @dataclass(frozen=True)
 class Claim:
-    """What the README says of a log."""
+    """The README's claims about a log."""
 
     kind: str
     name: str
@@ -48,7 +48,7 @@ class Claim:
 
 
 def claims() -> list[Claim]:
-    """The README's lines; none where there are no logs."""
+    """Return the README's lines; an empty list without logs."""
     found, kind = [], ""
     readme = FOLDER / "README.md"
     for line in readme.read_text().splitlines() if readme.is_file() else []:
@@ -76,7 +76,7 @@ def import_folder(store: Path) -> Iterator[Outcome]:
 
 @pytest.fixture(scope="module")
 def runs(imported: list[Outcome], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Run]:
-    """The imported runs of files that are one run, by the folder of the log."""
+    """The imported runs of files with one run each, by the log's folder."""
     store = next(tmp_path_factory.getbasetemp().glob("real*/runs"))
     return {
         str(outcome.path.relative_to(FOLDER)): open_run(store / outcome.run_id)
@@ -86,14 +86,14 @@ def runs(imported: list[Outcome], tmp_path_factory: pytest.TempPathFactory) -> d
 
 
 def run_of(claim: Claim, runs: dict[str, Run]) -> Run:
-    """The one run of a line of the README."""
+    """Return the one run of a line of the README."""
     folder = f"{claim.kind}/{claim.name}"
     (run,) = (run for path, run in runs.items() if f"{path}/".startswith(f"{folder}/"))
     return run
 
 
 def series_of(run: Run) -> dict[str, list[tuple[int, float]]]:
-    """Steps and values of each metric. Of a trainer's rows, which are two events each, the log counts."""
+    """Return steps and values of each metric. A trainer's row gives two events; only the log counts."""
     is_trainer = run.info.source is not None and run.info.source["kind"] == "trainer_state"
     found: dict[str, list[tuple[int, float]]] = {}
     for event in run.events(attempts="all"):
@@ -104,7 +104,7 @@ def series_of(run: Run) -> dict[str, list[tuple[int, float]]]:
 
 
 def test_every_log_of_the_folder_is_imported(imported: list[Outcome]) -> None:
-    """79 files; the trials of the study are runs of their own. Two W&B runs end within a record, and say so."""
+    """There are 79 files; a study's trials are separate runs. Two W&B runs end within a record and are reported."""
     assert {outcome.state for outcome in imported} == {State.NEW}
     assert len({outcome.path for outcome in imported}) == len(CLAIMS) == 79
     assert [outcome.path.parent.name for outcome in imported if outcome.problem] == [
@@ -114,7 +114,7 @@ def test_every_log_of_the_folder_is_imported(imported: list[Outcome]) -> None:
 
 
 def test_importing_again_changes_not_one_file(imported: list[Outcome], runs: dict[str, Run]) -> None:
-    """Names, sizes and times of all files of the store stay."""
+    """Names, sizes and mtimes of all files in the store stay."""
     store = next(iter(runs.values())).folder.parent
     before = {path: path.stat().st_mtime_ns for path in store.rglob("*")}
 
@@ -127,7 +127,7 @@ def test_importing_again_changes_not_one_file(imported: list[Outcome], runs: dic
 
 @pytest.mark.parametrize("claim", [c for c in CLAIMS if c.points != "-"], ids=lambda c: f"{c.kind}/{c.name}")
 def test_a_log_has_the_points_steps_metrics_and_minima_of_the_readme(claim: Claim, runs: dict[str, Run]) -> None:
-    """All of a line that is a number or a name."""
+    """Every number and name of a line is checked."""
     series = series_of(run_of(claim, runs))
     steps = [step for values in series.values() for step, _ in values]
 
@@ -144,7 +144,7 @@ def test_a_log_has_the_points_steps_metrics_and_minima_of_the_readme(claim: Clai
 
 
 def check_metrics(claim: Claim, names: set[str]) -> None:
-    """The README shows the first names, cut to forty characters, and how many more there are."""
+    """Compare the metrics: the README shows the first names, cut to forty characters, and the number of the rest."""
     shown, _, more = claim.metrics.partition(" (+")
     listed = shown.split(", ")
 
@@ -153,7 +153,7 @@ def check_metrics(claim: Claim, names: set[str]) -> None:
 
 
 def check_not_finite(claim: Claim, series: dict[str, list[tuple[int, float]]]) -> None:
-    """How many values are NaN or infinite, of which metrics, and where the first stands."""
+    """Compare the number of non-finite values, their metrics, and the first step with one."""
     broken = [(step, name) for name, values in series.items() for step, v in values if not math.isfinite(v)]
     told = re.search(r"(\d+) non-finite values in (.+), first at step (\d+)", claim.happens)
     if told is None:
@@ -165,7 +165,7 @@ def check_not_finite(claim: Claim, series: dict[str, list[tuple[int, float]]]) -
 
 
 def plain_values(path: Path) -> dict[str, list[tuple[int, str]]]:
-    """Steps and bits of each metric of a log, read as plainly as can be."""
+    """Return steps and bits of each metric of a log, read by a plain parser."""
     found: dict[str, list[tuple[int, str]]] = {}
     for step, name, value in PLAIN[path.suffix](path):
         found.setdefault(name, []).append((step, value.hex()))
@@ -173,7 +173,7 @@ def plain_values(path: Path) -> dict[str, list[tuple[int, str]]]:
 
 
 def plain_trainer_state(path: Path) -> Iterator[tuple[int, str, float]]:
-    """Every number of the log history."""
+    """Yield every number of the log history."""
     for row in json.loads(path.read_text())["log_history"]:
         for name, value in row.items():
             if name not in ("step", "epoch") and isinstance(value, (int, float)):
@@ -181,7 +181,7 @@ def plain_trainer_state(path: Path) -> Iterator[tuple[int, str, float]]:
 
 
 def plain_table(path: Path) -> Iterator[tuple[int, str, float]]:
-    """Every cell that is not empty."""
+    """Yield every cell that is not empty."""
     with open(path, newline="") as file:
         for row in csv.DictReader(file):
             step = next(name for name in ("global_step", "step", "Step") if name in row)
@@ -191,7 +191,7 @@ def plain_table(path: Path) -> Iterator[tuple[int, str, float]]:
 
 
 def plain_text(path: Path) -> Iterator[tuple[int, str, float]]:
-    """The losses, rates and norms of lines that begin with a step."""
+    """Yield the losses, rates and norms of lines that begin with a step."""
     names = {"tel": "val_loss", "trl": "train_loss"}
     for line in path.read_text().splitlines():
         if match := re.match(r"(?:s|step):(\d+)", line):
@@ -212,7 +212,7 @@ PLAIN = {".json": plain_trainer_state, ".csv": plain_table, ".log": plain_text, 
     ids=lambda path: str(path.relative_to(FOLDER)),
 )
 def test_every_value_of_a_log_is_imported_to_the_bit(path: Path, runs: dict[str, Run]) -> None:
-    """And no other; in the order of the log."""
+    """No other value is imported, and the log's order is kept."""
     place = path.parent if path.name == "trainer_state.json" else path
     series = series_of(runs[str(place.relative_to(FOLDER))])
 
@@ -222,7 +222,7 @@ def test_every_value_of_a_log_is_imported_to_the_bit(path: Path, runs: dict[str,
 
 
 def test_the_readme_s_example_of_real_history_is_what_its_commands_print(tmp_path: Path) -> None:
-    """Each line that it shows, in order; the commands print more."""
+    """Each line of the example appears in order; the commands print more."""
     readme = (Path(__file__).resolve().parents[1] / "README.md").read_text()
     (example,) = re.findall(r"```console\n(.*?)```", readme, flags=re.DOTALL)
     script = example.replace("$STEPTAPE_REAL_RUNS", str(FOLDER)).replace("steptape ", f"{sys.executable} -m steptape ")
@@ -240,7 +240,7 @@ def test_the_readme_s_example_of_real_history_is_what_its_commands_print(tmp_pat
 
 
 def test_a_study_s_trials_are_runs(imported: list[Outcome], runs: dict[str, Run]) -> None:
-    """Their intermediate values and states, by SQL."""
+    """SQL returns their intermediate values and states."""
     (path,) = {outcome.path for outcome in imported if outcome.kind == "optuna"}
     trials = [outcome for outcome in imported if outcome.kind == "optuna"]
     with sqlite3.connect(f"file:{path}?mode=ro", uri=True) as connection:

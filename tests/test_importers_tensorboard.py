@@ -1,4 +1,4 @@
-"""TensorBoard's event files: both versions, folders as runs, and files that are cut short or damaged."""
+"""TensorBoard's event files of both versions become runs by folder, even if truncated or damaged."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ NAME = "events.out.tfevents.1767323045.host"
 
 @pytest.fixture
 def imports(tmp_path: Path) -> Imports:
-    """Imports a path; the outcomes, each with its run."""
+    """Import a path and return the outcomes, each with its run."""
 
     def run(path: Path) -> list[tuple[Outcome, Run | None]]:
         store = tmp_path / "store"
@@ -35,7 +35,7 @@ def imports(tmp_path: Path) -> Imports:
 
 
 def only(imports: Imports, path: Path) -> Run:
-    """The one run of a path, without a problem."""
+    """Return the one run of a path, imported without a problem."""
     ((outcome, run),) = imports(path)
     assert outcome.problem is None
     assert run is not None
@@ -43,12 +43,12 @@ def only(imports: Imports, path: Path) -> Run:
 
 
 def values(run: Run, metric: str) -> list[tuple[int, float]]:
-    """Steps and values of a metric."""
+    """Return steps and values of a metric."""
     return [(event.step, event.metrics[metric]) for event in run.events(attempts="all") if metric in event.metrics]
 
 
 def test_a_value_of_version_1_is_the_float_that_it_is(tmp_path: Path, imports: Imports) -> None:
-    """Single precision, held exactly, infinities included; a step may be negative."""
+    """Single precision is preserved exactly, infinities included; a step may be negative."""
     third = struct.unpack("<f", struct.pack("<f", 1 / 3))[0]
     path = write_events(tmp_path / "run" / NAME, losses([1 / 3, float("inf")], first_step=-1))
 
@@ -70,14 +70,14 @@ def test_a_value_of_version_1_is_the_float_that_it_is(tmp_path: Path, imports: I
     ids=["float", "double", "float_val", "double_val", "int64_val", "half", "bfloat16", "half_val"],
 )
 def test_a_tensor_of_one_number_is_a_value(tmp_path: Path, imports: Imports, content: bytes, value: float) -> None:
-    """Of version 2, whatever its type."""
+    """Version 2 stores any numeric type."""
     path = write_events(tmp_path / "run" / NAME, [event(3, STARTED_S, tensor("loss", content, "scalars"))])
 
     assert values(only(imports, path), "loss") == [(3, value)]
 
 
 def test_tensors_of_other_plugins_are_no_values(tmp_path: Path, imports: Imports) -> None:
-    """A tag's plugin is named in its first event alone."""
+    """Only a tag's first event names its plugin."""
     number = b"\x08\x01" + field(4, struct.pack("<f", 0.5))
     events = [event(1, STARTED_S, tensor("text", number, "text")), event(2, STARTED_S, tensor("text", number))]
     path = write_events(tmp_path / "run" / NAME, [*events, *losses([0.5])])
@@ -86,7 +86,7 @@ def test_tensors_of_other_plugins_are_no_values(tmp_path: Path, imports: Imports
 
 
 def test_values_of_one_step_are_one_update_and_one_evaluation(tmp_path: Path, imports: Imports) -> None:
-    """With the wall clock of their last value, and the time since the first."""
+    """Each event has the wall clock of its last value, and the time since the first."""
     events = [
         event(5, STARTED_S, simple("train/loss", 1.0)),
         event(5, STARTED_S + 1, simple("train/lr", 0.5)),
@@ -102,7 +102,7 @@ def test_values_of_one_step_are_one_update_and_one_evaluation(tmp_path: Path, im
 
 
 def test_each_folder_of_a_tree_is_a_run(tmp_path: Path, imports: Imports) -> None:
-    """Called by its path below the folder that was named."""
+    """Its name is the path below the imported folder."""
     write_events(tmp_path / "logs" / "a" / NAME, losses([1.0]))
     write_events(tmp_path / "logs" / "b" / "c" / NAME, losses([2.0]))
 
@@ -110,7 +110,7 @@ def test_each_folder_of_a_tree_is_a_run(tmp_path: Path, imports: Imports) -> Non
 
 
 def test_files_of_one_folder_are_one_run_and_a_resume_its_next_attempt(tmp_path: Path, imports: Imports) -> None:
-    """The second file goes on from before the first one's end."""
+    """The second file begins before the first one's end."""
     write_events(tmp_path / "run" / f"{NAME}.0", losses([1.0, 0.9, 0.8, 0.7]))
     later = [event(step, STARTED_S + 100 + step, simple("loss", 0.5)) for step in (3, 4)]
     write_events(tmp_path / "run" / f"{NAME}.1", later)
@@ -121,7 +121,7 @@ def test_files_of_one_folder_are_one_run_and_a_resume_its_next_attempt(tmp_path:
 
 
 def test_a_file_that_begins_where_the_first_began_is_another_run(tmp_path: Path, imports: Imports) -> None:
-    """Two trainings into one folder."""
+    """Two trainings wrote into one folder."""
     write_events(tmp_path / "run" / f"{NAME}.0", losses([1.0, 0.9]))
     write_events(tmp_path / "run" / f"{NAME}.1", [event(1, STARTED_S + 100, simple("loss", 0.5))])
 
@@ -144,7 +144,7 @@ def test_the_two_folders_of_keras_are_one_run(tmp_path: Path, imports: Imports) 
 
 
 def test_a_file_that_is_cut_short_keeps_its_whole_records(tmp_path: Path, imports: Imports) -> None:
-    """And says where it ends; so does one with a flipped bit."""
+    """The problem names its end; a flipped bit is treated alike."""
     path = write_events(tmp_path / "run" / NAME, losses([1.0, 0.9, 0.8]))
     path.write_bytes(path.read_bytes()[:-3])
     ((outcome, run),) = imports(path)
@@ -156,7 +156,7 @@ def test_a_file_that_is_cut_short_keeps_its_whole_records(tmp_path: Path, import
 
 
 def test_a_record_whose_checksum_differs_ends_the_file(tmp_path: Path, imports: Imports) -> None:
-    """What comes behind it cannot be trusted to begin where it should."""
+    """The position of later records cannot be trusted."""
     path = write_events(tmp_path / "run" / NAME, losses([1.0, 0.9, 0.8]))
     content = bytearray(path.read_bytes())
     content[-10] ^= 1
@@ -170,7 +170,7 @@ def test_a_record_whose_checksum_differs_ends_the_file(tmp_path: Path, imports: 
 
 
 def test_a_file_without_a_scalar_is_told_of(tmp_path: Path, imports: Imports) -> None:
-    """It holds graphs, pictures, or nothing yet."""
+    """It holds graphs, pictures or nothing yet."""
     path = write_events(tmp_path / "run" / NAME, [])
     ((outcome, run),) = imports(path)
 
@@ -179,7 +179,7 @@ def test_a_file_without_a_scalar_is_told_of(tmp_path: Path, imports: Imports) ->
 
 
 def test_a_record_that_is_no_event_is_our_error(tmp_path: Path, imports: Imports) -> None:
-    """Its checksum is right, its content is not."""
+    """Its checksum is right, its content is wrong."""
     path = write_events(tmp_path / "run" / NAME, [])
     path.write_bytes(path.read_bytes() + record(b"\x0f\xff\xff"))
     ((outcome, _),) = imports(path)

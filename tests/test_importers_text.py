@@ -1,4 +1,4 @@
-"""Tables, JSON lines, text logs and trainer states: what their rows become, and what is wrong with bad ones."""
+"""Rows of tables, JSON lines, text logs and trainer states become events; faulty ones are reported."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ NS = 1_000_000_000
 
 @pytest.fixture
 def written(tmp_path: Path) -> Written:
-    """Writes a file and imports it: ``written(name, content, kind, **options)``; the outcome, and its events."""
+    """Write a file, import it and return outcome and events: ``written(name, content, kind, **options)``."""
 
     def write(name: str, content: str | bytes, kind: str = "", **options: Any) -> tuple[Outcome, list[tuple[Any, ...]]]:
         path = tmp_path / "logs" / name
@@ -43,25 +43,25 @@ def written(tmp_path: Path) -> Written:
 
 
 def events_of(run: Run) -> list[tuple[Any, ...]]:
-    """Kind, step and values."""
+    """Return kind, step and values."""
     return [(event.kind, event.step, dict(event.metrics)) for event in run.events(attempts="all")]
 
 
 def only_run(tmp_path: Path) -> Run:
-    """The one run of the store."""
+    """Return the one run of the store."""
     (folder,) = (path for path in (tmp_path / "store").iterdir() if not path.name.startswith("."))
     return open_run(folder)
 
 
 def test_a_row_of_keras_is_an_update_and_an_evaluation(written: Written) -> None:
-    """Its steps are epochs: it has no finer count."""
+    """Its steps are epochs, because it has no finer count."""
     _, events = written("history.csv", "epoch,accuracy,loss,val_loss\n0,0.5,1.0,1.5\n1,0.6,0.9,1.4\n")
 
     assert events[:2] == [("step_end", 0, {"accuracy": 0.5, "loss": 1.0}), ("evaluate", 0, {"val_loss": 1.5})]
 
 
 def test_a_row_of_ultralytics_evaluates_what_it_calls_metrics(written: Written, tmp_path: Path) -> None:
-    """And counts the seconds since the begin."""
+    """Its clock counts seconds since the beginning."""
     head = "                  epoch,  time, train/box_loss, metrics/mAP50(B), val/box_loss, lr/pg0\n"
     _, events = written("results.csv", head + "1, 2.5, 1.0, 0.4, 1.1, 0.01\n")
 
@@ -73,7 +73,7 @@ def test_a_row_of_ultralytics_evaluates_what_it_calls_metrics(written: Written, 
 
 
 def test_rows_of_algoperf_are_trainings_or_evaluations(written: Written, tmp_path: Path) -> None:
-    """As a whole, with the duration as clock and as value; what lies beside them is the configuration."""
+    """The whole row is one or the other, with the duration as clock and as value; neighbouring files are the config."""
     (tmp_path / "logs").mkdir()
     (tmp_path / "logs" / "hparams.json").write_text('{"beta1": 0.9}')
     head = "global_step,loss,train/loss,validation/loss,score,total_duration,accumulated_submission_time\n"
@@ -99,7 +99,7 @@ def test_rows_of_algoperf_are_trainings_or_evaluations(written: Written, tmp_pat
 
 
 def test_text_in_a_table_is_kept_as_text(written: Written, tmp_path: Path) -> None:
-    """And an empty cell is a value that was not logged."""
+    """An empty cell is a value that was not logged."""
     written("log.tsv", "step\tloss\tnote\tlr\n1\t0.5\tbad shard\t\n")
 
     (event,) = only_run(tmp_path).events()
@@ -107,7 +107,7 @@ def test_text_in_a_table_is_kept_as_text(written: Written, tmp_path: Path) -> No
 
 
 def test_a_decimal_comma_in_a_table_is_told_of(written: Written, tmp_path: Path) -> None:
-    """1,234 may be one or a thousand: it stays text, and nobody is left to wonder where the loss is."""
+    """1,234 may be one or a thousand: it stays text, and the problem explains where the loss is."""
     outcome, events = written("log.csv", "step;loss;note\n1;1,5;a,b\n2;0,25;c\n")
 
     assert "taken as text, the first is '1,5' under 'loss' on line 2. Write them with a point" in str(outcome.problem)
@@ -117,14 +117,14 @@ def test_a_decimal_comma_in_a_table_is_told_of(written: Written, tmp_path: Path)
 
 @pytest.mark.parametrize("cell", ["-1,5e-3", ",5", "1.234,5"])
 def test_a_decimal_comma_is_one_however_the_number_is_written(written: Written, cell: str) -> None:
-    """With an exponent, without a zero, and with points that group thousands."""
+    """Exponents, a missing zero and points that group thousands are covered."""
     outcome, _ = written("log.csv", f"step;loss\n1;{cell}\n")
 
     assert f"the first is {cell!r} under 'loss' on line 2" in str(outcome.problem)
 
 
 def test_a_clock_of_a_table_is_the_events(written: Written, tmp_path: Path) -> None:
-    """As TensorBoard exports it, or W&B; the first value's time is when the run began."""
+    """TensorBoard's and W&B's exports have one; the run begins at the first value's time."""
     written("export.csv", "Wall time,Step,Value\n1767323045.5,1,0.5\n1767323047.5,2,0.4\n")
 
     run = only_run(tmp_path)
@@ -143,14 +143,14 @@ def test_a_column_without_a_name_is_no_metric(written: Written) -> None:
 
 
 def test_a_table_names_its_steps_with_an_option(written: Written) -> None:
-    """Where several columns could count them, or none is called so."""
+    """The option decides if several columns qualify or none has a known name."""
     _, events = written("x.csv", "step,tokens,loss\n1,1000,0.5\n", step_column="tokens")
 
     assert events == [("step_end", 1000, {"step": 1.0, "loss": 0.5})]
 
 
 def test_json_lines_are_rows(written: Written, tmp_path: Path) -> None:
-    """Nested objects are flattened; what JSON cannot hold is read however it is spelled."""
+    """Nested objects are flattened; all spellings of values that JSON cannot hold are read."""
     lines = ['{"step": 1, "train": {"loss": NaN}, "lr": "Infinity"}', '{"step": 2, "eval": {"loss": 0.5}, "ok": true}']
     _, events = written("log.jsonl", "\n".join(lines) + "\n")
 
@@ -164,7 +164,7 @@ def test_json_lines_are_rows(written: Written, tmp_path: Path) -> None:
 
 
 def test_a_decimal_comma_in_json_lines_is_told_of(written: Written) -> None:
-    """Only as text can JSON hold it, and as text it is kept."""
+    """JSON can hold it only as text, and it stays text."""
     lines = ['{"step": 1, "loss": "0,5", "note": "a, b"}', '{"step": 2, "loss": {"ce": "0,25"}}']
     outcome, events = written("log.jsonl", "\n".join(lines) + "\n")
 
@@ -173,7 +173,7 @@ def test_a_decimal_comma_in_json_lines_is_told_of(written: Written) -> None:
 
 
 def test_a_line_of_text_is_a_row(written: Written, tmp_path: Path) -> None:
-    """Values with units are text, but for the time since the begin; the total of the steps is the plan."""
+    """Values with units are text, except the time since the beginning; the total number of steps is the plan."""
     text = (
         "torch 2.1\nstep:5/30 train_loss:2.5 train_time:75.180s step_avg:601ms\nstep:10/30 val_loss:nan train_time:2m\n"
     )
@@ -199,14 +199,14 @@ def test_a_line_of_text_is_a_row(written: Written, tmp_path: Path) -> None:
     ],
 )
 def test_many_a_shape_of_line_is_understood(written: Written, line: str) -> None:
-    """Names and numbers, with a colon, an equals sign or a blank between them."""
+    """Names and numbers may be separated by a colon, an equals sign or a blank."""
     _, events = written("run.log", f"{line}\n{line.replace('7', '8')}\n")
 
     assert events[0] == ("step_end", 7, {"loss": 2.5, "lr": 0.001})
 
 
 def test_a_comma_within_a_number_groups_thousands_or_says_nothing(written: Written) -> None:
-    """Where it may be a decimal point, the value is not taken."""
+    """A value is skipped if the comma may be a decimal point."""
     odd = ("0,25", "12,1", "0,453", "0,4532", "12,3456", "1.234,5", "0.1,0.1", "1.2.3")
     lines = [f"step: {step},000 loss: 2.5 acc: {value}\n" for step, value in enumerate(odd, start=1)]
     _, events = written("x.log", "".join(lines))
@@ -215,7 +215,7 @@ def test_a_comma_within_a_number_groups_thousands_or_says_nothing(written: Writt
 
 
 def test_a_decimal_comma_that_a_pattern_finds_is_told_of(written: Written) -> None:
-    """It is the person who gave the pattern that takes it for a number."""
+    """The user's pattern claims it to be a number."""
     pattern = r"(?P<step>\d+) loss (?P<loss>[\d,]+)"
     outcome, _ = written("out.log", "go\n1 loss 0,453\n2 loss 0,4\n", "text", pattern=pattern)
 
@@ -236,7 +236,7 @@ def test_a_pattern_says_how_lines_look(written: Written) -> None:
 
 
 def state(rows: list[dict[str, Any]], **more: Any) -> str:
-    """A trainer's state."""
+    """Return a trainer's state as JSON."""
     return json.dumps({"log_history": rows, "global_step": 20, "max_steps": 40, "num_train_epochs": 2, **more})
 
 
@@ -251,7 +251,7 @@ ROWS: list[dict[str, Any]] = [
 def test_a_trainer_s_rows_are_updates_with_their_logs_evaluations_and_a_summary(
     written: Written, tmp_path: Path
 ) -> None:
-    """As the trainer's callbacks saw them, with the fraction of the epoch."""
+    """The events are those of the trainer's callbacks, with fractional epochs."""
     _, events = written("trainer_state.json", state(ROWS))
 
     assert [(kind, step, *metrics) for kind, step, metrics in events] == [
@@ -310,7 +310,7 @@ def test_states_of_checkpoints_are_one_run_with_its_checkpoints(tmp_path: Path) 
 def test_what_is_wrong_with_a_file_is_said(
     written: Written, name: str, content: str | bytes, problem: str | None
 ) -> None:
-    """With its path; everything that is right is taken."""
+    """The problem names the path; every valid row is imported."""
     outcome, _ = written(name, content)
 
     if problem is None:
@@ -322,14 +322,14 @@ def test_what_is_wrong_with_a_file_is_said(
 
 
 def test_a_table_in_utf_16_is_read(written: Written) -> None:
-    """As Windows' shells write it, with a byte order mark."""
+    """Windows shells write it, with a byte order mark."""
     _, events = written("x.csv", "step,loss\r\n1,0.5\r\n".encode("utf-16"))
 
     assert events == [("step_end", 1, {"loss": 0.5})]
 
 
 def test_a_line_of_a_million_columns_is_refused_quickly(written: Written) -> None:
-    """Before a row is read."""
+    """The error comes before a row is read."""
     outcome, _ = written("x.csv", "step," + ",".join(f"m{i}" for i in range(1_000_000)) + "\n1\n")
 
     assert outcome.problem is not None

@@ -1,4 +1,4 @@
-"""Files that commands write: there whole, or as they were, and told of before the work where they cannot be."""
+"""Output files appear whole or stay as they were, and an impossible path is reported before the work begins."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from steptape.cli.output_file import check_output, output_file
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A store of one run of a step."""
+    """A store of one run with one step."""
     path = tmp_path_factory.mktemp("runs")
     with Recorder(path, name="one") as rec:
         rec.step(loss=1.0)
@@ -31,7 +31,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_folder_that_is_not_there_is_named_before_anything_is_done(
     store: Path, tmp_path: Path, arguments: tuple[str, ...]
 ) -> None:
-    """By the command, on one line."""
+    """The command reports it on one line."""
     path = tmp_path / "nowhere" / "out"
     command = [sys.executable, "-m", "steptape", *arguments, str(path), "--store", str(store)]
     result = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -44,7 +44,7 @@ def test_a_folder_that_is_not_there_is_named_before_anything_is_done(
     ("name", "said"), [("folder", "this is a folder"), ("file/out", "file: is no folder")], ids=["folder", "in a file"]
 )
 def test_what_cannot_be_a_file_is_told(tmp_path: Path, name: str, said: str) -> None:
-    """A folder, and what would be a file in a file."""
+    """The cases are a folder, and a path inside a file."""
     (tmp_path / "folder").mkdir()
     (tmp_path / "file").touch()
 
@@ -53,7 +53,7 @@ def test_what_cannot_be_a_file_is_told(tmp_path: Path, name: str, said: str) -> 
 
 
 def test_a_file_stays_as_it_was_when_writing_another_fails(tmp_path: Path) -> None:
-    """And nothing is left of what was begun."""
+    """Nothing remains of the incomplete file."""
     path = tmp_path / "out"
     path.write_text("before")
     with contextlib.suppress(RuntimeError), output_file(path) as file:
@@ -65,7 +65,7 @@ def test_a_file_stays_as_it_was_when_writing_another_fails(tmp_path: Path) -> No
 
 
 def test_a_file_that_is_replaced_keeps_its_mode_and_the_links_to_it(tmp_path: Path) -> None:
-    """As if it had been written over."""
+    """The effect is that of overwriting it."""
     path, link = tmp_path / "out", tmp_path / "link"
     path.touch(mode=0o600)
     link.symlink_to(path)
@@ -78,7 +78,7 @@ def test_a_file_that_is_replaced_keeps_its_mode_and_the_links_to_it(tmp_path: Pa
 
 
 def test_a_device_is_written_to_and_stays_one(tmp_path: Path) -> None:
-    """A named pipe here; nobody replaces ``/dev/null``."""
+    """A named pipe shows it; ``/dev/null`` must not be replaced."""
     path = tmp_path / "pipe"
     os.mkfifo(path)
     reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
@@ -91,7 +91,7 @@ def test_a_device_is_written_to_and_stays_one(tmp_path: Path) -> None:
 
 
 def test_a_full_disk_is_told_with_the_file_s_name() -> None:
-    """Where Linux has a device that is always full."""
+    """Linux has a device that is always full."""
     if not Path("/dev/full").exists():
         pytest.skip("this system has no such device")
     with pytest.raises(TelemetryError, match=r"^/dev/full: cannot be written"), output_file(Path("/dev/full")) as file:

@@ -1,4 +1,4 @@
-"""The wheel, as somebody installs it: in an environment of its own, in another folder."""
+"""The wheel works as installed: in its own environment, in another folder."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 
-#: What recording with rules imports, beside the standard library.
+#: The third-party modules that recording with rules imports.
 RECORDING = ("yaml", "simpleeval.py")
 
 RECORD = """
@@ -42,7 +42,7 @@ controllers:
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The project's wheel, built from a copy: a build writes beside its source."""
+    """The project's wheel, built from a copy, because a build writes into its source folder."""
     source = tmp_path_factory.mktemp("source")
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source)
@@ -55,7 +55,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def environment(folder: Path, wheel: Path) -> Path:
-    """A new environment that holds the wheel and nothing else; its Python."""
+    """Make a new environment that holds only the wheel, and return its Python."""
     venv.create(folder, symlinks=True)
     python = folder / "bin" / "python"
     packages = subprocess.run(
@@ -71,13 +71,13 @@ def environment(folder: Path, wheel: Path) -> Path:
 
 
 def run(python: Path, arguments: list[str], folder: Path, **more: str) -> subprocess.CompletedProcess[str]:
-    """Run Python in a folder, with no variable of ours but these."""
+    """Run Python in a folder with only these environment variables."""
     clean: Mapping[str, str] = {"PATH": os.environ["PATH"], "HOME": str(folder), **more}
     return subprocess.run([python, *arguments], cwd=folder, env=clean, capture_output=True, text=True, check=False)
 
 
 def test_the_wheel_holds_every_package_and_its_data(wheel: Path) -> None:
-    """All modules, templates, scripts and shipped policies, and nothing else of the repository."""
+    """It holds all modules, templates, scripts and shipped policies, and nothing else of the repository."""
     with zipfile.ZipFile(wheel) as archive:
         names = {name for name in archive.namelist() if ".dist-info/" not in name}
     rooms = [path.parent for path in ROOT.glob("*/__init__.py") if path.parent.name != "steptape"]
@@ -91,7 +91,7 @@ def test_the_wheel_holds_every_package_and_its_data(wheel: Path) -> None:
 
 
 def test_the_installed_wheel_runs_the_readme_s_first_example(wheel: Path, tmp_path: Path) -> None:
-    """In another folder, from the front door; dependencies are those of this environment."""
+    """It runs in another folder, from the front door, with the dependencies of this environment."""
     python = environment(tmp_path / "environment", wheel)
     dependencies = {"PYTHONPATH": sysconfig.get_path("purelib")}
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)
@@ -109,7 +109,7 @@ def test_the_installed_wheel_runs_the_readme_s_first_example(wheel: Path, tmp_pa
 
 
 def test_a_node_that_only_records_needs_two_small_packages(wheel: Path, tmp_path: Path) -> None:
-    """It records with rules; sealing is left to a full installation, which one line says."""
+    """It records with rules and logs one line: sealing needs a full installation."""
     python = environment(tmp_path / "environment", wheel)
     packages = Path(sysconfig.get_path("purelib"))
     links = tmp_path / "packages"

@@ -1,4 +1,4 @@
-"""The page as the server sends it: what stands on it, what it may load, and how it says that something is wrong."""
+"""The server's pages show their data, load only local files, escape untrusted text, and explain errors."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from steptape import Recorder, open_run, open_store
 from steptape.api.pages.sparklines import sparkline
 from steptape.cli.app import app
 
-#: What would run, or end the text that it stands in, if it were not escaped.
+#: A text that would run, or end its context, if unescaped.
 HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)>\"'&{{7*7}}"
 
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run under rules, a run without, and one whose every name is hostile."""
+    """A run with rules, a run without, and one with hostile names everywhere."""
     folder = tmp_path_factory.mktemp("page")
     policy = folder / "guard.yaml"
     policy.write_text(POLICY)
@@ -49,18 +49,18 @@ def client(store: Path) -> Iterator[httpx.Client]:
 
 
 def run_id(store: Path, name: str) -> str:
-    """The id of the run of that name."""
+    """Return the id of the run with that name."""
     return open_store(store).run(name).run_id
 
 
 def data_of(page: str) -> Any:
-    """What a page tells its script."""
+    """Return the data that a page passes to its script."""
     (found,) = re.findall(r'<script type="application/json" id="data">(.*?)</script>', page, flags=re.DOTALL)
     return json.loads(found)
 
 
 def tags_of(page: str) -> list[tuple[str, dict[str, str]]]:
-    """The tags of a page as a browser reads them, with their attributes."""
+    """Return the tags of a page as a browser parses them, with their attributes."""
     found: list[tuple[str, dict[str, str]]] = []
 
     class Reader(HTMLParser):
@@ -72,7 +72,7 @@ def tags_of(page: str) -> list[tuple[str, dict[str, str]]]:
 
 
 def is_active(attribute: str) -> bool:
-    """Whether it holds a script, or a style that stands in the page."""
+    """Whether an attribute holds an inline script or style."""
     return attribute.startswith("on") or attribute == "style"
 
 
@@ -81,7 +81,7 @@ PAGES = ("/", "/compare", "/backtest", "/login", "/runs/guarded", "/compare?run=
 
 @pytest.mark.parametrize("path", PAGES)
 def test_every_page_is_html_that_loads_nothing_from_elsewhere(client: httpx.Client, path: str) -> None:
-    """No other host, no script and no style within the page, and a policy that would refuse them."""
+    """A page has no other host and no inline script or style, and its content security policy forbids them."""
     answer = client.get(path).raise_for_status()
 
     assert answer.headers["content-type"] == "text/html; charset=utf-8"
@@ -97,7 +97,7 @@ def test_every_page_is_html_that_loads_nothing_from_elsewhere(client: httpx.Clie
 
 @pytest.mark.parametrize("path", PAGES)
 def test_every_file_that_a_page_loads_is_served(client: httpx.Client, path: str) -> None:
-    """Scripts with a type that browsers run; a second time nothing is sent."""
+    """Scripts have an executable media type; a repeated request sends no body."""
     for target in re.findall(r'(?:src|href)="(/static/[^"]*)"', client.get(path).text):
         answer = client.get(target).raise_for_status()
         again = client.get(target, headers={"If-None-Match": answer.headers["etag"]})
@@ -107,7 +107,7 @@ def test_every_file_that_a_page_loads_is_served(client: httpx.Client, path: str)
 
 
 def test_every_script_that_a_script_imports_is_served(client: httpx.Client) -> None:
-    """Modules name each other."""
+    """Modules import each other."""
     scripts = Path(__file__).parents[1].joinpath("api", "pages", "static").glob("*.js")
     imported = {
         name for path in scripts for name in re.findall(r'from "\./([\w.]+)"', path.read_text(encoding="utf-8"))
@@ -119,12 +119,12 @@ def test_every_script_that_a_script_imports_is_served(client: httpx.Client) -> N
 
 @pytest.mark.parametrize("name", ["../files.py", "%2e%2e/files.py", "nothing.js", "page.css/", "..%2f..%2fapp.py"])
 def test_no_other_file_is_served(client: httpx.Client, name: str) -> None:
-    """A name is compared with those that there are, and never becomes a path."""
+    """A name is compared with the existing ones and never becomes a path."""
     assert client.get(f"/static/{name}").status_code == 404
 
 
 def test_nothing_hostile_runs(client: httpx.Client, store: Path) -> None:
-    """Names of runs, groups, tags, metrics, samples, config and annotations are text, wherever they stand."""
+    """Names of runs, groups, tags, metrics, samples, config and annotations are text everywhere."""
     hostile = run_id(store, HOSTILE)
     paths = ("/", f"/runs/{hostile}", f"/runs/{hostile}/worst-samples", f"/compare?run={hostile}&run=free",
              f"/backtest?run={hostile}", "/")  # fmt: skip
@@ -141,7 +141,7 @@ def test_nothing_hostile_runs(client: httpx.Client, store: Path) -> None:
 
 @pytest.mark.parametrize("path", ["/?q={}", "/compare?run={}", "/login?next={}", "/backtest?policy={}", "/runs/{}"])
 def test_what_a_link_says_is_text(client: httpx.Client, path: str) -> None:
-    """A link from elsewhere may say anything."""
+    """A foreign link may hold anything."""
     answer = client.get(path.format(quote(HOSTILE, safe="")))
 
     if answer.headers["content-type"].startswith("text/html"):
@@ -153,7 +153,7 @@ def test_what_a_link_says_is_text(client: httpx.Client, path: str) -> None:
 
 
 def test_runs_are_searched_by_every_word(client: httpx.Client) -> None:
-    """In name, id, group, tags and status, in any case."""
+    """The search covers name, id, group, tags and status, in any case."""
 
     def found(words: str) -> list[str]:
         return re.findall(r'<a href="/runs/[^"]*">(\w+)</a>', client.get("/", params={"q": words}).text)
@@ -165,7 +165,7 @@ def test_runs_are_searched_by_every_word(client: httpx.Client) -> None:
 
 
 def test_runs_are_sorted_either_way(client: httpx.Client) -> None:
-    """By the column that is asked for."""
+    """The request names the column."""
 
     def names(order: str) -> list[str]:
         page = client.get("/", params={"sort": "name", "order": order, "q": "completed"}).text
@@ -181,7 +181,7 @@ def test_a_page_beyond_the_last_shows_the_last(client: httpx.Client) -> None:
 
 
 def test_the_table_draws_each_run_in_a_line(client: httpx.Client) -> None:
-    """The loss, in few points."""
+    """The line is the loss in few points."""
     lines = re.findall(r'<polyline points="([^"]*)"', client.get("/").text)
 
     assert len(lines) == 3
@@ -189,7 +189,7 @@ def test_the_table_draws_each_run_in_a_line(client: httpx.Client) -> None:
 
 
 def test_a_run_s_page_tells_what_is_known(client: httpx.Client) -> None:
-    """Status, steps, group, tags, configuration, rules."""
+    """It shows status, steps, group, tags, configuration and rules."""
     text = client.get("/runs/guarded").text
 
     assert all(part in text for part in ("guarded", "completed", f"{STEPS}", "cats", "small", "optimizer.lr"))
@@ -198,7 +198,7 @@ def test_a_run_s_page_tells_what_is_known(client: httpx.Client) -> None:
 
 
 def test_a_run_without_a_clock_tells_no_time(tmp_path: Path) -> None:
-    """Rather than 1970: imported logs often have none."""
+    """Imported logs often lack a clock; the page must not show 1970."""
     (tmp_path / "log.csv").write_text("step,loss\n1,2.0\n2,1.0\n")
     assert CliRunner().invoke(app, ["import", "auto", str(tmp_path), "--store", str(tmp_path / "runs")]).exit_code == 0
     with serving(tmp_path / "runs") as url:
@@ -209,7 +209,7 @@ def test_a_run_without_a_clock_tells_no_time(tmp_path: Path) -> None:
 
 
 def test_an_attempt_that_goes_on_says_how_far_it_is(tmp_path: Path) -> None:
-    """As the head of the page does."""
+    """The header of the page shows it too."""
     with Recorder(tmp_path) as rec:
         for _ in range(1234):
             rec.step(loss=1.0)
@@ -220,7 +220,7 @@ def test_an_attempt_that_goes_on_says_how_far_it_is(tmp_path: Path) -> None:
 
 
 def test_the_style_sheet_that_the_policy_would_refuse_is_never_made(client: httpx.Client) -> None:
-    """The chart library passes it over where an element has its id: the browser's console stays empty."""
+    """The chart library skips it if an element has its id, so the browser's console stays empty."""
     charts = client.get("/static/plotly.min.js").text
     for path in ("/runs/guarded", "/compare?run=guarded", "/backtest"):
         ids = [attributes["id"] for tag, attributes in tags_of(client.get(path).text) if tag == "template"]
@@ -229,14 +229,14 @@ def test_the_style_sheet_that_the_policy_would_refuse_is_never_made(client: http
 
 
 def test_the_samples_with_wrong_labels_come_first(client: httpx.Client) -> None:
-    """By mean loss."""
+    """They are ordered by mean loss."""
     samples = re.findall(r"<code>(cat-\d+)</code>", client.get("/runs/guarded/worst-samples").text)
 
     assert set(samples[:2]) == set(WRONG)
 
 
 def test_runs_that_are_compared_show_what_they_differ_in(client: httpx.Client) -> None:
-    """And nothing of what is the same."""
+    """Equal settings are hidden."""
     text = client.get("/compare", params={"run": ["guarded", "free"]}).text
 
     assert '<th class="left">optimizer.lr</th>' in text
@@ -246,7 +246,7 @@ def test_runs_that_are_compared_show_what_they_differ_in(client: httpx.Client) -
 
 
 def test_a_policy_of_the_folder_can_be_chosen_and_its_params_changed(client: httpx.Client) -> None:
-    """Beside the shipped ones."""
+    """The list holds the shipped policies, too."""
     text = client.get("/backtest", params={"policy": "guard"}).text
 
     assert data_of(text) == {"policy": "guard", "params": {"spike": 3.0, "window": 20}}
@@ -254,7 +254,7 @@ def test_a_policy_of_the_folder_can_be_chosen_and_its_params_changed(client: htt
 
 
 def test_a_policy_that_does_not_load_is_told_with_its_errors(tmp_path: Path) -> None:
-    """The page is there all the same, and others can be chosen."""
+    """The page still works, and other policies can be chosen."""
     (tmp_path / "broken.yaml").write_text("controllers: [{name: x, triggers: [on_step_ned], rule: loss > 1}]\n")
     (tmp_path / "runs").mkdir()
 
@@ -267,7 +267,7 @@ def test_a_policy_that_does_not_load_is_told_with_its_errors(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("path", ["/runs/nobody", "/compare?run=nobody", "/runs/nobody/worst-samples"])
 def test_a_run_that_is_not_there_is_a_page_that_says_so(client: httpx.Client, path: str) -> None:
-    """With the way back."""
+    """It links back."""
     answer = client.get(path)
 
     assert answer.status_code == 404
@@ -278,7 +278,7 @@ def test_a_run_that_is_not_there_is_a_page_that_says_so(client: httpx.Client, pa
 
 @pytest.mark.parametrize("path", ["/?sort=colour", "/?page=0", "/?page=x"])
 def test_an_address_that_makes_no_sense_is_a_page_that_says_so(client: httpx.Client, path: str) -> None:
-    """Naming the parameter."""
+    """It names the parameter."""
     answer = client.get(path)
 
     assert answer.status_code == 422
@@ -286,7 +286,7 @@ def test_an_address_that_makes_no_sense_is_a_page_that_says_so(client: httpx.Cli
 
 
 def test_an_empty_store_says_how_to_begin(tmp_path: Path) -> None:
-    """On each page."""
+    """Each page does."""
     with serving(tmp_path) as url:
         texts = [
             httpx.get(f"{url}{path}", timeout=PATIENCE_S).raise_for_status().text
@@ -305,7 +305,7 @@ def test_the_page_is_no_part_of_the_api_s_document(client: httpx.Client) -> None
 
 
 def test_a_run_that_cannot_be_drawn_hides_no_other(tmp_path: Path) -> None:
-    """Its file is damaged, say."""
+    """A damaged file is an example."""
     record_run(tmp_path, "whole")
     (file,) = record_run(tmp_path, "damaged").glob("events-*.parquet")
     file.write_bytes(file.read_bytes()[:100])
@@ -316,7 +316,7 @@ def test_a_run_that_cannot_be_drawn_hides_no_other(tmp_path: Path) -> None:
 
 
 def test_a_run_that_was_deleted_since_it_was_looked_at_has_no_line(tmp_path: Path) -> None:
-    """The table that shows it is as old as the last look at the store."""
+    """The table may be older than the deletion."""
     folder = record_run(tmp_path, "gone")
     snapshot = open_run(folder).snapshot()
     shutil.rmtree(folder)

@@ -1,4 +1,4 @@
-"""Signing in: a token by a form, kept in a cookie that scripts cannot read and other sites cannot use."""
+"""A form signs a browser in with a token, kept in a cookie closed to scripts and other sites."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ def client(url: str) -> Iterator[httpx.Client]:
 
 
 def sign_in(client: httpx.Client, token: str, target: str = "/") -> httpx.Response:
-    """Send the form as a browser does."""
+    """Submit the form as a browser does."""
     origin = {"Origin": str(client.base_url).rstrip("/")}
     return client.post("/login", data={"token": token, "next": target}, headers=origin)
 
 
 @pytest.mark.parametrize("path", ["/", "/runs/digits", "/compare?run=digits", "/backtest"])
 def test_who_has_not_signed_in_gets_the_form_and_comes_back(client: httpx.Client, path: str) -> None:
-    """Whatever page was asked for."""
+    """This holds for every page."""
     asked = client.get(path)
     form = client.get(asked.headers["location"]).raise_for_status()
     signed = sign_in(client, READ, path)
@@ -53,7 +53,7 @@ def test_who_has_not_signed_in_gets_the_form_and_comes_back(client: httpx.Client
 
 
 def test_the_cookie_cannot_be_read_by_scripts_nor_sent_by_other_sites(client: httpx.Client) -> None:
-    """HttpOnly, SameSite=Strict."""
+    """The cookie is HttpOnly and SameSite=Strict."""
     cookie = sign_in(client, READ).headers["set-cookie"].lower()
 
     assert "httponly" in cookie
@@ -62,7 +62,7 @@ def test_the_cookie_cannot_be_read_by_scripts_nor_sent_by_other_sites(client: ht
 
 @pytest.mark.parametrize("token", ["", "wrong-token-0123456789", "read-token-012345678", READ.upper()])
 def test_a_token_that_is_not_known_is_refused(client: httpx.Client, token: str) -> None:
-    """The form comes again, with a word and no cookie."""
+    """The form is shown again, with an error and without a cookie."""
     answer = sign_in(client, token)
 
     assert answer.status_code == 403
@@ -74,12 +74,12 @@ def test_a_token_that_is_not_known_is_refused(client: httpx.Client, token: str) 
     "target", ["https://evil.example/", "//evil.example", "/\\evil.example", "javascript:alert(1)"]
 )
 def test_the_form_leads_nowhere_else(client: httpx.Client, target: str) -> None:
-    """A link to the form may name any way on."""
+    """A link to the form may name any target."""
     assert sign_in(client, READ, target).headers["location"] == "/"
 
 
 def test_a_form_of_another_site_signs_nobody_in(client: httpx.Client) -> None:
-    """The Origin is not the server's own."""
+    """Its Origin differs from the server's."""
     answer = client.post("/login", data={"token": READ}, headers={"Origin": "https://evil.example"})
 
     assert answer.status_code == 403
@@ -87,7 +87,7 @@ def test_a_form_of_another_site_signs_nobody_in(client: httpx.Client) -> None:
 
 
 def test_another_site_s_request_changes_nothing_even_with_the_cookie(client: httpx.Client) -> None:
-    """Should a browser send it along."""
+    """This holds if a browser does send the cookie."""
     sign_in(client, WRITE)
     path, body = "/api/v1/runs/digits/annotations", {"text": "noted"}
     own = {"Origin": str(client.base_url).rstrip("/")}
@@ -98,7 +98,7 @@ def test_another_site_s_request_changes_nothing_even_with_the_cookie(client: htt
 
 
 def test_the_cookie_allows_what_its_token_does(client: httpx.Client) -> None:
-    """A reader's annotates nothing."""
+    """A reader's cookie cannot annotate."""
     sign_in(client, READ)
     own = {"Origin": str(client.base_url).rstrip("/")}
 
@@ -107,7 +107,7 @@ def test_the_cookie_allows_what_its_token_does(client: httpx.Client) -> None:
 
 
 def test_signing_out_forgets_the_token(client: httpx.Client) -> None:
-    """Then the form comes again."""
+    """The form is shown again."""
     sign_in(client, READ)
     assert "Sign out" in client.get("/").text
     client.post("/logout", headers={"Origin": str(client.base_url).rstrip("/")})
@@ -124,12 +124,12 @@ def test_programs_are_told_and_not_led(client: httpx.Client) -> None:
 
 
 def test_files_of_the_page_are_there_before_one_has_signed_in(client: httpx.Client, url: str) -> None:
-    """The form looks like the rest."""
+    """The form has the style of the other pages."""
     assert client.get("/static/page.css").status_code == 200
     assert httpx.get(f"{url}/runs/digits", timeout=PATIENCE_S).status_code == 401
 
 
 def test_without_tokens_there_is_nothing_to_sign_in_to(tmp_path: Path) -> None:
-    """The pages are open to whoever reaches them."""
+    """The pages are open to all clients."""
     with serving(tmp_path) as url:
         assert httpx.get(f"{url}/", headers=HTML, timeout=PATIENCE_S).status_code == 200

@@ -1,7 +1,7 @@
-"""``steptape check`` and ``steptape test`` as people and editors see them: word for word, from golden files.
+"""``steptape check`` and ``steptape test`` print exactly the text and JSON of the golden files.
 
-A golden file holds the exit status, what the command prints (but for digests), and what it says on stderr. Changing one
-means that the messages have changed: read them.
+A golden file holds the exit status, the output of the command (without digests), and stderr. A changed golden file
+means changed messages: read them.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ DATA = Path(__file__).parent / "data"
 
 
 def call(folder: Path, *arguments: object) -> subprocess.CompletedProcess[str]:
-    """The command, run in a folder."""
+    """Run the command in a folder."""
     command = [sys.executable, "-m", "steptape", *map(str, arguments)]
-    environment = {**os.environ, "PYTHONIOENCODING": "utf-8"}  # Whatever the locale of whoever tests.
+    environment = {**os.environ, "PYTHONIOENCODING": "utf-8"}  # The tester's locale must not matter.
     return subprocess.run(command, cwd=folder, capture_output=True, encoding="utf-8", check=False, env=environment)
 
 
 def told(result: subprocess.CompletedProcess[str]) -> str:
-    """What a golden file holds."""
+    """Return the content for a golden file."""
     stdout = re.sub(r"digest [0-9a-f]{12}$", "digest DIGEST", result.stdout, flags=re.MULTILINE)
     parts = [f"exit status {result.returncode}\n", stdout]
     return "".join([*parts, "--- stderr\n", result.stderr] if result.stderr else parts)
@@ -57,14 +57,14 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ],
 )
 def test_the_messages_are_those_of_the_golden_file(golden: str, arguments: list[str]) -> None:
-    """To the last blank."""
+    """They match to the last blank."""
     path = DATA / golden
 
     assert told(call(path.parent, *arguments)) == path.read_text(encoding="utf-8")
 
 
 def test_the_messages_about_a_policy_against_runs_are_those_of_the_golden_file(run: Path) -> None:
-    """Whether the runs are given by their folders or by their store; the run's id is its own."""
+    """The runs are given by folder or by store; the run's id is replaced."""
     path = DATA / "golden-check" / "against.txt"
     by_folder = call(path.parent, "check", "against.yaml", "--against", run)
 
@@ -76,7 +76,7 @@ def test_the_messages_about_a_policy_against_runs_are_those_of_the_golden_file(r
 
 
 def test_further_runs_may_follow_the_first_as_a_shell_writes_them(run: Path) -> None:
-    """``--against runs/*`` becomes one option and more arguments; a folder of a run is never taken for a policy."""
+    """``--against runs/*`` expands to one option and further arguments; a run's folder is never taken for a policy."""
     result = call(DATA, "check", "loss_spike", "--against", run, run, run)
 
     assert result.returncode == 1
@@ -85,7 +85,7 @@ def test_further_runs_may_follow_the_first_as_a_shell_writes_them(run: Path) -> 
 
 
 def test_every_message_can_be_jumped_to(run: Path) -> None:
-    """``path:line:column: message``, at the begin of a line; whatever else there is is indented or a summary."""
+    """``path:line:column: message`` begins a line; all other lines are indented or a summary."""
     for arguments in (["check", "warnings.yaml"], ["check", "against.yaml", "--against", run]):
         printed = call(DATA / "golden-check", *arguments).stdout.splitlines()
         heads = [line for line in printed if not line.startswith("  ")]
@@ -95,12 +95,12 @@ def test_every_message_can_be_jumped_to(run: Path) -> None:
 
 
 def parsed(text: str) -> list[Any]:
-    """JSON lines."""
+    """Parse JSON lines."""
     return [json.loads(line) for line in text.splitlines()]
 
 
 def test_check_speaks_json() -> None:
-    """One object a file, whether it loads or not."""
+    """Each file is one object, even if it does not load."""
     result = call(DATA / "golden-check", "check", "errors.yaml", "warnings.yaml", "loss_spike", "--json")
     broken, doubtful, fine = parsed(result.stdout)
 
@@ -122,7 +122,7 @@ def test_check_speaks_json() -> None:
 
 
 def test_test_speaks_json() -> None:
-    """One object a test, with what was expected and what was decided."""
+    """Each test is one object, with expected and actual decisions."""
     result = call(DATA / "golden-test", "test", "failing.test.yaml", "--json")
     tests = {entry["test"]: entry for entry in parsed(result.stdout)}
 
@@ -152,7 +152,7 @@ def test_a_shipped_policy_s_tests_run_by_its_name() -> None:
     ],
 )
 def test_what_cannot_be_opened_is_exit_status_2(arguments: list[str], message: str) -> None:
-    """And said on stderr."""
+    """The error is on stderr."""
     result = call(DATA, *arguments)
 
     assert (result.returncode, result.stdout) == (2, "")

@@ -1,4 +1,4 @@
-"""The README does what it says: its Python runs, its commands exist, the tests it names are there."""
+"""The README is true: its Python runs, its commands exist, and so do the tests that it names."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
 def blocks(language: str) -> list[str]:
-    """The fenced blocks of one language."""
+    """Return the fenced blocks of one language."""
     return re.findall(rf"```{language}\n(.*?)```", README, flags=re.DOTALL)
 
 
 def test_the_python_of_the_readme_runs_from_top_to_bottom(tmp_path: Path) -> None:
-    """In an empty folder, as somebody would paste it."""
+    """It runs in an empty folder, pasted as a whole."""
     result = subprocess.run(
         [sys.executable, "-c", "\n".join(blocks("python"))], cwd=tmp_path, capture_output=True, text=True, check=False
     )
@@ -27,7 +27,7 @@ def test_the_python_of_the_readme_runs_from_top_to_bottom(tmp_path: Path) -> Non
 
 
 def test_the_commands_of_the_readme_run(tmp_path: Path) -> None:
-    """On the store that its Python leaves; the server is only asked for its help."""
+    """They run on the store that its Python leaves; the server is replaced by its help."""
     subprocess.run([sys.executable, "-c", "\n".join(blocks("python"))], cwd=tmp_path, check=True, capture_output=True)
     commands = [line for block in blocks("sh") for line in block.splitlines() if line.startswith("steptape ")]
 
@@ -41,7 +41,7 @@ def test_the_commands_of_the_readme_run(tmp_path: Path) -> None:
 
 
 def test_make_has_the_targets_that_the_readme_names() -> None:
-    """And ``make help`` lists them."""
+    """``make help`` lists them."""
     printed = subprocess.run(["make", "help"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
 
     named = set(re.findall(r"make (\w+)", README)) & {"demo", "test", "lint", "help", "format"}
@@ -49,7 +49,7 @@ def test_make_has_the_targets_that_the_readme_names() -> None:
 
 
 def test_every_guarantee_names_a_test_that_exists() -> None:
-    """File by file and function by function."""
+    """Each file and function is looked up."""
     table = README.split("## Guarantees")[1].split("**Not promised.**")[0]
     missing = []
     for row in table.splitlines():

@@ -1,4 +1,4 @@
-"""The recorder as a training loop uses it: what it records, what it hands back, and how runs end."""
+"""The recorder writes what a training loop does, returns control flags, and records how a run ends."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ controllers:
 
 @pytest.fixture
 def store(tmp_path: Path) -> Path:
-    """Where the runs go; made by the recorder."""
+    """The path of a store that the recorder creates."""
     return tmp_path / "runs"
 
 
@@ -53,12 +53,12 @@ def policy(tmp_path: Path) -> Path:
 
 
 def events(run: Run, kind: str) -> list[Event]:
-    """The run's events of one kind."""
+    """Return the run's events of one kind."""
     return [event for event in run.events() if event.kind == kind]
 
 
 def test_a_torch_loop_is_recorded_step_by_step(store: Path) -> None:
-    """Floats and tensors, epochs, evaluations, checkpoints: what the loop did is what the log says."""
+    """The log holds the loop's floats and tensors, epochs, evaluations and checkpoints."""
     torch.manual_seed(0)
     model = torch.nn.Linear(4, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -112,7 +112,7 @@ def test_numbers_of_every_sort_become_float64(store: Path) -> None:
 
 
 def test_nan_and_infinite_losses_are_values_and_none_is_not_recorded(store: Path) -> None:
-    """A diverged loss is on record as it was."""
+    """A diverged loss is recorded as it was."""
     with Recorder(store) as rec:
         rec.step(loss=math.nan, grad_norm=None)
         rec.step(loss=math.inf)
@@ -126,7 +126,7 @@ def test_nan_and_infinite_losses_are_values_and_none_is_not_recorded(store: Path
 
 
 def test_floats_are_read_back_bit_for_bit(store: Path) -> None:
-    """What was logged and what is read differ in no bit: denormals, signed zero, NaN."""
+    """Logged and read values are bit-identical: denormals, signed zero, NaN."""
     values = [0.1, 1 / 3, 5e-324, 1.7976931348623157e308, -0.0, math.inf, math.nan]
     with Recorder(store) as rec:
         for value in values:
@@ -138,7 +138,7 @@ def test_floats_are_read_back_bit_for_bit(store: Path) -> None:
 
 
 def test_a_metric_that_changes_type_loses_nothing(store: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """What is no number is kept as an attribute, integers beyond 2**53 exactly; an array is told about once."""
+    """A value that is not a number becomes an attribute, integers beyond 2**53 exactly; an array is warned of once."""
     with Recorder(store) as rec:
         rec.step(loss=1.0)
         rec.step(loss="diverged", tokens=2**60 + 1)
@@ -169,7 +169,7 @@ def test_names_that_are_keywords_and_nested_values_go_in_a_mapping(store: Path) 
     "ids", [["a", "b", "ü"], [5, 6, 2**62], torch.tensor([5, 6, 7]), None], ids=["text", "ints", "tensor", "none"]
 )
 def test_sample_losses_are_recorded_with_their_ids(store: Path, ids: object) -> None:
-    """Text or integers, from lists or tensors; without ids the position stands alone."""
+    """Ids are text or integers, from lists or tensors; without ids only the position is recorded."""
     with Recorder(store) as rec:
         rec.step(loss=2.0, samples=[1.0, 2.0, 3.0], sample_ids=ids, sample_tokens=[10, 20, 30])
 
@@ -183,7 +183,7 @@ def test_sample_losses_are_recorded_with_their_ids(store: Path, ids: object) -> 
 def test_sample_losses_that_do_not_fit_cost_a_warning_and_not_the_step(
     store: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The step's own values are recorded all the same, and the user is told once."""
+    """The step's own values are still recorded, and the user is warned once."""
     with Recorder(store) as rec:
         rec.step(loss=1.0, samples=[1.0, 2.0], sample_ids=[1])
         rec.step(loss=1.0, samples=[1.0, 2.0], sample_ids=[1])
@@ -193,13 +193,13 @@ def test_sample_losses_that_do_not_fit_cost_a_warning_and_not_the_step(
 
 
 def test_strict_raises_what_would_be_warned_about(store: Path) -> None:
-    """Who asks for strictness gets it."""
+    """``strict=True`` turns the warning into an error."""
     with Recorder(store, strict=True) as rec, pytest.raises(TelemetryError, match="1 sample_ids for 2 samples"):
         rec.step(loss=1.0, samples=[1.0, 2.0], sample_ids=[1])
 
 
 def test_log_every_adds_log_events_with_the_values_of_the_step(store: Path) -> None:
-    """That is what TrAC's training-loss metrics read."""
+    """TrAC's training-loss metrics read log events."""
     with Recorder(store, log_every=2) as rec:
         for loss in (4.0, 3.0, 2.0, 1.0):
             rec.step(loss=loss)
@@ -208,7 +208,7 @@ def test_log_every_adds_log_events_with_the_values_of_the_step(store: Path) -> N
 
 
 def test_annotations_hold_any_json_value(store: Path) -> None:
-    """Notes are facts too; non-finite numbers are spelt out."""
+    """Notes are facts too; non-finite numbers are spelled."""
     with Recorder(store) as rec:
         rec.step(loss=1.0)
         rec.annotate("changed the data", shards=[1, 2], ratio=math.nan, path=Path("x"))
@@ -238,7 +238,7 @@ def test_a_rule_stops_the_run_and_the_decision_is_recorded_with_its_values(store
 
 
 def test_stop_is_sticky_and_the_other_flags_clear_when_served(store: Path, policy: Path) -> None:
-    """A loop may look at its flags whenever it likes."""
+    """A loop may read its flags at any time."""
     with Recorder(store, rules=policy) as rec:
         control = rec.step(loss=math.nan)
         before = (control.should_stop, control.should_save)
@@ -250,7 +250,7 @@ def test_stop_is_sticky_and_the_other_flags_clear_when_served(store: Path, polic
 
 
 def test_callbacks_run_an_ordered_chain_by_themselves(store: Path, tmp_path: Path) -> None:
-    """Evaluate, judge, checkpoint, stop: each operation's callback runs in turn, and what it records is judged too."""
+    """Each operation's callback runs in turn (evaluate, judge, checkpoint, stop), and rules judge its events too."""
     policy = tmp_path / "chain.yaml"
     policy.write_text("""
 controllers:
@@ -287,7 +287,7 @@ controllers:
 
 
 def test_a_failing_rule_is_recorded_once_with_a_count_and_training_goes_on(store: Path, tmp_path: Path) -> None:
-    """A rule's error costs a run nothing, and is not silent."""
+    """A rule's error does not affect the run and is not silent."""
     policy = tmp_path / "failing.yaml"
     policy.write_text("""
 controllers:
@@ -307,7 +307,7 @@ controllers:
 
 
 def test_log_control_speaks_through_the_log(store: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """A message of a rule is logged at the level it asks for."""
+    """A rule's message is logged at its own level."""
     policy = tmp_path / "message.yaml"
     policy.write_text("""
 operations:
@@ -341,7 +341,7 @@ def test_a_loop_that_raises_is_recorded_as_failed_and_the_error_goes_on(store: P
 
 
 def test_ctrl_c_ends_a_run_as_interrupted(store: Path) -> None:
-    """Whoever stops by hand did not fail."""
+    """Stopping by hand is not a failure."""
     with pytest.raises(KeyboardInterrupt), Recorder(store) as rec:
         raise KeyboardInterrupt
 
@@ -361,7 +361,7 @@ def test_a_policy_that_does_not_load_leaves_no_run_behind(store: Path, tmp_path:
 
 
 def test_a_store_that_cannot_be_written_is_told_at_the_start(tmp_path: Path) -> None:
-    """Before a GPU-week, not after."""
+    """The error comes before a GPU-week, not after."""
     (tmp_path / "file").write_text("")
 
     with pytest.raises(TelemetryError, match="cannot be written"):
@@ -369,7 +369,7 @@ def test_a_store_that_cannot_be_written_is_told_at_the_start(tmp_path: Path) -> 
 
 
 def test_an_empty_run_is_a_run(store: Path) -> None:
-    """Nothing recorded is a fact as well."""
+    """A run without events is a fact as well."""
     with Recorder(store) as rec:
         pass
 
@@ -380,7 +380,7 @@ def test_an_empty_run_is_a_run(store: Path) -> None:
 
 
 def test_what_a_run_was_is_kept_with_it(store: Path, policy: Path) -> None:
-    """Name, group, tags, plan, config without its secrets, rules word for word, host and versions."""
+    """The run keeps name, group, tags, plan, config without secrets, the rules verbatim, host and versions."""
     config = {"lr": 0.1, "hf_token": "hf_123", "pad_token": "<pad>", "max_tokens": 5, "wandb": {"api_key": "x"}}
     with Recorder(store, name="n", group="g", tags=["a", "b"], config=config, rules=policy, total_steps=9) as rec:
         rec.step(loss=1.0)
@@ -404,7 +404,7 @@ def test_what_a_run_was_is_kept_with_it(store: Path, policy: Path) -> None:
 
 
 def test_configs_come_as_dataclasses_and_namespaces_too(store: Path) -> None:
-    """Whatever holds hyper-parameters is kept as an object."""
+    """Any object that holds hyper-parameters is stored as an object."""
 
     @dataclass
     class Config:
@@ -420,7 +420,7 @@ def test_configs_come_as_dataclasses_and_namespaces_too(store: Path) -> None:
 
 
 def test_a_finished_run_is_sealed_into_parquet(store: Path) -> None:
-    """No journal is left; the folder is run.json, the columns, the digests and one file a table."""
+    """No journal remains; the folder holds run.json, the columns, the digests and one file per table."""
     with Recorder(store) as rec:
         for _ in range(10):
             rec.step(loss=1.0, samples=[1.0])
@@ -433,7 +433,7 @@ def test_a_finished_run_is_sealed_into_parquet(store: Path) -> None:
 def test_a_journal_in_small_segments_is_sealed_while_the_run_goes_on(
     store: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Growing runs turn into Parquet in another process, and read the same throughout."""
+    """Another process converts a growing run to Parquet, and reads give the same events throughout."""
     monkeypatch.setitem(cast("dict[str, int]", JournalWriter.__init__.__kwdefaults__), "segment_bytes", 4096)
     with Recorder(store) as rec:
         for step in range(400):
@@ -447,7 +447,7 @@ def test_a_journal_in_small_segments_is_sealed_while_the_run_goes_on(
 
 
 def test_a_failing_journal_never_ends_training(store: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Losses are counted, told once, and written down when writing works again."""
+    """Lost events are counted, warned about once, and recorded when writing works again."""
     with Recorder(store) as rec:
         rec.step(loss=1.0)
         journal = rec._tape.journal
@@ -467,7 +467,7 @@ def test_a_failing_journal_never_ends_training(store: Path, caplog: pytest.LogCa
 
 
 def test_closing_twice_and_stepping_after_the_end_are_harmless(store: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """The run stays as it ended; the late step is not silent."""
+    """The run's end is unchanged, and the late step is not silent."""
     rec = Recorder(store)
     rec.step(loss=1.0)
     rec.close()
@@ -479,7 +479,7 @@ def test_closing_twice_and_stepping_after_the_end_are_harmless(store: Path, capl
 
 
 def test_durability_against_power_loss_is_stated_with_the_run(store: Path) -> None:
-    """The interval of the syncs is what a reader needs to know what a power loss may have cost."""
+    """Readers need the sync interval to know what a power loss may have cost."""
     with Recorder(store, durability="power", sync_every_s=0.05) as rec:
         rec.step(loss=1.0)
     with Recorder(store) as plain:
@@ -492,7 +492,7 @@ def test_durability_against_power_loss_is_stated_with_the_run(store: Path) -> No
 
 @pytest.mark.parametrize("arguments", [{"durability": "disk"}, {"durability": "power", "sync_every_s": 0}])
 def test_a_durability_that_is_none_is_refused(store: Path, arguments: dict[str, Any]) -> None:
-    """Before anything is written."""
+    """The error comes before anything is written."""
     with pytest.raises(TelemetryError, match="durability"):
         Recorder(store, **arguments)
 
@@ -500,7 +500,7 @@ def test_a_durability_that_is_none_is_refused(store: Path, arguments: dict[str, 
 
 
 def test_a_run_whose_folder_is_deleted_goes_on_in_a_new_one(store: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """What was deleted is gone; what comes after is a run again, with its gap told."""
+    """Deleted events are gone; later ones form a run again, with a gap event."""
     with Recorder(store, name="again") as rec:
         rec.step(loss=1.0)
         shutil.rmtree(rec.folder)
@@ -520,7 +520,7 @@ def test_a_run_whose_folder_is_deleted_goes_on_in_a_new_one(store: Path, caplog:
 
 
 def test_a_decision_that_could_not_be_written_reaches_the_loop_when_it_can(store: Path, policy: Path) -> None:
-    """The disk is full after the event and before the decision: the stop comes later, and is not lost."""
+    """The disk is full after the event and before the decision: the stop comes later and is not lost."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     with Recorder(store, rules=policy) as rec:
         rec.step(loss=1.0)
@@ -543,7 +543,7 @@ def test_a_decision_that_could_not_be_written_reaches_the_loop_when_it_can(store
 
 
 def test_attributes_of_whatever_depth_are_recorded_and_sealed_or_told_of(tmp_path: Path) -> None:
-    """What a loop could still write, at the shallowest, no sealer and no reader finds too deep."""
+    """An attribute that a loop can write from the shallowest call is never too deep for a sealer or a reader."""
     depths = (100, *range(300, 1_100, 4))
 
     def nested(depth: int) -> object:
@@ -557,7 +557,7 @@ def test_attributes_of_whatever_depth_are_recorded_and_sealed_or_told_of(tmp_pat
             for depth in depths:
                 rec.annotate(str(depth), nested=nested(depth))
 
-    with ThreadPoolExecutor(1) as thread:  # Few calls deep.
+    with ThreadPoolExecutor(1) as thread:  # A new thread has a shallow call stack.
         thread.submit(record).result()
         events = thread.submit(lambda: list(open_run(tmp_path / "deep").events())).result()
     recorded = [int(event.attrs["text"]) for event in events if event.kind == "annotation"]

@@ -1,4 +1,4 @@
-"""What loops hand over by mistake: nothing of it ends a training run, nothing spoils the log, nothing is silent."""
+"""Wrong arguments neither end a training run nor spoil the log, and they are never silent."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from steptape.store.events import Event
 
 
 def recorded(store: Path, *calls: Callable[[Recorder], object]) -> list[Event]:
-    """The events of a run that made these calls and then one ordinary step; the whole store reads."""
+    """Record these calls and one ordinary step; check that the whole store reads, and return the run's events."""
     with Recorder(store) as rec:
         for call in calls:
             call(rec)
@@ -36,7 +36,7 @@ def test_metric_names_that_are_no_plain_text_become_text(tmp_path: Path, key: An
 
 
 def test_a_loop_whose_steps_are_all_wrong_is_told_of_it_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Each is wrong with another value."""
+    """Each step is wrong with another value."""
     with Recorder(tmp_path) as rec:
         for step in range(10):
             rec.step(step=2**62 + step, loss=1.0)
@@ -46,7 +46,7 @@ def test_a_loop_whose_steps_are_all_wrong_is_told_of_it_once(tmp_path: Path, cap
 
 @pytest.mark.parametrize("step", [np.int64(5), torch.tensor(5), 5.0, np.int32(5), True + 4])
 def test_a_step_may_be_any_whole_number(tmp_path: Path, step: Any) -> None:
-    """Numpy integers, integer tensors, and floats that are whole."""
+    """Numpy integers, integer tensors and whole floats are accepted."""
     first, second = recorded(tmp_path, lambda rec: rec.step(step=step, loss=2.0))
 
     assert (first.step, second.step) == (5, 6)
@@ -56,7 +56,7 @@ def test_a_step_may_be_any_whole_number(tmp_path: Path, step: Any) -> None:
 def test_a_step_that_is_no_whole_number_is_counted_on_instead(
     tmp_path: Path, step: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The event is kept, with the step that would have come next, and the user is told."""
+    """The event is kept with the next step in order, and the user is warned."""
     first, second = recorded(tmp_path, lambda rec: rec.step(step=step, loss=2.0))
 
     assert (first.step, first.metrics["loss"], second.step) == (1, 2.0, 2)
@@ -66,7 +66,7 @@ def test_a_step_that_is_no_whole_number_is_counted_on_instead(
 def test_an_epoch_or_micro_step_that_is_none_costs_nothing_but_itself(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The steps before and after are as they should be."""
+    """The steps before and after are correct."""
     first, begin, second = recorded(
         tmp_path,
         lambda rec: rec.step(loss=2.0, epoch="x", micro_step="y"),  # type: ignore[arg-type]
@@ -79,7 +79,7 @@ def test_an_epoch_or_micro_step_that_is_none_costs_nothing_but_itself(
 
 @pytest.mark.parametrize("epoch", [math.nan, math.inf, 10**400], ids=["nan", "inf", "huge"])
 def test_an_epoch_that_is_not_finite_is_unknown_live_as_in_the_log(tmp_path: Path, epoch: float) -> None:
-    """Rules would see a number here and none there; a run could not go on from it."""
+    """Otherwise rules would see a number live and none in the log, and the run could not be resumed."""
     rules = tmp_path / "rules.yaml"
     rules.write_text("controllers: [{name: e, triggers: [on_step_end], rule: not epoch < 3, operations: []}]")
     with Recorder(tmp_path / "runs", rules=rules) as rec:
@@ -96,7 +96,7 @@ def test_an_epoch_that_is_not_finite_is_unknown_live_as_in_the_log(tmp_path: Pat
 
 @pytest.mark.parametrize("path", [b"/p", None, 5, Path("/p"), "/p"])
 def test_a_checkpoint_is_recorded_whatever_its_path_came_as(tmp_path: Path, path: Any) -> None:
-    """Bytes are decoded, the rest is kept as text."""
+    """Bytes are decoded; other values become text."""
     save, _ = recorded(tmp_path, lambda rec: rec.save(path, size_bytes=np.int64(3)))  # type: ignore[arg-type]
 
     assert save.attrs["path"] == {b"/p": "/p", None: "None", 5: "5"}.get(path, "/p")
@@ -104,7 +104,7 @@ def test_a_checkpoint_is_recorded_whatever_its_path_came_as(tmp_path: Path, path
 
 
 def test_a_note_that_json_cannot_hold_is_lost_and_counted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """A structure that holds itself has no end; the loop goes on."""
+    """A structure that contains itself is endless; the loop continues."""
     cyclic: dict[str, Any] = {}
     cyclic["self"] = cyclic
 
@@ -116,7 +116,7 @@ def test_a_note_that_json_cannot_hold_is_lost_and_counted(tmp_path: Path, caplog
 
 @pytest.mark.parametrize("ids", [np.array(["a", "b"]), np.array(["a", "b"], dtype=object)])
 def test_sample_ids_may_be_a_numpy_array_of_text(tmp_path: Path, ids: Any) -> None:
-    """As data sets often have them."""
+    """Data sets often have such arrays."""
     with Recorder(tmp_path) as rec:
         rec.step(loss=1.0, samples=[1.0, 2.0], sample_ids=ids)
 
@@ -131,7 +131,7 @@ def test_bytes_are_no_number(tmp_path: Path) -> None:
 
 
 class Silent(Exception):
-    """An exception that cannot say what it is."""
+    """An exception whose ``__str__`` raises."""
 
     def __str__(self) -> str:
         raise RuntimeError
@@ -139,7 +139,7 @@ class Silent(Exception):
 
 @pytest.mark.parametrize("error", [ValueError("x\ud800"), Silent()], ids=["surrogate", "no message"])
 def test_the_loop_s_own_exception_is_the_one_that_comes_out(tmp_path: Path, error: Exception) -> None:
-    """Whatever is odd about it; and the run is recorded as failed."""
+    """Odd exceptions are re-raised too, and the run is recorded as failed."""
     rec = Recorder(tmp_path)
     with pytest.raises(type(error)) as caught, rec:
         raise error
@@ -154,7 +154,7 @@ def test_the_loop_s_own_exception_is_the_one_that_comes_out(tmp_path: Path, erro
     ids=lambda arguments: str(arguments),
 )
 def test_a_plan_that_is_none_is_refused_before_anything_is_written(tmp_path: Path, arguments: dict[str, Any]) -> None:
-    """At the start there is somebody to read the error."""
+    """At the start the user can still read the error."""
     with pytest.raises(TelemetryError, match="must be a whole number"):
         Recorder(tmp_path / "runs", **arguments)
 
@@ -162,7 +162,7 @@ def test_a_plan_that_is_none_is_refused_before_anything_is_written(tmp_path: Pat
 
 
 def test_names_and_configs_may_hold_what_utf_8_cannot(tmp_path: Path) -> None:
-    """Half a surrogate pair is spelt out; numpy integers in a plan are whole numbers; one tag is one tag."""
+    """Half a surrogate pair is escaped; numpy integers in a plan are whole numbers; a text is one tag."""
     steps: Any = np.int64(7)
     with Recorder(
         tmp_path, name="\ud800", group="g\ud800", tags="abc", config={"\ud800": "\ud800"}, total_steps=steps
@@ -177,7 +177,7 @@ def test_names_and_configs_may_hold_what_utf_8_cannot(tmp_path: Path) -> None:
 
 
 def test_strict_raises_for_a_wrong_argument(tmp_path: Path) -> None:
-    """Who asks for strictness gets it."""
+    """``strict=True`` turns the warning into an error."""
     with Recorder(tmp_path, strict=True) as rec, pytest.raises(InvalidEvent, match="step must be a whole number"):
         rec.step(step="7", loss=1.0)  # type: ignore[arg-type]
 
@@ -185,7 +185,7 @@ def test_strict_raises_for_a_wrong_argument(tmp_path: Path) -> None:
 def test_a_run_is_let_go_of_even_when_its_end_cannot_be_written(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A folder in the place of ``run.json``: the journal is closed all the same, and the user is told."""
+    """With a folder in place of ``run.json`` the journal is still closed, and the user is warned."""
     with Recorder(tmp_path) as rec:
         rec.step(loss=1.0)
         (rec.folder / "run.json").unlink()
@@ -196,7 +196,7 @@ def test_a_run_is_let_go_of_even_when_its_end_cannot_be_written(
 
 
 def test_a_callback_that_raises_at_the_very_end_leaves_the_run_ended(tmp_path: Path) -> None:
-    """Its error comes out of the loop; the run says how it ended, once."""
+    """The loop gets the error; the run records its end once."""
     policy = tmp_path / "policy.yaml"
     policy.write_text(
         "controllers:\n  - {name: last, triggers: [on_train_end], rule: len(loss) > 0, "
@@ -217,7 +217,7 @@ def test_a_callback_that_raises_at_the_very_end_leaves_the_run_ended(tmp_path: P
 
 
 def test_a_loop_in_a_folder_that_has_been_deleted_is_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As schedulers delete theirs while a program goes on; its git commit is nobody's then."""
+    """Schedulers delete folders of running programs; the run then has no git commit."""
     (tmp_path / "gone").mkdir()
     monkeypatch.chdir(tmp_path / "gone")
     (tmp_path / "gone").rmdir()

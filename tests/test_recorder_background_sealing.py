@@ -1,4 +1,4 @@
-"""The process that seals beside a run: found missing, killed, or hard to start, it costs nobody a step."""
+"""A missing, killed or slow sealing process never costs a training loop a step."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from steptape.store.parquet.sealing import seal
 
 @pytest.fixture
 def many_files() -> Iterator[None]:
-    """A process whose next descriptors are above 1023."""
+    """Open so many files that the next descriptors are above 1023."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard != resource.RLIM_INFINITY and hard < 2_000:
         pytest.skip("this machine allows too few open files")
@@ -38,7 +38,7 @@ def many_files() -> Iterator[None]:
 
 @pytest.mark.usefixtures("many_files")
 def test_a_loop_with_a_thousand_open_files_is_sealed_while_it_runs(tmp_path: Path) -> None:
-    """As loaders that share tensors by descriptors have them."""
+    """Loaders that share tensors by descriptors have that many."""
     with Recorder(tmp_path) as rec:
         rec._tape.journal._segment_bytes = 2_000
         for step in range(200):
@@ -50,7 +50,7 @@ def test_a_loop_with_a_thousand_open_files_is_sealed_while_it_runs(tmp_path: Pat
 
 @pytest.mark.parametrize("waits", [False, True], ids=["just now", "a while ago"])
 def test_a_sealing_process_that_was_killed_is_replaced_at_the_end(tmp_path: Path, waits: bool) -> None:
-    """Nothing is left unsealed, and no pipe open."""
+    """Nothing remains unsealed, and no pipe remains open."""
     with Recorder(tmp_path) as rec:
         rec.step(loss=1.0)
         process = rec._tape._sealing._process
@@ -75,7 +75,7 @@ def test_what_is_no_text_in_the_import_path_is_passed_over(tmp_path: Path, monke
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody is waited for long."""
+    """Shorten every wait."""
     monkeypatch.setattr(standstill, "MOST_QUIET_LOOKS", 1)
 
 
@@ -83,7 +83,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_sealing_process_that_is_stopped_does_not_hold_up_the_end(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It is told of once, nothing is left of the process, and the journal is there for whoever seals it next."""
+    """It is warned about once and killed, and the journal remains for the next sealer."""
     with caplog.at_level(logging.WARNING), Recorder(tmp_path) as rec:
         rec.step(loss=1.0)
         process = rec._tape._sealing._process
@@ -104,7 +104,7 @@ def test_a_sealing_process_that_is_stopped_does_not_hold_up_the_end(
 def test_a_folder_that_somebody_else_holds_does_not_hold_up_the_end(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """As ``steptape seal`` does that was stopped in the middle."""
+    """A suspended ``steptape seal`` holds the folder like this."""
     with caplog.at_level(logging.WARNING), Recorder(tmp_path) as rec:
         rec.step(loss=1.0)
         fd = os.open(rec.folder, os.O_RDONLY)
@@ -117,7 +117,7 @@ def test_a_folder_that_somebody_else_holds_does_not_hold_up_the_end(
 
 @pytest.mark.usefixtures("impatient")
 def test_a_recorder_that_could_not_begin_does_not_wait_for_a_stopped_process(tmp_path: Path) -> None:
-    """Whose constructor gives back what it had begun."""
+    """Its constructor failed and stops what it had started."""
     with Recorder(tmp_path) as rec:
         rec.step(loss=1.0)
         sealing = rec._tape._sealing
@@ -130,20 +130,20 @@ def test_a_recorder_that_could_not_begin_does_not_wait_for_a_stopped_process(tmp
 
 
 def activity(pid: int) -> tuple[bytes, bytes]:
-    """What the kernel has counted of a process: its CPU time with the rest of its state, and its input and output."""
+    """Return the kernel's counters of a process: its CPU time with the rest of its state, and its I/O."""
     process = Path("/proc", str(pid))
     return (process / "stat").read_bytes(), (process / "io").read_bytes()
 
 
 def looks_at_each_move(looked_at: Standstill, pid: int) -> Iterator[bool]:
-    """Eight looks, the process having moved between each two: a fixed time might be too short on a busy machine."""
+    """Yield eight looks, the process active between every two: a fixed time might be too short on a busy machine."""
     for _ in range(8):
         yield looked_at.is_reached()
         until(partial(has_moved, pid, activity(pid)))
 
 
 def has_moved(pid: int, before: tuple[bytes, bytes]) -> bool:
-    """Whether the kernel has counted more of a process."""
+    """Whether the kernel has counted more activity of a process."""
     return activity(pid) != before
 
 
@@ -159,7 +159,7 @@ def has_moved(pid: int, before: tuple[bytes, bytes]) -> bool:
 def test_a_process_stands_still_that_neither_computes_nor_writes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, body: str, stands_still: bool
 ) -> None:
-    """However long it takes."""
+    """The duration does not matter."""
     monkeypatch.setattr(standstill, "MOST_QUIET_LOOKS", 3)
     code = f"import os, time; fd = os.open({str(tmp_path / 'out')!r}, os.O_CREAT | os.O_WRONLY); print()\n{body}"
     with subprocess.Popen((sys.executable, "-uc", code), stdout=subprocess.PIPE) as process:

@@ -1,4 +1,4 @@
-"""How runs end when nobody closes them: signals, forgotten recorders, forks, threads."""
+"""Runs that are never closed end correctly under signals, forks and threads, and when a recorder is forgotten."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _started: list[subprocess.Popen[bytes]] = []
 
 
 def run_script(store: Path, body: str) -> subprocess.Popen[bytes]:
-    """A program that records into the store; it is running when this returns."""
+    """Start a program that records into the store, and return it while it runs."""
     command = [sys.executable, "-c", HEAD + textwrap.dedent(body), str(store)]
     _started.append(subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE))
     return _started[-1]
@@ -44,14 +44,14 @@ def _no_program_outlives_its_test() -> Iterator[None]:
 
 
 def only_run(store: Path) -> Run:
-    """The store's one run."""
+    """Return the store's one run."""
     (run,) = list(open_store(store))
     return run
 
 
 @pytest.mark.parametrize("pause_s", [0.0, 0.001, 0.003])
 def test_a_second_sigterm_does_not_end_the_ending(tmp_path: Path, pause_s: float) -> None:
-    """Batch systems send it to everybody, and launchers pass theirs on."""
+    """Batch systems send it to all processes, and launchers forward theirs."""
     process = run_script(
         tmp_path,
         """
@@ -73,7 +73,7 @@ def test_a_second_sigterm_does_not_end_the_ending(tmp_path: Path, pause_s: float
 
 
 def test_signals_wait_for_the_end_of_what_is_short() -> None:
-    """Ctrl-C twice is one; handlers are as they were."""
+    """Two Ctrl-C count as one, and handlers are restored."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     done = []
 
@@ -94,7 +94,7 @@ def test_signals_wait_for_the_end_of_what_is_short() -> None:
 
 
 def test_sigterm_that_a_program_has_caught_is_no_part_of_its_next_run(tmp_path: Path) -> None:
-    """What comes for that one ends it, however soon."""
+    """A signal to the second run ends it at any time."""
     process = run_script(
         tmp_path,
         """
@@ -119,7 +119,7 @@ def test_sigterm_that_a_program_has_caught_is_no_part_of_its_next_run(tmp_path: 
 )
 @pytest.mark.parametrize("opening", ["rec = Recorder(sys.argv[1])", "rec = Recorder(sys.argv[1]).__enter__()"])
 def test_a_signal_ends_the_run_as_interrupted(tmp_path: Path, number: int, status: int, opening: str) -> None:
-    """With ``with`` or without, in the middle of recording: the run says so, and every step is there."""
+    """This holds with and without ``with``, in the middle of recording: the run says so, and no step is lost."""
     process = run_script(
         tmp_path,
         f"""
@@ -148,7 +148,7 @@ def test_a_signal_ends_the_run_as_interrupted(tmp_path: Path, number: int, statu
 
 
 def test_a_program_s_own_handler_of_sigterm_is_left_alone(tmp_path: Path) -> None:
-    """Schedulers and launchers have theirs."""
+    """Schedulers and launchers have their own handlers."""
     process = run_script(
         tmp_path,
         """
@@ -165,7 +165,7 @@ def test_a_program_s_own_handler_of_sigterm_is_left_alone(tmp_path: Path) -> Non
 
 
 def test_sigterm_has_its_default_back_once_the_run_is_over(tmp_path: Path) -> None:
-    """A recorder leaves the process as it found it."""
+    """A recorder restores the state of the process."""
     with Recorder(tmp_path):
         during = signal.getsignal(signal.SIGTERM)
 
@@ -175,7 +175,7 @@ def test_sigterm_has_its_default_back_once_the_run_is_over(tmp_path: Path) -> No
 
 @pytest.mark.parametrize(("ending", "status"), [("", "completed"), ("1 / 0", "failed"), ("sys.exit(0)", "completed")])
 def test_a_recorder_that_nobody_closed_ends_with_the_program(tmp_path: Path, ending: str, status: str) -> None:
-    """As the program ended."""
+    """The run ends as the program did."""
     process = run_script(tmp_path, f"rec = Recorder(sys.argv[1])\nrec.step(loss=1.0)\n{ending}\n")
     process.communicate(timeout=PATIENCE_S)
 
@@ -183,7 +183,7 @@ def test_a_recorder_that_nobody_closed_ends_with_the_program(tmp_path: Path, end
 
 
 def test_a_forked_child_records_nothing_and_ends_nothing(tmp_path: Path) -> None:
-    """What it tries is lost there, told there, and the parent's run goes on."""
+    """Its events are lost with a warning in the child, and the parent's run continues."""
     process = run_script(
         tmp_path,
         """
@@ -206,10 +206,10 @@ def test_a_forked_child_records_nothing_and_ends_nothing(tmp_path: Path) -> None
 
 
 class Numbers(Dataset[int]):
-    """64 integers."""
+    """A data set of 64 integers."""
 
     def __len__(self) -> int:
-        """Return how many there are."""
+        """Return the number of integers."""
         return 64
 
     def __getitem__(self, index: int) -> int:
@@ -219,9 +219,9 @@ class Numbers(Dataset[int]):
 
 @pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
 def test_loader_workers_do_not_disturb_the_run(tmp_path: Path) -> None:
-    """Forked workers hold no descriptor of the journal, and the run ends as it should."""
+    """Forked workers hold no descriptor of the journal, and the run ends correctly."""
     with Recorder(tmp_path) as rec:
-        # Lists and no tensors: those go by a socket in the temporary folder, whose path may be too long for one.
+        # Lists, not tensors: tensors use a socket in the temporary folder, whose path may be too long for a socket.
         numbers = DataLoader(Numbers(), batch_size=8, num_workers=2, multiprocessing_context="fork", collate_fn=list)
         for batch in numbers:
             rec.step(loss=sum(batch) / len(batch))
@@ -233,7 +233,7 @@ def test_loader_workers_do_not_disturb_the_run(tmp_path: Path) -> None:
 
 
 def test_threads_of_one_process_may_share_a_recorder(tmp_path: Path) -> None:
-    """Every event is whole, once, and has a place of its own."""
+    """Every event is complete, occurs once and has its own position."""
     with Recorder(tmp_path) as rec:
 
         def work(name: str) -> None:
@@ -254,7 +254,7 @@ def test_threads_of_one_process_may_share_a_recorder(tmp_path: Path) -> None:
 
 
 def test_a_forked_child_that_lives_on_does_not_hold_up_the_end(tmp_path: Path) -> None:
-    """Like a loader's persistent worker: it has no part in the pipes to the sealing process."""
+    """A loader's persistent worker is an example: it holds no pipe to the sealing process."""
     process = run_script(
         tmp_path,
         """
@@ -276,7 +276,7 @@ def test_a_forked_child_that_lives_on_does_not_hold_up_the_end(tmp_path: Path) -
 
 
 def test_sigterm_ends_a_forked_child_as_if_there_were_no_recorder(tmp_path: Path) -> None:
-    """Whoever terminates a worker means it to be gone, without a word."""
+    """A terminated worker must end silently."""
     process = run_script(
         tmp_path,
         """
@@ -299,7 +299,7 @@ def test_sigterm_ends_a_forked_child_as_if_there_were_no_recorder(tmp_path: Path
 
 
 def test_a_recorder_that_ends_leaves_the_other_one_its_sigterm(tmp_path: Path) -> None:
-    """The last one gives it back."""
+    """The last one restores it."""
     with Recorder(tmp_path):
         with Recorder(tmp_path):
             pass
@@ -310,7 +310,7 @@ def test_a_recorder_that_ends_leaves_the_other_one_its_sigterm(tmp_path: Path) -
 
 
 def test_a_child_that_is_forked_in_the_middle_of_a_step_does_not_hang(tmp_path: Path) -> None:
-    """The thread that was recording is not there to let go of the lock."""
+    """The thread that was recording cannot release the lock in the child."""
     process = run_script(
         tmp_path,
         """

@@ -1,4 +1,4 @@
-"""A training process that dies without a word: what its log still holds."""
+"""The log of a training process that is killed holds every step that returned."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from drawing import scaled, seed
 from steptape import TelemetryError, open_store, verify
 from steptape.store.parquet.sealing import seal
 
-#: Records as fast as it can, and says on stdout how far it has got: one byte for each step that returned.
+#: Records as fast as possible and writes one byte to stdout for each step that returned.
 LOOP = """
 import os, sys
 from steptape import Recorder
@@ -43,7 +43,7 @@ RANDOM_KILLS = 25
 
 @pytest.mark.parametrize("trial", range(KILLS))
 def test_every_step_that_returned_before_a_sigkill_is_readable(tmp_path: Path, trial: int) -> None:
-    """Steps, sample losses and live decisions are there, whole and once; before and after the dead run is sealed."""
+    """Steps, sample losses and live decisions are complete and occur once, before and after sealing."""
     policy = tmp_path / "policy.yaml"
     policy.write_text(POLICY)
     store = tmp_path / "runs"
@@ -74,7 +74,7 @@ def test_every_step_that_returned_before_a_sigkill_is_readable(tmp_path: Path, t
 
 
 def test_nothing_is_lost_or_doubled_wherever_recorders_and_sealers_are_killed() -> None:
-    """At drawn moments; the seed of a failure is in its message."""
+    """The moments are random; a failure prints its seed."""
     script = Path(__file__).parents[1] / "benchmarks" / "kills.py"
     kills = scaled(RANDOM_KILLS)
     command = [sys.executable, str(script), "--kills", str(kills), "--workers", "2", "--seed", str(seed())]
@@ -88,7 +88,7 @@ def test_nothing_is_lost_or_doubled_wherever_recorders_and_sealers_are_killed() 
 
 
 def test_a_policy_that_was_changed_after_the_run_is_not_verified_by(tmp_path: Path) -> None:
-    """The rules kept with a run, even a dead one, must have the digest that was recorded."""
+    """Rules stored with a run, even a dead one, must have the recorded digest."""
     policy = tmp_path / "policy.yaml"
     policy.write_text(POLICY)
     store = tmp_path / "runs"

@@ -1,4 +1,4 @@
-"""Values on a device: never waited for, recorded at a fixed lag, and rules decide alike whatever the copies' speed."""
+"""Values on a device are never waited for, come at a fixed lag, and lead to decisions independent of copy speed."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ LOSSES = [2.0, 1.5, 9.0, 9.5, 1.0, math.nan, 30.0, 31.0, 1.0, 0.5, 40.0, 50.0, 6
 
 
 class OnDevice:
-    """A tensor of a device that this machine lacks: it is known by what it can do, and reading it here is a mistake."""
+    """A tensor on a device that this machine lacks: recognised by its interface, and an error to read."""
 
     is_cpu = False
     device = torch.device("meta")
@@ -49,13 +49,13 @@ class OnDevice:
         self.hidden = torch.as_tensor(value)
 
     def item(self) -> float:
-        """What a recorder must not call."""
+        """Raise: a recorder must not call this."""
         raise AssertionError("the recorder has waited for the device")
 
 
 @pytest.fixture(params=["at once", "slowly", "at random"])
 def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], OnDevice]:
-    """A device whose copies take as long as they like; it makes tensors."""
+    """A device whose copies take arbitrary times; calling it makes tensors."""
     delays = random.Random(0)
     seconds = {"at once": lambda: 0.0, "slowly": lambda: 0.02, "at random": lambda: delays.uniform(0, 0.02)}
 
@@ -76,7 +76,7 @@ def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> C
 
 
 def train(store: Path, rules: Path, as_loss: Callable[[float], Any], **options: Any) -> Run:
-    """A loop over the losses, evaluated at every fifth step."""
+    """Train over the losses, with an evaluation at every fifth step."""
     with Recorder(store, rules=rules, **options) as rec:
         for step, loss in enumerate(LOSSES, 1):
             rec.step(loss=as_loss(loss), lr=1.0 if step == 3 else 0.1)
@@ -94,19 +94,19 @@ def rules(tmp_path: Path) -> Path:
 
 
 def fired(run: Run) -> list[tuple[str, int]]:
-    """Which controllers fired, and at which step's values; in order of controllers."""
+    """Return each controller that fired and the step of its values, sorted by controller."""
     return sorted((row["controller"], row["step"]) for row in run.decisions().to_pylist())
 
 
 def late(run: Run) -> list[Event]:
-    """The events that brought device values."""
+    """Return the events that brought device values."""
     return [event for event in run.events() if event.is_late]
 
 
 def test_device_values_are_recorded_in_step_order_at_a_fixed_lag(
     tmp_path: Path, rules: Path, device: Callable[[Any], OnDevice]
 ) -> None:
-    """Before an evaluation and the end nothing is left."""
+    """All values are recorded before an evaluation and before the end."""
     run = train(tmp_path / "runs", rules, device)
 
     assert [event.step for event in late(run)] == list(range(1, len(LOSSES) + 1))
@@ -118,7 +118,7 @@ def test_device_values_are_recorded_in_step_order_at_a_fixed_lag(
 def test_rules_decide_as_they_do_with_values_of_the_host(
     tmp_path: Path, rules: Path, device: Callable[[Any], OnDevice]
 ) -> None:
-    """Once a step, patience included, each rule on the values of its step; and the replay agrees."""
+    """Each rule decides once per step, patience included, on the values of its step; the replay agrees."""
     on_host = train(tmp_path / "host", rules, float)
     on_device = train(tmp_path / "device", rules, device)
 
@@ -130,7 +130,7 @@ def test_rules_decide_as_they_do_with_values_of_the_host(
 def test_a_decision_on_a_late_value_says_both_steps(
     tmp_path: Path, rules: Path, device: Callable[[Any], OnDevice]
 ) -> None:
-    """The step whose value it was, and how many updates later the loop heard of it."""
+    """It holds the step of the value and the number of updates since then."""
     run = train(tmp_path / "runs", rules, device)
     decisions = [event for event in run.events() if event.kind == "decision"]
     lags = {event.attrs["controller"]: event.attrs.get("value_lag", 0) for event in reversed(decisions)}
@@ -140,14 +140,14 @@ def test_a_decision_on_a_late_value_says_both_steps(
 
 @pytest.mark.parametrize("lag", [0, 1, 5, 100])
 def test_the_lag_may_be_chosen(tmp_path: Path, rules: Path, lag: int, device: Callable[[Any], OnDevice]) -> None:
-    """None at all means waiting for each copy."""
+    """A lag of zero waits for each copy."""
     run = train(tmp_path / "runs", rules, device, value_lag=lag)
 
     assert [event.value_lag for event in late(run)][:5] == [min(lag, 5 - step) for step in range(1, 6)]
 
 
 def test_sample_losses_of_a_device_come_late_too(tmp_path: Path, device: Callable[[Any], OnDevice]) -> None:
-    """With their ids, wherever those are, and as they were at their step."""
+    """They have their ids, which may be on the host, and the values of their step."""
     with Recorder(tmp_path, samples_top=2) as rec:
         for step in range(1, 5):
             losses = device([1.0 * step, 5.0 * step, 3.0 * step])
@@ -165,7 +165,7 @@ def test_sample_losses_of_a_device_come_late_too(tmp_path: Path, device: Callabl
 def test_what_is_saved_before_a_checkpoint_holds_the_values_of_its_step(
     tmp_path: Path, rules: Path, device: Callable[[Any], OnDevice]
 ) -> None:
-    """The state that a checkpoint keeps leaves nothing on the device."""
+    """A checkpoint's state leaves no value on the device."""
     with Recorder(tmp_path / "runs", rules=rules) as rec:
         for loss in LOSSES[:7]:
             rec.step(loss=device(loss))
@@ -182,7 +182,7 @@ def test_what_is_saved_before_a_checkpoint_holds_the_values_of_its_step(
 
 
 def test_nothing_is_waited_for_before_its_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A step returns while its copy is still on the way."""
+    """A step returns while its copy is in progress."""
     arrived: list[int] = []
 
     class Copy:
@@ -203,7 +203,7 @@ def test_nothing_is_waited_for_before_its_time(tmp_path: Path, monkeypatch: pyte
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_a_cuda_loop_is_never_synchronized(tmp_path: Path) -> None:
-    """Torch itself would say so."""
+    """Torch itself would raise."""
     torch.cuda.set_sync_debug_mode("error")
     try:
         with Recorder(tmp_path) as rec:
@@ -220,7 +220,7 @@ def test_a_cuda_loop_is_never_synchronized(tmp_path: Path) -> None:
 def test_a_copy_that_fails_costs_its_values_and_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Training goes on; the gap is in the log."""
+    """Training continues; the log holds the gap."""
 
     class Broken:
         def __init__(self, tensors: Sequence[OnDevice]) -> None:
@@ -247,7 +247,7 @@ def test_a_copy_that_fails_costs_its_values_and_is_told(
 def test_a_loop_that_counts_steps_anew_in_each_epoch_leaves_nothing_on_the_device(
     tmp_path: Path, rules: Path, device: Callable[[Any], OnDevice]
 ) -> None:
-    """What is of a later step than the loop's is due, too."""
+    """A value of a step after the loop's current one is due, too."""
     with Recorder(tmp_path / "runs", rules=rules) as rec:
         for _ in range(3):
             for step, loss in enumerate(LOSSES):
@@ -263,7 +263,7 @@ def test_a_loop_that_counts_steps_anew_in_each_epoch_leaves_nothing_on_the_devic
 def test_values_whose_wait_was_interrupted_are_recorded_all_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Ctrl-C ends the loop, and the run with everything that it sent for."""
+    """Ctrl-C ends the loop, and the run records every value requested so far."""
     interrupts = iter([KeyboardInterrupt])
 
     class Copy:
@@ -291,7 +291,7 @@ def test_values_whose_wait_was_interrupted_are_recorded_all_the_same(
 def test_sample_losses_that_move_to_a_device_are_not_waited_for_either(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """After steps with those of the host, for which a function was made."""
+    """The preceding steps had host samples, for which a function was compiled."""
 
     class Losses(OnDevice):
         dtype = torch.float32

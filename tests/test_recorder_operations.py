@@ -1,4 +1,4 @@
-"""Operations in a live run: in order, with their log levels, and those of one's own."""
+"""A live run carries out built-in and user-defined operations in order, at their log levels."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ HAPPENED: list[str] = []
 
 @register_operation
 class Witness(Operation):
-    """Notes what is asked of it."""
+    """An operation that notes its calls."""
 
     actions = {"should_note": Effect.NOTIFY, "should_end": Effect.STOP}  # noqa: RUF012 - as a user writes it
 
@@ -29,20 +29,20 @@ class Witness(Operation):
         HAPPENED.append("made")
 
     def should_note(self, decision: Decision) -> None:
-        """Note it."""
+        """Note the decision."""
         HAPPENED.append(f"{decision.controller} at {decision.step}: {dict(decision.values)}")
 
     def should_end(self, decision: Decision) -> None:
-        """Note it, with the flag set before."""
+        """Note the step; the flag is set before."""
         HAPPENED.append(f"end at {decision.step}")
 
     def should_fail(self, decision: Decision) -> None:
-        """Fail."""
+        """Raise ConnectionError."""
         raise ConnectionError(f"no such host, step {decision.step}")
 
 
 def policy(operations: str, *, more: str = "") -> str:
-    """A policy whose one controller fires at a loss above 2."""
+    """Return a policy whose one controller fires at a loss above 2."""
     return f"""
 operations:
   - {{name: w, class: Witness}}
@@ -54,12 +54,12 @@ controllers:
 
 @pytest.fixture(autouse=True)
 def forget() -> None:
-    """Begin each test with nothing noted."""
+    """Clear the notes before each test."""
     HAPPENED.clear()
 
 
 def record(store: Path, text: str, *losses: float) -> Recorder:
-    """Record a run until a rule ends it."""
+    """Record a run until a rule stops it."""
     with Recorder(store, rules=parse_policy(text)) as recorder:
         for loss in losses:
             if recorder.step(loss=loss).should_stop:
@@ -68,14 +68,14 @@ def record(store: Path, text: str, *losses: float) -> Recorder:
 
 
 def test_an_operation_of_ones_own_is_called_with_the_decision(tmp_path: Path) -> None:
-    """Once for each firing, by the one instance of the run."""
+    """The run's one instance is called once per firing."""
     record(tmp_path, policy("[w.should_note]"), 1.0, 3.0, 4.0)
 
     assert HAPPENED == ["made", "high at 2: {'loss': 3.0}", "high at 3: {'loss': 4.0}"]
 
 
 def test_an_operation_of_ones_own_may_set_a_flag_as_well(tmp_path: Path) -> None:
-    """As its effect says."""
+    """Its effect names the flag."""
     recorder = record(tmp_path, policy("[w.should_end]"), 3.0, 4.0)
 
     assert HAPPENED == ["made", "end at 1"]
@@ -85,7 +85,7 @@ def test_an_operation_of_ones_own_may_set_a_flag_as_well(tmp_path: Path) -> None
 def test_an_operation_that_fails_is_told_and_recorded_and_training_goes_on(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """What stands after it in the list is still carried out."""
+    """The later operations in the list are still carried out."""
     recorder = record(tmp_path, policy("[w.should_fail, w.should_note]"), 3.0, 1.0)
 
     notes = [event.attrs["text"] for event in open_run(recorder.folder).events() if event.kind == "annotation"]
@@ -95,7 +95,7 @@ def test_an_operation_that_fails_is_told_and_recorded_and_training_goes_on(
 
 
 def test_verifying_a_run_makes_and_calls_no_operation(tmp_path: Path) -> None:
-    """A replay only tells what would have been ordered."""
+    """A replay only reports what would have been ordered."""
     recorder = record(tmp_path, policy("[w.should_note]"), 3.0)
     HAPPENED.clear()
 
@@ -106,7 +106,7 @@ def test_verifying_a_run_makes_and_calls_no_operation(tmp_path: Path) -> None:
 def test_orders_and_messages_are_logged_in_order_at_their_levels(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The orders at the controller's trigger log level."""
+    """The orders have the controller's trigger log level."""
     caplog.set_level(logging.DEBUG, logger="steptape.rules")
     more = ", config: {trigger_log_level: warning}"
 
@@ -134,7 +134,7 @@ controllers:
 
 
 def test_a_callback_that_raises_at_the_very_begin_ends_the_run(tmp_path: Path) -> None:
-    """Nobody has a recorder to close then."""
+    """The caller has no recorder to close yet."""
     rules = tmp_path / "rules.yaml"
     controller = "{name: b, triggers: [on_train_begin], rule: 'True', operations: [hfcontrols.should_save]}"
     rules.write_text(f"controllers: [{controller}]")

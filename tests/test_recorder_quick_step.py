@@ -1,4 +1,4 @@
-"""A step that repeats takes the quick way, and only the clock shows it."""
+"""A repeated step takes a fast path that writes exactly what the general path writes."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from steptape.store.events import Event
 
 _Call = TypeVar("_Call")
 
-#: What a loop hands to ``step``: mostly the same floats, and now and then something else.
+#: The arguments of a loop to ``step``: mostly the same floats, sometimes others.
 VALUES = st.one_of(
     st.floats(),
     st.sampled_from([1, 2**60, True, None, "text", math.nan, math.inf, {"a": 1.0}]),
@@ -84,12 +84,12 @@ params: {times: 2}
 def recorded(
     call: Callable[[Recorder, _Call], object], calls: list[_Call], rules: Path | None
 ) -> tuple[list[str], str]:
-    """What a run holds after these calls: its events but for the clocks, and its samples."""
+    """Return what a run holds after these calls: its events without clocks, and its samples."""
     with tempfile.TemporaryDirectory() as store:
         with Recorder(store, rules=rules, steps_per_epoch=5) as rec:
             rec.epoch_begin()
             for given in calls:
-                # The first of a sort takes the general way, whatever it is.
+                # The first of a kind takes the general path.
                 call(rec, given)
                 call(rec, given)
         run = open_run(rec.folder)
@@ -98,12 +98,12 @@ def recorded(
 
 
 def without_clocks(event: Event) -> str:
-    """The event as text (NaN equals NaN there), with nothing of when it was written or in which order things came."""
+    """Return the event as text (NaN equals NaN there), without its times and without the order of its attributes."""
     return repr(event._replace(time_ns=0, elapsed_ns=0, attrs=dict(sorted(event.attrs.items()))))
 
 
 def general_calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The kinds of events that take the general way from now on; none does so only because a second has passed."""
+    """Return a list that collects the kinds of events on the general path from now on; the one-second check is off."""
     kinds: list[str] = []
     record = Tape.record
 
@@ -123,7 +123,7 @@ def general_calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def test_the_quick_step_writes_what_the_general_one_does(
     calls: list[dict[str, Any]], has_rules: bool, tmp_path: Path
 ) -> None:
-    """Whatever comes after what: events, samples, decisions."""
+    """Events, samples and decisions agree for any sequence of calls."""
     rules = tmp_path / "rules.yaml"
     rules.write_text(RULES)
     policy = rules if has_rules else None
@@ -148,7 +148,7 @@ def test_the_quick_step_writes_what_the_general_one_does(
 def test_the_quick_step_takes_a_mapping_as_the_general_one_does(
     calls: list[tuple[dict[str, Any] | None, dict[str, Any]]],
 ) -> None:
-    """Names that cannot be those of parameters, keys that are no text, arguments, and metrics by keyword in between."""
+    """The calls mix names that cannot be parameters, keys that are not text, arguments, and metrics by keyword."""
     quick = recorded(lambda rec, call: rec.step(call[0], **call[1]), calls, None)
 
     assert quick == recorded(lambda rec, call: Recorder.step(rec, call[0], **call[1]), calls, None)
@@ -169,7 +169,7 @@ def test_the_quick_step_looks_like_the_method(tmp_path: Path) -> None:
 def test_any_number_that_the_host_has_takes_the_quick_way(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, value: Any
 ) -> None:
-    """By name and in a dictionary, from the second such call on."""
+    """It does so by keyword and in a dictionary, from the second such call on."""
     generally = general_calls(monkeypatch)
     with Recorder(tmp_path) as rec:
         for _ in range(5):
@@ -198,7 +198,7 @@ EVERYDAY: dict[str, Callable[[Recorder, int], object]] = {
 def test_calls_of_every_day_take_the_quick_way(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: Callable[[Recorder, int], object]
 ) -> None:
-    """All but the first of each set of names."""
+    """Only the first call of each set of names is general."""
     generally = general_calls(monkeypatch)
     with Recorder(tmp_path) as rec:
         for number in range(20):
@@ -209,7 +209,7 @@ def test_calls_of_every_day_take_the_quick_way(
 
 
 def test_sets_of_names_beyond_those_that_are_kept_are_recorded_all_the_same(tmp_path: Path) -> None:
-    """Forty sets in turn, twice."""
+    """Forty sets alternate, twice."""
     with Recorder(tmp_path) as rec:
         for number in range(80):
             rec.step({f"loss/{number % 40}": float(number)})
@@ -220,7 +220,7 @@ def test_sets_of_names_beyond_those_that_are_kept_are_recorded_all_the_same(tmp_
 
 
 def test_names_whose_first_event_was_lost_are_written_with_the_next(tmp_path: Path) -> None:
-    """The quick way waits until the journal holds the layout."""
+    """The fast path waits until the journal holds the layout."""
     with Recorder(tmp_path) as rec:
         journal = rec._tape.journal
         good, broken = journal._fd, os.open(os.devnull, os.O_RDONLY)
@@ -241,7 +241,7 @@ def test_names_whose_first_event_was_lost_are_written_with_the_next(tmp_path: Pa
     ids="-".join,
 )
 def test_metrics_may_have_any_name(tmp_path: Path, names: tuple[str, ...]) -> None:
-    """Keywords of Python, builtins, names that are no identifiers: each step is there."""
+    """Python keywords, builtins and names that are not identifiers work at each step."""
     with Recorder(tmp_path) as rec:
         for step in range(4):
             values: dict[str, Any] = dict.fromkeys(names, float(step))
@@ -254,7 +254,7 @@ def test_metrics_may_have_any_name(tmp_path: Path, names: tuple[str, ...]) -> No
 
 @pytest.mark.parametrize("name", ["len", "float", "isinstance", "BaseException"])
 def test_a_metric_may_be_called_like_what_a_step_needs(tmp_path: Path, name: str) -> None:
-    """Beside sample losses, whose length the record states."""
+    """The step has sample losses too, whose length the record states."""
     with Recorder(tmp_path) as rec:
         for step in range(4):
             value: dict[str, Any] = {name: float(step)}
@@ -268,7 +268,7 @@ def test_a_metric_may_be_called_like_what_a_step_needs(tmp_path: Path, name: str
 
 
 def test_a_subclass_that_overrides_step_keeps_its_step(tmp_path: Path) -> None:
-    """Nothing is put in its place."""
+    """It is not replaced."""
 
     class Doubling(Recorder):
         def step(self, *_: Any, **scalars: Any) -> Control:
@@ -282,7 +282,7 @@ def test_a_subclass_that_overrides_step_keeps_its_step(tmp_path: Path) -> None:
 
 
 def test_a_callback_that_raises_is_heard_once_and_its_step_is_recorded_once(tmp_path: Path) -> None:
-    """An OSError of the loop's own is not taken for one of the journal's."""
+    """An OSError of the loop's callback is not mistaken for one of the journal."""
     rules = tmp_path / "rules.yaml"
     rules.write_text(RULES)
 
@@ -363,7 +363,7 @@ def test_a_mapping_that_changes_in_the_middle_of_a_step_is_recorded_as_it_is_the
 
 @contextmanager
 def alarms(handler: Callable[[int, Any], object], every_s: float) -> Iterator[None]:
-    """A signal that comes again and again, wherever the program stands."""
+    """Raise a signal periodically, at any point of the program."""
     before = signal.signal(signal.SIGALRM, handler)
     signal.setitimer(signal.ITIMER_REAL, every_s, every_s)
     try:
@@ -374,7 +374,7 @@ def alarms(handler: Callable[[int, Any], object], every_s: float) -> Iterator[No
 
 
 def test_a_signal_handler_may_record_in_the_middle_of_a_step(tmp_path: Path) -> None:
-    """Its event comes after the one that it interrupted, and so does that of a handler which interrupts a handler."""
+    """Its event follows the interrupted one; a handler that interrupts a handler works alike."""
     noted = itertools.count()
 
     def annotate(*_: object) -> None:
@@ -396,7 +396,7 @@ def test_a_signal_handler_may_record_in_the_middle_of_a_step(tmp_path: Path) -> 
 
 
 def test_an_interrupt_in_the_middle_of_a_step_doubles_nothing(tmp_path: Path) -> None:
-    """Every step that returned is there once; one that was interrupted is there once or not at all."""
+    """Every step that returned is recorded once; an interrupted one is recorded once or not at all."""
     armed: list[bool] = []
 
     def interrupt(*_: object) -> None:

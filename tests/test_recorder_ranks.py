@@ -1,4 +1,4 @@
-"""A distributed job: one writer for each rank, and one run."""
+"""A distributed job writes one run, with one writer per rank."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ controllers:
 
 
 def run_job(store: Path, rules: Path, world_size: int, port: int, resume: str = "") -> list[str]:
-    """What each rank printed."""
+    """Run the job and return what each rank printed."""
     environment = {**os.environ, "WORLD_SIZE": str(world_size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     command = [sys.executable, "-c", textwrap.dedent(LOOP), str(store), str(rules), resume]
     processes = [
@@ -53,7 +53,7 @@ def run_job(store: Path, rules: Path, world_size: int, port: int, resume: str = 
 
 
 def free_port() -> int:
-    """A port of loopback that nobody listens on now."""
+    """Return an unused loopback port."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
@@ -86,7 +86,7 @@ def test_the_ranks_of_a_job_write_one_run_side_by_side_and_resume_it_together(tm
 def test_ranks_without_a_process_group_need_to_be_told_their_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each would open a run of its own; with ``run_id`` they share one."""
+    """Each would open its own run; with ``run_id`` they share one."""
     with Recorder(tmp_path, run_id="job-7") as first:
         first.step(loss=1.0)
         monkeypatch.setenv("SLURM_PROCID", "1")
@@ -106,7 +106,7 @@ def test_ranks_without_a_process_group_need_to_be_told_their_run(
 
 
 def test_a_rank_that_is_no_number_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The environment of a broken launcher."""
+    """A broken launcher sets such an environment."""
     monkeypatch.setenv("RANK", "one")
     monkeypatch.setenv("WORLD_SIZE", "2")
 
@@ -118,7 +118,7 @@ def test_a_rank_that_is_no_number_is_told(tmp_path: Path, monkeypatch: pytest.Mo
 def test_a_rank_that_is_none_of_the_job_s_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rank: str, world_size: str
 ) -> None:
-    """As old launchers say that there is no job."""
+    """Old launchers use -1 for the absence of a job."""
     monkeypatch.setenv("RANK", rank)
     monkeypatch.setenv("WORLD_SIZE", world_size)
 
@@ -129,7 +129,7 @@ def test_a_rank_that_is_none_of_the_job_s_is_told(
 
 
 def test_a_rank_records_its_part_of_a_run_once(tmp_path: Path) -> None:
-    """What it recorded a second time under the same numbers would be passed over as known."""
+    """A second recording under the same numbers would be skipped as known."""
     for rank in (0, 1):
         with Recorder(tmp_path, run_id="job-9", rank=rank) as rec:
             rec.step(loss=float(rank))

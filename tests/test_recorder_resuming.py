@@ -1,4 +1,4 @@
-"""Going on from a checkpoint: attempts, what is rolled back, and rules that decide as if nothing had happened."""
+"""A run resumed from a checkpoint becomes a new attempt, rolls back later events, and decides as an unbroken run."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ controllers:
 
 
 def steps(run: Run) -> list[tuple[int, int]]:
-    """Attempt and step of each update that counts."""
+    """Return attempt and step of each effective update."""
     return [(event.attempt, event.step) for event in run.events() if event.kind == "step_end"]
 
 
 def test_a_resumed_run_goes_on_from_its_newest_checkpoint(tmp_path: Path) -> None:
-    """By its id alone: what came after the checkpoint is rolled back, and kept."""
+    """The run id suffices: events after the checkpoint are rolled back and kept."""
     with Recorder(tmp_path, name="first", config={"lr": 0.1}) as rec:
         for step in range(1, 8):
             rec.step(loss=1.0 / step)
@@ -60,7 +60,7 @@ def test_a_resumed_run_goes_on_from_its_newest_checkpoint(tmp_path: Path) -> Non
 
 
 def test_what_was_rolled_back_once_is_never_resurrected(tmp_path: Path) -> None:
-    """Run to 212, resume at 100, die at 105, resume at 100 again."""
+    """The run reaches 212, resumes at 100, dies at 105, and resumes at 100 again."""
     with Recorder(tmp_path) as rec:
         for step in range(1, 213):
             rec.step(loss=float(step))
@@ -81,7 +81,7 @@ def test_what_was_rolled_back_once_is_never_resurrected(tmp_path: Path) -> None:
 
 
 def test_the_state_is_plain_and_travels_in_a_torch_checkpoint(tmp_path: Path) -> None:
-    """Loaded as torch loads weights, and as JSON."""
+    """It loads with torch's weights-only loader and as JSON."""
     with Recorder(tmp_path, steps_per_epoch=4) as rec:
         rec.epoch_begin()
         for _ in range(6):
@@ -103,7 +103,7 @@ def test_the_state_is_plain_and_travels_in_a_torch_checkpoint(tmp_path: Path) ->
 
 
 def test_a_killed_run_can_be_resumed(tmp_path: Path) -> None:
-    """A SIGKILL leaves a journal; the next attempt goes on from the checkpoint in it."""
+    """A SIGKILL leaves a journal; the next attempt starts from the checkpoint in it."""
     script = """
         import sys, time
         from steptape import Recorder
@@ -131,7 +131,7 @@ def test_a_killed_run_can_be_resumed(tmp_path: Path) -> None:
 
 
 def test_a_run_that_is_being_written_is_not_resumed(tmp_path: Path) -> None:
-    """Two writers of one run would each believe to be the last."""
+    """Two writers of one run would each take themselves for the last."""
     with Recorder(tmp_path) as rec:
         rec.step(loss=1.0)
         rec.save("checkpoint", size_bytes=1)
@@ -176,7 +176,7 @@ def test_what_cannot_be_resumed_is_told_and_changes_nothing(
 
 
 def test_a_step_alone_says_where_a_run_without_checkpoints_goes_on(tmp_path: Path) -> None:
-    """The loop keeps its checkpoints elsewhere."""
+    """The loop stores its checkpoints elsewhere."""
     with Recorder(tmp_path) as rec:
         for _ in range(5):
             rec.step(loss=1.0)
@@ -188,7 +188,7 @@ def test_a_step_alone_says_where_a_run_without_checkpoints_goes_on(tmp_path: Pat
 
 
 def test_another_config_at_a_resume_is_written_down(tmp_path: Path) -> None:
-    """The run keeps the config that it began with; what changed is a note in its log."""
+    """The run keeps its first config; the change is a note in its log."""
     with Recorder(tmp_path, config={"lr": 0.1}) as rec:
         rec.step(loss=1.0)
         rec.save("checkpoint", size_bytes=1)
@@ -207,7 +207,7 @@ LOSSES = st.lists(st.sampled_from([1.0, 2.0, 3.0, 9.0, math.nan]), min_size=2, m
 
 
 def train(store: Path, losses: Sequence[float], rules: Path, splits: Sequence[int]) -> Run:
-    """A run over these losses, evaluated at every third step, resumed after each of these steps."""
+    """Train over these losses, evaluate at every third step, and resume after each of these steps."""
     ends = [*sorted(set(splits)), len(losses)]
     state, done = None, 0
     for end in ends:
@@ -219,13 +219,13 @@ def train(store: Path, losses: Sequence[float], rules: Path, splits: Sequence[in
             state, done = rec.state_dict(), end
             rec.save("checkpoint", size_bytes=1)
             if end < len(losses):
-                # What is done after the checkpoint is lost with the process.
+                # Work after the checkpoint is lost with the process.
                 rec.step(loss=7.0)
     return open_run(rec.folder)
 
 
 def decided(run: Run) -> list[tuple[str, int, str]]:
-    """What rules decided, without the places that attempts change."""
+    """Return the rules' decisions, without positions that depend on attempts."""
     return [(row["controller"], row["step"], repr(row["values"])) for row in run.decisions().to_pylist()]
 
 
@@ -234,7 +234,7 @@ def decided(run: Run) -> list[tuple[str, int, str]]:
 def test_a_run_that_is_split_anywhere_decides_as_one_that_is_not(
     losses: list[float], data: st.DataObject, tmp_path: Path
 ) -> None:
-    """Live, over windows and patience; and each attempt is verified."""
+    """This holds live, for windows and patience, and each attempt is verified."""
     rules = tmp_path / "rules.yaml"
     rules.write_text(RULES)
     splits = data.draw(st.lists(st.integers(1, len(losses) - 1), max_size=3))
@@ -246,7 +246,7 @@ def test_a_run_that_is_split_anywhere_decides_as_one_that_is_not(
 
 
 def test_the_next_recorder_seals_what_dead_runs_left(tmp_path: Path) -> None:
-    """A journal does not have to wait for somebody to think of it."""
+    """A journal is sealed without a user's command."""
     script = """
         import os, sys
         from steptape import Recorder
@@ -275,7 +275,7 @@ def test_the_next_recorder_seals_what_dead_runs_left(tmp_path: Path) -> None:
 def test_a_state_that_was_changed_on_the_way_is_told_and_changes_nothing(
     tmp_path: Path, name: str, value: object
 ) -> None:
-    """A number that came back as text, say, would leave a run that nobody can read."""
+    """A number that became text, for example, would make the run unreadable."""
     with Recorder(tmp_path) as rec:
         rec.step(loss=1.0)
         state = rec.state_dict()

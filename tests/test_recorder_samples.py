@@ -1,4 +1,4 @@
-"""Which sample and token losses a recorder keeps."""
+"""Options select which sample and token losses a recorder keeps."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from steptape import Recorder, TelemetryError, open_run
 
 
 def rows(rec: Recorder, *columns: str) -> list[tuple[Any, ...]]:
-    """Columns of the run's samples."""
+    """Return columns of the run's samples."""
     return [tuple(row[column] for column in columns) for row in open_run(rec.folder).samples().to_pylist()]
 
 
 def test_samples_of_every_nth_step_alone_may_be_kept(tmp_path: Path) -> None:
-    """The steps themselves are all there."""
+    """The steps themselves are all recorded."""
     with Recorder(tmp_path, samples_every=3) as rec:
         for step in range(1, 8):
             rec.step(loss=float(step), samples=[1.0 * step, 2.0])
@@ -30,7 +30,7 @@ def test_samples_of_every_nth_step_alone_may_be_kept(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("ids", [[10, 11, 12, 13], ["a", "ß", "c", "d"], None], ids=["integers", "text", "none"])
 def test_the_highest_of_a_batch_alone_may_be_kept(tmp_path: Path, ids: Any) -> None:
-    """With ids, tokens and their places in the batch; NaN is above all numbers."""
+    """They keep ids, tokens and positions in the batch; NaN is above all numbers."""
     with Recorder(tmp_path, samples_top=2) as rec:
         for _ in range(3):
             rec.step(samples=[1.0, 4.0, math.nan, 2.0], sample_ids=ids, sample_tokens=[5, 6, 7, 8])
@@ -51,7 +51,7 @@ def test_the_highest_of_a_batch_alone_may_be_kept(tmp_path: Path, ids: Any) -> N
     ids=["lists", "tensor", "array"],
 )
 def test_token_losses_are_kept_of_samples_above_a_threshold(tmp_path: Path, token_losses: Any) -> None:
-    """Each with as many tokens as it has."""
+    """Each sample has its own number of tokens."""
     with Recorder(tmp_path, token_losses_over=2.0) as rec:
         rec.step(samples=[1.0, 9.0, 3.0], sample_tokens=[2, 3, 1], token_losses=token_losses)
 
@@ -59,7 +59,7 @@ def test_token_losses_are_kept_of_samples_above_a_threshold(tmp_path: Path, toke
 
 
 def test_token_losses_without_a_threshold_are_kept_of_all(tmp_path: Path) -> None:
-    """And follow their samples where only the highest are kept."""
+    """They follow their samples if only the highest are kept."""
     with Recorder(tmp_path, samples_top=1) as rec:
         rec.step(samples=[1.0, 9.0, 3.0], token_losses=[[1.0], [8.0, 10.0], []])
 
@@ -81,7 +81,7 @@ def test_token_losses_without_a_threshold_are_kept_of_all(tmp_path: Path) -> Non
 def test_samples_that_do_not_fit_cost_a_warning_and_not_the_step(
     tmp_path: Path, odd: dict[str, Any], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """However often."""
+    """The warning appears once."""
     with Recorder(tmp_path) as rec:
         for _ in range(4):
             rec.step(loss=1.0, **odd)
@@ -93,7 +93,7 @@ def test_samples_that_do_not_fit_cost_a_warning_and_not_the_step(
 
 @pytest.mark.parametrize("odd", [{"samples_every": 0}, {"samples_top": -1}, {"samples_every": "x"}], ids=str)
 def test_a_choice_that_is_none_is_refused(tmp_path: Path, odd: dict[str, Any]) -> None:
-    """Before anything is written."""
+    """The error comes before anything is written."""
     with pytest.raises(TelemetryError):
         Recorder(tmp_path / "runs", **odd)
 

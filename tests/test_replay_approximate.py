@@ -1,4 +1,4 @@
-"""Rules that look at the clock, once other operations than the recorded ones have taken other time."""
+"""Rules that read the clock are approximate once the policy's operations differ from the recorded ones."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from steptape.store.events import Event
 from steptape.store.plan import Plan
 
 NS = 1_000_000_000
-#: A checkpoint at step 2, then something that looks at the clock at step 4 and later.
+#: A checkpoint at step 2, then a rule that reads the clock at step 4 and later.
 SAVING = "{name: save, triggers: [on_step_end], rule: step == 2, operations: [hfcontrols.should_save]}"
 LATE = "{name: late, triggers: [on_step_end], rule: elapsed_s > 7 and step < 7, operations: [OPERATION]}"
 
 
 def events_with(saves: set[int]) -> list[Event]:
-    """Six steps of two seconds, with checkpoints at some."""
+    """Return six steps of two seconds, with checkpoints at some."""
     events = []
     for step in range(1, 7):
         events.append(Event("step_end", step=step, elapsed_ns=2 * step * NS, metrics={"loss": 1.0}))
@@ -27,36 +27,36 @@ def events_with(saves: set[int]) -> list[Event]:
 
 
 def labels(controllers: list[str], saves: set[int], operation: str = "hfcontrols.should_log") -> list[tuple[str, str]]:
-    """Each controller with the label of its decisions, without repetition."""
+    """Return each controller with the label of its decisions, without repetition."""
     text = f"controllers: [{', '.join(controllers)}]".replace("OPERATION", operation)
     judged = replay_events(parse_policy(text), events_with(saves), Plan()).decisions
     return list(dict.fromkeys((entry.outcome.controller, str(entry.validity)) for entry in judged))
 
 
 def test_a_clocked_decision_after_a_checkpoint_that_the_run_was_without_is_approximate() -> None:
-    """The checkpoint itself is exact: it was asked for at a step."""
+    """The checkpoint itself is exact: it was requested at a step."""
     assert labels([SAVING, LATE], set()) == [("save", "exact"), ("late", "approximate")]
 
 
 def test_a_clocked_decision_after_the_run_s_own_checkpoints_were_left_out_is_approximate() -> None:
-    """Rules that ask for checkpoints take the place of the run's own."""
+    """Rules that request checkpoints replace the run's own."""
     assert labels([SAVING, LATE], {1, 2}) == [("save", "exact"), ("late", "approximate")]
 
 
 def test_a_clocked_decision_is_exact_while_operations_are_those_of_the_run() -> None:
-    """Where the run saved just there, and where nothing is asked for at all."""
+    """The cases: the run saved at the same step, and the policy requests no checkpoint."""
     assert labels([SAVING, LATE], {2}) == [("save", "exact"), ("late", "exact")]
     assert labels([LATE], {1, 2, 3}) == [("late", "exact")]
 
 
 def test_a_stop_by_the_clock_is_approximate_too() -> None:
-    """Its step would have been another."""
+    """Its step would have differed."""
     assert labels([SAVING, LATE], set(), "hfcontrols.should_training_stop")[1] == ("late", "approximate")
 
 
 @pytest.mark.parametrize("key", ["cooldown: {seconds: 1}", "for: {seconds: 1}"])
 def test_gates_in_seconds_look_at_the_clock(key: str) -> None:
-    """As rules do; so do those that ask about a controller that does."""
+    """They count like rules; so does a controller that asks about such a controller."""
     policy = parse_policy(f"""
 controllers:
   - {{name: a, triggers: [on_step_end], rule: loss > 0, {key}, operations: []}}
@@ -69,7 +69,7 @@ controllers:
 
 
 def test_a_policy_without_clocked_rules_has_nothing_approximate() -> None:
-    """Whatever it saves."""
+    """Its checkpoints do not matter."""
     replayed = replay_events(parse_policy(f"controllers: [{SAVING}]"), events_with({5}), Plan())
 
     assert replayed.approximate_from is None

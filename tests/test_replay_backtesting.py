@@ -1,4 +1,4 @@
-"""Backtest: its numbers against hand-made runs and against a plain recomputation; what it leaves out, and says so."""
+"""A backtest's numbers equal those of hand-made runs and of a plain recomputation; every omission is reported."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ SECOND_NS = 1_000_000_000
 
 @pytest.fixture
 def policy() -> Policy:
-    """Stops at the first loss above 2."""
+    """A policy that stops at the first loss above 2."""
     return parse_policy(STOP_ABOVE_2)
 
 
 @pytest.fixture
 def record(store_record: Callable[..., Path]) -> Callable[..., Run]:
-    """Maker of sealed runs: a step each second, evaluations and checkpoints after the steps named."""
+    """A function that makes sealed runs: a step each second, evaluations and checkpoints after the given steps."""
 
     def make(
         losses: list[float],
@@ -61,13 +61,13 @@ def record(store_record: Callable[..., Path]) -> Callable[..., Run]:
 
 
 def one(report: Backtest) -> Any:
-    """The JSON of a report's only run."""
+    """Return the JSON of a report's only run."""
     (run,) = report_json(report)["runs"]
     return run
 
 
 def test_a_stop_saves_what_came_after_it(policy: Policy, record: Callable[..., Run]) -> None:
-    """Steps, seconds, checkpoints and bytes of the recorded continuation; best and final against those at the stop."""
+    """It saves the recorded steps, seconds, checkpoints and bytes after it; best and final compare with the stop's."""
     run = record(
         [1, 1, 3, 1, 1, 1],
         evals={1: 0.9, 2: 0.5, 4: 0.4, 6: 0.7},
@@ -92,7 +92,7 @@ def test_a_stop_saves_what_came_after_it(policy: Policy, record: Callable[..., R
 
 
 def test_a_policy_that_never_fires_saves_nothing(policy: Policy, record: Callable[..., Run]) -> None:
-    """The run as it was is the run as it would have been."""
+    """The predicted run equals the recorded run."""
     result = one(backtest(policy, [record([1, 1], evals={2: 0.5}, saves={1: 10})]))
 
     assert (result["fired"], result["stop"]) == (False, None)
@@ -100,7 +100,7 @@ def test_a_policy_that_never_fires_saves_nothing(policy: Policy, record: Callabl
 
 
 def test_checkpoints_that_rules_ask_for_replace_the_run_s_own(record: Callable[..., Run]) -> None:
-    """Each is taken to be as large as the run's checkpoints are on average."""
+    """Each is assumed to have the average size of the run's checkpoints."""
     policy = parse_policy("""
 controllers:
   - {name: keep, triggers: [on_evaluate], rule: eval_loss < 0.6, operations: [hfcontrols.should_save]}
@@ -114,7 +114,7 @@ controllers:
 
 
 def test_after_a_diverting_decision_no_number_is_given(record: Callable[..., Run]) -> None:
-    """Unknown is None and a sentence, never a point value."""
+    """An unknown number is None with a sentence, never a point value."""
     policy = parse_policy("""
 controllers:
   - {name: skip, triggers: [on_step_end], rule: loss > 2, operations: [hfcontrols.should_epoch_stop]}
@@ -138,7 +138,7 @@ def test_regret_is_absolute_only_where_the_best_is_near_zero(policy: Policy, rec
 
 
 def test_nan_evaluations_are_never_the_best(policy: Policy, record: Callable[..., Run]) -> None:
-    """A diverged evaluation does not count as progress."""
+    """A diverged evaluation is not progress."""
     result = one(backtest(policy, [record([1, 1], evals={1: math.nan, 2: 0.5})]))
 
     assert (result["recorded"]["best"], result["recorded"]["best_step"]) == (0.5, 2)
@@ -147,7 +147,7 @@ def test_nan_evaluations_are_never_the_best(policy: Policy, record: Callable[...
 def test_a_run_that_ended_before_its_plan_is_said_to_bound_the_savings(
     policy: Policy, record: Callable[..., Run]
 ) -> None:
-    """What it would have gone on to do is not known."""
+    """Its remaining steps are unknown."""
     result = one(backtest(policy, [record([1, 3, 1], plan=Plan(total_steps=100), status="failed")]))
 
     assert "failed at step 3 of 100" in result["notes"][0]
@@ -167,7 +167,7 @@ def test_runs_that_cannot_be_judged_are_excluded_with_the_reason(
 
 
 def test_the_objective_is_declared_or_guessed_only_when_one_can_be_meant(record: Callable[..., Run]) -> None:
-    """And the report says which."""
+    """The report says which."""
     policy = parse_policy(STOP_ABOVE_2)
     run = record([1], evals={1: 0.5})
 
@@ -180,13 +180,13 @@ def test_the_objective_is_declared_or_guessed_only_when_one_can_be_meant(record:
 
 @pytest.mark.parametrize(("metric", "mode"), [("reward", None), ("eval_loss", "least")])
 def test_an_objective_whose_direction_is_not_clear_is_refused(metric: str, mode: str | None) -> None:
-    """Guessing the wrong way would turn the report upside down."""
+    """The wrong direction would invert the report."""
     with pytest.raises(TelemetryError):
         declared_objective(metric, mode)
 
 
 def test_without_an_objective_regret_is_not_invented(policy: Policy, store_record: Callable[..., Path]) -> None:
-    """Two losses that could both be meant: the report asks."""
+    """Either of two losses could be meant, so the report asks."""
     events = [
         Event("step_end", step=1, metrics={"loss": 3.0}),
         Event("evaluate", step=1, metrics={"a_loss": 1.0, "b_loss": 2.0}),
@@ -203,7 +203,7 @@ def test_without_an_objective_regret_is_not_invented(policy: Policy, store_recor
 def test_what_is_to_be_said_of_many_runs_is_said_once(
     policy: Policy, store_record: Callable[..., Path], tmp_path: Path, count: int, lines: int
 ) -> None:
-    """Of a few it is said of each by name; the JSON always has it run by run."""
+    """A few runs are named one by one; the JSON always lists every run."""
     folder = store_record([Event("step_end", step=1, metrics={"loss": 3.0})])
     runs = []
     for number in range(count):
@@ -219,7 +219,7 @@ def test_what_is_to_be_said_of_many_runs_is_said_once(
 
 
 def test_the_aggregate_is_the_sum_of_the_runs(policy: Policy, record: Callable[..., Run]) -> None:
-    """Over all runs that were judged."""
+    """The sum covers all judged runs."""
     runs = [
         record([1, 3, 1, 1], evals={1: 0.5, 4: 0.4}, run_id="a"),
         record([1, 1], evals={2: 0.5}, run_id="b"),
@@ -236,14 +236,14 @@ def test_the_aggregate_is_the_sum_of_the_runs(policy: Policy, record: Callable[.
 
 
 def test_a_frame_has_one_row_a_run(policy: Policy, record: Callable[..., Run]) -> None:
-    """As a polars frame, for notebooks."""
+    """The frame is a polars frame for notebooks."""
     frame = backtest(policy, [record([1, 3, 1], evals={1: 0.5})]).runs_frame()
 
     assert frame.select("run_id", "stop_step", "steps_saved").rows() == [("run-1", 2, 1)]
 
 
 def test_the_demo_s_numbers_agree_with_a_plain_recomputation(demo_store: Path) -> None:
-    """A loop over the exported events, written without a line of the engine, finds the same stop and savings."""
+    """A loop over the exported events, written without the engine, finds the same stop and savings."""
     from steptape import load_policy
     from steptape.rules.policy_file.policy import shipped_policies
 

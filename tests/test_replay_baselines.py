@@ -1,4 +1,4 @@
-"""Baselines: each policy file against a plain account of the tool that it stands for, on streams that are drawn."""
+"""Each baseline's policy file decides on random streams as a plain reimplementation of its tool does."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from steptape.store.events import Event
 from steptape.store.plan import Plan
 
 EVAL_LOSS = declared_objective("eval_loss", "min")
-#: Few different values, so that equal ones and new bests meet often.
+#: Few distinct values, so that ties and new bests are frequent.
 VALUES = st.lists(st.sampled_from([0.25, 0.5, 0.75, 1.0, 1.04, 1.06, 2.0, 9.0]), min_size=1, max_size=40)
 
 
 def stop_of(name: str, kind: str, metric: str, values: Sequence[float]) -> int | None:
-    """Index of the value at which a baseline stops."""
+    """Return the index of the value at which a baseline stops."""
     objective = EVAL_LOSS if kind == "evaluate" else None
     events = [Event(kind, step=i + 1, metrics={metric: value}) for i, value in enumerate(values)]
     stop = replay_events(baseline_policy(BASELINES[name], objective), events, Plan()).stop
@@ -37,7 +37,7 @@ def stop_of(name: str, kind: str, metric: str, values: Sequence[float]) -> int |
 
 
 def hugging_face(values: Sequence[float]) -> int | None:
-    """Patience 1, threshold 0: the callback's own bookkeeping."""
+    """Patience 1, threshold 0, with the callback's own bookkeeping."""
     best, bad = None, 0
     for index, value in enumerate(values):
         if best is None or (value < best and abs(value - best) > 0.0):
@@ -125,7 +125,7 @@ def generalization_loss(values: Sequence[float]) -> int | None:
 def test_a_baseline_on_evaluations_stops_where_the_tool_would(
     name: str, plain: Callable[[Sequence[float]], int | None], values: list[float]
 ) -> None:
-    """With the tool's defaults."""
+    """Both use the tool's defaults."""
     assert stop_of(name, "evaluate", "eval_loss", values) == plain(values)
 
 
@@ -144,7 +144,7 @@ def test_a_baseline_on_evaluations_stops_where_the_tool_would(
 def test_a_baseline_on_training_losses_stops_where_the_tool_would(
     name: str, plain: Callable[[Sequence[float]], int | None], level: float, length: int, tail: list[float], factor: int
 ) -> None:
-    """Long quiet stretches with a rough end, in binary fractions, so that every order of adding gives the same mean."""
+    """A long quiet stretch has a rough end, in binary fractions, so every order of summation gives the same mean."""
     quiet = [level + (index % 4) / 8 for index in range(length)]
     values = [*quiet, *(factor * round(value * 8) / 8 for value in tail)]
 
@@ -152,7 +152,7 @@ def test_a_baseline_on_training_losses_stops_where_the_tool_would(
 
 
 def test_lightning_stops_at_a_loss_that_is_not_finite() -> None:
-    """Its finite check is on by default; the divergence threshold is not, and can be set."""
+    """Its finite check is on by default; the divergence threshold is off and can be set."""
     policy = parse_policy(
         baseline_policy(BASELINES["lightning_early_stopping"], EVAL_LOSS).text, params={"divergence_threshold": 3.0}
     )
@@ -164,7 +164,7 @@ def test_lightning_stops_at_a_loss_that_is_not_finite() -> None:
 
 
 def test_pq_weighs_the_generalization_loss_against_the_progress_of_training() -> None:
-    """Of two runs with the same evaluations, the one that still progresses goes on."""
+    """With the same evaluations, the run that still progresses continues."""
     policy = baseline_policy(BASELINES["prechelt_pq"], EVAL_LOSS)
 
     def stops(losses: list[float]) -> bool:
@@ -177,7 +177,7 @@ def test_pq_weighs_the_generalization_loss_against_the_progress_of_training() ->
 
 
 def test_a_baseline_watches_whatever_the_metric_of_merit_is() -> None:
-    """Its name may be no identifier, and high may be better."""
+    """Its name need not be an identifier, and high may be better."""
     policy = baseline_policy(BASELINES["lightning_early_stopping"], declared_objective("eval/acc", "max"))
     values = [0.5, 0.6, 0.55, 0.6, 0.59]
     events = [Event("evaluate", step=i, metrics={"eval/acc": value}) for i, value in enumerate(values)]
@@ -207,12 +207,12 @@ controllers:
 
 
 def row(report: Backtest, name: str) -> dict[str, Any]:
-    """One row of the comparison."""
+    """Return one row of the comparison."""
     return next(entry for entry in comparison(report) if entry["name"] == name)
 
 
 def test_never_and_the_oracle_enclose_every_policy(report: Backtest) -> None:
-    """One saves nothing and regrets nothing; the other stops at the best, step 8 of 10, without regret."""
+    """Never saves nothing and regrets nothing; the oracle stops at the best, step 8 of 10, without regret."""
     assert row(report, "never")["share_saved"] == {"mean": 0.0, "low": None, "high": None, "runs": 3}
     assert row(report, "oracle")["share_saved"]["mean"] == pytest.approx(0.2)
     assert row(report, "oracle")["relative_regret"]["mean"] == 0
@@ -220,7 +220,7 @@ def test_never_and_the_oracle_enclose_every_policy(report: Backtest) -> None:
 
 
 def test_random_stops_are_an_expectation_at_the_policy_s_own_rate(report: Backtest) -> None:
-    """Two stops in twenty steps are 0.1 a step; the expectation is that of adding up every step by itself."""
+    """Two stops in twenty steps are a rate of 0.1 a step; the expectation equals the explicit sum over steps."""
     rate, best = 2 / 20, 1.2
     evaluations = [2.0 - step / 10 if step < 9 else 3.0 for step in range(1, 11)]
     chances = [rate * (1 - rate) ** (step - 1) for step in range(1, 11)]
@@ -237,7 +237,7 @@ def test_random_stops_are_an_expectation_at_the_policy_s_own_rate(report: Backte
 
 
 def test_a_comparison_pairs_runs(report: Backtest) -> None:
-    """Differences are taken run by run."""
+    """Differences are computed run by run."""
     less = row(report, "hf_early_stopping")["policy_less_this"]
 
     assert less["share_saved"]["mean"] == pytest.approx((0.5 - 0.1 + 0.5 - 0.1 + 0.0 - 0.1) / 3)
@@ -245,7 +245,7 @@ def test_a_comparison_pairs_runs(report: Backtest) -> None:
 
 
 def test_a_baseline_that_has_nothing_to_watch_says_so(store_record: Callable[..., Path]) -> None:
-    """Without evaluations, or for a metric that it is not defined for."""
+    """The cases are no evaluations, and a metric that the baseline is not defined for."""
     run = open_run(store_record([Event("step_end", step=1, metrics={"loss": 1.0})]))
     policy = parse_policy("controllers: []")
 

@@ -1,4 +1,4 @@
-"""What a backtest finds is found again while nothing has changed, and only then."""
+"""A backtest reuses cached results as long as nothing has changed, and no longer."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ controllers:
 
 @pytest.fixture
 def policy() -> Policy:
-    """Stops at a high loss; its second rule fails where an evaluation is not positive."""
+    """A policy that stops at a high loss; its second rule fails if an evaluation is not positive."""
     return parse_policy(STOP)
 
 
@@ -49,7 +49,7 @@ def cache(tmp_path: Path) -> Cache:
 
 @pytest.fixture
 def runs(store_record: Callable[..., Path]) -> list[Run]:
-    """Finished runs with every sort of value, one of them empty."""
+    """Finished runs with every kind of value, one of them empty."""
     made = []
     for number in range(3):
         events = [Event("train_begin")]
@@ -68,12 +68,12 @@ def runs(store_record: Callable[..., Path]) -> list[Run]:
 
 
 def asked(policy: Policy, runs: list[Run], cache: Cache | None, **settings: Any) -> Backtest:
-    """A backtest with everything that reads runs."""
+    """Run a backtest with every part that reads runs."""
     return backtest(policy, runs, baselines=list(BASELINES.values()), with_coverage=True, cache=cache, **settings)
 
 
 def test_a_second_backtest_equals_the_first_and_reads_nothing(policy: Policy, runs: list[Run], cache: Cache) -> None:
-    """In every field, by their text too: two NaN are not equal."""
+    """All fields are equal, compared as text because NaN is unequal to itself."""
     plain, first, second = asked(policy, runs, None), asked(policy, runs, cache), asked(policy, runs, cache)
 
     assert repr(second.results) == repr(first.results) == repr(plain.results)
@@ -84,7 +84,7 @@ def test_a_second_backtest_equals_the_first_and_reads_nothing(policy: Policy, ru
 
 
 def test_facts_are_written_and_read_exactly(policy: Policy, runs: list[Run]) -> None:
-    """With the policy that they are asked for, and not a copy of it."""
+    """The decoded value holds the given policy, not a copy of it."""
     codec = ValueCodec(ReplayedRun, given=policy)
     facts = facts_of_run(policy, runs[0])
     again = codec.decoded(codec.encoded(facts))
@@ -97,7 +97,7 @@ def test_facts_are_written_and_read_exactly(policy: Policy, runs: list[Run]) -> 
 def test_only_new_runs_are_read(
     policy: Policy, runs: list[Run], cache: Cache, store_record: Callable[..., Path], store_steps: Any
 ) -> None:
-    """The store of tomorrow is that of today and one run more."""
+    """Tomorrow's store is today's plus one run."""
     backtest(policy, runs, cache=cache)
     new = open_run(store_record(store_steps([1.0] * 7), run_id="run-new", sealed=True))
 
@@ -105,7 +105,7 @@ def test_only_new_runs_are_read(
 
 
 def test_another_policy_or_another_param_is_asked_anew(policy: Policy, runs: list[Run], cache: Cache) -> None:
-    """So are other words of the same rule, which decisions quote."""
+    """Another spelling of the same rule misses too, because decisions quote it."""
     asked(policy, runs, cache)
 
     for text, params in ((STOP, {"limit": 9.0}), (STOP.replace("loss > limit", "loss  >  limit"), {})):
@@ -127,7 +127,7 @@ def test_other_labels_or_another_delay_are_asked_anew(policy: Policy, runs: list
 
 
 def test_a_run_that_was_touched_is_read_anew(policy: Policy, runs: list[Run], cache: Cache) -> None:
-    """Whether the log was written over in place, or run.json says something else."""
+    """The log was overwritten in place, or run.json has changed."""
     backtest(policy, runs, cache=cache)
     (file,) = runs[0].folder.glob("events-*.parquet")
     os.utime(file, ns=(1, 1))
@@ -142,7 +142,7 @@ def test_a_run_that_was_touched_is_read_anew(policy: Policy, runs: list[Run], ca
 def test_a_note_that_was_added_later_is_seen(
     policy: Policy, runs: list[Run], cache: Cache, store_append: Callable[..., int]
 ) -> None:
-    """Also before it is sealed."""
+    """It is seen even before it is sealed."""
     backtest(policy, runs[:1], cache=cache)
     writer = JournalWriter(runs[0].folder, run_id="run-0", attempt=0, rank=1)
     store_append(writer, Event("annotation", attrs={"text": "later"}))
@@ -165,11 +165,11 @@ def test_a_run_that_may_go_on_is_never_kept(
 
 
 def test_metrics_of_others_are_computed_anew(runs: list[Run], cache: Cache) -> None:
-    """Their code is part of no digest, and may be another tomorrow."""
+    """Their code is in no digest and may change."""
 
     @register_metric
     class CachedNowhere(Metric):
-        """Counts."""
+        """Count steps."""
 
         kinds = reads = frozenset({"step_end"})
 
@@ -187,7 +187,7 @@ controllers: [{name: stop, triggers: [on_step_end], rule: count > 5, operations:
 
 @pytest.mark.parametrize("damage", [b"", b"steptape cache 1\n", b"cut", b"flipped", b"foreign"])
 def test_a_damaged_entry_is_none(policy: Policy, runs: list[Run], cache: Cache, damage: bytes) -> None:
-    """It is dropped, and made anew."""
+    """It is dropped and recomputed."""
     plain = backtest(policy, runs[:2], cache=cache)
     entries = sorted(cache.folder.iterdir())
     contents = [entry.read_bytes() for entry in entries]
@@ -203,7 +203,7 @@ def test_a_damaged_entry_is_none(policy: Policy, runs: list[Run], cache: Cache, 
 
 
 def test_the_oldest_entries_go_when_there_are_too_many(policy: Policy, runs: list[Run], tmp_path: Path) -> None:
-    """What was used last is kept."""
+    """The most recently used entries are kept."""
     roomy = Cache(tmp_path / "cache")
     for number, run in enumerate(runs[:3]):
         backtest(policy, [run], cache=roomy)
@@ -220,7 +220,7 @@ def test_the_oldest_entries_go_when_there_are_too_many(policy: Policy, runs: lis
 
 
 def test_several_may_write_at_once(policy: Policy, runs: list[Run], cache: Cache) -> None:
-    """All of them find the same, and no half-written file is left."""
+    """All threads find the same results, and no partial file remains."""
     found: list[str] = []
     threads = [
         threading.Thread(target=lambda: found.append(repr(backtest(policy, runs, cache=cache).results)))
@@ -237,7 +237,7 @@ def test_several_may_write_at_once(policy: Policy, runs: list[Run], cache: Cache
 
 
 def test_nothing_is_written_where_nothing_can_be(policy: Policy, runs: list[Run], tmp_path: Path) -> None:
-    """A cache in a place that is none is no cache, and a store is never written into."""
+    """An impossible cache folder disables the cache, and a store is never written to."""
     (tmp_path / "file").write_text("")
     before = {path: path.stat().st_mtime_ns for path in runs[0].folder.parent.rglob("*")}
     report = backtest(policy, runs, cache=Cache(tmp_path / "file" / "cache"))
@@ -247,7 +247,7 @@ def test_nothing_is_written_where_nothing_can_be(policy: Policy, runs: list[Run]
 
 
 def test_a_comparison_finds_what_a_backtest_has_kept(policy: Policy, runs: list[Run], cache: Cache) -> None:
-    """The old policy has been judged before."""
+    """The old policy was judged before."""
     backtest(policy, runs, cache=cache)
     never = parse_policy(STOP.replace("loss > limit", "loss > limit and step < 5"))
     found = diff_policies(policy, never, runs, cache=cache)

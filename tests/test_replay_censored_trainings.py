@@ -1,4 +1,4 @@
-"""A policy that changes the learning rate: what a backtest may say of it, against both branches trained for real."""
+"""A backtest's claims about a policy that changes the learning rate hold against both branches, trained for real."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ from steptape.store.run import Run
 STEPS = 200
 EVAL_EVERY = 10
 
-#: The optimizer of the training that goes on: what the operation of this test has its hand on.
+#: The optimizers of the trainings; the operation of this test changes the newest.
 OPTIMIZERS: list[torch.optim.Optimizer] = []
 
 
 @register_operation
 class LearningRate(Operation):
-    """Divides the learning rate by ten."""
+    """An operation that divides the learning rate by ten."""
 
     def __init__(self, arguments: Mapping[str, ArgumentValue]) -> None:
         super().__init__(arguments)
         self.optimizer = OPTIMIZERS[-1]
 
     def should_lower(self, decision: Decision) -> None:
-        """Lower it, from the next update on."""
+        """Lower it from the next update on."""
         assert decision.acts
         for group in self.optimizer.param_groups:
             group["lr"] /= 10
@@ -60,7 +60,7 @@ controllers:
 
 
 def train(store: Path, rules: Policy | None = None) -> Run:
-    """A regression whose noisy labels and high learning rate keep it from settling; deterministic."""
+    """Train a deterministic regression whose noisy labels and high learning rate keep it from settling."""
     torch.manual_seed(3)
     inputs = torch.randn(300, 8)
     targets = (inputs @ torch.randn(8, 1)).tanh() + 0.3 * torch.randn(300, 1)
@@ -84,13 +84,13 @@ def train(store: Path, rules: Policy | None = None) -> Run:
 
 
 def losses(run: Run) -> dict[int, float]:
-    """Evaluation loss by step."""
+    """Return evaluation loss by step."""
     return {event.step: event.metrics["eval_loss"] for event in run.events() if event.kind == "evaluate"}
 
 
 @pytest.fixture(scope="module")
 def branches(tmp_path_factory: pytest.TempPathFactory) -> tuple[Run, Run, RunResult]:
-    """The training without rules, under them, and what the backtest of the first said of the second."""
+    """The training without rules, the one under rules, and the backtest of the first."""
     store = tmp_path_factory.mktemp("censored") / "runs"
     policy = parse_policy(POLICY)
     free, steered = train(store), train(store, policy)
@@ -101,7 +101,7 @@ def branches(tmp_path_factory: pytest.TempPathFactory) -> tuple[Run, Run, RunRes
 def test_everything_from_the_first_change_of_the_learning_rate_on_is_censored(
     branches: tuple[Run, Run, RunResult],
 ) -> None:
-    """There is no number for what would have followed, neither of steps nor of regret."""
+    """The backtest gives no number for the continuation, neither steps nor regret."""
     _, _, result = branches
 
     assert {judged.validity for judged in result.decisions} == {Validity.CENSORED}
@@ -114,7 +114,7 @@ def test_everything_from_the_first_change_of_the_learning_rate_on_is_censored(
 
 
 def test_what_the_report_does_state_holds_in_the_run_that_was_steered(branches: tuple[Run, Run, RunResult]) -> None:
-    """Up to the change both branches are one: the steps spent, and a best metric that can only be bettered."""
+    """Up to the change both branches are equal: the steps spent, and a best metric that can only improve."""
     free, steered, result = branches
     changed_at = result.decisions[0].outcome.step
 
@@ -130,7 +130,7 @@ def test_what_the_report_does_state_holds_in_the_run_that_was_steered(branches: 
 
 
 def test_a_naive_replay_s_claim_is_false(branches: tuple[Run, Run, RunResult]) -> None:
-    """Reading the recorded continuation as if nothing had been changed names another end and other losses."""
+    """Replaying the recorded continuation as if unchanged predicts another end and other losses."""
     free, steered, result = branches
     changed_at = result.decisions[0].outcome.step
     naive_stop = next(

@@ -1,4 +1,4 @@
-"""A policy held against recorded runs: what it reads and they lack, and what it waits for in vain."""
+"""Checking a policy against recorded runs finds metrics that they lack and conditions that they can never meet."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from steptape.store.run import Run
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Run]:
-    """Two runs of 10 and 20 steps; ``loss`` is also carried by the evaluations, which come every five steps."""
+    """Two runs of 10 and 20 steps; their evaluations, every five steps, carry ``loss`` too."""
     store = tmp_path_factory.mktemp("runs")
     opened = []
     for steps in (10, 20):
@@ -28,7 +28,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Run]:
 
 
 def told(rule: str, runs: list[Run], more: str = "", trigger: str = "on_step_end") -> list[str]:
-    """The messages about a policy with one rule."""
+    """Return the messages about a policy with one rule."""
     text = f"controllers:\n  - name: c\n    triggers: [{trigger}]\n    rule: {rule}\n    operations: []\n{more}"
     return [finding.message.removeprefix("controller 'c': ") for finding in findings_against(parse_policy(text), runs)]
 
@@ -82,7 +82,7 @@ def test_what_no_run_has_is_found(rule: str, message: str, runs: list[Run]) -> N
     ],
 )
 def test_what_rules_can_read_beside_plain_series_is_no_finding(rule: str, tmp_path: Path, runs: list[Run]) -> None:
-    """Constants of the run, another name of the learning rate, windows by steps, and series of expressions."""
+    """The cases: constants of the run, another name of the learning rate, windows by steps, series of expressions."""
     with Recorder(tmp_path, constants={"num_params": 1e6}) as rec:
         rec.log(learning_rate=0.1)
 
@@ -90,21 +90,21 @@ def test_what_rules_can_read_beside_plain_series_is_no_finding(rule: str, tmp_pa
 
 
 def test_windows_that_skip_values_and_changes_are_as_long_as_they_reach(runs: list[Run]) -> None:
-    """The values left out are needed all the same."""
+    """The skipped values are needed too."""
     assert told("loss > mean(loss, 19, skip=1)", runs) == []
     assert len(told("loss > mean(loss, 20, skip=1)", runs)) == 1
     assert len(told("delta(loss, 20) > 0", runs)) == 1
 
 
 def test_a_shorter_selection_of_runs_gives_more_findings(runs: list[Run]) -> None:
-    """One run is called so."""
+    """A single run has its own wording."""
     assert told("loss > mean(loss, 20)", runs[:1]) == [
         "a window of 20 values, and 'loss' has 10 at most in the run given"
     ]
 
 
 def test_patience_and_triggers_are_measured_by_how_often_the_trigger_comes(runs: list[Run]) -> None:
-    """Four evaluations answer a patience of 3, and no patience of 4."""
+    """Four evaluations satisfy a patience of 3, but not of 4."""
     patience = "    patience: {{patience_threshold: {}}}\n"
 
     assert told("eval_loss > 1", runs, patience.format(3), "on_evaluate") == []
@@ -116,7 +116,7 @@ def test_patience_and_triggers_are_measured_by_how_often_the_trigger_comes(runs:
 
 
 def test_decisions_that_contradict_each_other_are_found_once_and_only_up_to_the_stop(runs: list[Run]) -> None:
-    """After the end of a run nothing is decided any more."""
+    """Nothing is decided after the end of a run."""
     text = """\
 controllers:
   - {name: epoch, triggers: [on_step_end], rule: loss >= FIRST, operations: [hfcontrols.should_epoch_stop]}
@@ -133,7 +133,7 @@ controllers:
 
 
 def test_what_a_shadow_controller_would_order_contradicts_nothing(runs: list[Run]) -> None:
-    """It orders nothing."""
+    """A shadow controller orders nothing."""
     text = """\
 controllers:
   - {name: e, triggers: [on_step_end], rule: loss > 4, operations: [hfcontrols.should_epoch_stop], mode: shadow}
@@ -143,7 +143,7 @@ controllers:
 
 
 def test_a_folder_of_runs_is_left_as_it_is(runs: list[Run]) -> None:
-    """Checking reads."""
+    """Checking only reads."""
     before = sorted((path, path.stat().st_mtime_ns) for path in runs[0].folder.iterdir())
 
     told("loss > 1", runs)

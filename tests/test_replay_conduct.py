@@ -1,4 +1,4 @@
-"""Conduct: how controllers flap and hesitate, and which of their clauses made each decision."""
+"""A report counts flaps and pending steps of controllers, and names the true clauses of each decision."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from steptape.store.run import Run
 
 @pytest.fixture
 def record(store_record: Callable[..., Path]) -> Callable[..., Run]:
-    """Maker of runs with one loss a step."""
+    """A function that makes runs with one loss per step."""
 
     def make(losses: Sequence[float], run_id: str = "run-1") -> Run:
         events = [Event("step_end", step=i + 1, metrics={"loss": loss}) for i, loss in enumerate(losses)]
@@ -28,37 +28,37 @@ def record(store_record: Callable[..., Path]) -> Callable[..., Run]:
 
 
 def over(rule: str, runs: Sequence[Run], more: str = "", operations: str = "[]") -> Backtest:
-    """A policy of one controller ``c`` over runs, with its coverage."""
+    """Backtest a policy of one controller ``c`` over runs, with its coverage."""
     controller = f"{{name: c, triggers: [on_step_end], rule: {rule!r}, operations: {operations}{more}}}"
     return backtest(parse_policy(f"controllers: [{controller}]"), runs, with_coverage=True)
 
 
 def test_a_flap_is_a_decision_after_the_rule_had_ceased_to_be_true(record: Callable[..., Run]) -> None:
-    """Three stretches above the line are two flaps, however long each is."""
+    """Three stretches above the threshold are two flaps, however long each is."""
     (controller,) = over("loss > 2", [record([3, 3, 1, 3, 1, 3, 3])]).coverage
 
     assert (controller.decisions, controller.flaps, controller.pending_steps) == (5, 2, 0)
 
 
 def test_pending_is_what_patience_holds_back_whether_or_not_it_fires_in_the_end(record: Callable[..., Run]) -> None:
-    """Two steps before the decision at step 3, then a stretch that comes to nothing, then one up to the end."""
+    """Two steps precede the decision at step 3, then one stretch ends without a decision, and one lasts to the end."""
     more = ", patience: {patience_threshold: 2}"
 
     (controller,) = over("loss > 2", [record([3, 3, 3, 1, 3, 1, 3, 3])], more).coverage
 
-    # From 1 to 3, from 5 to 6 (where it ceases), and from 7 to the last step, 8.
+    # From 1 to 3, from 5 to 6 (where it turns false), and from 7 to the last step, 8.
     assert (controller.decisions, controller.flaps, controller.pending_steps) == (1, 0, 2 + 1 + 1)
 
 
 def test_a_cooldown_is_no_waiting(record: Callable[..., Run]) -> None:
-    """Nor is a decision after it a flap, where the rule was true all along."""
+    """A decision after a cooldown is no flap if the rule was true all along."""
     (controller,) = over("loss > 2", [record([3] * 9)], ", cooldown: 4").coverage
 
     assert (controller.decisions, controller.flaps, controller.pending_steps) == (3, 0, 0)
 
 
 def test_time_after_the_end_under_the_policy_does_not_count(record: Callable[..., Run]) -> None:
-    """The stop at step 2 leaves one decision of five; coverage speaks of the whole run."""
+    """The stop at step 2 leaves one of three decisions; the clauses' answers cover the whole run."""
     report = over("loss > 2", [record([1, 3, 1, 3, 3])], operations="[hfcontrols.should_training_stop]")
 
     assert (report.coverage[0].decisions, report.coverage[0].flaps) == (1, 0)
@@ -66,7 +66,7 @@ def test_time_after_the_end_under_the_policy_does_not_count(record: Callable[...
 
 
 def test_each_decision_names_the_clauses_that_were_true(record: Callable[..., Run]) -> None:
-    """Of an ``or`` one, the other or both; of a rule without clauses, the rule."""
+    """An ``or`` names one clause or several; a rule without clauses names itself."""
     document = report_json(over("loss > 2 or isnan(loss) or loss == 5", [record([3, float("nan"), 5, 1])]))
     plain = report_json(over("loss > 2", [record([3], "run-2")]))
 
@@ -78,7 +78,7 @@ def test_each_decision_names_the_clauses_that_were_true(record: Callable[..., Ru
 
 
 def test_the_report_says_what_flapped_waited_and_was_never_false(record: Callable[..., Run]) -> None:
-    """In sentences, summed up over runs."""
+    """It says so in sentences, summed over runs."""
     runs = [record([3, 1, 3], "run-1"), record([3, 1, 3], "run-2")]
 
     assert "c: 4 decisions, 2 flaps, 0 steps pending." in summary_lines(over("loss > 2", runs))

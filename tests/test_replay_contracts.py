@@ -1,4 +1,4 @@
-"""The twelve contracts of a replay, each by the name that it is known by. Sweeps have more tests of theirs."""
+"""The twelve contracts of a replay, one test each, under their established names; sweeps have further tests."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ from streams_of_events import stream_of_events
 
 ROOT = Path(__file__).parents[1]
 
-#: Windows, patience, timing and memory of every sort, all of which have to come out the same however they are fed.
+#: Windows, patience, timing and memory of every kind, whose outcome must not depend on how events are fed.
 EVERYTHING = """
 params: {spike: 1.5}
 controllers:
@@ -91,7 +91,7 @@ _streams = st.lists(st.tuples(st.sampled_from(["step_end", "step_end", "log", "e
 
 
 def stream_of(drawn: Sequence[tuple[str, float]], rank: int = 0) -> list[Event]:
-    """Drawn kinds and values as the events of one rank."""
+    """Return drawn kinds and values as the events of one rank."""
     events = []
     step = 0
     for seq, (kind, value) in enumerate(drawn):
@@ -103,12 +103,12 @@ def stream_of(drawn: Sequence[tuple[str, float]], rank: int = 0) -> list[Event]:
 
 
 def outcomes_at(policy: Policy, events: Sequence[Event]) -> list[tuple[int, str]]:
-    """What a replay comes to: index of the event, and everything that is exact of the outcome."""
+    """Return the outcomes of a replay: index of the event, and every exact field of the outcome."""
     return [(entry.event_index, canonical_line(entry.outcome)) for entry in replay(policy, events).outcomes]
 
 
 def record(store: Path, policy: Policy = POLICIES["everything"], steps: int = 120) -> Run:
-    """A live run in which most of the rules find something."""
+    """Record a live run that gives most of the rules an outcome."""
     draw = random.Random(7)
     with Recorder(store, rules=policy, log_every=10) as rec:
         for step in range(1, steps + 1):
@@ -119,7 +119,7 @@ def record(store: Path, policy: Policy = POLICIES["everything"], steps: int = 12
 
 
 def lines(engine: Engine, events: Sequence[Event]) -> list[str]:
-    """What an engine has to say of events, each exactly."""
+    """Return an engine's outcomes on events, each as its canonical line."""
     return [canonical_line(outcome) for event in events for outcome in engine.observe(event)]
 
 
@@ -133,7 +133,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
 @given(drawn=_streams)
 @examples(15)
 def test_prefix(name: str, drawn: list[tuple[str, float]]) -> None:
-    """For every event, a replay of what is up to it comes to the same decisions."""
+    """For every event, a replay of the prefix up to it has the same decisions."""
     events = stream_of(drawn)
     whole = outcomes_at(POLICIES[name], events)
 
@@ -141,7 +141,7 @@ def test_prefix(name: str, drawn: list[tuple[str, float]]) -> None:
         assert outcomes_at(POLICIES[name], events[:end]) == [entry for entry in whole if entry[0] < end]
 
 
-#: What may stand in the place of what is to come.
+#: Values that replace the future.
 POISONS: dict[str, Callable[[random.Random], float]] = {
     "NaN": lambda _: math.nan,
     "infinity": lambda _: math.inf,
@@ -152,7 +152,7 @@ POISONS: dict[str, Callable[[random.Random], float]] = {
 
 
 def rough_stream() -> list[Event]:
-    """Sixty events in which every rule of the policy above finds something, early and late."""
+    """Return sixty events that give every rule of the policy above an outcome, early and late."""
     draw = random.Random(11)
     kinds = ["step_end", "step_end", "log", "evaluate"]
     return stream_of([(kinds[i % 4], draw.choice([1.0, 1.01, 2.0, 3.0, 6.0, math.nan])) for i in range(60)])
@@ -161,7 +161,7 @@ def rough_stream() -> list[Event]:
 @pytest.mark.parametrize("poison", POISONS)
 @pytest.mark.parametrize("name", POLICIES)
 def test_poison(name: str, poison: str) -> None:
-    """Whatever stands in the place of all that is after an event, no decision up to it changes."""
+    """Replacing everything after an event by any values changes no decision up to it."""
     events, draw = rough_stream(), random.Random(5)
     whole = outcomes_at(POLICIES[name], events)
 
@@ -179,7 +179,7 @@ def test_poison(name: str, poison: str) -> None:
 @given(drawn=_streams, cut=st.integers(0, 50))
 @examples(40)
 def test_warm_start(name: str, drawn: list[tuple[str, float]], cut: int) -> None:
-    """An engine that comes back to a place, by a fold of what led there, goes on as one that never left."""
+    """An engine restored by folding the preceding events continues like one that never stopped."""
     events = stream_of(drawn)
     engine = Engine(POLICIES[name], Plan())
     engine.start()
@@ -196,7 +196,7 @@ def test_warm_start(name: str, drawn: list[tuple[str, float]], cut: int) -> None
 @given(drawn=_streams, seed=st.integers(0, 1000))
 @examples(60)
 def test_interleaving(drawn: list[tuple[str, float]], seed: int) -> None:
-    """However the events of ranks arrive, as long as each rank's own order is kept, the same is decided."""
+    """Decisions are the same for any interleaving of ranks that keeps each rank's order."""
     ranks = [stream_of(drawn), stream_of(drawn[::-1], rank=1), stream_of(drawn[: len(drawn) // 2], rank=2)]
     order = [rank for rank, events in enumerate(ranks) for _ in events]
     random.Random(seed).shuffle(order)
@@ -208,7 +208,7 @@ def test_interleaving(drawn: list[tuple[str, float]], seed: int) -> None:
 
 @pytest.mark.parametrize("segment_bytes", [600, 4_096, 1 << 24])
 def test_chunking(run: Run, store_record: Callable[..., Path], segment_bytes: int) -> None:
-    """Segments of few events or of all, as journal, sealed, merged: the same events and the same decisions."""
+    """Segments of few events or of all, as journal, sealed or merged, give the same events and decisions."""
     events = list(run.events())
     expected = outcomes_at(POLICIES["everything"], events)
 
@@ -235,9 +235,9 @@ print(verdict.digest, verdict.log_digest, rows)
 
 
 def test_live_equals_replay(run: Run) -> None:
-    """The digest that the recorder kept is that of a replay, in any process, whatever it hashes and on any cores.
+    """The recorded digest equals that of a replay, in any process, with any hash seed and any number of cores.
 
-    DuckDB has as many threads as there are cores.
+    DuckDB uses as many threads as there are cores.
     """
     told = set()
     for seed, cores in (("0", "all cores"), ("1", "one core"), ("random", "all cores")):
@@ -252,7 +252,7 @@ def test_live_equals_replay(run: Run) -> None:
     assert text.count("'seq'") > 10
 
 
-#: Two rules that decide, one of which also fails, on values that take few bytes.
+#: Two rules that decide, one of them also failing, on values of few bytes.
 TERSE = """
 controllers:
   - {name: fails, triggers: [on_step_end], rule: 1 / loss > 2, operations: []}
@@ -261,9 +261,9 @@ controllers:
 
 
 def test_crash(tmp_path: Path) -> None:
-    """Cut the log at every byte: what is left is verified, and no rule has decided twice at an event.
+    """Cut the log at every byte: the rest is verified, and no rule has decided twice at an event.
 
-    A record that is cut off is none, so that the outcomes of two cuts differ only where a record ends.
+    A truncated record does not count, so the outcomes of two cuts differ only at record boundaries.
     """
     with Recorder(tmp_path / "live", rules=parse_policy(TERSE)) as rec:
         for loss in (2.0, 0.0, 0.25):
@@ -358,7 +358,7 @@ controllers:
 
 
 def test_inert_replay(run: Run, tmp_path: Path) -> None:
-    """Replays of all sorts reach no socket, process, file or operation, and leave the store as it was."""
+    """Replays of all kinds reach no socket, process, file or operation, and leave the store unchanged."""
     policy = tmp_path / "acting.yaml"
     policy.write_text(ACTING)
     before = contents(run.folder.parent)
@@ -377,7 +377,7 @@ def test_inert_replay(run: Run, tmp_path: Path) -> None:
 
 
 def contents(folder: Path) -> dict[str, tuple[str, int]]:
-    """Digest and time of change of every file."""
+    """Return digest and mtime of every file."""
     return {
         str(path): (hashlib.sha256(path.read_bytes()).hexdigest(), path.stat().st_mtime_ns)
         for path in sorted(folder.rglob("*"))
@@ -385,7 +385,7 @@ def contents(folder: Path) -> dict[str, tuple[str, int]]:
     }
 
 
-#: What depends on more than policy and events: clocks, randomness, addresses, and hashes of texts.
+#: Whatever depends on more than policy and events: clocks, randomness, addresses, hashes of texts.
 IMPURE_MODULES = {"time", "datetime", "random", "secrets", "uuid", "os", "threading", "multiprocessing", "socket"}
 IMPURE_CALLS = {"id", "hash", "input", "open"}
 
@@ -394,7 +394,7 @@ EXCUSED = {("policy.py", "hash")}
 
 
 def impurities(path: Path) -> Iterator[str]:
-    """What in a module may make a decision depend on anything but policy and events, by line."""
+    """Yield the lines of a module that could make a decision depend on anything but policy and events."""
     for node in ast.walk(ast.parse(path.read_text())):
         match node:
             case ast.Import(names=names) if {name.name.split(".")[0] for name in names} & IMPURE_MODULES:
@@ -410,7 +410,7 @@ def impurities(path: Path) -> Iterator[str]:
 
 
 def is_set(node: ast.expr) -> bool:
-    """Whether an expression is a set on its face."""
+    """Whether an expression is syntactically a set."""
     match node:
         case ast.Set() | ast.SetComp() | ast.Call(func=ast.Name(id="set" | "frozenset")):
             return True
@@ -419,12 +419,12 @@ def is_set(node: ast.expr) -> bool:
 
 @pytest.mark.parametrize("path", sorted((ROOT / "rules").glob("*.py")), ids=lambda path: path.name)
 def test_static_lint(path: Path) -> None:
-    """No clock, no randomness, no order of a set and no sum of undefined order in what evaluates rules."""
+    """Modules that evaluate rules use no clock, randomness, set order or sum of undefined order."""
     assert list(impurities(path)) == []
 
 
 def test_static_lint_finds_what_it_looks_for(tmp_path: Path) -> None:
-    """Each kind."""
+    """It finds each kind."""
     path = tmp_path / "bad.py"
     path.write_text("import time\nfrom random import choice\nfor x in {1, 2}: np.sum(hash(x))\n")
 
@@ -432,7 +432,7 @@ def test_static_lint_finds_what_it_looks_for(tmp_path: Path) -> None:
 
 
 def test_fault_isolation(tmp_path: Path) -> None:
-    """A rule that fails is undefined there, told once with its count, stays armed, and the training goes on."""
+    """A failing rule is undefined there, reported once with its count, and stays armed; the training continues."""
     with Recorder(tmp_path, rules=POLICIES["everything"]) as rec:
         for loss in (1.0, 1.0, 1.01, 1.0):
             rec.step(loss=loss)
@@ -455,7 +455,7 @@ tests:
 
 @pytest.mark.parametrize(("step", "passes"), [(22, True), (21, False)])
 def test_rule_unit_tests(step: int, passes: bool, tmp_path: Path) -> None:
-    """A series in a small notation, a gap and a NaN in it, and the decisions that are expected of it, no more."""
+    """A series in a compact notation, with a gap and a NaN, leads to the expected decisions and no others."""
     controller = "{name: nan, triggers: [on_step_end], rule: isnan(loss), operations: [hfcontrols.should_save]}"
     (tmp_path / "policy.yaml").write_text(f"controllers: [{controller}]")
     (test,) = parse_tests(SCENARIO.replace("STEP", str(step)), source=str(tmp_path / "policy.test.yaml"))
@@ -463,7 +463,7 @@ def test_rule_unit_tests(step: int, passes: bool, tmp_path: Path) -> None:
     assert run_test(test).passes is passes
 
 
-#: What varies: a window and its threshold, patience, and a second condition that some variants never let through.
+#: The axes: a window and its threshold, patience, and a second condition that some variants never satisfy.
 SWEPT = """
 params: {spike: 1.5, window: 4, tolerated: 1, floor: 0.5}
 controllers:
@@ -489,7 +489,7 @@ AXES: dict[str, list[float]] = {
 @given(drawn=_streams.filter(bool))
 @examples(25)
 def test_sweep_equals_engine(drawn: list[tuple[str, float]]) -> None:
-    """Every variant, by columns and by the event engine: the same decisions at the same events, the same numbers."""
+    """Columns and event engine agree for every variant: the same decisions at the same events, the same numbers."""
     events = stream_of(drawn)
     objective = declared_objective("eval_loss", "min")
     variants = variants_of(parse_policy(SWEPT), AXES)

@@ -1,4 +1,4 @@
-"""Coverage: which clauses of a policy recorded runs ever tried."""
+"""Coverage counts how often each clause of a policy was true or false on recorded runs."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def runs(store_record: Callable[..., Path]) -> list[Run]:
 
 
 def test_each_clause_is_asked_by_itself(runs: list[Run]) -> None:
-    """A clause that another hides is seen, one that nothing was recorded for has no answer."""
+    """A clause hidden by another is counted; one without recorded values has no answer."""
     policy = parse_policy("""
 controllers:
   - {name: spike, triggers: [on_step_end], rule: len(loss) > 50 and loss > 2, operations: []}
@@ -49,7 +49,7 @@ controllers:
 
 
 def test_the_report_names_what_was_never_tried(runs: list[Run]) -> None:
-    """In words."""
+    """It names them in words."""
     policy = parse_policy("controllers: [{name: high, triggers: [on_step_end], rule: loss > 9, operations: []}]")
 
     lines = summary_lines(backtest(policy, runs, with_coverage=True))
@@ -59,7 +59,7 @@ def test_the_report_names_what_was_never_tried(runs: list[Run]) -> None:
 
 @pytest.mark.parametrize("name", sorted(shipped_policies()))
 def test_a_policy_written_out_anew_decides_the_same(name: str, demo_store: Path) -> None:
-    """Of every shipped policy, on the demo's run: place and controller of every decision."""
+    """Every shipped policy keeps place and controller of every decision on the demo's run."""
     policy = load_policy(shipped_policies()[name])
     run = next(open_run(path) for path in sorted(demo_store.iterdir()) if (path / "run.json").exists())
     events = list(run.events(samples=policy.reads_samples))
@@ -72,7 +72,7 @@ def test_a_policy_written_out_anew_decides_the_same(name: str, demo_store: Path)
 
 
 def test_every_key_of_a_controller_and_odd_floats_survive() -> None:
-    """Timing keys, shared cooldowns, params in every form that YAML could misread."""
+    """Timing keys, shared cooldowns, and params in every form that YAML could misread survive."""
     policy = parse_policy("""
 params: {tiny: 1.0e-7, endless: .inf, word: "1e5", whole: 3}
 cooldowns: {shared: {seconds: 0.5}}

@@ -1,4 +1,4 @@
-"""Alarms against labelled incidents: event-level scores, delays, chance, and where labels come from."""
+"""Detection scores alarms against labelled incidents by event, with delays, chance level and several label sources."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ controllers:
 
 
 def alarms(*steps: int) -> list[Alarm]:
-    """Alarms, a second a step."""
+    """Return alarms, one second per step."""
     return [Alarm(step, float(step)) for step in steps]
 
 
@@ -40,7 +40,7 @@ def test_an_incident_counts_once_and_so_does_an_alarm() -> None:
 
 
 def test_healthy_steps_are_those_outside_of_every_incident() -> None:
-    """Overlaps count once, and so does what lies beyond the end; the rest of the steps is what chance would meet."""
+    """Overlaps and steps beyond the end are not counted twice; the share of incident steps is the chance precision."""
     found = detect([Incident(10, 20), Incident(15, 25), Incident(95, 120)], alarms(1, 2), {}, last_step=100)
 
     assert found.healthy_steps == 100 - 16 - 6
@@ -56,14 +56,14 @@ def test_a_tolerance_counts_leads_and_stragglers() -> None:
 
 
 def test_what_the_run_would_not_have_come_to_is_not_missed() -> None:
-    """An incident after the stop is unreached, which is neither found nor missed."""
+    """An incident after the stop is unreached: neither found nor missed."""
     found = detect([Incident(10, 20), Incident(50, 60)], alarms(12), {}, last_step=12)
 
     assert (found.incidents, found.recall, found.unreached) == (1, 1.0, 1)
 
 
 def test_without_alarms_or_incidents_nothing_is_divided() -> None:
-    """None, not zero."""
+    """The result is None, not zero."""
     none = detect([], [], {}, last_step=10)
 
     assert (none.precision, none.recall, none.f1) == (None, None, None)
@@ -74,7 +74,7 @@ def test_without_alarms_or_incidents_nothing_is_divided() -> None:
 
 @pytest.mark.parametrize(("first_step", "last_step"), [(5, 7), (5.0, 7.0)])
 def test_annotations_label_incidents(store_record: Callable[..., Path], first_step: float, last_step: float) -> None:
-    """``rec.annotate(text, incident=name, first_step=..., last_step=...)``; steps that were reckoned may be floats."""
+    """The call is ``rec.annotate(text, incident=name, first_step=..., last_step=...)``; computed float steps work."""
     events = [
         Event("step_end", step=s, elapsed_ns=s * 10**9, metrics={"loss": 3.0 if s == 6 else 1.0}) for s in range(1, 11)
     ]
@@ -91,7 +91,7 @@ def test_annotations_label_incidents(store_record: Callable[..., Path], first_st
 
 
 def test_annotations_made_afterwards_label_incidents_too(store_record: Callable[..., Path], tmp_path: Path) -> None:
-    """Over HTTP; also of a run that was judged before, and is in the cache."""
+    """They come over HTTP and count even for a run judged before and cached."""
     events = [Event("step_end", step=s, metrics={"loss": 3.0 if s in (6, 9) else 1.0}) for s in range(1, 11)]
     folder = store_record(events, sealed=True)
     cache = Cache(tmp_path / "cache")
@@ -108,7 +108,7 @@ def test_annotations_made_afterwards_label_incidents_too(store_record: Callable[
 
 
 def test_runs_without_labels_are_not_scored(store_record: Callable[..., Path]) -> None:
-    """No label is not the same as no incident."""
+    """A missing label does not mean no incident."""
     run = open_run(store_record([Event("step_end", step=1, metrics={"loss": 3.0})]))
 
     unlabelled = backtest(parse_policy(NOTES), [run])
@@ -119,7 +119,7 @@ def test_runs_without_labels_are_not_scored(store_record: Callable[..., Path]) -
 
 
 def test_a_file_of_labels_names_runs_and_steps(tmp_path: Path) -> None:
-    """A row without steps says that the run was healthy."""
+    """A row without steps marks the run as healthy."""
     path = tmp_path / "labels.csv"
     path.write_text("run,first_step,last_step,name\na,50,60,spike\na,10,20,\nb,,,\n")
 
@@ -139,7 +139,7 @@ def test_a_file_of_labels_names_runs_and_steps(tmp_path: Path) -> None:
     ],
 )
 def test_labels_that_make_no_sense_are_refused(tmp_path: Path, text: str, said: str) -> None:
-    """With the line."""
+    """The error names the line."""
     path = tmp_path / "labels.csv"
     path.write_text(text)
 

@@ -1,4 +1,4 @@
-"""Difference: what a change of a policy would have changed in recorded runs."""
+"""A policy diff reports how a change of a policy would have changed recorded runs."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Run]:
 
 
 def policy(patience: int, *, name: str = "stop", rule: str = "eval_loss > min(eval_loss, 100)", more: str = "") -> str:
-    """Stop when the evaluation loss has been above its best for more than so many evaluations."""
+    """Return a policy that stops after more than ``patience`` evaluations above the best evaluation loss."""
     return f"""
 controllers:
   - name: {name}
@@ -52,12 +52,12 @@ SAVE = "  - {name: save, triggers: [on_evaluate], rule: 'eval_loss < 3.1', opera
 
 
 def between(old: str, new: str, runs: list[Run]) -> PolicyDiff:
-    """The difference between two texts."""
+    """Return the difference between two policy texts."""
     return diff_policies(parse_policy(old), parse_policy(new), runs)
 
 
 def test_less_patience_ends_a_run_earlier_and_another_as_before(runs: list[Run]) -> None:
-    """At the third worse evaluation (step 35) and at the first (step 25); what the first costs was already the best."""
+    """The stop moves from the third worse evaluation (step 35) to the first (step 25); the best value came earlier."""
     found = between(policy(2), policy(0), runs)
 
     (changed,) = found.changed
@@ -92,7 +92,7 @@ def test_a_run_that_ends_too_early_costs_what_the_best_value_loses(runs: list[Ru
     ids=["renamed", "put otherwise", "comment", "never fires"],
 )
 def test_what_orders_the_same_at_the_same_events_is_no_change(new: str, runs: list[Run]) -> None:
-    """Whatever the text."""
+    """The text does not matter."""
     found = between(policy(2), new, runs)
 
     assert found.changed == ()
@@ -100,7 +100,7 @@ def test_what_orders_the_same_at_the_same_events_is_no_change(new: str, runs: li
 
 
 def test_orders_that_leave_the_end_as_it_is_are_a_change_too(runs: list[Run]) -> None:
-    """A checkpoint more is one; the order it comes by is told."""
+    """An additional checkpoint is a change; its operation is named."""
     found = between(policy(2), policy(2, more=SAVE), runs)
 
     assert [run.stop for run in found.changed] == [StopChange.SAME] * 2
@@ -116,7 +116,7 @@ def test_a_decision_in_shadow_is_another_order_than_one_that_acts(runs: list[Run
 
 
 def test_where_the_record_cannot_tell_the_end_is_not_known(runs: list[Run]) -> None:
-    """Ending an epoch early takes a run another way: no number follows."""
+    """Ending an epoch early diverts a run: no number follows."""
     found = between(policy(2), policy(0).replace("should_training_stop", "should_epoch_stop"), runs)
 
     (changed,) = found.changed
@@ -124,7 +124,7 @@ def test_where_the_record_cannot_tell_the_end_is_not_known(runs: list[Run]) -> N
 
 
 def test_a_rule_that_begins_to_fail_is_a_change(runs: list[Run]) -> None:
-    """It orders nothing, and neither did the old one; but it is broken."""
+    """Neither version orders anything, but the new one is broken."""
     idle, broken = policy(9), policy(9, rule="1 / (eval_loss - eval_loss) > 0")
 
     assert between(idle, broken, runs).changed
@@ -132,7 +132,7 @@ def test_a_rule_that_begins_to_fail_is_a_change(runs: list[Run]) -> None:
 
 
 def test_one_way_is_the_reverse_of_the_other(runs: list[Run]) -> None:
-    """Every number changes its sign, and what is gained was lost."""
+    """Every number changes its sign, and gained and lost are swapped."""
     there, back = between(policy(2), policy(0), runs), between(policy(0), policy(2), runs)
 
     assert [(run.steps, run.lost, run.gained) for run in there.runs] == [
@@ -141,14 +141,14 @@ def test_one_way_is_the_reverse_of_the_other(runs: list[Run]) -> None:
 
 
 def call(folder: Path, *arguments: object) -> subprocess.CompletedProcess[str]:
-    """The command, run in a folder."""
+    """Run the command in a folder."""
     command = [sys.executable, "-m", "steptape", "diff", *map(str, arguments)]
-    environment = {**os.environ, "PYTHONIOENCODING": "utf-8"}  # Whatever the locale of whoever tests.
+    environment = {**os.environ, "PYTHONIOENCODING": "utf-8"}  # The tester's locale must not matter.
     return subprocess.run(command, cwd=folder, capture_output=True, encoding="utf-8", check=False, env=environment)
 
 
 def test_the_command_writes_markdown_and_exits_with_1_when_behaviour_changes(runs: list[Run], tmp_path: Path) -> None:
-    """And with 0 when it does not."""
+    """The exit status is 0 otherwise."""
     (tmp_path / "old.yaml").write_text(policy(2))
     (tmp_path / "new.yaml").write_text(policy(0))
     store = runs[0].folder.parent
@@ -164,14 +164,14 @@ def test_the_command_writes_markdown_and_exits_with_1_when_behaviour_changes(run
 
 
 def test_policies_that_come_with_steptape_are_called_by_their_names(runs: list[Run], tmp_path: Path) -> None:
-    """Where they lie on this machine means nothing to the readers of a pull request."""
+    """Their path on this machine means nothing to readers of a pull request."""
     result = call(tmp_path, "overfitting", "loss_spike", "--store", runs[0].folder.parent)
 
     assert result.stdout.startswith("### overfitting → loss_spike\n")
 
 
 def test_the_command_s_json_has_every_run_that_changes(runs: list[Run], tmp_path: Path) -> None:
-    """Params can be set for each side, so that one file is enough to compare two values."""
+    """Params can be set for each side, so one file suffices to compare two values."""
     (tmp_path / "one.yaml").write_text("params: {limit: 3.6}\n" + policy(0, rule="eval_loss < limit"))
 
     result = call(tmp_path, "one.yaml", "one.yaml", runs[0].folder, "--set-new", "limit=3.1", "--json")

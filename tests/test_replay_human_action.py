@@ -1,4 +1,4 @@
-"""A policy beside what people did about the runs."""
+"""A backtest compares a policy's stop with the user's own action on each run."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ controllers:
 
 @pytest.fixture
 def policy() -> Policy:
-    """It can stop, and notes something long before."""
+    """A policy that can stop, and notes something long before."""
     return parse_policy(STOP_ABOVE_2)
 
 
 @pytest.fixture
 def record(store_record: Callable[..., Path]) -> Callable[..., Run]:
-    """Maker of runs of ten steps of two seconds, of which one has a high loss, with or without an annotation."""
+    """A function that makes runs of ten steps of two seconds, one with a high loss, with or without an annotation."""
 
     def make(high: int, noted: int | None = None, status: str = "completed", action: object = "stop") -> Run:
         events = []
@@ -47,12 +47,12 @@ def record(store_record: Callable[..., Path]) -> Callable[..., Run]:
 
 
 def only(policy: Policy, run: Run) -> RunResult:
-    """The result of one run."""
+    """Return the result of one run."""
     return backtest(policy, [run]).results[0]
 
 
 def test_the_lead_is_from_the_policy_s_stop_to_what_the_person_did(policy: Policy, record: Callable[..., Run]) -> None:
-    """In steps and in seconds; what it notes before counts for nothing, since it can stop."""
+    """The lead is given in steps and seconds; earlier notes do not count, because the policy can stop."""
     lead = only(policy, record(4, noted=9)).human
 
     assert lead is not None
@@ -60,7 +60,7 @@ def test_the_lead_is_from_the_policy_s_stop_to_what_the_person_did(policy: Polic
 
 
 def test_an_interrupted_run_was_acted_upon_at_its_end(policy: Policy, record: Callable[..., Run]) -> None:
-    """Without an annotation, that is all that is known."""
+    """Without an annotation nothing else is known."""
     lead = only(policy, record(4, status="interrupted")).human
 
     assert lead is not None
@@ -68,7 +68,7 @@ def test_an_interrupted_run_was_acted_upon_at_its_end(policy: Policy, record: Ca
 
 
 def test_a_policy_that_is_later_or_does_nothing_has_no_lead(policy: Policy, record: Callable[..., Run]) -> None:
-    """Negative, and None."""
+    """The lead is negative or None."""
     later, never = only(policy, record(9, noted=3)).human, only(policy, record(99, noted=3)).human
 
     assert later is not None
@@ -78,7 +78,7 @@ def test_a_policy_that_is_later_or_does_nothing_has_no_lead(policy: Policy, reco
 
 
 def test_a_policy_that_can_stop_nothing_is_known_by_its_first_decision(record: Callable[..., Run]) -> None:
-    """An alarm is all that it has."""
+    """It has alarms only."""
     alarm = parse_policy("controllers: [{name: a, triggers: [on_step_end], rule: loss > 2, operations: []}]")
     lead = only(alarm, record(4, noted=9)).human
 
@@ -90,12 +90,12 @@ def test_a_policy_that_can_stop_nothing_is_known_by_its_first_decision(record: C
 def test_an_annotation_without_an_action_in_words_is_none(
     policy: Policy, record: Callable[..., Run], action: object
 ) -> None:
-    """Nobody is made to have done something."""
+    """No action is attributed to the user."""
     assert only(policy, record(4, noted=9, action=action)).human is None
 
 
 def test_the_report_sums_leads_up(policy: Policy, record: Callable[..., Run]) -> None:
-    """How often it was earlier, and by how much."""
+    """The report counts earlier stops and gives their lead."""
     report = backtest(policy, [record(4, noted=9), record(9, noted=3), record(99, noted=5), record(5)])
 
     assert report_json(report)["human"] == {

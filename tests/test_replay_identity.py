@@ -1,4 +1,4 @@
-"""What a result rests on: the log, the events of each attempt, and the decisions that were come to."""
+"""A result identifies its inputs: the log digest, each attempt's range of events, and the digest of its decisions."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from steptape.store.events import Event
 
 @pytest.fixture
 def policy() -> Policy:
-    """Keeps every loss above 1, and stops at the first one above 2."""
+    """A policy that keeps every loss above 1 and stops at the first above 2."""
     return parse_policy("""
 controllers:
   - {name: keep, triggers: [on_step_end], rule: loss > 1, operations: [hfcontrols.should_save]}
@@ -30,12 +30,12 @@ controllers:
 
 @pytest.fixture
 def recorded(store_record: Callable[..., Path], store_steps: Callable[..., list[Event]]) -> Callable[..., Path]:
-    """Maker of sealed runs with these losses."""
+    """A function that makes sealed runs with these losses."""
     return lambda losses, **info: store_record(store_steps(losses), sealed=True, **info)
 
 
 def only(report: Backtest) -> RunResult:
-    """The report's only result."""
+    """Return the report's only result."""
     (result,) = report.results
     return result
 
@@ -43,7 +43,7 @@ def only(report: Backtest) -> RunResult:
 def test_a_result_names_the_log_and_the_events_that_it_was_made_of(
     policy: Policy, recorded: Callable[..., Path]
 ) -> None:
-    """Digest and first and last place: whoever has the run can tell whether it is the same."""
+    """Digest and first and last ``seq`` let a reader with the run check that it is the same."""
     run = open_run(recorded([0.5, 1.5, 2.5, 0.5]))
     identity = only(backtest(policy, [run])).identity
 
@@ -55,7 +55,7 @@ def test_a_result_names_the_log_and_the_events_that_it_was_made_of(
 def test_a_log_that_is_not_finished_has_no_digest(
     policy: Policy, store_record: Callable[..., Path], store_steps: Callable[..., list[Event]]
 ) -> None:
-    """What may still grow is known by its last place alone."""
+    """A log that may grow is identified by its last ``seq`` only."""
     run = open_run(store_record(store_steps([0.5, 1.5])))
     identity = only(backtest(policy, [run])).identity
 
@@ -66,7 +66,7 @@ def test_a_log_that_is_not_finished_has_no_digest(
 def test_the_digest_of_predicted_decisions_ends_where_the_run_would_have(
     policy: Policy, recorded: Callable[..., Path]
 ) -> None:
-    """What comes after the stop, and would not have been reached, is no part of it."""
+    """Decisions after the stop, which would not have been reached, are excluded."""
     result = only(backtest(policy, [open_run(recorded([0.5, 1.5, 2.5, 1.5]))]))
 
     assert [judged.outcome.step for judged in result.decisions] == [2, 3, 3]
@@ -74,7 +74,7 @@ def test_the_digest_of_predicted_decisions_ends_where_the_run_would_have(
 
 
 def test_each_attempt_has_a_range_of_its_own() -> None:
-    """Whatever of them a resume rolled back is in none."""
+    """Events that a resume rolled back are in no range."""
     first = [Event("step_end", step=seq, seq=seq) for seq in range(5)]
     second = [Event("step_end", step=3 + seq, seq=seq, attempt=2) for seq in range(1, 3)]
 
@@ -83,14 +83,14 @@ def test_each_attempt_has_a_range_of_its_own() -> None:
 
 
 def test_what_recorded_rules_did_is_part_of_the_range() -> None:
-    """The log has it, at whichever end."""
+    """The log holds these events, at either end."""
     events = [Event("rule_warning"), Event("step_end", step=1, seq=1), Event("decision", step=1, seq=2)]
 
     assert list(seq_ranges(event_stream(events))) == [SeqRange(0, 0, 0, 2)]
 
 
 def test_a_backtest_says_how_much_it_read_and_how_fast(policy: Policy, recorded: Callable[..., Path]) -> None:
-    """The clock is the caller's to read."""
+    """The caller measures the time."""
     report = backtest(policy, [open_run(recorded([0.5, 1.5, 2.5, 1.5]))])
 
     assert report.policy_digest == policy.digest

@@ -1,4 +1,4 @@
-"""Bootstrap intervals: always the same, paired by run, and none where there are too few runs."""
+"""Bootstrap intervals are deterministic, paired by run, and absent for few runs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from steptape.replay.intervals import interval, numbers, paired_interval
 
 
 def test_few_runs_have_no_interval() -> None:
-    """Seven runs are shown themselves."""
+    """Up to seven runs are shown themselves."""
     assert interval([0.1] * 7).low is None
     assert interval([0.1] * 8).low is not None
     assert interval([]).mean is None
@@ -18,7 +18,7 @@ def test_few_runs_have_no_interval() -> None:
 
 
 def test_an_interval_encloses_the_mean_about_as_theory_says() -> None:
-    """Of values that spread evenly the ends lie near 1.96 standard errors away."""
+    """For evenly spread values the ends are about 1.96 standard errors from the mean."""
     values = [index / 100 for index in range(100)]
     error = statistics.pstdev(values) / 10
 
@@ -31,14 +31,14 @@ def test_an_interval_encloses_the_mean_about_as_theory_says() -> None:
 
 
 def test_the_order_of_the_runs_changes_no_bit() -> None:
-    """Imported runs stand in the order of their ids, which differ from one place to the next."""
+    """Imported runs are ordered by id, which differs from place to place."""
     values = [(index * 37 % 101) ** 1.5 / 7 for index in range(60)]
 
     assert interval(values) == interval(values[::-1]) == interval(values[30:] + values[:30])
 
 
 def test_pairs_take_the_noise_between_runs_out() -> None:
-    """Runs that differ wildly, and a policy that is better by the same in each: no width is left."""
+    """Runs that differ widely, with a policy better by the same amount in each, leave no width."""
     found = paired_interval([float(n) + 0.5 for n in range(10)], [float(n) for n in range(10)])
 
     assert (found.low, found.mean, found.high) == (0.5, 0.5, 0.5)
@@ -46,7 +46,7 @@ def test_pairs_take_the_noise_between_runs_out() -> None:
 
 
 def test_the_draws_are_those_of_the_published_generator() -> None:
-    """SplitMix64 from seed 1234567."""
+    """They are SplitMix64's from seed 1234567."""
     draws = numbers(1234567)
 
     assert [next(draws) for _ in range(3)] == [6457827717110365317, 3203168211198807973, 9817491932198370423]

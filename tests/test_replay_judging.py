@@ -1,4 +1,4 @@
-"""What a result says beyond its plain savings: deployable regret, late stops, right censoring, what stays certain."""
+"""A result states deployable regret, delayed stops, right censoring, and the facts that stay certain."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ EVALS = {2: 0.9, 4: 0.5, 6: 0.6, 8: 0.4, 10: 0.7}
 
 @pytest.fixture
 def policy() -> Policy:
-    """Stops at the first loss above 2."""
+    """A policy that stops at the first loss above 2."""
     return parse_policy("""
 controllers:
   - {name: stop, triggers: [on_step_end], rule: loss > 2, operations: [hfcontrols.should_training_stop]}
@@ -35,7 +35,7 @@ controllers:
 
 @pytest.fixture
 def record(store_record: Callable[..., Path]) -> Callable[..., Run]:
-    """Maker of runs of ten steps of a second each, a loss of 3 at one of them, evaluated at every second step."""
+    """A function that makes runs of ten one-second steps, one with a loss of 3, evaluated at every second step."""
 
     def make(*, spike: int = 5, saves: tuple[int, ...] = (2, 6, 10), run_id: str = "run-1", **info: Any) -> Run:
         events = []
@@ -52,13 +52,13 @@ def record(store_record: Callable[..., Path]) -> Callable[..., Run]:
 
 
 def only(report: Backtest) -> RunResult:
-    """The report's only result."""
+    """Return the report's only result."""
     (result,) = report.results
     return result
 
 
 def test_deployable_regret_counts_only_steps_with_a_checkpoint(policy: Policy, record: Callable[..., Run]) -> None:
-    """The best at a checkpoint is 0.6 in the whole run and 0.9 up to the stop, however good the others were."""
+    """The best at a checkpoint is 0.6 in the whole run and 0.9 up to the stop; better values elsewhere do not count."""
     report = backtest(policy, [record()])
     result = only(report)
 
@@ -80,7 +80,7 @@ controllers:
 
 
 def test_a_late_stop_saves_less(policy: Policy, record: Callable[..., Run]) -> None:
-    """Three updates later: what is due at the eighth step is still made, and the report says so."""
+    """The stop comes three updates later: events due at the eighth step are still made, and the report says so."""
     report = backtest(policy, [record()], delay_steps=3)
     result = only(report)
 
@@ -97,7 +97,7 @@ def test_a_delay_beyond_the_end_saves_nothing(policy: Policy, record: Callable[.
 
 
 def test_cost_counts_the_hours_of_all_ranks(policy: Policy, record: Callable[..., Run]) -> None:
-    """Five seconds of eight ranks at 36 an hour are 0.4."""
+    """Five seconds of eight ranks at 36 an hour cost 0.4."""
     report = backtest(policy, [record(plan=Plan(world_size=8))], cost_per_hour=36)
 
     assert aggregate(report)["cost_saved"] == pytest.approx(0.4)
@@ -117,7 +117,7 @@ def test_cost_counts_the_hours_of_all_ranks(policy: Policy, record: Callable[...
 def test_a_run_that_might_have_gone_on_is_left_out_of_the_regret_with_its_reason(
     policy: Policy, record: Callable[..., Run], info: dict[str, Any], reason: str
 ) -> None:
-    """Its own regret is shown as the bound that it is."""
+    """Its own regret is shown as a bound."""
     report = backtest(policy, [record(**info)])
     document = report_json(report)
 
@@ -129,7 +129,7 @@ def test_a_run_that_might_have_gone_on_is_left_out_of_the_regret_with_its_reason
 
 
 def test_after_a_diverting_decision_only_what_holds_whatever_follows_is_stated(record: Callable[..., Run]) -> None:
-    """The steps and seconds spent and the best reached by then."""
+    """These are the steps and seconds spent, and the best value so far."""
     skips = parse_policy("""
 controllers:
   - {name: skip, triggers: [on_step_end], rule: loss > 2, operations: [hfcontrols.should_epoch_stop]}
@@ -142,14 +142,14 @@ controllers:
 
 
 def test_median_steps_to_a_stop_allow_for_runs_that_ended_before(policy: Policy, record: Callable[..., Run]) -> None:
-    """Of four, two are stopped; by step 7 half are, and who was never stopped says only that much."""
+    """Two of four are stopped; half are by step 7, and runs never stopped count only as censored."""
     runs = [record(spike=spike, run_id=f"run-{spike}") for spike in (3, 7, 98, 99)]
 
     assert aggregate(backtest(policy, runs))["median_steps_to_stop"] == 7
 
 
 def test_several_processes_find_what_one_finds(policy: Policy, record: Callable[..., Run]) -> None:
-    """In the order of the runs, those that cannot be read named among the excluded."""
+    """Results keep the order of the runs, and unreadable runs are listed as excluded."""
     runs = [record(spike=spike, run_id=f"run-{spike}") for spike in (3, 5, 7)]
     (runs[1].folder / "run.json").write_text("{")
 
@@ -161,7 +161,7 @@ def test_several_processes_find_what_one_finds(policy: Policy, record: Callable[
 
 
 def test_frames_have_a_row_a_run_and_a_row_a_decision(policy: Policy, record: Callable[..., Run]) -> None:
-    """For notebooks."""
+    """They are meant for notebooks."""
     report = backtest(policy, [record()], cost_per_hour=36)
 
     assert report.runs_frame().select("run_id", "steps_predicted", "cost_saved").rows() == [("run-1", 5, 0.05)]

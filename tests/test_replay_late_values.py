@@ -1,4 +1,4 @@
-"""Runs whose values came late: verified, replayed and backtested with each step counted once."""
+"""Runs with late values are verified, replayed and backtested with each step counted once."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ controllers:
 
 
 class OnDevice:
-    """A tensor that is known by what it can do, on a device that this machine lacks."""
+    """A tensor recognised by its interface, on a device that this machine lacks."""
 
     is_cpu = False
     device = torch.device("meta")
@@ -35,19 +35,19 @@ class OnDevice:
 
 
 class Copy:
-    """A copy that is there at once."""
+    """A copy that is complete at once."""
 
     def __init__(self, tensors: Sequence[OnDevice]) -> None:
         self._host = [torch.tensor(tensor.value) for tensor in tensors]
 
     def wait(self) -> Sequence[torch.Tensor]:
-        """What the host has of it."""
+        """Return the host's copies."""
         return self._host
 
 
 @pytest.fixture
 def record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Run]:
-    """A recorder of a loop over the losses, which saves at every fifth step."""
+    """A function that records a loop over the losses, with a checkpoint at every fifth step."""
     monkeypatch.setitem(COPIES, "meta", Copy)
 
     def recorded(as_loss: Callable[[float], Any], operation: str = "") -> Run:
@@ -65,13 +65,13 @@ def record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Run
 
 
 def policy(operation: str) -> Any:
-    """The policy with this operation."""
+    """Return the policy with this operation."""
     return parse_policy(POLICY.replace("OPERATION", operation))
 
 
 @pytest.mark.parametrize("operation", ["hfcontrols.should_log", "hfcontrols.should_training_stop"])
 def test_a_recorded_run_is_identical_to_its_replay(record: Callable[..., Run], operation: str) -> None:
-    """Its late decisions included."""
+    """Its late decisions are included."""
     run = record(OnDevice, operation)
 
     assert verify(run).identical
@@ -79,7 +79,7 @@ def test_a_recorded_run_is_identical_to_its_replay(record: Callable[..., Run], o
 
 
 def test_a_stop_ends_the_run_at_the_step_that_the_loop_had_reached(record: Callable[..., Run]) -> None:
-    """The value of step 4 is there after step 5, before the checkpoint of that step."""
+    """The value of step 4 arrives after step 5, before the checkpoint of that step."""
     on_host = replay(policy("hfcontrols.should_training_stop"), record(float))
     late = replay(policy("hfcontrols.should_training_stop"), record(OnDevice))
 
@@ -91,19 +91,19 @@ def test_a_stop_ends_the_run_at_the_step_that_the_loop_had_reached(record: Calla
 
 
 def test_a_backtest_counts_each_step_once_and_the_steps_that_were_run(record: Callable[..., Run]) -> None:
-    """Late values are no further steps; a checkpoint that rules ask for is made where the loop stands."""
+    """Late values are not further steps; a checkpoint that rules request is made at the loop's current step."""
     runs = [record(float), record(OnDevice)]
     stopping = backtest(policy("hfcontrols.should_training_stop"), runs).results
     saving = backtest(policy("hfcontrols.should_save"), runs).results
 
     assert [result.recorded.steps for result in stopping] == [8, 8]
     assert [result.predicted and result.predicted.steps for result in stopping] == [4, 5]
-    # The values of steps 4 and 5 are both there when the checkpoint of step 5 is due.
+    # The values of steps 4 and 5 have both arrived when the checkpoint of step 5 is due.
     assert [result.predicted and result.predicted.checkpoints for result in saving] == [2, 1]
 
 
 def test_a_sweep_leaves_a_run_with_late_values_to_the_event_engine(record: Callable[..., Run]) -> None:
-    """It says so, and the numbers stay those of a backtest."""
+    """The report says so, and the numbers stay those of a backtest."""
     runs = [record(float), record(OnDevice)]
     text = POLICY.replace("loss > 5", "loss > bound").replace("OPERATION", "hfcontrols.should_training_stop")
     swept = sweep(parse_policy(f"params: {{bound: 5.0}}\n{text}"), {"bound": [5.0, 10.0]}, runs)
@@ -115,7 +115,7 @@ def test_a_sweep_leaves_a_run_with_late_values_to_the_event_engine(record: Calla
 
 
 def test_a_run_that_stopped_live_is_known_to_have_done_so(record: Callable[..., Run]) -> None:
-    """The decision of the record is observed, and takes nothing off the run."""
+    """The recorded decision is observed, and saves nothing."""
     run = record(OnDevice, "hfcontrols.should_training_stop")
     (result,) = backtest(policy("hfcontrols.should_training_stop"), [run]).results
 
@@ -126,7 +126,7 @@ def test_a_run_that_stopped_live_is_known_to_have_done_so(record: Callable[..., 
 
 
 def test_what_is_decided_late_says_so_in_the_log(record: Callable[..., Run]) -> None:
-    """By the envelope of the decision, as of the value."""
+    """The envelope of the decision holds the lag, as that of the value does."""
     run = record(OnDevice, "hfcontrols.should_log")
     decisions = [event for event in run.events() if event.kind == "decision"]
 
@@ -137,7 +137,7 @@ def test_what_is_decided_late_says_so_in_the_log(record: Callable[..., Run]) -> 
 
 
 def test_a_policy_is_checked_against_the_steps_and_values_that_there_are(record: Callable[..., Run]) -> None:
-    """A step whose value came late is one answer to patience."""
+    """A step with a late value is one answer for patience."""
     text = "controllers:\n  - {name: c, triggers: [on_step_end], rule: len(loss) > 7, operations: [], patience: %s}\n"
     run = record(OnDevice)
 

@@ -1,4 +1,4 @@
-"""Replay reads a run by one snapshot: its folder is listed once, and every fact is of one moment."""
+"""Replay reads a run through one snapshot: it lists the folder once, and all facts are of one moment."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ controllers:
   - {name: stop, triggers: [on_step_end], rule: loss > 100, operations: [hfcontrols.should_training_stop]}
 """
 
-#: Opens a run and a policy, judges the run in the way named third, and prints how often its files were opened.
-#: The first round loads modules; the second one counts.
+#: Opens a run and a policy, judges the run in the way given as third argument, and prints how often its files were
+#: opened. The first round loads modules; the second one counts.
 COUNTING = """
 import collections, json, os, sys
 from steptape.replay.runs.incidents import IncidentLabels
@@ -62,7 +62,7 @@ is_counting = False
 print(json.dumps(seen))
 """
 
-#: Records short runs one after the other, each with rules, and prints the folder of each when it begins.
+#: Records short runs in sequence, each with rules, and prints the folder of each when it begins.
 WRITING = """
 import sys, time
 from steptape import Recorder
@@ -75,7 +75,7 @@ for number in range(int(sys.argv[3])):
                 time.sleep(0.001)
 """
 
-#: So long that reading a run takes as long as ending it; so many that some end while they are read.
+#: Enough steps that reading a run takes as long as ending it, and enough runs that some end while they are read.
 RUNS = 8
 STEPS = 2_000
 
@@ -90,7 +90,7 @@ def policy_file(tmp_path: Path) -> Path:
 
 @pytest.fixture(params=["live", "finished"])
 def folder(request: pytest.FixtureRequest, tmp_path: Path, policy_file: Path) -> Iterator[Path]:
-    """The folder of a run with decisions, which still records or has ended."""
+    """The folder of a run with decisions that is live or has ended."""
     with Recorder(tmp_path / "runs", rules=policy_file) as rec:
         for step in range(1, 41):
             rec.step(loss=float(step % 5))
@@ -103,7 +103,7 @@ def folder(request: pytest.FixtureRequest, tmp_path: Path, policy_file: Path) ->
 
 @pytest.mark.parametrize("way", ["backtest", "labelled backtest", "verify", "replay", "sweep", "check", "coverage"])
 def test_a_run_is_listed_once_and_its_run_json_read_once(folder: Path, policy_file: Path, way: str) -> None:
-    """The system calls are counted by Python's audit events, in a process that does nothing else."""
+    """Python's audit events count the system calls, in a process that does nothing else."""
     command = [sys.executable, "-c", COUNTING, str(folder), str(policy_file), way]
     result = subprocess.run(command, capture_output=True, text=True, check=True)
 
@@ -113,7 +113,7 @@ def test_a_run_is_listed_once_and_its_run_json_read_once(folder: Path, policy_fi
 
 
 def contradictions(result: RunResult) -> Iterator[str]:
-    """Facts of a result that no single moment of a run of ``WRITING`` has together."""
+    """Yield facts of a result that no single moment of a run of ``WRITING`` has together."""
     (place,) = result.identity.seq_ranges
     recorded = place.last + 1 - result.identity.event_count
     steps = result.recorded.steps
@@ -129,14 +129,14 @@ def contradictions(result: RunResult) -> Iterator[str]:
 
 
 def looked_at(policy: Policy, run: Run) -> RunResult | None:
-    """A backtest of a run that may be recording; None where it holds no step yet."""
+    """Backtest a run that may be recording; return None if it holds no step yet."""
     report = backtest(policy, [run])
     assert all(excluded.reason == "it recorded no step and no metric" for excluded in report.excluded)
     return report.results[0] if report.results else None
 
 
 def test_all_facts_about_a_live_run_are_of_one_moment(tmp_path: Path, policy_file: Path) -> None:
-    """This process judges and verifies runs, again and again, while another records, ends and seals them."""
+    """This process repeatedly judges and verifies runs while another records, ends and seals them."""
     policy = parse_policy(POLICY)
     arguments = [str(tmp_path / "runs"), str(policy_file), str(RUNS), str(STEPS)]
     seen: list[RunResult] = []

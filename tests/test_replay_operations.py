@@ -1,4 +1,4 @@
-"""Operations of one's own in a replay: how each effect labels its decision and those after it."""
+"""In a replay, the effect of a user-defined operation labels its decision and the later ones."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from steptape.store.events import Event
 
 @register_operation
 class Levers(Operation):
-    """Three actions of three effects."""
+    """Three actions with three effects."""
 
     actions = {"should_tell": Effect.NOTIFY, "should_finish": Effect.STOP}  # noqa: RUF012 - as a user writes it
 
@@ -25,14 +25,14 @@ class Levers(Operation):
         raise AssertionError(f"a replay makes no operation, this one with {arguments}")
 
     def should_tell(self, decision: Decision) -> None:
-        """Tell somebody."""
+        """Notify."""
 
     def should_slow(self, decision: Decision) -> None:
         """Change the training."""
 
 
 def policy(action: str) -> str:
-    """Pull a lever at a loss above 2, and save at one below 1."""
+    """Return a policy that pulls a lever at a loss above 2 and saves at a loss below 1."""
     return f"""
 operations: [{{name: lever, class: Levers}}]
 controllers:
@@ -42,7 +42,7 @@ controllers:
 
 
 def stream(*losses: float) -> list[Event]:
-    """A stream of ``step_end`` events."""
+    """Return a stream of ``step_end`` events."""
     return [Event("step_end", step=i + 1, seq=i, metrics={"loss": loss}) for i, loss in enumerate(losses)]
 
 
@@ -57,7 +57,7 @@ def stream(*losses: float) -> list[Event]:
 def test_a_decision_is_labelled_by_what_its_operation_does(
     action: str, labels: list[str], censored_from: int | None
 ) -> None:
-    """One that may change the training censors itself and everything after it."""
+    """An operation that may change the training censors its decision and everything after it."""
     replayed = replay(parse_policy(policy(action)), stream(1.5, 3.0, 0.5))
 
     assert [str(judged.validity) for judged in replayed.decisions] == labels
@@ -76,7 +76,7 @@ def test_a_decision_is_labelled_by_what_its_operation_does(
 def test_what_the_recorded_run_ordered_and_the_replayed_policy_does_not_may_have_diverted_it(
     recorded: str, label: str
 ) -> None:
-    """An operation that the replayed policy does not know is taken to have, where it is none of steptape's own."""
+    """An operation unknown to the replayed policy counts as diverting, unless it is one of steptape's own."""
     decision = Event("decision", step=1, seq=1, attrs={"event_seq": 0, "operations": [recorded]})
     events = [*stream(1.5)[:1], decision, Event("step_end", step=2, seq=2, metrics={"loss": 0.5})]
 

@@ -1,4 +1,4 @@
-"""The HTML report: whole, self-contained, safe to open, and with every run and number on it."""
+"""The HTML report is well-formed, self-contained, safe to open, and shows every run and number."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ VOID = {"meta", "br"}
 
 
 class Page(HTMLParser):
-    """The elements of a page: which there are, whether each is closed, and the text."""
+    """The parsed elements of a page, with a check that each is closed, and its text."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -52,17 +52,17 @@ class Page(HTMLParser):
         self.seen.append((tag, dict(attrs)))
 
     def handle_endtag(self, tag: str) -> None:
-        """Check that it closes what was opened last."""
+        """Check that it closes the element opened last."""
         assert self.open.pop() == tag
 
     def handle_data(self, data: str) -> None:
-        """Gather the text."""
+        """Collect the text."""
         self.text += data
 
 
 @pytest.fixture
 def report(store_record: Callable[..., Path]) -> Backtest:
-    """A run that is stopped, with a gap in its loss, one that is not, and one that is not judged; odd names."""
+    """One stopped run with a gap in its loss, one that continues, and one that is not judged; with odd names."""
     policy = parse_policy("""
 name: <b>spikes & co</b>
 description: 'Stops "early" <script>'
@@ -85,7 +85,7 @@ controllers:
 
 
 def test_the_page_is_whole_and_loads_nothing_from_anywhere(report: Backtest) -> None:
-    """No script, no link, no image, no address: it opens offline."""
+    """It has no script, external link, image or foreign address, and opens offline."""
     text = report_page(report)
     page = Page(text)
 
@@ -104,7 +104,7 @@ def test_the_page_is_whole_and_loads_nothing_from_anywhere(report: Backtest) -> 
 
 
 def test_names_from_files_are_text_on_the_page(report: Backtest) -> None:
-    """A policy or a run may be called anything."""
+    """A policy or a run may have any name."""
     text = report_page(report)
 
     assert "<b>spikes" not in text
@@ -126,7 +126,7 @@ HOSTILE = st.sampled_from(
 
 
 def backtest_under(name: str, record: Callable[..., Path]) -> Backtest:
-    """A backtest in which policy, params, controller, run, metrics, annotations and messages have one name."""
+    """Return a backtest whose policy, params, controller, run, metrics, annotations and messages share one name."""
     policy = {
         "name": name,
         "description": name,
@@ -162,7 +162,7 @@ def backtest_under(name: str, record: Callable[..., Path]) -> Backtest:
 @given(name=HOSTILE)
 @settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_no_name_is_ever_an_element_of_the_page(name: str, store_record: Callable[..., Path]) -> None:
-    """The page has the elements and attributes that it has under a harmless name of the same length."""
+    """The page has the same elements and attributes as with a harmless name of the same length."""
     hostile, harmless = (Page(report_page(backtest_under(each, store_record))) for each in (name, "x" * len(name)))
 
     assert [(tag, list(attrs)) for tag, attrs in hostile.seen] == [(tag, list(attrs)) for tag, attrs in harmless.seen]
@@ -171,7 +171,7 @@ def test_no_name_is_ever_an_element_of_the_page(name: str, store_record: Callabl
 
 
 def test_every_run_is_on_the_page_and_so_is_what_was_left_out(report: Backtest) -> None:
-    """With the numbers of the report, the decisions on the curves, and the clauses that were never true."""
+    """It shows the report's numbers, the decisions on the curves, and the clauses that were never true."""
     page = Page(report_page(report))
 
     assert [page.text.count(run_id) > 0 for run_id in ("run-0", "run-1", "empty")] == [True] * 3
@@ -184,7 +184,7 @@ def test_every_run_is_on_the_page_and_so_is_what_was_left_out(report: Backtest) 
 
 
 def test_a_page_without_runs_or_objective_still_opens() -> None:
-    """Nothing to draw is no error."""
+    """An empty plot is not an error."""
     page = Page(report_page(backtest(parse_policy("controllers: []"), [])))
 
     assert page.open == []
@@ -192,7 +192,7 @@ def test_a_page_without_runs_or_objective_still_opens() -> None:
 
 
 def test_a_thinned_curve_keeps_its_extremes_and_gaps() -> None:
-    """A spike of one step among a hundred thousand, and one NaN."""
+    """The values hold a spike of one step among a hundred thousand, and one NaN."""
     values = [1.0] * 100_000
     values[54_321], values[77_777] = 50.0, math.nan
     events = [Event("step_end", step=index, metrics={"loss": value}) for index, value in enumerate(values)]
@@ -207,7 +207,7 @@ def test_a_thinned_curve_keeps_its_extremes_and_gaps() -> None:
 
 @pytest.mark.parametrize("values", [[0.0, 0.0], [1e-9, 1e9], [-5.0, 5.0], [3.0], [1e300, -1e300], [0.04, 0.75]])
 def test_scales_hold_their_values_and_have_ticks_inside(values: list[float]) -> None:
-    """Whatever the values."""
+    """This holds for any values."""
     scale = scale_of(values, 0, 100, may_be_log=True)
 
     assert scale is not None
@@ -216,14 +216,14 @@ def test_scales_hold_their_values_and_have_ticks_inside(values: list[float]) -> 
 
 
 def test_a_scale_of_nothing_is_none() -> None:
-    """And texts of ticks are short."""
+    """Texts of ticks are short."""
     assert scale_of([math.nan, math.inf], 0, 1) is None
     assert Scale(1, 1000, 0, 1, is_log=True).ticks() == [1.0, 10.0, 100.0, 1000.0]
     assert [tick_text(value) for value in (1500.0, 25_000.0, 2e6, 0.5)] == ["1.5k", "25k", "2M", "0.5"]
 
 
 def test_the_verdict_comes_first_and_every_decision_with_its_clause(report: Backtest) -> None:
-    """What was not judged is in the first sentences, and a decision's row has rule, values and label."""
+    """Runs not judged are in the first sentences, and a decision's row has rule, values and label."""
     text = Page(report_page(report)).text.replace("\xa0", " ")
     verdict = "It would have stopped 1 of 2 runs and saved 25% of all steps"
 
@@ -234,7 +234,7 @@ def test_the_verdict_comes_first_and_every_decision_with_its_clause(report: Back
 
 
 def test_labels_of_points_that_lie_together_stay_apart() -> None:
-    """Of each other and of all points, as long as there is room."""
+    """They overlap neither each other nor any point, as long as there is room."""
     points = [(100.0 + 4 * number, 100.0) for number in range(6)]
     labels = LabelPlacement(points, 0, 480, 0, 300)
 

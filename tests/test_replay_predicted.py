@@ -1,4 +1,4 @@
-"""Predicted against live: the same loop, first uncontrolled and backtested, then under the policy."""
+"""A loop under a policy does what the backtest of its uncontrolled run predicted."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ STEPS = 60
 
 
 def train(store: Path, rules: Path | None = None) -> Run:
-    """The loop of the README: evaluate every 20 steps, save when asked or every 20 steps, stop at the end of a step."""
+    """The README's loop: evaluate every 20 steps, save on request or every 20 steps, stop at the end of a step."""
     with Recorder(store, rules=rules) as rec:
         for step in range(1, STEPS + 1):
             if step % 30 == 1:
@@ -70,7 +70,7 @@ controllers:
 
 @pytest.mark.parametrize("name", POLICIES)
 def test_the_live_run_is_the_one_that_the_backtest_said(name: str, tmp_path: Path) -> None:
-    """Steps, checkpoints and evaluations, wherever in the iteration the rules fire."""
+    """Steps, checkpoints and evaluations agree, wherever in the iteration the rules fire."""
     path = tmp_path / "policy.yaml"
     path.write_text(POLICIES[name])
     uncontrolled = train(tmp_path / "runs")

@@ -1,4 +1,4 @@
-"""Predicted against live, for real: torch trainings without rules, backtested, and the same under their policy."""
+"""Real torch trainings under a policy do what the backtest of the same training without rules predicted."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SCRIPT = Path(__file__).parents[1] / "benchmarks" / "predicted_vs_live.py"
 
 @pytest.mark.parametrize("training", ["wine-dropout", "cancer-poisoned"])
 def test_a_training_under_a_policy_goes_as_its_backtest_said(training: str, tmp_path: Path) -> None:
-    """The step it ends at, the checkpoints and what is in them, every evaluation to the bit. The rest: the script."""
+    """The last step, the checkpoints with their content, and every evaluation agree to the bit. The script has more."""
     command = [sys.executable, str(SCRIPT), "--only", training, "--store", str(tmp_path)]
 
     result = subprocess.run(command, capture_output=True, text=True, check=False)

@@ -1,4 +1,4 @@
-"""Pruners against plain accounts of the tools that they stand for, and what they may see of other runs."""
+"""Pruners stop runs where plain reimplementations of their tools do, and see only what was known at the time."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ RUNS = st.lists(st.lists(st.sampled_from([0.25, 0.5, 1.0, 2.0, 4.0, math.nan]), 
 
 
 def result_of(values: Sequence[float], began_ns: int, every_ns: int, status: str = "completed") -> RunResult:
-    """A run with those evaluations, one after the other on the wall clock."""
+    """Return a run with those evaluations, in sequence on the wall clock."""
     made = tuple(Evaluation(i, i + 1, value, began_ns + (i + 1) * every_ns) for i, value in enumerate(values))
     outlay = Outlay(len(values), None, 0, None, None, None, None)
     ended_ns = began_ns + (len(values) + 1) * every_ns
@@ -41,7 +41,7 @@ def result_of(values: Sequence[float], began_ns: int, every_ns: int, status: str
 
 
 def plain_median(runs: Sequence[Sequence[float]]) -> list[int | None]:
-    """The pruner's own bookkeeping, one run after the other: startup of 5, medians of completed runs only."""
+    """Apply the pruner's own bookkeeping, run by run: startup of 5, medians of completed runs only."""
     completed: list[Sequence[float]] = []
     stops: list[int | None] = []
     for values in runs:
@@ -64,7 +64,7 @@ def plain_median(runs: Sequence[Sequence[float]]) -> list[int | None]:
 
 
 def plain_asha(runs: Sequence[Sequence[float]]) -> list[int | None]:
-    """The scheduler's own bookkeeping: larger is better, and a rung keeps what is above the 75th percentile."""
+    """Apply the scheduler's own bookkeeping: larger is better, and a rung keeps values above the 75th percentile."""
     rungs: dict[int, list[float]] = {1: [], 4: [], 16: []}
     stops: list[int | None] = []
     for values in runs:
@@ -86,7 +86,7 @@ def plain_asha(runs: Sequence[Sequence[float]]) -> list[int | None]:
 @given(runs=RUNS)
 @examples(150)
 def test_pruners_stop_where_the_tools_would(runs: list[list[float]]) -> None:
-    """Of runs one after the other, in the order in which they began."""
+    """The runs do not overlap and are in the order of their beginning."""
     results = [result_of(values, began_ns=1000 * number, every_ns=1) for number, values in enumerate(runs, start=1)]
 
     for pruner, plain in ((median_pruner, plain_median), (asha, plain_asha)):
@@ -95,7 +95,7 @@ def test_pruners_stop_where_the_tools_would(runs: list[list[float]]) -> None:
 
 
 def test_a_run_sees_no_run_that_began_later_and_of_earlier_ones_only_what_they_had_by_then() -> None:
-    """Good runs that begin later, or that have recorded nothing yet, end nobody, in whatever order results stand."""
+    """Good runs that begin later, or have recorded nothing yet, prune no run, in any order of the results."""
     slow, late = result_of([0.1], began_ns=1, every_ns=1000), result_of([0.1], began_ns=500, every_ns=1)
     bad = result_of([9.0], began_ns=2, every_ns=1)
     after = result_of([9.0], began_ns=3000, every_ns=1)
@@ -113,7 +113,7 @@ def test_a_run_sees_no_run_that_began_later_and_of_earlier_ones_only_what_they_h
 )
 @examples(150)
 def test_the_order_in_which_runs_stand_ends_none(runs: list[tuple[int, list[float]]], seed: Random) -> None:
-    """It comes from the names of folders, and tells nothing of runs that began at one time or at none that is known."""
+    """The order comes from folder names and says nothing about runs with the same start or an unknown one."""
     results = [result_of(values, began_ns=began, every_ns=int(began > 0)) for began, values in runs]
     order = seed.sample(range(len(results)), len(results))
 
@@ -124,7 +124,7 @@ def test_the_order_in_which_runs_stand_ends_none(runs: list[tuple[int, list[floa
 
 @pytest.mark.parametrize("status", ["failed", "crashed", "running", "interrupted"])
 def test_a_run_that_did_not_end_well_is_no_measure_for_the_median(status: str) -> None:
-    """Five completed ones are needed before anything is pruned."""
+    """Pruning needs five completed runs."""
     states = ["completed"] * 4 + [status]
     before = [result_of([0.1], began_ns=10 + n, every_ns=1, status=state) for n, state in enumerate(states)]
 
@@ -132,7 +132,7 @@ def test_a_run_that_did_not_end_well_is_no_measure_for_the_median(status: str) -
 
 
 def test_where_high_is_better_the_low_run_is_pruned() -> None:
-    """Of five runs at 0.9, the sixth at 0.2."""
+    """The sixth run at 0.2 is pruned after five at 0.9."""
     before = [result_of([0.9], began_ns=10 + number, every_ns=1) for number in range(5)]
     runs = [*before, result_of([0.2], began_ns=100, every_ns=1), result_of([0.95], began_ns=200, every_ns=1)]
 
@@ -142,7 +142,7 @@ def test_where_high_is_better_the_low_run_is_pruned() -> None:
 
 @pytest.fixture
 def report(store_record: Callable[..., Path]) -> Backtest:
-    """Six good runs of ten steps and, last, one whose loss is ten times as high."""
+    """Six good runs of ten steps and, last, one with ten times their loss."""
     runs = []
     for number in range(7):
         events = []
@@ -158,7 +158,7 @@ def report(store_record: Callable[..., Path]) -> Backtest:
 
 
 def test_a_pruner_stands_in_the_comparison_with_its_savings_and_regrets(report: Backtest) -> None:
-    """The last run ends at its first evaluation, which a checkpoint follows; nine tenths are saved, at a regret."""
+    """The last run ends at its first evaluation, which a checkpoint follows; it saves nine tenths, with a regret."""
     _, median, rungs = comparison(report)
 
     assert median["stopped"] == rungs["stopped"] == 1
@@ -168,7 +168,7 @@ def test_a_pruner_stands_in_the_comparison_with_its_savings_and_regrets(report: 
 
 
 def test_pruners_need_a_metric_of_merit(store_record: Callable[..., Path]) -> None:
-    """And say so."""
+    """The comparison says so."""
     run = open_run(store_record([Event("step_end", step=1, metrics={"loss": 1.0})]))
 
     row = comparison(backtest(parse_policy("controllers: []"), [run], baselines=[BASELINES["asha"]]))[1]
@@ -177,7 +177,7 @@ def test_pruners_need_a_metric_of_merit(store_record: Callable[..., Path]) -> No
 
 
 def test_a_run_that_does_not_say_when_it_was_is_compared_with_none(store_record: Callable[..., Path]) -> None:
-    """Which runs came before it nobody knows; the report says how many are left out, and where all are, why."""
+    """Its predecessors are unknown; the report counts the runs left out, and gives the reason if all are."""
     at: dict[str, Any] = {"step": 1, "metrics": {"eval_loss": 1.0}}
     clocked = open_run(store_record([Event("evaluate", time_ns=1_000, **at)], run_id="clocked"))
     timeless = open_run(store_record([Event("evaluate", **at)], run_id="timeless"))

@@ -1,4 +1,4 @@
-"""The report's numbers, found again by plain loops: on the demo's run, and on real logs that nobody here made."""
+"""Plain loops reproduce the report's numbers, on the demo's run and on third-party logs of real trainings."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from steptape.store.run import Run
 
 LOGS = logs_with_evaluations()
 NS = 1_000_000_000
-#: Their authors' checkpoints are not in the logs; every third evaluation is given one.
+#: The logs lack their authors' checkpoints; every third evaluation gets one.
 SAVE_EVERY, SAVE_BYTES = 3, 1000
 EVAL_LOSS = declared_objective("eval_loss", "min")
 STOPPERS: dict[str, plain.Stopper] = {
@@ -34,13 +34,13 @@ needs_logs = pytest.mark.skipif(not LOGS, reason=f"no real logs in {FOLDER}")
 
 
 def saves_of(rows: Sequence[Row]) -> dict[int, int]:
-    """Bytes of the checkpoints that a log is given, by the row that each comes after."""
+    """Return the bytes of a log's synthetic checkpoints, by the preceding row."""
     evaluated = [index for index, row in enumerate(rows) if row.eval_loss is not None]
     return dict.fromkeys(evaluated[SAVE_EVERY - 1 :: SAVE_EVERY], SAVE_BYTES)
 
 
 def events_of(rows: Sequence[Row]) -> list[Event]:
-    """The rows as a run would have recorded them."""
+    """Return the rows as a run's recorded events."""
     events, saves = [], saves_of(rows)
     for index, row in enumerate(rows):
         at: dict[str, Any] = {"step": row.step, "elapsed_ns": int((row.seconds or 0) * NS)}
@@ -54,7 +54,7 @@ def events_of(rows: Sequence[Row]) -> list[Event]:
 
 
 def rows_of(run: Run) -> tuple[list[Row], dict[int, int]]:
-    """What a run recorded, as rows, and the bytes of its checkpoints by row."""
+    """Return a run's rows and the bytes of its checkpoints by row."""
     rows: list[Row] = []
     saves: dict[int, int] = {}
     for event in run.events():
@@ -69,7 +69,7 @@ def rows_of(run: Run) -> tuple[list[Row], dict[int, int]]:
 
 
 def over(name: str, runs: Sequence[Run]) -> Backtest:
-    """A policy or baseline over runs, with all baselines."""
+    """Backtest a policy or baseline over runs, with all baselines."""
     shipped = shipped_policies()
     policy = load_policy(shipped[name]) if name in shipped else baseline_policy(BASELINES[name], EVAL_LOSS)
     return backtest(policy, runs, objective=EVAL_LOSS, cost_per_hour=2.0, baselines=list(BASELINES.values()))
@@ -77,7 +77,7 @@ def over(name: str, runs: Sequence[Run]) -> Backtest:
 
 @pytest.fixture
 def report(store_record: Callable[..., Path]) -> Callable[[str], Backtest]:
-    """Backtests a policy by name over all logs, with all baselines."""
+    """A function that backtests a policy by name over all logs, with all baselines."""
 
     def make(name: str) -> Backtest:
         runs = [open_run(store_record(events_of(rows), run_id=run_id, sealed=True)) for run_id, rows in LOGS.items()]
@@ -87,14 +87,14 @@ def report(store_record: Callable[..., Path]) -> Callable[[str], Backtest]:
 
 
 def plain_of(name: str, rows: Sequence[Row], saves: Mapping[int, int]) -> plain.Plain:
-    """A run's numbers by plain loops; ``overfitting`` asks for checkpoints of its own."""
+    """Compute a run's numbers by plain loops; ``overfitting`` requests its own checkpoints."""
     stop = STOPPERS[name](rows)
     asked = plain.new_bests(rows, plain.last_row(rows, stop)) if name == "overfitting" else None
     return plain.report_of(rows, stop, saves, asked)
 
 
 def check(result: RunResult, expected: plain.Plain) -> None:
-    """Every number of a run's result."""
+    """Compare every number of a run's result."""
     predicted = result.predicted
     assert predicted is not None
     assert (result.recorded.steps, predicted.steps) == (expected.steps, expected.steps_left)
@@ -113,7 +113,7 @@ def check(result: RunResult, expected: plain.Plain) -> None:
 @needs_logs
 @pytest.mark.parametrize("name", STOPPERS)
 def test_every_number_of_the_report_is_found_again(name: str, report: Callable[[str], Backtest]) -> None:
-    """Run by run and in sum."""
+    """They agree run by run and in sum."""
     found = report(name)
     expected = {run_id: plain_of(name, rows, saves_of(rows)) for run_id, rows in LOGS.items()}
 
@@ -141,7 +141,7 @@ def test_every_number_of_the_report_is_found_again(name: str, report: Callable[[
 
 @needs_logs
 def test_a_baseline_in_a_comparison_is_that_policy_backtested(report: Callable[[str], Backtest]) -> None:
-    """Lightning's row beside another policy says what plain loops say of it."""
+    """Lightning's row next to another policy equals the plain loops."""
     row = next(row for row in comparison(report("overfitting")) if row["name"] == "lightning_early_stopping")
     expected = [plain_of("lightning_early_stopping", rows, saves_of(rows)) for rows in LOGS.values()]
     regrets = [one.relative_regret for one in expected if one.relative_regret is not None]
@@ -152,7 +152,7 @@ def test_a_baseline_in_a_comparison_is_that_policy_backtested(report: Callable[[
 
 
 def test_the_demo_s_uncontrolled_run_under_overfitting_is_found_again(demo_store: Path) -> None:
-    """With its own checkpoints and times, and what stopping at random would have come to."""
+    """It has its own checkpoints and times, and the expectation of random stops."""
     run = open_store(demo_store).run("digits uncontrolled")
     rows, saves = rows_of(run)
     expected = plain_of("overfitting", rows, saves)
@@ -170,7 +170,7 @@ def test_the_demo_s_uncontrolled_run_under_overfitting_is_found_again(demo_store
 
 @pytest.mark.parametrize("name", ["digits under trac_fig4", "digits under overfitting"])
 def test_the_demo_s_runs_under_their_own_rules_have_lost_nothing(name: str, demo_store: Path) -> None:
-    """Backtested under Lightning's rule, a run that rules had stopped is a bound; under its own, it is as it was."""
+    """Under Lightning's rule, a run stopped by rules is a bound; under its own rules it is unchanged."""
     run = open_store(demo_store).run(name)
     rows, saves = rows_of(run)
 

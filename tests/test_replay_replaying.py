@@ -1,4 +1,4 @@
-"""Replay: what a policy decides over a recorded stream, with what validity, and that nothing later matters."""
+"""A replay returns the policy's decisions over a recorded stream with validity labels, independent of later events."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from steptape.store.events import Event
 
 
 def policy_of(rule: str, *, trigger: str = "on_step_end", operation: str = "should_training_stop") -> Policy:
-    """A policy with one controller."""
+    """Return a policy with one controller."""
     return parse_policy(
         f"controllers:\n  - name: it\n    triggers: [{trigger}]\n    rule: {rule}\n"
         f"    operations: [hfcontrols.{operation}]\n"
@@ -27,17 +27,17 @@ def policy_of(rule: str, *, trigger: str = "on_step_end", operation: str = "shou
 
 
 def losses(*values: float) -> list[Event]:
-    """A stream of ``step_end`` events."""
+    """Return a stream of ``step_end`` events."""
     return [Event("step_end", step=i + 1, seq=i, metrics={"loss": value}) for i, value in enumerate(values)]
 
 
 def places(judged: Sequence[LabelledOutcome]) -> list[tuple[int, str]]:
-    """Index and label of each decision."""
+    """Return index and label of each decision."""
     return [(entry.event_index, str(entry.validity)) for entry in judged]
 
 
 def test_a_stop_is_prefix_exact_and_the_fold_goes_on_after_it() -> None:
-    """The recorded continuation is what not stopping has cost, so later decisions are shown as well."""
+    """The recorded continuation is the cost of not stopping, so later decisions are shown as well."""
     replayed = replay(policy_of("loss > 2"), losses(1, 3, 1, 4))
 
     assert places(replayed.decisions) == [(1, "prefix-exact"), (3, "prefix-exact")]
@@ -52,7 +52,7 @@ def test_what_does_not_touch_the_trajectory_is_exact(operation: str) -> None:
 
 
 def test_an_epoch_stop_censors_itself_and_everything_after_it() -> None:
-    """Nothing recorded tells how the run would have gone on."""
+    """Nothing recorded shows how the run would have continued."""
     policy = parse_policy("""
 controllers:
   - {name: skip, triggers: [on_step_end], rule: loss > 8, operations: [hfcontrols.should_epoch_stop]}
@@ -67,7 +67,7 @@ controllers:
 
 
 def test_a_stop_before_anything_is_censored_is_still_a_point() -> None:
-    """What the policy would have changed later does not matter to a run that it would have ended."""
+    """Later changes do not matter to a run that the policy would have ended."""
     policy = parse_policy("""
 controllers:
   - {name: stop, triggers: [on_step_end], rule: loss < 2, operations: [hfcontrols.should_training_stop]}
@@ -78,7 +78,7 @@ controllers:
 
 
 def test_a_decision_that_reads_an_evaluation_which_the_log_lacks_is_censored() -> None:
-    """The policy asks for an evaluation that was never made; a rule that would have read it cannot be judged."""
+    """The policy requests an evaluation that was never made; a rule that would have read it cannot be judged."""
     policy = parse_policy("""
 controllers:
   - {name: look, triggers: [on_step_end], rule: loss < 2, operations: [hfcontrols.should_evaluate]}
@@ -99,7 +99,7 @@ controllers:
 
 
 def test_an_evaluation_that_the_log_has_censors_nothing() -> None:
-    """Asked for and made: the recorded value is the one that the rule would have seen."""
+    """The evaluation was requested and made: the recorded value is the one that the rule would have seen."""
     policy = parse_policy("""
 controllers:
   - {name: look, triggers: [on_step_end], rule: loss < 2, operations: [hfcontrols.should_evaluate]}
@@ -111,7 +111,7 @@ controllers:
 
 
 def test_what_the_recorded_run_decided_itself_is_observed(tmp_path: Path) -> None:
-    """Replaying a run under its own rules finds decisions that really happened; recorded decisions take no index."""
+    """A run replayed under its own rules has decisions that really happened; recorded decisions take no index."""
     policy = policy_of("loss > 2", operation="should_save")
     with Recorder(tmp_path, rules=policy) as rec:
         for loss in (1.0, 3.0, 1.0, 4.0):
@@ -137,7 +137,7 @@ def test_only_the_deciding_rank_is_folded() -> None:
 
 
 def test_rule_errors_come_once_with_their_count() -> None:
-    """A failing rule is not silent and not a flood."""
+    """A failing rule is neither silent nor a flood."""
     replayed = replay(policy_of("1 / loss > 2"), losses(0, 0, 0.1))
 
     assert [entry.to_json()["error"] for entry in replayed.outcomes if entry.validity is None] != []
@@ -167,7 +167,7 @@ streams = st.lists(st.tuples(st.sampled_from(["step_end", "step_end", "log", "ev
 
 
 def stream_of(drawn: Sequence[tuple[str, float]]) -> list[Event]:
-    """Drawn kinds and values as a run that every shipped policy finds something in."""
+    """Return drawn kinds and values as a run that makes every shipped policy decide."""
     events = []
     step = 0
     for seq, (kind, value) in enumerate(drawn):
@@ -183,7 +183,7 @@ def stream_of(drawn: Sequence[tuple[str, float]]) -> list[Event]:
 def test_nothing_after_an_event_changes_a_decision_up_to_it(
     name: str, drawn: list[tuple[str, float]], cut: int
 ) -> None:
-    """Cutting the stream, or poisoning what follows, leaves every earlier decision as it was."""
+    """Truncating the stream, or poisoning its rest, leaves every earlier decision unchanged."""
     policy = load_policy(shipped_policies()[name])
     stream = stream_of(drawn)
     poisoned = [event._replace(metrics=dict.fromkeys(event.metrics, math.nan)) for event in stream[cut:]]
@@ -197,7 +197,7 @@ def test_nothing_after_an_event_changes_a_decision_up_to_it(
 
 @pytest.mark.parametrize("name", sorted(shipped_policies()))
 def test_live_equals_replay(name: str, tmp_path: Path) -> None:
-    """The decisions that a run recorded are the decisions that its replay yields, value for value."""
+    """A run's recorded decisions equal those of its replay, value for value."""
     policy = load_policy(shipped_policies()[name])
     values = [2 / (1 + i / 10) + (5 if i % 37 == 36 else 0) for i in range(150)] + [math.nan, 1.0, math.inf, 1.0]
     with Recorder(tmp_path, rules=policy, log_every=1) as rec:

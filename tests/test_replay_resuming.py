@@ -1,4 +1,4 @@
-"""Runs of several attempts: live state rebuilt from the log, replayed, verified and judged along the lineage."""
+"""Runs of several attempts are resumed, replayed, verified and judged along their lineage, with state from the log."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from steptape.store.run_info import Attempt, PolicyRecord, RunInfo, write_run_in
 STARTED_NS = 1_767_323_045_000_000_000
 SECOND_NS = 1_000_000_000
 
-#: Everything that a controller remembers: patience in both modes, an error told once, a warning told once.
+#: All state of a controller: patience in both modes, an error reported once, a warning reported once.
 MEMORY = """
 controllers:
   - name: starts
@@ -79,7 +79,7 @@ _NUMBERS = itertools.count()
 
 
 def stream_of(drawn: Sequence[tuple[str, float]], *, step: int = 0) -> list[Event]:
-    """Drawn kinds and values as a run that every policy finds something in."""
+    """Return drawn kinds and values as a run that makes every policy decide."""
     events = []
     for kind, value in drawn:
         step += kind == "step_end"
@@ -89,7 +89,7 @@ def stream_of(drawn: Sequence[tuple[str, float]], *, step: int = 0) -> list[Even
 
 
 def losses(*values: float, first: int = 1, since: int | None = None) -> list[Event]:
-    """``step_end`` events, one a second, of an attempt that began with step ``since``, or else with the first."""
+    """Return ``step_end`` events, one a second, of an attempt that began at step ``since``, or else at the first."""
     begin = first if since is None else since
     return [
         Event("step_end", step=step, elapsed_ns=(step - begin + 1) * SECOND_NS, metrics={"loss": value})
@@ -98,12 +98,12 @@ def losses(*values: float, first: int = 1, since: int | None = None) -> list[Eve
 
 
 def saved(step: int, elapsed_s: int = 0) -> Event:
-    """A checkpoint."""
+    """Return a checkpoint event."""
     return Event("save", step=step, elapsed_ns=elapsed_s * SECOND_NS, attrs={"path": f"{step}.pt", "size_bytes": 10})
 
 
 class LiveRun:
-    """A run as a recorder writes it: each event, then what rules decided at it; each attempt along its lineage."""
+    """A run as a recorder writes it: each event, then the decisions on it; each attempt along its lineage."""
 
     def __init__(self, folder: Path, append: Callable[..., int]) -> None:
         folder.mkdir()
@@ -121,7 +121,7 @@ class LiveRun:
         from_step: int | None = None,
         status: str = "interrupted",
     ) -> list[Outcome]:
-        """Add an attempt; what its rules decided live."""
+        """Add an attempt and return its live decisions."""
         number = len(self.attempts)
         record = None
         if policy is not None:
@@ -158,23 +158,23 @@ class LiveRun:
             decided.append(outcome)
 
     def seq_of(self, kind: str, number: int = 0) -> int:
-        """``seq`` of the newest event of a kind in an attempt."""
+        """Return the ``seq`` of the newest event of a kind in an attempt."""
         events = open_run(self.folder).events(attempts="all")
         return max(event.seq for event in events if event.kind == kind and event.attempt == number)
 
     def open(self) -> Run:
-        """The run."""
+        """Open the run."""
         return open_run(self.folder)
 
 
 @pytest.fixture
 def live(tmp_path: Path, store_append: Callable[..., int]) -> Callable[[], LiveRun]:
-    """Maker of live runs."""
+    """A function that makes live runs."""
     return lambda: LiveRun(tmp_path / f"run-{next(_NUMBERS)}", store_append)
 
 
 def said(outcomes: Iterable[Outcome]) -> list[Any]:
-    """What was decided, whatever the attempt and the places in its log were."""
+    """Return the decisions without attempts and log positions."""
     return [
         (type(o).__name__, o.controller, o.trigger, o.step, o.epoch, str(getattr(o, "values", "")), *_operations(o))
         for o in outcomes
@@ -186,7 +186,7 @@ def _operations(outcome: Outcome) -> tuple[str, ...]:
 
 
 def judged(replayed: Replay) -> list[Any]:
-    """A replay's outcomes with their places in the folded stream and their labels."""
+    """Return a replay's outcomes with their indices in the folded stream and their labels."""
     return [
         (entry.event_index, entry.event, str(entry.validity), *said([entry.outcome])[0]) for entry in replayed.outcomes
     ]
@@ -207,12 +207,12 @@ def test_a_run_split_at_any_step_is_replayed_as_the_unsplit_one(
     is_sealed: bool,
     knows_seq: bool,
 ) -> None:
-    """Two attempts in the store, the second resumed from a checkpoint in the first, with steps after it in vain."""
+    """The second attempt resumes from a checkpoint in the first, which has steps after it that are rolled back."""
     stream = stream_of(drawn)
     head, tail = stream[:cut], stream[cut:]
     step = head[-1].step if head else 0
     lost = stream_of(in_vain, step=step)
-    if not knows_seq:  # Then the step alone must tell what is rolled back.
+    if not knows_seq:  # Then the step alone must show what is rolled back.
         lost = [event._replace(step=event.step + 1) for event in lost]
     run = live()
     run.attempt([*head, saved(step), *lost], None)
@@ -230,7 +230,7 @@ def test_a_run_split_at_any_step_is_replayed_as_the_unsplit_one(
 def test_live_rules_decide_after_resumes_as_if_there_had_been_none(
     live: Callable[[], LiveRun], name: str, drawn: list[tuple[str, float]], in_vain: list[tuple[str, float]], cuts: Any
 ) -> None:
-    """However often the run is split; and what each attempt recorded is what its replay yields."""
+    """Any number of splits works, and each attempt's recorded decisions equal those of its replay."""
     policy = POLICIES[name]
     stream = stream_of(drawn)
     bounds = [0, *sorted(min(cut, len(stream)) for cut in cuts), len(stream)]
@@ -258,7 +258,7 @@ def test_live_rules_decide_after_resumes_as_if_there_had_been_none(
 
 
 def test_patience_goes_on_where_it_was_under_the_same_policy(live: Callable[[], LiveRun]) -> None:
-    """Two true answers before the checkpoint, the third after it."""
+    """Two true answers precede the checkpoint, the third follows it."""
     policy = parse_policy(ABOVE_2)
     run = live()
     run.attempt([*losses(3, 3), saved(2), *losses(3, first=3)], policy)
@@ -269,7 +269,7 @@ def test_patience_goes_on_where_it_was_under_the_same_policy(live: Callable[[], 
 
 
 def test_controllers_start_fresh_under_another_policy_and_series_do_not(live: Callable[[], LiveRun]) -> None:
-    """Patience counts from nothing; ``len(loss)`` from the first step."""
+    """Patience restarts at zero; ``len(loss)`` counts from the first step."""
     other = parse_policy(ABOVE_2.replace("loss > 2", "loss > 2 and len(loss) > 3"))
     run = live()
     run.attempt([*losses(3, 3), saved(2)], parse_policy(ABOVE_2))
@@ -283,7 +283,7 @@ def test_controllers_start_fresh_under_another_policy_and_series_do_not(live: Ca
 
 
 def test_coming_back_to_a_policy_does_not_bring_its_patience_back(live: Callable[[], LiveRun]) -> None:
-    """What an attempt under another policy ended is ended."""
+    """An attempt under another policy ends it for good."""
     policy, other = parse_policy(ABOVE_2), parse_policy(ABOVE_2.replace("> 2", "> 99"))
     run = live()
     run.attempt([*losses(3, 3), saved(2)], policy)
@@ -296,7 +296,7 @@ def test_coming_back_to_a_policy_does_not_bring_its_patience_back(live: Callable
 
 
 def test_rules_that_join_a_run_late_see_what_it_had_recorded(live: Callable[[], LiveRun]) -> None:
-    """The first attempt had no rules at all."""
+    """The first attempt had no rules."""
     policy = parse_policy(ABOVE_2.replace("loss > 2", "loss > mean(loss, 3)").replace("threshold: 2", "threshold: 0"))
     run = live()
     run.attempt([*losses(3, 3), saved(2)], None)
@@ -307,7 +307,7 @@ def test_rules_that_join_a_run_late_see_what_it_had_recorded(live: Callable[[], 
 
 
 def test_init_end_precedes_the_stream_and_not_each_attempt(live: Callable[[], LiveRun]) -> None:
-    """It fires where the stream begins, under whatever policy; ``train_begin`` is an event and fires in each."""
+    """It fires at the start of the stream, under any policy; ``train_begin`` is an event and fires in each attempt."""
     policy = POLICIES["memory"]
     run = live()
     first = run.attempt([Event("train_begin"), saved(0)], policy)
@@ -321,7 +321,7 @@ def test_init_end_precedes_the_stream_and_not_each_attempt(live: Callable[[], Li
 
 
 def test_an_error_is_told_once_along_a_lineage(live: Callable[[], LiveRun]) -> None:
-    """Unless it was told in what was rolled back, or to another policy."""
+    """An error is reported again if the report was rolled back or belonged to another policy."""
     policy = parse_policy(ABOVE_2.replace("loss > 2", "1 / loss > 2"))
     other = parse_policy(ABOVE_2.replace("loss > 2", "1 / loss > 3"))
     run = live()
@@ -339,7 +339,7 @@ def test_an_error_is_told_once_along_a_lineage(live: Callable[[], LiveRun]) -> N
 
 
 def test_a_resumed_engine_has_started() -> None:
-    """Even when nothing of its ancestors counts."""
+    """This holds even if no event of its ancestors is effective."""
     engine = resumed_engine(POLICIES["memory"], Plan(), [(Attempt(0, "crashed", 0), [])])
 
     assert engine.start() == ()
@@ -350,7 +350,7 @@ def test_a_resumed_engine_has_started() -> None:
 
 @pytest.fixture
 def resumed(live: Callable[[], LiveRun]) -> LiveRun:
-    """Two attempts under one policy, with decisions before the checkpoint, after it in vain, and after the resume."""
+    """Two attempts under one policy, with decisions before the checkpoint, in the rolled-back part, and afterwards."""
     policy = parse_policy(ABOVE_2)
     run = live()
     run.attempt([*losses(3, 3, 3, 3), saved(4, 4), *losses(3, 3, 3, 3, first=5, since=1)], policy, status="running")
@@ -361,7 +361,7 @@ def resumed(live: Callable[[], LiveRun]) -> LiveRun:
 
 
 def test_every_attempt_is_verified_rolled_back_or_not(resumed: LiveRun) -> None:
-    """What was rolled back was decided nonetheless."""
+    """Rolled-back decisions were still made."""
     verdict = verify(resumed.open())
 
     assert verdict.identical
@@ -369,7 +369,7 @@ def test_every_attempt_is_verified_rolled_back_or_not(resumed: LiveRun) -> None:
 
 
 def test_a_decision_that_was_changed_in_what_was_rolled_back_is_found(resumed: LiveRun) -> None:
-    """It does not fold, and is still on record."""
+    """Such a decision is not folded, but it is still recorded."""
     journal = next(resumed.folder.glob("journal-0-0-*"))
     events = list(resumed.open().events(attempts="all"))
     last = [event for event in events if event.kind == "decision" and event.attempt == 0][-1]
@@ -388,7 +388,7 @@ def test_a_decision_that_was_changed_in_what_was_rolled_back_is_found(resumed: L
 
 
 def test_an_attempt_whose_checkpoint_is_misstated_differs(resumed: LiveRun) -> None:
-    """Its patience would have been another one."""
+    """Its patience would have differed."""
     path = resumed.folder / "run.json"
     document = json.loads(path.read_text())
     document["attempts"][1] |= {"parent_seq": 10**6, "from_step": 8}
@@ -403,7 +403,7 @@ def test_an_attempt_whose_checkpoint_is_misstated_differs(resumed: LiveRun) -> N
 def test_an_earlier_attempt_that_was_killed_before_its_decisions_is_identical(
     live: Callable[[], LiveRun], store_append: Callable[..., int]
 ) -> None:
-    """Although the run itself has completed since."""
+    """The run itself has completed since."""
     policy = parse_policy(ABOVE_2)
     run = live()
     run.attempt([saved(0)], policy, status="running")
@@ -425,7 +425,7 @@ def test_an_earlier_attempt_that_was_killed_before_its_decisions_is_identical(
 
 
 def test_decisions_of_both_attempts_are_observed(resumed: LiveRun) -> None:
-    """The effective timeline decided them itself; indices count the folded stream."""
+    """The effective attempts made them; indices count the folded stream."""
     replayed = replay(parse_policy(ABOVE_2), resumed.open())
 
     assert [(entry.event_index, entry.outcome.step, str(entry.validity)) for entry in replayed.decisions] == [
@@ -436,7 +436,7 @@ def test_decisions_of_both_attempts_are_observed(resumed: LiveRun) -> None:
 
 
 def test_a_backtest_sums_time_over_attempts_and_tells_what_was_in_vain(resumed: LiveRun) -> None:
-    """Four seconds up to the checkpoint, five after it; the stop at step 8 is in the second attempt's fourth."""
+    """Four seconds lead to the checkpoint, five follow; the stop at step 8 is in the second attempt's fourth second."""
     policy = parse_policy("""
 controllers:
   - {name: stop, triggers: [on_step_end], rule: len(loss) == 8, operations: [hfcontrols.should_training_stop]}
@@ -451,7 +451,7 @@ controllers:
 
 
 def test_time_in_vain_is_told(live: Callable[[], LiveRun]) -> None:
-    """Of every attempt that was left behind, whole or in part."""
+    """It covers every attempt that was abandoned, wholly or partly."""
     policy = parse_policy(ABOVE_2)
     run = live()
     run.attempt([*losses(1, 1), saved(2, 2), *losses(1, 1, 1, first=3, since=1)], None)

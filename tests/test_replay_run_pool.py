@@ -1,4 +1,4 @@
-"""Reading many runs, here or in processes: order, progress, failures, and what is in memory meanwhile."""
+"""Mapping over many runs, in one process or a pool, keeps order, progress and failures, with bounded memory."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ RUNS = 5
 
 @pytest.fixture
 def policy() -> Policy:
-    """Stops at the first loss above 2."""
+    """A policy that stops at the first loss above 2."""
     return parse_policy("""
 controllers:
   - {name: stop, triggers: [on_step_end], rule: loss > 2, operations: [hfcontrols.should_training_stop]}
@@ -44,7 +44,7 @@ def store(store_record: Callable[..., Path], store_steps: Callable[..., list[Eve
 
 
 def test_answers_come_in_order_and_are_counted() -> None:
-    """However many processes share them."""
+    """Any number of processes gives the same order and count."""
     seen: list[Progress] = []
     with RunPool(2, seen.append) as readers:
         readers.expect(20)
@@ -55,7 +55,7 @@ def test_answers_come_in_order_and_are_counted() -> None:
 
 
 def test_where_processes_cannot_share_work_one_does_it_all() -> None:
-    """As in a sandbox without a /dev/shm to write to; a process that may write no file makes no semaphore, either."""
+    """A sandbox may have no writable /dev/shm; a process that may write no file cannot make a semaphore either."""
     program = """
 import operator, resource
 from steptape.replay.run_pool import RunPool, can_share_work
@@ -71,7 +71,7 @@ with RunPool(2) as readers:
 
 @pytest.mark.parametrize("processes", [1, 2])
 def test_a_failure_is_told_with_what_it_came_of(processes: int) -> None:
-    """The others are not asked any more."""
+    """The remaining items are not processed."""
     with pytest.raises(ValueError, match="math domain") as raised, RunPool(processes) as readers:
         list(readers.mapped(math.sqrt, [1, 4, -3, 9]))
 
@@ -91,17 +91,17 @@ def test_a_failure_ends_all_processes(seconds: list[float]) -> None:
 
 @pytest.mark.skipif(not can_share_work(), reason="processes cannot share work here: there is no /dev/shm")
 def test_a_process_that_is_lost_is_told_of() -> None:
-    """And nobody waits for it."""
+    """The caller does not wait for it."""
     with pytest.raises(TelemetryError, match="a process that read runs was lost"), RunPool(2) as readers:
         list(readers.mapped(os._exit, range(9, 1000)))
 
 
 def test_no_more_is_handed_out_than_is_soon_wanted() -> None:
-    """A store of any size is asked about a few runs at a time."""
+    """A store of any size is processed a few runs at a time."""
     asked: list[int] = []
 
     class Watched(list[int]):
-        """Tells what was taken of it."""
+        """A list that records the items taken."""
 
         def __iter__(self):  # type: ignore[no-untyped-def]
             for one in super().__iter__():
@@ -120,7 +120,7 @@ def test_no_more_is_handed_out_than_is_soon_wanted() -> None:
 
 @pytest.mark.parametrize("processes", [1, 2])
 def test_all_passes_of_a_backtest_are_one_progress(policy: Policy, store: Path, processes: int) -> None:
-    """The policy, baselines, coverage; what is excluded is read once only, and the total says so."""
+    """The passes are policy, baselines and coverage; excluded runs are read only once, and the total reflects it."""
     seen: list[Progress] = []
     report = backtest(
         policy,
@@ -138,7 +138,7 @@ def test_all_passes_of_a_backtest_are_one_progress(policy: Policy, store: Path, 
 
 
 def test_a_comparison_in_processes_is_the_one_without(policy: Policy, store: Path) -> None:
-    """And counts each run for each policy."""
+    """Progress counts each run for each policy."""
     seen: list[Progress] = []
     never = parse_policy("controllers: []")
     here = diff_policies(policy, never, open_store(store))
@@ -150,7 +150,7 @@ def test_a_comparison_in_processes_is_the_one_without(policy: Policy, store: Pat
 
 
 def test_an_interrupt_ends_everything_at_once() -> None:
-    """One word of it, and no process is left behind."""
+    """It prints one message, and no process remains."""
     program = """
 import os, sys, time
 from steptape.replay.run_pool import RunPool

@@ -1,4 +1,4 @@
-"""Shadow controllers, through a real recorder, ``verify`` and a backtest: decided, recorded, not obeyed."""
+"""Shadow controllers decide and are recorded but not obeyed, in a real recorder, ``verify`` and a backtest."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def run(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> Run:
 
 
 def test_a_shadow_decision_is_recorded_and_the_run_goes_on(run: Run) -> None:
-    """With its mode, severity and message; nothing is logged and no flag is set."""
+    """The decision has mode, severity and message; nothing is logged and no flag is set."""
     decisions = [outcome_from_event(event) for event in run.events() if event.kind == "decision"]
 
     assert run.info.last.status == "completed"
@@ -53,7 +53,7 @@ def test_a_shadow_decision_is_recorded_and_the_run_goes_on(run: Run) -> None:
 
 
 def test_queries_and_tables_tell_shadow_decisions_from_others(run: Run) -> None:
-    """Mode, severity and message in SQL; a mark in what the command line prints."""
+    """SQL has mode, severity and message; the command line marks them."""
     (row, _) = run.rows("SELECT mode, severity, message FROM decisions ORDER BY seq")
     policy = run.folder / "policy.yaml"
     policy.write_text(POLICY)
@@ -65,7 +65,7 @@ def test_queries_and_tables_tell_shadow_decisions_from_others(run: Run) -> None:
 
 
 def test_a_run_with_shadow_decisions_is_identical_to_its_replay(run: Run) -> None:
-    """They are compared like others."""
+    """They are compared like other decisions."""
     verdict = verify(run)
 
     assert verdict.identical
@@ -73,7 +73,7 @@ def test_a_run_with_shadow_decisions_is_identical_to_its_replay(run: Run) -> Non
 
 
 def test_a_shadow_stop_ends_no_replay(run: Run) -> None:
-    """What was decided is shown, what the run would have been is the run itself."""
+    """The decisions are shown; the predicted run is the recorded run."""
     shadow, acting = replay(parse_policy(POLICY), run), replay(parse_policy(POLICY.replace("shadow", "act")), run)
 
     assert [judged.to_json()["mode"] for judged in shadow.decisions] == ["shadow", "shadow"]
@@ -98,7 +98,7 @@ def test_a_backtest_saves_nothing_by_a_shadow_stop(run: Run) -> None:
 def test_a_message_of_an_acting_controller_is_logged_by_its_severity(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Beside what its operations log."""
+    """The operations' own log lines remain."""
     with Recorder(tmp_path / "runs", rules=parse_policy(POLICY.replace("shadow", "act"))) as rec:
         rec.step(loss=3.0)
 
@@ -109,7 +109,7 @@ def test_a_message_of_an_acting_controller_is_logged_by_its_severity(
 
 
 def test_what_a_loop_declares_is_kept_and_read_by_rules(tmp_path: Path) -> None:
-    """World size and constants, live as in replay."""
+    """World size and constants are the same live and in replay."""
     policy = parse_policy(
         "controllers:\n  - {name: c, triggers: [on_step_end], operations: [],"
         " rule: num_params > 1.0e+6 and world_size == 8}\n"

@@ -1,4 +1,4 @@
-"""Sweeps over recorded runs: what is reported, what is left to the event engine, and the command."""
+"""A sweep over recorded runs reports each variant's backtest numbers, and leaves the rest to the event engine."""
 
 from __future__ import annotations
 
@@ -41,18 +41,18 @@ AXES: dict[str, list[float]] = {"spike": [1.2, 1.5, 9.0], "window": [2, 3], "tol
 
 @register_metric
 class LossOfASweep(Metric):
-    """The newest loss, as a metric that only this process knows."""
+    """The newest loss, as a metric registered only in this process."""
 
     kinds = frozenset({"step_end"})
 
     def compute(self, event: Event) -> float:
-        """As it stands in the event."""
+        """Return the event's loss."""
         return event.metrics["loss"]
 
 
 @pytest.fixture
 def runs(tmp_path: Path) -> list[Run]:
-    """Two runs that spike, with evaluations that get better after it in one and worse in the other."""
+    """Two runs that spike; afterwards the evaluations improve in one and worsen in the other."""
     made = []
     for name, last in (("recovers", 0.5), ("does-not", 3.0)):
         with Recorder(tmp_path / "runs", name=name) as rec:
@@ -65,7 +65,7 @@ def runs(tmp_path: Path) -> list[Run]:
 
 
 def test_every_variant_comes_to_what_its_own_backtest_finds(runs: list[Run]) -> None:
-    """From the store, through the columns."""
+    """Runs are read from the store as columns."""
     swept = sweep(parse_policy(POLICY), AXES, runs)
     singles = [backtest(variant.policy(), runs) for variant in swept.variants]
 
@@ -76,7 +76,7 @@ def test_every_variant_comes_to_what_its_own_backtest_finds(runs: list[Run]) -> 
 
 
 def test_checkpoints_and_what_can_be_deployed_are_those_of_each_backtest(tmp_path: Path) -> None:
-    """Whether the run's own checkpoints count, or those that the rules ask for."""
+    """This holds for the run's own checkpoints and for those that the rules request."""
     with Recorder(tmp_path / "runs") as rec:
         for step in range(1, 13):
             rec.step(loss=9.0 if step % 5 == 0 else 1.0)
@@ -98,7 +98,7 @@ def test_checkpoints_and_what_can_be_deployed_are_those_of_each_backtest(tmp_pat
 
 
 def test_the_order_of_the_runs_changes_no_bit_of_a_total(tmp_path: Path) -> None:
-    """Imported runs stand in the order of their ids, which differ from one place to the next."""
+    """Imported runs are ordered by id, which differs from place to place."""
     runs = []
     for number in range(9):
         with Recorder(tmp_path / "runs") as rec:
@@ -118,7 +118,7 @@ def test_the_order_of_the_runs_changes_no_bit_of_a_total(tmp_path: Path) -> None
 
 
 def test_a_stop_keeps_fewer_checkpoints_and_deploys_a_worse_value(tmp_path: Path) -> None:
-    """Both count up to the stop, and regret is against the best recorded value that has a checkpoint."""
+    """Both count up to the stop; regret is relative to the best recorded value with a checkpoint."""
     with Recorder(tmp_path / "runs") as rec:
         for step, loss in enumerate((1.0, 1.0, 9.0, 1.0), 1):
             rec.step(loss=loss)
@@ -133,7 +133,7 @@ def test_a_stop_keeps_fewer_checkpoints_and_deploys_a_worse_value(tmp_path: Path
 
 
 def test_several_processes_find_what_one_does(runs: list[Run]) -> None:
-    """In the order of the runs."""
+    """Results keep the order of the runs."""
     policy = parse_policy(POLICY)
     alone = map(RunSweeper(variants_of(policy, AXES), OBJECTIVE), runs)
     with RunPool(2) as pool:
@@ -147,7 +147,7 @@ def test_several_processes_find_what_one_does(runs: list[Run]) -> None:
 
 
 def test_small_sweeps_and_rules_that_a_script_registered_are_worth_one_process(runs: list[Run]) -> None:
-    """Processes take time to begin, and know what is installed alone."""
+    """Processes take time to start, and know only installed code."""
     policy = parse_policy(POLICY)
     registered = parse_policy("controller_metrics: [{name: last, class: LossOfASweep}]\n" + POLICY)
     few, large = variants_of(policy, AXES), [runs[0]] * 50_000
@@ -158,7 +158,7 @@ def test_small_sweeps_and_rules_that_a_script_registered_are_worth_one_process(r
 
 
 def test_what_the_event_engine_decides_is_sooner_worth_processes(runs: list[Run]) -> None:
-    """It takes thousands of times as long."""
+    """The event engine takes thousands of times as long."""
     policy = parse_policy(POLICY.replace("mean(loss, window)", "mean(loss, steps=3)"))
 
     assert worthwhile_processes(policy, variants_of(policy, {"spike": [1.5, 2.0]}), [runs[0]] * 100, 4) == 4
@@ -166,7 +166,7 @@ def test_what_the_event_engine_decides_is_sooner_worth_processes(runs: list[Run]
 
 @pytest.mark.skipif(not can_share_work(), reason="processes cannot share work here: there is no /dev/shm")
 def test_a_registered_metric_is_known_here_and_refused_by_name_in_processes_of_their_own(runs: list[Run]) -> None:
-    """Not a process that breaks, but the policy's own error."""
+    """The policy's own error is raised instead of a broken process."""
     text = POLICY.replace("loss > spike * mean(loss, window)", "last > spike")
     policy = parse_policy("controller_metrics: [{name: last, class: LossOfASweep}]\n" + text)
     axes = {"spike": [2.0, 9.0]}
@@ -177,7 +177,7 @@ def test_a_registered_metric_is_known_here_and_refused_by_name_in_processes_of_t
 
 
 def test_variants_that_are_laid_out_in_lots_come_to_the_same(runs: list[Run]) -> None:
-    """A sweep of many thousands is taken some thousands at a time."""
+    """A sweep of many thousands is processed in lots of some thousands."""
     variants = variants_of(parse_policy(POLICY), AXES)
     stream = read_stream(runs[0].snapshot(), {"loss", "eval_loss"})
     whole, _ = sweep_stream(schedules_of(variants), stream, OBJECTIVE, list)
@@ -188,7 +188,7 @@ def test_variants_that_are_laid_out_in_lots_come_to_the_same(runs: list[Run]) ->
 
 
 def test_the_front_holds_what_no_other_variant_beats_in_both(runs: list[Run]) -> None:
-    """The thriftiest first, and the one without regret last."""
+    """The variant that saves most comes first, the one without regret last."""
     swept = sweep(parse_policy(POLICY), AXES, runs)
     front = [(swept.totals["steps_saved"][index], swept.totals["mean_regret"][index]) for index in swept.front]
 
@@ -196,7 +196,7 @@ def test_the_front_holds_what_no_other_variant_beats_in_both(runs: list[Run]) ->
 
 
 def test_a_run_that_might_have_gone_on_counts_in_no_regret(runs: list[Run], tmp_path: Path) -> None:
-    """As in a backtest: its own is a lower bound."""
+    """Its own regret is a lower bound, as in a backtest."""
     with Recorder(tmp_path / "runs", name="short", total_steps=20) as rec:
         for step, loss in enumerate((1.0, 1.0, 9.0, 1.0), 1):
             rec.step(loss=loss)
@@ -210,7 +210,7 @@ def test_a_run_that_might_have_gone_on_counts_in_no_regret(runs: list[Run], tmp_
 
 
 def test_frames_have_a_row_a_variant_and_a_row_a_variant_and_run(runs: list[Run]) -> None:
-    """With the settings, the totals and the front; and with each outcome."""
+    """One frame has settings, totals and the front; the other has each outcome."""
     swept = sweep(parse_policy(POLICY), AXES, runs)
 
     assert swept.frame().height == 12
@@ -219,7 +219,7 @@ def test_frames_have_a_row_a_variant_and_a_row_a_variant_and_run(runs: list[Run]
 
 
 def test_what_has_no_columnar_form_is_left_to_the_event_engine_and_said(runs: list[Run]) -> None:
-    """A controller that asks about another takes that one along; the numbers stay those of a backtest."""
+    """A controller that asks about another takes it to the event engine too; the numbers stay those of a backtest."""
     text = POLICY + "  - {name: again, triggers: [on_step_end], rule: 'fired(\"high\")', operations: []}\n"
     swept = sweep(parse_policy(text), {"spike": [1.2, 9.0]}, runs)
     singles = [backtest(variant.policy(), runs) for variant in swept.variants]
@@ -230,7 +230,7 @@ def test_what_has_no_columnar_form_is_left_to_the_event_engine_and_said(runs: li
 
 
 def test_a_run_under_live_rules_is_judged_by_the_event_engine(tmp_path: Path) -> None:
-    """What it decided itself is observed, not predicted."""
+    """Its own decisions are observed, not predicted."""
     with Recorder(tmp_path / "runs", rules=parse_policy(POLICY)) as rec:
         for loss in (1.0, 1.0, 1.0, 9.0, 1.0, 1.0):
             rec.step(loss=loss)
@@ -245,20 +245,20 @@ def test_a_run_under_live_rules_is_judged_by_the_event_engine(tmp_path: Path) ->
 
 @pytest.mark.parametrize("axes", [{"spikes": [1.0]}, {"spike": [True]}, {"window": [0, 1]}])
 def test_values_that_a_policy_does_not_take_are_refused(axes: dict[str, list[float]], runs: list[Run]) -> None:
-    """A param that it has not, of another type, or out of range."""
+    """The cases are an unknown param, another type, and a value out of range."""
     with pytest.raises(PolicyError):
         sweep(parse_policy(POLICY), axes, runs)
 
 
 def test_a_sweep_has_a_greatest_size() -> None:
-    """Said before anything is read."""
+    """The error comes before anything is read."""
     with pytest.raises(TelemetryError, match="at most 100,000 variants"):
         sweep(parse_policy(POLICY), {"spike": [1.0] * 1_000, "window": [2] * 1_000}, [])
 
 
 @pytest.mark.usefixtures("runs")
 def test_the_command_prints_the_front_and_how_many_variants_were_tried(tmp_path: Path) -> None:
-    """Beside any winner stands how many it was picked from."""
+    """The number of variants tried is shown next to any winner."""
     policy = tmp_path / "policy.yaml"
     policy.write_text(POLICY)
     arguments = ["sweep", str(policy), "--store", str(tmp_path / "runs"), "--set", "spike=1.2:1.8:0.3,9.0"]
@@ -270,7 +270,7 @@ def test_the_command_prints_the_front_and_how_many_variants_were_tried(tmp_path:
 
 @pytest.mark.usefixtures("runs")
 def test_the_command_prints_every_variant_as_json(tmp_path: Path) -> None:
-    """One line each, with how many there are."""
+    """Each variant is one line, with the number of variants."""
     policy = tmp_path / "policy.yaml"
     policy.write_text(POLICY)
     arguments = ["sweep", str(policy), "--store", str(tmp_path / "runs"), "--set", "window=2,3", "--json"]
@@ -282,7 +282,7 @@ def test_the_command_prints_every_variant_as_json(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("setting", ["spike", "spike=", "spike=5:1:1", "spike=1:2", "spike=0:1:nan"])
 def test_the_command_refuses_values_that_are_none(setting: str, tmp_path: Path) -> None:
-    """With usage, exit status 2."""
+    """Usage errors have exit status 2."""
     policy = tmp_path / "policy.yaml"
     policy.write_text(POLICY)
     result = CliRunner().invoke(app, ["sweep", str(policy), "--store", str(tmp_path), "--set", setting])

@@ -1,4 +1,4 @@
-"""Columnar equals event engine: policies and streams are drawn, and every decision of every variant compared."""
+"""Columns and event engine agree on every decision and number of every variant, for drawn policies and streams."""
 
 from __future__ import annotations
 
@@ -81,12 +81,12 @@ READINGS = st.builds(
 
 
 def _formed(forms: Sequence[str], *parts: st.SearchStrategy[str]) -> st.SearchStrategy[str]:
-    """One of the forms, its places filled."""
+    """Draw one of the forms and fill its places."""
     return st.builds(lambda form, *texts: form.format(*texts), st.sampled_from(forms), *parts)
 
 
 def numbers(depth: int = 2) -> st.SearchStrategy[str]:
-    """Texts of expressions that give a number."""
+    """Draw texts of numeric expressions."""
     if not depth:
         return st.one_of(READINGS, PLAIN)
     operators = [f"({{0}} {operator} {{1}})" for operator in ("+", "-", "*", "/", "//", "%")]
@@ -97,7 +97,7 @@ def numbers(depth: int = 2) -> st.SearchStrategy[str]:
 
 
 def conditions(depth: int = 2) -> st.SearchStrategy[str]:
-    """Texts of rules."""
+    """Draw texts of rules."""
     compared = [f"{{0}} {sign} {{1}}" for sign in ("<", "<=", ">", ">=", "==", "!=")]
     tests = _formed([*compared, "0.5 < {0} <= {1}", "isnan({0})", "isfinite({0})"], numbers(), numbers())
     if not depth:
@@ -109,7 +109,7 @@ def conditions(depth: int = 2) -> st.SearchStrategy[str]:
 
 @st.composite
 def controllers(draw: st.DrawFn, name: str) -> str:
-    """The text of a controller."""
+    """Draw the text of a controller."""
     span = st.sampled_from(["3", "{steps: 2}", "{evaluations: 1}", "{seconds: 2.5}"])
     triggers = draw(
         st.sampled_from(["[on_step_end]", "[on_step_end]", "[on_evaluate]", "[on_log, on_step_end]", "[on_step_begin]"])
@@ -146,7 +146,7 @@ def controllers(draw: st.DrawFn, name: str) -> str:
 
 
 def rules() -> st.SearchStrategy[str]:
-    """Mostly what columns can do, and now and then what they cannot."""
+    """Draw rules, mostly ones with a columnar form, sometimes others."""
     only_engine = st.sampled_from(
         ['fired("a")', 'times_fired("a") > 1', "mean(loss, steps=3) > threshold", "mean(abs(delta(loss)), 2) > 0.5"]
     )
@@ -155,7 +155,7 @@ def rules() -> st.SearchStrategy[str]:
 
 @st.composite
 def policies(draw: st.DrawFn) -> str:
-    """The text of a policy."""
+    """Draw the text of a policy."""
     head = "params: {threshold: 1.5, factor: 2, window: 3, tolerated: 1, flag: true}\ncooldowns: {shared: {steps: 3}}\n"
     bodies = [draw(controllers(name)) for name in ("a", "b")[: draw(st.integers(1, 2))]]
     return head + "controllers:\n" + "\n".join(bodies) + "\n"
@@ -163,7 +163,7 @@ def policies(draw: st.DrawFn) -> str:
 
 @st.composite
 def streams(draw: st.DrawFn) -> list[Event]:
-    """The events of a run of some steps, with gaps, values that are not finite, and an attempt that begins anew."""
+    """Draw the events of a short run, with gaps, non-finite values, and an attempt that restarts."""
     events: list[Event] = []
     attempt, elapsed = 0, 0
 
@@ -183,7 +183,7 @@ def streams(draw: st.DrawFn) -> list[Event]:
         if draw(st.booleans()):
             emit("log", step, loss=draw(NUMBERS), learning_rate=draw(NUMBERS))
         if draw(st.booleans()):
-            # Logs that came from elsewhere may hold evaluations of later steps with no step between them.
+            # Logs of other tools may hold evaluations of later steps with no step between them.
             emit("evaluate", step + draw(st.sampled_from([0, 0, 1])), eval_loss=draw(NUMBERS))
         if draw(st.booleans()):
             emit("save", step, draw(st.sampled_from([{"size_bytes": 7}, {"size_bytes": 8}, {}])))
@@ -192,20 +192,20 @@ def streams(draw: st.DrawFn) -> list[Event]:
 
 
 def engine_firings(variant: Variant, events: Sequence[Event]) -> list[tuple[int, str, str]]:
-    """What the event engine decides, under the policy that a variant stands for."""
+    """Return the event engine's decisions under the policy of a variant."""
     replayed = replay_events(variant.policy(), events, PLAN)
     return sorted((j.event_index, j.outcome.controller, j.outcome.trigger) for j in replayed.decisions)
 
 
 def column_firings(swept: RunSweep, variant: Variant) -> list[tuple[int, str, str]]:
-    """What the columns decide."""
+    """Return the columns' decisions."""
     return sorted((event, f.controller, f.trigger) for f in swept.firings(variant) for event in f.events.tolist())
 
 
 @given(policies(), streams())
 @examples(40)
 def test_every_decision_of_every_variant_is_that_of_the_event_engine(text: str, events: list[Event]) -> None:
-    """Whatever the rules, the gates, the values and the gaps."""
+    """This holds for any rules, gates, values and gaps."""
     axes: dict[str, list[float]] = {"threshold": [0.3, 2], "window": [1, 4], "tolerated": [0, 3]}
     variants = variants_of(parse_policy(text), axes)
     swept = RunSweep(stream_of_events(events, PLAN), lambda: events)
@@ -218,7 +218,7 @@ def test_every_decision_of_every_variant_is_that_of_the_event_engine(text: str, 
 @given(policies(), streams(), st.sampled_from(["completed", "stopped", "running", "crashed"]))
 @examples(20)
 def test_every_number_of_a_sweep_is_that_of_a_backtest(text: str, events: list[Event], status: str) -> None:
-    """Stops, decisions, savings, checkpoints and regret, to the last bit."""
+    """Stops, decisions, savings, checkpoints and regret agree to the last bit."""
     variants = variants_of(parse_policy(text), {"threshold": [0.3, 2], "window": [1, 4], "tolerated": [0, 3]})
     found, _ = sweep_stream(schedules_of(variants), stream_of_events(events, PLAN), OBJECTIVE, lambda: events, status)
     results = [judge_run(variant.policy(), "", "", status, events, PLAN, OBJECTIVE) for variant in variants]

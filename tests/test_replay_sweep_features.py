@@ -1,4 +1,4 @@
-"""Window features of a sweep are those of the rules' own functions, bit for bit."""
+"""Window features of a sweep equal those of the rules' own functions, bit for bit."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NUMBERS = st.one_of(st.floats(), st.sampled_from([-0.0, 0.0, 0.1, 1e16, -1e16, m
 def test_sums_of_windows_are_left_to_right_whatever_lengths_were_asked_for_before(
     values: list[float], lengths: list[int]
 ) -> None:
-    """Ascending lengths go on from the ones before them; others begin anew."""
+    """Ascending lengths continue from the preceding ones; others start anew."""
     sums = WindowSums(array(values, dtype=float))
 
     for length in lengths:

@@ -1,4 +1,4 @@
-"""Verify: record and replay side by side; any tampering is found and shown."""
+"""Verify compares a run's recorded decisions with its replay, and finds and shows any tampering."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def run(tmp_path: Path) -> Run:
 
 
 def tampered(run: Run, change: Callable[[pa.Table], pa.Table]) -> Run:
-    """A copy of the run whose events were changed and written back by somebody who knows Parquet."""
+    """Return a copy of the run whose events were changed and rewritten as valid Parquet."""
     copy = run.folder.parent / "copy"
     shutil.copytree(run.folder, copy)
     (path,) = copy.glob("events-*.parquet")
@@ -53,7 +53,7 @@ def tampered(run: Run, change: Callable[[pa.Table], pa.Table]) -> Run:
 
 
 def with_attrs(table: pa.Table, change: Callable[[dict[str, object]], None]) -> pa.Table:
-    """The table with the attributes of its second decision changed."""
+    """Return the table with changed attributes of its second decision."""
     rows = [i for i, kind in enumerate(table["kind"].to_pylist()) if kind == "decision"]
     attrs = table["attrs"].to_pylist()
     document = json.loads(attrs[rows[1]])
@@ -84,7 +84,7 @@ def test_an_untouched_run_verifies(run: Run) -> None:
     ],
 )
 def test_a_decision_that_was_changed_is_the_first_difference(run: Run, key: str, value: object) -> None:
-    """Whatever part of it was touched."""
+    """The changed field does not matter."""
     copy = tampered(run, lambda table: with_attrs(table, lambda attrs: attrs.update({key: value})))
 
     difference = verify(copy).difference
@@ -123,7 +123,7 @@ def test_a_loss_that_was_changed_changes_the_replay(run: Run) -> None:
     ids=["end", "all", "one event"],
 )
 def test_a_log_that_was_cut_is_not_taken_for_whole(run: Run, cut: Callable[[pa.Table], pa.Table]) -> None:
-    """A run that said how it ended has an end in its log, and no hole."""
+    """A run with a recorded end has an end in its log, and no gap."""
     verdict = verify(tampered(run, cut))
 
     assert verdict.fault
@@ -131,7 +131,7 @@ def test_a_log_that_was_cut_is_not_taken_for_whole(run: Run, cut: Callable[[pa.T
 
 
 def test_a_log_without_its_files_is_not_taken_for_whole(run: Run) -> None:
-    """Nothing recorded is not the same as nothing decided."""
+    """An empty record does not mean that nothing was decided."""
     for path in run.folder.glob("events-*.parquet"):
         path.unlink()
 
@@ -140,7 +140,7 @@ def test_a_log_without_its_files_is_not_taken_for_whole(run: Run) -> None:
 
 @pytest.mark.parametrize("column", ["step", "seq"])
 def test_a_decision_s_own_step_or_place_cannot_be_changed(run: Run, column: str) -> None:
-    """That is what queries show."""
+    """Queries show these columns."""
 
     def change(table: pa.Table) -> pa.Table:
         row = table["kind"].to_pylist().index("decision")
@@ -152,7 +152,7 @@ def test_a_decision_s_own_step_or_place_cannot_be_changed(run: Run, column: str)
 
 
 def test_a_policy_that_was_changed_cannot_be_verified_by(run: Run) -> None:
-    """The text kept with the run must have the digest that was recorded."""
+    """The text stored with the run must have the recorded digest."""
     path = run.folder / "run.json"
     path.write_text(path.read_text().replace("loss > mean", "loss >= mean"))
 
@@ -172,7 +172,7 @@ def test_other_semantics_are_refused_rather_than_compared(run: Run) -> None:
 
 
 def test_a_run_without_rules_has_nothing_to_differ_in(tmp_path: Path) -> None:
-    """And says so."""
+    """The verdict says so."""
     with Recorder(tmp_path) as rec:
         rec.step(loss=1.0)
 
@@ -182,12 +182,12 @@ def test_a_run_without_rules_has_nothing_to_differ_in(tmp_path: Path) -> None:
 
 
 def test_the_digest_is_the_same_before_and_after_sealing(run: Run) -> None:
-    """It covers what was decided, not how it is stored."""
+    """It covers the decisions, not their storage."""
     assert dataclasses.asdict(verify(run)) == dataclasses.asdict(verify(open_run(run.folder)))
 
 
 def test_rows_in_another_order_are_the_same_log(run: Run) -> None:
-    """Order is by ``seq``, never that of rows: a file that some tool rewrote reads as before."""
+    """Events are ordered by ``seq``, not by row: a file that a tool rewrote reads as before."""
     copy = tampered(run, lambda table: table.take(pa.array(sorted(range(table.num_rows), key=lambda i: (i * 7) % 11))))
 
     assert [event.seq for event in copy.events()] == [event.seq for event in run.events()]
@@ -195,7 +195,7 @@ def test_rows_in_another_order_are_the_same_log(run: Run) -> None:
 
 
 def test_attributes_that_are_no_json_are_an_error_that_names_the_event(run: Run) -> None:
-    """And a backtest leaves such a run out, with the reason."""
+    """A backtest excludes such a run, with the reason."""
 
     def spoil(table: pa.Table) -> pa.Table:
         attrs = ["{" if text else None for text in table["attrs"].to_pylist()]
@@ -209,7 +209,7 @@ def test_attributes_that_are_no_json_are_an_error_that_names_the_event(run: Run)
 
 
 def test_a_run_of_rule_semantics_1_is_verified_by_what_its_rules_meant_then() -> None:
-    """There ``step``, ``epoch`` and ``progress`` were series. The digest is what the recording version computed."""
+    """In semantics 1 ``step``, ``epoch`` and ``progress`` were series. The digest is that of the recording version."""
     (folder,) = (Path(__file__).parent / "data" / "semantics-1").iterdir()
 
     verdict = verify(open_run(folder))
@@ -219,7 +219,7 @@ def test_a_run_of_rule_semantics_1_is_verified_by_what_its_rules_meant_then() ->
 
 
 def test_a_change_that_no_rule_reads_is_found_by_the_digest_of_the_log(run: Run) -> None:
-    """A clock, for one: the decisions agree, and the log is not the one that was written."""
+    """A clock is an example: the decisions agree, but the log is not the original."""
 
     def later(table: pa.Table) -> pa.Table:
         return table.set_column(table.column_names.index("time_ns"), "time_ns", pc.add(table["time_ns"], 1))
@@ -231,7 +231,7 @@ def test_a_change_that_no_rule_reads_is_found_by_the_digest_of_the_log(run: Run)
 
 
 def test_a_policy_of_which_a_comment_was_changed_is_not_the_one_that_was_kept(run: Run) -> None:
-    """What it means is the same, its digest too, and yet somebody has been there."""
+    """Its meaning and its digest are unchanged, but the file was edited."""
     path = run.folder / "run.json"
     path.write_text(path.read_text().replace('"text": "', '"text": "# harmless'))
 
@@ -239,7 +239,7 @@ def test_a_policy_of_which_a_comment_was_changed_is_not_the_one_that_was_kept(ru
 
 
 def test_decisions_must_have_the_digest_that_the_recorder_kept(run: Run) -> None:
-    """It is in ``run.json``, and the same that a replay finds."""
+    """It is stored in ``run.json`` and equals that of a replay."""
     path = run.folder / "run.json"
     kept = run.info.last.decision_digest
 
@@ -249,7 +249,7 @@ def test_decisions_must_have_the_digest_that_the_recorder_kept(run: Run) -> None
 
 
 def test_a_run_without_digests_is_verified_by_replay_alone(run: Run) -> None:
-    """As those are that an older steptape recorded; the verdict says that no digest was kept."""
+    """Older versions of steptape recorded none; the verdict says that no digest was kept."""
     (run.folder / "digests.json").unlink()
 
     verdict = verify(run)
@@ -259,7 +259,7 @@ def test_a_run_without_digests_is_verified_by_replay_alone(run: Run) -> None:
 
 @pytest.mark.parametrize("name", ["events", "run.json", "columns.json", "digests.json"])
 def test_any_bit_that_is_flipped_in_a_file_is_found_or_changes_nothing(run: Run, name: str) -> None:
-    """Each is an error, a fault, a difference, or a bit of a file that says nothing about the run's course."""
+    """The result is an error, a fault, a difference, or no effect for a bit that does not describe the run's course."""
     (path,) = run.folder.glob(f"{name}*")
     content = path.read_bytes()
     before = [str(event) for event in run.events()], run.info.attempts

@@ -1,4 +1,4 @@
-"""DataBatchInspector: which batches are bad, which of their samples spike, and the same live as in replay."""
+"""DataBatchInspector identifies bad batches and their spiking samples, with the same result live and in replay."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ nan, inf = math.nan, math.inf
 
 
 def policy_text(arguments: str = "", rule: str = "batch.is_bad") -> str:
-    """A policy with the metric, and a controller that logs what it says."""
+    """Return a policy with the metric, and a controller that logs its value."""
     return f"""\
 controller_metrics:
   - name: batch
@@ -48,7 +48,7 @@ controllers:
 
 
 def packed(losses: Sequence[float], ids: Sequence[str] | Sequence[int] = ()) -> SampleLosses:
-    """Sample losses as a recorder packs them."""
+    """Pack sample losses as a recorder does."""
     block = struct.pack(f"<{len(losses)}f", *losses)
     if not ids:
         return SampleLosses(block)
@@ -60,18 +60,18 @@ def packed(losses: Sequence[float], ids: Sequence[str] | Sequence[int] = ()) -> 
 def batch(
     loss: float, losses: Sequence[float] = (1.0,), ids: Sequence[str] | Sequence[int] = (), step: int = 1
 ) -> Event:
-    """A ``step_end`` event with its sample losses."""
+    """Return a ``step_end`` event with its sample losses."""
     return Event("step_end", step=step, seq=step - 1, metrics={"loss": loss}, samples=packed(losses, ids))
 
 
 def inspected(arguments: str, *events: Event) -> list[Any]:
-    """What the metric says after each event, with those arguments in the policy file."""
+    """Return the metric's value after each event, with those arguments in the policy file."""
     metric = DataBatchInspector(parse_policy(policy_text(arguments)).metrics[0].arguments, Plan())
     return [metric.compute(event) for event in events]
 
 
 def is_bad(arguments: str, *events: Event) -> list[bool | None]:
-    """Which batches are bad; None where that is not known."""
+    """Return whether each batch is bad; None if unknown."""
     return [None if value is None else value["is_bad"] for value in inspected(arguments, *events)]
 
 
@@ -79,7 +79,7 @@ def is_bad(arguments: str, *events: Event) -> list[bool | None]:
 
 
 def test_of_a_bad_batch_the_spiking_samples_are_told() -> None:
-    """Those above three times the median, the highest first, with the part of the summed loss that they carry."""
+    """They are the ones above three times the median, the highest first, with their share of the summed loss."""
     event = batch(5.0, [1.0, 9.0, 1.0, 2.0, 12.0], [10, 11, 12, 13, 14])
 
     assert inspected("threshold: 4", event) == [
@@ -97,7 +97,7 @@ def test_of_a_bad_batch_the_spiking_samples_are_told() -> None:
 
 
 def test_of_any_other_batch_no_sample_is_looked_at() -> None:
-    """Neither is one whose loss just reaches the threshold."""
+    """A loss that just reaches the threshold is not bad."""
     fine = {"is_bad": False, "threshold": 4.0, "samples": 2, "spiking": 0, "share": 0.0, "sample_ids": [], "losses": []}
 
     assert inspected("threshold: 4", batch(1.0, [1.0, 99.0]), batch(4.0, [1.0, 99.0])) == [
@@ -107,7 +107,7 @@ def test_of_any_other_batch_no_sample_is_looked_at() -> None:
 
 
 def test_a_batch_may_be_bad_as_a_whole() -> None:
-    """Then nobody spikes."""
+    """Then no sample spikes."""
     (value,) = inspected("threshold: 4", batch(5.0, [5.0, 5.5, 4.5, 5.0]))
 
     assert (value["is_bad"], value["spiking"], value["share"], value["sample_ids"]) == (True, 0, 0.0, [])
@@ -125,14 +125,14 @@ def test_a_batch_may_be_bad_as_a_whole() -> None:
     ],
 )
 def test_a_sample_spikes_above_the_multiple_of_the_median(losses: list[float], spiking: list[int]) -> None:
-    """The mean of the two in the middle of an even number; a sample without an id is called by its place."""
+    """For an even number the median is the mean of the middle two; a sample without an id is named by its position."""
     (value,) = inspected("threshold: 0", batch(5.0, losses))
 
     assert value["sample_ids"] == [f"#{place}" for place in spiking]
 
 
 def test_the_multiple_and_the_number_of_named_samples_can_be_said() -> None:
-    """All that spike are counted; the highest are named, those recorded first among equals."""
+    """All spiking samples are counted; the highest are named, in recorded order among equals."""
     event = batch(5.0, [1.0, 1.0, 1.0, 1.0, 1.6, 1.8, 1.6], list("abcdefg"))
     (value,) = inspected("threshold: 0, sample_spike: 1.5, top: 2", event)
 
@@ -140,7 +140,7 @@ def test_the_multiple_and_the_number_of_named_samples_can_be_said() -> None:
 
 
 def test_losses_are_those_that_the_log_holds() -> None:
-    """float32, whatever the loop had; sums run left to right over them."""
+    """They are float32, whatever the loop had; sums run over them from left to right."""
     losses = [0.1] * 9 + [7.7]
     rounded = struct.unpack("<10f", struct.pack("<10f", *losses))
     whole = 0.0
@@ -153,14 +153,14 @@ def test_losses_are_those_that_the_log_holds() -> None:
 
 @pytest.mark.parametrize("odd", [nan, inf, -inf])
 def test_a_sample_loss_that_is_not_finite_spikes_and_carries_everything(odd: float) -> None:
-    """It is named before all others and has no say in the median."""
+    """It is named first and does not enter the median."""
     (value,) = inspected("threshold: 0", batch(5.0, [1.0, 1.0, 9.0, odd], list("abcd")))
 
     assert (value["spiking"], value["share"], value["sample_ids"]) == (2, 1.0, ["d", "c"])
 
 
 def test_a_batch_of_losses_that_are_not_finite_spikes_in_every_sample() -> None:
-    """There is no median to hold them against."""
+    """There is no median to compare with."""
     (value,) = inspected("threshold: 0", batch(nan, [nan, inf, nan]))
 
     assert (value["spiking"], value["share"], value["sample_ids"]) == (3, 1.0, ["#0", "#1", "#2"])
@@ -168,14 +168,14 @@ def test_a_batch_of_losses_that_are_not_finite_spikes_in_every_sample() -> None:
 
 @pytest.mark.parametrize("losses", [[0.0, 0.0], [-2.0, -1.0, -3.0], [0.0, 1.0, -5.0]])
 def test_a_sum_that_is_not_above_zero_has_no_share(losses: list[float]) -> None:
-    """Nothing is divided by zero, and no part is negative."""
+    """Nothing is divided by zero, and no share is negative."""
     (value,) = inspected("threshold: 0", batch(5.0, losses))
 
     assert value["share"] == 0.0
 
 
 def test_ids_that_are_not_as_many_as_samples_are_a_damaged_log() -> None:
-    """Only another writer could leave that."""
+    """Only a foreign writer could cause that."""
     with pytest.raises(DamagedLog, match=r"sample ids that cannot be read \(1 for 4 samples\)"):
         inspected("threshold: 0", batch(5.0, [1.0, 1.0, 1.0, 9.0], ["a"]))
 
@@ -184,7 +184,7 @@ def test_ids_that_are_not_as_many_as_samples_are_a_damaged_log() -> None:
 
 
 def test_without_a_threshold_a_batch_is_held_against_those_before_it() -> None:
-    """Twice the mean of up to three losses, its own not among them; those of bad batches and of bare steps are."""
+    """The limit is twice the mean of up to three earlier losses, including those of bad batches and bare steps."""
     losses = [1.0, 1.0, 1.0, 4.0, 4.1, 3.0]
     bare = Event("step_end", metrics={"loss": 4.0})
 
@@ -195,7 +195,7 @@ def test_without_a_threshold_a_batch_is_held_against_those_before_it() -> None:
 
 
 def test_a_threshold_may_be_written_as_null() -> None:
-    """The same as leaving it out, also for what identifies the policy."""
+    """It equals an omitted threshold, in the policy's digest too."""
     assert is_bad("threshold: null", batch(1.0), batch(9.0)) == [None, True]
     assert parse_policy(policy_text("threshold: ~")).digest == parse_policy(policy_text()).digest
     assert parse_policy(policy_text("threshold: 0")).digest != parse_policy(policy_text()).digest
@@ -203,7 +203,7 @@ def test_a_threshold_may_be_written_as_null() -> None:
 
 @pytest.mark.parametrize("odd", [nan, inf, -inf])
 def test_a_batch_loss_that_is_not_finite_is_bad_and_leaves_the_mean_alone(odd: float) -> None:
-    """Even at the first step; the batches after it are judged as if it had not been."""
+    """This holds even at the first step; later batches are judged as if it were absent."""
     first, _, second, third = inspected("window_size: 3", batch(odd), batch(1.0), batch(odd), batch(3.0))
 
     assert (first["is_bad"], first["threshold"]) == (True, None)
@@ -212,7 +212,7 @@ def test_a_batch_loss_that_is_not_finite_is_bad_and_leaves_the_mean_alone(odd: f
 
 
 def test_the_batch_loss_may_go_by_another_name() -> None:
-    """Any metric of ``step_end``."""
+    """Any metric of ``step_end`` will do."""
     event = Event("step_end", metrics={"loss": 1.0, "train/nll": 9.0}, samples=packed([1.0]))
 
     assert is_bad("series: train/nll, threshold: 5", event) == [True]
@@ -228,7 +228,7 @@ def test_the_batch_loss_may_go_by_another_name() -> None:
     ids=["no samples", "an empty batch", "no loss"],
 )
 def test_a_step_that_lacks_something_makes_the_metric_unavailable(event: Event) -> None:
-    """Whatever it said of the step before; a rule is undefined then."""
+    """Its previous value is dropped, and a rule is undefined then."""
     engine = Engine(parse_policy(policy_text("threshold: 4", rule="batch != None")))
     fired = [bool(engine.observe(each)) for each in (batch(9.0), event, batch(1.0))]
 
@@ -255,7 +255,7 @@ def test_a_step_that_lacks_something_makes_the_metric_unavailable(event: Event) 
     ],
 )
 def test_a_wrong_argument_is_refused_at_its_place(arguments: str, expected: str) -> None:
-    """When the file is loaded."""
+    """The error is raised when the file is loaded."""
     with pytest.raises(PolicyError) as refused:
         parse_policy(policy_text(arguments), source="p.yaml")
 
@@ -264,7 +264,7 @@ def test_a_wrong_argument_is_refused_at_its_place(arguments: str, expected: str)
 
 
 def test_numbers_may_be_params() -> None:
-    """Which may be overridden."""
+    """Params may be overridden."""
     text = "params: {limit: 3, wide: 1.5}\n" + policy_text("threshold: limit, sample_spike: wide")
     arguments = parse_policy(text, params={"limit": 7}).metrics[0].arguments
 
@@ -272,7 +272,7 @@ def test_numbers_may_be_params() -> None:
 
 
 def test_a_series_that_the_file_does_not_list_is_refused() -> None:
-    """As in a rule."""
+    """A rule has the same restriction."""
     with pytest.raises(
         PolicyError, match=r"series: not among the series of this file; got 'los'. Did you mean 'loss'\?"
     ):
@@ -280,7 +280,7 @@ def test_a_series_that_the_file_does_not_list_is_refused() -> None:
 
 
 def test_a_policy_knows_whether_it_reads_samples() -> None:
-    """Only then are they read and handed over."""
+    """Samples are read and passed only for such a policy."""
     assert parse_policy(policy_text()).reads_samples
     assert not load_policy(shipped_policies()["loss_spike"]).reads_samples
 
@@ -289,7 +289,7 @@ def test_a_policy_knows_whether_it_reads_samples() -> None:
 
 
 def record(store: Path, policy: str, *, seed: float = 0.7) -> Path:
-    """A recorded run under a policy, with a bad batch every seventh step, a NaN, and steps without samples."""
+    """Record a run under a policy, with a bad batch every seventh step, a NaN, and steps without samples."""
     with Recorder(store, rules=parse_policy(policy)) as rec:
         for step in range(1, 60):
             losses = [seed + 1 / (step + place) for place in range(8)]
@@ -303,7 +303,7 @@ def record(store: Path, policy: str, *, seed: float = 0.7) -> Path:
 
 
 def outcomes_of(policy: str, events: Sequence[Event]) -> list[tuple[int, str, list[str]]]:
-    """Step, values and messages of each decision of an engine that is fed by hand."""
+    """Return step, values and messages of each decision of an engine fed directly."""
     engine = Engine(parse_policy(policy))
     decided = [outcome for event in events for outcome in engine.observe(event) if isinstance(outcome, Decision)]
     return [(each.step, repr(each.values), [m.text for m in each.messages]) for each in decided]
@@ -313,7 +313,7 @@ RULE = "batch.is_bad and batch.share > 0.3"
 
 
 def test_what_was_decided_live_on_sample_losses_is_what_replay_decides(tmp_path: Path) -> None:
-    """Value for value and name for name: from Parquet, and from events made by hand."""
+    """Values and names agree, from Parquet and from events in memory."""
     policy = policy_text("spike: 1.5, window_size: 5", rule=RULE)
     run = open_run(record(tmp_path, policy))
     verdict = verify(run)
@@ -327,7 +327,7 @@ def test_what_was_decided_live_on_sample_losses_is_what_replay_decides(tmp_path:
 
 
 def test_a_changed_sample_loss_is_found(tmp_path: Path) -> None:
-    """Verify reads them where the policy does."""
+    """Verify reads sample losses if the policy does."""
     folder = record(tmp_path, policy_text("spike: 1.5, window_size: 5", rule=RULE))
     (path,) = folder.glob("samples-*.parquet")
     table = pq.read_table(path)
@@ -338,7 +338,7 @@ def test_a_changed_sample_loss_is_found(tmp_path: Path) -> None:
 
 
 def test_a_resumed_attempt_knows_the_batches_before_it(tmp_path: Path) -> None:
-    """The window of batch losses is folded anew along the lineage, sample losses read where they are asked for."""
+    """The window of batch losses is refolded along the lineage, with sample losses read on request."""
     run = open_run(record(tmp_path, policy_text("spike: 1.5, window_size: 5", rule=RULE)))
     ((_, held),) = run.ancestry(Attempt(1, "running", 1, parent=0, from_step=20), samples=True)
 
@@ -358,7 +358,7 @@ def test_a_backtest_reads_sample_losses_and_says_where_there_are_none(tmp_path: 
 
 
 def test_the_shipped_policy_names_bad_samples(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """And tells them from a batch that is bad as a whole."""
+    """It distinguishes them from a batch that is bad as a whole."""
     with (
         caplog.at_level(logging.WARNING, "steptape.rules"),
         Recorder(tmp_path, rules=load_policy(shipped_policies()["bad_batches"])) as rec,
@@ -387,7 +387,7 @@ batches = st.lists(
 @given(drawn=batches, cut=st.integers(0, 30))
 @examples(60)
 def test_no_batch_after_an_event_changes_a_decision_up_to_it(drawn: list[tuple[float, list[float]]], cut: int) -> None:
-    """Cutting the stream, or poisoning the samples that follow, leaves every earlier decision as it was."""
+    """Truncating the stream, or poisoning later samples, leaves every earlier decision unchanged."""
     policy = policy_text("window_size: 4", rule="batch.is_bad or batch.share >= 0")
     stream = [batch(loss, losses, step=step) for step, (loss, losses) in enumerate(drawn, start=1)]
     poisoned = [event._replace(metrics={"loss": nan}, samples=packed([nan])) for event in stream[cut:]]

@@ -1,6 +1,6 @@
-"""TrAC's rule files mean here what they mean there: a recorded run of the real trainer controller is the judge.
+"""TrAC's rule files mean the same in steptape as in the real trainer controller, according to its recorded answers.
 
-``make compat`` records it anew.
+``make compat`` records the answers anew.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ CASES = read_cases()
 RECORDED = read_recorded()["cases"]
 PAGE = (Path(__file__).parents[1] / "LANGUAGE.md").read_text(encoding="utf-8")
 
-#: Departures that no policy over one stream can show, and where they are shown.
+#: Departures that no policy over one stream can show, with the test that shows each.
 SHOWN_ELSEWHERE = {
     "a resumed run goes on where it was",  # test_replay_resuming.py
     "a stop at `on_init_end` holds",  # test_recorder_operations.py
@@ -29,14 +29,14 @@ SHOWN_ELSEWHERE = {
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_a_case_fires_as_the_trainer_controller_does_or_departs_as_the_page_says(case: Case) -> None:
-    """Same operations, messages, flags and log levels at the same events."""
+    """Operations, messages, flags and log levels are the same at the same events."""
     kind, why = verdict(case, RECORDED.get(case.name, {}), answer(case))
 
     assert kind == (DEPARTS if case.departure else AGREES), why
 
 
 def test_every_departure_is_on_the_page_and_every_one_on_the_page_is_shown() -> None:
-    """By the words in bold."""
+    """Departures are matched by their words in bold."""
     section = PAGE.split("# Departures from TrAC\n", 1)[1].split("\n## ", 1)[0]
     listed = re.findall(r"^- \*\*(.*?)\.?\*\*", section, re.MULTILINE | re.DOTALL)
     shown = {case.departure for case in CASES if case.departure}
@@ -46,7 +46,7 @@ def test_every_departure_is_on_the_page_and_every_one_on_the_page_is_shown() -> 
 
 
 def test_cases_have_names_of_their_own_and_nothing_is_recorded_beside_them() -> None:
-    """Of two cases with one name, one would be judged by the other's recording."""
+    """With a shared name, one case would be compared with the other's recording."""
     names = [case.name for case in CASES]
 
     assert len(set(names)) == len(names)
@@ -54,14 +54,14 @@ def test_cases_have_names_of_their_own_and_nothing_is_recorded_beside_them() -> 
 
 
 def test_a_case_that_loads_in_neither_says_so() -> None:
-    """Where a policy of the corpus is broken by mistake, both engines refuse it and seem to agree."""
+    """If a policy of the corpus is broken by mistake, both engines refuse it and seem to agree."""
     refused = {case.name for case in CASES if not case.departure and RECORDED[case.name].get("failed")}
 
     assert refused == {case.name for case in CASES if re.search(r"do(es)? not load$", case.name)}
 
 
 def test_a_firing_too_much_or_too_few_is_found() -> None:
-    """The comparison itself can tell."""
+    """The comparison itself detects differences."""
     case = next(case for case in CASES if case.name == "patience: threshold 1")
     theirs, ours = RECORDED[case.name], answer(case)
     fewer = dict(list(ours["events"].items())[1:])

@@ -1,4 +1,4 @@
-"""What a decision says, and that it survives being recorded."""
+"""A decision holds the readings of its rule, and survives recording without loss."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from steptape.store.events import Event
 
 
 def decided(rule: str, *events: Event, head: str = "") -> dict[str, Any]:
-    """The values of the last decision of a rule that is asked at every step."""
+    """Return the values of the last decision of a rule that is evaluated at every step."""
     controller = f"  - name: c\n    triggers: [on_step_end]\n    rule: |-\n      {rule}\n    operations: []\n"
     engine = Engine(parse_policy(f"{head}controllers:\n{controller}"))
     outcomes: Sequence[Outcome] = ()
@@ -40,7 +40,7 @@ def decided(rule: str, *events: Event, head: str = "") -> dict[str, Any]:
 
 
 def step(**metrics: float) -> Event:
-    """One ``step_end`` event."""
+    """Return one ``step_end`` event."""
     return Event("step_end", metrics=metrics)
 
 
@@ -85,12 +85,12 @@ LOGS = [
     ],
 )
 def test_a_decision_carries_the_readings_of_its_rule(rule: str, expected: dict[str, Any]) -> None:
-    """Series, params, calls and whole chains, by their text; what is no scalar or undefined is left out."""
+    """Series, params, calls and whole chains are keyed by their text; only defined scalars are kept."""
     assert decided(rule, *LOGS, step(x=1.0), head=HEAD) == expected
 
 
 def test_long_texts_and_many_readings_are_left_out() -> None:
-    """64 readings, and texts of 200 characters."""
+    """The limits are 64 readings, and texts of 200 characters."""
     rule = " and ".join(f"abs(loss + {number}) > 0" for number in range(100))
     text_rule = 'str("a" * 201) != "" and str("a" * 200) != "" and str(float("nan")) == "nan"'
 
@@ -99,7 +99,7 @@ def test_long_texts_and_many_readings_are_left_out() -> None:
 
 
 def test_texts_that_stand_for_numbers_in_json_are_left_out() -> None:
-    """They would come back as floats."""
+    """They would be decoded as floats."""
     assert decided('str("NaN") == "NaN" and str("Infinity") != "x"', step()) == {}
 
 
@@ -135,7 +135,7 @@ outcomes = st.one_of(
 
 @given(outcomes)
 def test_an_outcome_survives_being_recorded_as_an_event(outcome: Outcome) -> None:
-    """Through strict JSON, and back to the same canonical line, NaN and infinities included."""
+    """It passes through strict JSON and returns with the same canonical line, NaN and infinities included."""
     kind, attrs = outcome_payload(outcome)
     recorded = json.loads(json.dumps({**attrs, "added_later": 1}, allow_nan=False))
 
@@ -147,7 +147,7 @@ def test_an_outcome_survives_being_recorded_as_an_event(outcome: Outcome) -> Non
 
 
 def test_a_recorded_outcome_that_says_little_takes_the_rest_from_its_envelope() -> None:
-    """Attempt, rank, step and epoch of the event that records it."""
+    """The defaults are attempt, rank, step and epoch of the recording event."""
     attrs = {"controller": "c", "trigger": "on_log", "event_seq": 3, "operations": [], "values": {}}
 
     outcome = outcome_from_event(Event("decision", attempt=1, rank=2, step=5, epoch=0.5, attrs=attrs))
@@ -178,7 +178,7 @@ def test_a_recorded_outcome_that_says_little_takes_the_rest_from_its_envelope() 
     ],
 )
 def test_an_event_that_records_no_outcome_is_refused(event: Event, message: str) -> None:
-    """With what is wrong about it, as one of our own errors."""
+    """The error is one of our own and names the fault."""
     if event.kind == "step_end":
         event = event._replace(attrs={"controller": "c", "trigger": "t", "event_seq": 0})
 
@@ -189,7 +189,7 @@ def test_an_event_that_records_no_outcome_is_refused(event: Event, message: str)
 
 
 def test_canonical_lines_are_exact_and_do_not_depend_on_wording() -> None:
-    """Floats to the last bit; errors and warnings by kind, since Python's messages change between versions."""
+    """Floats are exact to the last bit; errors and warnings appear by kind, as Python's messages change by version."""
     decision = Decision(
         "c", "on_log", 0, 1, 2, 3, None, ("a.b",), {"x": 0.1, "y": math.nan, "n": 3, "t": "ü", "b": True}
     )
@@ -202,7 +202,7 @@ def test_canonical_lines_are_exact_and_do_not_depend_on_wording() -> None:
 
 
 def test_the_digest_tells_order_and_the_last_bit() -> None:
-    """And is the same for the same."""
+    """Equal outcomes have equal digests."""
     one = Decision("c", "on_log", 0, 0, 1, 0, None, (), {"x": 0.3})
     other = Decision("c", "on_log", 0, 0, 1, 0, None, (), {"x": 0.1 + 0.2})
 

@@ -1,4 +1,4 @@
-"""YAML with positions: the place of a character, however the scalar around it is written."""
+"""The YAML document maps a character of any scalar style to its line and column in the file."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_the_place_of_a_character_is_where_it_stands_in_the_file(
 
 
 def test_places_count_lines_of_every_kind_of_line_end() -> None:
-    """Carriage returns, alone or with a newline."""
+    """Carriage returns count, alone or before a newline."""
     document = Document("a: 1\r\nb: 2\rrule: 'x\r\n  y'\n", "p.yaml")
     node = document.root.value[2][1]  # type: ignore[union-attr]
 
@@ -50,7 +50,7 @@ def test_places_count_lines_of_every_kind_of_line_end() -> None:
 
 
 def test_an_offset_beyond_the_end_leads_to_the_last_character() -> None:
-    """Errors at the end of a rule have a place too."""
+    """Errors at the end of a rule need a place too."""
     document = Document("rule: ab\n", "p.yaml")
     node = document.root.value[0][1]  # type: ignore[union-attr]
 

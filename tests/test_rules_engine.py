@@ -1,4 +1,4 @@
-"""The engine: order, patience, failures, and that nothing later changes anything earlier."""
+"""The engine decides in a fixed order, with patience, isolates failures, and never uses later events."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from steptape.store.plan import Plan
 
 
 def fold(engine: Engine, events: Sequence[Event]) -> list[Outcome]:
-    """All outcomes of a stream, ``start`` first."""
+    """Return all outcomes of a stream, those of ``start`` first."""
     return [*engine.start(), *(outcome for event in events for outcome in engine.observe(event))]
 
 
 def steps(values: Sequence[float], name: str = "loss") -> list[Event]:
-    """One ``step_end`` event a value, with seq from 0."""
+    """Return one ``step_end`` event per value, with seq from 0."""
     return [Event("step_end", step=seq + 1, seq=seq, metrics={name: value}) for seq, value in enumerate(values)]
 
 
 def controller(rule: str, name: str = "c", trigger: str = "on_step_end", more: str = "") -> str:
-    """The lines of one controller."""
+    """Return the lines of one controller."""
     return (
         f"  - name: {name}\n    triggers: [{trigger}]\n    rule: |-\n      {rule}\n"
         f"    operations: [hfcontrols.should_log]\n{more}"
@@ -40,12 +40,12 @@ def controller(rule: str, name: str = "c", trigger: str = "on_step_end", more: s
 
 
 def engine(*controllers: str, head: str = "", plan: Plan = Plan()) -> Engine:  # noqa: B008 - a Plan is immutable
-    """An engine over controllers, as lines."""
+    """Return an engine over controllers given as lines."""
     return Engine(parse_policy(f"{head}controllers:\n{''.join(controllers)}", source="policy.yaml"), plan)
 
 
 def seqs(outcomes: Sequence[Outcome]) -> list[int]:
-    """Where things happened."""
+    """Return the ``seq`` of each outcome."""
     return [outcome.seq for outcome in outcomes]
 
 
@@ -63,7 +63,7 @@ def seqs(outcomes: Sequence[Outcome]) -> list[int]:
     ],
 )
 def test_patience_counts_as_in_trac(patience: str, expected: list[int]) -> None:
-    """The answers T T F T T T T T F T T T of the contract."""
+    """The answers T T F T T T T T F T T T are those of the contract."""
     answers = [float(letter == "T") for letter in "TTFTTTTTFTTT"]
     more = f"    patience: {patience}\n" if patience else ""
 
@@ -72,7 +72,7 @@ def test_patience_counts_as_in_trac(patience: str, expected: list[int]) -> None:
 
 @pytest.mark.parametrize("mode", ["reset_on_failure", "no_reset_on_failure"])
 def test_undefined_answers_leave_patience_as_it_is(mode: str) -> None:
-    """T, undefined, T: fires at the second T, with a threshold of one."""
+    """T, undefined, T fires at the second T, with a threshold of one."""
     rule = "({0.0: False, 1.0: True})[loss]"
     more = f"    patience: {{mode: {mode}}}\n"
 
@@ -80,7 +80,7 @@ def test_undefined_answers_leave_patience_as_it_is(mode: str) -> None:
 
 
 def test_each_trigger_of_a_controller_has_its_own_patience() -> None:
-    """And a trigger that is listed twice is asked twice, each time with its own count."""
+    """A trigger listed twice is evaluated twice, each time with its own count."""
     text = controller("True", trigger="on_step_end, on_log, on_log", more="    patience: {}\n")
     events = [Event("step_end", seq=0), Event("log", seq=1), Event("log", seq=2), Event("step_end", seq=3)]
 
@@ -94,7 +94,7 @@ def test_each_trigger_of_a_controller_has_its_own_patience() -> None:
 
 
 def test_a_threshold_can_be_a_param() -> None:
-    """So that sweeps can vary it."""
+    """Sweeps can then vary it."""
     head = "params: {hold: 2}\n"
     more = "    patience: {patience_threshold: hold}\n"
 
@@ -102,14 +102,14 @@ def test_a_threshold_can_be_a_param() -> None:
 
 
 def test_controllers_decide_in_file_order() -> None:
-    """Of one event."""
+    """The order applies to decisions on one event."""
     outcomes = fold(engine(controller("True", "b"), controller("True", "a"), controller("True", "b")), steps([1.0]))
 
     assert [outcome.controller for outcome in outcomes] == ["b", "a", "b"]
 
 
 def test_series_come_before_metrics_and_metrics_before_controllers() -> None:
-    """A rule at an event sees what the event brought, everywhere."""
+    """A rule sees all values of its own event."""
     head = "controller_metrics: [{name: m, class: Loss}]\n"
     rule = "m.loss == loss == 2.0"
 
@@ -119,7 +119,7 @@ def test_series_come_before_metrics_and_metrics_before_controllers() -> None:
 
 
 def test_of_two_metrics_with_one_name_the_later_to_compute_wins() -> None:
-    """At one event the later in the file, and across events the newest."""
+    """At one event the later in the file wins, across events the newest."""
     head = "controller_metrics: [{name: m, class: EvalMetrics}, {name: m, class: Loss}]\n"
     rule = "m.get('eval_loss') == 5.0"
     events = [
@@ -146,14 +146,14 @@ def test_what_fires_at_init_end_precedes_the_stream() -> None:
 
 @pytest.mark.parametrize("kind", LOOP_KINDS)
 def test_every_kind_of_a_loop_is_a_trigger(kind: str) -> None:
-    """And fires at its own events only."""
+    """It fires only at its own events."""
     run = engine(controller("True", trigger=f"on_{kind}"))
 
     assert [outcome.trigger for outcome in fold(run, [Event(other) for other in LOOP_KINDS])] == [f"on_{kind}"]
 
 
 def test_notes_and_recorded_decisions_trigger_nothing() -> None:
-    """Nor does an ``init_end`` that stands in a stream."""
+    """An ``init_end`` inside a stream triggers nothing either."""
     run = engine(*(controller("True", trigger=f"on_{kind}") for kind in ("init_end", *LOOP_KINDS)))
     run.start()
     kinds = ("annotation", "failure", "gap", "decision", "rule_error", "rule_warning", "init_end")
@@ -162,7 +162,7 @@ def test_notes_and_recorded_decisions_trigger_nothing() -> None:
 
 
 def test_a_failing_rule_is_told_once_counted_and_stays_armed() -> None:
-    """With the place of the very sub-expression; later it fires as if nothing had been."""
+    """The error has the place of the sub-expression; later the rule fires normally."""
     run = engine(controller("loss > 0 and\n      1 / (loss - 1) > 0"), controller("loss == 3.0", "d"))
 
     outcomes = fold(run, steps([1.0, 1.0, 3.0, 1.0]))
@@ -192,7 +192,7 @@ def test_a_failing_rule_is_told_once_counted_and_stays_armed() -> None:
     ],
 )
 def test_a_failure_is_placed_at_the_sub_expression(rule: str, at: str, error: str) -> None:
-    """Line and column in the policy file, and what Python had to say."""
+    """The error holds line and column in the policy file, and Python's message."""
     outcomes = fold(engine(controller(rule)), steps([1.0]))
 
     assert isinstance(outcomes[0], RuleError)
@@ -200,7 +200,7 @@ def test_a_failure_is_placed_at_the_sub_expression(rule: str, at: str, error: st
 
 
 def test_a_metric_that_is_not_available_is_undefined_but_can_be_asked_about() -> None:
-    """TrAC's guard: only comparisons with None, identity and truth answer."""
+    """TrAC's guard works: only comparisons with None, identity and truth have an answer."""
     head = "controller_metrics: [{name: m, class: Loss}]\n"
     answers = {
         "m == None": True,
@@ -241,7 +241,7 @@ def test_a_metric_that_is_not_available_is_undefined_but_can_be_asked_about() ->
 
 
 def test_fig_4_of_the_paper_fires_where_a_hand_computation_says() -> None:
-    """An evaluation every 5 steps: a drop of more than 15 %, then nine that change little."""
+    """There is an evaluation every 5 steps: a drop of more than 15 %, then nine with little change."""
     losses = [2.0, 1.6, *(1.5 - 0.01 * index for index in range(9))]
     events: list[Event] = []
     for index, loss in enumerate(losses):
@@ -252,8 +252,8 @@ def test_fig_4_of_the_paper_fires_where_a_hand_computation_says() -> None:
     outcomes = fold(Engine(load_policy(shipped_policies()["trac_fig4"])), events)
 
     # Steps 11 to 15 see 1.6 <= 0.85 * 2.0: patience 1 fires at the 2nd and 4th. The window of ten is first full after
-    # step 50, and 1.43 stands within 10 % of its mean (1.551) at step 51: patience 10 fires at the 11th such step
-    # (61), the 22nd (72) and the 33rd (83), patience 20 at the 21st (71).
+    # step 50, and 1.43 is within 10 % of its mean (1.551) at step 51: patience 10 fires at the 11th such step (61), the
+    # 22nd (72) and the 33rd (83), patience 20 at the 21st (71).
     assert [(outcome.step, outcome.controller.partition("_")[0]) for outcome in outcomes] == [
         (12, "save"),
         (14, "save"),
@@ -265,7 +265,7 @@ def test_fig_4_of_the_paper_fires_where_a_hand_computation_says() -> None:
 
 
 def test_fig_3_fires_when_loss_and_gradient_norm_both_rise_over_a_full_window() -> None:
-    """Five logs; either of the two alone is not enough."""
+    """The window is five logs; either of the two alone is not enough."""
     policy = load_policy(shipped_policies()["trac_fig3"])
 
     def fired(losses: Sequence[float], norms: Sequence[float]) -> list[int]:
@@ -335,7 +335,7 @@ payloads: st.SearchStrategy[tuple[str, dict[str, float]]] = st.one_of(
 
 
 def stream(drawn: Sequence[tuple[str, dict[str, float]]]) -> list[Event]:
-    """Events of drawn kinds and metrics, numbered."""
+    """Return numbered events of drawn kinds and metrics."""
     return [
         Event(kind, step=seq // 2, seq=seq, epoch=seq / 8, metrics=metrics) for seq, (kind, metrics) in enumerate(drawn)
     ]
@@ -345,7 +345,7 @@ def stream(drawn: Sequence[tuple[str, dict[str, float]]]) -> list[Event]:
 def test_nothing_after_an_event_changes_a_decision_up_to_it(
     drawn: list[tuple[str, dict[str, float]]], poison: list[tuple[str, dict[str, float]]], data: st.DataObject
 ) -> None:
-    """No peeking: cut the stream anywhere, or replace the rest, and what came before is the same."""
+    """There is no peeking: truncating the stream anywhere, or replacing the rest, leaves earlier outcomes unchanged."""
     cut = data.draw(st.integers(0, len(drawn)))
     whole = [canonical_line(outcome) for outcome in fold(Engine(POLICY), stream(drawn)) if outcome.seq < cut]
     prefix = [canonical_line(outcome) for outcome in fold(Engine(POLICY), stream(drawn[:cut]))]
@@ -359,7 +359,7 @@ def test_nothing_after_an_event_changes_a_decision_up_to_it(
 def test_one_policy_serves_many_engines_that_do_not_disturb_each_other(
     drawn: list[tuple[str, dict[str, float]]],
 ) -> None:
-    """Interleaved engines give what they give alone."""
+    """Interleaved engines return the same outcomes as separate ones."""
     events = stream(drawn)
     alone = decision_digest(fold(Engine(POLICY), events))
     one, other = Engine(POLICY), Engine(POLICY)
@@ -383,7 +383,7 @@ def test_an_engine_changes_nothing_that_it_is_given(drawn: list[tuple[str, dict[
 
 
 def test_kinds_read_says_on_which_events_a_decision_depends() -> None:
-    """Through metrics and series, as they bound."""
+    """They include kinds read through metrics, and through series as bound."""
     head = (
         "controller_metrics: [{name: e, class: EvalMetrics}, {name: w, class: HistoryBasedMetric}, "
         "{name: l, class: Loss}, {name: p, class: PerProcessState}]\n"
@@ -416,7 +416,7 @@ def test_kinds_read_says_on_which_events_a_decision_depends() -> None:
 
 
 def test_kinds_read_refuses_a_controller_of_another_policy() -> None:
-    """It cannot know."""
+    """The engine cannot know."""
     with pytest.raises(TelemetryError, match="no such controller"):
         engine(controller("True")).kinds_read("other")
 
@@ -436,7 +436,7 @@ def test_memory_does_not_grow_with_the_run() -> None:
 
 
 def test_events_that_concern_no_rule_are_passed_over() -> None:
-    """The very same empty answer, with no work done."""
+    """They return the same empty tuple, without work."""
     run = engine(controller("loss > 0"))
     run.observe(Event("step_end", metrics={"loss": 1.0}))
 
@@ -444,7 +444,7 @@ def test_events_that_concern_no_rule_are_passed_over() -> None:
 
 
 def test_an_engine_imports_nothing_that_reads_clocks_or_files() -> None:
-    """Neither torch nor duckdb nor numpy is needed to decide."""
+    """A decision needs neither torch nor duckdb nor numpy."""
     modules = {name for name in sys.modules if name.startswith("steptape.rules")}
 
     for name in modules:

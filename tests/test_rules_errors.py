@@ -1,4 +1,4 @@
-"""What a policy author is told: every kind of mistake, at its very place, in words that help."""
+"""Every kind of mistake in a policy is reported at its exact place, with helpful words."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from steptape.rules.policy_file.policy import parse_policy
 
 
 def problems(text: str) -> list[str]:
-    """The lines of the error that a policy text gives, without the name of the file; none when it loads."""
+    """Return the lines of the error of a policy text, without the file name; empty if it loads."""
     try:
         parse_policy(text, source="policy.yaml")
     except PolicyError as error:
@@ -22,13 +22,13 @@ def problems(text: str) -> list[str]:
 
 
 def of_rule(rule: str, extra: str = "") -> list[str]:
-    """The problems of a policy with one rule on line 4, from column 11; ``extra`` comes after it."""
+    """Return the problems of a policy with one rule on line 4, from column 11; ``extra`` follows it."""
     text = f"controllers:\n  - name: c\n    triggers: [on_step_end]\n    rule: {rule}\n    operations: []\n{extra}"
     return [line.replace("controller 'c', rule: ", "") for line in problems(text)]
 
 
 def test_all_mistakes_of_a_file_are_told_together_each_at_its_place() -> None:
-    """The famous one: a file full of mistakes, and the whole answer."""
+    """The file is full of mistakes, and the whole error is compared."""
     text = """\
 controller-metrics: []
 params:
@@ -140,7 +140,7 @@ controllers:
     ],
 )
 def test_each_mistake_in_a_file_is_told_at_its_place(text: str, expected: str) -> None:
-    """YAML that does not parse, wrong types, nulls, doubles: one line each."""
+    """YAML that does not parse, wrong types, nulls and duplicates have one line each."""
     lines = problems(text)
 
     assert "|".join(lines) == expected
@@ -248,12 +248,12 @@ def test_each_mistake_in_a_file_is_told_at_its_place(text: str, expected: str) -
     ],
 )
 def test_each_mistake_in_a_rule_is_told_at_its_place(rule: str, expected: str) -> None:
-    """One line per mistake, pointing at the sub-expression that is wrong."""
+    """Each mistake has one line, at the wrong sub-expression."""
     assert of_rule(rule) == [expected]
 
 
 def test_a_method_that_could_change_something_is_refused() -> None:
-    """The methods that are left are listed."""
+    """The allowed methods are listed."""
     metrics = "controller_metrics: [{name: m, class: Loss}]\n"
 
     assert of_rule('"m.update(1) == None"', metrics) == [
@@ -309,7 +309,7 @@ def test_a_place_in_a_rule_is_found_however_the_rule_is_quoted_and_folded(rule: 
 
 
 def test_a_missing_file_is_a_policy_error(tmp_path: Path) -> None:
-    """The one kind of error that loading raises."""
+    """Loading raises no other kind of error."""
     path = tmp_path / "none.yaml"
 
     with pytest.raises(PolicyError, match=r"none\.yaml:1:1: cannot be read, No such file or directory"):
@@ -317,7 +317,7 @@ def test_a_missing_file_is_a_policy_error(tmp_path: Path) -> None:
 
 
 def test_a_file_that_is_not_text_is_refused_at_the_byte(tmp_path: Path) -> None:
-    """Line and column of the first byte that is no UTF-8."""
+    """The error holds line and column of the first byte that is not UTF-8."""
     path = tmp_path / "latin.yaml"
     path.write_bytes(b"name: x\ndescription: f\xfcr\n")
 
@@ -326,7 +326,7 @@ def test_a_file_that_is_not_text_is_refused_at_the_byte(tmp_path: Path) -> None:
 
 
 def test_a_policy_error_carries_its_problems_and_travels_between_processes() -> None:
-    """Tools read the problems; a pool of workers hands the error on."""
+    """Tools read the problems; a pool of workers pickles the error."""
     with pytest.raises(PolicyError) as caught:
         parse_policy("nmae: x", source="p.yaml")
 

@@ -1,4 +1,4 @@
-"""What ``steptape check`` warns of, from a policy alone: at its place, and not where nothing is wrong."""
+"""``steptape check`` warns about a policy at the right place, and is silent about a correct policy."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from steptape.rules.policy_file.policy import parse_policy, shipped_policies
 
 
 def warnings(*rules: str, head: str = "", more: str = "") -> list[str]:
-    """The findings of a policy with these rules, the first from line 4 and column 11 on."""
+    """Return the findings of a policy with these rules, the first from line 4 and column 11 on."""
     text = "controllers:\n" + "".join(
         f"  - name: c{number}\n    triggers: [on_step_end]\n    rule: {rule}\n    operations: []\n{more}"
         for number, rule in enumerate(rules)
@@ -43,7 +43,7 @@ def warnings(*rules: str, head: str = "", more: str = "") -> list[str]:
     ],
 )
 def test_a_spike_rule_that_nan_silences_is_found(rule: str) -> None:
-    """A limit above, or newer values against older ones, and False for NaN whatever else there is."""
+    """Such a rule compares with an upper limit, or newer values with older ones, and is False for NaN in any case."""
     assert [line for line in warnings(rule) if line.endswith("[nan-guard]")]
 
 
@@ -65,12 +65,12 @@ def test_a_spike_rule_that_nan_silences_is_found(rule: str) -> None:
     ],
 )
 def test_a_rule_that_is_no_spike_rule_or_notices_nan_is_not(rule: str) -> None:
-    """A falling loss, a goal to be reached, a rule that fires at NaN."""
+    """The cases are a falling loss, a target to be reached, and a rule that fires at NaN."""
     assert warnings(rule) == []
 
 
 def test_another_controller_may_be_the_one_that_notices_nan() -> None:
-    """Of the same series; a guard of another series, or one that lets NaN pass, is none."""
+    """It must read the same series; a guard of another series, or one that lets NaN pass, does not count."""
     assert warnings("loss > 3", "not isfinite(loss)") == []
     assert warnings("loss > 3", "lr > 1 and isnan(loss)") == []
     assert len(warnings("loss > 3", "isnan(eval_loss)")) == 1
@@ -78,7 +78,7 @@ def test_another_controller_may_be_the_one_that_notices_nan() -> None:
 
 
 def test_a_finding_stands_at_the_comparison_and_says_what_to_do() -> None:
-    """A series whose name is no identifier is written as the language wants it."""
+    """A series whose name is not an identifier is quoted as the language requires."""
     assert warnings('len(loss) > 5 and series("eval/loss") > 3') == [
         "4:29: 'c0': never fires while 'eval/loss' is NaN, and no other notices. "
         'Add one with the rule: not isfinite(series("eval/loss")) [nan-guard]'
@@ -109,7 +109,7 @@ params: {ten: 10}
     ],
 )
 def test_a_length_that_cannot_be_is_found(rule: str, reason: str) -> None:
-    """Of a series, and of a window of a controller metric."""
+    """The length may be that of a series or of a metric's window."""
     (found,) = warnings(rule, head=HISTORY)
 
     assert reason in found
@@ -132,7 +132,7 @@ def test_a_length_that_cannot_be_is_found(rule: str, reason: str) -> None:
     ],
 )
 def test_a_length_that_can_be_is_not(rule: str) -> None:
-    """Or one that nobody knows."""
+    """An unknown length is not found either."""
     assert [line for line in warnings(rule, head=HISTORY) if "[length]" in line] == []
 
 
@@ -152,7 +152,7 @@ def test_patience_at_a_trigger_that_comes_once_is_found() -> None:
 
 
 def test_operations_of_one_controller_that_contradict_each_other_are_found() -> None:
-    """Ending the training and only the epoch; the same order twice. In a merged mapping too."""
+    """The cases are ending both training and epoch, and a repeated operation, in a merged mapping too."""
     text = """\
 controllers:
   - &first
@@ -176,5 +176,5 @@ controllers:
 
 @pytest.mark.parametrize("name", sorted(set(shipped_policies()) - {"trac_fig3"}))
 def test_shipped_policies_are_fine(name: str) -> None:
-    """All but the figure that is kept as it was printed."""
+    """The exception is the figure kept as it was printed."""
     assert findings_of(load_policy(shipped_policies()[name])) == []

@@ -1,4 +1,4 @@
-"""The fuzz targets, over what was found before and what hypothesis thinks of: only our own errors come out."""
+"""The fuzz targets raise only our own errors, on earlier findings and on inputs from hypothesis."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FOLDER = Path(__file__).parent / "fuzz"
 
 
 def load(path: Path) -> ModuleType:
-    """A file of Python as a module."""
+    """Load a Python file as a module."""
     specification = importlib.util.spec_from_file_location(path.stem, path)
     assert specification is not None
     assert specification.loader is not None
@@ -56,7 +56,7 @@ pieces = st.one_of(
 @examples(300)
 @given(st.sampled_from(sorted(TARGETS)), st.lists(pieces, max_size=30).map("".join))
 def test_any_text_is_answered(target: str, text: str) -> None:
-    """Words of the language in any order, with anything between them."""
+    """Words of the language are combined in any order, with anything between them."""
     TARGETS[target](text.encode("utf-8", "surrogatepass"))
 
 
@@ -66,7 +66,7 @@ def test_any_text_is_answered(target: str, text: str) -> None:
     st.lists(st.tuples(st.floats(0, 1), st.integers(0, 9), pieces), min_size=1, max_size=4),
 )
 def test_a_file_with_a_few_changes_is_answered(path: Path, changes: list[tuple[float, int, str]]) -> None:
-    """What somebody might write by mistake: a good file, cut and pasted into here and there."""
+    """The changes mimic mistakes: a good file with random cuts and pastes."""
     text = path.read_text()
     for where, length, piece in changes:
         begin = int(where * len(text))

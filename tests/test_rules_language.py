@@ -1,4 +1,4 @@
-"""LANGUAGE.md is a promise: what it says is what the code does."""
+"""LANGUAGE.md describes exactly what the code does."""
 
 from __future__ import annotations
 
@@ -33,25 +33,25 @@ PAGE = (Path(__file__).parents[1] / "LANGUAGE.md").read_text(encoding="utf-8")
 
 
 def section(title: str) -> str:
-    """A section's text, up to the next heading of any level."""
+    """Return a section's text, up to the next heading of any level."""
     return re.split(r"^#+ ", PAGE.split(f"# {title}\n", 1)[1], maxsplit=1, flags=re.MULTILINE)[0]
 
 
 def rows(title: str) -> list[list[str]]:
-    """The cells of the first table of a section, without its head."""
+    """Return the cells of the first table of a section, without its header."""
     lines = [line for line in section(title).splitlines() if line.startswith("|")]
     return [[cell.strip() for cell in line[1:-1].split("|")] for line in lines[2:]]
 
 
 def test_the_function_table_is_the_table_of_the_code() -> None:
-    """Every function, every form of it, and the sentence that says what it does."""
+    """Every function has its signature and its meaning."""
     documented = [(cells[0].replace("`", ""), cells[1]) for cells in rows("Functions")]
 
     assert documented == [(function.signature, function.meaning) for function in FUNCTIONS.values()]
 
 
 def test_every_documented_method_is_there_and_no_other() -> None:
-    """All of them read only."""
+    """All of them are read-only."""
     listed = re.findall(r"`([a-z]+)`", section("Rules").split("these methods")[1].split("`a.b`")[0])
 
     assert sorted(listed) == sorted(METHODS)
@@ -74,7 +74,7 @@ def test_the_tables_name_all_keys_triggers_metrics_and_operations() -> None:
 
 
 def test_the_limits_are_those_of_the_code() -> None:
-    """In the words of the table."""
+    """The wording is that of the table."""
     limits = {cells[0]: cells[1] for cells in rows("Limits")}
 
     assert limits["policy file"] == (
@@ -97,7 +97,7 @@ def test_the_limits_are_those_of_the_code() -> None:
 
 
 def test_the_version_of_the_page_is_that_of_the_semantics() -> None:
-    """It grows with every change of meaning."""
+    """It increases with every change of meaning."""
     assert f"language, version {semantics.SEMANTICS_VERSION}." in PAGE.replace("\n", " ")
 
 
@@ -106,7 +106,7 @@ BLOCKS = re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)
 
 @pytest.mark.parametrize("block", [block for block in BLOCKS if not block.startswith("policy:")])
 def test_every_policy_on_the_page_loads(block: str) -> None:
-    """Whole files as they are; a patience within a controller."""
+    """Whole files load unchanged; a patience is put into a controller."""
     if block.startswith(" "):
         block = f"controllers:\n  - name: c\n    triggers: []\n    rule: 'True'\n    operations: []\n{block}"
 
@@ -114,7 +114,7 @@ def test_every_policy_on_the_page_loads(block: str) -> None:
 
 
 def test_the_first_policy_does_what_the_page_says() -> None:
-    """A fifth high loss in a row saves and stops, and so does NaN at once, without saving."""
+    """A fifth consecutive high loss saves and stops; NaN stops at once, without saving."""
     engine = Engine(parse_policy(BLOCKS[0]))
     losses = [1.0] * 50 + [20.0] * 5 + [float("nan")]
 
@@ -131,7 +131,7 @@ def test_the_first_policy_does_what_the_page_says() -> None:
 
 
 def test_the_rule_of_ten_minutes_is_warned_of_and_then_passes_its_tests(tmp_path: Path) -> None:
-    """As the page tells it, step by step."""
+    """The steps are those of the page."""
     unguarded, guarded = (block for block in BLOCKS if "factor: 2.0" in block)
     (tests,) = (block for block in BLOCKS if block.startswith("policy: spike.yaml"))
     (warning,) = findings_of(parse_policy(unguarded, source="spike.yaml"))
@@ -144,7 +144,7 @@ def test_the_rule_of_ten_minutes_is_warned_of_and_then_passes_its_tests(tmp_path
 
 
 def test_the_kinds_of_warnings_and_the_keys_of_tests_are_those_of_the_code() -> None:
-    """None is undocumented."""
+    """Nothing is undocumented."""
     kinds = re.findall(r"^\| `([a-z-]+)` \|", section("Checking a policy"), re.MULTILINE)
 
     assert set(kinds) == set(FindingCode)
@@ -157,7 +157,7 @@ def test_the_kinds_of_warnings_and_the_keys_of_tests_are_those_of_the_code() -> 
 
 
 def test_the_patience_table_is_what_happens() -> None:
-    """Each of its rows, over the answers of the page."""
+    """Each of its rows holds for the answers of the page."""
     answers = re.search(r"answers ((?:[TF] )+[TF]),", section("Patience"))
     assert answers is not None
     patiences = ["", "{}", "{patience_threshold: 2}", "{patience_threshold: 2, mode: no_reset_on_failure}"]
@@ -175,7 +175,7 @@ def test_the_patience_table_is_what_happens() -> None:
 
 
 def test_the_state_keys_of_the_page_are_keys_of_the_metric() -> None:
-    """Those that a loop fills in."""
+    """The loop fills these keys in."""
     row = next(cells for cells in rows("Controller metrics") if "TrainingState" in cells[0])
     state = TrainingState({}, Plan()).compute(Event("step_end"))
 

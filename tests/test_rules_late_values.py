@@ -1,4 +1,4 @@
-"""Values that come late: a step is one trigger to each rule and one event to each metric, whenever its values come."""
+"""A step is one trigger for each rule and one event for each metric, even if its values come late."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ controller_metrics:
 
 
 def rule(name: str, text: str, trigger: str = "on_step_end", more: str = "") -> str:
-    """One controller as a line."""
+    """Return one controller as a line."""
     return f"  - {{name: {name}, triggers: [{trigger}], rule: '{text}', operations: [hfcontrols.should_log]{more}}}\n"
 
 
 def engine(*controllers: str, head: str = "") -> Engine:
-    """An engine over controllers."""
+    """Return an engine over controllers."""
     return Engine(parse_policy(f"{head}controllers:\n{''.join(controllers)}", source="p.yaml"))
 
 
@@ -54,10 +54,10 @@ def stream(
     log_every: int = 0,
     samples: Mapping[int, SampleLosses] | None = None,
 ) -> list[Event]:
-    """The events of a loop, as a recorder writes them when the metrics named in ``late`` come from a device.
+    """Return a loop's events as a recorder writes them if the metrics named in ``late`` come from a device.
 
-    Before an evaluation, and at the end, nothing is left on the device. With ``SAMPLES`` among the late ones, sample
-    losses come late too.
+    No value is left on the device before an evaluation and at the end. With ``SAMPLES`` in ``late``, sample losses come
+    late too.
     """
     events: list[Event] = []
     waiting: list[tuple[Event, dict[str, float], SampleLosses | None]] = []
@@ -97,12 +97,12 @@ def stream(
 
 
 def observed(run: Engine, events: Sequence[Event]) -> list[Outcome]:
-    """Everything that the policy says."""
+    """Return all outcomes of the policy."""
     return [*run.start(), *(outcome for event in events for outcome in run.observe(event))]
 
 
 def fired(outcomes: Sequence[Outcome]) -> list[tuple[str, str, int, dict[str, str]]]:
-    """Who decided at which step and on what, in order of the steps of each."""
+    """Return controller, trigger, step and values of each decision, sorted by controller and step."""
     decisions = [outcome for outcome in outcomes if isinstance(outcome, Decision)]
     shown = [(d.controller, d.trigger, d.step, {n: repr(v) for n, v in d.values.items()}) for d in decisions]
     return sorted(shown, key=lambda place: place[:3])
@@ -131,7 +131,7 @@ LOSS_RULES = (
 def test_rules_about_a_metric_fire_alike_whether_it_comes_at_once_or_late(
     losses: list[float], lag: int, evaluate_every: int, log_every: int
 ) -> None:
-    """At the same steps and on the same values; patience, holds, cooldowns and windows by steps included."""
+    """Steps and values agree, with patience, holds, cooldowns and windows by steps."""
     steps = [{"loss": loss} for loss in losses]
     shape: dict[str, Any] = {"evaluate_every": evaluate_every, "log_every": log_every}
     at_once = observed(engine(*LOSS_RULES), stream(steps, **shape))
@@ -141,7 +141,7 @@ def test_rules_about_a_metric_fire_alike_whether_it_comes_at_once_or_late(
 
 
 def test_a_decision_has_the_step_of_its_value_and_says_how_far_the_loop_had_come() -> None:
-    """In its record and its digest too; what came at once says nothing of it, so that old digests stay."""
+    """The record and the digest hold the lag; without a lag they omit it, so old digests remain valid."""
     events = stream([{"loss": 1.0}, {"loss": 9.0}, {"loss": 1.0}, {"loss": 1.0}], late=frozenset({"loss"}))
     (decision,) = observed(engine(rule("high", "loss > 3")), events)
     (at_once,) = observed(engine(rule("high", "loss > 3")), stream([{"loss": 1.0}, {"loss": 9.0}]))
@@ -156,7 +156,7 @@ def test_a_decision_has_the_step_of_its_value_and_says_how_far_the_loop_had_come
 
 
 def test_what_looks_at_values_of_the_host_alone_does_not_wait() -> None:
-    """Its decision stands at the event that came first."""
+    """Its decision is at the first event."""
     events = stream([{"loss": 9.0, "lr": 0.5}], late=frozenset({"loss"}))
     decided = observed(engine(rule("lr", "lr > 0.1"), rule("loss", "loss > 3"), rule("both", "loss * lr > 1")), events)
 
@@ -170,7 +170,7 @@ def test_what_looks_at_values_of_the_host_alone_does_not_wait() -> None:
     lag=st.integers(0, 3),
 )
 def test_each_rule_is_judged_once_a_step(late: list[set[str]], rules: list[str], lag: int) -> None:
-    """Never twice and never not at all, whichever metrics come late at which step."""
+    """A rule is judged neither twice nor not at all, whichever metrics come late at which step."""
     events: list[Event] = []
     for step, names in enumerate(late, 1):
         (first, *rest) = stream([dict.fromkeys("abc", 1.0)], late=frozenset(names))
@@ -188,7 +188,7 @@ def test_each_rule_is_judged_once_a_step(late: list[set[str]], rules: list[str],
 
 
 def test_a_metric_takes_a_step_once_and_whole() -> None:
-    """With the values of the host, those that came late, and the sample losses, as if all had come at once."""
+    """It gets host values, late values and sample losses as if they had come together."""
     losses = {step: SampleLosses(array("f", [1.0, 1.0, 4.0 * step]).tobytes()) for step in range(1, 8)}
     steps = [{"loss": float(step), "lr": 0.5} for step in range(1, 8)]
     rules = (
@@ -206,7 +206,7 @@ def test_a_metric_takes_a_step_once_and_whole() -> None:
 
 
 def test_a_series_begins_with_the_event_that_awaits_it() -> None:
-    """Another kind of event that carries the metric earlier on its way is not what the bare name means."""
+    """The bare name does not mean an earlier event of another kind that carries the metric."""
     first = Event("step_end", step=1, seq=0, attrs={AWAITED: ["loss"]})
     log = Event("log", step=1, seq=1, metrics={"loss": 100.0})
     late = Event("step_end", step=1, seq=2, value_lag=2, metrics={"loss": 1.0}, attrs={AWAITED: ["loss"], LATE_FOR: 0})
@@ -216,7 +216,7 @@ def test_a_series_begins_with_the_event_that_awaits_it() -> None:
 
 
 def test_another_name_of_the_learning_rate_is_awaited_like_its_own() -> None:
-    """Hugging Face logs it in full."""
+    """Hugging Face logs the full name."""
     events = stream([{"learning_rate": 0.5}], late=frozenset({"learning_rate"}))
     (decision,) = observed(engine(rule("c", "lr > 0.1")), events)
 
@@ -224,7 +224,7 @@ def test_another_name_of_the_learning_rate_is_awaited_like_its_own() -> None:
 
 
 def test_what_a_message_shows_is_waited_for() -> None:
-    """A rule that reads values of the host, and says something of one that is to come."""
+    """The rule reads host values, and its message shows a late one."""
     policy = rule("c", "lr > 0", more=', message: "loss {loss:.1f}"')
     (decision,) = observed(engine(policy), stream([{"loss": 2.0, "lr": 1.0}], late=frozenset({"loss"})))
 
@@ -247,7 +247,7 @@ def test_failures_and_warnings_come_once_and_say_the_lag() -> None:
 
 
 def test_values_that_never_come_leave_their_step_unjudged_and_others_as_they_are() -> None:
-    """A copy that failed, or a process that died before it was there."""
+    """A copy may fail, or a process may die before its completion."""
     events = [
         event
         for event in stream([{"loss": 9.0}] * 4, late=frozenset({"loss"}))
@@ -258,7 +258,7 @@ def test_values_that_never_come_leave_their_step_unjudged_and_others_as_they_are
 
 
 def test_late_values_of_an_event_that_nobody_has_seen_are_values_all_the_same() -> None:
-    """Their step was not seen, so nothing is judged at it; windows hold them."""
+    """Their step was not seen, so no rule is judged at it; windows hold them."""
     late = Event("step_end", step=1, seq=5, metrics={"loss": 9.0}, attrs={AWAITED: ["loss"], LATE_FOR: 0})
     following = Event("step_end", step=2, seq=6, metrics={"loss": 9.0})
     outcomes = observed(engine(rule("c", "loss > 3"), rule("two", "len(loss) == 2")), [late, following])
@@ -267,7 +267,7 @@ def test_late_values_of_an_event_that_nobody_has_seen_are_values_all_the_same() 
 
 
 def test_an_attempt_does_not_wait_for_what_the_one_before_has_lost() -> None:
-    """Numbers of events begin again with it."""
+    """Event numbers restart with an attempt."""
     (first, late) = stream([{"loss": 9.0}], late=frozenset({"loss"}))
     run = engine(rule("c", "loss > 3"))
     run.resume([first], keeps_controllers=True)
@@ -277,7 +277,7 @@ def test_an_attempt_does_not_wait_for_what_the_one_before_has_lost() -> None:
 
 
 def test_a_resume_folds_late_values_without_asking_anybody() -> None:
-    """Of another policy: series remember, and what is decided is decided anew."""
+    """The policy is another one: series are kept, and decisions are made anew."""
     run = engine(rule("c", "len(loss) == 3"))
     run.resume(stream([{"loss": 9.0}] * 2, late=frozenset({"loss"})), keeps_controllers=False)
     (first, late) = stream([{"loss": 9.0}], late=frozenset({"loss"}))

@@ -1,4 +1,4 @@
-"""Controller metrics: what they hold after which events, and how long they keep it."""
+"""Controller metrics compute their values from the right kinds of events and keep them until the next one."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from steptape.store.plan import Plan
 
 
 def history(size: int, events: Sequence[Event]) -> Any:
-    """The value of a HistoryBasedMetric after a stream."""
+    """Return the value of a HistoryBasedMetric after a stream."""
     metric = HistoryBasedMetric({"window_size": size}, Plan())
     value = None
     for event in events:
@@ -28,7 +28,7 @@ def history(size: int, events: Sequence[Event]) -> Any:
 
 
 def logs(*losses: float, epochs: Sequence[float | None] | None = None) -> list[Event]:
-    """One ``log`` event a loss, a tenth of an epoch apart."""
+    """Return one ``log`` event per loss, a tenth of an epoch apart."""
     return [
         Event("log", step=step, epoch=epochs[step] if epochs else step / 10, metrics={"loss": loss, "lr": 0.1})
         for step, loss in enumerate(losses)
@@ -36,7 +36,7 @@ def logs(*losses: float, epochs: Sequence[float | None] | None = None) -> list[E
 
 
 def test_a_history_window_drops_its_oldest_values() -> None:
-    """Losses, steps and epochs together."""
+    """Losses, steps and epochs are dropped together."""
     assert history(2, logs(3.0, 2.0, 1.0)) == {
         "training_loss": {"loss": [2.0, 1.0], "steps": [1, 2], "epoch": [0.1, 0.2]},
         "metrics": {},
@@ -46,7 +46,7 @@ def test_a_history_window_drops_its_oldest_values() -> None:
 
 @pytest.mark.parametrize(("size", "expected"), [(-1, [3.0, 2.0, 1.0]), (0, []), (1, [1.0]), (7, [3.0, 2.0, 1.0])])
 def test_a_history_window_may_be_unlimited_or_empty(size: int, expected: list[float]) -> None:
-    """Negative and zero, as in TrAC."""
+    """A negative size and zero mean the same as in TrAC."""
     assert history(size, logs(3.0, 2.0, 1.0))["training_loss"]["loss"] == expected
 
 
@@ -58,7 +58,7 @@ def test_a_log_without_loss_adds_nothing_but_makes_the_window() -> None:
 
 
 def test_the_same_loss_at_the_same_epoch_counts_once() -> None:
-    """Also when it is NaN, which TrAC would add again and again."""
+    """This holds for NaN too, which TrAC would add again and again."""
     nan = math.nan
     value = history(9, logs(1.0, 1.0, nan, nan, nan, 1.0, epochs=[0.1, 0.1, 0.2, 0.2, 0.3, 0.3]))
 
@@ -67,14 +67,14 @@ def test_the_same_loss_at_the_same_epoch_counts_once() -> None:
 
 
 def test_without_epochs_the_step_tells_two_logs_apart() -> None:
-    """A loop that has no epochs may log the same loss twice."""
+    """A loop without epochs may log the same loss twice."""
     events = [Event("log", step=step, metrics={"loss": 1.0}) for step in (1, 2, 2)]
 
     assert history(9, events)["training_loss"] == {"loss": [1.0, 1.0], "steps": [1, 2], "epoch": [None, None]}
 
 
 def test_evaluation_sets_that_take_turns_have_windows_of_their_own() -> None:
-    """Keys come and go; steps and epochs have an entry for every evaluation."""
+    """Keys appear and disappear; steps and epochs have an entry for every evaluation."""
     events = [
         Event("evaluate", step=1, epoch=0.1, metrics={"eval_a_loss": 5.0}),
         Event("evaluate", step=1, epoch=0.1, metrics={"eval_b_loss": 7.0}),
@@ -96,7 +96,7 @@ def test_evaluation_sets_that_take_turns_have_windows_of_their_own() -> None:
 
 
 def test_an_epoch_that_was_logged_as_a_metric_serves_where_the_event_has_none() -> None:
-    """Hugging Face logs it so."""
+    """Hugging Face logs it like this."""
     metric: Metric = Loss({}, Plan())
 
     assert metric.compute(Event("log", step=3, metrics={"loss": 1.0, "epoch": 0.5})) == {
@@ -108,7 +108,7 @@ def test_an_epoch_that_was_logged_as_a_metric_serves_where_the_event_has_none() 
 
 
 def test_loss_is_the_newest_log_that_has_one() -> None:
-    """Logs without it leave it as it is, and before the first it is not available."""
+    """Logs without a loss leave it unchanged, and before the first loss it is unavailable."""
     metric = Loss({}, Plan())
     values = [
         metric.compute(event)
@@ -119,7 +119,7 @@ def test_loss_is_the_newest_log_that_has_one() -> None:
 
 
 def test_training_state_has_the_keys_of_the_trainers_state() -> None:
-    """With what the loop declared, and None for what it did not."""
+    """The keys hold what the loop declared, and None otherwise."""
     metric = TrainingState({}, Plan(total_epochs=3, steps_per_epoch=10))
     metric.compute(Event("log", step=5, epoch=0.5, metrics={"loss": 1.0}))
 
@@ -153,7 +153,7 @@ def test_training_state_has_the_keys_of_the_trainers_state() -> None:
 
 
 def test_training_state_shows_what_an_adapter_tells_of_the_trainer() -> None:
-    """Until it tells something else, and never in the place of what the events themselves say."""
+    """It keeps a value until the next report, and never lets it replace values of the events themselves."""
     metric = TrainingState({}, Plan(total_steps=5))
     told = {"train_batch_size": 8, "max_steps": 9, "global_step": 77, "log_history": "none", "whatever": 1}
     metric.compute(Event("train_begin", attrs={"trainer_state": told}))
@@ -176,7 +176,7 @@ controllers:
 
 
 def fired(rule: str, trigger: str, events: Sequence[Event]) -> list[int]:
-    """The seq of each event at which a rule over the metrics above fires; failures are none."""
+    """Return the seq of each event at which a rule over the metrics above fires; the rule must not fail."""
     text = f"{POLICY}  - name: c\n    triggers: [{trigger}]\n    rule: |-\n      {rule}\n    operations: []\n"
     engine = Engine(parse_policy(text))
     outcomes = [*engine.start(), *(outcome for event in events for outcome in engine.observe(event))]
@@ -185,7 +185,7 @@ def fired(rule: str, trigger: str, events: Sequence[Event]) -> list[int]:
 
 
 def test_the_training_state_is_stale_inside_a_step() -> None:
-    """It is refreshed at step_end and the like, not at step_begin or optimizer_step."""
+    """It is refreshed at step_end and similar events, not at step_begin or optimizer_step."""
     events = [
         Event("step_begin", step=0, seq=0),
         Event("step_end", step=1, seq=1),
@@ -201,7 +201,7 @@ def test_the_training_state_is_stale_inside_a_step() -> None:
 
 
 def test_evaluation_metrics_come_from_their_source_event() -> None:
-    """And stay until its next one."""
+    """They stay until the next such event."""
     events = [
         Event("evaluate", seq=0, epoch=0.5, metrics={"eval_loss": 2.0}),
         Event("predict", seq=1, metrics={"test_loss": 3.0}),
@@ -214,14 +214,14 @@ def test_evaluation_metrics_come_from_their_source_event() -> None:
 
 
 def test_the_rank_is_that_of_the_events() -> None:
-    """0 before the first."""
+    """The rank is 0 before the first event."""
     assert fired("p.rank == 0", "on_init_end", []) == [-1]
     assert fired("p.rank == 3", "on_step_end", [Event("step_end", seq=0, rank=3)]) == [0]
 
 
 @given(st.lists(st.one_of(st.floats(), st.none()), max_size=60), st.integers(-1, 6))
 def test_a_history_window_is_the_end_of_all_that_was_logged(losses: list[float | None], size: int) -> None:
-    """Whatever the window size, NaN included."""
+    """This holds for any window size, with NaN."""
     events = [
         Event("log", step=step, epoch=float(step), metrics={} if loss is None else {"loss": loss})
         for step, loss in enumerate(losses)

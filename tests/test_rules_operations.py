@@ -1,4 +1,4 @@
-"""Operations: what they ask for, and what a log message can and cannot show."""
+"""Operations have effects, and LogControl renders bounded messages from names without reaching attributes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ NAMES = {
 
 
 def rendered(template: str) -> str:
-    """A message over the names above."""
+    """Render a message over the names above."""
     return LogControl({"log_format": template, "log_level": "INFO"}).message("n.should_log", NAMES).text
 
 
@@ -55,12 +55,12 @@ def rendered(template: str) -> str:
     ],
 )
 def test_a_message_looks_keys_up_and_says_what_is_missing(template: str, expected: str) -> None:
-    """And never fails."""
+    """It never fails."""
     assert rendered(template) == expected
 
 
 def test_a_message_is_bounded() -> None:
-    """A huge text keeps its ends."""
+    """A huge text is cut and keeps its ends."""
     assert len(rendered("{big}{big}")) <= 10_000
 
 
@@ -82,7 +82,7 @@ def test_a_message_is_bounded() -> None:
     ],
 )
 def test_a_malformed_message_is_refused_at_load(template: str) -> None:
-    """Positions, nested and oversized formats included."""
+    """Positional, nested and oversized formats are included."""
     with pytest.raises(PolicyError, match="operation 'n', log_format: "):
         parse_policy(
             f"operations: [{{name: n, class: LogControl, arguments: {{log_format: '{template}', log_level: INFO}}}}]"
@@ -100,7 +100,7 @@ def test_a_malformed_message_is_refused_at_load(template: str) -> None:
     ],
 )
 def test_a_message_cannot_reach_attributes(escape: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The way in which TrAC's messages print an environment secret."""
+    """TrAC's messages can print an environment secret this way."""
     monkeypatch.setenv("STEPTAPE_SECRET", "hidden")
     assert os.environ["STEPTAPE_SECRET"] == "hidden"
 
@@ -109,7 +109,7 @@ def test_a_message_cannot_reach_attributes(escape: str, monkeypatch: pytest.Monk
 
 @given(st.text(alphabet="{}[].!:w0s<>=-_f x", max_size=30))
 def test_a_template_is_refused_or_renders(template: str) -> None:
-    """No template and no value makes a message fail."""
+    """Neither a template nor a value makes a message fail."""
     try:
         operation = LogControl({"log_format": template, "log_level": "INFO"})
     except ValueError:
@@ -136,7 +136,7 @@ controllers:
 
 
 def test_a_decision_carries_its_rendered_messages_in_order() -> None:
-    """With the level in capitals, and what the event itself carried."""
+    """The level is in capitals, and the event's own attributes are available."""
     engine = Engine(parse_policy(POLICY))
 
     (logged,) = engine.observe(Event("log", step=3, epoch=0.5, metrics={"loss": 1.5, "lr": 0.1}))
@@ -160,19 +160,19 @@ def test_a_decision_carries_its_rendered_messages_in_order() -> None:
     ],
 )
 def test_each_action_has_its_effect(operation: str, effect: Effect) -> None:
-    """What the live side has to do."""
+    """The effect is the recorder's instruction."""
     assert parse_policy(POLICY).effects(operation) is effect
 
 
 @pytest.mark.parametrize("operation", ["hfcontrols.should_stop", "other.should_log", "note", ""])
 def test_an_action_that_is_not_there_has_no_effect(operation: str) -> None:
-    """It is an error to ask."""
+    """The request is an error."""
     with pytest.raises(TelemetryError, match="no such operation"):
         parse_policy(POLICY).effects(operation)
 
 
 def test_a_policy_can_give_the_default_operations_name_to_its_own() -> None:
-    """Then there is no other hfcontrols."""
+    """There is no other hfcontrols then."""
     text = "operations: [{name: hfcontrols, class: LogControl, arguments: {log_format: x, log_level: INFO}}]\n"
 
     assert parse_policy(text).effects("hfcontrols.should_log") is Effect.MESSAGE

@@ -35,7 +35,7 @@ PARAMS: dict[str, Param] = {"factor": 1.5, "limit": 3, "label": "x"}
 
 
 def compiled(text: str) -> Any:
-    """The value of a rule over the names above; it need not be a truth value."""
+    """Return the value of a rule over the names above; it need not be a bool."""
     names = Names()
     bound = bind(parse(text), NameScope(METRICS.keys(), PARAMS), is_condition=False)
     code = compile_rule(bound, names).code
@@ -48,17 +48,17 @@ def compiled(text: str) -> Any:
 
 
 def oracle(text: str) -> Any:
-    """What simpleeval's own evaluator gives over the same names and functions."""
+    """Return the value of simpleeval's own evaluator over the same names and functions."""
     functions = {name: function.plain for name, function in FUNCTIONS.items() if function.plain}
     operators = {**simpleeval.DEFAULT_OPERATORS, ast.Mod: modulo}  # Text % values is a listed departure.
     evaluator = simpleeval.EvalWithCompoundTypes(operators, names={**SERIES, **METRICS, **PARAMS})
-    # Its constructor puts Python's own constructors over ours.
+    # Its constructor replaces our functions by Python's constructors.
     evaluator.functions.update(functions)
     return evaluator.eval(text)
 
 
 def answer(evaluate: Callable[[str], Any], text: str) -> tuple[str, str]:
-    """The value with its type, exactly; or that there is none."""
+    """Return the exact value with its type, or that there is none."""
     try:
         value = evaluate(text)
     except Exception:
@@ -81,7 +81,7 @@ leaves = st.one_of(numbers, series, metric_numbers)
 
 
 def extended(inner: st.SearchStrategy[str]) -> st.SearchStrategy[str]:
-    """Expressions made of expressions."""
+    """Draw expressions composed of expressions."""
     binary = st.sampled_from(["+", "-", "*", "/", "//", "%", "**", "<<", ">>", "&", "|", "^"])
     comparison = st.sampled_from(["<", "<=", ">", ">=", "==", "!="])
     things = st.one_of(inner, collections, texts)
@@ -147,7 +147,7 @@ expressions = st.recursive(leaves, extended, max_leaves=12)
 @examples(600)
 @given(expressions)
 def test_compiled_rules_compute_what_simpleeval_computes(text: str) -> None:
-    """The same value of the same type, to the last bit, or a failure in both."""
+    """Both give the same value of the same type, to the last bit, or both fail."""
     assert answer(compiled, text) == answer(oracle, text)
 
 
@@ -191,7 +191,7 @@ def test_compiled_rules_compute_what_simpleeval_computes(text: str) -> None:
     ],
 )
 def test_corners_of_the_language_agree_with_simpleeval(text: str) -> None:
-    """What generated expressions hit too rarely."""
+    """Generated expressions are too rarely of these kinds."""
     assert answer(compiled, text) == answer(oracle, text)
 
 

@@ -1,4 +1,4 @@
-"""Policies as a whole: loading, params, digests, and the ones that are shipped."""
+"""A policy file loads with its params, has a digest of its meaning, and may be one of the shipped policies."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ controllers:
 
 
 def test_a_policy_says_what_it_declares() -> None:
-    """Defaults filled in, params resolved."""
+    """Defaults are filled in, params resolved."""
     policy = parse_policy(TEXT, source="p.yaml")
 
     assert (policy.name, policy.source, policy.text) == ("example", "p.yaml", TEXT)
@@ -82,7 +82,7 @@ def test_a_policy_says_what_it_declares() -> None:
     ],
 )
 def test_the_digest_does_not_see_what_means_nothing(change: tuple[str, str]) -> None:
-    """Comments, blanks, quoting, order of mappings, defaults written out."""
+    """Comments, blanks, quoting, order of mappings and explicit defaults do not count."""
     changed = TEXT.replace(*change)
 
     assert changed != TEXT
@@ -126,12 +126,12 @@ def test_the_digest_sees_every_change_of_meaning(change: tuple[str, str]) -> Non
 
 
 def test_the_digest_is_a_promise() -> None:
-    """It stands in recorded runs, so it may change only together with the version of the semantics."""
+    """It is stored in recorded runs, so it may change only together with the version of the semantics."""
     assert parse_policy(TEXT).digest == "08c465ea4556bba9afb5fcab34e2862f88944881c70fa29a7a1e9423abc4bf6f"
 
 
 def test_params_can_be_overridden_and_count_for_the_digest() -> None:
-    """As if the file had said so; a whole number may become a float, and numpy's are numbers too."""
+    """The effect is that of an edited file; a whole number may become a float, and numpy's numbers work too."""
     overridden = parse_policy(TEXT, params={"spike": 3, "window": 20})
 
     assert overridden.params["spike"] == 3
@@ -149,7 +149,7 @@ def test_params_can_be_overridden_and_count_for_the_digest() -> None:
     ],
 )
 def test_an_override_that_does_not_fit_is_refused(params: dict[str, Param], message: str) -> None:
-    """Unknown names and other types, at the file's params."""
+    """Unknown names and other types are reported at the file's params."""
     with pytest.raises(PolicyError) as caught:
         parse_policy(TEXT, source="p.yaml", params=params)
 
@@ -157,13 +157,13 @@ def test_an_override_that_does_not_fit_is_refused(params: dict[str, Param], mess
 
 
 def test_an_override_that_makes_no_window_is_refused_where_it_is_used() -> None:
-    """The rule says why."""
+    """The error is that of the rule."""
     with pytest.raises(PolicyError, match=r"p\.yaml:21:37: controller 'c', rule: not a window length; got 'window'"):
         parse_policy(TEXT.replace("{window_size: window}", "{}"), source="p.yaml", params={"window": 2.5})
 
 
 def test_a_policy_travels_between_processes() -> None:
-    """With its overrides, as its text."""
+    """It is pickled as its text with its overrides."""
     policy = parse_policy(TEXT, source="p.yaml", params={"spike": 3.0})
 
     copy = pickle.loads(pickle.dumps(policy))
@@ -174,7 +174,7 @@ def test_a_policy_travels_between_processes() -> None:
 
 
 def test_anchors_aliases_and_merges_work() -> None:
-    """As in TrAC, which uses the same YAML."""
+    """TrAC uses the same YAML."""
     text = """
 controllers:
   - &first
@@ -195,7 +195,7 @@ controllers:
 
 
 def test_what_is_left_empty_where_that_is_harmless_is_empty() -> None:
-    """A list whose entries are all commented out."""
+    """A list whose entries are all commented out is an example."""
     policy = parse_policy("params:\ncontroller_metrics:\noperations:\ndescription:\ncontrollers: []\n")
 
     assert [operation.name for operation in policy.operations] == ["hfcontrols"]
@@ -203,7 +203,7 @@ def test_what_is_left_empty_where_that_is_harmless_is_empty() -> None:
 
 
 def test_a_file_loads_with_its_path_as_source_and_without_its_byte_order_mark(tmp_path: Path) -> None:
-    """Editors on Windows leave one."""
+    """Editors on Windows write one."""
     path = tmp_path / "policy.yaml"
     path.write_bytes(b"\xef\xbb\xbf" + TEXT.replace("\n", "\r\n").encode())
 
@@ -214,7 +214,7 @@ def test_a_file_loads_with_its_path_as_source_and_without_its_byte_order_mark(tm
 
 
 def test_the_shipped_policies_load() -> None:
-    """By name, each with controllers and without warnings for their authors."""
+    """Each has its name and controllers, and loads without warnings."""
     policies = {name: load_policy(path) for name, path in shipped_policies().items()}
 
     assert {"loss_spike", "trac_fig3", "trac_fig4"} <= set(policies)
@@ -222,7 +222,7 @@ def test_the_shipped_policies_load() -> None:
 
 
 def test_the_paper_s_fig_4_is_shipped_unmodified_but_for_its_layout() -> None:
-    """Every token of the figure, in its order."""
+    """Every token of the figure is there, in its order."""
     figure = """
     controller_metrics: - name: eval_loss_window class: HistoryBasedMetric arguments: window_size: 10 controllers:
     - name: save_when_eval_drop_15 triggers: - on_step_end rule: len(eval_loss_window["metrics"]["eval_loss"]) > 1 and

@@ -1,4 +1,4 @@
-"""One number from a window: exact, in one order, and NaN wherever a NaN is."""
+"""Reductions of a window are exact, summed in one fixed order, and NaN if any value is NaN."""
 
 from __future__ import annotations
 
@@ -37,20 +37,20 @@ windows = st.lists(st.floats(-1e6, 1e6), min_size=2, max_size=60)
 
 
 def loop_sum(values: Sequence[float]) -> float:
-    """Plain additions in C, left to right: another implementation of the same order."""
+    """Return the sum by additions in C from left to right: another implementation of the same order."""
     return list(itertools.accumulate(values, initial=0.0))[-1]
 
 
 @given(windows)
 def test_the_sum_adds_left_to_right_and_nothing_else(values: list[float]) -> None:
-    """Bit for bit what repeated addition gives, on every version of Python."""
+    """It equals repeated addition bit for bit, on every version of Python."""
     result = reductions.total(values)
 
     assert result.hex() == loop_sum(values).hex()
 
 
 def test_the_sum_is_not_pythons_own_which_changed() -> None:
-    """Python 3.12 compensates and gives 1.0 here; numpy's pairwise order gives other bits again."""
+    """Python 3.12 compensates and returns 1.0 here; numpy's pairwise order has other bits again."""
     values = [0.1] * 10
 
     assert reductions.total(values) == 0.9999999999999999
@@ -58,14 +58,14 @@ def test_the_sum_is_not_pythons_own_which_changed() -> None:
 
 @given(windows)
 def test_the_mean_is_the_sum_divided_by_the_length(values: list[float]) -> None:
-    """No other formula, bit for bit."""
+    """It equals that formula bit for bit."""
     assert reductions.mean(values).hex() == (loop_sum(values) / len(values)).hex()
 
 
 @given(windows)
 @example([0.0, 0.0, 7.8e-158])  # The square is denormal, and has few digits.
 def test_reductions_are_near_the_exact_values(values: list[float]) -> None:
-    """Against fractions, within what left-to-right additions of floats can lose."""
+    """The reference is computed with fractions; the tolerance is the possible loss of left-to-right float additions."""
     exact = [Fraction(value) for value in values]
     mean = sum(exact) / len(exact)
     variance = sum((value - mean) ** 2 for value in exact) / len(exact)
@@ -80,7 +80,7 @@ def test_reductions_are_near_the_exact_values(values: list[float]) -> None:
 
 @given(windows)
 def test_least_and_greatest_are_members(values: list[float]) -> None:
-    """The same as Python's own while no NaN is there."""
+    """They equal Python's own as long as there is no NaN."""
     assert (reductions.least(values), reductions.greatest(values)) == (min(values), max(values))
 
 
@@ -89,7 +89,7 @@ def test_least_and_greatest_are_members(values: list[float]) -> None:
 def test_a_nan_anywhere_in_a_window_gives_nan(
     reduce: Callable[[Sequence[float]], float], values: list[float], data: st.DataObject
 ) -> None:
-    """The place of the NaN does not matter, nor do infinities beside it."""
+    """The position of the NaN does not matter, nor do infinities in the same window."""
     place = data.draw(st.integers(0, len(values)))
     window = [*values[:place], math.nan, *values[place:], math.inf]
 
@@ -116,7 +116,7 @@ def test_an_infinity_in_a_window_follows_float_arithmetic(
 
 @pytest.mark.parametrize("reduce", REDUCTIONS)
 def test_an_empty_window_is_undefined(reduce: Callable[[Sequence[float]], float]) -> None:
-    """There is no number to give."""
+    """There is no number to return."""
     with pytest.raises(Undefined):
         reduce([])
 
@@ -161,7 +161,7 @@ print(len(outcomes), policy.digest, decision_digest(outcomes), [outcome.message 
 
 
 def interpreters() -> list[str]:
-    """Other versions of Python on this machine, as far as they start."""
+    """Return other versions of Python on this machine that start."""
     names = ("python3.11", "python3.12", "python3.13", "python3.14")
     roots = [*os.environ.get("PATH", "").split(os.pathsep), *map(str, Path.home().glob(".pyenv/versions/*/bin"))]
     found = {name: str(path) for name in names for root in roots if (path := Path(root, name)).is_file()}

@@ -1,4 +1,4 @@
-"""Metrics and operations of one's own: how they become known, what is refused, and what becomes of one that fails."""
+"""User-defined metrics and operations are registered or refused with a reason, and their failures are contained."""
 
 from __future__ import annotations
 
@@ -26,25 +26,25 @@ PAGE = (Path(__file__).parents[1] / "LANGUAGE.md").read_text(encoding="utf-8")
 
 
 def section(title: str) -> str:
-    """A section of the page."""
+    """Return a section of the page."""
     return re.split(r"^#+ (?=[A-Z])", PAGE.split(f"### {title}\n", 1)[1], maxsplit=1, flags=re.MULTILINE)[0]
 
 
 def run_page(title: str) -> str:
-    """Run the Python of a section; its policy is what comes back."""
+    """Run the Python of a section and return its policy."""
     text = section(title)
     exec(re.findall(r"```python\n(.*?)```", text, re.DOTALL)[0], {"__name__": "page"})
     return str(re.findall(r"```text\n(.*?)```", text, re.DOTALL)[0])
 
 
 def evaluations(*losses: float) -> list[Event]:
-    """One evaluation a loss."""
+    """Return one evaluation per loss."""
     return [Event("evaluate", seq=seq, metrics={"eval_loss": loss}) for seq, loss in enumerate(losses)]
 
 
 @register_metric
 class Sum(Metric):
-    """The sum of ``value`` over steps; fails at a negative one."""
+    """The sum of ``value`` over steps; fails at a negative value."""
 
     arguments = {  # noqa: RUF012 - as a user writes it
         "scale": Argument(ArgumentType.NUMBER, 1.0),
@@ -55,12 +55,12 @@ class Sum(Metric):
 
     @classmethod
     def validate(cls, arguments: Any) -> None:
-        """Some arguments do not go together."""
+        """Refuse combinations of arguments."""
         if arguments["rounded"] and arguments["scale"] < 1:
             raise ValueError("a rounded sum needs a scale of 1 or more")
 
     def compute(self, event: Event) -> Any:
-        """The sum so far."""
+        """Return the sum so far."""
         value = event.metrics["value"]
         if value < 0:
             raise ArithmeticError(f"negative: {value}")
@@ -69,7 +69,7 @@ class Sum(Metric):
 
 
 def policy_with(arguments: str, rule: str = "s > 2", params: str = "{}") -> str:
-    """A policy over one ``Sum``."""
+    """Return a policy over one ``Sum``."""
     return f"""params: {params}
 controller_metrics:
   - {{name: s, class: Sum, arguments: {arguments}}}
@@ -79,14 +79,14 @@ controllers:
 
 
 def fired(text: str, *values: float) -> list[int]:
-    """The seq of each step at which something fires."""
+    """Return the seq of each step at which a controller fires."""
     engine = Engine(parse_policy(text))
     events = [Event("step_end", seq=seq, metrics={"value": value}) for seq, value in enumerate(values)]
     return [o.seq for event in events for o in engine.observe(event) if isinstance(o, Decision)]
 
 
 def test_the_metric_of_the_page_does_what_the_page_says() -> None:
-    """It stops at the third evaluation that is no better, and refuses a negative tolerance at its line."""
+    """It stops at the third evaluation without improvement, and refuses a negative tolerance at its line."""
     policy = run_page("Metrics of your own")
     engine = Engine(parse_policy(policy))
 
@@ -98,7 +98,7 @@ def test_the_metric_of_the_page_does_what_the_page_says() -> None:
 
 
 def test_the_operation_of_the_page_is_known_with_its_effects() -> None:
-    """And an action that is not declared is taken to change the training."""
+    """An undeclared action is assumed to change the training."""
     policy = parse_policy(run_page("Operations of your own"))
 
     assert policy.effects("pager.should_page") is Effect.NOTIFY
@@ -110,7 +110,7 @@ def test_the_operation_of_the_page_is_known_with_its_effects() -> None:
     [("{}", [2]), ("{scale: 3}", [0, 1, 2]), ("{scale: 1.4, rounded: true}", [1, 2]), ("{scale: factor}", [0, 1, 2])],
 )
 def test_arguments_may_be_numbers_and_truth_values_or_name_a_param(arguments: str, expected: list[int]) -> None:
-    """Declared as such; what the file leaves out has its default."""
+    """They are declared as such; omitted arguments have their defaults."""
     assert fired(policy_with(arguments, params="{factor: 3}"), 1, 1, 1) == expected
 
 
@@ -125,13 +125,13 @@ def test_arguments_may_be_numbers_and_truth_values_or_name_a_param(arguments: st
     ],
 )
 def test_wrong_arguments_are_refused_at_their_place(arguments: str, problem: str) -> None:
-    """Each by its type, then all of them by the class."""
+    """Each is checked by its type, then all of them by the class."""
     with pytest.raises(PolicyError, match=re.escape(problem)):
         parse_policy(policy_with(arguments))
 
 
 def test_a_metric_that_fails_is_recorded_once_and_not_available_until_it_works_again() -> None:
-    """Other rules go on, and the failures are counted under its name."""
+    """Other rules continue, and the failures are counted under the metric's name."""
     text = policy_with("{}", rule="s > 0") + "  - {name: d, triggers: [on_step_end], rule: value < 0, operations: []}\n"
     engine = Engine(parse_policy(text, source="p.yaml"))
     events = [Event("step_end", seq=seq, metrics={"value": value}) for seq, value in enumerate([1.0, -1.0, -2.0, 3.0])]
@@ -151,7 +151,7 @@ def test_a_metric_that_fails_is_recorded_once_and_not_available_until_it_works_a
 
 
 def test_the_version_of_a_class_is_part_of_the_digest(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A metric that computes something else makes another policy."""
+    """A metric with another computation makes another policy."""
     before = parse_policy(policy_with("{}"))
     monkeypatch.setattr(Sum, "version", "2")
 
@@ -159,7 +159,7 @@ def test_the_version_of_a_class_is_part_of_the_digest(monkeypatch: pytest.Monkey
 
 
 def test_a_class_that_is_defined_again_takes_the_place_of_the_former() -> None:
-    """As when the cell of a notebook runs again."""
+    """A rerun notebook cell does this."""
     for factor in (1.0, 2.0):
 
         @register_metric
@@ -176,34 +176,34 @@ def test_a_class_that_is_defined_again_takes_the_place_of_the_former() -> None:
 
 
 class Loss(Metric):
-    """Called like one of steptape's."""
+    """A metric named like one of steptape's."""
 
     kinds = frozenset({"log"})
 
     def compute(self, event: Event) -> None:
-        """Nothing."""
+        """Return None."""
 
 
 class Abstract(Metric):
-    """Computes nothing."""
+    """A metric without ``compute``."""
 
     kinds = frozenset({"log"})
 
 
 class Idle(Loss):
-    """At no event."""
+    """A metric without kinds of events."""
 
     kinds = frozenset()
 
 
 class Odd(Loss):
-    """At an event that there is not."""
+    """A metric with an unknown kind of event."""
 
     kinds = frozenset({"on_log"})
 
 
 class Loose(Loss):
-    """Its arguments are not declared as such."""
+    """A metric whose arguments are not declared as ``Argument``."""
 
     arguments = {"size": 3}  # type: ignore[dict-item]  # noqa: RUF012 - as a user writes it
 
@@ -220,23 +220,23 @@ class Loose(Loss):
     ],
 )
 def test_a_metric_that_cannot_serve_is_refused_where_it_is_registered(wrong: Any, message: str) -> None:
-    """And not when a policy asks for it."""
+    """The error does not wait for a policy that uses it."""
     with pytest.raises(TelemetryError, match=re.escape(message)):
         register_metric(wrong)
 
 
 class Nothing(Operation):
-    """No action."""
+    """An operation without an action."""
 
 
 class Talks(Operation):
-    """An action that only LogControl can have."""
+    """An operation with an effect reserved for LogControl."""
 
     actions = {"should_say": Effect.MESSAGE}  # noqa: RUF012 - as a user writes it
 
 
 class Hollow(Operation):
-    """An action without a method."""
+    """An operation whose action lacks a method."""
 
     actions = {"should_do": Effect.NOTIFY}  # noqa: RUF012 - as a user writes it
 
@@ -251,13 +251,13 @@ class Hollow(Operation):
     ],
 )
 def test_an_operation_that_cannot_serve_is_refused_where_it_is_registered(wrong: Any, message: str) -> None:
-    """Likewise."""
+    """The error does not wait for a policy that uses it."""
     with pytest.raises(TelemetryError, match=re.escape(message)):
         register_operation(wrong)
 
 
 def install(folder: Path, package: str, code: str, group: str, *points: str) -> None:
-    """Put a distribution where Python finds it, as an installer does."""
+    """Install a distribution into a folder, as an installer does."""
     (folder / f"{package}.py").write_text(code)
     about = folder / f"{package}-1.0.dist-info"
     about.mkdir()
@@ -283,7 +283,7 @@ class Siren(Operation):
 
 
 def check(folder: Path, text: str) -> subprocess.CompletedProcess[str]:
-    """``steptape check`` of a policy, with the folder's distributions installed."""
+    """Run ``steptape check`` on a policy, with the folder's distributions installed."""
     policy = folder / "policy.yaml"
     policy.write_text(text)
     command = [sys.executable, "-m", "steptape", "check", str(policy)]
@@ -292,7 +292,7 @@ def check(folder: Path, text: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_an_installed_package_offers_its_classes_to_every_policy(tmp_path: Path) -> None:
-    """The command line finds them too, and names them where one is misspelt."""
+    """The command line finds them too, and suggests them for a misspelt name."""
     install(tmp_path, "doubling", METRIC, "steptape.metrics", "Doubled = doubling:Doubled", "Broken = nowhere:Broken")
     install(tmp_path, "wailing", OPERATION, "steptape.operations", "Siren = wailing:Siren")
     text = "controller_metrics: [{name: d, class: Doubled}]\noperations: [{name: s, class: Siren}]\n"
@@ -307,7 +307,7 @@ def test_an_installed_package_offers_its_classes_to_every_policy(tmp_path: Path)
 
 
 def test_an_entry_point_that_two_packages_offer_or_that_is_called_otherwise_is_refused(tmp_path: Path) -> None:
-    """Which one is meant would hang on the order of folders."""
+    """The choice would depend on the order of folders."""
     install(tmp_path, "one", METRIC, "steptape.metrics", "Doubled = one:Doubled", "Twofold = one:Doubled")
     install(tmp_path, "two", METRIC, "steptape.metrics", "Doubled = two:Doubled")
     text = "controller_metrics: [{name: d, class: Doubled}]\n"

@@ -1,4 +1,4 @@
-"""A policy file comes from anybody: it cannot reach out, blow up, or change what it sees."""
+"""An untrusted policy file cannot escape the language, exhaust resources, or change the data that it reads."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ controller_metrics:
 """
 
 
-#: What takes a moment where it is bounded, and years where it is not, is ended when it has computed for so long.
+#: CPU seconds after which a computation is ended: bounded ones take a moment, unbounded ones years.
 ENDS_AFTER_S: Final = 60.0
 
 
 @contextlib.contextmanager
 def ending() -> Iterator[None]:
-    """Fail what does not end by itself, by the processor's time: it does not matter how busy the machine is."""
+    """Fail a computation that does not end, by CPU time, so that a busy machine does not matter."""
 
     def fail(_signal: int, _frame: FrameType | None) -> None:
         pytest.fail(f"it has computed for {ENDS_AFTER_S:g} s")
@@ -50,7 +50,7 @@ def ending() -> Iterator[None]:
 
 
 def policy(rule: str, more: str = "") -> str:
-    """A policy with one rule, whatever is in it."""
+    """Return a policy with one rule of any text."""
     body = "\n      ".join(rule.splitlines()) or '""'
     controller = f"  - name: c\n    triggers: [on_step_end]\n    rule: |-\n      {body}\n    operations: []\n"
     return f"{HEAD}controllers:\n{controller}{more}"
@@ -154,7 +154,7 @@ def policy(rule: str, more: str = "") -> str:
     ],
 )
 def test_what_could_reach_out_or_blow_up_is_refused_at_load(rule: str) -> None:
-    """Every known escape of expression languages, quickly and as one of our own errors."""
+    """Every known escape of expression languages is refused quickly, with one of our own errors."""
     with ending(), pytest.raises(PolicyError):
         parse_policy(policy(rule))
 
@@ -167,7 +167,7 @@ EVENTS = [
 
 
 def run(rule: str) -> Any:
-    """The outcomes of a rule at a step, after a log and an evaluation."""
+    """Return the outcomes of a rule at a step, after a log and an evaluation."""
     engine = Engine(parse_policy(policy(rule)), Plan())
     return [outcome for event in EVENTS for outcome in engine.observe(event)]
 
@@ -217,7 +217,7 @@ def run(rule: str) -> Any:
     ],
 )
 def test_what_grows_out_of_bounds_or_fails_is_recorded_and_nothing_else(rule: str) -> None:
-    """At once, and the training goes on."""
+    """The error comes at once, and the training continues."""
     with ending():
         outcomes = run(rule)
 
@@ -226,12 +226,12 @@ def test_what_grows_out_of_bounds_or_fails_is_recorded_and_nothing_else(rule: st
 
 @pytest.mark.parametrize("rule", ["w.keys.x == 1", "l.keys == 1", "s.items.x == 1", "w['items'] == 1"])
 def test_an_attribute_is_a_key_and_never_a_method(rule: str) -> None:
-    """A missing key is undefined, even when a dictionary has a method of that name."""
+    """A missing key is undefined, even if dictionaries have a method of that name."""
     assert run(rule) == []
 
 
 def test_a_rule_cannot_change_what_it_sees() -> None:
-    """Whatever operators and methods are left: the metrics afterwards are those that no rule ever saw."""
+    """No allowed operator or method does: the metrics afterwards equal those that no rule ever saw."""
     rules = [
         "sorted(w.training_loss.loss) == [] or True",
         "(w.training_loss.loss + [1]) == [] or True",
@@ -324,7 +324,7 @@ def test_a_rule_cannot_change_what_it_sees() -> None:
     ],
 )
 def test_yaml_that_could_blow_up_is_refused(text: str, message: str) -> None:
-    """Alias bombs, deep nesting, tags that build objects, files too long."""
+    """The cases are alias bombs, deep nesting, tags that build objects, and overlong files."""
     with ending():
         if message == "controllers":
             assert parse_policy(text).params["a"] == "1:99999999999999999999:0.5e"
@@ -353,7 +353,7 @@ fragments = st.lists(st.sampled_from([*WORDS.split(), "\n", "\u2028", "\x0c"]), 
 @example("w[...] == 1")
 @example("w[1:2, ::3] == 1")
 def test_any_rule_loads_or_is_refused_and_then_runs_without_an_exception(rule: str) -> None:
-    """Only our own errors come out of the loader, and none at all of the engine."""
+    """The loader raises only our own errors, the engine none at all."""
     text = (
         f"{HEAD}controllers:\n  - name: c\n    triggers: [on_step_end]\n    rule: {quoted(rule)}\n    operations: []\n"
     )
@@ -364,7 +364,7 @@ def test_any_rule_loads_or_is_refused_and_then_runs_without_an_exception(rule: s
 
 
 def quoted(text: str) -> str:
-    """Text as a double-quoted YAML scalar."""
+    """Return text as a double-quoted YAML scalar."""
     escapes = {"\\": "\\\\", '"': '\\"', "\n": "\\n", "\x0c": "\\f", "\u2028": "\\L"}
     return '"' + "".join(escapes.get(character, character) for character in text) + '"'
 
@@ -378,6 +378,6 @@ on_log loss>1 --- ...
 @examples(300)
 @given(st.lists(st.sampled_from([*YAML.split(), "\n", "\n", "  ", "\t"]), max_size=40).map(" ".join))
 def test_any_text_loads_or_is_refused(text: str) -> None:
-    """No other exception comes out, whatever the file holds."""
+    """No other exception is raised, whatever the file holds."""
     with contextlib.suppress(PolicyError):
         assert parse_policy(text).digest

@@ -1,4 +1,4 @@
-"""What the author of a test file is told: every mistake, at its very place."""
+"""Every mistake in a test file is reported at its exact place."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ HEAD = "policy: loss_spike\ntests:\n"
 
 
 def problems(text: str) -> list[str]:
-    """The lines of the error that a file gives, without its name; none when it loads."""
+    """Return the lines of a file's error, without its name; empty if it loads."""
     try:
         parse_tests(text, source="t.yaml")
     except PolicyError as error:
@@ -22,19 +22,19 @@ def problems(text: str) -> list[str]:
 
 
 def one(body: str) -> list[str]:
-    """The problems of a file with one test, whose keys begin on line 4."""
+    """Return the problems of a file with one test, whose keys begin on line 4."""
     return problems(f"{HEAD}  - name: t\n" + "".join(f"    {line}\n" for line in body.splitlines()))
 
 
 def the(body: str) -> ScenarioTest:
-    """The one test with these keys."""
+    """Return the one test with these keys."""
     text = f"{HEAD}  - name: t\n" + "".join(f"    {line}\n" for line in body.splitlines())
     (test,) = parse_tests(text)
     return test
 
 
 def test_all_mistakes_of_a_file_are_told_together_each_at_its_place() -> None:
-    """The famous one."""
+    """The file has many mistakes, and the whole error is compared."""
     text = """\
 policy: loss_spike
 tests:
@@ -107,7 +107,7 @@ tests:
     ],
 )
 def test_a_mistake_is_told_at_its_place(body: str, problem: str) -> None:
-    """One at a time."""
+    """Each file has one mistake."""
     assert problem in "\n".join(one(body))
 
 
@@ -123,12 +123,12 @@ def test_a_mistake_is_told_at_its_place(body: str, problem: str) -> None:
     ],
 )
 def test_a_batch_of_samples_that_is_none_is_refused(samples: str, problem: str) -> None:
-    """In the words of the series."""
+    """The error has the wording of the series."""
     assert problem in "\n".join(one(f"series: {{loss: 1}}\nsamples: {samples}\nexpect: []"))
 
 
 def test_a_file_may_not_ask_for_more_than_fits_into_memory() -> None:
-    """Values and expected decisions are bounded for the file as a whole, however few characters write them."""
+    """Values and expected decisions are limited for the whole file, however short their notation."""
     many = "series: {" + ", ".join(f"a{number}: 1x100000" for number in range(11)) + "}\nexpect: []"
     wide = (
         "series: {loss: 1}\nexpect: [{step: 1-90000, controller: loss_spike}, {step: 1-90000, controller: loss_spike}]"
@@ -152,12 +152,12 @@ def test_a_file_may_not_ask_for_more_than_fits_into_memory() -> None:
     ],
 )
 def test_a_file_that_is_no_file_of_tests_is_refused(text: str, problem: str) -> None:
-    """In the same form."""
+    """The error has the same form."""
     assert problem in "\n".join(problems(text))
 
 
 def test_the_policy_is_looked_for_beside_the_file_first(tmp_path: Path) -> None:
-    """A file of the same name as a shipped policy wins; its own problems are told as its own."""
+    """A file with the name of a shipped policy wins; its problems are reported under its own name."""
     tests = tmp_path / "x.test.yaml"
     tests.write_text("policy: loss_spike\ntests: []\n")
     assert load_tests(tests) == []
@@ -168,7 +168,7 @@ def test_the_policy_is_looked_for_beside_the_file_first(tmp_path: Path) -> None:
 
 
 def test_a_series_has_the_clock_that_its_key_says() -> None:
-    """Steps, evaluations, and any other kind of event."""
+    """The clock may be steps, evaluations, or any other kind of event."""
     keys = "loss: 1 2 3\neval/loss@2: 4\nlr@log: 5 6\nx@step_end:3: 7\na@b@log:2: 8"
     test = the("series:\n" + "".join(f"  {line}\n" for line in keys.splitlines()) + "expect: []")
     clocks = [(entry.name, entry.kind, entry.every) for entry in test.scenario.series]
@@ -184,7 +184,7 @@ def test_a_series_has_the_clock_that_its_key_says() -> None:
 
 
 def test_the_events_are_those_of_a_loop_in_its_order() -> None:
-    """What is before a step has the step before; what nobody logged is absent; time and epochs go on with the steps."""
+    """Events before a step have the preceding step; unlogged values are absent; time and epochs advance by step."""
     test = the(
         "series: {loss: 1 _ 3, eval_loss@2: 9}\nevents: {save: 2, epoch_begin: 2, epoch_end: 2, optimizer_step: 3}\n"
         "plan: {steps_per_epoch: 2}\nstep_s: 0.5\nexpect: []"

@@ -1,4 +1,4 @@
-"""The notation of series in tests of rules: what every token stands for, and where a wrong one is."""
+"""The notation of series in tests of rules parses to exact values, and a wrong token is reported with its place."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from steptape.rules.scenarios.notation import MAX_VALUES, NotationError, parse_v
     ],
 )
 def test_a_token_stands_for_as_many_values_as_it_says(text: str, values: list[float | None]) -> None:
-    """COUNT is the number of values, of a repetition and of a ramp alike."""
+    """COUNT is the number of values, in a repetition as in a ramp."""
     assert list(parse_values(text)) == values
 
 
 def test_nan_is_a_value_and_an_underscore_is_none() -> None:
-    """Logged as NaN is one thing, not logged another."""
+    """A logged NaN differs from a missing value."""
     first, second = parse_values("nan _")
 
     assert first is not None
@@ -60,7 +60,7 @@ def test_nan_is_a_value_and_an_underscore_is_none() -> None:
     ],
 )
 def test_a_token_that_is_wrong_is_named_with_its_place(text: str, offset: int, message: str) -> None:
-    """The offset of the token, or of its count."""
+    """The offset is that of the token, or of its count."""
     with pytest.raises(NotationError) as caught:
         parse_values(text)
 
@@ -76,7 +76,7 @@ hundredths = st.integers(-10_000, 10_000)
 
 
 def ramp(start: int, step: int, count: int) -> tuple[str, list[float]]:
-    """A ramp in hundredths, and the floats that its values are written as."""
+    """Return a ramp in hundredths, and its values as floats."""
     text = f"{start / 100:.2f}{'+' if step >= 0 else '-'}{abs(step) / 100:.2f}x{count}"
     return text, [float(f"{(start + step * index) / 100:.2f}") for index in range(count)]
 
@@ -86,7 +86,7 @@ tokens = st.one_of(repetitions, specials, st.builds(ramp, hundredths, hundredths
 
 @given(st.lists(tokens, min_size=1, max_size=20))
 def test_what_is_written_is_what_is_read(parts: list[tuple[str, list[float | None]]]) -> None:
-    """Every value comes back as the float that its decimal digits name."""
+    """Every value is parsed to the float that its decimal digits denote."""
     text = " ".join(token for token, _ in parts)
 
     assert list(parse_values(text)) == [value for _, values in parts for value in values]
@@ -94,7 +94,7 @@ def test_what_is_written_is_what_is_read(parts: list[tuple[str, list[float | Non
 
 @given(st.text(alphabet="0123456789.+-exnaif_ \n", max_size=40))
 def test_any_text_is_read_or_refused_at_a_place_inside_it(text: str) -> None:
-    """No other exception, never more than the limit."""
+    """No other exception is raised, and the limit holds."""
     offset = 0
     try:
         count = len(parse_values(text))

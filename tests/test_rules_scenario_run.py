@@ -1,4 +1,4 @@
-"""Tests of rules are played by the engine itself, and say exactly what differs."""
+"""The engine itself runs tests of rules, and the result lists exactly what differs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ controllers:
 
 @pytest.fixture
 def result(tmp_path: Path) -> Play:
-    """A function that runs one test with these keys, on the policy above."""
+    """A function that runs one test with these keys on the policy above."""
     (tmp_path / "policy.yaml").write_text(POLICY)
 
     def run(body: str) -> ScenarioResult:
@@ -38,13 +38,13 @@ def result(tmp_path: Path) -> Play:
 
 
 def places(comparisons: tuple[Comparison, ...]) -> list[tuple[int, str]]:
-    """Step and controller of each."""
+    """Return step and controller of each comparison."""
     pairs = [(entry.step, entry.decision or entry.expected) for entry in comparisons]
     return [(step, told.controller) for step, told in pairs if told is not None]
 
 
 def test_what_is_expected_and_happens_passes(result: Play) -> None:
-    """With operations and trigger, with neither, and over a range of steps."""
+    """Expectations may have operations and trigger, neither, or a range of steps."""
     outcome = result("""series: {loss: 1 9 9 1 9}
 expect:
   - {step: 2-3, controller: high}
@@ -55,7 +55,7 @@ expect:
 
 
 def test_missing_unexpected_and_different_decisions_are_told_apart(result: Play) -> None:
-    """Each with its step."""
+    """Each has its step."""
     outcome = result("""series: {loss: 1 9 1 9}
 expect:
   - {step: 1, controller: high}
@@ -68,7 +68,7 @@ expect:
 
 
 def test_a_controller_that_nobody_names_must_be_silent_unless_only_leaves_it_out(result: Play) -> None:
-    """``only`` watches the controllers that it names and those that the test names anyway."""
+    """``only`` restricts the test to the controllers that it names and those that the test names anyway."""
     series = "series: {loss: 9 inf}\n"
 
     assert places(result(f"{series}silent: [best]").unexpected) == [(1, "high"), (2, "high"), (2, "stop")]
@@ -77,7 +77,7 @@ def test_a_controller_that_nobody_names_must_be_silent_unless_only_leaves_it_out
 
 
 def test_two_decisions_of_one_controller_at_one_step_are_two(result: Play) -> None:
-    """The trigger tells them apart; without it their number counts."""
+    """The trigger distinguishes them; without it their number counts."""
     series = "series: {eval_loss@2: 0.5}\nsteps: 2\n"
 
     assert places(result(f"{series}expect: [{{step: 2, controller: best}}]").unexpected) == []
@@ -90,7 +90,7 @@ def test_two_decisions_of_one_controller_at_one_step_are_two(result: Play) -> No
 
 
 def test_the_run_ends_with_the_step_of_a_stop_unless_it_is_to_go_on(result: Play) -> None:
-    """As a training loop would."""
+    """A training loop does the same."""
     series = "series: {loss: nan nan 9, eval_loss@1: 2}\n"
     ended = result(f"{series}expect: [{{step: 1, controller: stop}}, {{step: 3, controller: high}}]")
     gone_on = result(
@@ -103,7 +103,7 @@ def test_the_run_ends_with_the_step_of_a_stop_unless_it_is_to_go_on(result: Play
 
 
 def test_a_stop_before_the_first_step_lets_that_step_be_made(result: Play, tmp_path: Path) -> None:
-    """As a loop does that looks at its flags at the end of a step, and as a replay counts."""
+    """A loop that reads its flags at the end of a step does so, and a replay counts it likewise."""
     (tmp_path / "policy.yaml").write_text(
         "controllers:\n  - {name: c, triggers: [on_init_end], rule: 'True', operations: "
         "[hfcontrols.should_training_stop]}\n"
@@ -113,7 +113,7 @@ def test_a_stop_before_the_first_step_lets_that_step_be_made(result: Play, tmp_p
 
 
 def test_a_rule_that_fails_is_a_failure_unless_it_is_expected(result: Play) -> None:
-    """And so is one that does not fail where it is to."""
+    """An expected failure that does not occur is a failure too."""
     body = "series: {loss: 1 1}\nevents: {save: 1}\nexpect: []\n"
     failing = result(body)
 
@@ -123,7 +123,7 @@ def test_a_rule_that_fails_is_a_failure_unless_it_is_expected(result: Play) -> N
 
 
 def test_params_and_plan_are_those_of_the_test(result: Play, tmp_path: Path) -> None:
-    """The policy is loaded with its params; ``TrainingState`` shows its plan."""
+    """The policy is loaded with the test's params; ``TrainingState`` shows its plan."""
     assert result("params: {limit: 50}\nseries: {loss: 9}\nexpect: []").passes
     policy = """
 controller_metrics: [{name: state, class: TrainingState}]
@@ -138,7 +138,7 @@ controllers:
 
 
 def test_a_test_can_declare_what_rules_read_of_the_run(tmp_path: Path) -> None:
-    """The number of processes, and constants; and a stop in shadow mode does not end the run."""
+    """The facts are the number of processes and constants; a stop in shadow mode does not end the run."""
     policy = """
 controllers:
   - {name: large, triggers: [on_step_end], rule: num_params > 1.0e+6 and world_size == 8 and step == 2, operations: []}
@@ -169,7 +169,7 @@ def test_a_series_that_no_rule_reads_is_a_hint(result: Play) -> None:
 
 @pytest.mark.parametrize("name", shipped_policies())
 def test_every_shipped_policy_carries_tests_that_name_all_its_controllers_and_pass(name: str) -> None:
-    """Each controller fires in one of them at least."""
+    """Each controller fires in at least one of them."""
     tests = parse_tests(shipped_tests()[name].read_text(), source=str(shipped_tests()[name]))
 
     assert [test.name for test in tests if not run_test(test).passes] == []

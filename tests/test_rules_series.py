@@ -1,4 +1,4 @@
-"""Series by name: which one a name means, what a window holds, and when there is no answer yet."""
+"""A series name binds to one kind of event, windows hold its newest values, and a missing value is undefined."""
 
 from __future__ import annotations
 
@@ -16,30 +16,30 @@ from steptape.store.events import Event
 
 
 def engine(rule: str, *, trigger: str = "on_step_end", head: str = "") -> Engine:
-    """An engine with one controller."""
+    """Return an engine with one controller."""
     controller = f"  - name: c\n    triggers: [{trigger}]\n    rule: |-\n      {rule}\n"
     return Engine(parse_policy(f"{head}controllers:\n{controller}    operations: [hfcontrols.should_log]\n"))
 
 
 def fold(engine: Engine, events: Sequence[Event]) -> list[Outcome]:
-    """All outcomes of a stream."""
+    """Return all outcomes of a stream."""
     return [outcome for event in events for outcome in engine.observe(event)]
 
 
 def steps(values: Sequence[float], name: str = "loss") -> list[Event]:
-    """One ``step_end`` event a value, with seq from 0."""
+    """Return one ``step_end`` event per value, with seq from 0."""
     return [Event("step_end", step=seq + 1, seq=seq, metrics={name: value}) for seq, value in enumerate(values)]
 
 
 def fires(rule: str, values: Sequence[float], *, head: str = "") -> list[int]:
-    """Where a rule over ``loss`` fires; it must not fail."""
+    """Return the seq of each firing of a rule over ``loss``, which must not fail."""
     outcomes = fold(engine(rule, head=head), steps(values))
     assert all(isinstance(outcome, Decision) for outcome in outcomes), outcomes
     return [outcome.seq for outcome in outcomes]
 
 
 def test_a_bare_name_is_the_newest_value() -> None:
-    """The event's own value is there already when its rules are asked."""
+    """The event's own value is present when its rules are evaluated."""
     assert fires("loss > 2.0", [1.0, 3.0, 2.0, 2.5]) == [1, 3]
 
 
@@ -62,17 +62,17 @@ def test_a_bare_name_is_the_newest_value() -> None:
     ],
 )
 def test_windows_hold_the_newest_value_and_those_before_it(rule: str, expected: list[int]) -> None:
-    """Over 1, 2, 3, 2: each function by hand."""
+    """The values are 1, 2, 3, 2; each function is computed by hand."""
     assert fires(rule, [1.0, 2.0, 3.0, 2.0]) == expected
 
 
 def test_a_window_length_can_be_a_param() -> None:
-    """And arithmetic on params."""
+    """Arithmetic on params works too."""
     assert fires("mean(loss, n + 1) == 2.5", [1.0, 2.0, 3.0], head="params: {n: 1}\n") == [2]
 
 
 def test_a_window_that_is_not_full_yet_is_what_there_is() -> None:
-    """``len`` is how to wait."""
+    """A rule waits with ``len``."""
     values = [1.0, 2.0, 3.0]
 
     assert fires("mean(loss, 100) > 0", values) == [0, 1, 2]
@@ -81,7 +81,7 @@ def test_a_window_that_is_not_full_yet_is_what_there_is() -> None:
 
 @given(st.lists(st.floats(-10, 10), min_size=1, max_size=900), st.integers(1, 12))
 def test_a_long_run_keeps_what_the_longest_window_needs(values: list[float], length: int) -> None:
-    """Old values are dropped, and no window notices."""
+    """Old values are dropped without an effect on windows."""
     rule = f"len(loss) > 0 or mean(loss, {length}) == lag(loss, {length - 1})"
     outcomes = fold(engine(rule), steps(values))
 
@@ -111,7 +111,7 @@ def test_a_name_binds_to_the_first_kind_that_carries_it_and_stays() -> None:
 
 
 def test_each_engine_binds_names_for_itself() -> None:
-    """One policy, two runs, two kinds."""
+    """One policy serves two runs with two kinds."""
     policy = engine("loss > 1.0", trigger="on_train_end").policy
     ends: list[Outcome] = []
     for kind in ("log", "step_end"):
@@ -124,7 +124,7 @@ def test_each_engine_binds_names_for_itself() -> None:
 
 
 def test_a_series_of_a_kind_takes_that_kind_only() -> None:
-    """``kind=`` decides even when another kind comes first."""
+    """``kind=`` decides even if another kind comes first."""
     events = [
         Event("step_end", seq=0, metrics={"loss": 5.0}),
         Event("log", seq=1, metrics={"loss": 1.0}),
@@ -145,7 +145,7 @@ def test_names_that_are_no_identifiers_are_read_by_series() -> None:
 
 
 def test_notes_and_recorded_decisions_feed_no_series() -> None:
-    """Only what the loop itself emits does."""
+    """Only events of the loop itself do."""
     events = [
         Event("annotation", seq=0, metrics={"loss": 9.0}),
         Event("decision", seq=1, metrics={"loss": 9.0}),
@@ -194,12 +194,12 @@ def test_undefined_spreads_left_to_right_and_short_circuits_avoid_it(rule: str, 
     ],
 )
 def test_nan_and_infinity_are_values(rule: str, expected: list[int]) -> None:
-    """Over 1, NaN, -inf, 2."""
+    """The values are 1, NaN, -inf, 2."""
     assert fires(rule, [1.0, math.nan, -math.inf, 2.0]) == expected
 
 
 def test_a_series_that_never_appears_is_warned_of_once() -> None:
-    """After 100 evaluations, with what did appear."""
+    """The warning comes after 100 evaluations of the rule and suggests a series that did appear."""
     outcomes = fold(engine("losss > 1.0"), steps([1.0] * 300))
 
     assert [(type(outcome), outcome.seq) for outcome in outcomes] == [(RuleWarning, 99)]
@@ -210,7 +210,7 @@ def test_a_series_that_never_appears_is_warned_of_once() -> None:
 
 
 def test_the_warning_lists_what_appeared_when_nothing_is_similar() -> None:
-    """And says which kind of event was waited for."""
+    """It names the kind of event that was awaited."""
     outcomes = fold(engine('series("x", kind="log") > 1.0'), steps([1.0] * 100))
 
     assert isinstance(outcomes[0], RuleWarning)
@@ -220,7 +220,7 @@ def test_the_warning_lists_what_appeared_when_nothing_is_similar() -> None:
 
 
 def test_a_series_that_appears_in_time_or_is_listed_is_not_warned_of() -> None:
-    """99 evaluations without it are fine; and a listed name was somebody's intention."""
+    """99 evaluations without it are fine, and a listed name is intentional."""
     late = [*steps([1.0] * 99), Event("log", metrics={"x": 1.0}), *steps([1.0] * 200)]
 
     assert fold(engine("x > 1.0"), late) == []
@@ -228,7 +228,7 @@ def test_a_series_that_appears_in_time_or_is_listed_is_not_warned_of() -> None:
 
 
 def test_whole_numbers_are_taken_as_floats() -> None:
-    """A loop that hands over an int gives the same decisions live as after decoding."""
+    """A loop that passes an int gets the same decisions live as after decoding."""
     rule = engine("str(loss) == '3.0'")
 
     outcomes = rule.observe(Event("step_end", metrics={"loss": 3}))
@@ -237,7 +237,7 @@ def test_whole_numbers_are_taken_as_floats() -> None:
 
 
 def test_a_metric_on_an_event_without_metrics_is_no_failure() -> None:
-    """The value stays what it was."""
+    """The value stays unchanged."""
     rule = engine("loss == 1.0")
 
     outcomes = fold(rule, [*steps([1.0]), Event("step_end", seq=1)])

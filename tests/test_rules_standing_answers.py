@@ -1,4 +1,4 @@
-"""Rules whose answer cannot have changed are not asked again, and that changes no outcome."""
+"""Rules whose answer cannot have changed are skipped, without any change of outcomes."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ KINDS = st.sampled_from(["step_end", "step_end", "step_end", "evaluate", "log", 
 
 @st.composite
 def streams(draw: st.DrawFn) -> list[Event]:
-    """Streams of events, a few of them evaluations, some with attributes."""
+    """Draw streams of events, a few of them evaluations, some with attributes."""
     events, step = [], 0
     for seq in range(draw(st.integers(0, 60))):
         kind = draw(KINDS)
@@ -70,7 +70,7 @@ def streams(draw: st.DrawFn) -> list[Event]:
 
 
 def asked_each_time(policy: Policy, events: Sequence[Event]) -> list[Outcome]:
-    """The outcomes of an engine that forgets every answer at once."""
+    """Return the outcomes of an engine that forgets every answer at once."""
     engine = Engine(policy)
     outcomes = list(engine.start())
     for event in events:
@@ -82,7 +82,7 @@ def asked_each_time(policy: Policy, events: Sequence[Event]) -> list[Outcome]:
 @pytest.mark.parametrize("policy", [MIXED, CLOCKED, FIG_4], ids=["mixed", "clocked", "fig4"])
 @given(events=streams())
 def test_answers_that_stand_change_no_outcome(policy: Policy, events: list[Event]) -> None:
-    """Neither when every event is observed, nor when idle ones are passed over."""
+    """This holds when every event is observed, and when idle ones are skipped."""
     engine, replayed = Engine(policy), Engine(policy)
     observed = [*engine.start()]
     for event in events:
@@ -99,7 +99,7 @@ def test_answers_that_stand_change_no_outcome(policy: Policy, events: list[Event
 
 
 def test_steps_between_evaluations_are_idle_for_rules_on_evaluations() -> None:
-    """Until the answer is true, or the next evaluation comes."""
+    """They are idle until the answer is true or the next evaluation comes."""
     engine = Engine(FIG_4)
     engine.start()
     step, evaluation = Event("step_end", step=1), Event("evaluate", step=1, metrics={"eval_loss": 1.0})
@@ -112,7 +112,7 @@ def test_steps_between_evaluations_are_idle_for_rules_on_evaluations() -> None:
 
 
 def test_rules_that_look_at_the_step_are_never_idle() -> None:
-    """Nor those that look at what was decided, at the time, or at values of the same event."""
+    """Rules that read past decisions, the time, or values of the same event are never idle either."""
     for rule in ("step > 5", "loss > 2", "elapsed_s > 1", "steps_since('a') > 3", "loss > mean(loss, 3)"):
         engine = Engine(
             parse_policy(f"""

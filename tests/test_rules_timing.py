@@ -1,4 +1,4 @@
-"""When a true answer becomes a decision: for, once, cooldown, between; shadow mode; what rules know of the past."""
+"""A true answer becomes a decision subject to for, once, cooldown, between and mode; rules can read past decisions."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from steptape.store.plan import Plan
 
 
 def engine(*controllers: str, head: str = "", plan: Plan = Plan()) -> Engine:  # noqa: B008 - a Plan is immutable
-    """An engine over controllers, as lines."""
+    """Return an engine over controllers given as lines."""
     return Engine(parse_policy(f"{head}controllers:\n{''.join(controllers)}", source="p.yaml"), plan)
 
 
 def controller(rule: str, name: str = "c", trigger: str = "on_step_end", **keys: object) -> str:
-    """The lines of one controller."""
+    """Return the lines of one controller."""
     more = "".join(f"    {key.rstrip('_')}: {value}\n" for key, value in keys.items())
     return (
         f"  - name: {name}\n    triggers: [{trigger}]\n    rule: |-\n      {rule}\n"
@@ -31,7 +31,7 @@ def controller(rule: str, name: str = "c", trigger: str = "on_step_end", **keys:
 
 
 def answers(letters: str, seconds: float = 1.0) -> list[Event]:
-    """One update a letter, so many seconds apart, where T is true, F false and anything else undefined."""
+    """Return one update per letter, ``seconds`` apart: T is true, F false, anything else undefined."""
     return [
         Event(
             "step_end",
@@ -48,7 +48,7 @@ ANSWER = "[False, True][int(a)]"
 
 
 def fired(run: Engine, events: Sequence[Event], name: str = "c") -> list[int]:
-    """Steps at which a controller decided."""
+    """Return the steps at which a controller decided."""
     outcomes: list[Outcome] = [outcome for event in events for outcome in run.observe(event)]
     assert all(isinstance(outcome, Decision) for outcome in outcomes), outcomes
     return [outcome.step for outcome in outcomes if outcome.controller == name]
@@ -73,20 +73,20 @@ def fired(run: Engine, events: Sequence[Event], name: str = "c") -> list[int]:
     ],
 )
 def test_what_holds_a_true_answer_back(keys: dict[str, str], expected: list[int]) -> None:
-    """The answers T T F T T T T T T T F T T T, a second and a step apart."""
+    """The answers are T T F T T T T T T T F T T T, a second and a step apart."""
     assert fired(engine(controller(ANSWER, **keys)), answers("TTFTTTTTTTFTTT")) == expected
 
 
 @pytest.mark.parametrize("keys", [{"for_": 3}, {"patience": "{patience_threshold: 3}"}])
 def test_undefined_answers_neither_reset_nor_count(keys: dict[str, str]) -> None:
-    """A hold measures the run and not the answers, so that it passes over a gap."""
+    """A hold measures the run, not the answers, so it spans a gap."""
     expected = [4] if "for_" in keys else [5]
 
     assert fired(engine(controller(ANSWER, **keys)), answers("UTTUTT")) == expected
 
 
 def test_a_span_can_count_evaluations() -> None:
-    """However many steps lie between."""
+    """The number of steps between them does not matter."""
     events = [event for at in range(6) for event in (*answers("TT"), Event("evaluate", seq=99, step=at))]
 
     run = engine(controller(ANSWER, cooldown="{evaluations: 2}"))
@@ -95,7 +95,7 @@ def test_a_span_can_count_evaluations() -> None:
 
 
 def test_controllers_that_name_a_cooldown_share_it() -> None:
-    """Whoever decides first holds the others back, those of the same event included."""
+    """The first to decide holds the others back, at the same event too."""
     head = "params: {rest: 4}\ncooldowns: {guard: rest}\n"
     run = engine(
         controller("step % 3 == 0", "a", cooldown="guard"), controller("True", "b", cooldown="guard"), head=head
@@ -106,7 +106,7 @@ def test_controllers_that_name_a_cooldown_share_it() -> None:
 
 
 def test_a_cooldown_in_seconds_goes_on_over_attempts() -> None:
-    """Time is that of training, summed along the lineage."""
+    """Time is training time, summed along the lineage."""
     first = answers("TTT")
     second = [event._replace(attempt=1, step=event.step + 3, seq=event.seq) for event in answers("TTTT")]
     run = engine(controller(ANSWER, cooldown="{seconds: 4}"))
@@ -115,7 +115,7 @@ def test_a_cooldown_in_seconds_goes_on_over_attempts() -> None:
 
 
 def test_rules_can_ask_what_was_decided_before() -> None:
-    """As of earlier events: nobody sees what is decided at the same one, whatever the order in the file."""
+    """They see earlier events only: decisions at the same event are invisible, in any order of the file."""
     questions = {
         "fired": 'fired("c")',
         "thrice": 'times_fired("c") == 3',
@@ -139,7 +139,7 @@ def test_rules_can_ask_what_was_decided_before() -> None:
 
 
 def test_a_shadow_decision_says_so_and_stands_in_the_digest_as_such() -> None:
-    """It differs from one that acts, and from none."""
+    """It differs from an acting decision and from none."""
     acting, shadow = (engine(controller("True", mode=mode)).observe(answers("T")[0])[0] for mode in ("act", "shadow"))
 
     assert isinstance(shadow, Decision)
@@ -149,7 +149,7 @@ def test_a_shadow_decision_says_so_and_stands_in_the_digest_as_such() -> None:
 
 
 def test_a_message_shows_values_and_never_fails() -> None:
-    """Expressions with formats; what is undefined or fails is said in place."""
+    """Expressions may have formats; undefined or failing ones are marked in place."""
     text = "'{{loss}} {a:.2f}|{mean(a, 2)}|{other}|{1 / (a - a)}|{step}|{\"x:}\"}|{p}|{a:>8}'"
     run = engine(controller("True", message=text, severity="critical"), head="params: {p: 3}\n")
 
@@ -161,7 +161,7 @@ def test_a_message_shows_values_and_never_fails() -> None:
 
 
 def test_facts_about_the_run_are_those_of_the_event_and_the_plan() -> None:
-    """What is not known is undefined."""
+    """An unknown fact is undefined."""
     plan = Plan(total_steps=10, world_size=4, constants={"num_params": 1e6})
     rule = "True or [epoch, progress, max_steps, elapsed_s, samples_seen, world_size, num_params, step] == []"
     event = Event("step_end", step=5, epoch=0.5, elapsed_ns=2_500_000_000, metrics={"batch_size": 32.0})
@@ -185,7 +185,7 @@ def test_facts_about_the_run_are_those_of_the_event_and_the_plan() -> None:
 
 
 def test_samples_are_counted_from_batch_sizes_unless_the_loop_counts_itself() -> None:
-    """Over all updates; the newest count of the loop's own takes over."""
+    """The count covers all updates; the loop's newest own count replaces it."""
     run = engine(controller("samples_seen >= 96"))
     events = [Event("step_end", step=at, seq=at, metrics={"batch_size": 32.0}) for at in range(4)]
     events.append(Event("log", step=4, seq=4, metrics={"samples_seen": 10.0}))
@@ -195,7 +195,7 @@ def test_samples_are_counted_from_batch_sizes_unless_the_loop_counts_itself() ->
 
 
 def test_a_learning_rate_goes_by_either_name() -> None:
-    """Hugging Face spells it out."""
+    """Hugging Face writes the full name."""
     event = Event("step_end", metrics={"learning_rate": 0.1})
     before = parse_policy(f"controllers:\n{controller('lr < 0.5')}", semantics_version=1)
 
@@ -204,7 +204,7 @@ def test_a_learning_rate_goes_by_either_name() -> None:
 
 
 def test_version_1_knew_no_facts_about_the_run() -> None:
-    """There ``step`` was a series, and recorded runs are read so."""
+    """In version 1 ``step`` was a series, and recorded runs are read accordingly."""
     text = f"controllers:\n{controller('step == 7.0')}"
     event = Event("step_end", step=7, metrics={"step": 3.0})
 
@@ -243,7 +243,7 @@ def test_version_1_knew_no_facts_about_the_run() -> None:
     ],
 )
 def test_a_key_that_says_nothing_is_refused_at_its_place(key: str, value: str, message: str) -> None:
-    """When the file loads, with the line, and what to write instead."""
+    """The error comes when the file loads, with the line and a correction."""
     head = "cooldowns: {guard: 5}\n"
 
     with pytest.raises(PolicyError) as caught:
@@ -271,7 +271,7 @@ controllers:
 
 @given(st.lists(st.tuples(st.booleans(), st.floats(-2, 2)), min_size=1, max_size=120), st.data())
 def test_a_run_split_anywhere_decides_as_an_unsplit_one(drawn: list[tuple[bool, float]], data: st.DataObject) -> None:
-    """A resume rebuilds holds, cooldowns, averages and all that was decided, from the events alone."""
+    """A resume rebuilds holds, cooldowns, averages and all decisions from the events alone."""
     events = [
         Event(
             "evaluate" if is_evaluation else "step_end",
@@ -291,7 +291,7 @@ def test_a_run_split_anywhere_decides_as_an_unsplit_one(drawn: list[tuple[bool, 
 
 
 def test_another_policy_begins_with_nothing_decided_and_all_series() -> None:
-    """After a resume under it: cooldowns and histories are empty, windows are full."""
+    """After the resume cooldowns and histories are empty, windows are full."""
     run = engine(controller("a == 1.0", once="true", cooldown=100), controller('fired("c")', "d"))
     run.resume(answers("TTTT"), keeps_controllers=False)
 
@@ -299,7 +299,7 @@ def test_another_policy_begins_with_nothing_decided_and_all_series() -> None:
 
 
 def test_an_unknown_controller_is_refused_where_it_is_asked_about() -> None:
-    """With the one that was meant; later controllers count too."""
+    """The error suggests the right one; later controllers count too."""
     with pytest.raises(PolicyError) as caught:
         engine(controller('fired("gard")'), controller('fired("c")', "guard"))
 

@@ -1,4 +1,4 @@
-"""Windows of every kind: by values, steps and epochs, short and long, and what is carried along a series."""
+"""Windows by values, steps and epochs, short or long, equal their plain reductions, and so do running averages."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ values = st.one_of(
 
 
 def policy_of(*readings: str) -> str:
-    """A policy that decides at every step and shows what was read."""
+    """Return a policy that decides at every step and shows its readings."""
     parts = " or ".join(f"({reading}) == None" for reading in readings)
     return (
         "controllers:\n  - name: c\n    triggers: [on_step_end]\n"
@@ -35,7 +35,7 @@ def policy_of(*readings: str) -> str:
 
 
 def read(reading: str, events: Sequence[Event]) -> list[object]:
-    """What a reading gave at each ``step_end``; "undefined" where it gave nothing."""
+    """Return a reading's value at each ``step_end``; "undefined" if it had none."""
     engine = Engine(parse_policy(policy_of(reading)))
     outcomes = [outcome for event in events for outcome in engine.observe(event)]
     assert all(isinstance(outcome, Decision) for outcome in outcomes), outcomes
@@ -43,12 +43,12 @@ def read(reading: str, events: Sequence[Event]) -> list[object]:
 
 
 def losses(numbers: Sequence[float]) -> list[Event]:
-    """One update a loss."""
+    """Return one update per loss."""
     return [Event("step_end", step=at + 1, seq=at, metrics={"loss": loss}) for at, loss in enumerate(numbers)]
 
 
 def exact(number: object) -> object:
-    """A number that equals only itself: bits, and NaN as one number."""
+    """Return a number in a form that equals only itself: its bits, with all NaN equal."""
     return number.hex() if isinstance(number, float) else number
 
 
@@ -60,7 +60,7 @@ REDUCED = [name for name, function in FUNCTIONS.items() if function.reduction is
 @examples(12)
 @given(numbers=st.lists(values, min_size=1, max_size=2 * LONG))
 def test_a_window_of_any_length_is_its_reduction_bit_for_bit(name: str, length: int, numbers: list[float]) -> None:
-    """Unrolled, in C or followed by numpy: the same as the loop over the slice, NaN and infinities included."""
+    """Unrolled, in C or by numpy, it equals the loop over the slice, NaN and infinities included."""
     reading = f"{name}(loss, {length})"
     reduction = FUNCTIONS[name].reduction
     assert reduction is not None
@@ -75,7 +75,7 @@ def test_a_window_of_any_length_is_its_reduction_bit_for_bit(name: str, length: 
 
 
 def test_a_long_window_goes_on_exactly_after_its_buffer_is_full() -> None:
-    """Thousands of values, against a loop."""
+    """Thousands of values are compared with a loop."""
     numbers = [math.sin(at) * 10 ** (at % 7) for at in range(3_000)]
     found = read("mean(loss, 500)", losses(numbers))[-1]
     deviation = read("std(loss, 500)", losses(numbers))[-1]
@@ -123,7 +123,7 @@ def test_a_long_window_goes_on_exactly_after_its_buffer_is_full() -> None:
     ],
 )
 def test_windows_and_series_of_series_by_hand(reading: str, expected: list[object]) -> None:
-    """Losses 1, 2, 4, 4, 5 at steps 1, 10, 11, 30, 35 and epochs of a twentieth of that; the rate is a half."""
+    """Losses are 1, 2, 4, 4, 5 at steps 1, 10, 11, 30, 35, epochs a twentieth of the step; the rate is a half."""
     steps = [1, 10, 11, 30, 35]
     events = [
         Event("step_end", step=step, seq=at, epoch=step / 20, metrics={"loss": loss, "learning_rate": 0.5})
@@ -135,7 +135,7 @@ def test_windows_and_series_of_series_by_hand(reading: str, expected: list[objec
 
 @given(st.lists(values, min_size=1, max_size=80), st.integers(1, 20))
 def test_an_average_carried_along_is_that_of_all_values(numbers: list[float], length: int) -> None:
-    """As if it were computed anew from the first value on; what is not finite is passed over."""
+    """It equals a computation from the first value on; non-finite values are skipped."""
     finite = [number for number in numbers if math.isfinite(number)]
 
     found = read(f"ema(loss, {length})", losses(numbers))[-1]
@@ -145,7 +145,7 @@ def test_an_average_carried_along_is_that_of_all_values(numbers: list[float], le
 
 @given(st.lists(st.tuples(st.integers(0, 40), values), min_size=1, max_size=60), st.integers(1, 30))
 def test_a_window_by_steps_holds_the_values_of_those_steps(drawn: list[tuple[int, float]], span: int) -> None:
-    """Whatever came late counts as of the step that the run had come to."""
+    """A late value counts at the step that the run had reached."""
     events = [Event("step_end", step=step, seq=at, metrics={"loss": loss}) for at, (step, loss) in enumerate(drawn)]
     reached, expected, held = 0, [], []
     for step, loss in drawn:
@@ -157,7 +157,7 @@ def test_a_window_by_steps_holds_the_values_of_those_steps(drawn: list[tuple[int
 
 
 def test_a_long_run_keeps_no_more_than_its_windows_by_steps_need() -> None:
-    """Values are dropped by their age."""
+    """Values are dropped by age."""
     engine = Engine(parse_policy(policy_of("mean(loss, steps=50)")))
     for event in losses([1.0] * 20_000):
         engine.observe(event)
@@ -192,7 +192,7 @@ def test_a_long_run_keeps_no_more_than_its_windows_by_steps_need() -> None:
     ],
 )
 def test_a_window_that_cannot_be_is_refused_at_its_place(reading: str, message: str) -> None:
-    """When the file loads, with what to write instead."""
+    """The error comes when the file loads, with a correction."""
     head = "controller_metrics: [{name: m, class: Loss}]\n"
 
     with pytest.raises(PolicyError) as caught:

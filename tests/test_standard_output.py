@@ -1,4 +1,4 @@
-"""Standard output where it ends early or cannot show everything."""
+"""Commands handle a standard output that closes early or has a limited encoding."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from steptape.rules.policy_file.policy import shipped_policies
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A store of one run, whose events are more than a pipe holds."""
+    """A store of one run with more events than a pipe holds."""
     path = tmp_path_factory.mktemp("store")
     with Recorder(path, name="long", rules=load_policy(shipped_policies()["loss_spike"])) as rec:
         for step in range(3000):
@@ -44,7 +44,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ids=" ".join,
 )
 def test_a_reader_that_has_had_enough_ends_any_command_quietly(command: tuple[str, ...], store: Path) -> None:
-    """With the status that a shell gives other tools, and no word."""
+    """The exit status is the one that shells give other tools, and nothing is printed."""
     arguments = [str(store) if word == "STORE" else word for word in command]
     ours, theirs = os.pipe()
     os.close(ours)
@@ -59,7 +59,7 @@ def test_a_reader_that_has_had_enough_ends_any_command_quietly(command: tuple[st
 
 
 def test_signs_of_ours_are_plain_ones_where_the_encoding_lacks_them(store: Path) -> None:
-    """And columns stay under their headings."""
+    """Columns stay aligned with their headings."""
     command = [sys.executable, "-m", "steptape", "backtest", "overfitting", "--store", str(store), "--no-cache"]
     ascii_only = {**os.environ, "PYTHONIOENCODING": "ascii"}
 

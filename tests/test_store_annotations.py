@@ -1,4 +1,4 @@
-"""Annotations beside a run's log: appended to by many, cut short by none, and read forever."""
+"""Annotations are appended to a run's folder by several writers at once, survive truncation, and stay readable."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SAMPLE = Path(__file__).parent / "data" / "annotations"
 
 
 def test_a_file_of_before_is_read(tmp_path: Path) -> None:
-    """What was cut short is passed over, and what may be missing is."""
+    """A truncated line is skipped, and optional keys may be missing."""
     found = read_annotations(SAMPLE)
 
     assert found == [
@@ -25,7 +25,7 @@ def test_a_file_of_before_is_read(tmp_path: Path) -> None:
 
 
 def test_what_is_noted_is_read(tmp_path: Path) -> None:
-    """All of it, in order."""
+    """All fields are read, in order."""
     notes = [
         Annotation(new_annotation_id(), time_ns, f"näht\n{time_ns}", "me", 1, 2, {"x": [1.5]}) for time_ns in range(3)
     ]
@@ -37,7 +37,7 @@ def test_what_is_noted_is_read(tmp_path: Path) -> None:
 
 
 def test_a_line_that_was_cut_short_spoils_no_other(tmp_path: Path) -> None:
-    """The next one begins on a line of its own."""
+    """The next annotation begins on its own line."""
     (tmp_path / ANNOTATIONS).write_bytes(b'{"id": "half')
 
     append_annotation(tmp_path, Annotation("a", 1, "whole"))
@@ -62,7 +62,7 @@ def test_several_note_at_once(tmp_path: Path) -> None:
 
 
 def test_attributes_that_are_no_json_are_refused(tmp_path: Path) -> None:
-    """Before anything is written."""
+    """The error comes before anything is written."""
     with pytest.raises(InvalidEvent):
         append_annotation(tmp_path, Annotation("a", 1, "x", attrs={"path": Path("x")}))
 

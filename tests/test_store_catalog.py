@@ -1,4 +1,4 @@
-"""The catalog: settled runs are read once, and whatever changes is seen."""
+"""The catalog reads settled runs once and notices every change."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ def settled(store_record: Callable[..., Path], store_steps: Any) -> Path:
 
 
 def back_date(folder: Path) -> None:
-    """Make the folder look as if nothing had touched it lately."""
+    """Make the folder look as if nothing had changed recently."""
     past = time.time_ns() - 2 * SETTLED_NS
     for path in (folder / "run.json", folder):
         os.utime(path, ns=(past, past))
 
 
 def test_a_settled_run_is_read_once(settled: Path) -> None:
-    """The second look gives the very same entry."""
+    """The second scan returns the same entry object."""
     catalog = Catalog(settled.parent)
 
     assert catalog.entry(settled) is catalog.entry(settled)
 
 
 def test_a_run_that_changed_is_read_again(settled: Path) -> None:
-    """A file more, or another ``run.json``, is seen at once."""
+    """A new file, or another ``run.json``, is noticed at once."""
     catalog = Catalog(settled.parent)
     before = catalog.entry(settled)
     path = settled / "run.json"
@@ -50,7 +50,7 @@ def test_a_run_that_changed_is_read_again(settled: Path) -> None:
 
 
 def test_a_run_with_a_journal_is_looked_at_every_time(store_record: Callable[..., Path], store_steps: Any) -> None:
-    """Its end moves without its folder showing it."""
+    """A journal grows without a change of its folder."""
     folder = store_record(store_steps([1.0]), status="running")
     back_date(folder)
     catalog = Catalog(folder.parent)
@@ -59,13 +59,13 @@ def test_a_run_with_a_journal_is_looked_at_every_time(store_record: Callable[...
 
 
 def looping(folder: Path) -> None:
-    """Make ``run.json`` a link that leads to itself."""
+    """Make ``run.json`` a link to itself."""
     (folder / "run.json").unlink()
     (folder / "run.json").symlink_to("run.json")
 
 
 def closed(folder: Path) -> None:
-    """Let nobody look into the folder."""
+    """Make the folder inaccessible."""
     folder.chmod(0o000)
 
 
@@ -77,7 +77,7 @@ def closed(folder: Path) -> None:
     ],
 )
 def test_a_run_that_may_not_be_looked_at_is_told_of(settled: Path, change: Callable[[Path], None]) -> None:
-    """It is not passed over as if it were not there."""
+    """It is not skipped as if it did not exist."""
     change(settled)
 
     entries, problems = open_store(settled.parent).entries()
@@ -89,7 +89,7 @@ def test_a_run_that_may_not_be_looked_at_is_told_of(settled: Path, change: Calla
 
 
 def test_a_run_whose_files_are_as_old_as_time_is_a_run(settled: Path) -> None:
-    """Archives that are to be the same to the bit have files of 1970."""
+    """Bit-reproducible archives have files of 1970."""
     for path in (settled / "run.json", settled):
         os.utime(path, ns=(0, 0))
 

@@ -1,4 +1,4 @@
-"""Names: every metric has a column of its own, whatever it is called."""
+"""Every metric has its own column, whatever its name."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from steptape.store.events import Event
 
 
 def columns_of(*metrics: str) -> list[str]:
-    """The columns that these metrics get, in this order."""
+    """Return the columns of these metrics, in this order."""
     columns = Columns()
     columns.extend(metrics)
     return list(columns.by_metric.values())
 
 
 def test_a_metric_has_the_column_of_its_name() -> None:
-    """Slashes, dots, blanks and quotes included."""
+    """Slashes, dots, blanks and quotes are included."""
     names = ["loss", "train/loss", "a.b", 'x "y" z', "it's", "größe"]
 
     assert columns_of(*names) == names
 
 
 def test_names_that_clash_are_told_apart_by_their_checksum() -> None:
-    """With an envelope field, and with another metric in all but case; the first comer keeps its name."""
+    """A name may clash with an envelope field, or with another metric except for case; the first keeps its name."""
     assert columns_of("epoch", "loss", "Loss", "LOSS", "Step") == [
         "epoch~b2fdf2af",
         "loss",
@@ -41,18 +41,18 @@ def test_names_that_clash_are_told_apart_by_their_checksum() -> None:
 
 
 def test_names_that_no_column_can_have_get_one_that_can() -> None:
-    """The empty name, and a NUL."""
+    """The cases are the empty name and a NUL."""
     assert columns_of("", "x\0y", "xy") == ["~00000000", "xy~8c7a2962", "xy"]
 
 
 def test_a_metric_that_is_called_like_anothers_column_does_not_take_it() -> None:
-    """Somebody logs ``Loss~7e13be37``."""
+    """A metric may be called ``Loss~7e13be37``."""
     assert columns_of("loss", "Loss~7e13be37", "Loss") == ["loss", "Loss~7e13be37", "Loss~7e13be37~"]
 
 
 @given(st.lists(st.text(st.characters(exclude_categories=["Cs"])) | st.sampled_from([*RESERVED, "loss", "Loss", ""])))
 def test_no_two_metrics_share_a_column_and_more_metrics_change_none(names: list[str]) -> None:
-    """Also for names that SQL would take for the same, in every order and in any number of portions."""
+    """This holds for names that SQL considers equal, in every order and in any number of batches."""
     at_once = Columns()
     at_once.extend(names)
     one_by_one = Columns()
@@ -68,7 +68,7 @@ def test_no_two_metrics_share_a_column_and_more_metrics_change_none(names: list[
 
 
 def test_the_mapping_kept_with_a_run_is_read_back(tmp_path: Path) -> None:
-    """In order, any name."""
+    """The order is kept, for any name."""
     columns = Columns()
     columns.extend(["ü", "Loss", "loss", "\0"])
     write_columns(tmp_path, columns)
@@ -77,13 +77,13 @@ def test_the_mapping_kept_with_a_run_is_read_back(tmp_path: Path) -> None:
 
 
 def test_a_run_that_was_never_sealed_has_no_mapping_yet(tmp_path: Path) -> None:
-    """And that is no error."""
+    """A missing mapping is not an error."""
     assert read_columns(tmp_path).by_metric == {}
 
 
 @pytest.mark.parametrize("content", [b"", b"[1]", b"not JSON", b"\xff", b'{"loss": 3}'])
 def test_a_broken_mapping_is_an_error_of_ours(store_record: Callable[..., Path], content: bytes) -> None:
-    """It says where the same mapping stands a second time."""
+    """The error names the second place of the mapping."""
     folder = store_record([Event("log", metrics={"loss": 1.0})], sealed=True)
     (folder / "columns.json").write_bytes(content)
 

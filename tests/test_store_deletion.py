@@ -1,4 +1,4 @@
-"""Deleting runs: what retention lets go, and what is never deleted."""
+"""Retention deletes runs by age and number, and never deletes live runs or foreign folders."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ EPOCH = datetime(1970, 1, 1)
 
 @pytest.fixture
 def dated(store_record: Callable[..., Path], store_steps: Any) -> Callable[[int], Path]:
-    """Maker of sealed runs that started and ended on a day after 1970."""
+    """A function that makes sealed runs that started and ended on a day after 1970."""
 
     def make(day: int) -> Path:
         folder = store_record(store_steps([1.0]), run_id=f"day-{day:03d}", sealed=True, steps=1)
@@ -53,7 +53,7 @@ def test_retention_lets_go_by_age_and_number(
     keep_last: int | None,
     expected: list[str],
 ) -> None:
-    """Both conditions must let a run go."""
+    """Both conditions must hold for a deletion."""
     for day in (30, 10, 20):
         dated(day)
 
@@ -64,7 +64,7 @@ def test_retention_lets_go_by_age_and_number(
 
 
 def test_a_live_run_is_neither_let_go_nor_deleted(store_folder: Callable[..., Path], store_path: Path) -> None:
-    """Whatever its age."""
+    """Its age does not matter."""
     folder = store_folder("live", status="running")
     writer = JournalWriter(folder, run_id="live", attempt=0, rank=0)
 

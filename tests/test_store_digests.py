@@ -1,4 +1,4 @@
-"""Digests of finished logs: the same however they are stored, another one when anything in them is."""
+"""The digest of a finished log is independent of its storage, and differs if any content differs."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ EVENTS = [
 
 
 def losses(index: int) -> SampleLosses:
-    """Sample losses of an event: a batch of three, of whose second the tokens' losses are kept."""
+    """Return the sample losses of an event: a batch of three, with the token losses of the second."""
     return SampleLosses(
         struct.pack("<3f", index / 2, 1.0, math.inf),
         struct.pack("<3q", index, -index, 2**40),
@@ -69,7 +69,7 @@ def recorded(tmp_path: Path) -> Path:
 
 
 def rewritten(folder: Path, table: str, change: Callable[[pa.Table], pa.Table]) -> Path:
-    """A copy of a run of which one table was changed and written back by somebody who knows Parquet."""
+    """Return a copy of a run with one table changed and rewritten as valid Parquet."""
     copy = folder.with_name("copy")
     shutil.copytree(folder, copy)
     (path,) = copy.glob(f"{table}-*.parquet")
@@ -78,7 +78,7 @@ def rewritten(folder: Path, table: str, change: Callable[[pa.Table], pa.Table]) 
 
 
 def test_a_finished_run_has_a_digest_of_its_log_and_of_its_attempt(recorded: Path) -> None:
-    """Taken by the sealer, when nothing more is to come."""
+    """The sealer takes it when the log is complete."""
     kept = read_digests(recorded)
 
     assert list(kept.logs) == [(0, 0)]
@@ -92,13 +92,13 @@ FIRST = Path(__file__).parent / "data" / "digests-1" / "20260102T030405-d19e57"
 
 LOG_CHANGED = "the log of rank {} is not the one whose digest was taken at its end"
 
-#: Of the events above. It must never change, since it is kept with runs.
+#: The digest of the events above. It must never change, since it is stored with runs.
 EXPECTED = "15e3f169cd837b74dfc4732fd00df4a86587f2e3c1cfdddc8c86b5963b1d153e"
 
 
 @pytest.mark.parametrize("segment_bytes", [512, 2048, 1 << 20])
 def test_the_digest_does_not_know_how_the_log_was_cut(store_record: Callable[..., Path], segment_bytes: int) -> None:
-    """Into segments, files and merges; a metric that came late is the same in all of them."""
+    """Segments, files and merges may cut it anywhere; a metric that first appears late is the same in all of them."""
     samples = {index: losses(index) for index in range(0, 40, 3)}
 
     folder = store_record(EVENTS, samples=samples, segment_bytes=segment_bytes, sealed=True)
@@ -109,7 +109,7 @@ def test_the_digest_does_not_know_how_the_log_was_cut(store_record: Callable[...
 
 @pytest.mark.parametrize("segment_bytes", [256, 1 << 20])
 def test_ids_of_samples_of_both_kinds_make_one_digest(store_record: Callable[..., Path], segment_bytes: int) -> None:
-    """Files that hold integers alone are merged with such as hold text; and then nothing is an integer any more."""
+    """A merge of integer-only files with files of text turns all ids into text."""
     text = SampleLosses(struct.pack("<2f", 1.0, 2.0), b'["7","a"]', TEXT_IDS)
     samples = {index: text if index == 30 else losses(index) for index in range(0, 40, 3)}
 
@@ -120,7 +120,7 @@ def test_ids_of_samples_of_both_kinds_make_one_digest(store_record: Callable[...
 
 
 def described_digest(folder: Path) -> str:
-    """The digest of a run with one log and without a ``metrics`` file, by what FORMAT.md says and no code of ours."""
+    """Compute the digest of a run with one log and no ``metrics`` file from FORMAT.md alone, without our code."""
     digest = hashlib.sha256(b"steptape log 2\n")
     for name in ("events", "samples"):
         table = pq.read_table(next(folder.glob(f"{name}-*.parquet")))
@@ -146,7 +146,7 @@ SELDOM = {
 
 
 def described_column(rows: list[Any], kind: pa.DataType, *, seldom: bool) -> list[str]:
-    """The digests of places, lengths and values of a column."""
+    """Return the digests of places, lengths and values of a column."""
     places, lengths, held = b"", b"", b""
     before, count, last = True, 0, None
     for row, value in enumerate(rows):
@@ -174,7 +174,7 @@ CODES = {"int64": "<q", "int32": "<i", "float": "<f", "double": "<d"}
 
 
 def test_digests_of_the_first_format_are_found_again_forever(tmp_path: Path) -> None:
-    """They are held against what they were taken of, and stay when more is sealed. Not a bit of it may differ."""
+    """They are verified against their data, and stay when more is sealed. Not a bit may differ."""
     folder = tmp_path / FIRST.name
     shutil.copytree(FIRST, folder)
     before = read_digests(folder)
@@ -195,7 +195,7 @@ def test_digests_of_the_first_format_are_found_again_forever(tmp_path: Path) -> 
 
 
 def test_a_digest_of_an_unknown_format_is_damage(recorded: Path) -> None:
-    """Not something to be passed over: nobody writes one into a file of this format."""
+    """It is not skipped: no writer puts one into a file of this format."""
     path = recorded / DIGESTS_JSON
     path.write_text(path.read_text().replace('"format": 2\n', '"format": 3\n'))
 
@@ -204,14 +204,14 @@ def test_a_digest_of_an_unknown_format_is_damage(recorded: Path) -> None:
 
 
 def wide(step: int) -> dict[str, float]:
-    """More metrics than a table has columns; the last ones come and go."""
+    """Return more metrics than a table has columns; the last ones appear and disappear."""
     return {
         f"debug/{i}": step + i / 8 for i in range(METRICS_AS_COLUMNS + 9) if i < METRICS_AS_COLUMNS or (step + i) % 3
     }
 
 
 def test_the_digest_covers_metrics_that_are_no_columns(store_record: Callable[..., Path], tmp_path: Path) -> None:
-    """However they were cut, and in whatever order their rows stand."""
+    """The segmentation and the order of rows do not matter."""
     events = [Event("step_end", step=step, metrics=wide(step)) for step in range(1, 31)]
     whole, cut = (
         store_record(events, root=tmp_path / str(size), segment_bytes=size, sealed=True) for size in (1 << 26, 9_000)
@@ -226,7 +226,7 @@ def test_the_digest_covers_metrics_that_are_no_columns(store_record: Callable[..
 def test_digests_taken_alongside_are_worth_nothing_where_rows_stood_in_another_order(
     store_record: Callable[..., Path], table: str
 ) -> None:
-    """Of files that somebody has rewritten, and that are merged as they are. They are read in their order then."""
+    """Such rewritten files are merged as they are; their rows are then read in the right order."""
     events = [Event("step_end", step=step, metrics=wide(step)) for step in range(1, 9)]
     folder = store_record(events, samples={index: losses(index) for index in range(8)}, sealed=True)
     (path,) = folder.glob(f"{table}-*.parquet")
@@ -247,7 +247,7 @@ def test_digests_taken_alongside_are_worth_nothing_where_rows_stood_in_another_o
 def test_one_bit_of_a_metric_that_is_no_column_makes_another_digest(
     store_record: Callable[..., Path], column: str
 ) -> None:
-    """It has a row a value."""
+    """The table has one row per value."""
     events = [Event("step_end", step=step, metrics=wide(step)) for step in range(1, 5)]
     folder = store_record(events, sealed=True)
 
@@ -255,14 +255,14 @@ def test_one_bit_of_a_metric_that_is_no_column_makes_another_digest(
 
 
 def test_rows_in_another_order_are_the_same_log(recorded: Path) -> None:
-    """Order is by ``seq``; and compression, encodings and row groups do not matter."""
+    """Order is by ``seq``; compression, encodings and row groups do not matter."""
     copy = rewritten(recorded, "events", lambda table: table.take(pa.array(range(table.num_rows)[::-1])))
 
     assert digest_faults(copy) == []
 
 
 def flipped(table: pa.Table, name: str, row: int, bit: int) -> pa.Table:
-    """The table with one bit of one value changed."""
+    """Return the table with one bit of one value changed."""
     values = table[name].combine_chunks()
     if pa.types.is_string(values.type):
         texts = values.to_pylist()
@@ -290,14 +290,14 @@ def flipped(table: pa.Table, name: str, row: int, bit: int) -> pa.Table:
 )
 @pytest.mark.parametrize("bit", [0, 7, 13, 30])
 def test_one_bit_of_one_value_makes_another_digest(recorded: Path, table: str, column: str, bit: int) -> None:
-    """In whatever column and however deep in the mantissa."""
+    """The column and the depth in the mantissa do not matter."""
     copy = rewritten(recorded, table, lambda rows: flipped(rows, column, 5, bit))
 
     assert digest_faults(copy) == [f"attempt 0: {LOG_CHANGED.format(0)}"]
 
 
 def test_an_event_more_or_less_makes_another_digest(recorded: Path) -> None:
-    """Or a file that is gone."""
+    """A missing file does too."""
     fewer = rewritten(recorded, "events", lambda table: table.slice(0, table.num_rows - 1))
 
     assert digest_faults(fewer)
@@ -307,7 +307,7 @@ def test_an_event_more_or_less_makes_another_digest(recorded: Path) -> None:
 
 
 def test_what_run_json_says_of_an_attempt_is_covered(recorded: Path) -> None:
-    """Its plan and its end, for a start."""
+    """Its plan and its end are examples."""
     path = recorded / "run.json"
     path.write_text(path.read_text().replace('"steps": 30', '"steps": 31'))
 
@@ -315,7 +315,7 @@ def test_what_run_json_says_of_an_attempt_is_covered(recorded: Path) -> None:
 
 
 def test_the_digest_of_an_attempt_never_changes() -> None:
-    """It is kept with runs: what a later version adds to an attempt must not be in it where it was not recorded."""
+    """It is stored with runs: fields of later versions must not enter it unless they were recorded."""
     policy = PolicyRecord("d" * 64, "p.yaml", "controllers: []", {"spike": 2.0}, 2)
     attempt = Attempt(1, "stopped", 5, 9, Plan(10, constants={"size": 3.0}), policy, steps=7, parent=0, from_step=3)
 
@@ -323,7 +323,7 @@ def test_the_digest_of_an_attempt_never_changes() -> None:
 
 
 def test_the_name_of_a_run_may_be_changed(recorded: Path) -> None:
-    """It is the user's own; so are tags and group."""
+    """The name belongs to the user, as do tags and group."""
     path = recorded / "run.json"
     path.write_text(path.read_text().replace('"digested"', '"renamed"'))
 
@@ -331,7 +331,7 @@ def test_the_name_of_a_run_may_be_changed(recorded: Path) -> None:
 
 
 def test_sealing_again_does_not_bless_what_was_changed(recorded: Path) -> None:
-    """A digest that is kept stays."""
+    """A stored digest stays."""
     copy = rewritten(recorded, "events", lambda table: flipped(table, "loss", 5, 3))
     before = (copy / DIGESTS_JSON).read_bytes()
 
@@ -342,7 +342,7 @@ def test_sealing_again_does_not_bless_what_was_changed(recorded: Path) -> None:
 
 
 def test_a_resumed_run_keeps_the_digests_of_its_earlier_attempts(recorded: Path) -> None:
-    """And gets those of the newest."""
+    """The newest attempt gets its own."""
     before = read_digests(recorded)
     with Recorder(recorded.parent, resume=recorded.name, resume_step=20) as rec:
         rec.step(loss=1.0)
@@ -356,7 +356,7 @@ def test_a_resumed_run_keeps_the_digests_of_its_earlier_attempts(recorded: Path)
 
 
 def test_a_run_that_still_goes_on_has_no_digest(tmp_path: Path) -> None:
-    """There is nothing yet to hold it against."""
+    """There is no complete log to compare it with."""
     with Recorder(tmp_path) as rec:
         rec.step(loss=1.0)
         seal(rec.folder)
@@ -381,7 +381,7 @@ def test_a_run_that_still_goes_on_has_no_digest(tmp_path: Path) -> None:
 def test_a_column_of_another_type_is_damage_whatever_its_bits(
     recorded: Path, table: str, column: str, type_: pa.DataType
 ) -> None:
-    """A digest is of bits, and the same ones say something else as a number of another type."""
+    """A digest covers bits, and the same bits mean something else as another type."""
 
     def retyped(rows: pa.Table) -> pa.Table:
         same = rows[column].combine_chunks()
@@ -396,7 +396,7 @@ def test_a_column_of_another_type_is_damage_whatever_its_bits(
 
 @pytest.mark.parametrize(("table", "column"), [("events", "seq"), ("events", "epoch"), ("samples", "sample_id")])
 def test_a_file_without_a_column_of_its_table_is_damage(recorded: Path, table: str, column: str) -> None:
-    """Even one that was null throughout: nobody writes such a file."""
+    """This holds even for an all-null column: no writer leaves one out."""
     copy = rewritten(recorded, table, lambda rows: rows.drop_columns(column))
 
     with pytest.raises(DamagedLog, match=f"lacks a column of its table; got '?{column}"):
@@ -404,7 +404,7 @@ def test_a_file_without_a_column_of_its_table_is_damage(recorded: Path, table: s
 
 
 def test_a_loss_of_a_token_that_is_null_is_damage(store_record: Callable[..., Path]) -> None:
-    """And not the NaN that has its bits."""
+    """It is not the NaN with its bits."""
     folder = store_record(EVENTS, samples={1: losses(1)}, sealed=True)
     nothing = pa.array([None, [None, 1.0], None], pa.list_(pa.field("element", pa.float32())))
 

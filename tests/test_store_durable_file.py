@@ -1,4 +1,4 @@
-"""Files on their way to the disk while they are written: whole, asked to be durable, and honest about a full disk."""
+"""A durable file is flushed while it is written, complete when synced, and raises on a full disk."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ NOISE = pa.table({"value": np.random.default_rng(0).random(100_000)})
 
 @pytest.mark.parametrize("size", [0, 1, SENT_BYTES, 5 * SENT_BYTES + 7])
 def test_what_is_written_in_pieces_is_there_in_their_order(tmp_path: Path, size: int) -> None:
-    """Nothing, a byte, and sizes around that of a piece."""
+    """The sizes are zero, one byte, and sizes around that of a piece."""
     path, data = tmp_path / "file", random.Random(size).randbytes(size)
     rest = data
     with durable_file(path) as file:
@@ -34,7 +34,7 @@ def test_what_is_written_in_pieces_is_there_in_their_order(tmp_path: Path, size:
 
 
 def test_what_stood_there_before_is_gone(tmp_path: Path) -> None:
-    """As a file that a dead sealer left."""
+    """A dead sealer may have left such a file."""
     path = tmp_path / "file"
     path.write_bytes(b"long ago" * 1000)
     with durable_file(path) as file:
@@ -44,7 +44,7 @@ def test_what_stood_there_before_is_gone(tmp_path: Path) -> None:
 
 
 def test_a_file_is_synced_once_all_of_it_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The sync that makes it durable sees its last byte."""
+    """The final sync covers its last byte."""
     path, synced = tmp_path / "file", []
     monkeypatch.setattr(os, "fsync", lambda fd: synced.append(os.fstat(fd).st_size))
     with durable_file(path) as file:
@@ -65,7 +65,7 @@ def test_a_file_that_failed_is_not_synced(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_all_of_a_file_is_sent_to_the_disk_before_it_is_synced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Range by range, without a gap."""
+    """The ranges are contiguous."""
     ranges: list[tuple[int, int]] = []
     monkeypatch.setattr(durable_file_module, "_sync_file_range", lambda _fd, *range_: ranges.append(range_[:2]))
     with durable_file(tmp_path / "file") as file:
@@ -79,7 +79,7 @@ def test_all_of_a_file_is_sent_to_the_disk_before_it_is_synced(tmp_path: Path, m
 def test_where_the_system_has_no_such_function_files_are_written_all_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As on macOS."""
+    """This is the case on macOS."""
     monkeypatch.setattr(durable_file_module, "_sync_file_range", None)
     with durable_file(tmp_path / "file") as file:
         file.write(b"x" * (SENT_BYTES + 1))
@@ -89,7 +89,7 @@ def test_where_the_system_has_no_such_function_files_are_written_all_the_same(
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="only Linux has a disk that is always full")
 def test_a_full_disk_is_told_of_with_its_number_through_the_parquet_writer() -> None:
-    """From the kernel through Python and C++ and back."""
+    """The error passes from the kernel through Python and C++ and back."""
     with pytest.raises(OSError, match="No space left") as caught, durable_file(Path("/dev/full")) as file:
         write_tables([NOISE] * 20, NOISE.schema, file)
 
@@ -97,7 +97,7 @@ def test_a_full_disk_is_told_of_with_its_number_through_the_parquet_writer() -> 
 
 
 def test_a_column_of_a_row_group_is_one_page_up_to_a_megabyte(tmp_path: Path) -> None:
-    """Each page costs a header, and a beginning of its own to zstd."""
+    """Each page costs a header and a fresh start for zstd."""
     path = tmp_path / "file.parquet"
     with durable_file(path) as file:
         write_tables([NOISE], NOISE.schema, file, always=NOISE.column_names)

@@ -1,4 +1,4 @@
-"""Events as JSON lines: what leaves as text comes back as it was, and what is wrong is named by its line."""
+"""Events survive a round trip through JSON lines, and a wrong line is reported by number."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ EVENTS = st.builds(
 
 
 def read(*lines: str) -> list[Event]:
-    """The events of these lines."""
+    """Parse the events of these lines."""
     return list(events_from_lines(lines, source="events.jsonl"))
 
 
 @given(st.lists(EVENTS, max_size=4))
 def test_events_come_back_from_lines_as_they_left(store_facts: Callable[..., Any], events: list[Event]) -> None:
-    """Every field to the bit, as strict JSON, one line each."""
+    """Every field is equal to the bit, as strict JSON, one line each."""
     lines = [event_to_line(event) for event in events]
     for line in lines:
         json.loads(line, parse_constant=lambda token: pytest.fail(f"{token} is no strict JSON"))
@@ -50,7 +50,7 @@ def test_events_come_back_from_lines_as_they_left(store_facts: Callable[..., Any
 
 
 def test_a_line_has_every_key_in_a_fixed_order() -> None:
-    """As documented."""
+    """The order is the documented one."""
     line = event_to_line(
         Event("step_end", 12, 57, epoch=0.5, time_ns=1, elapsed_ns=2, metrics={"loss": math.nan, "x": math.inf})
     )
@@ -63,14 +63,14 @@ def test_a_line_has_every_key_in_a_fixed_order() -> None:
 
 @pytest.mark.parametrize("token", ["NaN", "Infinity", "-Infinity", '"NaN"', '"Infinity"', '"-Infinity"'])
 def test_non_finite_numbers_are_read_as_names_and_as_bare_tokens(token: str) -> None:
-    """The names are ours, the tokens are what Python's json writes."""
+    """We write the names; Python's json writes the tokens."""
     (event,) = read(f'{{"event": "log", "epoch": {token}, "metrics": {{"loss": {token}}}}}')
 
     assert str(event.metrics["loss"]) == str(event.epoch) == str(float(token.strip('"')))
 
 
 def test_missing_keys_have_defaults_and_blank_lines_do_not_count() -> None:
-    """A missing step follows from the events themselves, a missing seq is the event's index."""
+    """A missing step follows from the events, a missing seq is the event's index."""
     events = read(
         '{"event": "train_begin"}',
         "",
@@ -114,7 +114,7 @@ def test_missing_keys_have_defaults_and_blank_lines_do_not_count() -> None:
     ],
 )
 def test_what_is_wrong_is_named_by_file_and_line(line: str, message: str) -> None:
-    """And with what was got; the events before it have come out."""
+    """The error quotes the value; earlier events have been yielded."""
     lines = events_from_lines(['{"event": "train_begin"}', line], source="events.jsonl")
 
     assert next(lines).kind == "train_begin"
@@ -125,12 +125,12 @@ def test_what_is_wrong_is_named_by_file_and_line(line: str, message: str) -> Non
 
 
 def test_a_whole_number_may_be_written_as_a_float() -> None:
-    """As JavaScript and some exporters do."""
+    """JavaScript and some exporters do so."""
     assert read('{"event": "log", "step": 3.0}')[0].step == 3
 
 
 def test_attributes_of_any_depth_are_strict_json() -> None:
-    """Numbers that are not finite become their names, tuples lists, keys text."""
+    """Non-finite numbers become their names, tuples lists, keys text."""
     assert encoded_attrs({"a": [math.nan, {"b": -math.inf}], "n": 2**70, "t": (1, 2), "ü": None}) == (
         f'{{"a":["NaN",{{"b":"-Infinity"}}],"n":{2**70},"t":[1,2],"ü":null}}'
     )
@@ -138,6 +138,6 @@ def test_attributes_of_any_depth_are_strict_json() -> None:
 
 @pytest.mark.parametrize("value", [object(), {1, 2}, b"bytes", "\ud800", 1j])
 def test_attributes_that_json_cannot_hold_are_refused(value: object) -> None:
-    """Before they reach a journal."""
+    """The error comes before they reach a journal."""
     with pytest.raises(InvalidEvent, match="attributes must be JSON values"):
         encoded_attrs({"a": value})

@@ -1,4 +1,4 @@
-"""Events of a table, one by one, in stretches and all together, are the same events; single columns are theirs."""
+"""A table's events are the same read singly, in slices or together, and so are its single columns."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ EVENTS = [
 
 @pytest.fixture
 def run(store_record: Callable[..., Path]) -> Run:
-    """A sealed run of all sorts of events."""
+    """A sealed run with all kinds of events."""
     return open_run(store_record(EVENTS, sealed=True))
 
 
 @pytest.fixture
 def rows(run: Run) -> EventRows:
-    """Its events."""
+    """The run's events as rows."""
     stream = run.stream()
     assert isinstance(stream, EventRows)
     return stream
@@ -43,7 +43,7 @@ def rows(run: Run) -> EventRows:
 def test_events_are_the_same_however_they_are_asked_for(
     run: Run, rows: EventRows, store_facts: Callable[[Iterable[Event]], list[Any]]
 ) -> None:
-    """One by one, from the end, in stretches, as lists, and as they were written."""
+    """They are equal singly, from the end, in slices, as lists, and to those that were written."""
     expected = store_facts(run.events())
 
     assert [fact[10:] for fact in expected] == [fact[10:] for fact in store_facts(EVENTS)]
@@ -55,7 +55,7 @@ def test_events_are_the_same_however_they_are_asked_for(
 
 
 def test_single_columns_are_those_of_the_events(rows: EventRows) -> None:
-    """A metric that no event carries has no value anywhere."""
+    """A metric that no event carries has no values."""
     assert rows.column("step") == [event.step for event in rows]
     assert rows.column("kind") == [event.kind for event in rows]
     assert rows.values("lr") == [event.metrics.get("lr") for event in rows]
@@ -64,13 +64,13 @@ def test_single_columns_are_those_of_the_events(rows: EventRows) -> None:
 
 
 def test_events_of_some_kinds_are_taken_out(rows: EventRows) -> None:
-    """Or all others."""
+    """The inverse selection works too."""
     assert [event.kind for event in rows.of_kinds(["save", "evaluate"])] == ["evaluate", "save"]
     assert len(rows.of_kinds(["step_end"], others=True)) == 4
 
 
 def test_the_numbers_of_an_event_are_as_a_dictionary_of_them(rows: EventRows) -> None:
-    """Equal, with its text, in its order; a number that was not logged is not there."""
+    """Equality, text and order agree; a number that was not logged is absent."""
     metrics = rows[2].metrics
 
     assert metrics == {"loss": 0.5}
@@ -85,7 +85,7 @@ def test_the_numbers_of_an_event_are_as_a_dictionary_of_them(rows: EventRows) ->
 
 
 def test_an_event_travels_with_its_own_numbers_alone(rows: EventRows) -> None:
-    """Not with the columns of the whole run."""
+    """It does not pickle the columns of the whole run."""
     travelled = pickle.loads(pickle.dumps(rows[1]))
 
     assert travelled == rows[1]

@@ -1,4 +1,4 @@
-"""Events with the sample losses of their step: the same from a journal, from Parquet and from both."""
+"""Events come with the sample losses of their step, equal from a journal, from Parquet and from both."""
 
 from __future__ import annotations
 
@@ -23,25 +23,25 @@ from steptape.store.sample_losses import INTEGER_IDS, TEXT_IDS, SampleLosses, id
 
 INTEGERS = SampleLosses(struct.pack("<2f", 0.1, float("nan")), struct.pack("<2q", -7, 2**62), INTEGER_IDS)
 TEXTS = SampleLosses(struct.pack("<f", 3e38), '["Größe,\\"1\\""]'.encode(), TEXT_IDS, struct.pack("<i", 12))
-#: What UTF-8 can hold.
+#: The characters that UTF-8 can hold.
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=3)
 UNNAMED = SampleLosses(struct.pack("<3f", 1.0, -0.0, float("-inf")))
 
 
 def facts(samples: SampleLosses | None) -> Any:
-    """What a reader sees of sample losses, floats by their bits."""
+    """Return the visible content of sample losses, floats by their bits."""
     if samples is None:
         return None
     return samples.losses, [loss.hex() for loss in loss_values(samples)], id_texts(samples), samples.tokens
 
 
 def sampled(events: Iterable[Event]) -> list[Any]:
-    """Where each event stands, and its sample losses."""
+    """Return the position of each event, and its sample losses."""
     return [(event.attempt, event.rank, event.seq, facts(event.samples)) for event in events]
 
 
 def test_losses_and_ids_are_values_whatever_they_were_packed_from() -> None:
-    """Losses as the float32 that were recorded, ids as text, and None without any."""
+    """Losses are the recorded float32, ids are text, or None without any."""
     assert loss_values(TEXTS) == (struct.unpack("<f", struct.pack("<f", 3e38))[0],)
     assert [id_texts(samples) for samples in (INTEGERS, TEXTS, UNNAMED)] == [
         ["-7", "4611686018427387904"],
@@ -55,7 +55,7 @@ def test_losses_and_ids_are_values_whatever_they_were_packed_from() -> None:
     [(b'["a"', TEXT_IDS), (b"3", TEXT_IDS), (b'["a"]', TEXT_IDS), (bytes(12), INTEGER_IDS), (bytes(8), INTEGER_IDS)],
 )
 def test_ids_that_do_not_fit_their_samples_are_a_damaged_log(ids: bytes, kind: int) -> None:
-    """A checksum does not promise that the content makes sense."""
+    """A checksum does not guarantee that the content makes sense."""
     with pytest.raises(DamagedLog, match="sample ids that cannot be read"):
         id_texts(SampleLosses(bytes(8), ids, kind))
 
@@ -64,7 +64,7 @@ def test_ids_that_do_not_fit_their_samples_are_a_damaged_log(ids: bytes, kind: i
 def test_events_come_with_their_sample_losses_from_tail_and_parquet(
     store_record: Callable[..., Path], store_steps: Callable[..., list[Event]], segment_bytes: int
 ) -> None:
-    """Steps without any between those with, in one file and in several."""
+    """Steps without samples lie between steps with samples, in one file and in several."""
     given = {0: INTEGERS, 1: TEXTS, 3: UNNAMED, 5: INTEGERS}
     folder = store_record(store_steps([1.0] * 7), samples=given, segment_bytes=segment_bytes)
     expected = [(0, 0, seq, facts(given.get(seq))) for seq in range(7)]
@@ -85,7 +85,7 @@ def test_sample_losses_of_events_survive_sealing_to_the_bit(
     tmp_path_factory: pytest.TempPathFactory,
     blocks: list[list[tuple[float, str]]],
 ) -> None:
-    """Whatever the losses and ids; a step whose batch was empty has none."""
+    """Losses and ids may be any; a step with an empty batch has none."""
     packed = {index: _packed(block) for index, block in enumerate(blocks)}
     folder = store_record(store_steps([1.0] * len(blocks)), samples=packed, root=tmp_path_factory.mktemp("s"))
     run = open_run(folder)
@@ -104,7 +104,7 @@ def _packed(block: list[tuple[float, str]]) -> SampleLosses:
 def test_ids_that_look_like_integers_are_the_texts_that_they_were(
     store_record: Callable[..., Path], store_steps: Callable[..., list[Event]]
 ) -> None:
-    """Also when there is nothing else in a file."""
+    """This holds even if a file has no other ids."""
     ids = ["007", "+1", "-0", " 1", "1_0", "99999999999999999999"]
     for index, text in enumerate(ids):
         samples = SampleLosses(bytes(4), compact_json([text]), TEXT_IDS)
@@ -125,14 +125,14 @@ def test_without_asking_events_carry_no_sample_losses(
 def test_event_json_is_the_same_with_and_without_sample_losses(
     store_record: Callable[..., Path], store_steps: Callable[..., list[Event]]
 ) -> None:
-    """Lines hold envelope and payload alone."""
+    """Lines hold only envelope and payload."""
     run = open_run(store_record(store_steps([1.0]), samples={0: UNNAMED}))
 
     assert [*map(event_to_line, run.events(samples=True))] == [*map(event_to_line, run.events())]
 
 
 def test_a_metric_may_be_called_samples(store_record: Callable[..., Path]) -> None:
-    """The field takes no column's name away."""
+    """The field does not reserve a column's name."""
     run = open_run(store_record([Event("step_end", metrics={"samples": 64.0})], sealed=True))
 
     assert run.table()["samples"].to_pylist() == [64.0]
@@ -141,7 +141,7 @@ def test_a_metric_may_be_called_samples(store_record: Callable[..., Path]) -> No
 
 @pytest.mark.parametrize("sealed", [False, True])
 def test_sample_losses_follow_ranks_and_lineage(store_record: Callable[..., Path], sealed: bool) -> None:
-    """Each rank's own, and of a resumed attempt's parent only what was not rolled back."""
+    """Each rank has its own, and a resumed attempt's parent contributes only what was not rolled back."""
     where = [(0, 0), (0, 1), (1, 0), (1, 1)]
     events = [Event("step_end", step=step, attempt=a, rank=r) for a, r in where for step in (1 + a, 2 + a)]
     packed = {index: SampleLosses(struct.pack("<f", index)) for index in range(len(events))}

@@ -1,4 +1,4 @@
-"""The promise of FORMAT.md: old runs open forever, and anything that reads Parquet reads a run folder."""
+"""The promise of FORMAT.md holds: every old run opens, and any Parquet reader reads a run folder."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ STARTED_NS = 1_767_323_045_000_000_000
 WRITER = {"host": "node-1", "boot_id": "11111111-2222-3333-4444-555555555555", "pid": 4321}
 CONFIG = {"lr": 0.1, "seed": 2**60, "nested": {"a": [1, None]}}
 
-#: What both runs of each sample hold.
+#: The content of both runs of each sample.
 EVENTS = [
     Event("train_begin", seq=0, time_ns=STARTED_NS),
     Event(
@@ -66,7 +66,7 @@ SAMPLES = [
 ]
 
 
-#: What the samples of later formats hold beside that or instead of it, by row.
+#: Additions and replacements in the samples of later formats, by row.
 SINCE_FORMAT: dict[int, dict[int, dict[str, Any]]] = {
     2: {2: {"position": 31, "token_losses": [math.inf]}, 3: {"position": 4, "token_losses": [0, 0.5, math.nan]}},
     3: {2: {"sample_id": "7"}, 3: {"sample_id": "0"}},
@@ -74,7 +74,7 @@ SINCE_FORMAT: dict[int, dict[int, dict[str, Any]]] = {
 
 
 def samples_of(version: int) -> list[dict[str, Any]]:
-    """The samples of both runs of a version."""
+    """Return the samples of both runs of a version."""
     samples = [{**sample, "token_losses": None} for sample in SAMPLES]
     for since, rows in SINCE_FORMAT.items():
         for row, own in rows.items() if since <= version else ():
@@ -87,7 +87,7 @@ def samples_of(version: int) -> list[dict[str, Any]]:
 def test_events_of_every_format_are_read_forever(
     version: int, run_id: str, store_facts: Callable[[Iterable[Event]], Any]
 ) -> None:
-    """Exactly these values, from a sealed run and from a journal."""
+    """A sealed run and a journal give exactly these values."""
     run = open_run(DATA / f"format-{version}" / run_id)
     samples = run.samples().drop_columns(["run_id", "attempt", "rank"]).to_pylist()
     by_sql = run.rows("SELECT * EXCLUDE (run_id, attempt, rank) FROM samples ORDER BY seq, tokens")
@@ -98,7 +98,7 @@ def test_events_of_every_format_are_read_forever(
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_run_json_of_every_format_is_read_forever(version: int) -> None:
-    """Every key, and what is absent."""
+    """Every key is read, and absent ones have their defaults."""
     policy = PolicyRecord("sha256:0f", "policy.yaml", "controllers: []\n", {"patience": 3})
     sealed = Attempt(0, "stopped", STARTED_NS, STARTED_NS + 2_500_000_000, Plan(10, 5, 2), policy, WRITER, 2)
     journal = Attempt(0, "running", STARTED_NS, failure={"type": "ValueError", "message": "loss is nan"})
@@ -110,7 +110,7 @@ def test_run_json_of_every_format_is_read_forever(version: int) -> None:
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_a_store_of_every_format_answers_sql_forever(version: int) -> None:
-    """Both runs at once; the one that its writer left in a journal crashed."""
+    """Both runs are read at once; the one left in a journal has crashed."""
     store = open_store(DATA / f"format-{version}")
     runs = store.rows("SELECT run_id, status, steps, planned_steps, duration_s FROM runs ORDER BY run_id")
     decisions = store.rows("SELECT controller, event_seq, operations, values->>'loss' AS loss FROM decisions")
@@ -126,7 +126,7 @@ def test_a_store_of_every_format_answers_sql_forever(version: int) -> None:
 
 
 def test_what_a_newer_writer_adds_to_run_json_is_passed_over(store_folder: Callable[..., Path]) -> None:
-    """Keys may come within a format version; they are ignored by older readers at every level."""
+    """Keys may be added within a format version; older readers ignore them at every level."""
     folder = store_folder()
     document = json.loads((folder / "run.json").read_bytes())
     for entry in (document, document["attempts"][0], document["attempts"][0]["plan"]):
@@ -137,7 +137,7 @@ def test_what_a_newer_writer_adds_to_run_json_is_passed_over(store_folder: Calla
 
 
 def test_what_may_be_missing_from_run_json_has_defaults(store_folder: Callable[..., Path]) -> None:
-    """An importer in another language writes this much."""
+    """An importer in another language may write only these keys."""
     folder = store_folder("run-1")
     attempt = {"attempt": 0, "status": "completed", "started_ns": 5}
     (folder / "run.json").write_text(json.dumps({"format": 1, "run_id": "run-1", "name": "n", "attempts": [attempt]}))
@@ -171,7 +171,7 @@ print(str({
 
 
 def test_plain_duckdb_and_plain_pyarrow_read_a_sealed_run() -> None:
-    """In a process where steptape cannot be imported."""
+    """They run in a process where steptape cannot be imported."""
     command = [sys.executable, "-X", "utf8", "-W", "error", "-c", PLAIN, str(SAMPLE / SEALED)]
     printed = subprocess.run(command, capture_output=True, encoding="utf-8", check=True, timeout=PATIENCE_S).stdout
     mapping = {"loss": "loss", "Loss": "Loss~7e13be37", "epoch": "epoch~b2fdf2af", "eval/größe": "eval/größe"}
@@ -198,7 +198,7 @@ def test_plain_duckdb_and_plain_pyarrow_read_a_sealed_run() -> None:
     )
 
 
-#: Two blocks of samples for each version, as they stand at the end of an event's record.
+#: Two blocks of samples for each version, as they are at the end of an event's record.
 FIRST = struct.pack("<IBB2f2q", 2, 1, 0, 1.5, math.nan, -1, 2**60)
 TEXTS = struct.pack("<I", 10) + '["ü","b"]'.encode()
 TOKENS = struct.pack("<2i", 7, 8)
@@ -215,7 +215,7 @@ JOURNAL_VERSIONS = {1: 1, 2: 2, 3: 2}
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_a_journal_can_be_read_from_its_description_alone(version: int) -> None:
-    """Only FORMAT.md's numbers, and no code of ours: the reader that somebody writes in another language."""
+    """The reader uses only FORMAT.md's numbers and none of our code, as one in another language would."""
     data = (DATA / f"format-{version}" / JOURNAL / "journal-0-0-000000000000").read_bytes()
     magic, own_version = struct.unpack_from("<4sI", data)
     position, layouts, header, events = 8, {}, {}, []
@@ -268,7 +268,7 @@ def test_the_samples_are_small(version: int) -> None:
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_a_journal_and_a_sealed_run_of_every_format_can_be_sealed_today(tmp_path: Path, version: int) -> None:
-    """What they hold stays what it was; the token losses that those of format 1 cannot hold are null."""
+    """Their content is preserved; token losses, which format 1 cannot hold, are null."""
     store = open_store(shutil.copytree(DATA / f"format-{version}", tmp_path / "runs"))
     expected = str(samples_of(version)).replace("[0,", "[0.0,")
     for run_id in (SEALED, JOURNAL):

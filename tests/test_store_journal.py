@@ -1,4 +1,4 @@
-"""The journal's writer: what it leaves behind when writing fails, when it is interrupted, when its process forks."""
+"""The journal's writer leaves whole records after failed writes, interrupts and forks."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from steptape.store.journal.writer import JournalWriter
 
 
 def run_script(script: str, *arguments: object) -> str:
-    """What the script prints, run in a process of its own in which warnings are errors."""
+    """Run the script in its own process, with warnings as errors, and return its output."""
     command = [sys.executable, "-W", "error", "-c", script, *map(str, arguments)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S)
     assert done.returncode == 0, done.stderr
@@ -30,7 +30,7 @@ def run_script(script: str, *arguments: object) -> str:
 
 
 def seqs(folder: Path) -> list[int]:
-    """The ``seq`` of every event in a folder's journals, which must not hold a torn byte."""
+    """Return the ``seq`` of every event in a folder's journals, which must not hold a torn byte."""
     segments = [read_segment(path) for path in sorted(folder.glob("journal-*"))]
     assert not any(segment.torn_bytes for segment in segments)
     return [record.event.seq for segment in segments for record in segment.records]
@@ -60,14 +60,14 @@ print(json.dumps([refused, writer.seq]))
 
 
 def test_a_full_disk_leaves_whole_records_and_no_gap(tmp_path: Path) -> None:
-    """RLIMIT_FSIZE makes the kernel write short and then refuse, as a full disk does; SIGXFSZ is ignored by Python."""
+    """RLIMIT_FSIZE makes the kernel write short and then refuse, as a full disk does; Python ignores SIGXFSZ."""
     refused, written = json.loads(run_script(FULL_DISK, tmp_path, 1 << 26))
 
     assert (len(refused), seqs(tmp_path)) == (40 + 5 - written, list(range(written)))
 
 
 def test_a_segment_that_cannot_be_followed_by_another_goes_on(tmp_path: Path) -> None:
-    """The next segment's name is taken; the event that filled the segment is written all the same, once."""
+    """The next segment's name is taken; the event that filled the segment is still written, once."""
     writer = JournalWriter(tmp_path, run_id="run-1", segment_bytes=1)
     (tmp_path / "journal-0-0-000000000001").mkdir()
     for step in range(3):
@@ -79,7 +79,7 @@ def test_a_segment_that_cannot_be_followed_by_another_goes_on(tmp_path: Path) ->
 
 
 def test_a_journal_that_cannot_be_begun_leaves_nothing_behind(tmp_path: Path) -> None:
-    """Not even the first bytes fit: the constructor raises and no file stays."""
+    """Not even the first bytes fit: the constructor raises and leaves no file."""
     script = """
 import resource, sys
 from pathlib import Path
@@ -122,7 +122,7 @@ print(writer.seq)
 
 
 def test_an_interrupt_in_the_middle_of_an_append_loses_or_doubles_no_event(tmp_path: Path) -> None:
-    """Signal handlers that raise, as Ctrl-C does, 300 times at random moments."""
+    """Signal handlers raise, as Ctrl-C does, 300 times at random moments."""
     written = int(run_script(INTERRUPTED, tmp_path))
 
     assert seqs(tmp_path) == list(range(written))
@@ -148,14 +148,14 @@ print(status)
 
 
 def test_a_forked_child_cannot_write_into_its_parents_journal(tmp_path: Path) -> None:
-    """As a DataLoader's workers might; the parent's journal goes on undisturbed."""
+    """A DataLoader's worker might try; the parent's journal is not disturbed."""
     exit_code = int(run_script(FORKED, tmp_path))
 
     assert (exit_code, seqs(tmp_path)) == (42, [0, 1])
 
 
 def test_a_segment_that_is_full_is_closed_and_announced(tmp_path: Path) -> None:
-    """Each segment's name carries its first seq, and its layouts stand in itself."""
+    """Each segment's name holds its first seq, and the segment holds its layouts."""
     closed: list[Path] = []
     writer = JournalWriter(tmp_path, run_id="run-1", segment_bytes=400, on_segment_closed=closed.append)
     for step in range(20):
@@ -169,7 +169,7 @@ def test_a_segment_that_is_full_is_closed_and_announced(tmp_path: Path) -> None:
 
 
 def test_a_stream_has_one_writer(tmp_path: Path) -> None:
-    """A second journal of the same (attempt, rank) is refused, whether the first still lives or not."""
+    """A second journal of the same (attempt, rank) is refused, even if the first is closed."""
     JournalWriter(tmp_path, run_id="run-1").close()
 
     with pytest.raises(FileExistsError):
@@ -177,7 +177,7 @@ def test_a_stream_has_one_writer(tmp_path: Path) -> None:
 
 
 def test_a_closed_journal_refuses_events(tmp_path: Path) -> None:
-    """Closing twice is allowed; writing afterwards is an OSError, not silence."""
+    """Closing twice is allowed; writing afterwards raises OSError instead of being silent."""
     writer = JournalWriter(tmp_path, run_id="run-1")
     writer.close()
     writer.close()
@@ -189,7 +189,7 @@ def test_a_closed_journal_refuses_events(tmp_path: Path) -> None:
 def test_a_number_that_does_not_fit_is_refused_before_anything_is_written(
     tmp_path: Path, store_append: Callable[..., int]
 ) -> None:
-    """The journal goes on with the same seq."""
+    """The journal continues with the same seq."""
     writer = JournalWriter(tmp_path, run_id="run-1")
     store_append(writer, Event("step_end", step=1, metrics={"a": 1.0}))
     with pytest.raises(struct.error):
@@ -201,7 +201,7 @@ def test_a_number_that_does_not_fit_is_refused_before_anything_is_written(
 
 
 def append(writer: JournalWriter, time_ns: int) -> int:
-    """One event at a time of the wall clock."""
+    """Append one event at a time of the wall clock."""
     return writer.append("step_end", ("loss",), (1.0,), step=writer.seq, time_ns=time_ns, elapsed_ns=0)
 
 
@@ -210,7 +210,7 @@ SECOND_NS = 1_000_000_000
 
 @pytest.mark.parametrize("what", ["folder", "segment"])
 def test_a_journal_that_was_deleted_is_noticed_and_begun_anew(tmp_path: Path, what: str) -> None:
-    """The write that notices raises, so that the loss is counted; the next one is on disk again, folder and all."""
+    """The write that notices it raises, so that the loss is counted; the next one is on disk again, with its folder."""
     folder = tmp_path / "run"
     folder.mkdir()
     begun_anew: list[bool] = []
@@ -229,7 +229,7 @@ def test_a_journal_that_was_deleted_is_noticed_and_begun_anew(tmp_path: Path, wh
 
 
 def test_a_journal_whose_folder_cannot_be_made_again_goes_on_as_soon_as_it_can(tmp_path: Path) -> None:
-    """Every event until then is refused with an error, none is lost in silence."""
+    """Every event until then raises; none is lost silently."""
     folder = tmp_path / "parent" / "run"
     folder.mkdir(parents=True)
     writer = JournalWriter(folder, run_id="run-1")
@@ -248,7 +248,7 @@ def test_a_journal_whose_folder_cannot_be_made_again_goes_on_as_soon_as_it_can(t
 def test_a_journal_with_durability_power_is_synced_off_the_writing_thread(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """At its interval and at its end, segments that were closed meanwhile included; never by the one who appends."""
+    """The sync runs at its interval and at the end, covers closed segments, and never runs in the appending thread."""
     synced: list[tuple[str, str]] = []
     first_sync = threading.Event()
     fsync = os.fsync
@@ -271,7 +271,7 @@ def test_a_journal_with_durability_power_is_synced_off_the_writing_thread(
 
 
 def test_a_sync_that_fails_is_reported_and_writing_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """To whoever asked to be told; the events are in the journal all the same."""
+    """The callback gets the error; the events are still in the journal."""
     failures: list[OSError] = []
     failed = threading.Event()
 
@@ -294,7 +294,7 @@ def test_a_sync_that_fails_is_reported_and_writing_goes_on(tmp_path: Path, monke
 
 
 def test_a_forked_child_of_a_synced_journal_ends_without_waiting_for_its_parents_thread(tmp_path: Path) -> None:
-    """The thread does not exist there; the parent's journal goes on."""
+    """The thread does not exist in the child; the parent's journal continues."""
     script = FORKED.replace('run_id="run-1"', 'run_id="run-1", durability="power"')
 
     assert (int(run_script(script, tmp_path)), seqs(tmp_path)) == (42, [0, 1])
@@ -345,7 +345,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 def test_writing_works_again_when_a_full_file_system_has_room(small_disk: Path) -> None:
-    """ENOSPC from the kernel; whole records before and after, in one sequence."""
+    """The kernel raises ENOSPC; records before and after are whole and in one sequence."""
     refused, written, errors = json.loads(run_script(REALLY_FULL, small_disk))
 
     assert refused > 100

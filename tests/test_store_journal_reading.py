@@ -1,4 +1,4 @@
-"""The journal's reader: whatever happens to a journal's bytes, it reads a prefix of what was written, or refuses."""
+"""The journal's reader returns a prefix of what was written, or refuses, for any damage to its bytes."""
 
 from __future__ import annotations
 
@@ -44,23 +44,23 @@ SAMPLES = {
 
 @pytest.fixture
 def small_run(store_record: Callable[..., Path]) -> Path:
-    """A run folder whose one journal has attrs, samples of every sort and several layouts."""
+    """A run folder whose one journal has attrs, samples of every kind and several layouts."""
     return store_record(EVENTS, samples=SAMPLES, status="running")
 
 
 def journal_of(folder: Path) -> Path:
-    """The one journal of a run."""
+    """Return the one journal of a run."""
     (journal,) = folder.glob("journal-*")
     return journal
 
 
 def contents(path: Path) -> list[Any]:
-    """What a segment says, samples included, in a form in which NaN equals NaN."""
+    """Return the content of a segment, samples included, as text, so that NaN equals NaN."""
     return [(repr(record.event), record.samples) for record in read_segment(path).records]
 
 
 def test_what_was_appended_is_read_back(small_run: Path, store_facts: Callable[..., Any]) -> None:
-    """Envelope, metrics, attrs and samples."""
+    """Envelope, metrics, attrs and samples are equal."""
     records = read_segment(journal_of(small_run)).records
 
     assert store_facts(record.event for record in records) == store_facts(
@@ -70,7 +70,7 @@ def test_what_was_appended_is_read_back(small_run: Path, store_facts: Callable[.
 
 
 def test_a_journal_cut_at_any_byte_reads_back_a_prefix_of_what_was_written(small_run: Path) -> None:
-    """At every byte, through the segment's reader and through the store; and no whole record is lost."""
+    """It is cut at every byte and read by segment and by store; no whole record is lost."""
     journal = journal_of(small_run)
     whole, written = journal.read_bytes(), contents(journal)
     run = open_run(small_run)
@@ -90,7 +90,7 @@ def test_a_journal_cut_at_any_byte_reads_back_a_prefix_of_what_was_written(small
 
 
 def test_bytes_that_are_no_whole_record_are_counted(small_run: Path) -> None:
-    """What a killed writer left unfinished is told from the end of the journal."""
+    """They are the unfinished write of a killed writer."""
     journal = journal_of(small_run)
     journal.write_bytes(journal.read_bytes()[:-1])
 
@@ -98,7 +98,7 @@ def test_bytes_that_are_no_whole_record_are_counted(small_run: Path) -> None:
 
 
 def test_a_flipped_bit_never_yields_a_wrong_event(small_run: Path) -> None:
-    """Every bit of the file: a shorter prefix, or an error of ours."""
+    """Every bit of the file is tried: the result is a shorter prefix or an error of ours."""
     journal = journal_of(small_run)
     whole, written = journal.read_bytes(), contents(journal)
     refused = 0
@@ -121,7 +121,7 @@ def test_a_flipped_bit_never_yields_a_wrong_event(small_run: Path) -> None:
 @examples(200)
 @given(data=st.data())
 def test_damage_anywhere_never_yields_a_wrong_event(small_run: Path, data: st.DataObject) -> None:
-    """Some bytes overwritten by others, some cut out, some put in between."""
+    """Some bytes are overwritten, some removed, some inserted."""
     pristine = small_run / "pristine"
     if not pristine.exists():
         pristine.write_bytes(journal_of(small_run).read_bytes())
@@ -135,14 +135,14 @@ def test_damage_anywhere_never_yields_a_wrong_event(small_run: Path, data: st.Da
         read = contents(journal_of(small_run))
     except (
         DamagedLog
-    ):  # A header or layout was cut out from end to end: no reader can tell what events hold without it.
+    ):  # A header or layout was removed as a whole: without it no reader can tell what the events of the segment hold.
         assert any(record not in damaged for record in records_that_events_need(whole))
     else:
         assert read == written[: len(read)]
 
 
 def records_that_events_need(segment: bytes) -> list[bytes]:
-    """The header and the layouts of a segment, frames included."""
+    """Return the header and the layouts of a segment, frames included."""
     runs = runs_of_frames(segment)
     starts = [
         (start + index * (FRAME.size + length), length) for start, length, count in runs for index in range(count)
@@ -151,7 +151,7 @@ def records_that_events_need(segment: bytes) -> list[bytes]:
 
 
 def test_a_header_or_layout_that_was_cut_out_whole_is_damage_that_is_told(small_run: Path) -> None:
-    """All checksums are right, and the events that need it cannot be read."""
+    """All checksums are right, and the events that need the record cannot be read."""
     journal = journal_of(small_run)
     whole = journal.read_bytes()
     needed = records_that_events_need(whole)
@@ -164,7 +164,7 @@ def test_a_header_or_layout_that_was_cut_out_whole_is_damage_that_is_told(small_
 
 @pytest.mark.parametrize("zeros", [1, 7, 8, 9, 4096])
 def test_zeros_at_the_end_are_no_events(small_run: Path, zeros: int) -> None:
-    """A power loss may leave a file longer than what reached the disk."""
+    """A power loss may leave a file longer than the data that reached the disk."""
     journal = journal_of(small_run)
     written = contents(journal)
     with open(journal, "ab") as file:
@@ -175,7 +175,7 @@ def test_zeros_at_the_end_are_no_events(small_run: Path, zeros: int) -> None:
 
 @pytest.mark.parametrize("size", [0, 1, 7, 8, 4096])
 def test_a_journal_of_nothing_but_zeros_holds_no_event(small_run: Path, size: int) -> None:
-    """The empty file included; the run around it stays readable."""
+    """This includes the empty file; the run remains readable."""
     journal_of(small_run).write_bytes(bytes(size))
 
     assert list(open_run(small_run).events()) == []
@@ -183,7 +183,7 @@ def test_a_journal_of_nothing_but_zeros_holds_no_event(small_run: Path, size: in
 
 
 def test_a_file_that_is_no_journal_is_refused(small_run: Path) -> None:
-    """By its magic, naming the file."""
+    """The magic is wrong, and the error names the file."""
     journal_of(small_run).write_bytes(b"PAR1 and so on")
 
     with pytest.raises(DamagedLog, match=r"journal-0-0-000000000000: this is no journal; got b'PAR1'"):
@@ -191,7 +191,7 @@ def test_a_file_that_is_no_journal_is_refused(small_run: Path) -> None:
 
 
 def test_a_journal_of_a_newer_version_is_refused(small_run: Path) -> None:
-    """And says what to do."""
+    """The error names the remedy."""
     journal_of(small_run).write_bytes(PREAMBLE.pack(MAGIC, VERSION + 1))
 
     with pytest.raises(UnsupportedVersion, match=r"journal version 3, .* up to 2. Upgrade steptape"):
@@ -213,7 +213,7 @@ def test_a_journal_of_a_newer_version_is_refused(small_run: Path) -> None:
     ],
 )
 def test_a_record_with_a_right_checksum_and_wrong_content_is_an_error_of_ours(tmp_path: Path, payload: bytes) -> None:
-    """Something else wrote it; it is neither read nor passed over."""
+    """A foreign writer made it; it is neither read nor skipped."""
     path = tmp_path / "journal-0-0-000000000000"
     path.write_bytes(PREAMBLE.pack(MAGIC, VERSION) + header_record({"attempt": 0, "rank": 0}) + framed(payload))
 
@@ -222,7 +222,7 @@ def test_a_record_with_a_right_checksum_and_wrong_content_is_an_error_of_ours(tm
 
 
 def test_a_record_of_an_unknown_tag_is_passed_over(small_run: Path) -> None:
-    """So that a later version can add what old readers need not know."""
+    """A later version can then add records that old readers may ignore."""
     journal = journal_of(small_run)
     written = contents(journal)
     whole = journal.read_bytes()
@@ -256,7 +256,7 @@ FORKS = LIVE.replace('print("ready"', "import os\nis_child = os.fork() == 0\nif 
 
 @contextmanager
 def process(script: str, *arguments: object) -> Iterator[subprocess.Popen[str]]:
-    """A process that has said it is ready, and lives until its stdin is closed."""
+    """Start a process, wait until it is ready, and keep it alive until its stdin is closed."""
     command = [sys.executable, "-W", "error", "-c", script, *map(str, arguments)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as running:
         assert running.stdout
@@ -268,7 +268,7 @@ def process(script: str, *arguments: object) -> Iterator[subprocess.Popen[str]]:
 
 
 def test_a_writer_is_running_while_it_lives_and_crashed_after_sigkill(store_folder: Callable[..., Path]) -> None:
-    """Told by the lock on its journal, whatever run.json says; its event is there before and after."""
+    """The lock on its journal decides, not run.json; its event is readable before and after."""
     folder = store_folder(status="running")
     run = open_run(folder)
     with process(LIVE, folder) as writer:
@@ -298,7 +298,7 @@ ROTATES = LIVE.replace("sys.argv[1]), ", "sys.argv[1]), segment_bytes=1, ").repl
 
 
 def test_a_writer_that_goes_from_segment_to_segment_is_running_all_the_time(store_folder: Callable[..., Path]) -> None:
-    """Also for a reader that has listed the files just before one was closed and the next begun."""
+    """This holds even for a reader that listed the files just before a segment was closed and the next begun."""
     run = open_run(store_folder(status="running"))
     with process(ROTATES, run.folder):
         statuses = {run.status}
@@ -311,7 +311,7 @@ def test_a_writer_that_goes_from_segment_to_segment_is_running_all_the_time(stor
 def test_those_who_look_whether_a_run_lives_do_not_take_each_other_for_its_writer(
     store_record: Callable[..., Path],
 ) -> None:
-    """The look takes a shared lock; one that asks beside another says no."""
+    """The check takes a shared lock; a concurrent check still returns False."""
     journal = journal_of(store_record(EVENTS, status="running"))
     with process(LOOKS, journal):
         assert not is_being_written(journal)
@@ -323,7 +323,7 @@ def test_a_journal_that_is_gone_is_not_being_written(tmp_path: Path) -> None:
 
 
 def test_a_live_writer_is_seen_in_its_own_process_too(store_folder: Callable[..., Path]) -> None:
-    """As a notebook that records and looks at what it records."""
+    """A notebook may record and read its own run."""
     folder = store_folder(status="running")
     writer = JournalWriter(folder, run_id="run-1")
     alive = open_store(folder.parent).run("run-1").status

@@ -1,4 +1,4 @@
-"""The bulk reader of journals against the plainest one: frame by frame, field by field, straight from FORMAT.md."""
+"""The bulk reader of journals equals a plain reader that follows FORMAT.md frame by frame and field by field."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from steptape.store.sample_losses import INTEGER_IDS, NO_IDS, TEXT_IDS, SampleLo
 
 ENVELOPE_READ = ("kind", "seq", "step", "micro_step", "value_lag", "time_ns", "elapsed_ns", "epoch")
 
-#: Few shapes and many repetitions, so that long runs of equal records stand beside single ones.
+#: Few shapes and many repetitions, so that long runs of equal records alternate with single ones.
 FLOATS = st.sampled_from([0.0, -0.0, 1.5, math.nan, math.inf, 5e-324])
 LOSSES = st.sampled_from([0.0, 1.5, math.nan])
 EVENTS = st.builds(
@@ -60,7 +60,7 @@ EVENTS = st.builds(
 
 @st.composite
 def sample_losses(draw: st.DrawFn) -> SampleLosses | None:
-    """Losses with ids of every kind, with and without what else a block may hold, or none at all."""
+    """Draw losses with ids of every kind, with and without the optional parts of a block, or None."""
     count = draw(st.sampled_from([None, None, 0, 2, 2, 3]))
     if count is None:
         return None
@@ -88,7 +88,7 @@ STRETCHES = st.lists(st.tuples(EVENTS, sample_losses(), st.sampled_from([1, 1, 2
 
 
 def plainly_read(data: bytes) -> list[tuple[Any, ...]]:
-    """Every event of a segment as FORMAT.md says: one at a time, with its sample rows."""
+    """Read every event of a segment as FORMAT.md describes, one at a time, with its sample rows."""
     layouts: dict[int, tuple[str, list[str]]] = {}
     events, position = [], 8
     while position + 8 <= len(data):
@@ -106,7 +106,7 @@ def plainly_read(data: bytes) -> list[tuple[Any, ...]]:
 
 
 def plain_event(payload: bytes, layouts: dict[int, tuple[str, list[str]]]) -> tuple[Any, ...]:
-    """One event record."""
+    """Decode one event record."""
     _, flags, layout_id, *envelope, epoch = struct.unpack_from("<BBIqqiiqqd", payload)
     kind, names = layouts[layout_id]
     values = struct.unpack_from(f"<{len(names)}d", payload, 54)
@@ -120,7 +120,7 @@ def plain_event(payload: bytes, layouts: dict[int, tuple[str, list[str]]]) -> tu
 
 
 def plain_samples(block: bytes, flags: int) -> list[tuple[int, str | None, str, int | None, list[str] | None]]:
-    """The rows of a block of samples."""
+    """Decode the rows of a block of samples."""
     if not flags & 2:
         return []
     count, id_kind, holds = struct.unpack_from("<IBB", block)
@@ -153,7 +153,7 @@ def plain_samples(block: bytes, flags: int) -> list[tuple[int, str | None, str, 
 def test_reading_in_bulk_yields_what_reading_event_by_event_yields(
     store_record: Callable[..., Path], tmp_path_factory: Any, stretches: list[Any], cut: int
 ) -> None:
-    """As events and as columns, of a segment that may be cut anywhere: then it is a prefix of what was written."""
+    """Events and columns agree; a segment cut anywhere gives a prefix of what was written."""
     events = [(event, losses) for event, losses, times in stretches for _ in range(times)]
     folder = store_record(
         [event for event, _ in events],
@@ -183,14 +183,14 @@ def test_reading_in_bulk_yields_what_reading_event_by_event_yields(
 
 
 def sample_of(row: dict[str, Any]) -> tuple[Any, ...]:
-    """A row of the samples table in the form of the plain reader."""
+    """Convert a row of the samples table to the plain reader's form."""
     losses = row["token_losses"]
     hexes = None if losses is None else [loss.hex() for loss in losses]
     return (row["position"], row["sample_id"], row["loss"].hex(), row["tokens"], hexes)
 
 
 def facts_of(record: Any) -> tuple[Any, ...]:
-    """A record in the form of the plain reader."""
+    """Convert a record to the plain reader's form."""
     event, samples = record
     metrics = sorted((name, value.hex()) for name, value in event.metrics.items())
     envelope = (event.seq, event.step, event.micro_step, event.value_lag, event.time_ns, event.elapsed_ns)
@@ -200,7 +200,7 @@ def facts_of(record: Any) -> tuple[Any, ...]:
 
 
 def rows_of(rows: list[dict[str, Any]], columns: Columns) -> list[tuple[Any, ...]]:
-    """Rows of the events table in the form of the plain reader, samples aside."""
+    """Convert rows of the events table to the plain reader's form, without samples."""
     return [
         (
             *(
@@ -215,7 +215,7 @@ def rows_of(rows: list[dict[str, Any]], columns: Columns) -> list[tuple[Any, ...
 
 
 def payload_of(flags: int, rest: bytes) -> bytes:
-    """An event of a layout with one metric, with whatever follows its value."""
+    """Return an event of a layout with one metric, with ``rest`` after its value."""
     return EVENT.pack(TAG_EVENT, flags, 0, 0, 0, 0, 0, 0, 0, 0.0) + struct.pack("<d", 1.0) + rest
 
 
@@ -244,7 +244,7 @@ def payload_of(flags: int, rest: bytes) -> bytes:
 def test_what_does_not_fit_into_its_record_is_an_error_of_ours(
     store_folder: Callable[..., Path], payload: bytes
 ) -> None:
-    """Lengths that reach beyond the record, and JSON that is none: never bytes of the next record."""
+    """Lengths that exceed the record, and invalid JSON, never read bytes of the next record."""
     path = store_folder() / "journal-0-0-000000000000"
     header = header_record({"attempt": 0, "rank": 0, "run_id": "run-1"})
     records = header + layout_record(0, "step_end", ["loss"]) + framed(payload) + framed(b"\x63" + bytes(200))

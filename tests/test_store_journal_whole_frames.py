@@ -1,4 +1,4 @@
-"""Frames checked together say what frames checked one by one say."""
+"""Checking frames in groups gives the same result as checking them one by one."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from steptape.store.journal.whole_frames import CHECKED_TOGETHER_BYTES, LONG_RUN
 
 
 def journal(lengths: list[int], seed: int = 0) -> bytes:
-    """Frames with random payloads of these lengths."""
+    """Return frames with random payloads of these lengths."""
     source = random.Random(seed)
     return PREAMBLE.pack(MAGIC, VERSION) + b"".join(framed(source.randbytes(length)) for length in lengths)
 
 
 def whole_frames(data: bytes) -> int:
-    """How many frames the reader takes."""
+    """Return the number of frames that the reader accepts."""
     return sum(count for _, _, count in runs_of_frames(data))
 
 
 def whole_one_by_one(data: bytes) -> int:
-    """How many come before the first that is cut short or whose own checksum differs."""
+    """Return the number of frames before the first that is truncated or fails its own checksum."""
     position, count = PREAMBLE.size, 0
     while position + FRAME.size <= len(data):
         length, checksum = FRAME.unpack_from(data, position)
@@ -41,7 +41,7 @@ def whole_one_by_one(data: bytes) -> int:
 @pytest.mark.parametrize("length", [1, 3, 4, 5, 54, 134, 908, 5_000, CHECKED_TOGETHER_BYTES, 20_000])
 @pytest.mark.parametrize("count", [1, LONG_RUN, 3 * LONG_RUN + 1])
 def test_every_frame_of_an_undamaged_run_is_whole(length: int, count: int) -> None:
-    """Of any length: shorter than a checksum, and longer than what is checked together."""
+    """Lengths range from below a checksum's to above that of a group."""
     assert whole_frames(journal([length] * count)) == count
 
 
@@ -52,7 +52,7 @@ def test_more_frames_than_are_put_into_order_at_once_are_all_whole() -> None:
 
 @pytest.mark.parametrize("length", [5, 134, 908])
 def test_a_flipped_bit_anywhere_ends_the_journal_at_its_frame(length: int) -> None:
-    """In a length, a checksum or a payload, in the first frame, the last, and at each edge of what goes together."""
+    """The bit is in a length, a checksum or a payload, in the first frame, the last, and at each edge of a group."""
     data, stride = journal([length] * 200), FRAME.size + length
     places = {
         *range(PREAMBLE.size, PREAMBLE.size + 2 * stride),
@@ -76,7 +76,7 @@ def test_a_flipped_bit_anywhere_ends_the_journal_at_its_frame(length: int) -> No
 def test_frames_checked_together_are_those_checked_one_by_one(
     lengths: list[int], repeats: int, damage: list[tuple[float, bytes]], cut: float
 ) -> None:
-    """Whatever was overwritten, several frames at once included, and wherever the file was cut."""
+    """Bytes are overwritten, in several frames at once too, and the file is cut anywhere."""
     data = bytearray(journal([length for length in lengths for _ in range(repeats)]))
     for place, written in damage:
         begin = PREAMBLE.size + int(place * (len(data) - PREAMBLE.size))
@@ -87,7 +87,7 @@ def test_frames_checked_together_are_those_checked_one_by_one(
 
 
 def test_two_frames_with_the_same_damage_do_not_hide_each_other() -> None:
-    """Errors add up within what is checked together, and equal ones must not add up to nothing."""
+    """Errors combine linearly within a group, and equal ones must not cancel out."""
     data, stride = journal([134] * 64), FRAME.size + 134
     for distance in range(1, 60):
         damaged = bytearray(data)
@@ -99,7 +99,7 @@ def test_two_frames_with_the_same_damage_do_not_hide_each_other() -> None:
 
 
 def test_frames_whose_payloads_changed_places_are_damaged() -> None:
-    """Their checksums are not theirs any more."""
+    """Their checksums belong to other payloads."""
     data, stride = bytearray(journal([134] * 64)), FRAME.size + 134
     first, second = (PREAMBLE.size + frame * stride + FRAME.size for frame in (5, 9))
     data[first : first + 134], data[second : second + 134] = data[second : second + 134], data[first : first + 134]

@@ -1,4 +1,4 @@
-"""Lineage: what of earlier attempts still counts after a resume, in plain values, through the read API and in SQL."""
+"""Lineage decides which events of earlier attempts remain effective after a resume, in memory, read API and SQL."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ STARTED_NS = 1_767_323_045_000_000_000
 
 
 def attempt(number: int, parent: int | None = None, seq: int | None = None, step: int | None = None) -> Attempt:
-    """An attempt, and what it went on from."""
+    """Return an attempt with its starting point."""
     return Attempt(number, "interrupted", STARTED_NS, parent=parent, parent_seq=seq, from_step=step)
 
 
 def steps_of(number: int, first: int, last: int, rank: int = 0) -> list[Event]:
-    """An attempt's ``step_end`` events for these steps, both included, with ``seq`` from 0."""
+    """Return an attempt's ``step_end`` events for these steps, both included, with ``seq`` from 0."""
     return [
         Event("step_end", step=step, seq=seq, attempt=number, rank=rank, metrics={"loss": float(step)})
         for seq, step in enumerate(range(first, last + 1))
@@ -44,12 +44,12 @@ def steps_of(number: int, first: int, last: int, rank: int = 0) -> list[Event]:
 
 
 def held(attempts: Sequence[Attempt], events: Sequence[Event], of: Attempt | None = None) -> list[tuple[int, int]]:
-    """Attempt and step of the events that the lineage holds."""
+    """Return attempt and step of the events that the lineage holds."""
     return [(event.attempt, event.step) for event in lineage_of(attempts, of).events(events)]
 
 
 def counts(attempts: Sequence[Attempt], number: int, event: Event) -> bool:
-    """The definition, word for word: an attempt's own events, and its parent's lineage up to the checkpoint."""
+    """Apply the definition literally: an attempt's own events, and its parent's lineage up to the checkpoint."""
     if event.attempt == number:
         return True
     own = next(entry for entry in attempts if entry.attempt == number)
@@ -64,7 +64,7 @@ def counts(attempts: Sequence[Attempt], number: int, event: Event) -> bool:
 
 
 def test_what_a_resume_rolled_back_is_never_resurrected() -> None:
-    """To 212 with a checkpoint at 100; resumed there, dead at 105; resumed at 100 again: 101 to 212 are gone."""
+    """A run reaches 212, is resumed at 100, dies at 105, and is resumed at 100 again: 101 to 212 are gone."""
     events = [*steps_of(0, 1, 212), *steps_of(1, 101, 105), *steps_of(2, 101, 110)]
     attempts = [attempt(0), attempt(1, 0, 99, 100), attempt(2, 0, 99, 100)]
 
@@ -75,7 +75,7 @@ def test_what_a_resume_rolled_back_is_never_resurrected() -> None:
 
 
 def test_a_resume_from_a_resumed_attempt_keeps_what_that_one_kept() -> None:
-    """The same, but the third goes on from step 103 of the second: the first one's 101 to 212 stay gone."""
+    """The third attempt instead starts from step 103 of the second: the first one's 101 to 212 stay gone."""
     events = [*steps_of(0, 1, 212), *steps_of(1, 101, 105), *steps_of(2, 104, 110)]
     attempts = [attempt(0), attempt(1, 0, 99, 100), attempt(2, 1, 2, 103)]
 
@@ -89,7 +89,7 @@ def test_a_resume_from_a_resumed_attempt_keeps_what_that_one_kept() -> None:
 
 
 def test_where_only_a_step_is_known_everything_up_to_it_counts() -> None:
-    """Of the parent and of its own ancestors."""
+    """This holds for the parent and its ancestors."""
     events = [*steps_of(0, 1, 10), *steps_of(1, 6, 10), *steps_of(2, 4, 5)]
     attempts = [attempt(0), attempt(1, 0, 4, 5), attempt(2, 1, None, 3)]
 
@@ -97,19 +97,19 @@ def test_where_only_a_step_is_known_everything_up_to_it_counts() -> None:
 
 
 def test_where_nothing_is_known_nothing_of_the_parent_counts() -> None:
-    """Rather too little than something that was rolled back."""
+    """Losing effective events is better than keeping rolled-back ones."""
     attempts = [attempt(0), attempt(1, 0)]
 
     assert held(attempts, [*steps_of(0, 1, 3), *steps_of(1, 1, 2)]) == [(1, 1), (1, 2)]
 
 
 def test_an_attempt_without_a_parent_began_from_nothing() -> None:
-    """What came before it in time is not what it goes on from."""
+    """Earlier attempts are not its parents."""
     assert held([attempt(0), attempt(1)], [*steps_of(0, 1, 3), *steps_of(1, 1, 2)]) == [(1, 1), (1, 2)]
 
 
 def test_other_ranks_are_cut_by_step() -> None:
-    """Their ``seq`` is their own; the checkpoint's place says nothing about it."""
+    """Their ``seq`` is their own, unrelated to the checkpoint's."""
     attempts = [attempt(0), attempt(1, 0, 100, 2)]
     other = [Event("step_end", step=step, seq=500 + step, rank=1) for step in range(1, 5)]
 
@@ -117,7 +117,7 @@ def test_other_ranks_are_cut_by_step() -> None:
 
 
 def test_the_checkpoint_s_own_event_counts_and_the_next_does_not() -> None:
-    """Whatever their steps are."""
+    """Their steps do not matter."""
     events = [Event("step_end", step=7), Event("save", step=7, seq=1), Event("log", step=7, seq=2)]
 
     assert [event.kind for event in lineage_of([attempt(0), attempt(1, 0, 1, 7)]).events(events)] == [
@@ -135,12 +135,12 @@ def test_a_run_of_one_attempt_is_whole() -> None:
 
 
 def test_an_attempt_that_the_run_does_not_name_is_not_rolled_back() -> None:
-    """Nothing says that it was."""
+    """No entry says that it was."""
     assert held([attempt(0)], [*steps_of(0, 1, 1), *steps_of(1, 2, 2)]) == [(0, 1), (1, 2)]
 
 
 def test_the_lineage_of_an_earlier_attempt_holds_nothing_of_later_ones() -> None:
-    """As it was when it ran; its own events all count in it, rolled back later or not."""
+    """It is as at the time of the attempt; its own events are all effective, even if rolled back later."""
     attempts = [attempt(0), attempt(1, 0, 1, 2), attempt(2, 0, 0, 1)]
     events = [*steps_of(0, 1, 4), *steps_of(1, 3, 4), *steps_of(2, 2, 3)]
 
@@ -148,7 +148,7 @@ def test_the_lineage_of_an_earlier_attempt_holds_nothing_of_later_ones() -> None
 
 
 def test_an_attempt_that_is_not_written_yet_has_ancestors() -> None:
-    """As a recorder needs them before it begins."""
+    """A recorder needs them before it begins."""
     known = [attempt(0), attempt(1, 0, 1, 2)]
     events = [*steps_of(0, 1, 4), *steps_of(1, 3, 6)]
 
@@ -169,7 +169,7 @@ raw_attempts = st.lists(st.tuples(st.one_of(st.none(), st.integers(0, 9)), maybe
 
 
 def attempts_of(drawn: Sequence[tuple[int | None, int | None, int | None]]) -> list[Attempt]:
-    """Attempts with any earlier one as the parent."""
+    """Return attempts with any earlier one as the parent."""
     return [
         attempt(number, None if parent is None or number == 0 else parent % number, seq, step)
         for number, (parent, seq, step) in enumerate(drawn)
@@ -177,7 +177,7 @@ def attempts_of(drawn: Sequence[tuple[int | None, int | None, int | None]]) -> l
 
 
 def all_events(attempts: Sequence[Attempt]) -> list[Event]:
-    """Every place that can be asked for."""
+    """Return events at every position of a grid."""
     places = itertools.product(range(len(attempts)), range(2), range(0, 14, 2), range(0, 14, 3))
     return [Event("log", attempt=a, rank=rank, seq=seq, step=step) for a, rank, seq, step in places]
 
@@ -185,7 +185,7 @@ def all_events(attempts: Sequence[Attempt]) -> list[Event]:
 @given(drawn=raw_attempts, which=st.integers(0, 5))
 @examples(200)
 def test_lineages_are_what_their_definition_says(drawn: Any, which: int) -> None:
-    """For every attempt of every tree of resumes: the same as asking the definition event by event."""
+    """Every attempt of every tree of resumes has the events that the definition selects one by one."""
     attempts = attempts_of(drawn)
     of = attempts[which % len(attempts)]
     events = all_events(attempts)
@@ -201,7 +201,7 @@ def test_lineages_are_what_their_definition_says(drawn: Any, which: int) -> None
 @given(drawn=raw_attempts)
 @examples(100)
 def test_rows_are_marked_as_the_lineage_says(drawn: Any) -> None:
-    """Arrow and plain values hold the same."""
+    """Arrow and plain values agree."""
     attempts = attempts_of(drawn)
     lineage = lineage_of(attempts)
     events = all_events(attempts)
@@ -213,7 +213,7 @@ def test_rows_are_marked_as_the_lineage_says(drawn: Any) -> None:
 
 
 def test_ranks_are_merged_by_step_and_keep_their_own_order() -> None:
-    """A late value names an earlier step, and still comes after what its rank had written before."""
+    """A late value has an earlier step, and still follows its rank's earlier events."""
     first = [Event("step_end", step=step, seq=seq) for seq, step in enumerate([1, 3, 2, 4])]
     second = [Event("step_end", step=step, seq=seq, rank=1) for seq, step in enumerate([1, 2, 3, 4])]
 
@@ -226,7 +226,7 @@ def test_ranks_are_merged_by_step_and_keep_their_own_order() -> None:
 
 
 def test_run_json_keeps_what_an_attempt_went_on_from(store_path: Path) -> None:
-    """And what it does not say is None."""
+    """Missing keys are None."""
     info = RunInfo("run", "run", (attempt(0), attempt(1, 0, 99, 100), attempt(2, 0, None, 100)))
     write_run_info(store_path, info)
 
@@ -234,7 +234,7 @@ def test_run_json_keeps_what_an_attempt_went_on_from(store_path: Path) -> None:
 
 
 def test_run_json_of_before_resumes_is_read(store_path: Path) -> None:
-    """The keys may be missing."""
+    """The keys are optional."""
     entry = {"attempt": 0, "status": "completed", "started_ns": 0}
     (store_path / "run.json").write_text(json.dumps({"format": 1, "run_id": "r", "name": "r", "attempts": [entry]}))
 
@@ -251,7 +251,7 @@ def test_run_json_of_before_resumes_is_read(store_path: Path) -> None:
     ],
 )
 def test_run_json_whose_attempts_have_no_lineage_is_refused(store_path: Path, second: dict[str, Any]) -> None:
-    """Rather than read as if nothing had been rolled back."""
+    """It is not read as if nothing had been rolled back."""
     entries = [{"status": "completed", "started_ns": 0, **entry} for entry in ({"attempt": 0}, second)]
     (store_path / "run.json").write_text(json.dumps({"format": 1, "run_id": "r", "name": "r", "attempts": entries}))
 
@@ -265,13 +265,13 @@ LOSSES = SampleLosses(struct.pack("<2f", 1.5, 2.5), b'["a","b"]', TEXT_IDS)
 
 
 def decision(step: int, number: int) -> Event:
-    """A recorded decision."""
+    """Return a recorded decision."""
     attrs = {"controller": "c", "trigger": "on_step_end", "event_seq": 0, "operations": ["hfcontrols.should_save"]}
     return Event("decision", step=step, attempt=number, attrs={**attrs, "values": {}})
 
 
 def loop(number: int, first: int, last: int, rank: int = 0) -> list[Event]:
-    """An attempt: for each step its end, an evaluation, a decision and a checkpoint."""
+    """Return an attempt's events: for each step its end, an evaluation, a decision and a checkpoint."""
     events = []
     for step in range(first, last + 1):
         at: dict[str, Any] = {"step": step, "attempt": number, "rank": rank, "time_ns": STARTED_NS + step}
@@ -291,13 +291,13 @@ EFFECTIVE = [(0, 1), (0, 2), (2, 3), (2, 4), (2, 5)]
 
 Record = Callable[..., Run]
 
-#: For runs of which one test makes many.
+#: Numbers the runs of tests that make many.
 _NUMBERS = itertools.count()
 
 
 @pytest.fixture
 def record(store_record: Callable[..., Path]) -> Record:
-    """Maker of a run with those attempts: ``record(events, attempts, form="sealed")``; or ``tail``, or ``both``."""
+    """A function that makes a run with those attempts: ``record(events, attempts, form=...)``: tail, sealed or both."""
 
     def make(events: Sequence[Event], attempts: Sequence[Attempt], *, form: str = "tail", run_id: str = "run-1") -> Run:
         samples = {index: LOSSES for index, event in enumerate(events) if event.kind == "step_end"}
@@ -323,12 +323,12 @@ def run(request: pytest.FixtureRequest, record: Record) -> Run:
 
 
 def places(table: pa.Table) -> list[tuple[int, int]]:
-    """Attempt and step of rows."""
+    """Return attempt and step of rows."""
     return list(zip(table["attempt"].to_pylist(), table["step"].to_pylist(), strict=True))
 
 
 def test_events_are_the_effective_ones_unless_all_are_asked_for(run: Run) -> None:
-    """Rolled back is not deleted."""
+    """Rolled-back events are not deleted."""
     steps = [(event.attempt, event.step) for event in run.events() if event.kind == "step_end"]
 
     assert steps == EFFECTIVE
@@ -337,14 +337,14 @@ def test_events_are_the_effective_ones_unless_all_are_asked_for(run: Run) -> Non
 
 
 def test_several_ranks_come_merged_by_step(run: Run) -> None:
-    """Rank after rank at each step, along the lineage."""
+    """Ranks are ordered within each step, along the lineage."""
     steps = [(event.step, event.rank) for event in run.events(rank=None) if event.kind == "step_end"]
 
     assert steps == [(step, rank) for step in range(1, 6) for rank in (0, 1)]
 
 
 def test_a_series_runs_along_the_lineage(run: Run) -> None:
-    """All of them on request."""
+    """``attempts="all"`` returns all of them."""
     effective, everything = run.series("loss"), run.series("loss", attempts="all")
 
     assert list(zip(effective["step"].to_pylist(), effective["rank"].to_pylist(), strict=True)) == [
@@ -355,7 +355,7 @@ def test_a_series_runs_along_the_lineage(run: Run) -> None:
 
 
 def test_samples_and_decisions_are_the_effective_ones(run: Run) -> None:
-    """All of them on request, in the same columns."""
+    """``attempts="all"`` returns all of them, in the same columns."""
     samples, all_samples = run.samples(), run.samples(attempts="all")
     decisions, all_decisions = run.decisions(), run.decisions(attempts="all")
 
@@ -376,7 +376,7 @@ def test_which_attempts_must_be_one_of_the_two_words(run: Run) -> None:
 
 
 def test_views_show_what_counts_and_events_shows_all_with_a_mark(run: Run) -> None:
-    """The mark says what Python says."""
+    """The mark agrees with Python."""
     marks = {
         (row["attempt"], row["rank"], row["seq"]): row["rolled_back"]
         for row in run.rows("SELECT attempt, rank, seq, rolled_back FROM events")
@@ -411,7 +411,7 @@ def test_a_metric_called_as_a_column_of_the_views_keeps_its_values(run: Run) -> 
 
 
 def test_resumed_and_other_runs_stand_side_by_side(record: Record, store_path: Path) -> None:
-    """Each is cut where it was resumed, whatever its columns are called."""
+    """Each is cut at its resumes, whatever its columns are called."""
     record(EVENTS, ATTEMPTS, form="sealed", run_id="a")
     record(loop(0, 1, 3), ATTEMPTS[:1], form="sealed", run_id="b")
     renamed = [
@@ -430,7 +430,7 @@ def test_resumed_and_other_runs_stand_side_by_side(record: Record, store_path: P
 def test_a_run_that_names_its_columns_otherwise_may_have_one_in_its_tail_alone(
     record: Record, store_path: Path
 ) -> None:
-    """Its files are read under the names of others, and lack that column."""
+    """Its files are read under other runs' column names, and lack that column."""
     record(loop(0, 1, 1), ATTEMPTS[:1], form="sealed", run_id="a")
     first = [Event("log", step=1, metrics={"Loss": 1.0})]
     record([*first, Event("log", step=2, attempt=2, metrics={"loss": 2.0})], ATTEMPTS[:1], form="both", run_id="b")
@@ -441,7 +441,7 @@ def test_a_run_that_names_its_columns_otherwise_may_have_one_in_its_tail_alone(
 
 
 def test_a_file_that_vanishes_before_a_query_is_missing_and_not_forbidden(record: Record) -> None:
-    """So that readers look again; a path that was never the run's stays refused."""
+    """Readers then retry; a path that was never the run's stays refused."""
     run = record(EVENTS, ATTEMPTS, form="sealed")
     connection = connect([run.snapshot()])
     for path in run.folder.glob("events-*.parquet"):
@@ -454,7 +454,7 @@ def test_a_file_that_vanishes_before_a_query_is_missing_and_not_forbidden(record
 
 
 def test_steps_of_a_dead_run_are_those_that_count(record: Record, store_path: Path) -> None:
-    """It had come further before it was resumed."""
+    """It had reached a later step before it was resumed."""
     newest = Attempt(1, "running", STARTED_NS, parent=0, parent_seq=7, from_step=2)
     record([*loop(0, 1, 9), *loop(1, 3, 4)], (attempt(0), newest))
     record(loop(0, 1, 9), (attempt(0), newest), run_id="run-2")
@@ -465,7 +465,7 @@ def test_steps_of_a_dead_run_are_those_that_count(record: Record, store_path: Pa
 
 
 def test_a_run_of_one_attempt_is_read_with_no_further_column(record: Record) -> None:
-    """Nothing gets slower for it."""
+    """It does not become slower."""
     single = record(loop(0, 1, 3), ATTEMPTS[:1], form="sealed")
     resumed = record(EVENTS, ATTEMPTS, form="sealed", run_id="run-2")
 
@@ -476,7 +476,7 @@ def test_a_run_of_one_attempt_is_read_with_no_further_column(record: Record) -> 
 @given(drawn=raw_attempts, form=st.sampled_from(["tail", "sealed"]))
 @examples(15)
 def test_sql_marks_what_python_leaves_out(record: Record, drawn: Any, form: str) -> None:
-    """For every tree of resumes."""
+    """This holds for every tree of resumes."""
     attempts = attempts_of(drawn)
     events = [event for entry in attempts for rank in (0, 1) for event in loop(entry.attempt, 1, 3, rank)]
     run = record(events, attempts, form=form, run_id=f"run-{next(_NUMBERS)}")

@@ -1,4 +1,4 @@
-"""More metrics than a table should have columns: the first 512 of a run are columns, the others rows of a file."""
+"""The first 512 metrics of a run are columns; the others are rows of a separate file, read alike."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MANY = [f"debug/layer_{index}" for index in range(METRICS_AS_COLUMNS + 40)]
 
 
 def many(steps: int, offset: float = 0.0) -> list[Event]:
-    """Steps that log every metric, each its own value; the last metrics come and go."""
+    """Return steps that log every metric, each its own value; the last metrics appear and disappear."""
     return [
         Event(
             "step_end",
@@ -38,12 +38,12 @@ def many(steps: int, offset: float = 0.0) -> list[Event]:
 
 
 def without_order(events: list[Any]) -> list[Any]:
-    """Facts of events, whose metrics have no order."""
+    """Return the facts of events, with their metrics sorted."""
     return [(*fact[:-2], sorted(fact[-2].items()), fact[-1]) for fact in events]
 
 
 def tables(folder: Path) -> list[str]:
-    """Which tables a run's sealed files are of."""
+    """Return the tables of a run's sealed files."""
     return [file.table for file in list_files(folder).sealed]
 
 
@@ -51,7 +51,7 @@ def tables(folder: Path) -> list[str]:
 def test_events_of_more_metrics_than_columns_are_read_back(
     store_record: Callable[..., Path], store_facts: Callable[..., Any], state: str
 ) -> None:
-    """Every value of every event, whether it lies in the journal, in Parquet or in both."""
+    """Every value of every event is read from the journal, from Parquet or from both."""
     events = many(12)
     folder = store_record(events, segment_bytes=1 << 26 if state in ("tail", "sealed") else 12_000)
     if state == "half":
@@ -80,7 +80,7 @@ def test_events_of_more_metrics_than_columns_are_read_back(
 def test_a_metric_beyond_the_columns_has_its_series_windows_and_rolling_values(
     store_record: Callable[..., Path], sealed: bool
 ) -> None:
-    """By the read API and in SQL alike."""
+    """Read API and SQL agree."""
     name = MANY[-1]
     events = many(12)
     run = open_run(store_record(events, sealed=sealed))
@@ -98,7 +98,7 @@ def test_a_metric_beyond_the_columns_has_its_series_windows_and_rolling_values(
 
 
 def test_five_thousand_metrics_a_step_work(store_record: Callable[..., Path]) -> None:
-    """As a debug mode logs them."""
+    """A debug mode may log as many."""
     names = [f"w/{index}" for index in range(5000)]
     events = [Event("step_end", step=step, metrics=dict.fromkeys(names, float(step))) for step in range(1, 21)]
     run = open_run(store_record(events, sealed=True))
@@ -112,7 +112,7 @@ def test_five_thousand_metrics_a_step_work(store_record: Callable[..., Path]) ->
 def test_a_metric_that_is_a_column_in_one_run_and_rows_in_another_is_one_column_of_the_views(
     store_record: Callable[..., Path], sealed: bool
 ) -> None:
-    """Null would say that the second run did not log it."""
+    """Null would mean that the second run did not log it."""
     name = MANY[-1]
     folder = store_record(many(3), run_id="wide", sealed=sealed)
     store_record([Event("step_end", step=1, metrics={name: 7.0})], run_id="small", sealed=sealed)
@@ -130,7 +130,7 @@ def test_a_metric_that_is_a_column_in_one_run_and_rows_in_another_is_one_column_
 def test_a_live_run_of_many_metrics_reads_the_same_while_it_is_sealed(
     store_folder: Callable[..., Path], store_append: Callable[..., int]
 ) -> None:
-    """Files of all tables are merged beside it; each event keeps every metric."""
+    """A sealer merges files of all tables meanwhile; each event keeps every metric."""
     folder = store_folder(status="running")
     writer = JournalWriter(folder, run_id="run-1", segment_bytes=9_000)
     events, seen = many(14), []

@@ -1,4 +1,4 @@
-"""A child process answers, fails, is late, dies or outlives nobody: with real processes and real signals."""
+"""A child process answers, fails, times out or dies, and never outlives its parent, with real processes and signals."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from steptape.store.processes.limits import claim_stdout, end_with_parent, limit
 from steptape.store.processes.protocol import error_to_json, frames, read_frame, write_frame
 """
 
-#: A parent whose child computes for good.
+#: A parent whose child computes forever.
 PARENT = """
 from steptape.store.processes.child_process import ChildProcess
 child = ChildProcess("child", shows_errors=True)
@@ -38,7 +38,7 @@ Start = Callable[[str], ChildProcess]
 
 @pytest.fixture
 def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
-    """Starts a process that runs some code, and ends it after the test."""
+    """A function that starts a process with some code; it is ended after the test."""
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     started: list[ChildProcess] = []
 
@@ -53,7 +53,7 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
 
 
 def test_a_child_answers_one_request_after_the_other_and_ends_with_its_input(start: Start) -> None:
-    """Nobody needs to kill it."""
+    """No kill is needed."""
     child = start("for head, body in frames(0): write_frame(1, {'got': head['n']}, b'rows')")
     answers = []
     for n in range(3):
@@ -66,7 +66,7 @@ def test_a_child_answers_one_request_after_the_other_and_ends_with_its_input(sta
 
 
 def test_an_error_of_a_child_is_raised_by_its_parent(start: Start) -> None:
-    """And the child goes on to answer."""
+    """The child continues to answer."""
     child = start(
         "write_frame(1, {'error': error_to_json(RunNotFound('no such run', got='x'))})\nwrite_frame(1, {'n': 1})"
     )
@@ -78,7 +78,7 @@ def test_an_error_of_a_child_is_raised_by_its_parent(start: Start) -> None:
 
 @pytest.mark.parametrize("said", ["b''", "bytes(7)", "b'\\0\\0\\0\\2' + bytes(7) + b'\\x63{}half'"])
 def test_a_child_that_is_killed_midway_has_ended(start: Start, said: str) -> None:
-    """Before an answer, in its lengths or in its body: no answer is made of that."""
+    """It is killed before an answer, in its lengths or in its body; a partial answer is not returned."""
     child = start(f"os.write(1, {said}); os.kill(os.getpid(), signal.SIGKILL)")
 
     with pytest.raises(EOFError):
@@ -87,7 +87,7 @@ def test_a_child_that_is_killed_midway_has_ended(start: Start, said: str) -> Non
 
 
 def test_what_a_child_prints_is_no_answer(start: Start) -> None:
-    """Neither what Python prints, nor a library in C, once the child has claimed its output."""
+    """Output of Python or of a C library is kept apart once the child has claimed its output."""
     child = start("answers = claim_stdout(); print('x' * 99); os.system('echo y'); write_frame(answers, {'n': 1})")
     answer = child.receive()
     chatty = start("print('Import hooks are there', flush=True)")
@@ -98,7 +98,7 @@ def test_what_a_child_prints_is_no_answer(start: Start) -> None:
 
 
 def test_a_child_that_is_stopped_holds_up_nobody_beyond_the_deadline(start: Start) -> None:
-    """Whether it does not answer or does not read; and it can be ended."""
+    """This holds if it does not answer or does not read; and it can be ended."""
     child = start("write_frame(1, {}); os.kill(os.getpid(), signal.SIGSTOP)")
     child.receive()
 
@@ -114,7 +114,7 @@ def test_a_child_that_is_stopped_holds_up_nobody_beyond_the_deadline(start: Star
 
 @pytest.mark.parametrize("work", ["while True: pass", "time.sleep(1000)"])
 def test_a_child_ends_when_its_parent_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, work: str) -> None:
-    """Whatever it computes or waits for, also with a request that it has not read."""
+    """It may be computing or waiting, also with an unread request."""
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     (tmp_path / "child.py").write_text(f"{CHILD}end_with_parent(); write_frame(1, {{}})\n{work}")
     with subprocess.Popen(
@@ -123,14 +123,14 @@ def test_a_child_ends_when_its_parent_is_killed(tmp_path: Path, monkeypatch: pyt
         assert parent.stdout is not None
         ready = parent.stdout.readline()
         parent.kill()
-        # The child has its parent's stderr, which is at its end when both are gone.
+        # The child shares its parent's stderr, which ends when both are gone.
         _, said = parent.communicate(timeout=30)
 
     assert (ready, said) == ("ready\n", "")
 
 
 def test_a_child_keeps_to_the_limits_that_it_has_put_on_itself(start: Start, tmp_path: Path) -> None:
-    """Memory, files, and its place behind other processes; pipes are open to it."""
+    """The limits cover memory, files and priority; pipes stay open to it."""
     child = start(f"""
 limit_process(1 << 28, writes_files=False, niceness=3)
 said = [os.nice(0) - {os.nice(0)}, resource.getrlimit(resource.RLIMIT_CORE)]
@@ -152,7 +152,7 @@ write_frame(1, {{"said": said}}, bytes(1 << 20))
 
 
 def test_a_module_that_is_not_there_has_ended(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A program that is not there cannot be started."""
+    """A program that does not exist cannot be started."""
     child = start("import nothing_of_this_name")
     with pytest.raises(EOFError):
         child.receive()

@@ -1,4 +1,4 @@
-"""Processes of ours run our modules, whatever lies in the folder that they are started in."""
+"""Our processes run our modules, whatever the folder that they are started in holds."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ print(*sorted(path.name for path in rec.folder.glob("*-*")))
 def test_a_modules_process_looks_in_the_current_folder_only_where_its_parent_does(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As an interactive Python does, or one that was itself told to run a module."""
+    """An interactive Python looks there, and so does one started with ``-m``."""
     (tmp_path / "own.py").write_text("print('found')")
     monkeypatch.chdir(tmp_path)
     elsewhere = [path for path in sys.path if path not in ("", os.getcwd())]
@@ -37,7 +37,7 @@ def test_a_modules_process_looks_in_the_current_folder_only_where_its_parent_doe
 
 
 def test_a_folder_that_is_gone_holds_no_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A process can be started there all the same."""
+    """A process can still be started there."""
     (tmp_path / "gone").mkdir()
     monkeypatch.chdir(tmp_path / "gone")
     (tmp_path / "gone").rmdir()
@@ -52,7 +52,7 @@ def test_a_folder_that_is_gone_holds_no_module(tmp_path: Path, monkeypatch: pyte
 
 
 def test_a_training_beside_modules_that_are_called_like_pythons_own_is_sealed(tmp_path: Path) -> None:
-    """The program lies in another folder than the one it is started in, and so never sees them."""
+    """The program is in another folder than the current one, and so never sees them."""
     program = tmp_path / "program" / "train.py"
     program.parent.mkdir()
     program.write_text(RECORDED)

@@ -1,4 +1,4 @@
-"""Frames arrive whole or not at all, within their length and their time, and errors arrive as what they were."""
+"""Frames arrive whole or not at all, within limits of length and time, and errors arrive with their type."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ MESSAGES = [Frame({"asked": "\ud800 é", "numbers": [1, 2.5, None]}, b""), Frame
 
 @contextmanager
 def pipe() -> Iterator[tuple[io.FileIO, io.FileIO]]:
-    """The ends of a pipe: one to read from, and one to write to."""
+    """Yield the ends of a pipe: one to read from, and one to write to."""
     reading, writing = os.pipe()
     with open(reading, "rb", buffering=0) as reader, open(writing, "wb", buffering=0) as writer:
         yield reader, writer
 
 
 def written(messages: list[Frame], path: Path) -> bytes:
-    """The bytes that messages are written as."""
+    """Return the bytes that messages are encoded as."""
     with open(path, "wb", buffering=0) as file:
         for head, body in messages:
             write_frame(file.fileno(), head, body)
@@ -57,7 +57,7 @@ def written(messages: list[Frame], path: Path) -> bytes:
 
 @given(head=st.dictionaries(st.text(), JSON), body=st.binary())
 def test_a_frame_is_read_as_it_was_written(head: dict[str, Any], body: bytes) -> None:
-    """Any JSON object, any bytes."""
+    """The head is any JSON object, the body any bytes."""
     with pipe() as (reader, writer):
         write_frame(writer.fileno(), head, body)
 
@@ -65,7 +65,7 @@ def test_a_frame_is_read_as_it_was_written(head: dict[str, Any], body: bytes) ->
 
 
 def test_frames_that_are_cut_at_any_byte_are_a_prefix_of_what_was_written(tmp_path: Path) -> None:
-    """A process that dies midway has said what it had said before, and no part of a frame is taken for one."""
+    """A process that dies midway has sent its earlier frames, and a partial frame is never accepted."""
     content = written(MESSAGES, tmp_path / "frames")
     ends = [len(written(MESSAGES[:count], tmp_path / "prefix")) for count in range(len(MESSAGES) + 1)]
 
@@ -79,7 +79,7 @@ def test_frames_that_are_cut_at_any_byte_are_a_prefix_of_what_was_written(tmp_pa
 
 
 def test_a_frame_larger_than_a_pipe_arrives_in_pieces() -> None:
-    """As the rows of a query do."""
+    """The rows of a query may be as large."""
     body = bytes(range(256)) * (1 << 14)
     with pipe() as (reader, writer):
         thread = threading.Thread(target=write_frame, args=(writer.fileno(), {"rows": 1}, body))
@@ -92,7 +92,7 @@ def test_a_frame_larger_than_a_pipe_arrives_in_pieces() -> None:
 
 @pytest.mark.parametrize(("head", "body"), [({"text": "x" * 89}, b""), ({}, b"x" * 99)], ids=["head", "body"])
 def test_a_frame_longer_than_the_limit_is_refused_before_it_is_read(head: dict[str, Any], body: bytes) -> None:
-    """It costs its reader nothing, however long it says it is; one byte less is read."""
+    """The declared length costs its reader nothing; with a limit of one byte more the frame is read."""
     with pipe() as (reader, writer):
         write_frame(writer.fileno(), head, body)
         write_frame(writer.fileno(), head, body)
@@ -108,7 +108,7 @@ def test_a_frame_longer_than_the_limit_is_refused_before_it_is_read(head: dict[s
     ids=["print", "no JSON"],
 )
 def test_bytes_that_are_no_frame_are_refused(content: bytes) -> None:
-    """As what Python's start-up files print."""
+    """Python's start-up files may print such bytes."""
     with pipe() as (reader, writer):
         writer.write(content)
 
@@ -117,7 +117,7 @@ def test_bytes_that_are_no_frame_are_refused(content: bytes) -> None:
 
 
 def test_a_frame_that_is_not_whole_in_time_is_not_waited_for() -> None:
-    """Nor is a reader that does not read."""
+    """A reader that does not read is not waited for either."""
     with pipe() as (reader, writer):
         writer.write(bytes(5))
         with pytest.raises(TimeoutError):
@@ -128,7 +128,7 @@ def test_a_frame_that_is_not_whole_in_time_is_not_waited_for() -> None:
 
 
 def test_a_frame_for_a_process_that_has_ended_is_refused() -> None:
-    """By the system."""
+    """The system refuses it."""
     with pipe() as (reader, writer):
         reader.close()
 
@@ -137,7 +137,7 @@ def test_a_frame_for_a_process_that_has_ended_is_refused() -> None:
 
 
 def kinds_of(root: type[TelemetryError]) -> Iterator[type[TelemetryError]]:
-    """A class of errors and all that derive from it."""
+    """Yield a class of errors and all its subclasses."""
     yield root
     for kind in root.__subclasses__():
         yield from kinds_of(kind)
@@ -160,7 +160,7 @@ OWN: dict[type[TelemetryError], Callable[[], TelemetryError]] = {
 
 
 def sent(error: TelemetryError) -> TelemetryError:
-    """The error as another process gets it."""
+    """Return the error as another process receives it."""
     with pipe() as (reader, writer):
         write_frame(writer.fileno(), {"error": error_to_json(error)})
         return error_from_json(read_frame(reader.fileno()).head["error"])
@@ -168,7 +168,7 @@ def sent(error: TelemetryError) -> TelemetryError:
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
 def test_an_error_of_every_kind_arrives_as_it_was_raised(kind: type[TelemetryError]) -> None:
-    """Its class, its message and what it says of its place, whoever defines it."""
+    """Its class, its message and its place are preserved, whatever module defines it."""
     error = OWN.get(kind, lambda: kind("it is broken", where="run/x", got=("a" * 200, 1), fix="Mend it"))()
 
     arrived = sent(error)
@@ -179,12 +179,12 @@ def test_an_error_of_every_kind_arrives_as_it_was_raised(kind: type[TelemetryErr
 
 
 def test_no_two_kinds_of_errors_have_one_name() -> None:
-    """The name says which one arrives."""
+    """The name identifies the class."""
     assert len({kind.__name__ for kind in KINDS}) == len(KINDS) > 20
 
 
 def test_an_error_of_an_unknown_kind_arrives_as_the_nearest_known_one() -> None:
-    """A parent need not load what its child does."""
+    """A parent need not load the modules of its child."""
     document = error_to_json(QueryTimedOut("it took too long"))
     document["kinds"] = ["QueryTimedOutElsewhere", *document["kinds"][1:]]
 

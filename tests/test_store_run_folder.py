@@ -1,4 +1,4 @@
-"""The files of a run's folder: which count, and how one is put in another's place."""
+"""A listing of a run's folder selects the valid files, and files are replaced atomically."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from steptape.store.run_folder import RUN_ID, list_files, new_run_id, replace_fi
 
 
 def listing_of(folder: Path, *names: str) -> tuple[list[str], list[str], list[str]]:
-    """What counts, what does not any more, and the journals, of a folder with these files."""
+    """Return the valid files, the superseded files and the journals of a folder with these files."""
     for name in names:
         (folder / name).touch()
     listing = list_files(folder)
@@ -24,7 +24,7 @@ def listing_of(folder: Path, *names: str) -> tuple[list[str], list[str], list[st
 
 
 def test_a_file_whose_range_another_one_holds_does_not_count(tmp_path: Path) -> None:
-    """As after a merge that was killed before it removed what it merged; each table for itself."""
+    """A merge killed before it removed its inputs leaves such files; each table is judged separately."""
     merged, first, second = (sealed_name("events", 0, 0, *ends) for ends in ((0, 19), (0, 9), (10, 19)))
     samples, after = sealed_name("samples", 0, 0, 0, 9), sealed_name("events", 0, 0, 20, 29)
 
@@ -44,14 +44,14 @@ def test_other_streams_do_not_supersede_each_other(tmp_path: Path) -> None:
 
 
 def test_files_are_in_the_order_of_their_numbers(tmp_path: Path) -> None:
-    """Rank 10 comes after rank 2, whatever their names sort like."""
+    """Rank 10 comes after rank 2, unlike in the order of names."""
     journals = [f"journal-0-{rank}-000000000000" for rank in (0, 2, 10)]
 
     assert listing_of(tmp_path, *reversed(journals))[2] == journals
 
 
 def test_files_of_other_names_do_not_count(tmp_path: Path) -> None:
-    """What is half-written, torn, or not ours."""
+    """Such files are half-written, torn, or foreign."""
     names = (".events-0-0-0-1.parquet.tmp", "torn-journal-0-0-0", "journal-0-0", "events.parquet", "journal-0-0-0.bak")
 
     assert listing_of(tmp_path, *names) == ([], [], [])
@@ -69,7 +69,7 @@ def test_samples_that_were_sealed_before_their_events_are_not_read_twice(
 
 
 def test_a_fresh_run_id_is_a_run_id_that_sorts_by_time() -> None:
-    """UTC and six random digits."""
+    """The id is UTC and six random digits."""
     first, second = new_run_id(), new_run_id()
 
     assert re.fullmatch(r"\d{8}T\d{6}-[0-9a-f]{6}", first)
@@ -78,7 +78,7 @@ def test_a_fresh_run_id_is_a_run_id_that_sorts_by_time() -> None:
 
 
 def test_a_file_is_replaced_at_once_and_nothing_stays_beside_it(tmp_path: Path) -> None:
-    """Also when the new content could not be put in place."""
+    """This holds even if the new content could not be put in place."""
     path = tmp_path / "run.json"
     replace_file(path, b"old")
     replace_file(path, b"new")
@@ -91,6 +91,6 @@ def test_a_file_is_replaced_at_once_and_nothing_stays_beside_it(tmp_path: Path) 
 
 
 def test_a_folder_that_is_not_there_is_no_run(tmp_path: Path) -> None:
-    """And says how to find those that are."""
+    """The error shows how to find the existing runs."""
     with pytest.raises(NotARun, match="no such run folder"):
         list_files(tmp_path / "missing")

@@ -1,4 +1,4 @@
-"""Sealing: journals become Parquet, and at no moment is an event lost or doubled."""
+"""Sealing turns journals into Parquet without losing or doubling an event at any moment."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from steptape.store.sample_losses import INTEGER_IDS, NO_IDS, TEXT_IDS, SampleLo
 
 
 def test_a_sealed_run_reads_as_its_journal_did(store_record: Callable[..., Path]) -> None:
-    """And of the journal nothing is left: one file a table."""
+    """No journal remains: there is one file per table."""
     folder = store_record(EVENTS, samples=SAMPLES)
     before = content(folder)
     sealed = seal(folder)
@@ -49,7 +49,7 @@ def test_a_sealed_run_reads_as_its_journal_did(store_record: Callable[..., Path]
 
 
 def test_sealing_is_idempotent(store_record: Callable[..., Path]) -> None:
-    """A second time does nothing, and touches no file."""
+    """A second seal changes no file."""
     folder = store_record(EVENTS, samples=SAMPLES, sealed=True)
     before = {path: path.stat().st_mtime_ns for path in folder.iterdir()}
     again = seal(folder)
@@ -58,7 +58,7 @@ def test_sealing_is_idempotent(store_record: Callable[..., Path]) -> None:
 
 
 def test_a_finished_run_of_many_segments_becomes_one_file_a_table(store_record: Callable[..., Path]) -> None:
-    """Even if metrics came and went from segment to segment; the order of the columns is that of first appearance."""
+    """Metrics may appear and disappear between segments; columns are in the order of first appearance."""
     folder = store_record(EVENTS, samples=SAMPLES, segment_bytes=300)
     segments, before = len(list_files(folder).journals), content(folder)
     seal(folder)
@@ -72,7 +72,7 @@ def test_a_finished_run_of_many_segments_becomes_one_file_a_table(store_record: 
 def test_files_of_samples_without_token_losses_are_read_and_merged_as_ever(
     store_folder: Callable[..., Path], store_append: Callable[..., int]
 ) -> None:
-    """They do not have the column: null there, beside what other files hold."""
+    """They lack the column and read as null next to other files' values."""
     folder = store_folder(status="running")
     losses = SampleLosses(struct.pack("<f", 1.5), b"", NO_IDS)
     flagged = dataclasses.replace(
@@ -118,7 +118,7 @@ def test_ids_of_samples_are_integers_in_a_file_where_none_is_text_and_text_to_ev
     ids: list[str | None],
     segment_bytes: int,
 ) -> None:
-    """However the file was made: of one segment, or of two that had a file each."""
+    """The file is made of one segment, or of two that had a file each."""
     events = [Event("step_end", step=step, metrics={"loss": 1.0}) for step in (1, 2)]
     folder = store_record(events, samples=dict(enumerate(losses)), segment_bytes=segment_bytes)
     run = open_run(folder)
@@ -135,7 +135,7 @@ def test_ids_of_samples_are_integers_in_a_file_where_none_is_text_and_text_to_ev
 
 
 def sample_ids(event: Event) -> list[str] | None:
-    """The ids that an event's samples have, as text."""
+    """Return the ids of an event's samples, as text."""
     ids = event.samples.ids if event.samples else b""
     if event.samples and event.samples.id_kind == INTEGER_IDS:
         return [str(number) for number in struct.unpack(f"<{len(ids) // 8}q", ids)]
@@ -143,7 +143,7 @@ def sample_ids(event: Event) -> list[str] | None:
 
 
 def test_a_run_of_an_older_format_gets_the_files_that_its_readers_know(store_record: Callable[..., Path]) -> None:
-    """Ids as text and a column of token losses, until a recorder of today goes on with it."""
+    """They have ids as text and a column of token losses, until a current recorder resumes the run."""
     events = [Event("step_end", step=step, metrics={"loss": 1.0}) for step in (1, 2)]
     folder = store_record(events, samples={0: INTEGERS, 1: INTEGERS})
     run_json = folder / "run.json"
@@ -157,7 +157,7 @@ def test_a_run_of_an_older_format_gets_the_files_that_its_readers_know(store_rec
 
 
 def test_every_attempt_and_rank_keeps_its_own_files(store_record: Callable[..., Path]) -> None:
-    """Streams are merged in themselves, never with each other."""
+    """Streams are merged within themselves, never with each other."""
     events = [
         event._replace(attempt=attempt, rank=rank) for attempt in (0, 1) for rank in (0, 1, 10) for event in EVENTS
     ]
@@ -177,7 +177,7 @@ def test_every_attempt_and_rank_keeps_its_own_files(store_record: Callable[..., 
 def test_a_live_run_is_sealed_up_to_its_open_segment(
     store_folder: Callable[..., Path], store_append: Callable[..., int]
 ) -> None:
-    """The writer goes on in it, and readers see one run."""
+    """The writer continues in it, and readers see one run."""
     folder = store_folder(status="running")
     writer = JournalWriter(folder, run_id="run-1", segment_bytes=500)
     seen = []
@@ -201,7 +201,7 @@ def test_a_segment_that_is_just_being_created_is_not_taken_for_a_dead_writers(
     store_append: Callable[..., int],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A sealer comes between the creation of the file and its lock, and deletes it: the writer makes it again."""
+    """A sealer runs between the creation of the file and its lock, and deletes it: the writer creates it again."""
     folder = store_folder(status="running")
     lock = fcntl.flock
 
@@ -221,7 +221,7 @@ def test_a_segment_that_is_just_being_created_is_not_taken_for_a_dead_writers(
 def test_segments_behind_one_that_is_still_held_wait_for_it(
     store_folder: Callable[..., Path], store_append: Callable[..., int]
 ) -> None:
-    """Readers pass over what lies below the last sealed seq, so nothing may be sealed out of order."""
+    """Readers skip events below the last sealed seq, so nothing may be sealed out of order."""
     folder = store_folder(status="running")
     writer = JournalWriter(folder, run_id="run-1", segment_bytes=1)
     held = open(writer.path)  # noqa: SIM115 - it has to outlive the writer's own descriptor
@@ -236,7 +236,7 @@ def test_segments_behind_one_that_is_still_held_wait_for_it(
 
 
 def test_two_sealers_at_once_take_turns(store_record: Callable[..., Path]) -> None:
-    """Three real processes on one run of many segments."""
+    """Three real processes seal one run of many segments."""
     events = [event._replace(step=step) for step in range(20) for event in EVENTS]
     folder = store_record(events, samples=SAMPLES, segment_bytes=2000)
     before = content(folder)
@@ -249,7 +249,7 @@ def test_two_sealers_at_once_take_turns(store_record: Callable[..., Path]) -> No
 
 
 def test_a_reader_beside_a_sealer_sees_every_event_once(store_record: Callable[..., Path]) -> None:
-    """Read over and over, in events and in SQL, while another process seals and merges."""
+    """Events and SQL are read repeatedly while another process seals and merges."""
     events = [event._replace(step=step) for step in range(40) for event in EVENTS]
     folder = store_record(events, segment_bytes=3000)
     run = open_run(folder)
@@ -263,7 +263,7 @@ def test_a_reader_beside_a_sealer_sees_every_event_once(store_record: Callable[.
     assert set(counts) == {len(events)}
 
 
-#: Many records of one length behind each other, and now and then another one.
+#: Many consecutive records of one length, with an occasional other one.
 ALIKE = [
     Event("step_end", step=step, metrics={"loss": step / 7} if step % 50 else {"loss": 0.0, f"at_{step}": 1.0})
     for step in range(120)
@@ -274,7 +274,7 @@ ALIKE_SAMPLES = {index: SampleLosses(struct.pack("<2f", index, -index)) for inde
 def test_damage_anywhere_among_records_of_one_length_is_sealed_as_it_is_read(
     store_record: Callable[..., Path], tmp_path: Path
 ) -> None:
-    """Checksums are looked at while the tables are written: what comes of damaged bytes meanwhile is thrown away."""
+    """Checksums are verified while the tables are written: output from damaged bytes is discarded."""
     whole = store_record(ALIKE, samples=ALIKE_SAMPLES)
     (journal,) = whole.glob("journal-*")
     data = journal.read_bytes()
@@ -295,7 +295,7 @@ def test_damage_anywhere_among_records_of_one_length_is_sealed_as_it_is_read(
 
 
 def test_no_digest_is_kept_of_records_that_turned_out_damaged(store_record: Callable[..., Path]) -> None:
-    """Also where a sealer that was killed had made a file of the same name before they were."""
+    """This holds even if a killed sealer had written a file of the same name before the damage."""
     events = [Event("step_end", step=step, metrics={"loss": 1.0}) for step in range(40)]
     folder = store_record(events, samples=dict.fromkeys(range(40), INTEGERS))
     (journal,) = folder.glob("journal-*")
@@ -313,7 +313,7 @@ def test_no_digest_is_kept_of_records_that_turned_out_damaged(store_record: Call
 
 
 def test_a_record_whose_checksum_is_right_and_that_makes_no_sense_is_told(store_record: Callable[..., Path]) -> None:
-    """Its journal stays as it is."""
+    """Its journal stays unchanged."""
     folder = store_record([Event("step_end", step=1)])
     (journal,) = folder.glob("journal-*")
     content = journal.read_bytes()
@@ -328,7 +328,7 @@ def test_a_record_whose_checksum_is_right_and_that_makes_no_sense_is_told(store_
 
 
 def test_what_is_torn_is_kept_aside_when_the_rest_is_sealed(store_record: Callable[..., Path]) -> None:
-    """Nobody's bytes are thrown away; the file does not count any more."""
+    """No bytes are thrown away; the file no longer counts."""
     folder = store_record(EVENTS)
     (journal,) = folder.glob("journal-*")
     journal.write_bytes(journal.read_bytes()[:-5])
@@ -339,7 +339,7 @@ def test_what_is_torn_is_kept_aside_when_the_rest_is_sealed(store_record: Callab
 
 
 def test_a_journal_that_is_none_stays_as_it_is(store_record: Callable[..., Path]) -> None:
-    """Sealing says so, here and on the command line."""
+    """Sealing raises an error, here and on the command line."""
     folder = store_record(EVENTS)
     (journal,) = folder.glob("journal-*")
     journal.write_bytes(b"something else")
@@ -350,7 +350,7 @@ def test_a_journal_that_is_none_stays_as_it_is(store_record: Callable[..., Path]
 
 
 def test_an_empty_journal_leaves_no_file(store_record: Callable[..., Path]) -> None:
-    """A run that ended before its first event."""
+    """The run ended before its first event."""
     folder = store_record([])
     JournalWriter(folder, run_id="run-1").close()
     sealed = seal(folder)
@@ -359,7 +359,7 @@ def test_an_empty_journal_leaves_no_file(store_record: Callable[..., Path]) -> N
 
 
 def test_sealing_what_is_no_run_is_refused(tmp_path: Path) -> None:
-    """Without writing into it."""
+    """Nothing is written into it."""
     with pytest.raises(NotARun):
         seal(tmp_path)
     assert list(tmp_path.iterdir()) == []
@@ -387,7 +387,7 @@ seal(Path(sys.argv[1]))
 
 
 def test_a_sealer_that_has_no_room_takes_none(store_record: Callable[..., Path]) -> None:
-    """The log stays as it was, and the training that goes on has the rest of the disk for itself."""
+    """The log stays unchanged, and the running training has the rest of the disk."""
     folder = store_record(EVENTS * 40, samples=SAMPLES)
     before = content(folder)
     done = subprocess.run([sys.executable, "-c", FULL, folder], capture_output=True, text=True, check=False)
@@ -415,7 +415,7 @@ def test_files_of_other_names_are_left_alone(store_record: Callable[..., Path]) 
 
 
 def foreign(folder: Path, writer: dict[str, Any]) -> None:
-    """Two segments whose header says that this process wrote them."""
+    """Write two segments whose header names this writer."""
     journal = JournalWriter(folder, run_id="run-1", writer=writer, segment_bytes=1)
     for step in range(2):
         journal.append("step_end", ("loss",), (1.0,), step=step, time_ns=0, elapsed_ns=0)
@@ -425,7 +425,7 @@ def foreign(folder: Path, writer: dict[str, Any]) -> None:
 def test_another_hosts_journal_is_left_alone_unless_told_otherwise(
     store_folder: Callable[..., Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Its writer's lock is not seen from here; what waits is readable, and the command says so."""
+    """Its writer's lock is invisible here; the rest is readable, and the command says so."""
     folder = store_folder(status="running")
     foreign(folder, {"host": "elsewhere", "boot_id": "another", "pid": 1})
     before = names(folder)
@@ -448,7 +448,7 @@ def test_another_hosts_journal_is_left_alone_unless_told_otherwise(
 def test_a_journal_of_this_machine_is_sealed_whatever_boot_or_container_wrote_it(
     store_folder: Callable[..., Path], writer: dict[str, Any]
 ) -> None:
-    """The same host in another boot is dead; another host's name in this boot is a container, whose lock is seen."""
+    """The same host in another boot is dead; another host name in this boot is a container, whose lock is visible."""
     if writer.get("boot_id", "") is None:
         pytest.skip("no boot id here")
     folder = store_folder(status="running")
@@ -460,7 +460,7 @@ def test_a_journal_of_this_machine_is_sealed_whatever_boot_or_container_wrote_it
 def test_a_growing_run_has_few_files_and_reads_the_same_throughout(
     store_folder: Callable[..., Path], store_append: Callable[..., int]
 ) -> None:
-    """Of three hundred segments, each sealed as it is closed."""
+    """Three hundred segments are each sealed when they are closed."""
     folder = store_folder(status="running")
 
     def seal_closed(_: Path) -> None:

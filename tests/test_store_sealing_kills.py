@@ -1,4 +1,4 @@
-"""A sealer that dies at any of its steps: no event is lost or doubled, then or after the next seal."""
+"""A sealer killed at any of its steps loses or doubles no event, then or after the next seal."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ print(json.dumps(deaths))
 def test_a_sealer_killed_at_any_of_its_steps_loses_and_doubles_nothing(
     store_record: Callable[..., Path], tmp_path: Path
 ) -> None:
-    """Before each fsync, rename and deletion, and in the middle of each write; read then, and after the next seal."""
+    """It dies before each fsync, rename and deletion and within each write; reads follow at once and after a seal."""
     template = store_record(EVENTS, samples=SAMPLES, segment_bytes=1500)
     deaths = die_at_every_step(template, tmp_path)
 
@@ -72,7 +72,7 @@ def test_a_sealer_killed_at_any_of_its_steps_loses_and_doubles_nothing(
 def test_a_sealer_killed_at_any_of_its_steps_keeps_metrics_beyond_the_columns(
     store_record: Callable[..., Path], tmp_path: Path
 ) -> None:
-    """The third table, whose rows belong to events of the first."""
+    """This is the third table, whose rows belong to events of the first."""
     wide = {f"m{index}": index / 7 for index in range(METRICS_AS_COLUMNS + 2)}
     events = [event._replace(metrics={**wide, **event.metrics}) for event in EVENTS[:4]]
     template = store_record(events, samples=SAMPLES, segment_bytes=9_000)
@@ -87,7 +87,7 @@ def test_a_sealer_killed_at_any_of_its_steps_keeps_metrics_beyond_the_columns(
 def test_a_sealer_of_a_live_run_killed_at_any_of_its_steps_loses_and_doubles_nothing(
     store_record: Callable[..., Path], tmp_path: Path
 ) -> None:
-    """It merges some of the files, and the last segment is being written all the while."""
+    """It merges some of the files, while the last segment is still being written."""
     template = store_record(EVENTS, samples=SAMPLES, segment_bytes=600)
     deaths = die_at_every_step(template, tmp_path, is_live=True)
 
@@ -96,9 +96,9 @@ def test_a_sealer_of_a_live_run_killed_at_any_of_its_steps_loses_and_doubles_not
 
 
 def die_at_every_step(template: Path, tmp_path: Path, *, is_live: bool = False) -> dict[str, list[str]]:
-    """Seal copies of a run, and die at the first, second, ... step; what each holds after it was sealed once more.
+    """Seal copies of a run, dying at the first, second, ... step; return what each holds after one more seal.
 
-    Claims that every copy reads as the run did, right after the death and in the end.
+    Asserts that every copy reads as the run did, right after the death and in the end.
     """
     before = content(template)
     target = tmp_path / "killed"

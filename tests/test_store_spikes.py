@@ -1,4 +1,4 @@
-"""Which samples drove a spike: found among many, measured against what was normal, and against their own past."""
+"""The samples that drove a spike are found among many, by comparison with normal losses and their own past."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Record = Callable[..., Path]
 
 
 def losses_of(losses: Sequence[float], ids: Sequence[str] | None = None) -> SampleLosses:
-    """A block of samples."""
+    """Return a block of samples."""
     packed = struct.pack(f"<{len(losses)}f", *losses)
     return (
         SampleLosses(packed, b"", NO_IDS) if ids is None else SampleLosses(packed, json.dumps(ids).encode(), TEXT_IDS)
@@ -37,7 +37,7 @@ def losses_of(losses: Sequence[float], ids: Sequence[str] | None = None) -> Samp
 
 
 def recorded(record: Record, blocks: Sequence[SampleLosses | None], **more: Any) -> Path:
-    """A run with an update for each block, the first of them step 1."""
+    """Write a run with an update for each block, the first at step 1."""
     events = [Event("step_end", step=step) for step in range(1, len(blocks) + 1)]
     return record(events, samples={index: block for index, block in enumerate(blocks) if block is not None}, **more)
 
@@ -47,7 +47,7 @@ def recorded(record: Record, blocks: Sequence[SampleLosses | None], **more: Any)
 def test_twenty_bad_samples_are_found_among_a_hundred_thousand(
     store_record: Record, seed: int, spread: float, radius: int
 ) -> None:
-    """At least 19 of them are in the top 50; normal losses are heavy-tailed, and some of them higher than bad ones."""
+    """At least 19 of them are in the top 50; normal losses are heavy-tailed, and some exceed bad ones."""
     source = np.random.default_rng(seed)
     steps, batch, spike = 1_563, 64, 1_200
     losses = source.lognormal(0.5, spread, (steps, batch)).astype("<f4")
@@ -72,7 +72,7 @@ BLOCKS = st.lists(
 
 
 def plainly(blocks: list[Any], step: int, radius: int, top: int, baseline: int) -> list[tuple[Any, ...]]:
-    """The definition, sample by sample."""
+    """Apply the definition, sample by sample."""
     rows = [(s, p, name, loss) for s, block in enumerate(blocks, 1) for p, (loss, name) in enumerate(block or ())]
     around = [row for row in rows if abs(row[0] - step) <= radius]
     past = [row for row in rows if row[0] < step - radius]
@@ -107,7 +107,7 @@ def test_what_is_found_is_what_the_definition_says(
     store_record: Record, tmp_path_factory: Any, blocks: list[Any], at: int, radius: int, top: int, baseline: int,
     is_sealed: bool,
 ) -> None:  # fmt: skip
-    """Of any losses, NaN and infinities included, from a journal and from Parquet, by Python and by SQL."""
+    """Losses may be NaN or infinite; journal and Parquet, Python and SQL agree."""
     step = 1 + at % len(blocks)
     packed = [block and losses_of([loss for loss, _ in block], [name for _, name in block]) for block in blocks]
     folder = recorded(store_record, packed, root=tmp_path_factory.mktemp("spikes"), sealed=is_sealed)
@@ -125,7 +125,7 @@ def test_what_is_found_is_what_the_definition_says(
 
 @pytest.mark.parametrize("is_sealed", [True, False])
 def test_a_step_without_samples_yields_the_same_columns_and_no_row(store_record: Record, is_sealed: bool) -> None:
-    """Whoever samples every tenth update asks at others, too."""
+    """A loop that samples every tenth update is queried at others too."""
     run = open_run(recorded(store_record, [losses_of([1.0]), None], sealed=is_sealed))
     with_samples, without = run.spiking_samples(1), run.spiking_samples(2)
 
@@ -135,7 +135,7 @@ def test_a_step_without_samples_yields_the_same_columns_and_no_row(store_record:
 
 
 def test_a_step_that_the_run_has_not_is_an_error(store_record: Record) -> None:
-    """It says which steps there are."""
+    """The error names the existing steps."""
     run = open_run(recorded(store_record, [losses_of([1.0]), None]))
     nothing = open_run(store_record([], run_id="run-2"))
 
@@ -147,7 +147,7 @@ def test_a_step_that_the_run_has_not_is_an_error(store_record: Record) -> None:
 
 @pytest.mark.parametrize("arguments", [{"radius": -1}, {"top": 0}, {"baseline": 0}])
 def test_a_number_out_of_range_is_an_error(store_record: Record, arguments: dict[str, int]) -> None:
-    """Not an empty answer."""
+    """The answer is not empty."""
     run = open_run(recorded(store_record, [losses_of([1.0])]))
 
     with pytest.raises(TelemetryError, match=f"{next(iter(arguments))} is at least"):
@@ -155,7 +155,7 @@ def test_a_number_out_of_range_is_an_error(store_record: Record, arguments: dict
 
 
 def test_a_sample_without_an_id_was_seen_an_unknown_number_of_times(store_record: Record) -> None:
-    """Null, and not never."""
+    """The count is null, not zero."""
     run = open_run(recorded(store_record, [losses_of([1.0]), losses_of([2.0])]))
     (row,) = run.spiking_samples(2).to_pylist()
 
@@ -163,7 +163,7 @@ def test_a_sample_without_an_id_was_seen_an_unknown_number_of_times(store_record
 
 
 def test_updates_without_samples_do_not_use_up_the_baseline(store_record: Record) -> None:
-    """With samples every tenth update, the last two of them are what is normal, not the last two updates."""
+    """With samples every tenth update, the baseline is the last two of those, not the last two updates."""
     blocks = [losses_of([float(step)]) if step % 10 == 0 else None for step in range(1, 41)]
     (row,) = open_run(recorded(store_record, blocks)).spiking_samples(40, baseline=2).to_pylist()
 
@@ -171,7 +171,7 @@ def test_updates_without_samples_do_not_use_up_the_baseline(store_record: Record
 
 
 def test_what_a_resume_rolled_back_drove_no_spike(store_record: Record) -> None:
-    """Neither as a sample of the step, nor as the past of one."""
+    """It counts neither as a sample of the step nor as the past of one."""
     first = [Event("step_end", step=step) for step in (1, 2, 3)]
     second = [Event("step_end", step=step, attempt=1) for step in (2, 3)]
     values = [1.0, 70.0, 80.0, 2.0, 9.0]
@@ -185,7 +185,7 @@ def test_what_a_resume_rolled_back_drove_no_spike(store_record: Record) -> None:
 
 
 def test_in_sql_every_run_of_a_store_is_judged_on_its_own(store_record: Record, store_path: Path) -> None:
-    """Its own normal, its own top."""
+    """Each run has its own baseline and its own top."""
     for name, scale in (("run-1", 1.0), ("run-2", 100.0)):
         folder = recorded(store_record, [losses_of([scale]), losses_of([scale, 3 * scale, 5 * scale])], run_id=name)
     seal(folder)

@@ -1,4 +1,4 @@
-"""Finding runs in a store, and what happens when store, run or run.json is not what it should be."""
+"""A store finds its runs, and reports a missing or broken store, run or run.json."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from steptape.store.sample_losses import SampleLosses
 
 
 def test_a_store_that_does_not_exist_is_named(tmp_path: Path) -> None:
-    """And a file is no store."""
+    """A file is not a store either."""
     (tmp_path / "file").write_text("")
 
     with pytest.raises(StoreNotFound, match=r"missing: no such store\."):
@@ -31,7 +31,7 @@ def test_a_store_that_does_not_exist_is_named(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("path", ["missing", ".", "file", "nul\0nul"])
 def test_a_path_that_is_no_run_is_an_error_of_ours(tmp_path: Path, path: str) -> None:
-    """Missing, a folder without run.json, a file, no path at all."""
+    """The path may be missing, a folder without run.json, a file, or no path at all."""
     (tmp_path / "file").write_text("")
 
     with pytest.raises(NotARun):
@@ -41,7 +41,7 @@ def test_a_path_that_is_no_run_is_an_error_of_ours(tmp_path: Path, path: str) ->
 def test_runs_come_oldest_first_and_other_folders_do_not_count(
     store_path: Path, store_folder: Callable[..., Path]
 ) -> None:
-    """Run ids sort by time; a store may hold notes and checkpoints beside runs."""
+    """Run ids sort by time; a store may hold notes and checkpoints next to runs."""
     for run_id in ("20260102T000000-aaaaaa", "20250102T000000-bbbbbb"):
         store_folder(run_id)
     store_folder(".hidden")
@@ -54,7 +54,7 @@ def test_runs_come_oldest_first_and_other_folders_do_not_count(
 
 
 def test_runs_are_chosen_by_status_group_and_tag(store_path: Path, store_folder: Callable[..., Path]) -> None:
-    """Each alone and together."""
+    """The filters work alone and together."""
     store_folder("a", status="failed", group="g", tags=("x",))
     store_folder("b", group="g")
     store_folder("c", tags=("x", "y"))
@@ -69,7 +69,7 @@ def test_runs_are_chosen_by_status_group_and_tag(store_path: Path, store_folder:
 def test_a_run_is_found_by_id_and_by_a_name_that_is_its_own(
     store_path: Path, store_folder: Callable[..., Path]
 ) -> None:
-    """An id comes before a name."""
+    """An id takes precedence over a name."""
     store_folder("run-1", name="digits")
     store_folder("run-2", name="run-1")
     store = open_store(store_path)
@@ -80,7 +80,7 @@ def test_a_run_is_found_by_id_and_by_a_name_that_is_its_own(
 def test_a_name_that_two_runs_share_is_refused_with_their_ids(
     store_path: Path, store_folder: Callable[..., Path]
 ) -> None:
-    """So that one can be picked."""
+    """The user can then pick one."""
     store_folder("run-1", name="digits")
     store_folder("run-2", name="digits")
 
@@ -92,7 +92,7 @@ def test_a_name_that_two_runs_share_is_refused_with_their_ids(
     "key", ["../outside", "..", ".", "", "/", "a/b", "run-1/", "nul\0nul", "run-1\n", "x" * 300, "\ud800", "*"]
 )
 def test_a_run_id_never_leads_out_of_the_store(tmp_path: Path, store_folder: Callable[..., Path], key: str) -> None:
-    """It is one path component, or it is nothing."""
+    """It is one path component, or invalid."""
     store_folder("run-1")
     store_folder("outside", root=tmp_path)
 
@@ -133,7 +133,7 @@ BROKEN: dict[str, Any] = {
 def test_a_broken_run_json_is_told_and_hides_no_other_run(
     store_path: Path, store_folder: Callable[..., Path], content: Any
 ) -> None:
-    """The run itself is refused; lists and SQL show the others, and the snapshots say why one is missing."""
+    """The run itself is refused; lists and SQL show the others, and the problems give the reason."""
     store_folder("good")
     broken = store_folder("broken")
     (broken / "run.json").write_bytes(content if isinstance(content, bytes) else json.dumps(content).encode())
@@ -161,7 +161,7 @@ def test_a_run_json_that_is_a_folder_is_told_too(store_path: Path, store_folder:
 
 
 def test_a_run_of_a_newer_format_is_refused(store_folder: Callable[..., Path]) -> None:
-    """Before anything else of it is looked at."""
+    """Nothing else of it is read."""
     folder = store_folder()
     (folder / "run.json").write_text(json.dumps({"format": FORMAT + 1, "runs": "are different now"}))
 
@@ -172,7 +172,7 @@ def test_a_run_of_a_newer_format_is_refused(store_folder: Callable[..., Path]) -
 def test_two_folders_of_one_run_are_read_once(
     store_path: Path, store_record: Callable[..., Path], store_steps: Any
 ) -> None:
-    """A copy within the store would double every event; it is told instead."""
+    """A copy within the store would double every event; it is reported instead."""
     folder = store_record(store_steps([1.0]))
     copy = store_path / "run-1-copy"
     copy.mkdir()
@@ -197,13 +197,13 @@ def test_an_empty_run_answers_everything(store_folder: Callable[..., Path]) -> N
 def test_a_metric_that_no_event_carries_is_named_with_those_that_are(
     store_record: Callable[..., Path], store_steps: Any
 ) -> None:
-    """A typo is seen at once."""
+    """A typo is obvious at once."""
     with pytest.raises(TelemetryError, match=r"run-1: no event carries this metric; got 'los'. Recorded here: loss"):
         open_run(store_record(store_steps([1.0]))).series("los")
 
 
 def test_a_series_stands_on_its_own_clock(store_record: Callable[..., Path]) -> None:
-    """Absent where it was not logged, NaN where it was NaN; of one kind when asked."""
+    """A missing value is absent, a NaN is NaN; ``kind`` selects one kind."""
     events = [
         Event("step_end", step=1, metrics={"loss": 1.0}),
         Event("log", step=1, metrics={"loss": 1.5}),
@@ -223,7 +223,7 @@ def test_a_series_stands_on_its_own_clock(store_record: Callable[..., Path]) -> 
 
 
 def test_samples_are_found_by_step_and_by_their_losses(store_record: Callable[..., Path]) -> None:
-    """NaN counts as the highest loss, infinity as the next; equal losses in order of recording."""
+    """NaN counts as the highest loss, infinity as the next; equal losses are in recorded order."""
     losses = [[1.0, float("nan")], [float("inf"), 3.0], [3.0, -1.0]]
     run = open_run(
         store_record(
@@ -240,7 +240,7 @@ def test_samples_are_found_by_step_and_by_their_losses(store_record: Callable[..
 
 
 def test_events_are_those_of_the_deciding_rank_unless_told(store_record: Callable[..., Path], store_steps: Any) -> None:
-    """Attempts in order, sealed and not, each rank by itself."""
+    """Attempts are in order, sealed or not, and each rank is separate."""
     events = [
         *store_steps([1.0]),
         *store_steps([10.0], rank=1),
@@ -256,7 +256,7 @@ def test_events_are_those_of_the_deciding_rank_unless_told(store_record: Callabl
 
 
 def test_reading_writes_nothing(store_path: Path, store_record: Callable[..., Path], store_steps: Any) -> None:
-    """Not even where a dead run waits to be sealed."""
+    """This holds even if a dead run waits to be sealed."""
     store_record(store_steps([1.0]), status="running")
     before = {path: path.stat().st_mtime_ns for path in store_path.rglob("*")}
     store = open_store(store_path)

@@ -1,4 +1,4 @@
-"""Sealed files that something else has written again: the same values, whatever containers they come in."""
+"""Sealed files rewritten by other libraries have the same values, whatever their containers."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ from steptape.store.sample_losses import INTEGER_IDS, TEXT_IDS, SampleLosses
 
 
 def by_polars(source: Path, target: Path) -> None:
-    """Large strings, large lists."""
+    """Rewrite with large strings and large lists."""
     polars.read_parquet(source).write_parquet(target)
 
 
 def by_duckdb(source: Path, target: Path) -> None:
-    """Dictionaries and encodings of its own."""
+    """Rewrite with DuckDB's own dictionaries and encodings."""
     duckdb.sql(f"COPY (FROM read_parquet('{source}')) TO '{target}' (FORMAT parquet)")
 
 
 def by_pandas(source: Path, target: Path) -> None:
-    """As categories are written: every text from a dictionary, and a reader is told so."""
+    """Rewrite like pandas categories: every text is dictionary-encoded and declared so."""
     table = pq.read_table(source)
     for place, field in enumerate(table.schema):
         if pa.types.is_string(field.type):
@@ -46,14 +46,14 @@ WRITERS = pytest.mark.parametrize("write", [by_polars, by_duckdb, by_pandas])
 
 
 def rewrite(folder: Path, write: Callable[[Path, Path], None]) -> None:
-    """Write each Parquet file of a run again."""
+    """Rewrite each Parquet file of a run."""
     for path in sorted(folder.glob("*.parquet")):
         write(path, path.with_suffix(".again"))
         path.with_suffix(".again").rename(path)
 
 
 def events() -> list[Event]:
-    """A run with more metrics than columns, gaps and text."""
+    """Return a run with more metrics than columns, gaps and text."""
     wide = {f"debug/{index}": index / 7 for index in range(METRICS_AS_COLUMNS + 5)}
     return [
         Event("train_begin"),
@@ -76,7 +76,7 @@ INTEGERS = SampleLosses(
 
 
 def seen(folder: Path, facts: Callable[..., Any]) -> list[Any]:
-    """What readers see of a run."""
+    """Return the content of a run as readers see it."""
     run = open_run(folder)
     metric = f"debug/{METRICS_AS_COLUMNS + 1}"
     return [
@@ -99,7 +99,7 @@ def test_a_run_that_another_library_wrote_again_is_the_same_run(
     samples: dict[int, SampleLosses],
     write: Callable[[Path, Path], None],
 ) -> None:
-    """To every reader, and by its digest."""
+    """Every reader and the digest agree."""
     folder = store_record(events(), samples=samples, sealed=True)
     before = seen(folder, store_facts)
 
@@ -116,7 +116,7 @@ def test_files_that_another_library_wrote_are_merged(
     store_facts: Callable[..., Any],
     write: Callable[[Path, Path], None],
 ) -> None:
-    """With those that came after, as if nobody had touched them."""
+    """They are merged with later files as if untouched."""
     folder = store_folder()
     writer = JournalWriter(folder, run_id="run-1", segment_bytes=1)
     for index, event in enumerate(events()):

@@ -1,4 +1,4 @@
-"""Events as rows and rows as events: the round trip through journal, tail, Parquet and back."""
+"""Events survive the round trip through journal, tail and Parquet without a changed bit."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_events_are_equal_through_journal_and_parquet(
     events: list[Event],
     rotate: bool,
 ) -> None:
-    """Every field to the bit: from the tail before sealing, from Parquet after it, and by SQL in both."""
+    """Every field is equal to the bit, read from the tail before sealing, from Parquet after it, and by SQL in both."""
     root = tmp_path_factory.mktemp("round-trip")
     folder = store_record(events, root=root, segment_bytes=200 if rotate else 1 << 26)
     run = open_run(folder)
@@ -118,7 +118,7 @@ def test_samples_are_equal_through_journal_and_parquet(
     has_positions: bool,
     flagged: int,
 ) -> None:
-    """Losses to the bit of their float32; ids as text; positions in the batch; token losses of the flagged alone."""
+    """Losses keep the bits of their float32; ids are text; positions are kept, token losses only of flagged samples."""
     folder = store_record(
         [Event("step_end", step=index) for index in range(len(blocks))],
         samples={
@@ -146,7 +146,7 @@ def test_samples_are_equal_through_journal_and_parquet(
 
 
 def packed(block: list[tuple[float, int, int]], ids: str, has_tokens: bool) -> SampleLosses:
-    """Sample losses as a journal holds them."""
+    """Return sample losses as a journal holds them."""
     count = len(block)
     losses = struct.pack(f"<{count}f", *(loss for loss, _, _ in block))
     tokens = struct.pack(f"<{count}i", *(tokens for _, _, tokens in block)) if has_tokens else b""
@@ -159,7 +159,7 @@ def packed(block: list[tuple[float, int, int]], ids: str, has_tokens: bool) -> S
 
 
 def kept(block: list[tuple[float, int, int]], has_positions: bool, flagged: int) -> dict[str, Any]:
-    """The positions of samples and the losses of as many tokens as a flagged sample has samples before it."""
+    """Return the samples' positions, and for each flagged sample as many token losses as samples precede it."""
     count, flagged = len(block), min(flagged, len(block))
     losses = [loss for index, (loss, _, _) in enumerate(block[:flagged]) for _ in range(index)]
     return {
@@ -171,7 +171,7 @@ def kept(block: list[tuple[float, int, int]], has_positions: bool, flagged: int)
 
 
 def sample_rows(folder: Path) -> list[tuple[Any, ...]]:
-    """The samples of a run by SQL, which sees tail and Parquet."""
+    """Return the samples of a run by SQL, which reads tail and Parquet."""
     rows = open_run(folder).rows("SELECT * FROM samples ORDER BY seq, position")
     return [
         (
@@ -192,7 +192,7 @@ def test_absent_is_null_and_nan_is_nan(store_record: Callable[..., Path]) -> Non
 
 
 def test_parquet_has_the_columns_and_encodings_that_the_format_promises(store_record: Callable[..., Path]) -> None:
-    """Zstd but for clocks, byte-stream-split floats, delta integers where they change; and the mapping of names."""
+    """They are zstd except clocks, byte-stream-split floats, delta integers that change, and the column mapping."""
     folder = store_record([Event("log", metrics={"loss": 1.0, "epoch": 2.0}, attrs={"a": 1})] * 3, sealed=True)
     (path,) = folder.glob("events-*")
     metadata = pq.read_metadata(path)
@@ -218,7 +218,7 @@ def test_parquet_has_the_columns_and_encodings_that_the_format_promises(store_re
 def test_a_metric_that_every_event_has_is_a_required_column(
     store_record: Callable[..., Path], lacking: int, with_nulls: set[str]
 ) -> None:
-    """Files of segments say that they have no nulls, and so does what they are merged into, unless another has some."""
+    """Segment files declare it non-null, and so do files merged from them, unless one of them has nulls."""
     always, sometimes = Event("log", metrics={"a": 1.0, "b": 2.0}), Event("log", metrics={"b": 3.0})
     folder = store_record([always] * 40 + [sometimes] * lacking, segment_bytes=2_000, sealed=True)
     run = open_run(folder)
@@ -229,7 +229,7 @@ def test_a_metric_that_every_event_has_is_a_required_column(
 
 
 def test_floats_have_no_statistics_that_would_hide_nan_rows(store_record: Callable[..., Path]) -> None:
-    """Parquet's statistics pass over NaN; with them ``loss > 5`` finds the NaN row in a tail and not in Parquet."""
+    """Parquet's statistics skip NaN; with them ``loss > 5`` finds the NaN row in a tail and not in Parquet."""
     folder = store_record([Event("step_end", metrics={"loss": value}) for value in (1.0, math.nan)])
     run = open_run(folder)
     query = "SELECT count(*) AS n FROM steps WHERE loss > 5"
@@ -241,7 +241,7 @@ def test_floats_have_no_statistics_that_would_hide_nan_rows(store_record: Callab
 
 @pytest.mark.parametrize("read", ["events", "table", "sql", "samples"])
 def test_a_damaged_parquet_file_is_an_error_of_ours(store_record: Callable[..., Path], read: str) -> None:
-    """Cut in the middle; the message names the file."""
+    """The file is truncated, and the message names it."""
     samples = {0: SampleLosses(struct.pack("<f", 1))}
     folder = store_record([Event("step_end", metrics={"loss": 1.0})], samples=samples, sealed=True)
     for path in folder.glob("*.parquet"):
@@ -259,7 +259,7 @@ def test_a_damaged_parquet_file_is_an_error_of_ours(store_record: Callable[..., 
 
 
 def test_a_flipped_bit_in_a_parquet_page_is_noticed(store_record: Callable[..., Path]) -> None:
-    """Pages carry checksums, and reading checks them."""
+    """Pages carry checksums, which reading verifies."""
     folder = store_record([Event("step_end", metrics={"loss": float(i)}) for i in range(1000)], sealed=True)
     (path,) = folder.glob("events-*")
     row_group = pq.read_metadata(path).row_group(0)
@@ -273,7 +273,7 @@ def test_a_flipped_bit_in_a_parquet_page_is_noticed(store_record: Callable[..., 
 
 
 def test_a_wide_table_has_row_groups_of_about_four_million_cells(store_record: Callable[..., Path]) -> None:
-    """So that a reader of one metric skips most of the file."""
+    """A reader of one metric can then skip most of the file."""
     names = [f"m{index}" for index in range(500)]
     folder = store_record([Event("log", metrics=dict.fromkeys(names, 1.0))] * 10_000, sealed=True)
     (path,) = folder.glob("events-*")
@@ -283,7 +283,7 @@ def test_a_wide_table_has_row_groups_of_about_four_million_cells(store_record: C
 
 @pytest.mark.parametrize("pieces", [1, 50])
 def test_a_row_group_of_large_texts_ends_before_it_fills_the_memory(tmp_path: Path, pieces: int) -> None:
-    """Texts of a megabyte, in one table or in many: as few rows are gathered, and later read, at a time."""
+    """With texts of a megabyte, in one table or many, only few rows are buffered, and later read, at a time."""
     path, texts = tmp_path / "file.parquet", [str(row % 10) * 1_000_000 for row in range(200)]
     table = pa.table({"row": range(len(texts)), "attrs": texts})
     rows = len(texts) // pieces
@@ -300,7 +300,7 @@ def test_a_row_group_of_large_texts_ends_before_it_fills_the_memory(tmp_path: Pa
 
 
 def test_a_row_larger_than_a_row_group_may_be_is_one(tmp_path: Path) -> None:
-    """It can only be whole, and the small ones beside it are not lost."""
+    """It cannot be split, and its small neighbours are not lost."""
     path, large = tmp_path / "file.parquet", "x" * (BYTES_PER_ROW_GROUP + 1)
     table = pa.table({"attrs": ["a", large, large, "b", None]})
     with durable_file(path) as file:

@@ -1,4 +1,4 @@
-"""The SQL views: what each one says, over sealed runs and live tails alike, and what a query may not do."""
+"""The SQL views show sealed runs and live tails alike, and harmful queries are refused."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def run(request: pytest.FixtureRequest, store_record: Callable[..., Path]) -> Ru
 
 
 def test_runs_is_one_row_a_run(store_record: Callable[..., Path], store_path: Path) -> None:
-    """What run.json says, with UTC times."""
+    """The row shows run.json, with UTC times."""
     store_record(
         EVENTS, name="first", steps=2, group="g", tags=("a", "b"), plan=Plan(total_epochs=3, steps_per_epoch=4)
     )
@@ -86,14 +86,14 @@ def test_runs_is_one_row_a_run(store_record: Callable[..., Path], store_path: Pa
 
 
 def test_runs_tells_how_far_a_crashed_run_came(store_record: Callable[..., Path]) -> None:
-    """From its events, since run.json could not say."""
+    """The steps come from its events, since run.json could not record them."""
     run = open_run(store_record(EVENTS, status="running"))
 
     assert run.rows("SELECT status, steps, ended FROM runs") == [{"status": "crashed", "steps": 2, "ended": None}]
 
 
 def test_events_has_every_event_with_a_column_for_each_metric(run: Run) -> None:
-    """Null where it was not logged; attrs are JSON."""
+    """A metric that was not logged is null; attrs are JSON."""
     rows = run.rows("SELECT seq, kind, loss, \"eval accuracy\" AS a, attrs->>'$.path' AS path FROM events ORDER BY seq")
 
     assert [tuple(row.values()) for row in rows] == [
@@ -108,7 +108,7 @@ def test_events_has_every_event_with_a_column_for_each_metric(run: Run) -> None:
 
 
 def test_steps_and_evals_are_the_events_of_one_kind(run: Run) -> None:
-    """``step_end`` and ``evaluate``."""
+    """The kinds are ``step_end`` and ``evaluate``."""
     steps = run.rows("SELECT step, loss, lr, epoch FROM steps ORDER BY seq")
     evals = run.rows("SELECT step, eval_loss FROM evals")
 
@@ -117,14 +117,14 @@ def test_steps_and_evals_are_the_events_of_one_kind(run: Run) -> None:
 
 
 def test_saves_say_where_and_how_large(run: Run) -> None:
-    """From the event's attrs, which stand beside them."""
+    """The columns come from the event's attrs, which are a column too."""
     rows = run.rows("SELECT step, path, size_bytes, attrs->>'is_final' AS is_final FROM saves")
 
     assert rows == [{"step": 2, "path": "checkpoint-2", "size_bytes": 2**40, "is_final": "true"}]
 
 
 def test_samples_are_one_row_a_sample(run: Run) -> None:
-    """With the step they belong to and their place in its batch."""
+    """A row has its step and its position in the batch."""
     rows = run.rows("SELECT * EXCLUDE (run_id, attempt, rank, micro_step) FROM samples ORDER BY position")
 
     assert rows == [
@@ -134,7 +134,7 @@ def test_samples_are_one_row_a_sample(run: Run) -> None:
 
 
 def test_decisions_say_what_fired_where_and_what_it_ordered(run: Run) -> None:
-    """The values that made it fire are JSON, integers beyond 2**53 whole."""
+    """The values that made it fire are JSON, with exact integers beyond 2**53."""
     (row,) = run.rows("SELECT * FROM decisions")
 
     assert {key: row[key] for key in ("seq", "event_seq", "step", "epoch", "controller", "trigger", "operations")} == {
@@ -151,14 +151,14 @@ def test_decisions_say_what_fired_where_and_what_it_ordered(run: Run) -> None:
 
 
 def test_steps_join_decisions(run: Run) -> None:
-    """The event that a decision is about is named by its seq."""
+    """A decision names its event by seq."""
     query = "SELECT d.controller, s.loss FROM decisions d JOIN steps s ON s.seq = d.event_seq AND s.run_id = d.run_id"
 
     assert run.rows(query) == [{"controller": "stop_on_spike", "loss": 9.5}]
 
 
 def test_attrs_of_an_unexpected_shape_spoil_no_view(store_record: Callable[..., Path]) -> None:
-    """A size in words, a decision without operations: null, and the other rows are there."""
+    """A size in words and a decision without operations become null, and the other rows are shown."""
     events = [
         Event("save", attrs={"path": "a", "size_bytes": "12 MB"}),
         Event("save", attrs={"path": "b", "size_bytes": 5}),
@@ -174,14 +174,14 @@ def test_attrs_of_an_unexpected_shape_spoil_no_view(store_record: Callable[..., 
 
 
 def test_series_gives_one_metric_on_its_own_clock(run: Run) -> None:
-    """By its name as it was logged."""
+    """The metric has its logged name."""
     rows = run.rows("SELECT kind, seq, step, value FROM series('loss') ORDER BY seq")
 
     assert [tuple(row.values()) for row in rows] == [("step_end", 1, 1, 2.0), ("step_end", 3, 2, 9.5)]
 
 
 def window_statistics(values: list[float]) -> tuple[float, float, float, float]:
-    """Mean, min, max and population standard deviation, straightforwardly; NaN throughout when any value is NaN."""
+    """Return mean, min, max and population standard deviation, computed directly; all are NaN if any value is NaN."""
     if any(math.isnan(value) for value in values):
         return math.nan, math.nan, math.nan, math.nan
     mean = math.fsum(values) / len(values)
@@ -189,12 +189,12 @@ def window_statistics(values: list[float]) -> tuple[float, float, float, float]:
 
 
 def rolling(values: list[float], n: int) -> list[tuple[float, ...]]:
-    """The statistics of the last n values as of each value."""
+    """Return the statistics of the last n values as of each value."""
     return [window_statistics(values[max(0, end - n) : end]) for end in range(1, len(values) + 1)]
 
 
 def noisy_run(store_record: Callable[..., Path]) -> tuple[Run, dict[tuple[int, str, str], list[float]]]:
-    """A run of two ranks and three series, with NaN here and there, partly sealed; and the series."""
+    """Return a partly sealed run of two ranks and three series, with some NaN; and the series."""
     noise = random.Random(7)
     events: list[Event] = []
     series: dict[tuple[int, str, str], list[float]] = {}
@@ -215,7 +215,7 @@ def noisy_run(store_record: Callable[..., Path]) -> tuple[Run, dict[tuple[int, s
 
 
 def assert_close(actual: list[tuple[float, ...]], expected: list[tuple[float, ...]]) -> None:
-    """Within 1e-12; NaN is NaN."""
+    """Assert equality within 1e-12; NaN equals NaN."""
     worst = 0.0
     for got, wanted in zip(actual, expected, strict=True):
         for value, reference in zip(got, wanted, strict=True):
@@ -226,7 +226,7 @@ def assert_close(actual: list[tuple[float, ...]], expected: list[tuple[float, ..
 
 @pytest.mark.parametrize("n", [10, 100])
 def test_windows_agree_with_a_straightforward_recomputation(store_record: Callable[..., Path], n: int) -> None:
-    """Every series of every rank on its own clock, NaN included, within 1e-12."""
+    """Every series of every rank has its own clock, NaN included, within 1e-12."""
     run, series = noisy_run(store_record)
     rows = run.rows(f"SELECT rank, kind, metric, mean_{n}, min_{n}, max_{n}, std_{n} FROM windows ORDER BY seq")
     actual: dict[tuple[int, str, str], list[tuple[float, ...]]] = {}
@@ -250,7 +250,7 @@ def test_rolling_gives_windows_of_any_length(store_record: Callable[..., Path], 
 
 
 def test_windows_of_infinite_values_are_answered(store_record: Callable[..., Path], store_steps: Any) -> None:
-    """An infinity is in the statistics for as long as it is in the window, and no longer."""
+    """An infinity enters the statistics exactly as long as it is in the window."""
     values = [1.0, math.inf, 2.0, -math.inf, 3.0, *[1.0] * 3]
     run = open_run(store_record(store_steps(values)))
     rows = run.rows("SELECT mean, min, max FROM rolling(3) ORDER BY seq")
@@ -272,7 +272,7 @@ def test_windows_of_infinite_values_are_answered(store_record: Callable[..., Pat
 def test_a_live_tail_is_part_of_every_view(
     store_folder: Callable[..., Path], store_append: Callable[..., int], store_path: Path
 ) -> None:
-    """As soon as an append has returned."""
+    """An event is visible as soon as its append has returned."""
     writer = JournalWriter(store_folder(status="running"), run_id="run-1")
     store = open_store(store_path)
     seen = []
@@ -292,7 +292,7 @@ def test_a_live_tail_is_part_of_every_view(
 def test_every_view_is_there_over_no_run_and_over_an_empty_one(
     store_path: Path, store_folder: Callable[..., Path], view: str
 ) -> None:
-    """Without rows, and with columns."""
+    """It has columns, but no rows."""
     store = open_store(store_path)
     over_none = store.sql(f"FROM {view}")
     store_folder()
@@ -305,7 +305,7 @@ def test_every_view_is_there_over_no_run_and_over_an_empty_one(
 def test_runs_with_different_metrics_stand_side_by_side(
     store_record: Callable[..., Path], store_steps: Any, store_path: Path
 ) -> None:
-    """Null where a run does not have the other's metric, sealed or not."""
+    """A metric that a run lacks is null, sealed or not."""
     store_record(store_steps([1.0], name="a"), run_id="run-a", sealed=True)
     store_record(store_steps([2.0], name="b"), run_id="run-b", sealed=True)
     store_record(store_steps([3.0], name="c"), run_id="run-c")
@@ -321,7 +321,7 @@ def test_runs_with_different_metrics_stand_side_by_side(
 def test_names_that_differ_by_case_are_not_mixed_up_between_runs(
     store_record: Callable[..., Path], store_path: Path
 ) -> None:
-    """One run logged ``loss`` first, another ``Loss``, a third only ``LOSS``: each metric is its own in all of them."""
+    """Runs logged ``loss`` first, ``Loss`` first, or only ``LOSS``: each metric stays separate in all of them."""
     both = [Event("step_end", metrics={"loss": 1.0, "Loss": 10.0})]
     turned = [Event("step_end", metrics={"Loss": 20.0, "loss": 2.0})]
     store_record(both, run_id="run-1", sealed=True)
@@ -341,7 +341,7 @@ def test_names_that_differ_by_case_are_not_mixed_up_between_runs(
 def test_a_metric_beyond_those_that_views_show_is_reached_by_its_series(
     store_record: Callable[..., Path], store_path: Path
 ) -> None:
-    """Views show the 256 commonest; here every run has ``m299``, and one run many more."""
+    """Views show the 256 most common; here every run has ``m299``, and one run many more."""
     many = {f"m{index}": float(index) for index in range(300)}
     store_record([Event("step_end", metrics=many)], run_id="run-1", sealed=True)
     store_record([Event("step_end", metrics={"m299": 7.0})], run_id="run-2")
@@ -373,7 +373,7 @@ AWKWARD = [
 
 @pytest.mark.parametrize("sealed", [True, False])
 def test_names_of_any_sort_are_reached_by_their_series(store_record: Callable[..., Path], sealed: bool) -> None:
-    """Quotes, dots, SQL words, the views' own column names."""
+    """The names hold quotes, dots, SQL words, and the views' own column names."""
     run = open_run(
         store_record([Event("save", metrics={name: float(i) for i, name in enumerate(AWKWARD)})], sealed=sealed)
     )
@@ -388,7 +388,7 @@ def test_names_of_any_sort_are_reached_by_their_series(store_record: Callable[..
 def test_a_store_may_lie_under_any_path(
     tmp_path: Path, store_record: Callable[..., Path], store_steps: Any, name: str
 ) -> None:
-    """Also one that DuckDB would take for a pattern; its neighbour, which the pattern matches, is not read."""
+    """DuckDB would take some paths for a pattern; a neighbour that the pattern matches is not read."""
     if not name.isascii() and sys.getfilesystemencoding() == "ascii":
         pytest.skip("in this locale no such folder can be named")
     for folder, value in ((name, 1.0), ("abc", 100.0), ("stXr", 100.0), ("whatX", 100.0)):
@@ -459,7 +459,7 @@ REFUSED = [
 def test_a_statement_that_is_not_one_harmless_query_is_refused(
     tmp_path: Path, store_path: Path, store_record: Callable[..., Path], store_steps: Any, statement: str
 ) -> None:
-    """With an error of ours, and nothing is written anywhere."""
+    """The error is our own, and nothing is written anywhere."""
     store_record(store_steps([1.0]), sealed=True)
     (tmp_path / "secret.csv").write_text("a,b\n1,2\n")
     (tmp_path / "other.parquet").write_bytes(next(store_path.glob("*/events-*")).read_bytes())
@@ -473,7 +473,7 @@ def test_a_statement_that_is_not_one_harmless_query_is_refused(
 def test_the_caret_under_what_does_not_parse_ends_its_line(
     store_record: Callable[..., Path], store_steps: Any, store_path: Path
 ) -> None:
-    """What can be asked follows on a line of its own."""
+    """The list of views follows on its own line."""
     store_record(store_steps([1.0]))
 
     with pytest.raises(QueryRefused, match=r"\n +\^+\nViews: runs, events, "):
@@ -497,14 +497,14 @@ def test_the_caret_under_what_does_not_parse_ends_its_line(
     ],
 )
 def test_every_form_of_a_query_is_answered(store_path: Path, store_record: Callable[..., Path], statement: str) -> None:
-    """As an Arrow table."""
+    """The answer is an Arrow table."""
     store_record(EVENTS, sealed=True)
 
     assert open_store(store_path).sql(statement).num_rows >= 1
 
 
 def test_results_are_typed(store_record: Callable[..., Path]) -> None:
-    """Arrow types, not text."""
+    """Columns have Arrow types, not text."""
     run = open_run(store_record(EVENTS, sealed=True))
     schema = run.sql("SELECT seq, loss, kind, attempt, loss > 1 AS high FROM events").schema
 
@@ -514,7 +514,7 @@ def test_results_are_typed(store_record: Callable[..., Path]) -> None:
 def test_a_query_that_needs_more_memory_than_it_may_have_is_refused(
     store_path: Path, tmp_path: Path, monkeypatch: Any
 ) -> None:
-    """It spills nothing onto the disk instead."""
+    """It does not spill to the disk instead."""
     monkeypatch.chdir(tmp_path)
     with pytest.raises(QueryRefused, match="Out of Memory"):
         open_store(store_path).sql("SELECT list(repeat(i::VARCHAR, 1_000_000)) FROM range(10_000) t(i)")
@@ -522,7 +522,7 @@ def test_a_query_that_needs_more_memory_than_it_may_have_is_refused(
 
 
 def test_sql_orders_nan_above_every_number(store_record: Callable[..., Path], store_steps: Any) -> None:
-    """Rules do not; here it is what DuckDB does, and the same in a tail and in Parquet."""
+    """Rules do not; SQL follows DuckDB, in a tail as in Parquet."""
     folder = store_record(store_steps([1.0, math.nan, math.inf]))
     run = open_run(folder)
     query = "SELECT loss FROM steps WHERE loss > 0 ORDER BY loss DESC"
@@ -542,7 +542,7 @@ def test_two_columns_of_one_name_are_refused(store_record: Callable[..., Path], 
 
 @pytest.mark.parametrize("damage", [lambda whole: whole[:100], lambda whole: whole[:4] + b"\xff" * 8 + whole[12:]])
 def test_a_query_that_meets_a_damaged_file_says_so(tmp_path: Path, damage: Callable[[bytes], bytes]) -> None:
-    """With a way to go on, and not with the text of a view that nobody wrote."""
+    """The error names a remedy and does not show the text of a view, which the user did not write."""
     with Recorder(tmp_path) as rec:
         rec.step(loss=1.0)
     seal(rec.folder)

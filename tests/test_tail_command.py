@@ -1,4 +1,4 @@
-"""``steptape tail``: a run followed until it ends, as a person and as a program does."""
+"""``steptape tail`` follows a run until it ends, for users and for programs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from steptape.cli.commands.tail import followed
 
 _STARTED: list[subprocess.Popen[str]] = []
 
-#: A loop that records a step at each line it is sent, and ends as the last one says.
+#: A loop that records a step for each input line, and ends as the last line says.
 LOOP = """
 import sys
 from steptape import Recorder
@@ -34,7 +34,7 @@ with Recorder(sys.argv[1], name="live", rules=sys.argv[2] if len(sys.argv) > 2 e
 
 @pytest.fixture(autouse=True)
 def processes() -> Iterator[None]:
-    """End what a test has begun, and close what it was read by."""
+    """End a test's processes and close their pipes."""
     yield
     while _STARTED:
         process = _STARTED.pop()
@@ -44,7 +44,7 @@ def processes() -> Iterator[None]:
 
 
 def begin(store: Path, *arguments: object) -> tuple[subprocess.Popen[str], Path]:
-    """A loop in a process of its own, and its run's folder."""
+    """Start a loop in its own process, and return it with its run's folder."""
     command = [sys.executable, "-c", LOOP, str(store), *map(str, arguments)]
     loop = subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
@@ -55,7 +55,7 @@ def begin(store: Path, *arguments: object) -> tuple[subprocess.Popen[str], Path]
 
 
 def tell(loop: subprocess.Popen[str], line: object) -> None:
-    """Let the loop make a step, and wait for it."""
+    """Make the loop take a step, and wait for it."""
     assert loop.stdin is not None
     assert loop.stdout is not None
     loop.stdin.write(f"{line}\n")
@@ -64,14 +64,14 @@ def tell(loop: subprocess.Popen[str], line: object) -> None:
 
 
 def end(loop: subprocess.Popen[str]) -> None:
-    """Let the loop come to its end."""
+    """Let the loop finish."""
     assert loop.stdin is not None
     loop.stdin.close()
     loop.wait(PATIENCE_S)
 
 
 def tailing(*arguments: object) -> subprocess.Popen[str]:
-    """The command, in a process of its own."""
+    """Start the command in its own process."""
     command = [sys.executable, "-m", "steptape", "tail", *map(str, arguments)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     _STARTED.append(process)
@@ -79,7 +79,7 @@ def tailing(*arguments: object) -> subprocess.Popen[str]:
 
 
 def test_a_live_run_is_followed_until_it_ends(tmp_path: Path) -> None:
-    """Every event comes once, in order, the ones before and the ones after tail began; then the status."""
+    """Every event comes once, in order, those before and after tail began; then the status."""
     loop, folder = begin(tmp_path)
     tell(loop, 3.0)
     tail = tailing(folder, "--json")
@@ -99,7 +99,7 @@ def test_a_live_run_is_followed_until_it_ends(tmp_path: Path) -> None:
 
 
 def test_a_run_that_fails_is_exit_status_1(tmp_path: Path) -> None:
-    """And the failure is told."""
+    """The failure is printed."""
     loop, folder = begin(tmp_path)
     tail = tailing(folder)
     tell(loop, 1.0)
@@ -114,7 +114,7 @@ def test_a_run_that_fails_is_exit_status_1(tmp_path: Path) -> None:
 
 
 def test_control_c_ends_it_without_a_word(tmp_path: Path) -> None:
-    """The run goes on."""
+    """The run continues."""
     loop, folder = begin(tmp_path)
     tell(loop, 1.0)
     tail = tailing(folder)
@@ -130,7 +130,7 @@ def test_control_c_ends_it_without_a_word(tmp_path: Path) -> None:
 
 
 def test_a_killed_run_ends_it_too(tmp_path: Path) -> None:
-    """Its writer is gone without a word: crashed, which is exit status 1."""
+    """Its writer has vanished: the status is crashed, which is exit status 1."""
     loop, folder = begin(tmp_path)
     tell(loop, 1.0)
     tail = tailing(folder)
@@ -144,7 +144,7 @@ def test_a_killed_run_ends_it_too(tmp_path: Path) -> None:
 
 
 def test_a_decision_says_why(tmp_path: Path) -> None:
-    """In one line: controller, operations, the values that made it fire."""
+    """One line holds controller, operations, and the values that made it fire."""
     policy = tmp_path / "policy.yaml"
     policy.write_text(
         "controllers: [{name: high, triggers: [on_step_end], rule: loss > 2, operations: [hfcontrols.should_save]}]\n"
@@ -158,7 +158,7 @@ def test_a_decision_says_why(tmp_path: Path) -> None:
 
 
 def test_only_the_newest_events_come_first(tmp_path: Path) -> None:
-    """As many as asked for, of the kinds asked for."""
+    """Their number and kinds are those requested."""
     with Recorder(tmp_path) as rec:
         for _ in range(20):
             rec.step(loss=1.0)
@@ -168,7 +168,7 @@ def test_only_the_newest_events_come_first(tmp_path: Path) -> None:
 
 
 def test_an_unknown_kind_is_refused(tmp_path: Path) -> None:
-    """It would never come."""
+    """It would never occur."""
     with Recorder(tmp_path) as rec:
         rec.step(loss=1.0)
 
@@ -180,7 +180,7 @@ def test_an_unknown_kind_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_reader_that_has_had_enough_ends_it(tmp_path: Path) -> None:
-    """As ``head`` does; no trace is printed."""
+    """``head`` does so; no stack trace is printed."""
     loop, folder = begin(tmp_path)
     tail = tailing(folder, "--json")
     assert tail.stdout is not None

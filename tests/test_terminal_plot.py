@@ -1,4 +1,4 @@
-"""A curve as lines of braille dots."""
+"""A curve is drawn as lines of braille dots."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ BLANK = "\N{BRAILLE PATTERN BLANK}"
 
 
 def dots(line: str) -> str:
-    """What is right of the axis."""
+    """Return the part right of the axis."""
     return line.partition("\N{BOX DRAWINGS LIGHT VERTICAL}")[2]
 
 
 def test_a_falling_line_goes_from_the_upper_left_to_the_lower_right() -> None:
-    """Two lines of one character each: left dots above, right dots below."""
+    """Two lines of one character each have left dots above, right dots below."""
     lines = braille_plot([1, 2], [1.0, 0.0], width=14, height=2)
 
     first, second = dots(lines[0]), dots(lines[1])
@@ -26,7 +26,7 @@ def test_a_falling_line_goes_from_the_upper_left_to_the_lower_right() -> None:
 
 
 def test_extremes_and_ends_are_told() -> None:
-    """The highest value at the top, the lowest at the bottom, steps below."""
+    """The highest value is at the top, the lowest at the bottom, steps are below."""
     lines = braille_plot(range(10, 2010), [float(step) for step in range(2000)], width=60, height=5)
 
     assert lines[0].split()[0] == "1999"
@@ -36,7 +36,7 @@ def test_extremes_and_ends_are_told() -> None:
 
 
 def test_a_spike_of_one_step_in_a_million_is_seen() -> None:
-    """However many values share a column."""
+    """The number of values per column does not matter."""
     values = [0.0] * 1_000_000
     values[500_000] = 1.0
 
@@ -46,7 +46,7 @@ def test_a_spike_of_one_step_in_a_million_is_seen() -> None:
 
 
 def test_values_that_are_not_finite_are_left_out() -> None:
-    """And where fewer than two are left there is no plot."""
+    """With fewer than two values left there is no plot."""
     assert braille_plot([1, 2, 3], [math.nan, math.inf, 1.0], width=40, height=4) == []
     assert braille_plot([], [], width=40, height=4) == []
     assert braille_plot([1, 2, 3], [1.0, math.nan, 2.0], width=40, height=4)[0].split()[0] == "2"
@@ -60,7 +60,7 @@ def test_a_level_line_is_drawn() -> None:
 
 
 def test_a_constant_has_its_value_beside_the_line() -> None:
-    """Once."""
+    """The value appears once."""
     lines = braille_plot([1, 2, 3], [0.1, 0.1, 0.1], width=14, height=3)
 
     labels = [line.partition("\N{BOX DRAWINGS LIGHT VERTICAL}")[0].strip() for line in lines[:3]]
@@ -69,7 +69,7 @@ def test_a_constant_has_its_value_beside_the_line() -> None:
 
 
 def test_a_terminal_that_knows_ascii_alone_is_shown_coarser_dots() -> None:
-    """Two rows in a character: the upper one, the lower one, or both."""
+    """A character has two rows: the upper dot, the lower dot, or both."""
     lines = braille_plot([1, 2, 3, 4], [1.0, 0.0, 0.0, 1.0], width=14, height=1, is_ascii=True)
 
     assert lines[0] == "         1 |::"

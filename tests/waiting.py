@@ -1,4 +1,4 @@
-"""Waiting for what comes in its own time: until it is there, and not for so many seconds."""
+"""Waits for a condition instead of sleeping for a fixed time."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from typing import Final, TypeVar
 
 T = TypeVar("T")
 
-#: Seconds after which a test gives up. What takes 4 s on an idle machine has taken 180 s on a busy one.
+#: Seconds after which a test gives up. A test of 4 s on an idle machine has taken 180 s on a busy one.
 PATIENCE_S: Final = 600.0
 
 
 def until(look: Callable[[], T]) -> T:
-    """Look every 50 ms, and return what was seen as soon as it is true.
+    """Poll ``look`` every 50 ms and return its first true result.
 
     Raises:
-        AssertionError: ``PATIENCE_S`` have passed; the message has what was seen last.
+        AssertionError: ``PATIENCE_S`` have passed; the message holds the last result.
     """
     deadline_s = time.monotonic() + PATIENCE_S
     while not (seen := look()):

@@ -1,6 +1,6 @@
-"""Compares what two engines made of the corpus: same firings, or a departure that LANGUAGE.md names, or a finding.
+"""Compares steptape with the recorded trainer controller: same firings, a departure in LANGUAGE.md, or a finding.
 
-``python -m compat.comparison`` compares steptape with what is recorded, and exits 1 on any finding.
+``python -m compat.comparison`` prints the comparison and exits 1 on any finding.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ DISAGREES = "disagrees"
 
 
 def verdict(case: Case, theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> tuple[str, str]:
-    """Whether a case agrees, departs as it says, or disagrees, and then why."""
+    """Return whether a case agrees, departs as it declares or disagrees, and the reason."""
     if theirs.get("digest") != case.digest:
         return DISAGREES, "the recording is of another policy or stream: run 'make compat'"
     difference = difference_between(theirs, ours)
@@ -32,7 +32,7 @@ def verdict(case: Case, theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> t
 
 
 def difference_between(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> str:
-    """The first difference in what they do; empty when there is none. Both refusing to load is the same."""
+    """Return the first difference in behaviour, or an empty text. Two refusals to load count as equal."""
     failed, refused = theirs.get("failed"), ours.get("refused")
     if failed and failed["at"] == "load" and refused:
         return ""
@@ -50,7 +50,7 @@ def difference_between(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> st
 
 
 def difference_from_promise(case: Case, ours: Mapping[str, Any]) -> str:
-    """How steptape differs from what the case says it does in its departure; empty when it does that."""
+    """Return how steptape differs from the behaviour that the case promises for its departure; empty if it does not."""
     promised = case.ours
     if "refused" in promised or "refused" in ours:
         words = promised.get("refused")
@@ -66,7 +66,7 @@ def difference_from_promise(case: Case, ours: Mapping[str, Any]) -> str:
 
 
 def difference_before_failure(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> str:
-    """How firings differ before the event at which the trainer controller died; empty when they do not."""
+    """Return how firings differ before the event that crashed the trainer controller; empty if they do not."""
     failed = theirs.get("failed")
     if not failed or failed["at"] == "load" or "refused" in ours:
         return ""
@@ -78,7 +78,7 @@ def difference_before_failure(theirs: Mapping[str, Any], ours: Mapping[str, Any]
 
 
 def main() -> int:
-    """Print what differs and how many cases agree; 1 where anything disagrees."""
+    """Print the differences and the number of agreeing cases; return 1 if any case disagrees."""
     recorded = read_recorded()
     counts: Counter[str] = Counter()
     for case in read_cases():

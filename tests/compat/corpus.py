@@ -1,10 +1,10 @@
-"""The corpus of policies and event streams that both engines are driven with, read from the YAML files beside it.
+"""The corpus of policies and event streams that drives both engines, read from the YAML files in this folder.
 
-A stream is text, one event a line: ``kind global_step epoch key=value ...``, with ``-`` for no epoch. Numbers are what
-the event carries (``logs`` at a log, ``metrics`` at an evaluation or a prediction), texts are what stands beside them
-(``path`` at a save), and ``state.KEY`` is a field of the trainer's state that holds from there on.
+A stream is text, one event a line: ``kind global_step epoch key=value ...``, with ``-`` for no epoch. Numbers are the
+event's values (``logs`` at a log, ``metrics`` at an evaluation or a prediction). Texts are further fields (``path`` at
+a save). ``state.KEY`` sets a field of the trainer's state from that event on.
 
-This module runs in both environments, so it knows neither engine.
+This module runs in both environments and imports neither engine.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from typing import Any
 import yaml
 
 HERE = Path(__file__).parent
-#: What the trainer controller did with every case, as it was last recorded.
+#: The last recorded behaviour of the trainer controller, for every case.
 RECORDED = HERE / "recorded.json"
 
-#: The metrics that a case has which gives a rule and no whole policy.
+#: The metrics of a case that gives only a rule and no whole policy.
 STANDARD_METRICS = [
     {"name": "m", "class": "Loss"},
     {"name": "t", "class": "TrainingState"},
@@ -32,13 +32,13 @@ STANDARD_METRICS = [
     {"name": "p", "class": "PerProcessState"},
 ]
 
-#: What an entry of a file of cases may say.
+#: The keys that an entry in a file of cases may have.
 _KEYS = {"name", "policy", "rule", "triggers", "patience", "stream", "events", "departure", "ours"}
 
 
 @dataclass(frozen=True)
 class StreamEvent:
-    """One event, as a callback of the trainer is called with it."""
+    """One event, with the arguments that the trainer passes to a callback."""
 
     kind: str
     step: int
@@ -53,8 +53,8 @@ class Case:
     """One policy over one stream.
 
     Attributes:
-        departure: Name of the departure in LANGUAGE.md that the case shows; empty where both engines agree.
-        ours: With a departure, what steptape does: ``refused`` (words of the problem), or ``fires_at``, ``errors_at``
+        departure: Name of the departure in LANGUAGE.md that the case shows; empty if both engines agree.
+        ours: With a departure, steptape's behaviour: ``refused`` (words of the problem), or ``fires_at``, ``errors_at``
             (indices of events, -1 for ``init_end``), ``messages`` (texts).
     """
 
@@ -66,12 +66,12 @@ class Case:
 
     @property
     def digest(self) -> str:
-        """Of the policy and the stream: a recorded answer counts for these alone."""
+        """The digest of the policy and the stream. A recorded answer is valid for this digest only."""
         return hashlib.sha256(repr((self.policy, self.stream)).encode()).hexdigest()[:16]
 
 
 def read_cases() -> list[Case]:
-    """All cases, in the order of files and lines."""
+    """Return all cases, in the order of files and lines."""
     streams = yaml.safe_load((HERE / "streams.yaml").read_text())
     cases = []
     for path in sorted((HERE / "cases").glob("*.yaml")):
@@ -92,13 +92,13 @@ def read_cases() -> list[Case]:
 
 
 def read_recorded() -> dict[str, Any]:
-    """What the trainer controller did, by case, and the versions it did it with."""
+    """Return the recorded behaviour of the trainer controller by case, with the versions it was recorded with."""
     recorded: dict[str, Any] = json.loads(RECORDED.read_text())
     return recorded
 
 
 def _policy_of(entry: Mapping[str, Any]) -> str:
-    """The policy of a case that gives a rule alone."""
+    """Return the policy of a case that gives only a rule."""
     controller = {
         "name": "c",
         "triggers": entry.get("triggers", ["on_log"]),
@@ -128,7 +128,7 @@ def _event(line: str) -> StreamEvent:
 
 
 def _value(text: str) -> Any:
-    """A truth value, whole number, number or text, by its looks."""
+    """Parse a text as a boolean, an integer, a float or else a string."""
     if text in ("true", "false"):
         return text == "true"
     for convert in (int, float):

@@ -16,15 +16,15 @@ from steptape.rules.policy_file.policy import parse_policy
 from steptape.store.events import Event
 from steptape.store.plan import Plan
 
-#: Flags of the loop by their names in the trainer's control, where those differ.
+#: steptape's flags whose names differ in the trainer's control.
 _TRAINER_NAMES: Final = {"should_stop": "should_training_stop", "should_stop_epoch": "should_epoch_stop"}
 _ORDER: Final = ("should_training_stop", "should_epoch_stop", "should_save", "should_evaluate", "should_log")
 
 
 def answer(case: Case) -> dict[str, Any]:
-    """What the case comes to, in the shape of what is recorded of the trainer controller.
+    """Return the outcome of a case, in the format of the recorded trainer controller.
 
-    ``refused`` has the problems of a policy that does not load, ``errors_at`` the events at which a rule failed.
+    ``refused`` holds the problems of a policy that does not load, ``errors_at`` the events at which a rule failed.
     """
     try:
         policy = parse_policy(case.policy, source="policy.yaml")
@@ -40,13 +40,13 @@ def answer(case: Case) -> dict[str, Any]:
 
 
 def plan_of(case: Case) -> Plan:
-    """The declared length of the run, which the trainer's state says when the training begins."""
+    """Return the declared length of the run, which the trainer's state holds when training begins."""
     state = {key: value for event in case.stream for key, value in event.state.items()}
     return Plan(total_steps=state.get("max_steps"), total_epochs=state.get("num_train_epochs"))
 
 
 def recorded_event(event: StreamEvent, index: int) -> Event:
-    """A callback's call as the event that a run records: numbers as metrics, texts and the trainer's state beside."""
+    """Return the event that a run records of a callback's call: numbers as metrics, texts and state as attributes."""
     metrics = dict(event.numbers)
     if event.kind in ("log", "evaluate") and event.epoch is not None:
         metrics["epoch"] = event.epoch
@@ -60,7 +60,7 @@ def recorded_event(event: StreamEvent, index: int) -> Event:
 
 
 def noted(policy: Policy, outcomes: Any) -> dict[str, Any]:
-    """Operations in order, messages and flags of one event's decisions; keys without any are left out."""
+    """Return the operations in order, the messages and the flags of one event's decisions; empty keys are omitted."""
     decisions: list[Outcome] = [outcome for outcome in outcomes if isinstance(outcome, Decision)]
     levels = logging.getLevelNamesMapping()
     fired, messages, flags = [], [], set()

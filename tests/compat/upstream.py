@@ -1,6 +1,6 @@
-"""Drives the real trainer controller with the corpus, in an environment of its own, and records what it does.
+"""Drives the real trainer controller with the corpus, in its own environment, and records its behaviour.
 
-Run as ``python -m compat.upstream`` where ``fms-hf-tuning`` is installed; steptape is not imported. What flows out is
+Run it as ``python -m compat.upstream`` where ``fms-hf-tuning`` is installed; steptape is not imported. It writes
 ``recorded.json``: for every case the firings at every event, or the exception that ended it.
 """
 
@@ -26,7 +26,7 @@ PACKAGES = ("fms-hf-tuning", "transformers", "simpleeval")
 
 
 class Witness(logging.Handler):
-    """What happened at the event at hand: operations ordered, messages logged."""
+    """The behaviour at the current event: operations ordered, messages logged."""
 
     def __init__(self) -> None:
         super().__init__(level=1)
@@ -55,7 +55,7 @@ class Witness(logging.Handler):
 
 
 class Controller(TrainerControllerCallback):
-    """The real callback, which tells when it has loaded."""
+    """The real callback, with a flag for having loaded."""
 
     has_loaded = False
 
@@ -65,7 +65,7 @@ class Controller(TrainerControllerCallback):
 
 
 class Driver:
-    """One case: the callback, and the trainer's objects around it."""
+    """One case: the callback and the trainer's objects around it."""
 
     def __init__(self, case: Case, arguments: TrainingArguments, witness: Witness, folder: Path) -> None:
         self.case = case
@@ -78,7 +78,7 @@ class Driver:
         self.events: dict[str, Any] = {}
 
     def answer(self) -> dict[str, Any]:
-        """What the case comes to."""
+        """Return the outcome of the case."""
         index, callback = -1, None
         try:
             callback = Controller(str(self.path))
@@ -92,7 +92,7 @@ class Driver:
         return {"events": self.events}
 
     def at(self, index: int, act: Any) -> None:
-        """Let one event happen and note what it made the controllers do, also where it fails."""
+        """Run one event and keep what it made the controllers do, even if it fails."""
         self.witness.renew()
         for flag in FLAGS:
             setattr(self.control, flag, False)
@@ -108,7 +108,7 @@ class Driver:
                 self.events[str(index)] = {key: value for key, value in noted.items() if value}
 
     def call(self, handler: CallbackHandler, event: StreamEvent) -> None:
-        """Tell one event in the way in which the trainer does."""
+        """Call the callbacks for one event, as the trainer does."""
         state = self.state
         state.global_step, state.epoch = event.step, event.epoch
         for key, value in event.state.items():
@@ -123,15 +123,15 @@ class Driver:
         elif event.kind in ("evaluate", "predict"):
             call(self.arguments, state, self.control, numbers)
         elif event.kind == "save" and event.texts:
-            # The trainer hands over nothing; the tuning script does, after the last save.
+            # The trainer passes no arguments; the tuning script does, after the last save.
             handler.call_event("on_save", self.arguments, state, self.control, **event.texts)
         else:
             call(self.arguments, state, self.control)
 
 
 def main() -> None:
-    """Drive all cases and write down what they come to."""
-    set_verbosity_error()  # The trainer's own callbacks are left out, of which it warns.
+    """Run all cases and write their outcomes."""
+    set_verbosity_error()  # The trainer warns about its own callbacks, which are absent here.
     logging.getLogger("tuning").setLevel(logging.CRITICAL)
     witness = Witness()
     with tempfile.TemporaryDirectory() as folder:

@@ -1,7 +1,7 @@
-"""``python tests/fuzz/fuzz_api.py [CASES]``: schemathesis against a real server, until it has sent so many requests.
+"""Fuzzes a real server with schemathesis: ``python tests/fuzz/fuzz_api.py [CASES]`` stops after CASES requests.
 
-It makes requests from the OpenAPI document, right and wrong ones, follows links from job to result, and complains of
-every 5xx, every answer that the document does not describe, and every status that it does not name.
+It derives valid and invalid requests from the OpenAPI document and follows links from job to result. It reports every
+5xx, every answer that the document does not describe, and every undocumented status.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from api_serving import RUN, SMALL, recorded, served
 
-#: What is held against each answer.
+#: The checks on each answer.
 CHECKS = (
     "not_a_server_error",
     "status_code_conformance",
@@ -29,7 +29,7 @@ CHECKS = (
 
 ALL_PHASES = "examples,coverage,fuzzing,stateful"
 
-#: What is there to be found: without it, most requests would be about runs that are not.
+#: The names that exist: without them, most requests would name runs that do not exist.
 CONFIG = f"""
 [parameters]
 "path.id" = ["{RUN}", "named", "nobody"]
@@ -43,7 +43,7 @@ CONFIG = f"""
 def fuzz(
     url: str, *, max_examples: int, seed: int, config: Path | None = None, phases: str = ALL_PHASES
 ) -> tuple[int, int, str]:
-    """Exit status, number of requests, and what schemathesis says."""
+    """Run schemathesis; return its exit status, the number of requests, and its output."""
     configured = () if config is None else ("--config-file", str(config))
     command = [
         str(Path(sys.executable).with_name("schemathesis")), *configured,
@@ -58,7 +58,7 @@ def fuzz(
 
 
 def main() -> None:
-    """Fuzz, with other seeds, until so many requests have been sent."""
+    """Fuzz with successive seeds until the wanted number of requests is reached."""
     wanted = int(sys.argv[1]) if len(sys.argv) > 1 else 5_000
     total, seed = 0, 1
     with tempfile.TemporaryDirectory() as folder:
@@ -68,7 +68,7 @@ def main() -> None:
         recorded(Path(folder) / "runs", f"{RUN[:-1]}b", name="named")
         with served(Path(folder) / "runs", limits=replace(SMALL, wait_s=0.2)) as client:
             while total < wanted:
-                # Every other time it has to find out by itself what there is.
+                # Every other time schemathesis must discover the names by itself.
                 known = config if seed % 2 else None
                 status, count, said = fuzz(str(client.base_url).rstrip("/"), max_examples=60, seed=seed, config=known)
                 print(said, flush=True)

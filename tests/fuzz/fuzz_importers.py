@@ -1,7 +1,7 @@
-"""Mutates real logs and has every reader read them: whatever they hold, only our errors may come out, and soon.
+"""Mutates real logs and reads them with every reader: only our own errors may be raised, within a time limit.
 
 ``python tests/fuzz/fuzz_importers.py SECONDS FOLDER... [--seed N]``. Folders hold logs of any kind that ``auto``
-recognises. What breaks a reader is kept in ``.fuzz/importers`` and told; the exit status is 1 then.
+recognises. Input that breaks a reader is kept in ``.fuzz/importers`` and reported; the exit status is then 1.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ from steptape.importers.importing import import_sources
 from steptape.importers.registry import all_readers
 from steptape.importers.source import Reader, ReadOptions
 
-#: One case may take so long, and the whole process so much memory.
+#: The limits: seconds per case, bytes of memory for the whole process.
 CASE_S = 20
 MEMORY_BYTES = 4 * 1024**3
 
-#: One of so many cases is imported into a store, the others are only read: writing is slow.
+#: One case in this many is imported into a store; the others are only read, because writing is slow.
 IMPORTED_EVERY = 20
 
 LONGEST = 256 * 1024
@@ -52,11 +52,11 @@ NASTY = [
 
 
 class TooSlow(BaseException):
-    """A case took longer than it may. No ``Exception``: nobody but us is to catch it."""
+    """A case exceeded its time limit. Not an ``Exception``, so that only this module catches it."""
 
 
 def mutated(content: bytes, chance: random.Random) -> bytes:
-    """The content after some mutations."""
+    """Return the content after some mutations."""
     data = bytearray(content[:LONGEST])
     for _ in range(chance.choice((1, 1, 2, 4, 16, 64))):
         at = chance.randrange(len(data) + 1)
@@ -80,7 +80,7 @@ def mutated(content: bytes, chance: random.Random) -> bytes:
 
 
 def read_all(reader: Reader, path: Path, head: bytes) -> int:
-    """Read a source to its end; the number of its facts."""
+    """Read a source to its end and return the number of its facts."""
     reader.recognises(path, head)
     count = 0
     for run in reader.read([path], ReadOptions()):
@@ -89,9 +89,9 @@ def read_all(reader: Reader, path: Path, head: bytes) -> int:
 
 
 def mutated_records(path: Path, chance: random.Random) -> bytes | None:
-    """A file of framed records, some of them mutated within a frame that is right; None for other files.
+    """Mutate records inside intact frames, for a file of framed records; None for other files.
 
-    Otherwise the checksums would keep every mutation from the readers of what the records hold.
+    Otherwise the checksums would reject every mutation before the readers of record contents see it.
     """
     try:
         if "tfevents" in path.name:
@@ -115,7 +115,7 @@ def _wandb_record(content: bytes) -> bytes:
 
 
 def mutate_cells(path: Path, chance: random.Random) -> None:
-    """Put nasty values into cells of a database that stays a database."""
+    """Write nasty values into cells of a database that stays readable."""
     connection = sqlite3.connect(path)
     with contextlib.closing(connection), contextlib.suppress(sqlite3.Error):
         connection.execute("PRAGMA ignore_check_constraints = ON")
@@ -130,7 +130,7 @@ def mutate_cells(path: Path, chance: random.Random) -> None:
 
 
 def write_seeds(folder: Path) -> None:
-    """Logs of the kinds that no tool at hand writes."""
+    """Write logs of the kinds that no tool at hand writes."""
     folder.mkdir()
     rows = [{"_step": step, "_timestamp": 1.7e9 + step, "loss": 1 / (step + 1), "eval/acc": None} for step in range(50)]
     pq.write_table(pa.Table.from_pylist(rows), folder / "history.parquet")
@@ -138,7 +138,7 @@ def write_seeds(folder: Path) -> None:
 
 
 def one_case(seed: Source, chance: random.Random, folder: Path) -> Path:
-    """Make a mutated source and read it; where it lies."""
+    """Write a mutated source and return its path."""
     place = folder / "case"
     shutil.rmtree(place, ignore_errors=True)
     original = chance.choice(seed.files)
@@ -155,7 +155,7 @@ def one_case(seed: Source, chance: random.Random, folder: Path) -> Path:
 
 
 def check(reader: Reader, path: Path, store: Path | None) -> str:
-    """Read a case, or import it; what came of it in a word."""
+    """Read or import a case and return the outcome in one word."""
     try:
         if store is None:
             return "read" if read_all(reader, path, path.read_bytes()[: 64 * 1024]) else "empty"
@@ -166,7 +166,7 @@ def check(reader: Reader, path: Path, store: Path | None) -> str:
 
 
 def within(seconds: int, call: Callable[[], str]) -> str:
-    """Call with a limit on time."""
+    """Call with a time limit."""
 
     def too_slow(*_: object) -> None:
         raise TooSlow
@@ -180,7 +180,7 @@ def within(seconds: int, call: Callable[[], str]) -> str:
 
 
 def main() -> int:
-    """Fuzz for some seconds; the exit status."""
+    """Fuzz for the given seconds and return the exit status."""
     parser = argparse.ArgumentParser()
     parser.add_argument("seconds", type=float)
     parser.add_argument("folders", type=Path, nargs="+")
@@ -202,7 +202,7 @@ def main() -> int:
             seed = chance.choice(by_kind[kind])
             store = folder / "store" if chance.randrange(IMPORTED_EVERY) == 0 else None
             path = one_case(seed, chance, folder)
-            # A foreign reader's files, too: each may be told to read anything.
+            # Foreign readers get the files too: a user may name any reader for any file.
             reader = chance.choice(all_readers()) if chance.randrange(10) == 0 else seed.reader
             try:
                 told[kind, within(CASE_S, partial(check, reader, path, store))] += 1

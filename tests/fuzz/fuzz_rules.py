@@ -1,8 +1,8 @@
-"""Fuzz targets over everything that reads what somebody else wrote: policies, rules, and tests of rules.
+"""Fuzz targets for every parser of user-written text: policies, rules, and tests of rules.
 
-``make fuzz`` runs each with atheris, guided by coverage; ``tests/test_rules_fuzz.py`` runs each over the inputs that
-were found before and over what hypothesis thinks of. A target returns, whatever it is given: our own errors are
-answers, and any other exception is a bug.
+``make fuzz`` runs each with atheris, guided by coverage; ``tests/test_rules_fuzz.py`` runs each over earlier findings
+and over inputs from hypothesis. A target returns on any input: our own errors are answers, any other exception is a
+bug.
 
     python tests/fuzz/fuzz_rules.py TARGET [CORPUS...] [-max_total_time=600 and other options of libFuzzer]
 """
@@ -16,7 +16,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 
-# Not in a condition of its own: whoever calls the targets as functions needs no atheris.
+# Under the main guard: callers that use the targets as functions need no atheris.
 if __name__ == "__main__":
     import atheris
 
@@ -74,12 +74,12 @@ EVENTS = [
     Event("save", step=2, seq=5, attrs={"is_final": True}),
     Event("train_end", step=2, seq=6),
 ]
-#: Steps of an imagined run that a fuzzer has time for.
+#: The longest imagined run, in steps, that a fuzzer has time for.
 MAX_STEPS = 500
 
 
 def policy(data: bytes) -> None:
-    """A whole policy file."""
+    """Parse and run a whole policy file."""
     text = _text(data)
     try:
         loaded = parse_policy(text)
@@ -92,7 +92,7 @@ def policy(data: bytes) -> None:
 
 
 def rule(data: bytes) -> None:
-    """The text of one rule, without the file around it, which would take most of the time."""
+    """Parse and run one rule without its file, whose parsing would take most of the time."""
     text = _text(data)
     names = Names()
     try:
@@ -109,7 +109,7 @@ def rule(data: bytes) -> None:
 
 
 def tests(data: bytes) -> None:
-    """A file of tests."""
+    """Parse and run a file of tests."""
     text = _text(data)
     try:
         loaded = parse_tests(text)
@@ -134,7 +134,7 @@ def _text(data: bytes) -> str:
 
 
 def _check_problems(error: PolicyError, text: str) -> None:
-    """Every problem is at a place, in one line, and can be shown there."""
+    """Check that every problem has a place and a one-line message, and can be excerpted."""
     assert error.problems
     for problem in error.problems:
         assert problem.line >= 1, problem
@@ -144,13 +144,13 @@ def _check_problems(error: PolicyError, text: str) -> None:
 
 
 def _check_faults(error: ExpressionError, text: str) -> None:
-    """Every fault is inside the text."""
+    """Check that every fault is inside the text."""
     assert error.faults
     assert all(0 <= fault.offset <= len(text) for fault in error.faults), error.faults
 
 
 def _exercise(loaded: Policy) -> None:
-    """Fold events, and write down what comes out, as a recorder does."""
+    """Fold events and serialize the outcomes, as a recorder does."""
     engine = Engine(loaded)
     outcomes = [*engine.start(), *(outcome for event in EVENTS for outcome in engine.observe(event))]
     for outcome in outcomes:

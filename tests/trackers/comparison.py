@@ -1,4 +1,4 @@
-"""What real trackers wrote, imported and held against what the tools themselves read: every value, to the bit."""
+"""Imports the output of real trackers and compares every value, bit for bit, with the tools' own readings."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ Series = dict[str, list[list[object]]]
 
 
 def imported(outcomes: Sequence[Outcome], store: Path) -> Series:
-    """Steps and bits of every value of a source's runs; a study's trials are series of one metric."""
+    """Return step and bits of every value of a source's runs; a study's trials are series of one metric."""
     series: Series = {}
     for outcome in outcomes:
         run = open_run(store / outcome.run_id)
         for event in run.events(attempts="all"):
             if outcome.kind == "trainer_state" and event.kind == "step_end":
-                continue  # A training row is a log as well.
+                continue  # A training row is also a log.
             for metric, value in event.metrics.items():
                 name = run.info.name.rpartition("/")[2] if outcome.kind == "optuna" else metric
                 if outcome.kind != "optuna" or metric == "intermediate_value":
@@ -33,7 +33,7 @@ def imported(outcomes: Sequence[Outcome], store: Path) -> Series:
 
 
 def differences(expected: Series, found: Series) -> list[str]:
-    """Sentences, a metric each."""
+    """Return one sentence per metric that differs."""
     told = []
     for name in sorted(expected.keys() | found.keys()):
         theirs, ours = expected.get(name, []), found.get(name, [])
@@ -44,7 +44,7 @@ def differences(expected: Series, found: Series) -> list[str]:
 
 
 def main(out: Path) -> int:
-    """Import what is expected, and compare; the exit status."""
+    """Import the expected sources, compare them and return the exit status."""
     expected: dict[str, Series] = json.loads((out / "expected.json").read_text())
     status = 0
     with tempfile.TemporaryDirectory() as folder:

@@ -1,7 +1,7 @@
-"""Runs that real trackers write, and what the same tools read of them: run in an environment that has them.
+"""Writes runs with real trackers and records what the same tools read back, in an environment that has them.
 
-``python -m trackers.writing OUT REAL`` leaves a folder a tool in OUT, and in ``OUT/expected.json`` of each run
-the source below OUT, and steps and bits of every value. The event files and W&B runs below REAL are read, too.
+``python -m trackers.writing OUT REAL`` writes one folder per tool below OUT. ``OUT/expected.json`` maps each run's
+source below OUT to step and bits of every value. The event files and W&B runs below REAL are read, too.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from typing import Any
 
 STEPS = 8
 
-#: Values with everything that a number can be.
+#: Every special case of a float.
 SPECIAL = {2: math.nan, 3: math.inf, 4: -math.inf, 5: 5e-324, 6: -0.0}
 
 Series = dict[str, list[tuple[int, str]]]
 
 
 def value(step: int) -> float:
-    """What is logged at a step."""
+    """Return the value logged at a step."""
     return SPECIAL.get(step, 1 / (step + 3))
 
 
 def taken(values: Iterator[tuple[str, int, float]]) -> Series:
-    """Steps and bits of values, by metric."""
+    """Group values by metric, as steps and bits."""
     series: Series = {}
     for name, step, number in values:
         series.setdefault(name, []).append((int(step), float(number).hex()))
@@ -37,7 +37,7 @@ def taken(values: Iterator[tuple[str, int, float]]) -> Series:
 
 
 def write_tensorboard(folder: Path) -> dict[str, Series]:
-    """Both versions of scalars, as the summary writer of torch makes them."""
+    """Write both versions of scalars, as torch's summary writer makes them."""
     from torch.utils.tensorboard import SummaryWriter
 
     for name, is_new in (("v1", False), ("v2", True)):
@@ -49,7 +49,7 @@ def write_tensorboard(folder: Path) -> dict[str, Series]:
 
 
 def accumulated(path: Path) -> Series:
-    """What TensorBoard itself reads: its scalars, and its tensors of one number."""
+    """Return TensorBoard's own reading: its scalars, and its tensors of one number."""
     from tensorboard.backend.event_processing.event_accumulator import STORE_EVERYTHING_SIZE_GUIDANCE, EventAccumulator
     from tensorboard.util.tensor_util import make_ndarray
 
@@ -70,7 +70,7 @@ def accumulated(path: Path) -> Series:
 
 
 def write_wandb(folder: Path) -> dict[str, Series]:
-    """Offline runs, with nested keys and a run that failed."""
+    """Write offline runs, with nested keys and one failed run."""
     import wandb
 
     for index in range(2):
@@ -80,12 +80,12 @@ def write_wandb(folder: Path) -> dict[str, Series]:
             if step % 4 == 3:
                 run.log({"val/loss": value(step) * 2}, step=step * 10)
         run.finish(exit_code=index)
-    wandb.teardown()  # Until then its process may hold back what it writes.
+    wandb.teardown()  # Until then its process may hold back output.
     return {str(path.relative_to(folder)): scanned(path) for path in sorted(folder.glob("wandb/offline-*/*.wandb"))}
 
 
 def scanned(path: Path) -> Series:
-    """What W&B's own reader of its files finds in the histories."""
+    """Return the histories as W&B's own reader of its files finds them."""
     from wandb.proto import wandb_internal_pb2
     from wandb.sdk.internal.datastore import DataStore
 
@@ -122,7 +122,7 @@ def scanned(path: Path) -> Series:
 
 
 def write_mlflow(folder: Path) -> dict[str, Series]:
-    """Both local stores."""
+    """Write both local stores."""
     os.environ["MLFLOW_ALLOW_FILE_STORE"] = "true"
     import mlflow
 
@@ -147,7 +147,7 @@ def write_mlflow(folder: Path) -> dict[str, Series]:
 
 
 def write_trackio(folder: Path) -> dict[str, Series]:
-    """A project of one run."""
+    """Write a project of one run."""
     os.environ["TRACKIO_DIR"] = str(folder)
     import trackio
 
@@ -160,7 +160,7 @@ def write_trackio(folder: Path) -> dict[str, Series]:
 
 
 def write_lightning(folder: Path) -> dict[str, Series]:
-    """A real fit with the CSV logger."""
+    """Run a real fit with the CSV logger."""
     import lightning
     import torch
     from lightning.pytorch.loggers import CSVLogger
@@ -196,7 +196,7 @@ def write_lightning(folder: Path) -> dict[str, Series]:
 
 
 def write_transformers(folder: Path) -> dict[str, Series]:
-    """A real training of a tiny random model, with evaluations and checkpoints."""
+    """Train a tiny random model, with evaluations and checkpoints."""
     import torch
     from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
 
@@ -221,7 +221,7 @@ def write_transformers(folder: Path) -> dict[str, Series]:
 
 
 def write_optuna(folder: Path) -> dict[str, Series]:
-    """A study whose trials report, one of them pruned; the series of a trial are named after it."""
+    """Run a study whose trials report values, one of them pruned; each trial names its series."""
     import optuna
 
     optuna.logging.set_verbosity(optuna.logging.ERROR)
