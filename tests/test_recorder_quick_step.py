@@ -22,6 +22,7 @@ import torch
 from drawing import examples
 from hypothesis import example, given
 from hypothesis import strategies as st
+from measuring import not_measured
 
 from steptape import Recorder, open_run, verify
 from steptape.recorder.control import Control
@@ -395,6 +396,7 @@ def test_a_signal_handler_may_record_in_the_middle_of_a_step(tmp_path: Path) -> 
     assert [event.seq for event in run.events()] == list(range(run.table().num_rows))
 
 
+@not_measured
 def test_an_interrupt_in_the_middle_of_a_step_doubles_nothing(tmp_path: Path) -> None:
     """Every step that returned is recorded once; an interrupted one is recorded once or not at all."""
     armed: list[bool] = []

@@ -417,7 +417,7 @@ def is_set(node: ast.expr) -> bool:
     return False
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "rules").glob("*.py")), ids=lambda path: path.name)
+@pytest.mark.parametrize("path", sorted((ROOT / "rules").rglob("*.py")), ids=lambda path: str(path.relative_to(ROOT)))
 def test_static_lint(path: Path) -> None:
     """Modules that evaluate rules use no clock, randomness, set order or sum of undefined order."""
     assert list(impurities(path)) == []

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from measuring import not_measured
 from waiting import PATIENCE_S, until
 
 from steptape import Policy, TelemetryError, backtest, open_store
@@ -54,6 +55,7 @@ def test_answers_come_in_order_and_are_counted() -> None:
     assert seen == [Progress(done, 20) for done in range(1, 21)]
 
 
+@not_measured
 def test_where_processes_cannot_share_work_one_does_it_all() -> None:
     """A sandbox may have no writable /dev/shm; a process that may write no file cannot make a semaphore either."""
     program = """

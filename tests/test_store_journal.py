@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from measuring import not_measured
 from waiting import PATIENCE_S
 
 from steptape.store.events import Event
@@ -121,6 +122,7 @@ print(writer.seq)
 """
 
 
+@not_measured
 def test_an_interrupt_in_the_middle_of_an_append_loses_or_doubles_no_event(tmp_path: Path) -> None:
     """Signal handlers raise, as Ctrl-C does, 300 times at random moments."""
     written = int(run_script(INTERRUPTED, tmp_path))
