@@ -46,6 +46,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     source = tmp_path_factory.mktemp("source")
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source)
+    shutil.copytree(ROOT / "docs" / "reference", source / "docs" / "reference")
     for path in ROOT.glob("*/__init__.py"):
         shutil.copytree(path.parent, source / path.parent.name, ignore=shutil.ignore_patterns("__pycache__"))
     command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation"]
@@ -77,11 +78,12 @@ def run(python: Path, arguments: list[str], folder: Path, **more: str) -> subpro
 
 
 def test_the_wheel_holds_every_package_and_its_data(wheel: Path) -> None:
-    """It holds all modules, templates, scripts and shipped policies, and nothing else of the repository."""
+    """It holds all modules, templates, scripts, shipped policies and reference documents, and nothing else."""
     with zipfile.ZipFile(wheel) as archive:
         names = {name for name in archive.namelist() if ".dist-info/" not in name}
     rooms = [path.parent for path in ROOT.glob("*/__init__.py") if path.parent.name != "steptape"]
     expected = {f"steptape/{path.name}" for path in (ROOT / "steptape").iterdir() if path.is_file()}
+    expected |= {f"steptape/reference/{path.name}" for path in (ROOT / "docs" / "reference").glob("*.*")}
     for room in rooms:
         for path in room.rglob("*"):
             if path.is_file() and "__pycache__" not in path.parts:

@@ -16,7 +16,7 @@ from compat.ours import answer
 
 CASES = read_cases()
 RECORDED = read_recorded()["cases"]
-PAGE = (Path(__file__).parents[1] / "LANGUAGE.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[1] / "docs" / "reference" / "LANGUAGE.md").read_text(encoding="utf-8")
 
 #: Departures that no policy over one stream can show, with the test that shows each.
 SHOWN_ELSEWHERE = {

@@ -29,7 +29,7 @@ from steptape.rules.scenarios.run import run_test
 from steptape.store.events import INIT_END, LOOP_KINDS, Event
 from steptape.store.plan import Plan
 
-PAGE = (Path(__file__).parents[1] / "LANGUAGE.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[1] / "docs" / "reference" / "LANGUAGE.md").read_text(encoding="utf-8")
 
 
 def section(title: str) -> str:
