@@ -11,14 +11,14 @@ LOWEST := .venv-lowest
 REAL_RUNS := $(or $(STEPTAPE_REAL_RUNS),../shared/runs)
 READY := $(VENV)/.ready
 ROOMS := store rules recorder importers replay api cli examples
-CODE := steptape $(ROOMS) tests $(wildcard benchmarks)
+CODE := steptape $(ROOMS) docs tests $(wildcard benchmarks)
 
 # What libFuzzer is told: how long, and what counts as too slow, too large and too long.
 FUZZ = -max_total_time=$(FUZZ_S) -timeout=30 -rss_limit_mb=3000 -max_len=4096 -dict=tests/fuzz/words.dict \
 	-artifact_prefix=.fuzz/ -create_missing_dirs=1 -print_final_stats=1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test explore coverage mutants matrix lowest compat lint format fuzz fuzz-api clean
+.PHONY: help demo test explore coverage mutants matrix lowest compat docs pictures lint format fuzz fuzz-api clean
 
 help:  ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -79,6 +79,9 @@ $(TRACKERS)/.ready: tests/trackers/requirements.txt
 	$(PYTHON) -m venv $(TRACKERS)
 	$(TRACKERS)/bin/python -m pip install --quiet --requirement tests/trackers/requirements.txt
 	@touch $@
+
+docs: $(READY)  ## Build the site of documents in build/site; a warning is an error
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
 
 lint: $(READY)  ## Check style, format and types
 	$(BIN)/ruff check $(CODE)

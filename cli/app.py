@@ -44,6 +44,7 @@ SUMMARIES: Final = {
     "delete": "Delete runs, by name or by age and number.",
     "doctor": "Look for what is broken, and say how to go on.",
     "serve": "Answer queries over HTTP.",
+    "docs": "Print where the documents are.",
 }
 
 #: Function names of the commands whose own name is a Python keyword, or would be collected by pytest.

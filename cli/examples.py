@@ -15,6 +15,7 @@ EXAMPLES: Final = {
     "delete": ("steptape delete --store runs --older-than 90d --dry-run", "steptape delete digits --store runs"),
     "demo": ("steptape demo runs", "steptape demo runs --torch"),
     "diff": ("steptape diff policy.yaml policy.yaml --set-new spike=2.5 --store runs",),
+    "docs": ("steptape docs",),
     "doctor": ("steptape doctor runs", "steptape doctor runs/20260102T030405-5ea1ed --json"),
     "export": ("steptape export digits --store runs --output digits.jsonl",),
     "import": (

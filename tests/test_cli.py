@@ -572,3 +572,12 @@ def test_shells_complete_commands() -> None:
     printed = subprocess.run([command], env={**os.environ, **asked}, capture_output=True, text=True, check=True).stdout
 
     assert printed.split() == ["tail"]
+
+
+def test_docs_names_files_that_come_with_the_package() -> None:
+    """Each exists, and the rule language is one of them."""
+    lines = steptape("docs").splitlines()
+
+    assert all(Path(line).is_file() for line in lines[:-1])
+    assert {"LANGUAGE.md", "FORMAT.md", "IMPORT.md"} <= {Path(line).name for line in lines[:-1]}
+    assert lines[-1].startswith("site: https://")

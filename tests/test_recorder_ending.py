@@ -23,6 +23,8 @@ from steptape.store.run import Run
 HEAD = """
 import os, signal, sys, threading, time
 from steptape import Recorder
+
+pytestmark = not_measured
 """
 
 _started: list[subprocess.Popen[bytes]] = []
