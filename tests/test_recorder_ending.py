@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from measuring import not_measured
 from torch.utils.data import DataLoader, Dataset
 from waiting import PATIENCE_S
 
@@ -20,11 +21,11 @@ from steptape import Recorder, open_run, open_store
 from steptape.recorder.termination import signals_held
 from steptape.store.run import Run
 
+pytestmark = not_measured
+
 HEAD = """
 import os, signal, sys, threading, time
 from steptape import Recorder
-
-pytestmark = not_measured
 """
 
 _started: list[subprocess.Popen[bytes]] = []
