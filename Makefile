@@ -83,6 +83,9 @@ $(TRACKERS)/.ready: tests/trackers/requirements.txt
 docs: $(READY)  ## Build the site of documents in build/site; a warning is an error
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
 
+pictures: $(READY)  ## Take the screenshots of the documents anew; needs Chromium
+	$(BIN)/python docs/pictures.py
+
 lint: $(READY)  ## Check style, format and types
 	$(BIN)/ruff check $(CODE)
 	$(BIN)/ruff format --check $(CODE)
