@@ -221,10 +221,10 @@ def test_every_value_of_a_log_is_imported_to_the_bit(path: Path, runs: dict[str,
     )
 
 
-def test_the_readme_s_example_of_real_history_is_what_its_commands_print(tmp_path: Path) -> None:
+def test_the_page_s_example_of_real_history_is_what_its_commands_print(tmp_path: Path) -> None:
     """Each line of the example appears in order; the commands print more."""
-    readme = (Path(__file__).resolve().parents[1] / "README.md").read_text()
-    (example,) = re.findall(r"```console\n(.*?)```", readme, flags=re.DOTALL)
+    page = Path(__file__).resolve().parents[1].joinpath("docs", "how-to", "import.md").read_text(encoding="utf-8")
+    (example,) = re.findall(r"```console\n(.*?)```", page, flags=re.DOTALL)
     script = example.replace("$STEPTAPE_REAL_RUNS", str(FOLDER)).replace("steptape ", f"{sys.executable} -m steptape ")
     commands = [line[2:].replace("python -c", f"{sys.executable} -c") for line in script.splitlines() if line[0] == "$"]
     shown = [line for line in example.splitlines() if line[0] != "$"]
