@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-import click
+import typer
 import typer.main
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
@@ -47,7 +47,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 def command_line() -> str:
     """Describe every command, as its ``--help`` does."""
     command = typer.main.get_command(app)
-    text = get_docs_for_click(obj=command, ctx=click.Context(command, info_name="steptape"), name="steptape")
+    text = get_docs_for_click(obj=command, ctx=typer.Context(command, info_name="steptape"), name="steptape")
     _, _, commands = text.partition("\n## ")
     return _CLI_HEAD + "\n## " + re.sub(r"\nExamples:\n((?:  .*\n|\n(?=  ))+)", _example_block, commands + "\n")
 
