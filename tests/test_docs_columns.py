@@ -186,7 +186,7 @@ def test_the_page_lists_every_kind_of_event() -> None:
 def test_duckdb_reads_the_parquet_types_as_the_sql_types_of_the_page(store: Store) -> None:
     """A reader without steptape sees the types of the views, except for ``attrs`` (text) and ids of samples."""
     (path,) = store.path.glob("*/events-*.parquet")
-    described = duckdb.sql(f"DESCRIBE SELECT * FROM read_parquet('{path}')").fetchall()
+    described = duckdb.execute(f"DESCRIBE SELECT * FROM read_parquet('{path}')").fetchall()
 
     expected = dict(with_metrics(listed("events"), ["loss", "eval_loss"])) | {"attrs": "VARCHAR"}
     assert {name: type_ for name, type_, *_ in described}.items() <= expected.items()
