@@ -120,10 +120,15 @@ def test_ids_of_samples_of_both_kinds_make_one_digest(store_record: Callable[...
 
 
 def described_digest(folder: Path) -> str:
-    """Compute the digest of a run with one log and no ``metrics`` file from FORMAT.md alone, without our code."""
+    """Compute the digest of a run with one log from FORMAT.md alone, without our code."""
     digest = hashlib.sha256(b"steptape log 2\n")
-    for name in ("events", "samples"):
-        table = pq.read_table(next(folder.glob(f"{name}-*.parquet")))
+    for path in sorted(folder.glob("*.parquet")):
+        name = path.name.partition("-")[0]
+        table = pq.read_table(path)
+        if name == "metrics":
+            for line in sorted(described_metrics(table.to_pylist())):
+                digest.update(json.dumps(line, separators=(",", ":")).encode() + b"\n")
+            continue
         metric_of = json.loads((table.schema.metadata or {}).get(b"steptape.columns", b"{}"))
         metric_of = {column: metric for metric, column in metric_of.items()}
         lines = []
@@ -137,6 +142,22 @@ def described_digest(folder: Path) -> str:
         for line in sorted(lines):
             digest.update(json.dumps(line, separators=(",", ":")).encode() + b"\n")
     return digest.hexdigest()
+
+
+def described_metrics(rows: list[dict[str, Any]]) -> list[list[Any]]:
+    """Return the lines of the table ``metrics``."""
+    owners = sorted({(row["run_id"], row["attempt"], row["rank"]) for row in rows})
+    lines: list[list[Any]] = [
+        ["metrics", False, "", len(owners), "", "", hashlib.sha256(json.dumps(owners).encode()).hexdigest()]
+    ]
+    rows.sort(key=lambda row: row["seq"])
+    for metric in {row["metric"] for row in rows}:
+        own = [row for row in rows if row["metric"] == metric]
+        seqs = b"".join(struct.pack("<q", row["seq"]) for row in own)
+        values = b"".join(struct.pack("<d", row["value"]) for row in own)
+        digests = [hashlib.sha256(seqs).hexdigest(), "", hashlib.sha256(values).hexdigest()]
+        lines.append(["metrics", False, metric, len(own), *digests])
+    return lines
 
 
 SELDOM = {
@@ -219,6 +240,7 @@ def test_the_digest_covers_metrics_that_are_no_columns(store_record: Callable[..
     turned = rewritten(cut, "metrics", lambda rows: rows.take(pa.array(range(rows.num_rows)[::-1])))
 
     assert read_digests(whole).logs == read_digests(cut).logs
+    assert read_digests(whole).logs[(0, 0)] == (29, described_digest(whole), 2)
     assert digest_faults(whole) == digest_faults(cut) == digest_faults(turned) == []
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import shutil
 import struct
 import subprocess
@@ -17,12 +18,14 @@ import pytest
 from waiting import PATIENCE_S
 
 from steptape import open_run, open_store
+from steptape.store.event_json import event_to_line, events_from_lines
 from steptape.store.events import Event
 from steptape.store.parquet.sealing import seal
 from steptape.store.plan import Plan
 from steptape.store.run_info import Attempt, PolicyRecord, RunInfo
 
 DATA = Path(__file__).parent / "data"
+PAGE = (DATA.parents[1] / "docs" / "reference" / "FORMAT.md").read_text(encoding="utf-8")
 SAMPLE = DATA / "format-1"
 VERSIONS = (1, 2, 3)
 SEALED, JOURNAL = "20260102T030405-5ea1ed", "20260102T030405-0a11ed"
@@ -196,6 +199,37 @@ def test_plain_duckdb_and_plain_pyarrow_read_a_sealed_run() -> None:
             ],
         }
     )
+
+
+QUERIES = """
+import sys
+
+sys.modules["steptape"] = None  # an import of it fails
+import duckdb
+
+for statement in sys.stdin.read().split(";"):
+    print(len(duckdb.sql(statement).fetchall()) if statement.strip() else "")
+"""
+
+
+def test_the_queries_of_the_page_run_in_plain_duckdb(tmp_path: Path) -> None:
+    """They run in the folder above a store whose sealed run has the id that the page names."""
+    shutil.copytree(DATA / "format-3", tmp_path / "runs")
+    (queries,) = re.findall(r"```sql\n(.*?)```", PAGE, re.DOTALL)
+
+    command = [sys.executable, "-W", "error", "-c", QUERIES]
+    result = subprocess.run(
+        command, cwd=tmp_path, input=queries, capture_output=True, encoding="utf-8", check=True, timeout=PATIENCE_S
+    )
+
+    assert result.stdout.split() == ["2", "4", "2"]
+
+
+def test_the_json_line_of_the_page_is_what_an_export_writes() -> None:
+    """It is read, and written again it is the same."""
+    (line,) = re.findall(r"```json\n(.*?)\n```", PAGE)
+
+    assert [event_to_line(event) for event in events_from_lines([line], source="FORMAT.md")] == [line]
 
 
 #: Two blocks of samples for each version, as they are at the end of an event's record.
