@@ -26,7 +26,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from coverage import CoverageData
 
@@ -286,7 +286,7 @@ def main() -> None:
             noticed[room] += was_noticed
             if not was_noticed:
                 path, before, after = mutant.key()
-                print(f"survived: {path}:{mutant.line}\n  - {before}\n  + {after}", flush=True)
+                print(f"{tried.total()}: survived: {path}:{mutant.line}\n  - {before}\n  + {after}", flush=True)
     for room in tried:
         print(f"{room:10}{noticed[room]:4} of {tried[room]:4}")
     print(f"{noticed.total()} of {tried.total()} changes were noticed: {noticed.total() / tried.total():.0%}")
@@ -316,7 +316,16 @@ def copied_to(place: Path) -> Path:
     for path in (*(place / "steptape").iterdir(), *(folder for folder in place.iterdir() if folder.is_dir())):
         if path.name not in ("steptape", "tests", "benchmarks", ".package"):
             (package / path.name).symlink_to(path)
+    command = [sys.executable, "-c", "import steptape.store.run as module; print(module.__file__)"]
+    found = subprocess.run(command, **_in_the_copy(place), check=True, capture_output=True, text=True).stdout
+    assert found.startswith(str(place)), f"tests would run the code of {found}"
     return place
+
+
+def _in_the_copy(tree: Path) -> dict[str, Any]:
+    """The folder and the environment of a process that imports a copy: Python looks in its current folder first."""
+    package = tree / ".package"
+    return {"cwd": package, "env": {**os.environ, "PYTHONPATH": str(package)}}
 
 
 def is_noticed(mutant: Mutant, reach: Reach, trees: queue.SimpleQueue[Path]) -> bool:
@@ -347,12 +356,10 @@ def changed(path: Path, source: bytes) -> Iterator[None]:
 
 def passes(tests: Sequence[str], tree: Path) -> bool:
     """Whether all of the tests pass in a copy of the project."""
-    environment = {**os.environ, "PYTHONPATH": str(tree / ".package"), "PYTHONDONTWRITEBYTECODE": ""}
-    command = [sys.executable, "-m", "pytest", "--exitfirst", "--quiet", "-p", "no:cacheprovider", *tests]
+    command = [sys.executable, "-m", "pytest", "--exitfirst", "--quiet", "-p", "no:cacheprovider"]
     with subprocess.Popen(
-        command,
-        cwd=tree,
-        env=environment,
+        [*command, *(str(tree / test) for test in tests)],
+        **_in_the_copy(tree),
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         start_new_session=True,
