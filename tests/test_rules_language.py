@@ -1,4 +1,4 @@
-"""LANGUAGE.md describes exactly what the code does."""
+"""LANGUAGE.md, and the how-to on checks and tests of rules, describe exactly what the code does."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from steptape.rules import semantics
-from steptape.rules.checks.findings import FindingCode, findings_of
+from steptape.rules.checks.findings import FindingCode
 from steptape.rules.engine.engine import Engine
 from steptape.rules.language import expressions, operators, text, window_arguments
 from steptape.rules.language.context import CONTEXT
@@ -24,22 +24,22 @@ from steptape.rules.scenarios import fields as scenario_fields
 from steptape.rules.scenarios import file as scenario_file
 from steptape.rules.scenarios import notation as scenario_notation
 from steptape.rules.scenarios import scenario
-from steptape.rules.scenarios.file import parse_tests
-from steptape.rules.scenarios.run import run_test
 from steptape.store.events import INIT_END, LOOP_KINDS, Event
 from steptape.store.plan import Plan
 
-PAGE = (Path(__file__).parents[1] / "docs" / "reference" / "LANGUAGE.md").read_text(encoding="utf-8")
+DOCS = Path(__file__).parents[1] / "docs"
+PAGE = (DOCS / "reference" / "LANGUAGE.md").read_text(encoding="utf-8")
+HOW_TO = (DOCS / "how-to" / "check-and-test-rules.md").read_text(encoding="utf-8")
 
 
-def section(title: str) -> str:
+def section(title: str, page: str = PAGE) -> str:
     """Return a section's text, up to the next heading of any level."""
-    return re.split(r"^#+ ", PAGE.split(f"# {title}\n", 1)[1], maxsplit=1, flags=re.MULTILINE)[0]
+    return re.split(r"^##+ ", page.split(f"# {title}\n", 1)[1], maxsplit=1, flags=re.MULTILINE)[0]
 
 
-def rows(title: str) -> list[list[str]]:
+def rows(title: str, page: str = PAGE) -> list[list[str]]:
     """Return the cells of the first table of a section, without its header."""
-    lines = [line for line in section(title).splitlines() if line.startswith("|")]
+    lines = [line for line in section(title, page).splitlines() if line.startswith("|")]
     return [[cell.strip() for cell in line[1:-1].split("|")] for line in lines[2:]]
 
 
@@ -104,7 +104,7 @@ def test_the_version_of_the_page_is_that_of_the_semantics() -> None:
 BLOCKS = re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)
 
 
-@pytest.mark.parametrize("block", [block for block in BLOCKS if not block.startswith("policy:")])
+@pytest.mark.parametrize("block", BLOCKS)
 def test_every_policy_on_the_page_loads(block: str) -> None:
     """Whole files load unchanged; a patience is put into a controller."""
     if block.startswith(" "):
@@ -130,36 +130,25 @@ def test_the_first_policy_does_what_the_page_says() -> None:
     }
 
 
-def test_the_rule_of_ten_minutes_is_warned_of_and_then_passes_its_tests(tmp_path: Path) -> None:
-    """The steps are those of the page."""
-    unguarded, guarded = (block for block in BLOCKS if "factor: 2.0" in block)
-    (tests,) = (block for block in BLOCKS if block.startswith("policy: spike.yaml"))
-    (warning,) = findings_of(parse_policy(unguarded, source="spike.yaml"))
-    (tmp_path / "spike.yaml").write_text(guarded)
-
-    assert f"\n{warning}\n" in PAGE
-    assert findings_of(parse_policy(guarded)) == []
-    loaded = parse_tests(tests, source=str(tmp_path / "spike.test.yaml"))
-    assert [run_test(test).passes for test in loaded] == [True] * 3
-
-
 def test_the_kinds_of_warnings_and_the_keys_of_tests_are_those_of_the_code() -> None:
     """Nothing is undocumented."""
-    kinds = re.findall(r"^\| `([a-z-]+)` \|", section("Checking a policy"), re.MULTILINE)
+    titles = ("Check a policy", "Check against recorded runs")
+    kinds = [cells[0].strip("`") for title in titles for cells in rows(title, HOW_TO)]
 
     assert set(kinds) == set(FindingCode)
-    assert [cells[0].strip("`") for cells in rows("Testing a policy")][1:] == [
+    assert [cells[0].strip("`") for cells in rows("Test a policy", HOW_TO)][1:] == [
         f"tests[].{key}" for key in scenario_file._TEST_KEYS
     ]
-    assert f"{scenario_notation.MAX_VALUES:,} values a series" in PAGE
-    assert f"{scenario_fields.MAX_FILE_VALUES:,} values and {scenario_file.MAX_EXPECTED:,} expected" in PAGE
-    assert f"{scenario.MAX_STEPS:,} steps" in PAGE
+    limits = section("Limits of a test file", HOW_TO)
+    assert f"{scenario_notation.MAX_VALUES:,} values a series" in limits
+    assert f"{scenario_fields.MAX_FILE_VALUES:,} values and {scenario_file.MAX_EXPECTED:,} expected" in limits
+    assert f"{scenario.MAX_STEPS:,} steps" in limits
 
 
 def test_the_patience_table_is_what_happens() -> None:
-    """Each of its rows holds for the answers of the page."""
-    answers = re.search(r"answers ((?:[TF] )+[TF]),", section("Patience"))
-    assert answers is not None
+    """Each of its rows holds for the results on the page."""
+    results = re.search(r"results ((?:[TF] )+[TF]),", section("Patience"))
+    assert results is not None
     patiences = ["", "{}", "{patience_threshold: 2}", "{patience_threshold: 2, mode: no_reset_on_failure}"]
     happened = []
     for patience in patiences:
@@ -167,7 +156,7 @@ def test_the_patience_table_is_what_happens() -> None:
         controller = f"  - name: c\n    triggers: [on_log]\n    rule: a == 1\n    operations: []\n{more}"
         engine = Engine(parse_policy(f"controllers:\n{controller}"))
         events = [
-            Event("log", seq=seq, metrics={"a": float(letter == "T")}) for seq, letter in enumerate(answers[1].split())
+            Event("log", seq=seq, metrics={"a": float(letter == "T")}) for seq, letter in enumerate(results[1].split())
         ]
         happened.append(" ".join(str(outcome.seq) for event in events for outcome in engine.observe(event)))
 

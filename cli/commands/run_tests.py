@@ -26,7 +26,7 @@ def run_tests(
 ) -> None:
     """Run the unit tests of rules.
 
-    A test file names a policy, series in a small notation, and the expected decisions; LANGUAGE.md describes it. Exit
+    A test file names a policy, series in a small notation, and the expected decisions; docs/how-to describes it. Exit
     status 1 when a test fails, 2 when a file or its policy does not load.
     """
     status = 0

@@ -20,15 +20,15 @@ _NS_PER_S: Final = 1e9
 #: The facts about the run: name to meaning.
 CONTEXT: Final[Mapping[str, str]] = MappingProxyType(
     {
-        "step": "The event's step: optimizer updates finished.",
-        "epoch": "Epochs finished, as a fraction: the event's own, or else its metric called `epoch`.",
-        "progress": "The step as a share of `max_steps`; where that is not declared, the epoch as a share of the "
+        "step": "The event's step: the number of finished optimizer updates.",
+        "epoch": "Finished epochs, as a fraction: the event's own, or else its metric called `epoch`.",
+        "progress": "The step divided by `max_steps`. Without a declared `max_steps`, the epoch divided by the "
         "declared epochs.",
-        "max_steps": "Updates that the run is meant to make, as the loop declared.",
+        "max_steps": "The number of updates that the loop declared for the run.",
         "elapsed_s": "Seconds of training up to the event, summed over the attempts that led to it.",
-        "samples_seen": "The newest value of the metric `samples_seen`; in a run without it, the sum of the metric "
+        "samples_seen": "The newest value of the metric `samples_seen`. In a run without it, the sum of the metric "
         "`batch_size` over the updates so far.",
-        "world_size": "Processes that train together, as the loop declared.",
+        "world_size": "The number of processes that train together, as the loop declared.",
     }
 )
 

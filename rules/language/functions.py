@@ -84,7 +84,7 @@ _OF_WINDOWS: Final = (
     Function(
         "min",
         "min(s, n), min(values), min(a, b, ...)",
-        "The smallest; NaN when any is NaN.",
+        "The smallest value; NaN if any is NaN.",
         plain.least,
         reductions.least,
         most=None,
@@ -93,17 +93,17 @@ _OF_WINDOWS: Final = (
     Function(
         "max",
         "max(s, n), max(values), max(a, b, ...)",
-        "The greatest; NaN when any is NaN.",
+        "The greatest value; NaN if any is NaN.",
         plain.greatest,
         reductions.greatest,
         most=None,
         iterates=True,
     ),
-    _reduction("std", "The standard deviation around the mean, divided by n (ddof 0).", plain.std, reductions.std),
-    _reduction("var", "The variance around the mean, divided by n (ddof 0).", plain.var, reductions.var),
+    _reduction("std", "The standard deviation around the mean; its divisor is n (ddof 0).", plain.std, reductions.std),
+    _reduction("var", "The variance around the mean; its divisor is n (ddof 0).", plain.var, reductions.var),
     _reduction(
         "median",
-        "The value in the middle, or halfway between the two in the middle.",
+        "The middle value, or the midpoint of the two middle values.",
         plain.median,
         reductions.median,
     ),
@@ -134,7 +134,7 @@ _OF_WINDOWS: Final = (
     ),
     _reduction(
         "count",
-        "How many values there are; 0 for none.",
+        "The number of values; 0 if there are none.",
         plain.counted,
         reductions.count,
         is_float=False,
@@ -144,7 +144,7 @@ _OF_WINDOWS: Final = (
     _reduction("last", "The newest value.", plain.last, reductions.last, is_float=False),
     _reduction(
         "argmin",
-        "How many values ago the smallest came (0: it is the newest); of a list, its index. The oldest of equal ones.",
+        "How many values ago the smallest came (0 is the newest); for a list, its index. The oldest of equal values.",
         plain.index_of_least,
         reductions.age_of_least,
         is_float=False,
@@ -152,7 +152,7 @@ _OF_WINDOWS: Final = (
     ),
     _reduction(
         "argmax",
-        "The same for the greatest.",
+        "Like argmin, for the greatest value.",
         plain.index_of_greatest,
         reductions.age_of_greatest,
         is_float=False,
@@ -164,7 +164,7 @@ _OF_SERIES: Final = (
     Function(
         EMA,
         "ema(s, n), ema(values, n)",
-        "The exponential moving average from the first value on: e + 2/(n+1) * (value - e). Skips what is not finite.",
+        "The exponential moving average from the first value on: e + 2/(n+1) * (value - e). Skips non-finite values.",
         plain.ema,
         least=2,
         most=2,
@@ -175,59 +175,63 @@ _OF_SERIES: Final = (
     Function(
         PEAK,
         "peak(s), peak(values)",
-        "The greatest value so far, however long ago. Skips what is not finite.",
+        "The greatest value so far, of any age. Skips non-finite values.",
         plain.peak,
         iterates=True,
     ),
-    Function("lag", "lag(s, k)", "The value k values ago; lag(s, 0) is the newest. Undefined when there is none."),
+    Function("lag", "lag(s, k)", "The value k values ago; lag(s, 0) is the newest. Undefined if there is none."),
     Function(
         "delta",
         "delta(s), delta(s, k)",
-        "The newest value less the one before it, or k values ago. Undefined when there is none.",
+        "The newest value minus the one before it, or minus the one k values ago. Undefined if there is none.",
     ),
     Function(
         "len",
         "len(s), len(values)",
-        "How many values a series has had so far (0 and more, never undefined), or the length of a list or text.",
+        "The number of values of a series so far (0 or more, never undefined), or the length of a list or text.",
         len,
     ),
     Function(
         "series",
         'series("name"), series("name", kind="log")',
-        "A series whose name is no identifier, or of one kind of event. Arguments are literals.",
+        "A series whose name is not an identifier, or that of one kind of event. Arguments are literals.",
     ),
 )
 
 _OF_DECISIONS: Final = (
-    Function("fired", 'fired("c")', "Whether controller c has decided at any earlier event."),
-    Function("times_fired", 'times_fired("c")', "At how many earlier events and triggers controller c has decided."),
+    Function("fired", 'fired("c")', "Whether controller c has made a decision at any earlier event."),
+    Function(
+        "times_fired",
+        'times_fired("c")',
+        "The number of earlier events and triggers at which controller c made a decision.",
+    ),
     Function(
         "steps_since",
         'steps_since("c")',
-        "Steps since controller c last decided. Undefined when it never has.",
+        "Steps since the newest decision of controller c. Undefined if there is none.",
     ),
     Function(
         "holding",
         'holding("c")',
-        "Whether the rule of controller c was true when it was last asked at an earlier event.",
+        "Whether the rule of controller c was true at its last evaluation at an earlier event.",
     ),
 )
 
 _OF_VALUES: Final = (
     Function("abs", "abs(x)", "The absolute value.", abs),
-    Function("clamp", "clamp(x, low, high)", "x within bounds; NaN stays NaN.", plain.clamped, least=3, most=3),
+    Function("clamp", "clamp(x, low, high)", "x limited to the bounds; NaN stays NaN.", plain.clamped, least=3, most=3),
     Function("isnan", "isnan(x)", "Whether x is NaN.", math.isnan),
     Function("isfinite", "isfinite(x)", "Whether x is neither NaN nor infinite.", math.isfinite),
     Function(
         "round",
         "round(x), round(x, digits)",
-        "Rounded to the nearest, halves to even, as Python does.",
+        "x rounded to the nearest, halves to even, as in Python.",
         plain.rounded,
         most=2,
         keywords=frozenset({"ndigits"}),
     ),
     Function("sqrt", "sqrt(x)", "The square root; an error below zero.", math.sqrt, is_float=True),
-    Function("exp", "exp(x)", "e to the power of x; an error where that is too great.", math.exp, is_float=True),
+    Function("exp", "exp(x)", "e to the power of x; an error if the result is too great.", math.exp, is_float=True),
     Function("log", "log(x)", "The natural logarithm; an error at zero and below.", math.log, is_float=True),
     Function("math_trunc", "math_trunc(x)", "The whole part, towards zero.", math.trunc),
     Function("math_floor", "math_floor(x)", "The greatest whole number not above x.", math.floor),

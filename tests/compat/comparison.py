@@ -1,4 +1,4 @@
-"""Compares steptape with the recorded trainer controller: same firings, a departure in LANGUAGE.md, or a finding.
+"""Compares steptape with the recorded trainer controller: same firings, a departure in TRAC.md, or a finding.
 
 ``python -m compat.comparison`` prints the comparison and exits 1 on any finding.
 """

@@ -53,7 +53,7 @@ class Case:
     """One policy over one stream.
 
     Attributes:
-        departure: Name of the departure in LANGUAGE.md that the case shows; empty if both engines agree.
+        departure: Name of the departure in TRAC.md that the case shows; empty if both engines agree.
         ours: With a departure, steptape's behaviour: ``refused`` (words of the problem), or ``fires_at``, ``errors_at``
             (indices of events, -1 for ``init_end``), ``messages`` (texts).
     """
