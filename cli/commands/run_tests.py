@@ -26,8 +26,9 @@ def run_tests(
 ) -> None:
     """Run the unit tests of rules.
 
-    A test file names a policy, series in a small notation, and the expected decisions; docs/how-to describes it. Exit
-    status 1 when a test fails, 2 when a file or its policy does not load.
+    A test file names a policy, series in a small notation, and the expected decisions;
+    docs/how-to/check-and-test-rules.md describes it. Exit status 1 when a test fails, 2 when a file or its policy does
+    not load.
     """
     status = 0
     for name in files:
