@@ -47,7 +47,7 @@ _Taken = TypeVar("_Taken")
 class Recorder:
     """The recorder of one training run, which it also steers if rules are given.
 
-    Use it as a context manager::
+    Use it as a context manager:
 
         with Recorder("runs", name="baseline", config={"lr": 0.1}, rules="policy.yaml") as rec:
             for batch in loader:
@@ -69,10 +69,13 @@ class Recorder:
     Args:
         store: Folder of runs; created if missing.
         name: Name of the run, which need not be unique; the script's name if not given.
-        group, tags: Labels for sorting runs.
+        group: A label that related runs share, for sorting and filtering.
+        tags: Further labels.
         config: Hyper-parameters: a mapping, dataclass or namespace. Text under keys that look like secrets is redacted.
         rules: The policy that steers this run, or its path.
-        total_steps, total_epochs, steps_per_epoch: The planned length of the run, as far as the loop knows it.
+        total_steps: The planned length of the run in optimizer updates, if the loop knows it.
+        total_epochs: The planned length in epochs.
+        steps_per_epoch: Updates in an epoch; epochs then have a fraction.
         world_size: Processes that train together; detected if not given.
         constants: Numbers that describe the run, such as ``num_params``. Rules can read them by name.
         run_id: The run's id; generated if not given. Ranks without a process group must all be given the same one.
@@ -85,7 +88,9 @@ class Recorder:
         durability: ``process`` (default): a SIGKILL loses no recorded step. ``power``: the journal is also synced to
             disk every ``sync_every_s`` seconds, off the training thread; a power loss can cost that much.
         sync_every_s: Seconds between syncs with ``power``.
-        on_save, on_evaluate, on_stop: Called when a rule asks for it, so that the loop need not check the flags.
+        on_save: Called when a rule asks for a checkpoint, so that the loop need not check the flag.
+        on_evaluate: Called when a rule asks for an evaluation.
+        on_stop: Called when a rule asks for the end of the training.
         samples_every: Keep the sample losses of every n-th step only.
         samples_top: Keep only this many sample losses of each batch, the highest.
         token_losses_over: Keep token losses of samples whose loss is above this; of all if not given.

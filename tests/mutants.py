@@ -249,10 +249,11 @@ class Reach:
     def tests(self, mutant: Mutant) -> tuple[list[str], list[str]]:
         """Return the tests of a line, as pytest names them: the quickest, and the others.
 
-        If none is known to reach the line, because it runs at import or in another process, those of its module.
+        If the line runs at import or in another process, too, add those of its module.
         """
         by_line = self._data.contexts_by_lineno(str(ROOT / mutant.path))
-        known = self._known(by_line.get(mutant.line, ())) or self._known(set().union(*by_line.values()))
+        contexts = set(by_line.get(mutant.line, [""]))
+        known = self._known(contexts.union(*by_line.values()) if "" in contexts else contexts)
         known = known or [test for test in self._files if test.startswith(f"test_{mutant.path.partition('/')[0]}")]
         known.sort(key=self._seconds.__getitem__)
         seconds = itertools.accumulate(map(self._seconds.__getitem__, known))
@@ -260,7 +261,7 @@ class Reach:
         names = [self._files[test] for test in known]
         return names[:first], names[first:]
 
-    def _known(self, contexts: Sequence[str] | set[str]) -> list[str]:
+    def _known(self, contexts: set[str]) -> list[str]:
         names = {".".join(context.rsplit(".", 2)[-2:]) for context in contexts if context}
         return [name for name in names if name in self._files]
 
@@ -340,6 +341,9 @@ def is_noticed(mutant: Mutant, reach: Reach, trees: queue.SimpleQueue[Path]) -> 
     """Whether a test fails, or does not end, with the change."""
     tree = trees.get()
     try:
+        if not (tree / mutant.path).exists():  # A change before made the code delete it.
+            shutil.rmtree(tree)
+            copied_to(tree)
         with changed(tree / mutant.path, mutant.source()):
             return not all(passes(tests, tree) for tests in reach.tests(mutant) if tests)
     finally:
@@ -357,6 +361,7 @@ def changed(path: Path, source: bytes) -> Iterator[None]:
         path.write_bytes(source)
         yield
     finally:
+        path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(original)
         for stale in (path.parent / "__pycache__").glob(f"{path.stem}.*.pyc"):
             stale.unlink()

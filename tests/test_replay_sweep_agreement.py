@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields
 
 from drawing import examples
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -226,3 +227,25 @@ def test_every_number_of_a_sweep_is_that_of_a_backtest(text: str, events: list[E
 
     for name in [field.name for field in fields(Outcomes)]:
         assert repr(getattr(found, name).tolist()) == repr(getattr(expected, name).tolist()), name
+
+
+@pytest.mark.parametrize(("stop_at", "saved_s"), [(2, 10.0), (4, 6.0), (6, 0.0), (99, 0.0)])
+def test_seconds_saved_add_up_over_attempts(stop_at: int, saved_s: float) -> None:
+    """Each attempt has a clock of its own: 6 s pass in the first, 6 s in the second."""
+    events = [
+        Event("step_end", step, step - 1, int(step > 3), elapsed_ns=clock_s * 1_000_000_000, metrics={"loss": step})
+        for step, clock_s in enumerate((1, 2, 6, 0, 5, 6), start=1)
+    ]
+    text = f"""
+controllers:
+  - name: stop
+    triggers: [on_step_end]
+    rule: loss >= {stop_at}
+    operations: [hfcontrols.should_training_stop]
+"""
+    found, _ = sweep_stream(
+        schedules_of(variants_of(parse_policy(text), {})), stream_of_events(events, PLAN), None, lambda: events, ""
+    )
+    judged = judge_run(parse_policy(text), "", "", "", events, PLAN, None)
+
+    assert found.seconds_saved.tolist() == [judged.seconds_saved or 0.0] == [saved_s]

@@ -150,6 +150,7 @@ def test_each_mistake_in_a_file_is_told_at_its_place(text: str, expected: str) -
     ("rule", "expected"),
     [
         ('"(loss > 3"', "4:12: not an expression, '(' was never closed"),
+        ("|\n      loss >\n      3 3", "6:9: not an expression, invalid syntax"),
         ('" "', "4:11: must not be empty"),
         ('"x = loss > 3"', "4:12: not an expression; got 'x = loss > 3'. A rule is one expression without effects."),
         (

@@ -252,3 +252,15 @@ def test_what_does_not_fit_into_its_record_is_an_error_of_ours(
 
     with pytest.raises(DamagedLog, match="checksum is right"):
         (list(open_run(path.parent).events()), open_run(path.parent).samples())
+
+
+@pytest.mark.parametrize("rest", [struct.pack("<IBBf", 3, 0, 0, 1.0), struct.pack("<IBBf", 3, TEXT_IDS, 0, 1.0)])
+def test_samples_without_their_losses_are_called_that(store_folder: Callable[..., Path], rest: bytes) -> None:
+    """The message says what is cut short, and not what comes after it."""
+    path = store_folder() / "journal-0-0-000000000000"
+    header = header_record({"attempt": 0, "rank": 0, "run_id": "run-1"})
+    records = header + layout_record(0, "step_end", ["loss"]) + framed(payload_of(HAS_SAMPLES, rest))
+    path.write_bytes(PREAMBLE.pack(MAGIC, VERSION) + records)
+
+    with pytest.raises(DamagedLog, match="its samples are cut short"):
+        open_run(path.parent).samples()
