@@ -6,8 +6,8 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 
-from drawing import examples
 import pytest
+from drawing import examples
 from hypothesis import given
 from hypothesis import strategies as st
 
