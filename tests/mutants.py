@@ -292,6 +292,8 @@ def main() -> None:
         for mutant, was_noticed in zip(drawn, answers, strict=True):
             room = mutant.path.partition("/")[0]
             tried[room] += 1
+            if not tried.total() % 10:
+                print(f"{tried.total()} tried", flush=True)
             noticed[room] += was_noticed
             if not was_noticed:
                 path, before, after = mutant.key()
