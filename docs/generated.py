@@ -48,7 +48,7 @@ def command_line() -> str:
     """Describe every command, as its ``--help`` does."""
     command = typer.main.get_command(app)
     text = get_docs_for_click(obj=command, ctx=typer.Context(command, info_name="steptape"), name="steptape")
-    _, _, commands = text.partition("\n## ")
+    _, _, commands = text.replace("\b", "").partition("\n## ")
     return _CLI_HEAD + "\n## " + re.sub(r"\nExamples:\n((?:  .*\n|\n(?=  ))+)", _example_block, commands + "\n")
 
 
