@@ -79,7 +79,7 @@ class Terms:
         """
         term = self._term(rule.expression.tree, rule)
         if not term.is_truth:
-            raise NotColumnar("its answer is not plainly True or False")
+            raise NotColumnar("its value is not clearly True or False")
         return term
 
     def _make(
@@ -136,7 +136,7 @@ class Terms:
             return self._make("constant", payload=value, is_truth=True)
         if isinstance(value, float) or (isinstance(value, int) and abs(value) <= MAX_EXACT):
             return self._make("constant", payload=value, is_float=isinstance(value, float))
-        raise NotColumnar(f"a constant that is no plain number: {value!r}")
+        raise NotColumnar(f"a constant that is not a plain number: {value!r}")
 
     def _joined(self, operation: str, terms: list[Term]) -> Term:
         joined = terms[0]
