@@ -40,6 +40,6 @@ def doctor(
         else:
             say(f"{finding} [{finding.code}]")
     if not as_json:
-        say(f"{counted(len(folders), 'run')}: {counted(len(found), 'finding') if found else 'no damage found'}")
+        say(f"{counted(len(folders), 'run')}: {counted(len(found), 'finding') if found else 'nothing is wrong'}")
     if found:
         raise typer.Exit(FINDINGS)

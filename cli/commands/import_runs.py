@@ -112,7 +112,7 @@ def find_and_import(
     for problem in found.problems:
         yield Outcome(State.FAILED, "", Path(problem.where), problem=str(problem))
     if not found.sources and not found.problems:
-        what = f"no importer knows any of its {found.unknown} files" if found.unknown else "it holds no files"
+        what = f"no reader knows any of its {found.unknown} files" if found.unknown else "it holds no files"
         yield Outcome(State.FAILED, "", paths[0], problem=f"{paths[0]}: {what}")
     now = {(source.reader.kind, source.path): signature(source) for source in found.sources}
     changed = [source for source in found.sources if seen.get(key := (source.reader.kind, source.path)) != now[key]]

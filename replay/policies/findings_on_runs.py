@@ -102,7 +102,7 @@ def _longest(facts: Sequence[Recorded], key: SeriesKey) -> int:
 
 
 def _given(count: int) -> str:
-    return "the given run" if count == 1 else f"any of the {count} given runs"
+    return "the run given" if count == 1 else f"any of the {count} runs given"
 
 
 def _series(policy: Policy, places: PolicyPlaces, facts: Sequence[Recorded]) -> Iterator[Finding]:

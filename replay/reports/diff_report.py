@@ -81,10 +81,19 @@ def _called(policy: Policy) -> str:
     return names.get(policy.source, policy.source)
 
 
+def _settings(policy: Policy, other: Policy) -> str:
+    """Return the params that differ from those of another policy of the same file; empty if there are none."""
+    if policy.source != other.source:
+        return ""
+    changed = [f"{name} = {value}" for name, value in policy.params.items() if value != other.params.get(name)]
+    return f" ({', '.join(changed)})" if changed else ""
+
+
 def diff_lines(difference: PolicyDiff) -> list[str]:
     """Return the difference as Markdown, for a terminal or a pull request."""
     changed, runs = len(difference.changed), len(difference.runs)
-    title = f"### {_called(difference.old.policy)} → {_called(difference.new.policy)}"
+    old, new = difference.old.policy, difference.new.policy
+    title = f"### {_called(old)}{_settings(old, new)} → {_called(new)}{_settings(new, old)}"
     if not changed:
         return [title, "", f"Behaviour is the same in {counted(runs, 'run')}.", *_footnotes(difference)]
     lines = [title, "", f"Behaviour changes in {changed} of {counted(runs, 'run')}: {_summary(difference)}.", ""]
