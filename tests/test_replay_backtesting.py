@@ -125,7 +125,7 @@ controllers:
 
     assert result["predicted"] is None
     assert set(result["saved"].values()) == {None}
-    assert "not known" in result["notes"][0]
+    assert "does not show" in result["notes"][0]
     assert report_json(report)["aggregate"]["not_known"] == 1
     assert table_rows(report)[0][1] == "unknown"
 

@@ -127,7 +127,7 @@ controllers:
 
     assert [str(finding) for finding in together] == [
         "p.yaml:3:73: warning: controller 'stop': orders hfcontrols.should_training_stop at step 5 of "
-        f"{runs[0].run_id}, where 'epoch' orders hfcontrols.should_epoch_stop [contradiction]"
+        f"{runs[0].run_id}, where controller 'epoch' orders hfcontrols.should_epoch_stop [contradiction]"
     ]
     assert later == []
 
