@@ -25,9 +25,11 @@ SetOption = Annotated[
     list[str] | None, typer.Option("--set", metavar="PARAM=VALUE", help="Set a param of the policy; repeatable.")
 ]
 ObjectiveOption = Annotated[
-    str | None, typer.Option(metavar="METRIC", help="The evaluation metric by which runs are judged.")
+    str | None, typer.Option(metavar="METRIC", help="The evaluation metric that judges runs; guessed if left out.")
 ]
-ModeOption = Annotated[str | None, typer.Option(metavar="min|max", help="Whether lower or higher is better.")]
+ModeOption = Annotated[
+    str | None, typer.Option(metavar="min|max", help="Whether lower or higher values of it are better.")
+]
 NoCacheOption = Annotated[bool, typer.Option("--no-cache", help="Neither use nor store cached results.")]
 ProcessesOption = Annotated[
     int | None, typer.Option("--processes", metavar="N", min=1, help="Number of processes that read runs.")

@@ -25,7 +25,8 @@ def verify(
 ) -> None:
     """Prove that recorded and replayed decisions agree.
 
-    Replays the policy that each run was recorded with, and checks the digests that were taken at its end.
+    Replays the policy that each run was recorded with, and checks the digests that were taken at its end. An outcome is
+    a decision, a rule error or a rule warning.
     Exit status 1 when they differ, 2 when a run cannot be opened.
     """
     if not runs and not every:
