@@ -137,7 +137,7 @@ def _print_front(result: Sweep, rows: Sequence[dict[str, Any]]) -> None:
         print_table(headings, cells, numeric=headings)
         say()
     runs = counted(len(result.runs), "run")
-    say(f"{counted(len(rows), 'variant', ',')} replayed over {runs}; {len(shown)} of them are best trade-offs.")
+    say(f"{counted(len(rows), 'variant', ',')} replayed over {runs}; best trade-offs: {len(shown)}.")
     say("The best of many variants looks better on the runs that chose it than it will on other runs.")
     if result.objective is None:
         say("No metric judges the runs, so no best variants are known: name one with --objective.")
