@@ -80,6 +80,7 @@ def test_html_is_written_beside_what_is_printed(backtest: Callable[..., str], tm
     assert "Lightning EarlyStopping" in page
     assert "What these runs test" in page
     assert "1 of 2 runs would have been stopped" in printed
+    assert printed.endswith(f"The HTML report is in {tmp_path / 'report.html'}.\n")
 
 
 def test_json_has_the_comparison_the_cost_and_the_detection(backtest: Callable[..., str], tmp_path: Path) -> None:

@@ -154,6 +154,8 @@ def _report(result: Backtest, html: Path | None, as_json: bool) -> None:
         print_json(report_json(result))
     else:
         _print(result)
+        if html is not None:
+            say(f"The HTML report is in {html}.")
 
 
 def _is_silent(result: Backtest) -> bool:
