@@ -174,8 +174,8 @@ def _comparison_lines(backtest: Backtest) -> Iterator[str]:
     clear = [row["policy_less_this"]["share_saved"]["low"] is not None for row in rows if "policy_less_this" in row]
     if any(clear):
         yield "Δ: the policy minus the baseline, in percentage points; * marks a 95% interval that excludes 0."
-    scored = [outcome.baseline for outcome in backtest.baselines if outcome.standings]
-    yield from (BASELINE_NOTES[baseline] for baseline in scored if baseline in BASELINE_NOTES)
+    with_scores = [outcome.baseline for outcome in backtest.baselines if outcome.standings]
+    yield from (BASELINE_NOTES[baseline] for baseline in with_scores if baseline in BASELINE_NOTES)
 
 
 def _regret_lines(total: Mapping[str, Any], backtest: Backtest) -> Iterator[str]:
