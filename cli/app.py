@@ -26,24 +26,24 @@ _QUERY_INTERRUPTED: Final = "Query interrupted"
 
 #: The summaries that ``--help`` lists: first sentences of the commands' docstrings.
 SUMMARIES: Final = {
-    "demo": "Train, backtest, train under rules, compare.",
+    "demo": "Train a small model, backtest two policies on it, train under them, and compare.",
     "runs": "List the runs of a store, oldest first.",
-    "show": "Show one run: its course, metrics and decisions.",
-    "tail": "Follow a run's events until it ends.",
-    "replay": "Say what a policy decides over one run.",
+    "show": "Show one run: its curve, metrics and decisions.",
+    "tail": "Print a run's events as they are written, until it ends.",
+    "replay": "Print what a policy decides over one recorded run.",
     "import": "Import past runs from the logs of other tools.",
-    "backtest": "Say what a policy would have saved and cost.",
+    "backtest": "Report what a policy would have saved and cost on recorded runs.",
     "verify": "Prove that recorded and replayed decisions agree.",
-    "sweep": "Try every combination of params of a policy.",
-    "check": "Say what is wrong in rule files, all at once.",
-    "test": "Run the unit tests of rules.",
-    "diff": "Say what changes when one policy takes the place of another.",
+    "sweep": "Backtest every combination of a policy's params.",
+    "check": "List every error and warning in policy files.",
+    "test": "Run the unit tests of policies.",
+    "diff": "Compare the behaviour of two policies on recorded runs.",
     "query": "Run read-only SQL over a store.",
-    "export": "Write a run's events as text, in order.",
-    "seal": "Turn the journals of dead runs into Parquet.",
-    "delete": "Delete runs, by name or by age and number.",
-    "doctor": "Look for what is broken, and say how to go on.",
-    "serve": "Answer queries over HTTP.",
+    "export": "Write a run's events as JSON lines, in order.",
+    "seal": "Convert the journals of ended runs to Parquet.",
+    "delete": "Delete runs by name, by age, or all but the newest.",
+    "doctor": "Find damage in a store or a run, and print what to do about it.",
+    "serve": "Serve the web pages and the HTTP API of a store.",
     "docs": "Print where the documents are.",
 }
 
@@ -99,7 +99,10 @@ def steptape(
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
-    """Record training runs, replay rule files over them, and prove that live and replay agree."""
+    """Record training runs, replay policies over them, and prove that live and replayed decisions agree.
+
+    A policy is a YAML file of rules that watch a run and order operations, such as a checkpoint or a stop.
+    """
 
 
 def main() -> None:

@@ -14,7 +14,7 @@ from typing import Any, Final, Protocol
 from ..examples.settings import Settings
 from ..replay.backtests.backtesting import backtest
 from ..replay.reports.sentences import summary_lines
-from ..replay.reports.terminal_tables import TABLE_HEADINGS, table_rows
+from ..replay.reports.terminal_tables import TABLE_HEADINGS, TABLE_LEGEND, table_rows
 from ..replay.runs.results import RunResult
 from ..replay.runs.verification import verify
 from ..rules.policy_file.policy import Policy, load_policy, shipped_policies
@@ -60,28 +60,28 @@ def run_demo(store: Path, example: Example) -> bool:
     steps = baseline.info.last.steps
     say(f"   {steps} steps, {len(list((baseline.folder / 'checkpoints').iterdir()))} checkpoints in {baseline.folder}")
 
-    say("\n2. What two policies would have done to that run.")
+    say("\n2. Backtests: what two policies would have done to that run.")
     results: dict[str, RunResult] = {}
     for name in POLICIES:
         say(f"\n   {name}:\n")
         results[name] = _backtest(load_policy(shipped_policies()[name]), baseline)
 
-    say("\n3. Training again, same seed, the rules live; checkpoints are now theirs to ask for.")
+    say("\n3. Training again with the same seed and live rules. Only the rules now order checkpoints.")
     unsaved = Settings(save_every=0)
     live = {
         name: open_run(_train(store, example, unsaved, f"{example.NAME} under {name}", shipped_policies()[name]))
         for name in POLICIES
     }
 
-    say("\n4. What the backtest said against what happened:\n")
+    say("\n4. The backtests' predictions and the live runs:\n")
     agreed = _compare(results, live)
 
-    planted = f"{example.MISLABELLED} labels were made wrong on purpose"
+    planted = f"{example.MISLABELLED} labels are wrong on purpose"
     say(f"\n5. The {LISTED} samples with the highest mean loss ({planted}):\n")
     _list_worst(baseline, {str(index) for index in example.load_data().mislabelled})
 
     run = live[POLICIES[0]]
-    say("\n6. Look further:\n")
+    say("\n6. Commands to try next:\n")
     for arguments in (
         f"runs {store}",
         f"show {run.folder}",
@@ -115,7 +115,7 @@ def _train(store: Path, example: Example, settings: Settings, name: str, rules: 
 def _backtest(policy: Policy, run: Run) -> RunResult:
     report = backtest(policy, [run])
     print_table(TABLE_HEADINGS, table_rows(report), numeric=TABLE_HEADINGS[1:-1])
-    for line in ("", *summary_lines(report)):
+    for line in (TABLE_LEGEND, "", *summary_lines(report)):
         say(line)
     return report.results[0]
 
@@ -145,9 +145,9 @@ def _compare(results: Mapping[str, RunResult], live: Mapping[str, Run]) -> bool:
             )
         )
     print_table(
-        ("policy", "stop said", "stopped at", "checkpoints said", "written", "as predicted", "live against replay"),
+        ("policy", "stop predicted", "stopped at", "checkpoints predicted", "written", "as predicted", "replay"),
         rows,
-        numeric=("stop said", "stopped at", "checkpoints said", "written"),
+        numeric=("stop predicted", "stopped at", "checkpoints predicted", "written"),
     )
     return agreed
 

@@ -50,7 +50,7 @@ def openable(path: Path) -> Path:
         TelemetryError: It cannot be opened. For a missing file the error suggests shipped policies.
     """
     if path.is_dir() or not path.exists():
-        what = "no such file, and no policy of that name comes with steptape"
+        what = "no such file, and steptape ships no policy of that name"
         raise TelemetryError(what, where=str(path), fix=suggestion(str(path), shipped_policies()))
     if not os.access(path, os.R_OK):
         raise TelemetryError("cannot be read (permission denied)", where=str(path))
@@ -90,7 +90,7 @@ def age(text: str) -> timedelta:
             return timedelta(**{unit: float(number)})
     except (ValueError, OverflowError):
         pass
-    raise typer.BadParameter(f"an age is a number and d, h or m, as 90d; got {text!r}")
+    raise typer.BadParameter(f"an age is a number with the unit d, h or m, such as 90d; got {text!r}")
 
 
 def run_named(key: str, store: Path | None) -> Run:
@@ -101,7 +101,7 @@ def run_named(key: str, store: Path | None) -> Run:
     """
     if store is None:
         if not Path(key).exists():
-            fix = "With --store STORE a run's id or name will do; 'steptape runs STORE' lists them"
+            fix = "With --store STORE, a run's id or name is enough; 'steptape runs STORE' lists them"
             raise RunNotFound("no such run folder", where=key, fix=fix)
         return open_run(key)
     opened = open_store(store)

@@ -13,26 +13,26 @@ from ..replay.cache import Cache
 from ..replay.runs.objective import Objective, declared_objective
 
 StoreOption = Annotated[
-    Path | None, typer.Option("--store", metavar="STORE", help="Folder of runs; RUN is then an id or a unique name.")
+    Path | None, typer.Option("--store", metavar="STORE", help="Folder of runs. RUN is then an id or a unique name.")
 ]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
 RunArgument = Annotated[str, typer.Argument(metavar="RUN", help="A run's folder; with --store, its id or name.")]
 PolicyArgument = Annotated[
-    str, typer.Argument(metavar="POLICY", help="A rule file, or the name of one that comes with steptape.")
+    str, typer.Argument(metavar="POLICY", help="A policy file, or the name of a shipped policy.")
 ]
 StoreArgument = Annotated[Path, typer.Argument(metavar="STORE", envvar="STEPTAPE_STORE", help="Folder of runs.")]
 SetOption = Annotated[
-    list[str] | None, typer.Option("--set", metavar="PARAM=VALUE", help="Replace a param of the policy.")
+    list[str] | None, typer.Option("--set", metavar="PARAM=VALUE", help="Set a param of the policy; repeatable.")
 ]
 ObjectiveOption = Annotated[
-    str | None, typer.Option(metavar="METRIC", help="The evaluation metric that runs are judged by.")
+    str | None, typer.Option(metavar="METRIC", help="The evaluation metric that judges runs; guessed if left out.")
 ]
-ModeOption = Annotated[str | None, typer.Option(metavar="min|max", help="Which way that metric is better.")]
-NoCacheOption = Annotated[
-    bool, typer.Option("--no-cache", help="Read every run anew, and keep nothing of what is found.")
+ModeOption = Annotated[
+    str | None, typer.Option(metavar="min|max", help="Whether lower or higher values of it are better.")
 ]
+NoCacheOption = Annotated[bool, typer.Option("--no-cache", help="Neither use nor store cached results.")]
 ProcessesOption = Annotated[
-    int | None, typer.Option("--processes", metavar="N", min=1, help="Read runs with so many processes.")
+    int | None, typer.Option("--processes", metavar="N", min=1, help="Number of processes that read runs.")
 ]
 
 #: Number of runs that makes one more process worth its start.
@@ -42,7 +42,7 @@ _RUNS_A_PROCESS: Final = 8
 def objective_of(metric: str | None, mode: str | None) -> Objective | None:
     """Return the objective that --objective and --mode declare; None if neither is given."""
     if mode and not metric:
-        raise typer.BadParameter("--mode says which way a metric is better: name it with --objective")
+        raise typer.BadParameter("--mode applies to the metric that --objective names: give both")
     return declared_objective(metric, mode) if metric else None
 
 

@@ -22,8 +22,8 @@ def check_output(path: Path) -> None:
     if path.is_dir():
         raise TelemetryError("this is a folder", where=str(path), fix="Name a file in it")
     if not folder.is_dir():
-        what = "is no folder" if folder.exists() else "there is no such folder"
-        raise TelemetryError(what, where=str(folder), fix=f"Make it, or write {path.name} elsewhere")
+        what = "is not a folder" if folder.exists() else "there is no such folder"
+        raise TelemetryError(what, where=str(folder), fix=f"Create it, or write {path.name} elsewhere")
     if not os.access(path if _is_written_in_place(path) else folder, os.W_OK):
         raise TelemetryError("cannot be written (permission denied)", where=str(path), fix="Name another file")
 

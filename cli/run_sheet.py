@@ -80,7 +80,7 @@ def run_sheet(run: Run, plotted: Sequence[str] = ()) -> None:
     say(f"{shown['name']}  {shown['run_id']}  {shown['status']}")
     began = started_of(shown)
     took = duration(shown["duration_s"])
-    when = f" in {took}, started {began:%Y-%m-%d %H:%M:%S} UTC" if began else ", nobody said when"
+    when = f" in {took}, started {began:%Y-%m-%d %H:%M:%S} UTC" if began else ", start time unknown"
     say(f"{shown['steps']}{planned} {plural(shown['steps'], 'step')}{when}")
     if shown["tags"] or shown["group"]:
         say(f"group {shown['group'] or '-'}, tags {', '.join(shown['tags']) or '-'}")
@@ -105,7 +105,7 @@ def run_sheet(run: Run, plotted: Sequence[str] = ()) -> None:
         columns += [name for name in ("mode", "severity", "message") if _tells(shown["decisions"], name)]
         print_rows(shown["decisions"][:SHOWN_DECISIONS], columns)
         if len(shown["decisions"]) > SHOWN_DECISIONS:
-            say(f"... and {len(shown['decisions']) - SHOWN_DECISIONS} more decisions; 'steptape query' has them all")
+            say(f"... and {len(shown['decisions']) - SHOWN_DECISIONS} more decisions; 'steptape query' lists them all")
 
 
 def _first_metric(run: Run) -> list[str]:

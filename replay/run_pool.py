@@ -138,10 +138,10 @@ def _told_of(asked: object) -> Iterator[None]:
     try:
         yield
     except BrokenProcessPool as error:
-        fix = "It may have run out of memory: read with fewer processes"
-        raise TelemetryError("a process that read runs was lost", where=repr(asked), fix=fix) from error
+        fix = "It may have run out of memory: use fewer processes"
+        raise TelemetryError("a process that reads runs ended unexpectedly", where=repr(asked), fix=fix) from error
     except Exception as error:
-        error.add_note(f"This came of {asked!r}")
+        error.add_note(f"Raised for {asked!r}")
         raise
 
 

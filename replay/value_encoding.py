@@ -73,7 +73,7 @@ class ValueCodec:
             if all(type(entry) in _PLAIN for entry in entries):
                 return [tag.upper(), entries]
             return [tag, [self._packed(entry) for entry in entries]]
-        raise TypeError(f"a value of this class is not kept: {name}")
+        raise TypeError(f"values of this class cannot be cached: {name}")
 
     def _unpacked(self, packed: Any) -> Any:
         if type(packed) is not list:

@@ -25,7 +25,7 @@ def test_a_name_without_a_store_is_told_to_need_one() -> None:
     with pytest.raises(TelemetryError, match="digits: no such run folder") as caught:
         run_named("digits", None)
 
-    assert caught.value.fix == "With --store STORE a run's id or name will do; 'steptape runs STORE' lists them"
+    assert caught.value.fix == "With --store STORE, a run's id or name is enough; 'steptape runs STORE' lists them"
 
 
 def test_a_run_that_there_is_not_may_be_another_one(store: Path) -> None:

@@ -54,7 +54,7 @@ def test_a_store_without_runs_has_nothing_to_judge_a_policy_on(tmp_path: Path) -
     said = subprocess.run(command, capture_output=True, text=True, check=False)
     document = subprocess.run([*command, "--json"], capture_output=True, text=True, check=False)
 
-    assert (said.returncode, said.stdout) == (0, f"no runs in {tmp_path}, so nothing to judge it on\n")
+    assert (said.returncode, said.stdout) == (0, f"no runs in {tmp_path}, so nothing to replay the policy over\n")
     assert (document.returncode, json.loads(document.stdout)["runs"]) == (0, [])
 
 
@@ -78,8 +78,9 @@ def test_html_is_written_beside_what_is_printed(backtest: Callable[..., str], tm
 
     assert page.startswith("<!doctype html>")
     assert "Lightning EarlyStopping" in page
-    assert "What these runs try" in page
+    assert "What these runs test" in page
     assert "1 of 2 runs would have been stopped" in printed
+    assert printed.endswith(f"The HTML report is in {tmp_path / 'report.html'}.\n")
 
 
 def test_json_has_the_comparison_the_cost_and_the_detection(backtest: Callable[..., str], tmp_path: Path) -> None:
@@ -130,5 +131,5 @@ def test_a_baseline_is_backtested_by_its_name(backtest: Callable[..., str]) -> N
 
     assert strict["policy"]["params"] == {"alpha": 1}
     assert [run["stop"]["step"] for run in backwards["runs"]] == [2, 2]
-    assert "no policy file" in backtest(policy="baseline:oracle", status=2)
+    assert "not a policy file" in backtest(policy="baseline:oracle", status=2)
     assert "no such baseline" in backtest(policy="baseline:hugging", status=2)

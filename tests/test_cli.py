@@ -148,7 +148,7 @@ def test_backtest_prints_the_table_and_what_it_assumes_of_the_objective(demo_sto
     printed = steptape("backtest", "trac_fig4", "--store", demo_store)
 
     assert "digits uncontrolled" in printed
-    assert "Metric of merit: eval_loss, min is better (guessed)." in printed
+    assert "Runs are judged by eval_loss, lower is better (guessed; change with --objective)." in printed
     assert "prefix-exact" in printed
 
 
@@ -493,7 +493,7 @@ def test_an_empty_store_is_told_of(tmp_path: Path) -> None:
 
 def test_a_policy_that_there_is_not_may_be_another_one(live: Run) -> None:
     """A shipped policy is suggested."""
-    said = "loss_spik: no such file, and no policy of that name comes with steptape. Did you mean 'loss_spike'?"
+    said = "loss_spik: no such file, and steptape ships no policy of that name. Did you mean 'loss_spike'?"
     for command in (("replay", "loss_spik", live.folder), ("check", "loss_spik")):
         result = call(*command)
 

@@ -80,7 +80,7 @@ def test_a_run_whose_source_has_no_clock_is_not_said_to_be_of_1970(call: Call, l
     listed, shown = call("runs", "runs").stdout, call("show", "logs", "--store", "runs").stdout
 
     assert re.search(r"logs +- +completed +- ", listed)
-    assert "1 step, nobody said when" in shown
+    assert "1 step, start time unknown" in shown
     assert "1970" not in listed + shown
 
 
@@ -128,14 +128,14 @@ def test_what_was_left_out_is_told_once_of_an_unchanged_source_too(call: Call, t
 
     assert again.stderr == first.stderr != ""
     assert again.returncode == first.returncode == 1
-    assert again.stdout.splitlines()[-1] == "1 run: 1 unchanged, 1 with something left out"
+    assert again.stdout.splitlines()[-1] == "1 run: 1 unchanged, 1 read only in part"
 
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
         (("nonsense", "."), "nothing reads this kind; got 'nonsense'"),
-        (("auto", ".", "--pattern", "x"), "say 'text' instead of 'auto'"),
+        (("auto", ".", "--pattern", "x"), "give the kind 'text', not 'auto'"),
         (("text", "logs/metrics.csv", "--pattern", "("), "--pattern is no regular expression"),
     ],
 )

@@ -37,11 +37,13 @@ def test_a_folder_that_is_not_there_is_named_before_anything_is_done(
     result = subprocess.run(command, capture_output=True, text=True, check=False)
 
     assert (result.returncode, result.stdout) == (2, "")
-    assert result.stderr == f"error: {path.parent}: there is no such folder. Make it, or write out elsewhere\n"
+    assert result.stderr == f"error: {path.parent}: there is no such folder. Create it, or write out elsewhere\n"
 
 
 @pytest.mark.parametrize(
-    ("name", "said"), [("folder", "this is a folder"), ("file/out", "file: is no folder")], ids=["folder", "in a file"]
+    ("name", "said"),
+    [("folder", "this is a folder"), ("file/out", "file: is not a folder")],
+    ids=["folder", "in a file"],
 )
 def test_what_cannot_be_a_file_is_told(tmp_path: Path, name: str, said: str) -> None:
     """The cases are a folder, and a path inside a file."""

@@ -145,7 +145,7 @@ def test_a_shipped_policy_s_tests_run_by_its_name() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["test", "nowhere.yaml"], "error: nowhere.yaml: no such file, and no policy of that name comes with steptape"),
+        (["test", "nowhere.yaml"], "error: nowhere.yaml: no such file, and steptape ships no policy of that name"),
         (["check", "loss_spike", "--against", "nowhere"], "error: "),
         (["check", "nowhere.yaml"], "no such file"),
         (["check", "--ignore", "everything", "loss_spike"], "everything"),

@@ -125,7 +125,7 @@ controllers:
 
     assert result["predicted"] is None
     assert set(result["saved"].values()) == {None}
-    assert "not known" in result["notes"][0]
+    assert "does not show" in result["notes"][0]
     assert report_json(report)["aggregate"]["not_known"] == 1
     assert table_rows(report)[0][1] == "unknown"
 
@@ -211,11 +211,11 @@ def test_what_is_to_be_said_of_many_runs_is_said_once(
         runs.append(open_run(tmp_path / "copies" / f"run-{number}"))
     report = backtest(policy, runs, objective=declared_objective("eval_loss", "min"))
 
-    said = [line for line in summary_lines(report) if "regret unknown" in line]
+    said = [line for line in summary_lines(report) if "regret is unknown" in line]
 
     assert len(said) == lines
     assert (lines > 1) or said[0].startswith("4 runs, such as ")
-    assert all(any("regret unknown" in note for note in run["notes"]) for run in report_json(report)["runs"])
+    assert all(any("regret is unknown" in note for note in run["notes"]) for run in report_json(report)["runs"])
 
 
 def test_the_aggregate_is_the_sum_of_the_runs(policy: Policy, record: Callable[..., Run]) -> None:

@@ -254,5 +254,5 @@ def test_a_baseline_that_has_nothing_to_watch_says_so(store_record: Callable[...
         policy, [run], baselines=[BASELINES["prechelt_gl"]], objective=declared_objective("eval_acc", "max")
     )
 
-    assert "no metric of merit" in comparison(without)[1]["reason"]
-    assert "better high" in comparison(high)[1]["reason"]
+    assert "there is none" in comparison(without)[1]["reason"]
+    assert "higher values of the objective are better" in comparison(high)[1]["reason"]

@@ -51,11 +51,11 @@ def test_what_the_longest_run_has_is_enough(rule: str, runs: list[Run]) -> None:
 @pytest.mark.parametrize(
     ("rule", "message"),
     [
-        ("loss > mean(loss, 21)", "a window of 21 values, and 'loss' has 20 at most in any of the 2 runs given"),
-        ("loss > lag(loss, 20)", "a window of 21 values, and 'loss' has 20 at most in any of the 2 runs given"),
+        ("loss > mean(loss, 21)", "a window of 21 values, but 'loss' has at most 20 in any of the 2 runs given"),
+        ("loss > lag(loss, 20)", "a window of 21 values, but 'loss' has at most 20 in any of the 2 runs given"),
         (
             'mean(series("loss", kind="evaluate"), 5) > 1',
-            "a window of 5 values, and 'loss' of evaluate events has 4 at most in any of the 2 runs given",
+            "a window of 5 values, but 'loss' of evaluate events has at most 4 in any of the 2 runs given",
         ),
         (
             'series("loss", kind="log") > 1',
@@ -99,7 +99,7 @@ def test_windows_that_skip_values_and_changes_are_as_long_as_they_reach(runs: li
 def test_a_shorter_selection_of_runs_gives_more_findings(runs: list[Run]) -> None:
     """A single run has its own wording."""
     assert told("loss > mean(loss, 20)", runs[:1]) == [
-        "a window of 20 values, and 'loss' has 10 at most in the run given"
+        "a window of 20 values, but 'loss' has at most 10 in the run given"
     ]
 
 
@@ -109,9 +109,9 @@ def test_patience_and_triggers_are_measured_by_how_often_the_trigger_comes(runs:
 
     assert told("eval_loss > 1", runs, patience.format(3), "on_evaluate") == []
     assert told("eval_loss > 1", runs, patience.format(4), "on_evaluate") == [
-        "patience waits for 5 true answers, and on_evaluate comes 4 times at most in any of the 2 runs given"
+        "patience waits for 5 true answers, but on_evaluate occurs at most 4 times in any of the 2 runs given"
     ]
-    assert told("loss > 1", runs, trigger="on_save") == ["on_save never comes in any of the 2 runs given"]
+    assert told("loss > 1", runs, trigger="on_save") == ["on_save never occurs in any of the 2 runs given"]
     assert told("len(loss) > 1", runs, trigger="on_init_end") == []
 
 
@@ -127,7 +127,7 @@ controllers:
 
     assert [str(finding) for finding in together] == [
         "p.yaml:3:73: warning: controller 'stop': orders hfcontrols.should_training_stop at step 5 of "
-        f"{runs[0].run_id}, where 'epoch' orders hfcontrols.should_epoch_stop [contradiction]"
+        f"{runs[0].run_id}, where controller 'epoch' orders hfcontrols.should_epoch_stop [contradiction]"
     ]
     assert later == []
 

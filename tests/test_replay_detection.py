@@ -87,7 +87,7 @@ def test_annotations_label_incidents(store_record: Callable[..., Path], first_st
     assert (found["incidents"], found["found"], found["true_alarms"]) == (1, 1, 1)
     assert found["delay_steps"] == {"median": 1, "p90": 1}
     assert found["delay_s"] == {"median": 1.0, "p90": 1.0}
-    assert any("1 labelled incidents" in line for line in summary_lines(report))
+    assert any("found 1 of 1 labelled incident in 1 run" in line for line in summary_lines(report))
 
 
 def test_annotations_made_afterwards_label_incidents_too(store_record: Callable[..., Path], tmp_path: Path) -> None:

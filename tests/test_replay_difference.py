@@ -108,6 +108,18 @@ def test_orders_that_leave_the_end_as_it_is_are_a_change_too(runs: list[Run]) ->
     assert "5 x hfcontrols.should_save" in "\n".join(diff_lines(found))
 
 
+def test_the_title_names_the_params_in_which_two_versions_of_one_file_differ() -> None:
+    """Two policies of other files are told apart by their names."""
+    text = "params: {high: 2, low: 1}\ncontrollers: []"
+    old, new, other = (
+        parse_policy(text, source=source, params=params)
+        for source, params in (("a.yaml", {}), ("a.yaml", {"high": 3}), ("b.yaml", {"high": 3}))
+    )
+
+    assert diff_lines(diff_policies(old, new, []))[0] == "### a.yaml (high = 2) → a.yaml (high = 3)"
+    assert diff_lines(diff_policies(old, other, []))[0] == "### a.yaml → b.yaml"
+
+
 def test_a_decision_in_shadow_is_another_order_than_one_that_acts(runs: list[Run]) -> None:
     """Arming a rule is the change that most needs to be seen."""
     found = between(policy(0).replace("rule:", "mode: shadow\n    rule:"), policy(0), runs)
@@ -128,7 +140,7 @@ def test_a_rule_that_begins_to_fail_is_a_change(runs: list[Run]) -> None:
     idle, broken = policy(9), policy(9, rule="1 / (eval_loss - eval_loss) > 0")
 
     assert between(idle, broken, runs).changed
-    assert "controller 'stop' fails now" in "\n".join(diff_lines(between(idle, broken, runs)))
+    assert "controller 'stop' now fails" in "\n".join(diff_lines(between(idle, broken, runs)))
 
 
 def test_one_way_is_the_reverse_of_the_other(runs: list[Run]) -> None:

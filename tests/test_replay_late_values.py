@@ -109,7 +109,7 @@ def test_a_sweep_leaves_a_run_with_late_values_to_the_event_engine(record: Calla
     swept = sweep(parse_policy(f"params: {{bound: 5.0}}\n{text}"), {"bound": [5.0, 10.0]}, runs)
     singles = [backtest(variant.policy(), runs) for variant in swept.variants]
 
-    assert swept.engine_reasons == {runs[1].run_id: "values of it came late"}
+    assert swept.engine_reasons == {runs[1].run_id: "some of its values arrived late"}
     assert [run.outcomes.steps_saved.tolist() for run in swept.runs] == [[4.0, 0.0], [3.0, 0.0]]
     assert swept.totals["steps_saved"].tolist() == [sum(r.steps_saved or 0 for r in one.results) for one in singles]
 

@@ -225,11 +225,11 @@ def test_a_scale_of_nothing_is_none() -> None:
 def test_the_verdict_comes_first_and_every_decision_with_its_clause(report: Backtest) -> None:
     """Runs not judged are in the first sentences, and a decision's row has rule, values and label."""
     text = Page(report_page(report)).text.replace("\xa0", " ")
-    verdict = "It would have stopped 1 of 2 runs and saved 25% of all steps"
+    verdict = "The policy would have stopped 1 of 2 runs and saved 25% of all steps"
 
     assert text.index(verdict) < text.index("1 run could not be judged") < text.index("Savings against")
     assert "loss = 3" in text
-    assert "what was recorded after it is what the stop spares" in text
+    assert "the record is exact up to the stop, and the rest is what the stop saves" in text
     assert "Digests of every log" in text
 
 

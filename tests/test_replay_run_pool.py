@@ -77,7 +77,7 @@ def test_a_failure_is_told_with_what_it_came_of(processes: int) -> None:
     with pytest.raises(ValueError, match="math domain") as raised, RunPool(processes) as readers:
         list(readers.mapped(math.sqrt, [1, 4, -3, 9]))
 
-    assert raised.value.__notes__ == ["This came of -3"]
+    assert raised.value.__notes__ == ["Raised for -3"]
 
 
 @pytest.mark.skipif(not can_share_work(), reason="processes cannot share work here: there is no /dev/shm")
@@ -94,7 +94,7 @@ def test_a_failure_ends_all_processes(seconds: list[float]) -> None:
 @pytest.mark.skipif(not can_share_work(), reason="processes cannot share work here: there is no /dev/shm")
 def test_a_process_that_is_lost_is_told_of() -> None:
     """The caller does not wait for it."""
-    with pytest.raises(TelemetryError, match="a process that read runs was lost"), RunPool(2) as readers:
+    with pytest.raises(TelemetryError, match="a process that reads runs ended unexpectedly"), RunPool(2) as readers:
         list(readers.mapped(os._exit, range(9, 1000)))
 
 

@@ -237,7 +237,7 @@ def test_a_run_under_live_rules_is_judged_by_the_event_engine(tmp_path: Path) ->
     run = open_run(rec.folder)
     swept = sweep(parse_policy(POLICY), {"spike": [1.5, 2.0]}, [run])
 
-    assert swept.engine_reasons == {run.run_id: "rules were live in it"}
+    assert swept.engine_reasons == {run.run_id: "it was recorded with live rules"}
     assert swept.totals["steps_saved"].tolist() == [
         (backtest(variant.policy(), [run]).results[0].steps_saved or 0.0) for variant in swept.variants
     ]
@@ -265,7 +265,7 @@ def test_the_command_prints_the_front_and_how_many_variants_were_tried(tmp_path:
     result = CliRunner().invoke(app, [*arguments, "--set", "tolerated=0,1"])
 
     assert result.exit_code == 0
-    assert "8 variants tried on 2 runs; 2 on the front" in result.output
+    assert "8 variants replayed over 2 runs; best trade-offs: 2." in result.output
 
 
 @pytest.mark.usefixtures("runs")

@@ -245,7 +245,7 @@ def test_decisions_must_have_the_digest_that_the_recorder_kept(run: Run) -> None
 
     assert kept == verify(run).digest
     path.write_text(path.read_text().replace(str(kept), "0" * 64))
-    assert verify(run).fault == "attempt 0: its decisions do not have the digest that was kept at its end"
+    assert verify(run).fault == "attempt 0: its decisions do not match the digest that was taken at its end"
 
 
 def test_a_run_without_digests_is_verified_by_replay_alone(run: Run) -> None:

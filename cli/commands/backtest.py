@@ -16,7 +16,13 @@ from ...replay.reports.aggregation import aggregate, comparison
 from ...replay.reports.html_page import report_page
 from ...replay.reports.json_report import report_json
 from ...replay.reports.sentences import summary_lines
-from ...replay.reports.terminal_tables import COMPARISON_HEADINGS, TABLE_HEADINGS, comparison_rows, table_rows
+from ...replay.reports.terminal_tables import (
+    COMPARISON_HEADINGS,
+    TABLE_HEADINGS,
+    TABLE_LEGEND,
+    comparison_rows,
+    table_rows,
+)
 from ...replay.runs.incidents import read_labels
 from ...replay.runs.objective import Objective, declared_objective
 from ...rules.policy_file.policy import Policy
@@ -42,34 +48,34 @@ from .import_runs import RenameOption, imported_history, renamed
 _BASELINE: Final = "baseline"
 
 
-RunsArgument = Annotated[list[str] | None, typer.Argument(metavar="RUN...", help="Runs to judge it on.")]
+RunsArgument = Annotated[list[str] | None, typer.Argument(metavar="RUN...", help="Runs to replay the policy over.")]
 JudgedPolicyArgument = Annotated[
     str,
-    typer.Argument(metavar="POLICY", help="A rule file, the name of one that comes with steptape, or baseline:NAME."),
+    typer.Argument(metavar="POLICY", help="A policy file, the name of a shipped policy, or baseline:NAME."),
 ]
 HistoryOption = Annotated[
     list[Path] | None,
     typer.Option(
-        metavar="PATH", readable=False, help="Judge it on other tools' logs there: they are imported into a cache."
+        metavar="PATH", readable=False, help="Replay it over other tools' logs, imported into a cache; repeatable."
     ),
 ]
 BaselinesOption = Annotated[
     list[str] | None,
-    typer.Option("--baseline", metavar="NAME", help="Compare with this baseline too; 'all' for every one."),
+    typer.Option("--baseline", metavar="NAME", help="Also compare with this baseline; 'all' for every one."),
 ]
-CoverageOption = Annotated[bool, typer.Option("--coverage", help="Say which clauses were ever true.")]
+CoverageOption = Annotated[bool, typer.Option("--coverage", help="Report which parts of each rule were ever true.")]
 LabelsOption = Annotated[
-    Path | None, typer.Option(metavar="FILE", help="CSV of incidents: run, first_step, last_step, name.")
+    Path | None, typer.Option(metavar="FILE", help="CSV of labelled incidents: run, first_step, last_step, name.")
 ]
 ToleranceOption = Annotated[
-    int, typer.Option(metavar="STEPS", min=0, help="How far outside of an incident an alarm still counts.")
+    int, typer.Option(metavar="STEPS", min=0, help="How far outside an incident an alarm still counts.")
 ]
 DelayOption = Annotated[
-    int, typer.Option(metavar="STEPS", min=0, help="Updates between the decision to stop and the stop.")
+    int, typer.Option(metavar="STEPS", min=0, help="Optimizer updates between the decision to stop and the stop.")
 ]
-CostOption = Annotated[float | None, typer.Option(metavar="AMOUNT", min=0, help="What an hour of one rank costs.")]
+CostOption = Annotated[float | None, typer.Option(metavar="AMOUNT", min=0, help="Cost of one hour of one rank.")]
 HtmlOption = Annotated[
-    Path | None, typer.Option(metavar="FILE", help="Write a page with plots, all baselines and coverage.")
+    Path | None, typer.Option(metavar="FILE", help="Also write an HTML page with plots, all baselines and coverage.")
 ]
 
 
@@ -93,9 +99,10 @@ def backtest(
     no_cache: NoCacheOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Say what a policy would have saved and cost.
+    """Report what a policy would have saved and cost on recorded runs.
 
-    Replays the policy over the named runs, over all runs of --store, or over the logs at --history.
+    Replays the policy over the named runs, over all runs of --store, or over the logs at --history. The cost is regret:
+    how much worse the best evaluation before a stop is than the best of the whole run.
     """
     declared = objective_of(objective, mode)
     if html is not None:
@@ -103,7 +110,7 @@ def backtest(
     loaded = _policy(policy, settings, declared)
     chosen = _chosen(runs, store, history, renames)
     if not chosen and not as_json and html is None:
-        say(f"no runs in {store}, so nothing to judge it on")
+        say(f"no runs in {store}, so nothing to replay the policy over")
         return
     compared = _baselines(baselines or (["all"] if html else []))
     began_s = time.monotonic()
@@ -133,7 +140,7 @@ def _chosen(
 ) -> list[Run]:
     """Return the runs to judge a policy on. Print problems with other runs on stderr."""
     if renames and history is None:
-        raise typer.BadParameter("--rename says what metrics of --history are to be called")
+        raise typer.BadParameter("--rename renames metrics of --history: give both")
     chosen, problems = runs_chosen(runs, store) if history is None else imported_history(history, renamed(renames))
     complain_of(problems)
     return chosen
@@ -147,6 +154,8 @@ def _report(result: Backtest, html: Path | None, as_json: bool) -> None:
         print_json(report_json(result))
     else:
         _print(result)
+        if html is not None:
+            say(f"The HTML report is in {html}.")
 
 
 def _is_silent(result: Backtest) -> bool:
@@ -160,6 +169,8 @@ def _how_to_check(policy: str, where: str, *, is_imported: bool) -> str:
 
 def _print(result: Backtest) -> None:
     print_table(TABLE_HEADINGS, table_rows(result), numeric=TABLE_HEADINGS[1:-1])
+    if result.results:
+        say(TABLE_LEGEND)
     say()
     if result.baselines:
         print_table(

@@ -24,23 +24,26 @@ from ..streams import complain
 
 
 def check(
-    policies: Annotated[list[str], typer.Argument(metavar="POLICY...", help="Rule files, or names of shipped ones.")],
+    policies: Annotated[
+        list[str], typer.Argument(metavar="POLICY...", help="Policy files, or shipped policies' names.")
+    ],
     against: Annotated[
         list[str] | None,
-        typer.Option("--against", metavar="RUN", help="Also against this run; more folders of runs may follow."),
+        typer.Option("--against", metavar="RUN", help="Also check against this run; more run folders may follow."),
     ] = None,
     store: StoreOption = None,
     ignored: Annotated[
-        list[FindingCode] | None, typer.Option("--ignore", metavar="WARNING", help="Leave out warnings of one kind.")
+        list[FindingCode] | None,
+        typer.Option("--ignore", metavar="WARNING", help="Leave out one kind of warning."),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Say what is wrong in rule files, all at once.
+    """List every error and warning in policy files.
 
     Prints each error and warning as path:line:column: message, with the line and a caret below. With --against RUN, or
     --store STORE for all of its runs, also checks the rules against these runs: metrics that were never recorded,
-    windows and patience that are longer than the runs.
-    Exit status 1 when there is an error or a warning, 2 when a rule file or a run cannot be opened.
+    and windows and patience that are longer than the runs.
+    Exit status 1 when there is an error or a warning, 2 when a policy file or a run cannot be opened.
     """
     names = [name for name in policies if not _is_run(name)]
     keys = [*(against or ()), *(name for name in policies if _is_run(name))]

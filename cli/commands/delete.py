@@ -18,20 +18,20 @@ def delete(
     runs: Annotated[list[str] | None, typer.Argument(metavar="RUN...", help="Runs to delete.")] = None,
     store: StoreOption = None,
     older_than: Annotated[
-        str | None, typer.Option(metavar="AGE", help="With --store: runs that ended longer ago, as 90d or 12h.")
+        str | None, typer.Option(metavar="AGE", help="With --store: runs that ended longer ago, such as 90d or 12h.")
     ] = None,
     keep_last: Annotated[
         int | None, typer.Option(metavar="N", min=0, help="With --store: all but the newest N.")
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say which runs would go.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print which runs would be deleted.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Delete runs, by name or by age and number.
+    """Delete runs by name, by age, or all but the newest.
 
-    Deletes the whole folder of a run, with any checkpoints in it. Never deletes a run that is being written.
+    Deletes the whole folder of a run, with any checkpoints in it. Never deletes a run that is still being written.
     """
     if runs and (older_than or keep_last is not None):
-        raise typer.BadParameter("name a RUN, or let --older-than and --keep-last choose; not both")
+        raise typer.BadParameter("name a RUN, or use --older-than and --keep-last; not both")
     if runs:
         folders = [run_named(key, store).folder for key in runs]
     elif store is not None and (older_than or keep_last is not None):

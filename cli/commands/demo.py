@@ -14,14 +14,15 @@ from ..exit_status import FINDINGS
 
 
 def demo(
-    store: Annotated[Path, typer.Argument(metavar="STORE", help="Where to leave the demo's runs.")] = Path("runs"),
+    store: Annotated[Path, typer.Argument(metavar="STORE", help="Folder to write the demo's runs to.")] = Path("runs"),
     with_torch: Annotated[
-        bool, typer.Option("--torch", help="Train on scikit-learn's digits with torch, not on made-up data with numpy.")
+        bool,
+        typer.Option("--torch", help="Train with torch on scikit-learn's digits, not with numpy on made-up data."),
     ] = False,
 ) -> None:
-    """Train, backtest, train under rules, compare.
+    """Train a small model, backtest two policies on it, train under them, and compare.
 
-    Leaves its runs in STORE. Exit status 1 when a run under rules differs from its backtest or does not verify.
+    Writes its runs to STORE. Exit status 1 when a run under rules differs from its backtest or from its replay.
     """
     try:
         example = import_module("...examples.digits" if with_torch else "...examples.clusters", __package__)

@@ -23,7 +23,7 @@ from ..options import (
 )
 from ..output import print_json, reading_runs, say
 
-_POLICY = "A rule file, or the name of one that comes with steptape."
+_POLICY = "A policy file, or the name of a shipped policy."
 
 
 def diff(
@@ -34,19 +34,19 @@ def diff(
     objective: ObjectiveOption = None,
     mode: ModeOption = None,
     old_settings: Annotated[
-        list[str] | None, typer.Option("--set-old", metavar="PARAM=VALUE", help="Replace a param of OLD.")
+        list[str] | None, typer.Option("--set-old", metavar="PARAM=VALUE", help="Set a param of OLD; repeatable.")
     ] = None,
     new_settings: Annotated[
-        list[str] | None, typer.Option("--set-new", metavar="PARAM=VALUE", help="Replace a param of NEW.")
+        list[str] | None, typer.Option("--set-new", metavar="PARAM=VALUE", help="Set a param of NEW; repeatable.")
     ] = None,
     processes: ProcessesOption = None,
     no_cache: NoCacheOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Say what changes when one policy takes the place of another.
+    """Compare the behaviour of two policies on recorded runs.
 
-    Compares run by run and in sum, as Markdown for a pull request. Only behaviour counts, that is which operations are
-    ordered, and when: controllers may be renamed or rewritten. Exit status 1 when the behaviour changes in any run.
+    Prints the changes per run and in total, as Markdown for a pull request. Behaviour is which operations are ordered,
+    and when: renaming or rewriting a controller is no change. Exit status 1 when the behaviour changes in any run.
     """
     declared = objective_of(objective, mode)
     policies = policy_named(old, old_settings), policy_named(new, new_settings)

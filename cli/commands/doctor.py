@@ -17,14 +17,14 @@ from ..output import print_json, progress, say
 
 def doctor(
     source: Annotated[
-        Path, typer.Argument(metavar="STORE|RUN", envvar="STEPTAPE_STORE", help="Folder of runs, or of one run.")
+        Path,
+        typer.Argument(metavar="STORE|RUN", envvar="STEPTAPE_STORE", help="Folder of runs, or one run's folder."),
     ] = Path("runs"),
     as_json: JsonOption = False,
 ) -> None:
-    """Look for what is broken, and say how to go on.
+    """Find damage in a store or a run, and print what to do about it.
 
-    Reads every file and changes nothing. Exit status 1 when it finds something. With --json, prints one finding per
-    line.
+    Reads every file and changes nothing. Exit status 1 when it finds damage. With --json, prints one finding per line.
     """
     folders = [source] if is_run_folder(source) else folders_to_look_at(open_store(source).path)
     found: list[StoreFault] = []

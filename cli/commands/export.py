@@ -25,11 +25,11 @@ class ExportFormat(StrEnum):
 def export(
     run: RunArgument,
     store: StoreOption = None,
-    form: Annotated[ExportFormat, typer.Option("--format", help="jsonl: one event a line.")] = ExportFormat.JSONL,
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="A file instead of standard output.")] = None,
-    every: Annotated[bool, typer.Option("--all", help="Also the events that a resume rolled back.")] = False,
+    form: Annotated[ExportFormat, typer.Option("--format", help="jsonl: one event per line.")] = ExportFormat.JSONL,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="Write to this file, not to stdout.")] = None,
+    every: Annotated[bool, typer.Option("--all", help="Include the events that a resume rolled back.")] = False,
 ) -> None:
-    """Write a run's events as text, in order."""
+    """Write a run's events as JSON lines, in order."""
     as_line = {ExportFormat.JSONL: event_to_line}[form]
     with nullcontext(sys.stdout) if output is None else output_file(output) as file:
         events = run_named(run, store).events(rank=None, attempts="all" if every else "effective")

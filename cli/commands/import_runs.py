@@ -36,27 +36,33 @@ FOLLOW_EVERY_S: Final = 2.0
 
 RenameOption = Annotated[
     list[str] | None,
-    typer.Option("--rename", metavar="OLD=NEW", help="What to call a metric, as policies name it: val_loss=eval_loss"),
+    typer.Option(
+        "--rename",
+        metavar="OLD=NEW",
+        help="Rename a metric as policies call it, such as val_loss=eval_loss.",
+    ),
 ]
 
 _HEADINGS: Final = ("run_id", "name", "kind", "state", "events", "steps")
 
 
 def import_runs(
-    kind: Annotated[str, typer.Argument(metavar="KIND", help="What the paths hold; 'auto' to recognise it.")],
-    paths: Annotated[list[Path], typer.Argument(metavar="PATH...", readable=False, help="Files and folders of logs.")],
-    store: Annotated[
-        Path, typer.Option("--store", metavar="STORE", envvar="STEPTAPE_STORE", help="Where the runs go.")
+    kind: Annotated[str, typer.Argument(metavar="KIND", help="The tool that wrote the logs; 'auto' detects it.")],
+    paths: Annotated[
+        list[Path], typer.Argument(metavar="PATH...", readable=False, help="Log files, and folders of them.")
     ],
-    follow: Annotated[bool, typer.Option("--follow", help="Keep up with sources that grow, until Ctrl-C.")] = False,
+    store: Annotated[
+        Path, typer.Option("--store", metavar="STORE", envvar="STEPTAPE_STORE", help="Folder to import the runs into.")
+    ],
+    follow: Annotated[bool, typer.Option("--follow", help="Keep importing logs that grow, until Ctrl-C.")] = False,
     pattern: Annotated[
         str | None,
         typer.Option(
-            metavar="REGEX", help="What a line of a text log looks like: named groups are its values, one is 'step'."
+            metavar="REGEX", help="Pattern of a line of a text log. Its named groups are metrics; one is 'step'."
         ),
     ] = None,
     step: Annotated[
-        str | None, typer.Option(metavar="COLUMN", help="The column or key that counts steps, where several could.")
+        str | None, typer.Option(metavar="COLUMN", help="The column or key that counts steps, if several could.")
     ] = None,
     renames: RenameOption = None,
     as_json: JsonOption = False,
@@ -64,11 +70,11 @@ def import_runs(
     """Import past runs from the logs of other tools.
 
     Kinds: auto, jsonl, mlflow, optuna, parquet, table (CSV, TSV), tensorboard, text, trackio, trainer_state, wandb.
-    IMPORT.md says what each log becomes. Importing again adds what is new and changes nothing else. Exit status 1 when
-    something could not be read; everything else is imported all the same.
+    IMPORT.md, installed in steptape/reference, describes what each log becomes. Importing again adds only what is new.
+    Exit status 1 when a log could not be read; the others are still imported.
     """
     if pattern is not None and kind == AUTO:
-        raise typer.BadParameter("--pattern says how lines of text look: say 'text' instead of 'auto'")
+        raise typer.BadParameter("--pattern applies to text logs: give the kind 'text', not 'auto'")
     chosen = _every_reader() if kind == AUTO else (reader_of(kind),)
     options = ReadOptions(pattern, step, renamed(renames), is_growing=follow)
     seen: Signatures = {}
@@ -106,7 +112,7 @@ def find_and_import(
     for problem in found.problems:
         yield Outcome(State.FAILED, "", Path(problem.where), problem=str(problem))
     if not found.sources and not found.problems:
-        what = f"no reader knows any of its {found.unknown} files" if found.unknown else "there is no file in it"
+        what = f"no reader knows any of its {found.unknown} files" if found.unknown else "it holds no files"
         yield Outcome(State.FAILED, "", paths[0], problem=f"{paths[0]}: {what}")
     now = {(source.reader.kind, source.path): signature(source) for source in found.sources}
     changed = [source for source in found.sources if seen.get(key := (source.reader.kind, source.path)) != now[key]]
@@ -131,7 +137,7 @@ def imported_history(paths: Sequence[Path], renames: Mapping[str, str]) -> tuple
     """
     cache = user_cache()
     if cache is None:
-        raise TelemetryError("there is no folder for a cache", fix="Name one in STEPTAPE_CACHE")
+        raise TelemetryError("there is no cache folder", fix="Name one in STEPTAPE_CACHE")
     named = "\n".join(f"{old}={new}" for old, new in sorted(renames.items()))
     store = cache.folder / (f"{HISTORY}-{hashlib.sha256(named.encode()).hexdigest()[:10]}" if named else HISTORY)
     outcomes = list(find_and_import(paths, _every_reader(), store, ReadOptions(renamed=renames), {}))
@@ -203,5 +209,5 @@ def _summarise(outcomes: list[Outcome]) -> None:
     counts = Counter(outcome.state for outcome in outcomes)
     told = [f"{counts[state]} {state}" for state in State if counts[state]]
     incomplete = sum(outcome.problem is not None for outcome in rows)
-    told += [f"{incomplete} with something left out"] if incomplete else []
+    told += [f"{incomplete} read only in part"] if incomplete else []
     say(f"{counted(len(rows), 'run')}: {', '.join(told) or 'nothing to import'}")

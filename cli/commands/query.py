@@ -13,8 +13,8 @@ from ..output import print_json, print_rows
 
 
 def query(
-    store: Annotated[Path, typer.Argument(metavar="STORE", help="Folder of runs, or the folder of one run.")],
-    sql: Annotated[str, typer.Argument(metavar="SQL", help="One read-only statement over the views.")],
+    store: Annotated[Path, typer.Argument(metavar="STORE", help="Folder of runs, or one run's folder.")],
+    sql: Annotated[str, typer.Argument(metavar="SQL", help="One read-only SQL statement over the views.")],
     as_json: JsonOption = False,
 ) -> None:
     """Run read-only SQL over a store.

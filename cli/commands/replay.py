@@ -17,17 +17,16 @@ from ..output import print_json, print_table, say
 def replay(
     policy: PolicyArgument,
     source: Annotated[
-        str, typer.Argument(metavar="SOURCE", help="A run, or a .jsonl file of events ('-' for standard input).")
+        str, typer.Argument(metavar="SOURCE", help="A run, or a .jsonl file of events ('-' reads standard input).")
     ],
     store: StoreOption = None,
     settings: SetOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Say what a policy decides over one run.
+    """Print what a policy decides over one recorded run.
 
-    With --json, prints one decision, rule error or warning per line. Its event_index counts the events of the deciding
-    rank (0) from 0, along the run's effective timeline. Recorded decisions, errors and warnings of live rules are not
-    counted.
+    With --json, prints one decision, rule error or warning per line. Its event_index counts the events of rank 0 from
+    0. It skips events that a resume rolled back, and the recorded decisions, errors and warnings of live rules.
     """
     loaded = policy_named(policy, settings)
     replayed = replaying.replay(loaded, events_named(source, store))

@@ -19,16 +19,13 @@ from ..streams import complain
 
 
 def run_tests(
-    files: Annotated[
-        list[str], typer.Argument(metavar="FILE...", help="Files of tests, or names of shipped policies.")
-    ],
+    files: Annotated[list[str], typer.Argument(metavar="FILE...", help="Test files, or names of shipped policies.")],
     as_json: JsonOption = False,
 ) -> None:
-    """Run the unit tests of rules.
+    """Run the unit tests of policies.
 
-    A test file names a policy, series in a small notation, and the expected decisions;
-    docs/how-to/check-and-test-rules.md describes it. Exit status 1 when a test fails, 2 when a file or its policy does
-    not load.
+    A test file names a policy, series of values in a short notation, and the expected decisions. "Check and test rules"
+    in the documents describes it. Exit status 1 when a test fails, 2 when a file or its policy does not load.
     """
     status = 0
     for name in files:

@@ -24,5 +24,5 @@ def runs(store: StoreArgument = Path("runs"), as_json: JsonOption = False) -> No
         shown = [row | {"started": started_of(row)} for row in rows]
         print_table(headings, [[row[name] for name in columns] for row in shown], numeric=columns[5:])
     else:
-        say(f"no runs in {store}: 'steptape import' brings those that you have, and 'steptape demo {store}' makes some")
+        say(f"no runs in {store}: 'steptape import' adds those of other tools, and 'steptape demo {store}' makes some")
     complain_of(problems)

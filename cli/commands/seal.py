@@ -19,14 +19,15 @@ def seal(
     runs: Annotated[list[str] | None, typer.Argument(metavar="RUN...", help="Runs to seal.")] = None,
     store: StoreOption = None,
     other_hosts: Annotated[
-        bool, typer.Option("--other-hosts", help="What other machines wrote, too: say so only when none of them lives.")
+        bool,
+        typer.Option("--other-hosts", help="Also other machines' journals; only safe if none still writes there."),
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Turn the journals of dead runs into Parquet.
+    """Convert the journals of ended runs to Parquet.
 
-    Without RUN, seals every run of the store. Leaves alone what a live process still writes, and what another machine
-    wrote unless --other-hosts is given.
+    A journal is the file that a run appends its events to. Without RUN, seals every run of the store. Skips journals
+    that a live process still writes and, without --other-hosts, those of other machines.
     """
     chosen, problems = runs_chosen(runs, store)
     complain_of(problems)
@@ -39,4 +40,4 @@ def seal(
         else:
             say(f"{run.run_id}: {counted(events, 'event')} sealed")
         for path in foreign_journals(run.folder):
-            complain(f"{path}: another machine wrote it and may still do; --other-hosts seals it all the same")
+            complain(f"{path}: another machine wrote it and may still write; --other-hosts seals it nevertheless")

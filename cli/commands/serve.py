@@ -15,23 +15,24 @@ from ..options import StoreArgument
 def serve(
     store: StoreArgument = Path("runs"),
     host: Annotated[
-        str, typer.Option(help="Address to listen on; others than this machine's own take tokens.")
+        str, typer.Option(help="Address to listen on; one that other machines can reach needs tokens.")
     ] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one.")] = 8420,
+    port: Annotated[int, typer.Option(help="Port to listen on; 0 picks a free one.")] = 8420,
     tokens: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Lines of 'token scope name'; scopes: read, write, admin.")
+        Path | None, typer.Option(metavar="FILE", help="File of lines 'token scope name'; scopes: read, write, admin.")
     ] = None,
     allowed_hosts: Annotated[
-        list[str] | None, typer.Option("--allowed-host", metavar="NAME", help="A name that clients call this server.")
+        list[str] | None,
+        typer.Option("--allowed-host", metavar="NAME", help="A host name by which clients reach this server."),
     ] = None,
     policies: Annotated[
-        Path | None, typer.Option(metavar="FOLDER", help="Rule files that can be asked about by name.")
+        Path | None, typer.Option(metavar="FOLDER", help="Folder of policy files that clients can use by name.")
     ] = None,
 ) -> None:
-    """Answer queries over HTTP.
+    """Serve the web pages and the HTTP API of a store.
 
-    Serves the web pages at / and the API under /api/v1, described in /api/v1/openapi.json. Ctrl-C stops it. The
-    environment variable STEPTAPE_TOKENS may hold tokens, too.
+    The pages are at /, the API is under /api/v1 and described in /api/v1/openapi.json. Ctrl-C stops the server. Tokens
+    may also be in the environment variable STEPTAPE_TOKENS.
     """
     server.serve(
         open_store(store).path,

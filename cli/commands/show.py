@@ -20,7 +20,7 @@ def show(
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Show one run: its course, metrics and decisions."""
+    """Show one run: its curve, metrics and decisions."""
     opened = run_named(run, store)
     if as_json:
         print_json(run_document(opened))

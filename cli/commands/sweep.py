@@ -11,6 +11,7 @@ from typing import Annotated, Any, Final
 
 import typer
 
+from ...replay.reports.sentences import DEPLOYABLE_REGRET, REGRET, objective_sentence
 from ...replay.sweeps.sweeping import Sweep
 from ...replay.sweeps.sweeping import sweep as sweep_runs
 from ...rules.language.references import Param
@@ -39,28 +40,33 @@ _TOTALS: Final = (
 
 def sweep(
     policy: PolicyArgument,
-    runs: Annotated[list[str] | None, typer.Argument(metavar="RUN...", help="Runs to try it on.")] = None,
+    runs: Annotated[list[str] | None, typer.Argument(metavar="RUN...", help="Runs to replay the policy over.")] = None,
     settings: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="PARAM=VALUES", help="Values to try: 1,2,3 or a range with its step, 2:5:0.5."),
+        typer.Option(
+            "--set",
+            metavar="PARAM=VALUES",
+            help="Values to try: a list 1,2,3 or a range FIRST:LAST:STEP.",
+        ),
     ] = None,
     store: StoreOption = None,
     objective: ObjectiveOption = None,
     mode: ModeOption = None,
     processes: Annotated[
         int | None,
-        typer.Option(metavar="N", min=1, help="Share the runs out to so many processes at most: else one a core."),
+        typer.Option(metavar="N", min=1, help="Maximum number of processes; by default one per core."),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Try every combination of params of a policy.
+    """Backtest every combination of a policy's params.
 
-    Prints the front: the variants that no other variant beats by saving more steps at no more mean regret, most steps
-    saved first. With --json, prints every variant, one per line; stderr then lists what the event engine decided, and
-    the excluded runs.
+    A variant is one combination. Prints the best trade-offs, most steps saved first: the variants for which no other
+    saves more steps at no more mean regret. Regret is how much worse the best evaluation before a stop is than the
+    run's best. With --json, prints every variant, one per line; stderr then lists what the slower event engine
+    evaluated, and the excluded runs.
     """
     if not settings:
-        raise typer.BadParameter("say what to vary, as --set patience=1,2,3")
+        raise typer.BadParameter("give the values to try, such as --set patience=1,2,3")
     declared = objective_of(objective, mode)
     axes = _axes(settings)
     loaded = policy_named(policy, None)
@@ -92,7 +98,7 @@ def _axes(settings: Sequence[str]) -> dict[str, list[Param]]:
     for setting in settings:
         name, values = _axis(setting)
         if name in axes:
-            raise TelemetryError("a param is varied once", got=name, fix="Give all of its values in one --set")
+            raise TelemetryError("a param has two --set options", got=name, fix="Give all of its values in one --set")
         axes[name] = values
     return axes
 
@@ -113,9 +119,9 @@ def _values(text: str) -> list[Param]:
     try:
         first, last, step = map(Decimal, text.split(":"))
     except (ValueError, InvalidOperation):
-        raise typer.BadParameter(f"a range is FIRST:LAST:STEP, as 2:5:0.5; got {text!r}") from None
+        raise typer.BadParameter(f"a range is FIRST:LAST:STEP, such as 2:5:0.5; got {text!r}") from None
     if not (first.is_finite() and last.is_finite() and step.is_finite() and step > 0 and first <= last):
-        raise typer.BadParameter(f"a range goes up from its first to its last; got {text!r}")
+        raise typer.BadParameter(f"a range FIRST:LAST:STEP has FIRST <= LAST and STEP > 0; got {text!r}")
     if (last - first) / step >= _MAX_VALUES:
         raise typer.BadParameter(f"a range has at most {_MAX_VALUES:,} values; got {text!r}")
     steps = itertools.takewhile(lambda value: value <= last, (first + step * count for count in itertools.count()))
@@ -131,13 +137,13 @@ def _print_front(result: Sweep, rows: Sequence[dict[str, Any]]) -> None:
         print_table(headings, cells, numeric=headings)
         say()
     runs = counted(len(result.runs), "run")
-    say(f"{len(rows):,} variants tried on {runs}; {len(shown)} on the front of steps saved against regret.")
-    say("The best of many variants looks better on the runs that it was picked by than it will on others.")
+    say(f"{counted(len(rows), 'variant', ',')} replayed over {runs}; best trade-offs: {len(shown)}.")
+    say("The best of many variants looks better on the runs that chose it than it will on other runs.")
     if result.objective is None:
-        say("No metric of merit: name one with --objective, and the front can be told.")
+        say("No metric judges the runs, so no best variants are known: name one with --objective.")
     else:
-        how = "guessed" if result.objective.guessed else "declared"
-        say(f"Metric of merit: {result.objective.metric}, {result.objective.mode} is better ({how}).")
+        say(objective_sentence(result.objective))
+        say(f"{REGRET} {DEPLOYABLE_REGRET}")
     for sentence in _limits(result):
         say(sentence)
 
@@ -160,7 +166,7 @@ def _print_lines(result: Sweep, rows: Sequence[dict[str, Any]]) -> None:
 
 def _limits(result: Sweep) -> Iterator[str]:
     for what, reason in result.engine_reasons.items():
-        yield f"Decided by the event engine, {what}: {reason}."
+        yield f"Evaluated event by event, which is slower, {what}: {reason}."
     for run in result.excluded:
         yield f"Excluded {run.run_id}: {run.reason}."
 

@@ -40,17 +40,17 @@ def tail(
     run: RunArgument,
     store: StoreOption = None,
     lines: Annotated[
-        int, typer.Option("--lines", "-n", metavar="N", min=0, help="How many events to begin with.")
+        int, typer.Option("--lines", "-n", metavar="N", min=0, help="Number of existing events to print first.")
     ] = 10,
     kinds: Annotated[
-        list[str] | None, typer.Option("--kind", metavar="KIND", help="Only events of this kind; repeatable.")
+        list[str] | None, typer.Option("--kind", metavar="KIND", help="Print only events of this kind; repeatable.")
     ] = None,
-    rank: Annotated[int, typer.Option(metavar="R", min=0, help="The process that writes them.")] = 0,
+    rank: Annotated[int, typer.Option(metavar="R", min=0, help="Rank of the process whose events to print.")] = 0,
     as_json: JsonOption = False,
 ) -> None:
-    """Follow a run's events until it ends.
+    """Print a run's events as they are written, until it ends.
 
-    Ctrl-C stops it, too. Exit status 1 when the run failed or crashed. With --json, prints one event per line, as
+    Ctrl-C stops it. Exit status 1 when the run failed or crashed. With --json, prints one event per line, as
     'export' writes them.
     """
     unknown = sorted(set(kinds or ()) - KINDS)

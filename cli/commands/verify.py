@@ -20,11 +20,13 @@ from ..streams import complain
 def verify(
     runs: Annotated[list[str] | None, typer.Argument(metavar="RUN...", help="Runs to verify.")] = None,
     store: StoreOption = None,
-    every: Annotated[bool, typer.Option("--all", help="Verify every run of the store.")] = False,
+    every: Annotated[bool, typer.Option("--all", help="Verify every run of --store.")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Prove that recorded and replayed decisions agree.
 
+    Replays the policy that each run was recorded with, and checks the digests that were taken at its end. An outcome is
+    a decision, a rule error or a rule warning.
     Exit status 1 when they differ, 2 when a run cannot be opened.
     """
     if not runs and not every:

@@ -33,11 +33,11 @@ if TYPE_CHECKING:
 #: Printed with every backtest, because the numbers mean nothing without it.
 ASSUMPTIONS = (
     "A stop takes effect at the end of its step: an evaluation or checkpoint due then is still made.",
-    "Where rules ask for checkpoints, theirs replace the run's own, one a step, each of the run's average size.",
-    "Each run is judged on what it recorded up to its stop; decisions after it would not have been reached.",
-    "Of a run that was resumed, the lineage of its newest attempt is judged; what was rolled back counts in no number.",
-    "What can be deployed is an evaluation at a step that has a checkpoint.",
-    "Regret is summed up over runs that ran as long as they were meant to; for the others it is a lower bound.",
+    "If rules order checkpoints, these replace the run's own: at most one per step, each of the run's average size.",
+    "Each run is judged by what it recorded up to its stop; later decisions would not have been made.",
+    "A resumed run is judged along the lineage of its newest attempt; rolled-back work counts in no number.",
+    "Deployable is an evaluation at a step that has a checkpoint.",
+    "Regret statistics cover runs that ran as long as planned; for the others, regret is a lower bound.",
 )
 
 

@@ -36,10 +36,10 @@ _MERIT: Final = re.compile(r"\beval_loss\b")
 _ONLY_LOSSES: Final = frozenset(("prechelt_gl", "prechelt_pq"))
 
 #: Why a baseline that reads the objective has no score.
-NO_MERIT: Final = "there is no metric of merit to watch"
+NO_MERIT: Final = "it watches the objective, and there is none"
 
 #: Why a baseline that compares runs has no score.
-NO_CLOCK: Final = "no run says when it was"
+NO_CLOCK: Final = "no run has clock times"
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,10 +66,10 @@ class Baseline:
 
 NEVER: Final = Baseline("never", "never stop")
 ORACLE: Final = Baseline("oracle", "oracle: best evaluation")
-RANDOM: Final = Baseline("random", "random, as often per step")
+RANDOM: Final = Baseline("random", "random stops")
 
 MEDIAN: Final = Baseline("median_pruner", "Optuna median pruner", pruner=median_pruner)
-ASHA: Final = Baseline("asha", "ASHA rungs (Ray Tune)", pruner=asha)
+ASHA: Final = Baseline("asha", "ASHA (Ray Tune)", pruner=asha)
 
 _TITLES: Final = {
     "hf_early_stopping": "Hugging Face EarlyStopping",
@@ -137,13 +137,13 @@ def baseline_policy(
         ValueError: It is not a policy, or is not defined for such an objective.
     """
     if baseline.path is None:
-        raise ValueError("it is no policy file")
+        raise ValueError("it is not a policy file")
     text = baseline.path.read_text(encoding="utf-8")
     if objective is None and baseline.reads_merit:
         raise ValueError(NO_MERIT)
     if objective is not None and baseline.reads_merit:
         if objective.mode is Mode.MAX and baseline.name in _ONLY_LOSSES:
-            raise ValueError("it is defined for losses, and the metric of merit is better high")
+            raise ValueError("it is defined for losses only, and higher values of the objective are better")
         text = _MERIT.sub(lambda _: _merit_of(objective), text)
     return parse_policy(text, source=str(baseline.path), params=params)
 

@@ -119,7 +119,7 @@ def _series(policy: Policy, places: PolicyPlaces, facts: Sequence[Recorded]) -> 
                 yield places.finding(place, FindingCode.UNRECORDED, controller, what)
             elif length > longest:
                 what = (
-                    f"a window of {length:,} values, and {_shown(key)} has {longest:,} at most in {_given(len(facts))}"
+                    f"a window of {length:,} values, but {_shown(key)} has at most {longest:,} in {_given(len(facts))}"
                 )
                 yield places.finding(place, FindingCode.WINDOW, controller, what)
 
@@ -158,12 +158,12 @@ def _triggers(policy: Policy, places: PolicyPlaces, facts: Sequence[Recorded]) -
         for entry, trigger in enumerate(controller.triggers):
             most = 1 if trigger == _INIT else max(fact.kinds[trigger.removeprefix("on_")] for fact in facts)
             if most == 0:
-                what = f"{trigger} never comes in {_given(len(facts))}"
+                what = f"{trigger} never occurs in {_given(len(facts))}"
                 yield places.finding(places.of(index, "triggers", entry), FindingCode.UNRECORDED, controller, what)
             elif controller.patience is not None and controller.patience.threshold >= most:
                 what = (
-                    f"patience waits for {controller.patience.threshold + 1:,} true answers, and {trigger} comes "
-                    f"{most:,} times at most in {_given(len(facts))}"
+                    f"patience waits for {controller.patience.threshold + 1:,} true answers, but {trigger} occurs "
+                    f"at most {most:,} times in {_given(len(facts))}"
                 )
                 yield places.finding(places.of(index, "patience"), FindingCode.PATIENCE, controller, what)
 
@@ -192,5 +192,6 @@ def _contradiction(
                 index = [controller.name for controller in policy.controllers].index(second.outcome.controller)
                 controller = policy.controllers[index]
                 place = places.of(index, "operations", controller.operations.index(other))
-                what = f"orders {other} at step {second.outcome.step} of {run_id}, where '{names[0]}' orders {one}"
+                at = f"step {second.outcome.step} of {run_id}"
+                what = f"orders {other} at {at}, where controller '{names[0]}' orders {one}"
                 yield names, places.finding(place, FindingCode.CONTRADICTION, controller, what)

@@ -169,15 +169,17 @@ def _complete(result: RunResult, value: float | None) -> float | None:
 
 def _reason_without_regret(result: RunResult, backtest: Backtest) -> str:
     if result.predicted is None:
-        return "censored: what this policy's run would have become is not known"
+        return "censored: the record does not show how this policy's run would have continued"
     if result.right_censored:
         return result.right_censored
+    if not result.evaluations and backtest.objective is not None:
+        return f"it recorded no evaluation of {backtest.objective.metric!r}"
     if result.recorded.best is None:
-        return "it has no evaluation that is a number"
+        return "each of its evaluations is NaN"
     if result.predicted.best is None:
-        return "it would have been stopped before its first evaluation"
+        return "the policy would have stopped it before its first evaluation"
     if result.relative_regret(backtest.objective) is None:
-        return "its best is too near zero to divide by"
+        return "its best evaluation is too near zero to divide by"
     return ""
 
 

@@ -19,11 +19,11 @@ from ..runs.validity import Validity
 #: Explanation of each validity label.
 NOTES: Final = MappingProxyType(
     {
-        Validity.OBSERVED: "the run decided this itself",
-        Validity.EXACT: "changes nothing of the run",
-        Validity.PREFIX_EXACT: "up to here as recorded; what was recorded after it is what the stop spares",
-        Validity.APPROXIMATE: "the rule looks at the clock, and other operations take other time",
-        Validity.CENSORED: "nothing recorded tells how the run would have gone on",
+        Validity.OBSERVED: "the recorded run decided this itself",
+        Validity.EXACT: "changes nothing in the run",
+        Validity.PREFIX_EXACT: "the record is exact up to the stop, and the rest is what the stop saves",
+        Validity.APPROXIMATE: "the rule reads the clock, which other checkpoints or evaluations would have shifted",
+        Validity.CENSORED: "the record does not show how the run would have continued",
     }
 )
 
@@ -31,9 +31,9 @@ _EFFECTS: Final = MappingProxyType(
     {
         Effect.STOP: "ends the run",
         Effect.STOP_EPOCH: "ends the epoch",
-        Effect.SAVE: "a checkpoint",
-        Effect.EVALUATE: "an evaluation",
-        Effect.ACT: "acts on the training",
+        Effect.SAVE: "saves a checkpoint",
+        Effect.EVALUATE: "runs an evaluation",
+        Effect.ACT: "changes the training",
     }
 )
 
@@ -108,6 +108,6 @@ def _row(result: RunResult, judged: LabelledOutcome, conduct: Conduct | None, ba
 
 def _effect(decision: Decision, backtest: Backtest) -> str:
     if not decision.acts:
-        return "none: it runs in the shadow"
+        return "none, because it is in shadow mode"
     effects = {backtest.policy.effects(operation) for operation in decision.operations}
-    return ", ".join(text for effect, text in _EFFECTS.items() if effect in effects) or "told, nothing else"
+    return ", ".join(text for effect, text in _EFFECTS.items() if effect in effects) or "none, but its message is shown"

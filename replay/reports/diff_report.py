@@ -11,7 +11,9 @@ from ...rules.policy_file.declarations import ACT
 from ...rules.policy_file.policy import Policy, shipped_policies
 from ...store.plural import counted
 from ..backtests.policy_diff import Order, PolicyDiff, RunDiff, StopChange
+from ..intervals import FEWEST_RUNS
 from .amounts import duration
+from .sentences import REGRET, objective_sentence
 
 
 def diff_json(difference: PolicyDiff) -> dict[str, Any]:
@@ -79,14 +81,23 @@ def _called(policy: Policy) -> str:
     return names.get(policy.source, policy.source)
 
 
+def _settings(policy: Policy, other: Policy) -> str:
+    """Return the params that differ from those of another policy of the same file; empty if there are none."""
+    if policy.source != other.source:
+        return ""
+    changed = [f"{name} = {value}" for name, value in policy.params.items() if value != other.params.get(name)]
+    return f" ({', '.join(changed)})" if changed else ""
+
+
 def diff_lines(difference: PolicyDiff) -> list[str]:
     """Return the difference as Markdown, for a terminal or a pull request."""
     changed, runs = len(difference.changed), len(difference.runs)
-    title = f"### {_called(difference.old.policy)} → {_called(difference.new.policy)}"
+    old, new = difference.old.policy, difference.new.policy
+    title = f"### {_called(old)}{_settings(old, new)} → {_called(new)}{_settings(new, old)}"
     if not changed:
         return [title, "", f"Behaviour is the same in {counted(runs, 'run')}.", *_footnotes(difference)]
     lines = [title, "", f"Behaviour changes in {changed} of {counted(runs, 'run')}: {_summary(difference)}.", ""]
-    lines += ["| run | ends at | steps | checkpoints | regret | orders gone | orders new |"]
+    lines += ["| run | ends at | steps | checkpoints | regret | no longer ordered | newly ordered |"]
     lines += ["| --- | ---: | ---: | ---: | ---: | --- | --- |"]
     lines += [_row(run) for run in difference.changed]
     return [*lines, *_footnotes(difference)]
@@ -100,7 +111,7 @@ def _summary(difference: PolicyDiff) -> str:
         if stops[change]
     ]
     if stops[StopChange.NOT_KNOWN]:
-        parts.append(f"of {stops[StopChange.NOT_KNOWN]} the end is not known")
+        parts.append(f"the end of {stops[StopChange.NOT_KNOWN]} is unknown")
     if steps := difference.total(lambda run: run.steps):
         parts.append(f"{counted(abs(steps), 'step', ',.0f')} {'fewer' if steps < 0 else 'more'}")
     if seconds := difference.total(lambda run: run.seconds):
@@ -114,12 +125,12 @@ def _summary(difference: PolicyDiff) -> str:
         if regret.mean is not None:
             ends = "" if regret.low is None else f" [{regret.low:+.4g}, {regret.high:+.4g}]"
             parts.append(f"{word} {regret.mean:+.4g}{ends}")
-    return ", ".join(parts) or "what is ordered, not where a run ends"
+    return ", ".join(parts) or "other operations, but the same ends"
 
 
 def _row(run: RunDiff) -> str:
     old, new = run.old.predicted, run.new.predicted
-    ends = ["not known" if outlay is None else f"{outlay.steps:,}" for outlay in (old, new)]
+    ends = ["unknown" if outlay is None else f"{outlay.steps:,}" for outlay in (old, new)]
     cells = (
         run.new.name if run.new.name == run.new.run_id else f"{run.new.name} {run.new.run_id}",
         ends[0] if ends[0] == ends[1] else " → ".join(ends),
@@ -145,16 +156,16 @@ def _footnotes(difference: PolicyDiff) -> list[str]:
     notes = []
     for run in difference.changed:
         old, new = run.old.error_counts.keys(), run.new.error_counts.keys()
-        notes += [f"- {run.new.run_id}: controller '{name}' fails now." for name in sorted(new - old)]
-        notes += [f"- {run.new.run_id}: controller '{name}' fails no more." for name in sorted(old - new)]
+        notes += [f"- {run.new.run_id}: controller '{name}' now fails." for name in sorted(new - old)]
+        notes += [f"- {run.new.run_id}: controller '{name}' no longer fails." for name in sorted(old - new)]
     notes += [f"- Excluded {run.run_id}: {run.reason}." for run in difference.excluded]
     objective = difference.objective
     if objective is None:
-        notes.append("- No metric of merit: name one with --objective, and regret is told.")
+        notes.append("- No metric judges the runs: name one with --objective to see regret.")
     else:
         notes.append(
-            f"- Regret is that of {objective.metric}, {objective.mode} is better; a plus is worse than before. "
-            "Means over runs, from 8 runs on with their 95 % interval by bootstrap."
+            f"- {objective_sentence(objective)} {REGRET} It is in units of {objective.metric}; "
+            f"+ is worse than before. Means over runs, with 95% bootstrap intervals from {FEWEST_RUNS} runs on."
         )
     return ["", *notes]
 

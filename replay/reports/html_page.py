@@ -17,12 +17,13 @@ from ...store.plural import counted
 from ..backtests.backtesting import Backtest
 from ..intervals import COVERAGE, FEWEST_RUNS, RESAMPLES, SEED
 from ..runs.results import RunResult
+from ..runs.validity import Validity
 from .aggregation import aggregate, comparison, detection_json, human_json, without_regret
 from .amounts import duration, short_duration, size
-from .decision_rows import DecisionRow, decision_rows
+from .decision_rows import NOTES, DecisionRow, decision_rows
 from .html_templates import html_environment
 from .plots import Mark, run_plot, savings_plot
-from .sentences import headline
+from .sentences import BASELINE_NOTES, CLAUSE, DEPLOYABLE_REGRET, REGRET, headline, objective_sentence
 
 _STYLE: Final = Path(__file__).with_name("page.css")
 
@@ -52,14 +53,21 @@ def report_page(backtest: Backtest) -> str:
     """Return the whole page: the verdict, the plots, the tables, and at the end the assumptions."""
     total, compared = aggregate(backtest), comparison(backtest)
     decisions = list(_listed_decisions(backtest))
+    scored = {outcome.baseline for outcome in backtest.baselines if outcome.standings}
     return _ENVIRONMENT.get_template("report.html").render(
         backtest=backtest,
         name=backtest.policy.name or Path(backtest.policy.source).stem,
         style=Markup(_STYLE.read_text(encoding="utf-8")),
         total=total,
         verdict=headline(backtest),
+        terms=(REGRET, DEPLOYABLE_REGRET) if backtest.objective else (),
+        objective_sentence=objective_sentence,
         cards=_cards(backtest, total),
         left_out=_left_out(backtest),
+        left_out_sentence=_left_out_sentence(backtest),
+        baseline_notes=[text for one, text in BASELINE_NOTES.items() if one in scored],
+        clause=CLAUSE,
+        labels=[(label, NOTES[Validity(label)]) for label in backtest.validity_counts()],
         compared=compared,
         savings=savings_plot(_marks(backtest, compared)),
         figures=_figures(backtest),
@@ -84,9 +92,9 @@ def _cards(backtest: Backtest, total: Mapping[str, Any]) -> Iterator[tuple[str, 
     if total["seconds_saved"] is not None:
         yield f"{bound}{duration(total['seconds_saved'])}", f"saved of {duration(total['elapsed_s'])}"
     if total["cost_saved"] is not None:
-        yield f"{bound}{total['cost_saved']:,.2f}", f"saved at {backtest.cost_per_hour:g} per rank and hour"
+        yield f"{bound}{total['cost_saved']:,.2f}", f"saved at {backtest.cost_per_hour:g} per rank-hour"
     if total["checkpoint_bytes"] and total["bytes_saved"] is not None:
-        yield size(total["bytes_saved"]), f"of checkpoints saved of {size(total['checkpoint_bytes'])}"
+        yield size(total["bytes_saved"]), f"of {size(total['checkpoint_bytes'])} of checkpoints saved"
     for key, title in (("relative_regret", "regret"), ("relative_deployable_regret", "deployable regret")):
         regret = total[key]
         if regret["runs"]:
@@ -96,8 +104,28 @@ def _cards(backtest: Backtest, total: Mapping[str, Any]) -> Iterator[tuple[str, 
 
 def _left_out(backtest: Backtest) -> dict[str, Sequence[Any]]:
     """Return the runs that were left out, by what they are missing from. They come first: no number mentions them."""
-    runs = {"not judged": backtest.excluded, "in no statistic of regret": without_regret(backtest)}
+    runs = {"not judged": backtest.excluded, "left out of regret": without_regret(backtest)}
     return {what: left for what, left in runs.items() if left}
+
+
+def _left_out_sentence(backtest: Backtest) -> str:
+    """Return how many runs were left out, and whether they lack evaluations."""
+    left = without_regret(backtest)
+    parts = []
+    if backtest.excluded:
+        parts.append(f"{counted(len(backtest.excluded), 'run', ',')} could not be judged")
+    if left and backtest.objective is not None:
+        without = {result.run_id for result in backtest.results if not result.evaluations}
+        lacking = sum(run.run_id in without for run in left)
+        lack = f"recorded no {backtest.objective.metric}"
+        if lacking == len(left):
+            parts.append(
+                f"{counted(lacking, 'run', ',')} {lack} and {'is' if lacking == 1 else 'are'} left out of regret"
+            )
+        else:
+            of_these = f" ({lacking:,} of these {lack})" if lacking else ""
+            parts.append(f"{counted(len(left), 'run', ',')} left out of regret{of_these}")
+    return "; ".join(parts)
 
 
 def _marks(backtest: Backtest, rows: Sequence[Mapping[str, Any]]) -> list[Mark]:
@@ -142,14 +170,14 @@ def _first(rows: Sequence[DecisionRow]) -> Sequence[DecisionRow]:
 
 def _rests_on(backtest: Backtest) -> Iterator[str]:
     yield (
-        f"Intervals: {COVERAGE:.0%}, by {RESAMPLES:,} bootstrap draws of whole runs (seed {SEED}); "
-        f"below {FEWEST_RUNS} runs there are none."
+        f"Intervals are {COVERAGE:.0%} bootstrap intervals, from {RESAMPLES:,} draws of whole runs (seed {SEED}); "
+        f"fewer than {FEWEST_RUNS} runs have none."
     )
     if any(outcome.baseline.pruner is not None for outcome in backtest.baselines):
         yield (
-            "Pruners compare a run with those that began before it, by what these had recorded by then on the wall "
-            "clock; a run that began later is never seen. Runs that do not say when they were have no part in that. "
-            "Their step is the number of the evaluation."
+            "A pruner compares a run with runs that began earlier, by what these had recorded at that wall-clock time. "
+            "It never sees a run that began later, and runs without clock times take no part. "
+            "A pruner's step is the number of the evaluation."
         )
 
 

@@ -113,7 +113,7 @@ def _panel(
     upwards = scale_of(curve.values, top + _PANEL, top, may_be_log=True)
     name = curve.metric if curve.kind == "evaluate" else f"{curve.metric} (training)"
     if upwards is None:
-        return [_text(_LEFT, top - 5, f"{name}: not one value is finite", "axis")]
+        return [_text(_LEFT, top - 5, f"{name}: no finite values", "axis")]
     parts = [_line(across.begin, upwards.at(tick), across.end, upwards.at(tick), "grid") for tick in upwards.ticks()]
     parts += [_text(_LEFT - 5, upwards.at(tick) + 4, tick_text(tick), "tick end") for tick in upwards.ticks()]
     parts.append(_text(_LEFT, top - 5, name + (", log scale" if upwards.is_log else ""), "axis"))

@@ -3,16 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from types import MappingProxyType
 from typing import Any, Final
 
 from ...store.plural import counted
 from ..backtests.backtesting import Backtest
+from ..backtests.baselines import ASHA, ORACLE, RANDOM
+from ..runs.objective import Mode, Objective
 from ..runs.run_result import asks_for_checkpoints
+from ..runs.validity import Validity
 from .aggregation import NOTABLE_REGRET, aggregate, comparison, detection_json, human_json, without_regret
 from .amounts import duration, short_duration, size
+from .decision_rows import NOTES
 
 #: Maximum number of runs that a note lists one by one.
 _NAMED: Final = 3
+
+#: Explanations of terms, for readers who see their first report.
+REGRET: Final = "Regret is how much worse the best evaluation before a stop is than the run's best."
+DEPLOYABLE_REGRET: Final = "Deployable regret compares only evaluations at steps with a checkpoint."
+CLAUSE: Final = "A clause is one of the conditions that a rule joins by 'and', 'or' and 'not'."
+BASELINE_NOTES: Final = MappingProxyType(
+    {
+        ORACLE: "The oracle stops each run at its best evaluation, which no rule can know in time.",
+        RANDOM: "Random stops come at random steps, at the policy's rate of stops per step.",
+        ASHA: "ASHA stops a run whose 1st, 4th, 16th, ... evaluation is worse than that of the best quarter before it.",
+    }
+)
 
 
 def headline(backtest: Backtest) -> str:
@@ -21,9 +38,10 @@ def headline(backtest: Backtest) -> str:
     if not total["runs"]:
         return "No run could be judged."
     if not total["stopped"]:
-        said = f"It would have stopped none of {counted(total['runs'], 'run', ',')}."
+        said = f"The policy would have stopped none of {counted(total['runs'], 'run', ',')}."
     else:
-        said = f"It would have stopped {total['stopped']} of {counted(total['runs'], 'run', ',')}{_savings(total)}."
+        stopped = f"{total['stopped']} of {counted(total['runs'], 'run', ',')}"
+        said = f"The policy would have stopped {stopped}{_savings(total)}."
     return " ".join((said, *_unknown(total)))
 
 
@@ -43,18 +61,28 @@ def _savings(total: Mapping[str, Any]) -> str:
 
 def _unknown(total: Mapping[str, Any]) -> Iterator[str]:
     if total["right_censored"]:
-        yield f"{counted(total['right_censored'], 'run', ',')} might have gone on and give bounds only."
+        yield _bounds_sentence(total["right_censored"])
     if total["not_known"]:
-        yield f"Of {counted(total['not_known'], 'run', ',')} the outcome cannot be known."
+        yield (
+            f"The outcome of {counted(total['not_known'], 'run', ',')} is unknown: the record does not show the "
+            "training under the policy."
+        )
     if total["excluded"]:
         yield f"{counted(total['excluded'], 'run', ',')} could not be judged."
+
+
+def objective_sentence(objective: Objective) -> str:
+    """Return by which metric runs are judged, and whether the user declared it."""
+    better = "lower" if objective.mode is Mode.MIN else "higher"
+    how = "guessed; change with --objective" if objective.guessed else "declared"
+    return f"Runs are judged by {objective.metric}, {better} is better ({how})."
 
 
 def summary_lines(backtest: Backtest) -> list[str]:
     """Return the aggregate in sentences."""
     total = aggregate(backtest)
     stopped = f"{total['stopped']} of {counted(total['runs'], 'run', ',')} would have been stopped"
-    lines = [f"{stopped}, rules fired in {total['fired']}."]
+    lines = [f"{stopped}; rules fired in {counted(total['fired'], 'run', ',')}."]
     if total["steps"]:
         lines.append(_saved_line(total))
     if total["checkpoints"] or total["checkpoints_saved"]:
@@ -66,14 +94,12 @@ def summary_lines(backtest: Backtest) -> list[str]:
     lines += _human_lines(backtest)
     lines += _coverage_lines(backtest)
     if total["validity"]:
-        labels = ", ".join(f"{count} {label}" for label, count in total["validity"].items())
+        labels = "; ".join(f"{count} {label} ({NOTES[Validity(label)]})" for label, count in total["validity"].items())
         lines.append(f"Decisions: {labels}.")
     notes = [(result.run_id, note) for result in backtest.results for note in result.notes]
     noted = {run_id for run_id, _ in notes}
     notes += [
-        (run.run_id, f"not counted in the regret: {run.reason}")
-        for run in without_regret(backtest)
-        if run.run_id not in noted
+        (run.run_id, f"left out of regret: {run.reason}") for run in without_regret(backtest) if run.run_id not in noted
     ]
     lines += _note_lines(notes)
     lines += [f"Excluded {run.run_id}: {run.reason}." for run in backtest.excluded]
@@ -91,24 +117,38 @@ def _saved_line(total: Mapping[str, Any]) -> str:
 
 def _checkpoints_line(total: Mapping[str, Any], backtest: Backtest) -> str:
     recorded, predicted = total["checkpoints"], total["checkpoints"] - (total["checkpoints_saved"] or 0)
-    whose = "that rules ask for in their place" if asks_for_checkpoints(backtest.policy) else "under the policy"
-    told = total["checkpoint_bytes"]
-    sizes = f" ({size(total['bytes_saved'])} of {size(told)} saved)" if told else ""
-    never, is_now = total["checkpoints_never_restored"], total["checkpoints_never_restored_predicted"] or 0
-    return (
-        f"Checkpoints: {recorded:,} recorded, {predicted:,} {whose}{sizes}; never restored: {never:,} and {is_now:,}."
-    )
+    instead = " instead" if asks_for_checkpoints(backtest.policy) else ""
+    known = total["checkpoint_bytes"]
+    less = total["bytes_saved"] or 0
+    change = f"frees {size(less)} of" if less >= 0 else f"adds {size(-less)} to"
+    sizes = f" ({change} {size(known)})" if known else ""
+    loops = f"The loop saved {counted(recorded, 'checkpoint', ',')}"
+    kept = f"{loops}; the policy would have saved {predicted:,}{instead}{sizes}."
+    restored = recorded - total["checkpoints_never_restored"]
+    is_now = predicted - (total["checkpoints_never_restored_predicted"] or 0)
+    if not restored and not is_now:
+        return f"{kept} None of them was ever restored."
+    return f"{kept} Resumes restored {restored:,} of the loop's and {is_now:,} of the policy's."
 
 
 def _cost_lines(total: Mapping[str, Any], backtest: Backtest) -> Iterator[str]:
     if total["cost_saved"] is not None:
         hours = total["rank_hours_saved"]
-        yield f"That is {total['cost_saved']:,.2f} at {backtest.cost_per_hour:g} an hour: {hours:,.3g} hours of ranks."
+        yield f"That saves {total['cost_saved']:,.2f}: {hours:,.3g} rank-hours at {backtest.cost_per_hour:g} each."
     share = total["share_saved"]
     if share["low"] is not None:
-        yield f"Of a run's steps it saves {share['mean']:.1%} in the mean [{share['low']:.1%}, {share['high']:.1%}]."
+        yield (
+            f"It saves {share['mean']:.1%} of a run's steps on average [{share['low']:.1%}, {share['high']:.1%}], "
+            "if long and short runs count alike."
+        )
     if total["right_censored"]:
-        yield f"{total['right_censored']} runs might have gone on: what they would have saved is a lower bound."
+        yield _bounds_sentence(total["right_censored"])
+
+
+def _bounds_sentence(count: int) -> str:
+    if count == 1:
+        return "1 run is unfinished or ended early itself; for it the numbers are lower bounds (≥)."
+    return f"{count:,} runs are unfinished or ended early themselves; for these the numbers are lower bounds (≥)."
 
 
 def _note_lines(notes: Iterable[tuple[str, str]]) -> Iterator[str]:
@@ -129,48 +169,59 @@ def _comparison_lines(backtest: Backtest) -> Iterator[str]:
     yield from (f"{row['title']}: {row['reason']}." for row in rows if "reason" in row)
     for row, outcome in zip(rows[1:], backtest.baselines, strict=True):
         if outcome.baseline.pruner is not None and 0 < row.get("runs", 0) < len(backtest.results):
-            yield f"{row['title']}: of {row['runs']} of {len(backtest.results)} runs, those that say when they were."
+            scored = f"{row['runs']} of {len(backtest.results)} runs"
+            yield f"{row['title']}: scored on {scored}; the others have no clock times."
     clear = [row["policy_less_this"]["share_saved"]["low"] is not None for row in rows if "policy_less_this" in row]
     if any(clear):
-        yield "Δ: the policy less the baseline, in points; * where the 95 % interval leaves out 0."
+        yield "Δ: the policy minus the baseline, in percentage points; * marks a 95% interval that excludes 0."
+    with_scores = [outcome.baseline for outcome in backtest.baselines if outcome.standings]
+    yield from (BASELINE_NOTES[baseline] for baseline in with_scores if baseline in BASELINE_NOTES)
 
 
 def _regret_lines(total: Mapping[str, Any], backtest: Backtest) -> Iterator[str]:
     objective = backtest.objective
     if objective is None:
-        yield "No metric of merit: name one with --objective, and the report says what a stop would have cost."
+        yield "No metric judges the runs: name one with --objective to see what a stop would have cost."
         return
-    how = "guessed" if objective.guessed else "declared"
-    yield f"Metric of merit: {objective.metric}, {objective.mode} is better ({how})."
+    yield objective_sentence(objective)
     if backtest.results and not any(result.evaluations for result in backtest.results):
-        yield f"No run evaluates {objective.metric}, so what a stop would have cost is not known."
-    for name, key in (("Regret", "relative_regret"), ("Deployable regret", "relative_deployable_regret")):
-        regret = total[key]
-        if regret["runs"]:
-            runs = counted(regret["runs"], "run")
-            within = "" if regret["low"] is None else f" [{regret['low']:.2%}, {regret['high']:.2%}]"
-            spread = f"median {regret['median']:.2%}, mean {regret['mean']:.2%}{within}, worst {regret['max']:.2%}"
-            above = f"; above {NOTABLE_REGRET:.0%} in {regret['share_above_1_percent']:.0%} of them"
-            yield f"{name} in {runs}: {spread}{above}."
+        yield f"No run recorded an evaluation of {objective.metric}, so the cost of a stop is unknown."
+    regret, deployable = total["relative_regret"], total["relative_deployable_regret"]
+    if regret["runs"]:
+        share = f"{regret['share_above_1_percent']:.0%} of {counted(regret['runs'], 'run', ',')}"
+        yield (
+            f"In {share} the best evaluation before the stop was "
+            f"more than {NOTABLE_REGRET:.0%} worse than the run's best."
+        )
+        yield f"Regret, how much worse it was: {_spread_text(regret)}."
+    if deployable["runs"]:
+        yield (
+            f"Deployable regret, the same for evaluations at steps with a checkpoint: {_spread_text(deployable)}; "
+            f"above {NOTABLE_REGRET:.0%} in {deployable['share_above_1_percent']:.0%} of "
+            f"{counted(deployable['runs'], 'run', ',')}."
+        )
+
+
+def _spread_text(regret: Mapping[str, Any]) -> str:
+    within = "" if regret["low"] is None else f" [{regret['low']:.2%}, {regret['high']:.2%}]"
+    return f"median {regret['median']:.2%}, mean {regret['mean']:.2%}{within}, worst {regret['max']:.2%}"
 
 
 def _detection_lines(backtest: Backtest) -> Iterator[str]:
     found = detection_json(backtest)
     if found is None:
         return
-    precision, recall = (
-        "none rang" if found["precision"] is None else f"{found['precision']:.0%}",
-        "no incident was reached" if found["recall"] is None else f"{found['recall']:.0%}",
-    )
-    chance = "" if found["chance_precision"] is None else f" (alarms at random: {found['chance_precision']:.1%})"
+    recall = "undefined: no incident began before the stop" if found["recall"] is None else f"{found['recall']:.0%}"
+    precision = "undefined: no alarms" if found["precision"] is None else f"{found['precision']:.0%}"
+    chance = "" if found["chance_precision"] is None else f"; random alarms: {found['chance_precision']:.1%}"
     yield (
-        f"Of {found['incidents']} labelled incidents in {found['runs']} runs "
-        f"{found['found']} were found (recall {recall}); "
-        f"of {found['alarms']} alarms {found['true_alarms']} were true (precision {precision}){chance}."
+        f"The policy found {found['found']} of {counted(found['incidents'], 'labelled incident')} in "
+        f"{counted(found['runs'], 'run')} (recall {recall}). "
+        f"{found['true_alarms']} of {counted(found['alarms'], 'alarm')} were true (precision {precision}{chance})."
     )
     if found["delay_steps"] is not None:
         delay = found["delay_steps"]
-        yield f"The first alarm came {delay['median']:g} steps into the incident (median; 90 %: {delay['p90']:g})."
+        yield f"The first alarm came {delay['median']:g} steps into an incident (median; 90%: within {delay['p90']:g})."
 
 
 def _human_lines(backtest: Backtest) -> Iterator[str]:
@@ -178,23 +229,27 @@ def _human_lines(backtest: Backtest) -> Iterator[str]:
     if found is None:
         return
     lead = found["lead_steps"]
-    by = "" if lead is None else f", by {lead['median']:g} steps in the median"
+    by = "" if lead is None else f"; its median lead is {lead['median']:g} steps"
     runs = counted(found["runs"], "run", ",")
-    yield f"People acted in {runs}; the policy acts earlier in {found['earlier']} of them{by}."
+    yield f"A person acted in {runs} (interrupted or annotated it). The policy acts earlier in {found['earlier']}{by}."
 
 
 def _coverage_lines(backtest: Backtest) -> Iterator[str]:
+    if any(controller.clauses for controller in backtest.coverage):
+        yield CLAUSE
     for controller in backtest.coverage:
+        name = controller.controller
         if controller.flaps or controller.pending_steps:
             yield (
-                f"{controller.controller}: {counted(controller.decisions, 'decision', ',')}, "
-                f"{counted(controller.flaps, 'flap', ',')}, {counted(controller.pending_steps, 'step', ',')} pending."
+                f"{name}: {counted(controller.decisions, 'decision', ',')}, "
+                f"{counted(controller.flaps, 'flap', ',')} (fired again after the rule had turned false), "
+                f"{counted(controller.pending_steps, 'step', ',')} pending (true, but held back by patience or 'for')."
             )
         for clause in (controller.rule, *controller.clauses):
-            what = f"{controller.controller}: {clause.text!r}"
+            what = f"the {'rule' if clause is controller.rule else 'clause'} {clause.text!r}"
             if not clause.is_evaluable:
-                yield f"{what} never had an answer in these runs."
+                yield f"{name}: in these runs {what} was never true or false, but undefined or not asked."
             elif not clause.true_runs:
-                yield f"{what} was never true in these runs: they do not try it."
+                yield f"{name}: these runs never made {what} true, so it is untested."
             elif not clause.false_runs:
-                yield f"{what} was never false in these runs: they cannot tell what it holds back."
+                yield f"{name}: these runs never made {what} false, so what it holds back is untested."

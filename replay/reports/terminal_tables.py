@@ -13,6 +13,9 @@ from .amounts import short_duration
 #: Headings of the table that ``table_rows`` fills.
 TABLE_HEADINGS: Final = ("run", "stop", "of", "saved", "time", "saves", "regret", "deploy", "validity")
 
+#: The line below that table, for the headings that are too short to be clear.
+TABLE_LEGEND: Final = "of: recorded steps. saves: checkpoints recorded→under the policy. deploy: deployable regret."
+
 #: Headings of the table that ``comparison_rows`` fills.
 COMPARISON_HEADINGS: Final = ("", "stops", "saved", "regret", "deploy", "Δ saved", "Δ regret")
 

@@ -121,7 +121,7 @@ def _incident(row: Mapping[str, str | None], where: str) -> list[Incident]:
         first, last = int(row["first_step"] or ""), int(row["last_step"] or "")
     except ValueError:
         got = f"{row['first_step']!r} and {row['last_step']!r}"
-        raise TelemetryError("first_step and last_step are whole numbers", where=where, got=got) from None
+        raise TelemetryError("first_step and last_step must be whole numbers", where=where, got=got) from None
     if last < first:
         raise TelemetryError("an incident ends before it begins", where=where, got=f"{first} to {last}")
     return [Incident(first, last, row.get("name") or "")]

@@ -82,7 +82,9 @@ def declared_objective(metric: str, mode: str | None) -> Objective:
     told = mode_of(metric)
     if told is None:
         raise TelemetryError(
-            "whether this metric is better low or high is not clear", got=metric, fix="Add --mode min or --mode max"
+            "the name of this metric does not say whether lower or higher is better",
+            got=metric,
+            fix="Add --mode min or --mode max",
         )
     return Objective(metric, told)
 

@@ -300,12 +300,12 @@ def why_right_censored(status: str, steps: int, plan: Plan) -> str:
     """
     planned = plan.max_steps()
     if status == "running":
-        return "still running: what it will record is not known"
+        return "still running: the rest of its record is unknown"
     if status == "stopped":
         of = "" if planned is None else f" of {planned}"
-        return f"stopped by its own rules at step {steps}{of}: what it would have gone on to is not known"
+        return f"stopped by its own rules at step {steps}{of}: how it would have continued is unknown"
     if planned is not None and steps < planned:
-        return f"{status} at step {steps} of {planned}: against its plan, savings are a lower bound"
+        return f"{status} at step {steps} of {planned}: its plan was longer, so savings are a lower bound"
     if status in ("failed", "crashed", "interrupted") and planned is None:
         return f"{status} at step {steps}: savings are a lower bound"
     return ""
@@ -316,16 +316,18 @@ def _notes(facts: ReplayedRun, objective: Objective | None, right_censored: str)
     if right_censored:
         yield right_censored
     if objective is not None and not facts.history.merit(objective):
-        yield f"no evaluation recorded {objective.metric!r}: regret unknown"
+        yield f"it recorded no evaluation of {objective.metric!r}, so its regret is unknown"
     if not replayed.is_point:
-        yield f"censored after event {replayed.censored_from}: what this policy's run would have become is not known"
+        unknown = "the record does not show how this policy's run would have continued"
+        yield f"censored after event {replayed.censored_from}: {unknown}"
     shifted = replayed.approximate_from
     if shifted is not None and (replayed.ending is None or shifted < replayed.ending.event_index):
-        yield f"approximate after event {shifted}: rules look at the clock, and other operations take other time"
+        why = "rules read the clock, which other checkpoints or evaluations would have shifted"
+        yield f"approximate after event {shifted}: {why}"
     for name, count in replayed.error_counts.items():
         yield f"controller {name!r} failed at {count} events"
     if facts.lacks_samples:
-        yield "no sample losses were recorded: rules that read them were undefined throughout"
+        yield "it recorded no sample losses: rules that read them were undefined throughout"
     yield from _notes_of_resumes(facts.rolled_back)
 
 

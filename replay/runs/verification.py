@@ -123,7 +123,8 @@ def _verification(snapshot: Snapshot, kept: Digests) -> Verification:
     def verdict(difference: Mismatch | None = None, fault: str = "") -> Verification:
         digest = decision_digest(recorded_all, version)
         log_digest = kept_log_digest(kept, snapshot.listing)
-        return Verification(info.run_id, len(recorded_all), digest, difference, "; ".join(notes), fault, log_digest)
+        note = "; ".join(dict.fromkeys(notes))
+        return Verification(info.run_id, len(recorded_all), digest, difference, note, fault, log_digest)
 
     for attempt in info.attempts:
         own = [event for event in events if event.attempt == attempt.attempt]
@@ -137,7 +138,7 @@ def _verification(snapshot: Snapshot, kept: Digests) -> Verification:
         replayed = _replayed(attempt, policies[attempt.attempt], info.attempts, events)
         difference = _first_difference(attempt.attempt, recorded, replayed)
         if difference is not None and _is_cut_short(_status_of(attempt, snapshot), own, recorded, replayed):
-            notes.append("the run was cut off between an event and the decisions at it")
+            notes.append("the run was cut off between an event and its decisions")
         elif difference is not None:
             return verdict(difference)
         fault = _digest_fault(attempt, [outcome for _, outcome in recorded])
@@ -154,13 +155,13 @@ def _fault(attempt: Attempt, events: list[Event], *, is_imported: bool) -> str:
     where = f"attempt {attempt.attempt}"
     for expected, event in enumerate(events):
         if event.seq != expected:
-            return f"{where}: event {expected} is missing, or not where it was"
+            return f"{where}: event {expected} is missing or out of place"
     if attempt.steps is None or is_imported:
         return ""
     if not events or events[-1].kind not in ("train_end", "failure"):
-        return f"{where}: it ended as {attempt.status!r}, and its log has no end"
+        return f"{where}: it ended as {attempt.status!r}, but its log has no end event"
     if events[-1].step != attempt.steps:
-        return f"{where}: it ended at step {attempt.steps}, and its log at step {events[-1].step}"
+        return f"{where}: it ended at step {attempt.steps}, but its log ends at step {events[-1].step}"
     return ""
 
 
@@ -170,7 +171,7 @@ def _digest_fault(attempt: Attempt, recorded: list[Outcome]) -> str:
         return ""
     if decision_digest(recorded, attempt.policy.semantics_version) == attempt.decision_digest:
         return ""
-    return f"attempt {attempt.attempt}: its decisions do not have the digest that was kept at its end"
+    return f"attempt {attempt.attempt}: its decisions do not match the digest that was taken at its end"
 
 
 def _recorded(event: Event) -> Outcome:
@@ -196,7 +197,7 @@ def _policy_of(attempt: Attempt, folder: Path) -> Policy | None:
     version = attempt.policy.semantics_version
     if version not in KNOWN_SEMANTICS:
         raise UnsupportedVersion(
-            f"recorded under rule semantics {version}, this steptape has {SEMANTICS_VERSION}",
+            f"recorded under rule semantics {version}, but this steptape has {SEMANTICS_VERSION}",
             where=str(folder),
             fix="Verify it with the steptape that recorded it",
         )
@@ -204,7 +205,7 @@ def _policy_of(attempt: Attempt, folder: Path) -> Policy | None:
     policy = parse_policy(recorded.text, source=recorded.source, params=recorded.params, semantics_version=version)
     if policy.digest != recorded.digest:
         raise TelemetryError(
-            "the policy kept with the run does not have the digest that was recorded",
+            "the stored policy does not match its recorded digest",
             where=str(folder / "run.json"),
             got=policy.digest,
             fix=f"Recorded: {recorded.digest}",

@@ -289,6 +289,6 @@ def _one_by_one(function: Callable[..., Any], values: list[_Numbers]) -> tuple[_
             succeeded[row] = False
             continue
         if not isinstance(number, (int, float)) or (isinstance(number, int) and abs(number) > MAX_EXACT):
-            raise NotColumnar(f"a value that is no float: {number!r}")
+            raise NotColumnar(f"a value that is not a float: {number!r}")
         numbers[row] = number
     return numbers.reshape(columns[0].shape), succeeded.reshape(columns[0].shape)

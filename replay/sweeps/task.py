@@ -128,17 +128,17 @@ def reasons_of(variants: Sequence[Variant]) -> dict[str, str]:
             if watcher.reason:
                 found[name] = watcher.reason
             elif name in variant.structure.engine_names:
-                found.setdefault(name, "another controller that is for the event engine hangs together with it")
+                found.setdefault(name, "a controller that needs the event engine asks about it or shares its cooldown")
     return found
 
 
 def _reason_for_engine(stream: Stream, steers: Collection[str]) -> str:
     """Return why the event engine has to judge the whole run; empty if columns suffice."""
     if stream.has_decisions:
-        return "rules were live in it"
+        return "it was recorded with live rules"
     if stream.has_late_values:
-        return "values of it came late"
-    return f"rules ask for {', '.join(sorted(steers))}" if steers else ""
+        return "some of its values arrived late"
+    return f"rules order {', '.join(sorted(steers))}" if steers else ""
 
 
 def guessed_from(runs: Iterable[Run]) -> Objective | None:

@@ -79,7 +79,7 @@ class Terms:
         """
         term = self._term(rule.expression.tree, rule)
         if not term.is_truth:
-            raise NotColumnar("its answer is not plainly True or False")
+            raise NotColumnar("its value is not clearly True or False")
         return term
 
     def _make(
@@ -117,7 +117,7 @@ class Terms:
                 return self._chosen(node, rule)
             case ast.Call(func=ast.Name(id=name)) if not node.keywords:
                 return self._called(node, name, rule)
-        raise NotColumnar(f"no columnar form: {rule.expression.segment(node)}")
+        raise NotColumnar(f"the column engine cannot evaluate {rule.expression.segment(node)}")
 
     def _truth(self, node: ast.expr, rule: BoundRule) -> Term:
         term = self._term(node, rule)
@@ -136,7 +136,7 @@ class Terms:
             return self._make("constant", payload=value, is_truth=True)
         if isinstance(value, float) or (isinstance(value, int) and abs(value) <= MAX_EXACT):
             return self._make("constant", payload=value, is_float=isinstance(value, float))
-        raise NotColumnar(f"a constant that is no plain number: {value!r}")
+        raise NotColumnar(f"a constant that is not a plain number: {value!r}")
 
     def _joined(self, operation: str, terms: list[Term]) -> Term:
         joined = terms[0]
@@ -149,7 +149,7 @@ class Terms:
         links = []
         for operator, left, right in zip(node.ops, terms, terms[1:], strict=False):
             if not isinstance(operator, _COMPARISONS):
-                raise NotColumnar(f"no columnar form: {rule.expression.segment(node)}")
+                raise NotColumnar(f"the column engine cannot evaluate {rule.expression.segment(node)}")
             links.append(self._make(type(operator).__name__, left, right, is_truth=True))
         return self._joined("and", links)
 
@@ -174,7 +174,7 @@ class Terms:
         if (name in _OF_ONE and len(arguments) == 1) or len(arguments) >= _OF_SEVERAL.get(name, len(arguments) + 1):
             is_float = FUNCTIONS[name].is_float or (name == "abs" and arguments[0].is_float)
             return self._make(name, *arguments, is_float=is_float)
-        raise NotColumnar(f"no columnar form: {rule.expression.segment(node)}")
+        raise NotColumnar(f"the column engine cannot evaluate {rule.expression.segment(node)}")
 
     def _referred(self, node: ast.expr, reference: ref.Reference, rule: BoundRule) -> Term:
         match reference:
@@ -194,7 +194,7 @@ class Terms:
             if reference.key.is_derived:
                 raise NotColumnar(f"it reads a computed series: {reference.key.name}")
             return self._make("reference", payload=reference, is_float=gives_float(node, rule))
-        raise NotColumnar(f"no columnar form: {rule.expression.segment(node)}")
+        raise NotColumnar(f"the column engine cannot evaluate {rule.expression.segment(node)}")
 
     def _param(self, node: ast.expr, value: Param) -> Term:
         name = node.id if isinstance(node, ast.Name) else None

@@ -130,7 +130,7 @@ def variants_of(policy: Policy, axes: Mapping[str, Sequence[Param]]) -> list[Var
     for name, values in axes.items():
         count *= len(values)
         if not values:
-            raise TelemetryError("no values to vary", got=name)
+            raise TelemetryError("a param has no values to try", got=name)
     if count > MAX_VARIANTS:
         raise TelemetryError(f"a sweep has at most {MAX_VARIANTS:,} variants", got=f"{count:,}")
     settled = _settling(policy, axes)
@@ -207,7 +207,7 @@ def _structure(policy: Policy, terms: Terms) -> Structure:
         condition, reason = None, ""
         try:
             if f"on_{INIT_END}" in controller.triggers:
-                raise NotColumnar(f"it is asked at {INIT_END}, which is no event of a run")
+                raise NotColumnar(f"its trigger is {INIT_END}, which is not an event of a run")
             condition = terms.condition(controller.rule.bound)
         except NotColumnar as error:
             reason = str(error)
