@@ -78,8 +78,8 @@ class BackgroundSealing:
         self.stop()
         if why:
             logger.warning(
-                "the journal of %s %s. It is kept, and stays readable. The next recorder of this store, or 'steptape seal', "
-                "will try again",
+                "the journal of %s %s. It is kept, and stays readable. The next recorder of this store, or "
+                "'steptape seal', will try again",
                 self._folder,
                 why,
             )

@@ -49,7 +49,9 @@ def open_run(
         TelemetryError: The run cannot be opened, or an argument is wrong.
     """
     if (resume is None and resume_step is not None) or (resume is not None and run_id is not None):
-        raise TelemetryError("resume_step is only for resume=, and run_id only for a new run", got=(run_id, resume_step))
+        raise TelemetryError(
+            "resume_step is only for resume=, and run_id only for a new run", got=(run_id, resume_step)
+        )
     if not rank.decides:
         return (
             _followed_run(store, rank.agree(None), info) if rank.has_group else _joined_run(store, run_id, info, rank)
@@ -186,7 +188,9 @@ def _new_run(store: Path, run_id: str | None, info: RunInfo, policy: Policy | No
     """
     chosen = new_run_id() if run_id is None else run_id
     if not isinstance(chosen, str) or not RUN_ID.fullmatch(chosen):
-        raise TelemetryError("a run id starts with a letter or digit and continues with letters, digits, '.', '_' or '-'", got=chosen)
+        raise TelemetryError(
+            "a run id starts with a letter or digit and continues with letters, digits, '.', '_' or '-'", got=chosen
+        )
     plan = info.last.plan
     engine = None if policy is None else Engine(policy, plan)
     return Opening(

@@ -429,4 +429,6 @@ class Recorder:
             try:
                 end()
             except Exception as failed:
-                self._tape.warn_once(f"the end of the run in {self.folder} could not be recorded completely: {failed!r}")
+                self._tape.warn_once(
+                    f"the end of the run in {self.folder} could not be recorded completely: {failed!r}"
+                )

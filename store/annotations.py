@@ -77,7 +77,9 @@ def append_annotation(folder: Path, annotation: Annotation) -> None:
         size = os.fstat(fd).st_size
         if size + len(line) > MAX_BYTES:
             raise TelemetryError(
-                f"the annotations of a run are limited to {MAX_BYTES >> 20} MiB", where=str(folder / ANNOTATIONS), fix="Move the file away"
+                f"the annotations of a run are limited to {MAX_BYTES >> 20} MiB",
+                where=str(folder / ANNOTATIONS),
+                fix="Move the file away",
             )
         if size and os.pread(fd, 1, size - 1) != b"\n":
             line = b"\n" + line

@@ -249,7 +249,7 @@ def _series(snapshot: Snapshot, metric: str, kind: str | None, attempts: Attempt
     if column is None:
         known = ", ".join(list(snapshot.columns.by_metric)[:20]) or "none"
         raise TelemetryError(
-            "no event of the run carries this metric", where=snapshot.info.run_id, got=metric, fix=f"Recorded here: {known}"
+            "no event carries this metric", where=snapshot.info.run_id, got=metric, fix=f"Recorded here: {known}"
         )
     table = events_table_along(snapshot, (*SERIES_CLOCKS, column), attempts)
     table = table.filter(pc.is_valid(table[column])).select([*SERIES_CLOCKS, column])

@@ -45,7 +45,9 @@ class Store:
 
     def __init__(self, path: Path) -> None:
         if not path.is_dir():
-            raise StoreNotFound("no such store", where=str(path), fix="A store is a folder of runs; 'steptape demo' makes one")
+            raise StoreNotFound(
+                "no such store", where=str(path), fix="A store is a folder of runs; 'steptape demo' makes one"
+            )
         self.path = path
         self.catalog = catalog_of(path.absolute())
 

@@ -186,7 +186,7 @@ def test_a_file_that_is_no_journal_is_refused(small_run: Path) -> None:
     """The magic is wrong, and the error names the file."""
     journal_of(small_run).write_bytes(b"PAR1 and so on")
 
-    with pytest.raises(DamagedLog, match=r"journal-0-0-000000000000: this is no journal; got b'PAR1'"):
+    with pytest.raises(DamagedLog, match=r"journal-0-0-000000000000: not a journal; got b'PAR1'"):
         read_segment(journal_of(small_run))
 
 

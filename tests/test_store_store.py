@@ -84,7 +84,7 @@ def test_a_name_that_two_runs_share_is_refused_with_their_ids(
     store_folder("run-1", name="digits")
     store_folder("run-2", name="digits")
 
-    with pytest.raises(RunNotFound, match=r"several runs have this name; got 'digits'. Say which: run-1, run-2"):
+    with pytest.raises(RunNotFound, match=r"several runs have this name; got 'digits'. Use an id: run-1, run-2"):
         open_store(store_path).run("digits")
 
 

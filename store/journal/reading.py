@@ -38,7 +38,10 @@ def read_segment(path: Path, *, checks: bool = True) -> Segment:
     magic, version = PREAMBLE.unpack_from(data)
     if magic != MAGIC:
         raise DamagedLog(
-            "not a journal", where=str(path), got=magic, fix="Its name says that it is one; check the program that wrote it"
+            "not a journal",
+            where=str(path),
+            got=magic,
+            fix="Its name says that it is one; check the program that wrote it",
         )
     # Version 2 only uses flags that version 1 left free, so one reader reads both.
     if not 1 <= version <= VERSION:

@@ -299,7 +299,7 @@ def _write_all(fd: int, data: bytes) -> None:
 
 def _no_room(written: int, size: int) -> OSError:
     """Return the error for a short write: the kernel reports ENOSPC only when not one byte fits."""
-    return OSError(errno.ENOSPC, f"the disk is full: only {written} of {size} bytes were written, and these were removed again")
+    return OSError(errno.ENOSPC, f"no space left: {written} of {size} bytes were written, and removed again")
 
 
 _open_writers: weakref.WeakSet[JournalWriter] = weakref.WeakSet()

@@ -192,7 +192,9 @@ def faults_of(kept: Digests, info: RunInfo, listing: Listing, columns: Columns) 
     for (attempt, rank), log in kept.logs.items():
         is_whole = ends.get((attempt, rank)) == log.last_seq
         if not is_whole or log_digest(listing, columns, (attempt, rank), log.format) != log.sha256:
-            faults.append(f"attempt {attempt}: the log of rank {rank} has changed since its digest was computed at the end")
+            faults.append(
+                f"attempt {attempt}: the log of rank {rank} has changed since its digest was computed at the end"
+            )
     return faults
 
 

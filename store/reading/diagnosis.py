@@ -60,9 +60,7 @@ def diagnose(folder: Path) -> list[StoreFault]:
         return retrying(lambda: _found_in(folder))
     except OSError as error:
         what = f"it cannot be read ({error.strerror})"
-        return [
-            StoreFault("unreadable", str(error.filename or folder), what, "Check its permissions and the disk")
-        ]
+        return [StoreFault("unreadable", str(error.filename or folder), what, "Check its permissions and the disk")]
 
 
 def _found_in(folder: Path) -> list[StoreFault]:
