@@ -95,7 +95,9 @@ def _length(head: bytes, where: str) -> int:
     length: int
     length, checksum = _HEAD.unpack(head)
     if checksum != masked(crc32c(head[:8])):
-        raise UnreadableSource("not a TFRecord file: the checksum of a record's length is wrong", where=where, fix=_KEPT)
+        raise UnreadableSource(
+            "not a TFRecord file: the checksum of a record's length is wrong", where=where, fix=_KEPT
+        )
     if length > LONGEST_RECORD:
         raise UnreadableSource(f"a record of more than {LONGEST_RECORD} bytes", where=where, got=length, fix=_KEPT)
     return length

@@ -37,7 +37,9 @@ def records(path: Path, *, is_growing: bool = False) -> Iterator[bytes]:
     for position, sort, data in _pieces(path, is_growing):
         is_begin = sort in (_FULL, _FIRST)
         if is_begin == bool(parts) or sort > _LAST:
-            raise UnreadableSource("fragments of records are out of order", where=f"{path} @ byte {position}", fix=_KEPT)
+            raise UnreadableSource(
+                "fragments of records are out of order", where=f"{path} @ byte {position}", fix=_KEPT
+            )
         parts.append(data)
         if sort in (_FULL, _LAST):
             yield b"".join(parts)

@@ -85,7 +85,11 @@ class TextLogReader(SingleFile):
             found = True
             yield run
         if not found:
-            fix = "Describe its lines with --pattern" if options.pattern is None else "The pattern matches none of its lines"
+            fix = (
+                "Describe its lines with --pattern"
+                if options.pattern is None
+                else "The pattern matches none of its lines"
+            )
             raise UnreadableSource("no line holds a step and a value", where=str(path), fix=fix)
 
 
