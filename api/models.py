@@ -21,7 +21,7 @@ Number = Annotated[
 Next = Annotated[
     str | None,
     Field(
-        description="Opaque: as `cursor`, beside the same other parameters, it asks for what follows. Null at the end."
+        description="Opaque. Pass it as `cursor`, with the same other parameters, to get the next page. Null on the last page."
     ),
 ]
 
