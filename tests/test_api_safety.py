@@ -324,7 +324,7 @@ def test_a_file_of_tokens_that_others_can_read_is_refused(tmp_path: Path) -> Non
     path.write_text(LINES)
     path.chmod(0o644)
 
-    with pytest.raises(TelemetryError, match="others can read"):
+    with pytest.raises(TelemetryError, match="other users can read"):
         read_tokens(path)
     path.chmod(0o600)
     assert len(read_tokens(path)) == 3

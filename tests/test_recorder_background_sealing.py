@@ -93,7 +93,7 @@ def test_a_sealing_process_that_is_stopped_does_not_hold_up_the_end(
     assert process.returncode == -signal.SIGKILL
     (told,) = caplog.messages
     assert "sealing process is stalled" in told
-    assert "the next recorder" in told
+    assert "The next recorder" in told
     assert open_run(rec.folder).status == "completed"
     assert open_run(rec.folder).series("loss")["value"].to_pylist() == [1.0]
     assert seal(rec.folder) > 0

@@ -412,5 +412,5 @@ def test_a_loss_of_a_token_that_is_null_is_damage(store_record: Callable[..., Pa
 
     copy = rewritten(folder, "samples", lambda rows: rows.set_column(rows.num_columns - 1, "token_losses", nothing))
 
-    with pytest.raises(DamagedLog, match="what no recorder writes"):
+    with pytest.raises(DamagedLog, match="a type that no recorder writes"):
         digest_faults(copy)

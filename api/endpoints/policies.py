@@ -78,7 +78,9 @@ def policy_named(name: str, folder: Path | None) -> Path:
     """
     known = policies_known(folder)
     if name not in known:
-        raise PolicyNotFound("no policy of the server has this name", got=name, fix=f"Available: {', '.join(sorted(known))}")
+        raise PolicyNotFound(
+            "no policy of the server has this name", got=name, fix=f"Available: {', '.join(sorted(known))}"
+        )
     return known[name]
 
 

@@ -95,7 +95,9 @@ def _bounded(items: Iterable[SeriesItem], most: int) -> Iterator[SeriesItem]:
     for item in items:
         left -= len(item.value)
         if left < 0:
-            raise InvalidRequest(f"a response holds at most {most:,} values", fix="Request fewer points, runs or metrics")
+            raise InvalidRequest(
+                f"a response holds at most {most:,} values", fix="Request fewer points, runs or metrics"
+            )
         yield item
 
 

@@ -77,10 +77,16 @@ def read_metrics(request: Request, store: OpenStore) -> Response:
         statuses[entry.summary.status] = statuses.get(entry.summary.status, 0) + 1
     lines = [
         *traffic.lines(),
-        *_gauge("steptape_runs", "Runs in the store, by status.", {f'status="{name}"': n for name, n in sorted(statuses.items())}),
+        *_gauge(
+            "steptape_runs",
+            "Runs in the store, by status.",
+            {f'status="{name}"': n for name, n in sorted(statuses.items())},
+        ),
         *_gauge("steptape_runs_unreadable", "Run folders that cannot be read.", {"": len(look.problems)}),
         *_gauge("steptape_streams", "Open live tails and long polls.", {"": state.streams.taken}),
-        *_gauge("steptape_jobs", "Jobs, by status.", {f'status="{name}"': n for name, n in state.jobs.counts().items()}),
+        *_gauge(
+            "steptape_jobs", "Jobs, by status.", {f'status="{name}"': n for name, n in state.jobs.counts().items()}
+        ),
     ]
     return Response("\n".join(lines) + "\n", media_type="text/plain; version=0.0.4; charset=utf-8")
 

@@ -81,7 +81,10 @@ class HostAndTokenMiddleware:
             return _LARGE, f"Headers may have at most {MAX_HEAD_BYTES:,} bytes in total"
         hosts = headers.getlist("host")
         if len(hosts) != 1 or _name_in(hosts[0]) not in self._hosts:
-            return _MISDIRECTED, "This server does not answer for the name in the Host header (--allowed-host adds a name)"
+            return (
+                _MISDIRECTED,
+                "This server does not answer for the name in the Host header (--allowed-host adds a name)",
+            )
         if scope["method"] in _SAFE:
             return None
         origin = headers.get("origin")

@@ -108,7 +108,9 @@ class JobQueue:
         """
         with self._changed:
             if job_id not in self._jobs:
-                raise JobNotFound("no job has this id; the server may have dropped it", got=job_id, fix="GET /api/v1/jobs lists them")
+                raise JobNotFound(
+                    "no job has this id; the server may have dropped it", got=job_id, fix="GET /api/v1/jobs lists them"
+                )
             return self._jobs[job_id]
 
     def jobs(self) -> list[Job]:
@@ -125,7 +127,9 @@ class JobQueue:
         """
         job = self.job(job_id)
         if job.owner != holder.name and holder.scope < Scope.ADMIN:
-            raise NotYours("another token started this job", got=job_id, fix="Use that token, or one with the scope admin")
+            raise NotYours(
+                "another token started this job", got=job_id, fix="Use that token, or one with the scope admin"
+            )
         with self._changed:
             if not job.is_over:
                 is_running = job.status == "running"

@@ -44,7 +44,9 @@ class RuleProcesses:
         try:
             process = ChildProcess(f"{__package__}.rule_worker", str(limits.query_worker_bytes))
         except OSError as error:
-            raise Busy(f"the process for the rules could not be started ({error.strerror})", fix="Try again later") from None
+            raise Busy(
+                f"the process for the rules could not be started ({error.strerror})", fix="Try again later"
+            ) from None
         until_s = time.monotonic() + limits.rules_s
         try:
             process.send(document, until_s=until_s)
