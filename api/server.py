@@ -90,7 +90,7 @@ def _tokens(path: str | Path | None, host: str) -> Tokens | None:
         "without tokens, the server may listen only on this machine's own address",
         where="host",
         got=host,
-        fix=f"Give --tokens FILE or {TOKENS_VARIABLE}. Or use 127.0.0.1, and reach it from another machine with 'ssh -L'",
+        fix=f"Give --tokens FILE or {TOKENS_VARIABLE}. Or use 127.0.0.1, and 'ssh -L' from other machines",
     )
 
 
