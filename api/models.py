@@ -21,7 +21,7 @@ Number = Annotated[
 Next = Annotated[
     str | None,
     Field(
-        description="Opaque. Pass it as `cursor`, with the same other parameters, for the next page. Null on the last page."
+        description="Opaque. To get the next page, pass it as `cursor` with the same other parameters. Null at the end."
     ),
 ]
 
