@@ -130,11 +130,11 @@ function cards() {
   const bound = total.right_censored ? "≥ " : "";
   const list = [[`${total.stopped} of ${total.runs}`, "runs would have been stopped"]];
   if (total.steps) list.push([bound + percent((total.steps_saved ?? 0) / total.steps, 0), `of ${shown(total.steps)} steps saved`]);
-  if (total.seconds_saved !== null) list.push([bound + duration(total.seconds_saved), `saved of ${duration(total.elapsed_s)}`]);
+  if (total.seconds_saved !== null) list.push([bound + duration(total.seconds_saved), `of ${duration(total.elapsed_s)} saved`]);
   for (const [key, title] of [["relative_regret", "mean regret"], ["relative_deployable_regret", "mean deployable regret"]]) {
     if (total[key].runs) list.push([percent(total[key].mean, 2), `${title}, worst ${percent(total[key].max, 2)}`]);
   }
-  if (report.objective) list.push([report.objective.metric, `${report.objective.mode} is better${report.objective.guessed ? " (guessed)" : ""}`]);
+  if (report.objective) list.push([report.objective.metric, `${report.objective.mode === "min" ? "lower" : "higher"} is better${report.objective.guessed ? " (guessed)" : ""}`]);
   return element("div", { class: "figures" }, list.map(([figure, text]) => element("div", {}, element("b", {}, figure), element("span", {}, text))));
 }
 
@@ -146,7 +146,8 @@ function glossary() {
     words.push("Deployable regret counts only evaluations at steps with a checkpoint.");
   }
   if (report.aggregate.right_censored) words.push("≥ marks a lower bound: the recorded run ended early, or its own rules stopped it.");
-  return words.length ? element("p", { class: "faint legend" }, words.join(" ")) : "";
+  words.push("Validity: how far the record supports the decision. Point at a label for its meaning.");
+  return element("p", { class: "faint legend" }, words.join(" "));
 }
 
 function runsTable() {

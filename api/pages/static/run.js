@@ -248,6 +248,7 @@ const lookAround = gathered(async (step, isClick = false) => {
       items.length
         ? table(["sample", "loss", "typical", "share of the excess", "seen before"], rows, [0, 3])
         : element("p", { class: "faint" }, `No sample loss was recorded at step ${shown(step)}.`),
+      items.length ? element("p", { class: "faint legend" }, "Typical: the median sample loss of the steps before. Excess: the loss above typical.") : "",
       held === null ? "" : element("button", { type: "button", class: "quiet", onclick: () => (held = null) }, `Step ${shown(step)} stays selected. Release it`),
     );
     for (const bar of place.querySelectorAll("[data-share]")) bar.style.width = `${Math.min(60, 60 * Number(bar.dataset.share))}px`;
