@@ -180,7 +180,8 @@ function comparisonTable() {
       : [row.name === "policy" ? element("b", {}, row.title) : row.title, `${Number(row.stopped.toPrecision(3))} of ${row.runs}`, percent(row.share_saved.mean), percent(row.relative_regret.mean, 2), percent(row.relative_deployable_regret.mean, 2)],
   );
   if (!rows.length) return "";
-  return element("details", {}, element("summary", {}, "Comparison with simpler policies"), table(["", "stops", "steps saved", "regret", "deployable regret"], rows));
+  const words = "The oracle stops at the best evaluation, which no rule can know in advance. A rung is a step at which ASHA compares runs.";
+  return element("details", {}, element("summary", {}, "Comparison with simpler policies"), element("p", { class: "faint legend" }, words), table(["", "stops", "steps saved", "regret", "deployable regret"], rows));
 }
 
 function limits() {
