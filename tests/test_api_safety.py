@@ -334,5 +334,5 @@ def test_other_addresses_take_tokens(tmp_path: Path, monkeypatch: pytest.MonkeyP
     """Tokens may come from the environment, where wrong ones are reported too."""
     monkeypatch.setenv("STEPTAPE_TOKENS", "short read me")
 
-    with pytest.raises(TelemetryError, match="STEPTAPE_TOKENS:1: a token has"):
+    with pytest.raises(TelemetryError, match="STEPTAPE_TOKENS:1: a token must have"):
         serve(tmp_path, host="0.0.0.0", port=0)

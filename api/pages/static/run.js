@@ -152,7 +152,7 @@ function captionOf(plot, items, longest) {
     swatch.style.background = COLOURS[index];
     return [swatch, `${item.kind} ${last}`];
   });
-  if (items.some((item) => item.sampled)) said.push([`extremes of ${shown(longest.n_raw)} values`]);
+  if (items.some((item) => item.sampled)) said.push([`downsampled from ${shown(longest.n_raw)} values, extremes kept`]);
   return said.filter((parts) => parts.join("")).map((parts) => element("span", {}, parts));
 }
 
