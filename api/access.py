@@ -73,7 +73,9 @@ def _run(
     store: OpenStore,
     key: Annotated[
         str,
-        InPath(alias="id", description="The run's id, or its name where one run alone has it; a slash in it is `%2F`."),
+        InPath(
+            alias="id", description="The run's id, or its name if no other run has it. Write a slash in it as `%2F`."
+        ),
     ],
 ) -> RunAccess:
     run = find_run(store, getattr(request.state, RUN_KEY, key))

@@ -47,7 +47,7 @@ IN_EVERY_FORM: Final[dict[int | str, dict[str, Any]]] = {
         "content": {
             MEDIA_TYPES[form]: {"schema": {"type": "string"}, "x-form": str(form)} for form in Form if form != Form.JSON
         },
-        "headers": {"Link": {"description": "`rel=next`: where the next page is.", "schema": {"type": "string"}}},
+        "headers": {"Link": {"description": "`rel=next`: address of the next page.", "schema": {"type": "string"}}},
     }
 }
 
@@ -64,9 +64,9 @@ def form_of(request: Request, asked: Form | None) -> Form:
     best = max(Form, key=lambda form: _quality(ranges, MEDIA_TYPES[form]))  # JSON is the first among equals.
     if _quality(ranges, MEDIA_TYPES[best]) <= 0:
         raise NotAcceptable(
-            "none of the accepted types can be answered with",
+            "no response format matches the Accept header",
             where="header.accept",
-            fix=f"Known: {', '.join(MEDIA_TYPES.values())}",
+            fix=f"Available: {', '.join(MEDIA_TYPES.values())}",
         )
     return best
 

@@ -170,7 +170,9 @@ class _Application(FastAPI):
                 for method, operation in path.items():
                     _retype_problems(operation["responses"])
                     if method == "get" and ("{id}" in name or name.endswith("/series")):
-                        operation["responses"]["304"] = {"description": "The client has this answer (ETag)"}
+                        operation["responses"]["304"] = {
+                            "description": "Not modified: the client's copy is current (ETag)"
+                        }
         return super().openapi()
 
 

@@ -38,7 +38,7 @@ class FollowerSlots:
             Busy: All places are taken.
         """
         if self.taken >= self._count:
-            raise Busy(f"{self._count} clients are waiting already", fix="Ask again later")
+            raise Busy(f"{self._count} clients are already waiting", fix="Try again later")
         self.taken += 1
         try:
             yield

@@ -21,7 +21,7 @@ Number = Annotated[
 Next = Annotated[
     str | None,
     Field(
-        description="Opaque: as `cursor`, beside the same other parameters, it asks for what follows. Null at the end."
+        description="Opaque. To get the next page, pass it as `cursor` with the same other parameters. Null at the end."
     ),
 ]
 

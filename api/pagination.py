@@ -46,16 +46,16 @@ def from_cursor(cursor: str, query: object, shape: TypeAdapter[_Position]) -> _P
         place = shape.validate_python(position)
     except (ValueError, TypeError, RecursionError):
         raise InvalidCursor(
-            "this is no cursor",
+            "not a cursor",
             where="query.cursor",
             got=cursor,
-            fix="Take it as it stands from 'next' of the page before",
+            fix="Copy it unchanged from 'next' of the previous page",
         ) from None
     if fingerprint != _fingerprint(query):
         raise InvalidCursor(
             "this cursor belongs to another query",
             where="query.cursor",
-            fix="From page to page only 'limit' may change; to change more, begin without a cursor",
+            fix="Between pages only 'limit' may change. To change anything else, start without a cursor",
         )
     return place
 

@@ -48,7 +48,7 @@ MEDIA_TYPE: Final = "application/problem+json"
 STATUSES: Final = (400, 401, 403, 404, 406, 408, 409, 413, 415, 421, 422, 431, 500, 503)
 
 #: Hint for an unknown path below a run.
-_SLASH_HINT: Final = "Of a run whose name has a slash in it, give the id, or the name with %2F in its place"
+_SLASH_HINT: Final = "If the run's name contains a slash, use its id, or write the slash as %2F"
 
 _LOGGER: Final = logging.getLogger("steptape.api")
 
@@ -63,17 +63,17 @@ class Sort(NamedTuple):
 
 _SORTS: Final[dict[type[TelemetryError], Sort]] = {
     RunNotFound: Sort(404, "run-not-found", "No such run"),
-    NotARun: Sort(404, "not-a-run", "This is not a run"),
+    NotARun: Sort(404, "not-a-run", "Not a run"),
     MetricNotFound: Sort(404, "metric-not-found", "No such metric"),
     StepNotFound: Sort(404, "step-not-found", "No such step"),
     PolicyNotFound: Sort(404, "policy-not-found", "No such policy"),
     JobNotFound: Sort(404, "job-not-found", "No such job"),
     JobNotDone: Sort(409, "job-not-done", "The job has no result"),
-    NotYours: Sort(403, "not-yours", "Somebody else started this"),
-    NotAcceptable: Sort(406, "not-acceptable", "No accepted form"),
-    InvalidCursor: Sort(422, "invalid-cursor", "This cursor does not belong here"),
-    InvalidRequest: Sort(422, "invalid-request", "This cannot be asked"),
-    InvalidEvent: Sort(422, "invalid-event", "This cannot be recorded"),
+    NotYours: Sort(403, "not-yours", "Started with another token"),
+    NotAcceptable: Sort(406, "not-acceptable", "No accepted format"),
+    InvalidCursor: Sort(422, "invalid-cursor", "Invalid cursor"),
+    InvalidRequest: Sort(422, "invalid-request", "Invalid request"),
+    InvalidEvent: Sort(422, "invalid-event", "Invalid event"),
     PolicyError: Sort(422, "invalid-policy", "The rules do not load"),
     QueryRefused: Sort(422, "query-refused", "The query was refused"),
     QueryTimedOut: Sort(422, "query-timed-out", "The query took too long"),
@@ -83,7 +83,7 @@ _SORTS: Final[dict[type[TelemetryError], Sort]] = {
     StoreNotFound: Sort(503, "store-not-found", "The store cannot be reached"),
     TelemetryError: Sort(500, "telemetry-error", "The run cannot be read"),
 }
-_INVALID: Final = Sort(422, "invalid-parameter", "A parameter was refused")
+_INVALID: Final = Sort(422, "invalid-parameter", "Invalid parameter")
 _CHANGING: Final = Sort(503, "run-changing", "The run is changing too fast")
 _INTERNAL: Final = Sort(500, "internal-error", "Internal server error")
 
@@ -133,7 +133,7 @@ def install_handlers(app: FastAPI) -> None:
 
 def internal_error() -> Response:
     """Return the response to an unexpected error; it reveals nothing about the cause."""
-    return _response(_INTERNAL, "The server failed at this request; its log says how")
+    return _response(_INTERNAL, "The server failed to answer this request; its log has the reason")
 
 
 def refusal(sort: Sort, detail: str, *, headers: Mapping[str, str] | None = None) -> Response:
@@ -174,7 +174,7 @@ async def _on_vanished_file(request: Request, error: Exception) -> Response:
     # The store has tried five times; each time a file was sealed or merged away before it was read.
     _LOGGER.warning("%s %s: %s", request.method, request.url.path, error)
     detail = "Files of the run were replaced while they were read"
-    return _response(_CHANGING, detail, hint="Ask again", headers={"Retry-After": "1"})
+    return _response(_CHANGING, detail, hint="Try again", headers={"Retry-After": "1"})
 
 
 async def _on_not_modified(_: Request, error: Exception) -> Response:
@@ -186,7 +186,7 @@ def _parameter_error(entry: dict[str, Any]) -> ParameterError:
     where = ".".join(str(part) for part in entry["loc"])
     if entry["type"] == "missing":
         return ParameterError(where=where, what="this parameter is required")
-    what = "there is no such parameter" if entry["type"] == "extra_forbidden" else entry["msg"]
+    what = "unknown parameter" if entry["type"] == "extra_forbidden" else entry["msg"]
     return ParameterError(where=where, what=what, got=shortened(repr(entry["input"])))
 
 

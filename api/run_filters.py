@@ -48,21 +48,21 @@ def _in_utc(moment: datetime) -> datetime:
     try:
         return moment.astimezone(UTC).replace(tzinfo=None) if moment.tzinfo else moment
     except OverflowError:
-        raise PydanticCustomError("time_out_of_range", "this time is beyond the years 1 to 9999 in UTC") from None
+        raise PydanticCustomError("time_out_of_range", "the time is outside the years 1 to 9999 in UTC") from None
 
 
 _Time = Annotated[datetime, AfterValidator(_in_utc)]
 
 _WORDS: Final = {
-    "eq": "is this",
-    "ne": "is there, and not this",
-    "gt": "is greater",
-    "gte": "is this or greater",
-    "lt": "is less",
-    "lte": "is this or less",
-    "contains": "has this in it, in any case",
-    "startswith": "begins so",
-    "in": "is one of these, separated by commas",
+    "eq": "equals this value",
+    "ne": "is present and differs from this value",
+    "gt": "is greater than this value",
+    "gte": "is this value or greater",
+    "lt": "is less than this value",
+    "lte": "is this value or less",
+    "contains": "contains this text, case-insensitive",
+    "startswith": "begins with this text",
+    "in": "is one of these comma-separated values",
 }
 
 

@@ -87,10 +87,10 @@ def _tokens(path: str | Path | None, host: str) -> Tokens | None:
     if is_loopback(host):
         return None
     raise TelemetryError(
-        "only this machine may be served where requests carry no token",
+        "without tokens, the server may listen only on this machine's own address",
         where="host",
         got=host,
-        fix=f"Give --tokens FILE or {TOKENS_VARIABLE}; or use 127.0.0.1, and reach it from elsewhere by 'ssh -L'",
+        fix=f"Give --tokens FILE or {TOKENS_VARIABLE}. Or use 127.0.0.1, and 'ssh -L' from other machines",
     )
 
 
@@ -98,8 +98,8 @@ def _announce(store_path: str | Path, host: str, listener: socket.socket) -> Non
     """Write the address to stderr."""
     address = f"[{host}]" if ":" in host else host
     url = f"http://{address}:{listener.getsockname()[1]}"
-    served = f"{url}/ for people and {url}/api/v1/runs for programs"
-    sys.stderr.write(f"steptape: {store_path} is served at {served} (Ctrl-C ends it)\n")
+    served = f"{url}/ (API: {url}/api/v1/runs)"
+    sys.stderr.write(f"steptape: serving {store_path} at {served}. Ctrl-C stops it\n")
     sys.stderr.flush()
 
 
@@ -107,9 +107,9 @@ def _listening(host: str, port: int) -> socket.socket:
     """Open a socket that already listens, so that the address can be announced before the first request."""
     try:
         if not 0 <= port <= 65535:
-            raise OSError("ports end at 65535")
+            raise OSError("ports are numbered 0 to 65535")
         return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
     except OSError as error:
         raise TelemetryError(
-            f"cannot listen there ({error})", where=f"{host}:{port}", fix="Choose another port"
+            f"cannot listen on this address ({error})", where=f"{host}:{port}", fix="Choose another port"
         ) from None

@@ -184,7 +184,7 @@ def _reader_of(
     if len(readers) == 1:
         return readers[0]
     raise UnreadableSource(
-        "no reader knows this file", where=str(path), fix="Name its kind instead of auto, if it is of one"
+        "no reader recognises this file", where=str(path), fix="If you know its kind, name it instead of auto"
     )
 
 
@@ -193,7 +193,7 @@ def _told_once(failures: Sequence[UnreadableSource]) -> UnreadableSource:
     first, *others = failures
     if not others:
         return first
-    return UnreadableSource(f"{first.what}, and on {len(others)} more", where=first.where, fix=first.fix)
+    return UnreadableSource(f"{first.what}; {len(others)} more files failed too", where=first.where, fix=first.fix)
 
 
 def _name(place: Path, root: Path) -> str:

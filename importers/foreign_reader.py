@@ -85,7 +85,7 @@ class ForeignReader:
             frames = traceback.extract_tb(error.__traceback__)
             at = f"{Path(frames[-1].filename).name}:{frames[-1].lineno}"
             what = f"the reader {self.kind!r} failed ({error!r} in {at})"
-            raise UnreadableSource(what, where=str(path), fix="Tell whoever made that reader") from error
+            raise UnreadableSource(what, where=str(path), fix="Report this to the author of the reader") from error
 
 
 def _checked(run: ImportedRun) -> ImportedRun:
@@ -96,13 +96,13 @@ def _checked(run: ImportedRun) -> ImportedRun:
         ValueError: Its status is unknown.
     """
     if not isinstance(run, ImportedRun):
-        raise TypeError(f"{type(run).__name__} is no ImportedRun")
+        raise TypeError(f"{type(run).__name__} is not an ImportedRun")
     if not (isinstance(run.identity, str) and isinstance(run.name, str) and isinstance(run.group, str | None)):
-        raise TypeError("identity, name or group of a run is no text")
+        raise TypeError("identity, name or group of a run is not text")
     if not (isinstance(run.plan, Plan) and isinstance(run.config, dict)):
-        raise TypeError("a run's plan is no Plan, or its config no dict")
+        raise TypeError("a run's plan is not a Plan, or its config is not a dict")
     if run.status not in (None, *STATUSES):
-        raise ValueError(f"no such status: {run.status!r}")
+        raise ValueError(f"unknown status: {run.status!r}")
     return replace(
         run,
         tags=tuple(map(str, run.tags)),

@@ -49,9 +49,9 @@ def news_of(stored: Iterable[Event], facts: Iterator[Fact], where: str) -> Itera
     if lost is not None:
         _, _, step, name, bits = lost
         raise SourceRewritten(
-            f"the source does not say any more that {name!r} was {struct.unpack('<d', bits)[0]} at step {step}",
+            f"the source no longer holds the imported value of {name!r} at step {step}: {struct.unpack('<d', bits)[0]}",
             where=where,
-            fix="The run is left as it is. To import the source anew, delete the run first",
+            fix="The run is unchanged. To import the source again, delete the run first",
         )
     yield from kept
 

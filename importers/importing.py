@@ -29,7 +29,7 @@ from .storable import storable, storable_config, storable_time
 _IMPORTED: Final = re.compile(r"(?:\d{8}T\d{6}|import)-([0-9a-f]{10})")
 
 #: Problem of a readable source that holds no event, such as a table with nothing but headings.
-NO_EVENT: Final = "the source tells no event"
+NO_EVENT: Final = "the source holds no events"
 
 
 class State(StrEnum):

@@ -42,9 +42,9 @@ class Omissions:
         if self._count:
             rows = "row was" if self._count == 1 else "rows were"
             raise UnreadableSource(
-                f"{self._count} {rows} left out, the first on {self._first}",
+                f"{self._count} {rows} skipped; the first is {self._first}",
                 where=self._where,
-                fix="Everything else was taken",
+                fix="Everything else was imported",
             )
 
 
@@ -71,5 +71,5 @@ class DecimalCommas:
             UnreadableSource: At least one was found.
         """
         if self._first:
-            what = f"numbers with a decimal comma are taken as text, the first is {self._first}"
-            raise UnreadableSource(what, where=self._where, fix="Write them with a point")
+            what = f"numbers with a decimal comma were imported as text; the first is {self._first}"
+            raise UnreadableSource(what, where=self._where, fix="Write them with a decimal point")

@@ -42,7 +42,7 @@ def reader_of(kind: str) -> Reader:
     if kind in registered.problems:
         raise registered.problems[kind]
     raise TelemetryError(
-        "nothing reads this kind", got=kind, fix=f"Kinds: {AUTO}, {', '.join(sorted(registered.by_kind))}"
+        "no reader for this kind", got=kind, fix=f"Kinds: {AUTO}, {', '.join(sorted(registered.by_kind))}"
     )
 
 
@@ -71,7 +71,7 @@ def _registered() -> _Registered:
             reader = _loaded(point)
             if reader.kind in registered.by_kind or reader.kind == AUTO:
                 raise TelemetryError(
-                    "this reader is for a kind that has one", where=f"{GROUP}: {point.name}", got=reader.kind
+                    "another reader already reads this kind", where=f"{GROUP}: {point.name}", got=reader.kind
                 )
             registered.by_kind[reader.kind] = reader
         except TelemetryError as error:
@@ -90,9 +90,9 @@ def _loaded(point: EntryPoint) -> Reader:
     try:
         reader = point.load()()
         if not isinstance(reader, Reader):
-            raise TypeError("it lacks what a reader has")
+            raise TypeError("it lacks methods or attributes of a reader")
         if not isinstance(reader.kind, str):
-            raise TypeError("its kind is no text")
+            raise TypeError("its kind is not text")
     except (Exception, SystemExit) as error:
         raise TelemetryError(f"this reader cannot be loaded ({error!r})", where=f"{GROUP}: {point.name}") from error
     return ForeignReader(reader) if _is_foreign(point) else reader

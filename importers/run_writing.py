@@ -108,7 +108,7 @@ def write_new(
         courses = Courses()
         append_facts(aside, run_id, facts, courses, run.started_ns)
         if not courses.events:
-            raise courses.problem or UnreadableSource("the source tells no event")
+            raise courses.problem or UnreadableSource("the source holds no events")
         told = _told(RunInfo(run_id, attempts=courses.attempts(run), **info), courses)
         write_run_info(aside, told)
         seal(aside)
@@ -188,7 +188,7 @@ def append_facts(
     except TelemetryError as error:
         courses.problem = error
     except (struct.error, RecursionError) as error:
-        courses.problem = UnreadableSource(f"an event of it fits into no log ({error})")
+        courses.problem = UnreadableSource(f"a log cannot hold one of its events ({error})")
     finally:
         if writer is not None:
             writer.close()
@@ -221,8 +221,8 @@ def _check(kind: str, names: tuple[str, ...]) -> None:
         UnreadableSource: The kind is unknown, or a metric's name is not valid Unicode.
     """
     if kind not in KINDS:
-        raise UnreadableSource("a reader told of an event of an unknown kind", got=kind)
+        raise UnreadableSource("a reader returned an event of an unknown kind", got=kind)
     try:
         "".join(names).encode()
     except UnicodeEncodeError:
-        raise UnreadableSource("the name of a metric is no text: half a surrogate pair") from None
+        raise UnreadableSource("the name of a metric is not valid text: a lone surrogate") from None

@@ -33,7 +33,7 @@ def storable_config(config: dict[str, Any]) -> dict[str, Any]:
         text = json.dumps(encoded(redacted(config)), ensure_ascii=False, default=str)
         document: dict[str, Any] = json.loads(storable(text))
     except (RecursionError, ValueError) as error:
-        raise UnreadableSource(f"its configuration fits into no run ({error})") from None
+        raise UnreadableSource(f"a run cannot hold its configuration ({error})") from None
     return document
 
 

@@ -102,7 +102,7 @@ def wall_clock_ns(cell: str) -> int:
 
 def unknown_step_column(where: str, columns: Sequence[str], step_column: str | None) -> UnreadableSource:
     """Build the error for a table without a step column."""
-    what = "no column counts steps" if step_column is None else f"no column is called {step_column!r}"
+    what = "no column holds the step" if step_column is None else f"no column is named {step_column!r}"
     return UnreadableSource(
-        what, where=where, got=", ".join(columns[:20]), fix="Name the one that does with --step COLUMN"
+        what, where=where, got=", ".join(columns[:20]), fix="Name the step column with --step COLUMN"
     )

@@ -41,8 +41,8 @@ class BackgroundSealing:
         self._is_possible = find_spec("pyarrow") is not None
         if not self._is_possible:
             logger.warning(
-                "pyarrow is not installed here: %s stays a journal until 'steptape seal' of a full installation turns "
-                "it into Parquet",
+                "pyarrow is not installed: %s stays a journal. To convert it to Parquet, run 'steptape seal' in a full "
+                "installation",
                 folder,
             )
             return
@@ -74,12 +74,12 @@ class BackgroundSealing:
                 is_sealed = self._finish()
             why = "" if is_sealed else "could not be sealed"
         except _StandsStill:
-            why = "is not sealed: the process that was to do it stands still, stopped or waiting for a disk or a lock"
+            why = "could not be sealed: the sealing process is stalled (stopped, or waiting for a disk or lock)"
         self.stop()
         if why:
             logger.warning(
-                "the journal of %s %s; it is kept and readable as it is, and the next recorder of this store, or "
-                "'steptape seal', tries again",
+                "the journal of %s %s. It is kept, and stays readable. The next recorder of this store, or "
+                "'steptape seal', will try again",
                 self._folder,
                 why,
             )
@@ -154,7 +154,7 @@ def _start() -> ChildProcess | None:
     try:
         return ChildProcess("steptape.store.parquet.sealing_service", environment=environment, shows_errors=True)
     except OSError as error:
-        logger.warning("journals stay unsealed: no process could be started (%s)", error)
+        logger.warning("journals stay unsealed: the sealing process could not be started (%s)", error)
         return None
 
 

@@ -189,7 +189,9 @@ def _packed(values: Any, code: str, what: str) -> bytes:
             return _converted_tensor_bytes(values, code)
         return ctypes.string_at(data_ptr(), values.nbytes)
     except (TypeError, ValueError, OverflowError, RuntimeError) as error:
-        raise InvalidEvent(f"{what} must be numbers in one dimension ({error})", got=described(values)) from None
+        raise InvalidEvent(
+            f"{what} must be a one-dimensional sequence of numbers ({error})", got=described(values)
+        ) from None
 
 
 def _converted_tensor_bytes(tensor: Any, code: str) -> bytes:

@@ -49,7 +49,9 @@ def open_run(
         TelemetryError: The run cannot be opened, or an argument is wrong.
     """
     if (resume is None and resume_step is not None) or (resume is not None and run_id is not None):
-        raise TelemetryError("resume_step goes with resume, and run_id with a new run", got=(run_id, resume_step))
+        raise TelemetryError(
+            "resume_step is only for resume=, and run_id only for a new run", got=(run_id, resume_step)
+        )
     if not rank.decides:
         return (
             _followed_run(store, rank.agree(None), info) if rank.has_group else _joined_run(store, run_id, info, rank)
@@ -143,7 +145,7 @@ def declared_sync_s(durability: str, sync_every_s: float) -> float | None:
         TelemetryError: The durability is unknown, or the interval is not above 0.
     """
     if durability not in ("process", "power") or not sync_every_s > 0:
-        what = "durability is 'process' or 'power', and syncs are some seconds apart"
+        what = "durability must be 'process' or 'power', and sync_every_s above 0"
         raise TelemetryError(what, got=(durability, sync_every_s))
     return sync_every_s if durability == "power" else None
 
@@ -186,7 +188,9 @@ def _new_run(store: Path, run_id: str | None, info: RunInfo, policy: Policy | No
     """
     chosen = new_run_id() if run_id is None else run_id
     if not isinstance(chosen, str) or not RUN_ID.fullmatch(chosen):
-        raise TelemetryError("a run id is a letter or digit and then letters, digits, '.', '_' or '-'", got=chosen)
+        raise TelemetryError(
+            "a run id starts with a letter or digit and continues with letters, digits, '.', '_' or '-'", got=chosen
+        )
     plan = info.last.plan
     engine = None if policy is None else Engine(policy, plan)
     return Opening(
@@ -205,8 +209,8 @@ def _fresh_run(store: Path, run_id: str | None, info: RunInfo, policy: Policy | 
     """
     opening = _new_run(store, run_id, info, policy)
     if (opening.folder / RUN_JSON).exists():
-        fix = "Choose another, or go on with that run: resume="
-        raise TelemetryError("there is a run with this id already", where=str(store), got=run_id, fix=fix)
+        fix = "Choose another id, or continue that run with resume="
+        raise TelemetryError("a run with this id already exists", where=str(store), got=run_id, fix=fix)
     return opening
 
 
@@ -217,8 +221,8 @@ def _joined_run(store: Path, run_id: str | None, info: RunInfo, rank: Rank) -> O
         TelemetryError: It has no run id, or this rank has already recorded a part of the run.
     """
     if run_id is None:
-        what = f"rank {rank.rank} does not know which run it is"
-        fix = "Give every rank the same run_id=, or construct the recorder after torch.distributed's process group"
+        what = f"rank {rank.rank} does not know the id of its run"
+        fix = "Give every rank the same run_id=, or create the recorder after torch.distributed's process group"
         raise TelemetryError(what, fix=fix)
     opening = _new_run(store, run_id, info, None)
     if opening.folder.is_dir():
@@ -226,7 +230,7 @@ def _joined_run(store: Path, run_id: str | None, info: RunInfo, rank: Rank) -> O
         recorded = {file[1:3] for file in listing.journals} | {file[2:4] for file in listing.sealed}
         # Its ``seq`` would restart at 0, and readers skip events that they already have in Parquet.
         if (0, rank.rank) in recorded:
-            what = f"rank {rank.rank} has recorded a part of this run already"
+            what = f"rank {rank.rank} has already recorded part of this run"
             raise TelemetryError(what, where=str(store), got=run_id, fix="Choose another run_id=")
     return opening
 

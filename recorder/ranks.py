@@ -77,5 +77,5 @@ def this_rank(rank: int | None = None) -> Rank:
             except ValueError:
                 given = f"{rank_variable}={os.environ[rank_variable]} {size_variable}={os.environ[size_variable]}"
                 fix = "Give rank= and world_size="
-                raise TelemetryError("the environment does not name a rank", got=given, fix=fix) from None
+                raise TelemetryError("the environment variables do not name a valid rank", got=given, fix=fix) from None
     return Rank()

@@ -309,7 +309,7 @@ class Recorder:
         except InvalidEvent as error:
             if self._strict:
                 raise
-            self._tape.warn_once(f"{error}; taken as {default!r}", about=error.what)
+            self._tape.warn_once(f"{error}; using {default!r} instead", about=error.what)
             return default
 
     def _begin(self, config: Mapping[str, Any]) -> None:
@@ -362,7 +362,7 @@ class Recorder:
             raise TelemetryError(
                 f"the run cannot be written ({error})",
                 where=str(self.folder),
-                fix="Name a folder that can be written to",
+                fix="Choose a folder that can be written to",
             ) from error
         return tape
 
@@ -373,7 +373,7 @@ class Recorder:
 
     def _begin_anew(self) -> None:
         """Write ``run.json`` again, into a new folder that replaces a deleted one."""
-        self._tape.warn_once(f"the run's folder was deleted; recording goes on in a new one: {self.folder}")
+        self._tape.warn_once(f"the run's folder was deleted; recording continues in a new one: {self.folder}")
         try:
             self._write_info(self._info)
         except OSError as error:
@@ -434,4 +434,6 @@ class Recorder:
             try:
                 end()
             except Exception as failed:
-                self._tape.warn_once(f"the run in {self.folder} could not be ended properly: {failed!r}")
+                self._tape.warn_once(
+                    f"the end of the run in {self.folder} could not be recorded completely: {failed!r}"
+                )

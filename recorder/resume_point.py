@@ -49,14 +49,14 @@ class ResumePoint:
             return cls(resume, step=step)
         fields = {field.name for field in dataclasses.fields(cls)}
         if not isinstance(resume, Mapping) or not {"format", *fields} <= set(resume):
-            raise TelemetryError("resume is a run id or what Recorder.state_dict() returned", got=resume)
+            raise TelemetryError("resume must be a run id or the return value of Recorder.state_dict()", got=resume)
         if resume["format"] != STATE_FORMAT:
             raise TelemetryError(
-                f"the recorder's state has format {resume['format']}, and this steptape reads {STATE_FORMAT}",
-                fix="Resume with the steptape that made it, or by run id and resume_step",
+                f"the recorder's state has format {resume['format']}; this steptape reads format {STATE_FORMAT}",
+                fix="Resume with the version of steptape that made it, or by run id and resume_step",
             )
         if step is not None and step != resume["step"]:
-            raise TelemetryError(f"the recorder's state is of step {resume['step']}", got=f"resume_step={step}")
+            raise TelemetryError(f"the recorder's state belongs to step {resume['step']}", got=f"resume_step={step}")
         return cls(
             as_text(resume["run_id"]),
             as_whole(resume["attempt"], "the state's attempt"),

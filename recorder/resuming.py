@@ -36,12 +36,12 @@ def resumed_run(store: Path, point: ResumePoint, attempt: Attempt, policy: Polic
     """
     folder = store / point.run_id
     if not RUN_ID.fullmatch(point.run_id):
-        raise TelemetryError("no run can have this id", where=str(store), got=point.run_id)
+        raise TelemetryError("not a valid run id", where=str(store), got=point.run_id)
     snapshot = read_snapshot(folder)
     info = snapshot.info
     if snapshot.is_live:
-        what = "the run is still being written; one attempt ends before the next begins"
-        raise TelemetryError(what, where=str(folder), fix="Wait for its process to end, or end it")
+        what = "the run is still being written; an attempt must end before the next can begin"
+        raise TelemetryError(what, where=str(folder), fix="Wait until its process ends, or end it")
     parent, parent_seq, from_step, epoch = _checkpoint(snapshot, point)
     # A recorder that died before writing run.json has left the journal of an attempt that run.json does not list.
     journaled = max((journal.attempt for journal in snapshot.listing.journals), default=0)
@@ -75,10 +75,10 @@ def _checkpoint(snapshot: Snapshot, point: ResumePoint) -> tuple[int, int | None
         return last.attempt, last.seq, last.step, last.epoch
     reached = max((event.step for event in events), default=0)
     if point.step is None:
-        fix = f"Say which step the loop goes on from: resume_step=; the run came to {reached}"
+        fix = f"Give the step to continue from, as resume_step=; the run reached step {reached}"
         raise TelemetryError("the run recorded no checkpoint", where=where, fix=fix)
     if point.step > reached:
-        raise TelemetryError(f"the run came to step {reached}", where=where, got=f"resume_step={point.step}")
+        raise TelemetryError(f"the run reached only step {reached}", where=where, got=f"resume_step={point.step}")
     epoch = next((event.epoch for event in reversed(events) if event.step <= point.step), None)
     return attempts[-1].attempt, None, point.step, epoch
 

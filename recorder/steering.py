@@ -116,7 +116,7 @@ class Steering:
         try:
             self._call(operation, method, decision)
         except Exception as error:  # A pager that cannot be reached must not end the training.
-            logger.exception("operation %s failed; training goes on", operation)
+            logger.exception("operation %s failed; training continues", operation)
             return [f"operation {operation} failed: {traceback.format_exception_only(error)[-1].strip()}"]
         return []
 

@@ -398,8 +398,8 @@ class Tape:
         self._note_whether_clear()
         if self.lost_events == 1:
             logger.warning(
-                "steptape could not record an event of kind %r in %s (%s); training goes on; further losses are "
-                "counted, and written down when recording works again",
+                "steptape could not record an event of kind %r in %s (%s). Training continues. Further lost events are "
+                "counted, and the count is recorded once recording works again",
                 kind,
                 self._folder,
                 self._gap_error,

@@ -38,7 +38,7 @@ class Terminated(SystemExit):
         Terminated.latest = self
 
     def __str__(self) -> str:
-        return "the process was sent SIGTERM"
+        return "the process received SIGTERM"
 
 
 def raise_on_sigterm() -> bool:

@@ -73,7 +73,7 @@ def payload_of(
         elif number is not None:
             attrs[name] = number
             if not isinstance(value, (int, str)):
-                oddities.append(f"metric {name!r} is no number but {described(value)}; kept as text in attrs")
+                oddities.append(f"metric {name!r} is not a number but {described(value)}; recorded as text in attrs")
     return Payload(tuple(names), values, attrs, tuple(oddities), on_device)
 
 

@@ -77,7 +77,9 @@ def append_annotation(folder: Path, annotation: Annotation) -> None:
         size = os.fstat(fd).st_size
         if size + len(line) > MAX_BYTES:
             raise TelemetryError(
-                f"annotations end at {MAX_BYTES >> 20} MiB", where=str(folder / ANNOTATIONS), fix="Move the file away"
+                f"the annotations of a run are limited to {MAX_BYTES >> 20} MiB",
+                where=str(folder / ANNOTATIONS),
+                fix="Move the file away",
             )
         if size and os.pread(fd, 1, size - 1) != b"\n":
             line = b"\n" + line
@@ -104,7 +106,7 @@ def read_annotations(folder: Path) -> list[Annotation]:
     except OSError as error:
         raise DamagedLog(f"annotations cannot be read ({error.strerror})", where=str(path)) from None
     if len(content) > MAX_BYTES:
-        raise DamagedLog("there are more annotations than can be read", where=str(path))
+        raise DamagedLog("the annotations are too large to read", where=str(path))
     return list(_annotations(content))
 
 

@@ -92,8 +92,8 @@ def columns_of(content: bytes, folder: Path) -> Columns:
         return Columns(_mapping(content))
     except (ValueError, TypeError, AttributeError) as error:
         where = f"{folder}/{COLUMNS_JSON}"
-        fix = "The metadata of the newest events-*.parquet holds the same mapping, under 'steptape.columns'"
-        raise DamagedLog(f"this is no mapping of metrics to columns ({error})", where=where, fix=fix) from None
+        fix = "The metadata of the newest events-*.parquet holds the same mapping, as 'steptape.columns'"
+        raise DamagedLog(f"not a valid mapping of metrics to columns ({error})", where=where, fix=fix) from None
 
 
 @functools.lru_cache(maxsize=64)

@@ -86,7 +86,7 @@ def decoded_attrs(text: str) -> dict[str, Any]:
     except (ValueError, RecursionError):
         attrs = None
     if not isinstance(attrs, dict):
-        raise DamagedLog("attributes that are no JSON object", got=text)
+        raise DamagedLog("attributes must be a JSON object", got=text)
     return attrs
 
 
@@ -147,7 +147,7 @@ def _document(line: str, where: str) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise InvalidEvent(f"not JSON ({error})", where=where, got=line.rstrip()) from None
     if not isinstance(document, dict) or not isinstance(document.get("event"), str):
-        raise InvalidEvent('a line is an object with the key "event"', where=where, got=line.rstrip())
+        raise InvalidEvent('a line must be an object with the key "event"', where=where, got=line.rstrip())
     if document["event"] not in KINDS:
         near = difflib.get_close_matches(document["event"], KINDS, n=1)
         fix = f"Did you mean {near[0]!r}?" if near else f"Known kinds: {', '.join(sorted(KINDS))}"

@@ -101,7 +101,7 @@ def list_files(folder: Path) -> Listing:
             "no such run folder", where=str(folder), fix="'steptape runs STORE' lists what is there"
         ) from None
     except OSError as error:
-        what, fix = f"the run's folder cannot be read ({error.strerror})", "Look at its permissions and at the disk"
+        what, fix = f"the run's folder cannot be read ({error.strerror})", "Check its permissions and the disk"
         raise NotARun(what, where=str(folder), fix=fix) from None
     return listing_of(folder, names)
 

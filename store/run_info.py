@@ -128,7 +128,7 @@ def read_run_info(folder: Path) -> RunInfo:
     try:
         content = read_file(folder, RUN_JSON)
     except (FileNotFoundError, NotADirectoryError):
-        raise NotARun("this is not a run: it holds no run.json", where=str(folder)) from None
+        raise NotARun("not a run: it holds no run.json", where=str(folder)) from None
     except (OSError, ValueError) as error:  # ValueError: the path holds a NUL.
         raise _unreadable(folder, error) from None
     return run_info_of(content, folder)
@@ -146,7 +146,7 @@ def run_info_of(content: bytes, folder: Path) -> RunInfo:
         version = document.get("format")
         if isinstance(version, int) and version > FORMAT:
             raise UnsupportedVersion(
-                f"run format {version}, and this steptape reads up to {FORMAT}",
+                f"run format {version}; this steptape reads formats up to {FORMAT}",
                 where=f"{folder}/{RUN_JSON}",
                 fix="Upgrade steptape",
             )
@@ -157,7 +157,7 @@ def run_info_of(content: bytes, folder: Path) -> RunInfo:
 
 def _unreadable(folder: Path, error: Exception) -> NotARun:
     if isinstance(error, OSError):
-        what, fix = f"run.json cannot be read ({error.strerror})", "Look at its permissions and at the disk"
+        what, fix = f"run.json cannot be read ({error.strerror})", "Check its permissions and the disk"
         return NotARun(what, where=f"{folder}/{RUN_JSON}", fix=fix)
     return NotARun(f"run.json cannot be read ({type(error).__name__}: {error})", where=f"{folder}/{RUN_JSON}")
 
@@ -165,7 +165,7 @@ def _unreadable(folder: Path, error: Exception) -> NotARun:
 def _info_from(document: dict[str, Any]) -> RunInfo:
     attempts = tuple(_attempt_from(entry) for entry in document["attempts"])
     if not attempts:
-        raise ValueError("it lists no attempt")
+        raise ValueError("it lists no attempts")
     _check_parents(attempts)
     return RunInfo(
         run_id=str(document["run_id"]),
@@ -185,7 +185,7 @@ def _check_parents(attempts: tuple[Attempt, ...]) -> None:
     for attempt in attempts:
         if attempt.parent is not None and (attempt.parent not in seen or attempt.parent >= attempt.attempt):
             raise ValueError(
-                f"attempt {attempt.attempt} goes on from attempt {attempt.parent}, which is none before it"
+                f"attempt {attempt.attempt} continues attempt {attempt.parent}, which is not an earlier attempt"
             )
         seen.add(attempt.attempt)
 
@@ -213,5 +213,5 @@ _NAMES: Final = {
 def _typed(entry: dict[str, Any], key: str, type_: type[_Value]) -> _Value | None:
     value = entry.get(key)
     if value is not None and not isinstance(value, type_):
-        raise TypeError(f"{key!r} must be {type_.__name__}, and is {value!r}")
+        raise TypeError(f"{key!r} must be {type_.__name__}, not {value!r}")
     return value

@@ -65,7 +65,7 @@ def id_texts(samples: SampleLosses) -> list[str] | None:
     try:
         ids = json.loads(samples.ids) if samples.id_kind == TEXT_IDS else [i for (i,) in _ID.iter_unpack(samples.ids)]
         if len(ids) != len(samples):
-            raise ValueError(f"{len(ids)} for {len(samples)} samples")
+            raise ValueError(f"{len(ids)} ids for {len(samples)} samples")
     except (ValueError, TypeError, struct.error) as error:
-        raise DamagedLog(f"sample ids that cannot be read ({error})", fix="Look at what wrote them") from None
+        raise DamagedLog(f"sample ids that cannot be read ({error})", fix="Check the program that wrote them") from None
     return [*map(str, ids)]

@@ -45,7 +45,9 @@ class Store:
 
     def __init__(self, path: Path) -> None:
         if not path.is_dir():
-            raise StoreNotFound("no such store", where=str(path), fix="A store is a folder; 'steptape demo' makes one")
+            raise StoreNotFound(
+                "no such store", where=str(path), fix="A store is a folder of runs; 'steptape demo' makes one"
+            )
         self.path = path
         self.catalog = catalog_of(path.absolute())
 
@@ -97,7 +99,7 @@ class Store:
             return named[0].folder
         if named:
             ids = ", ".join(entry.summary.run_id for entry in named[:10])
-            raise RunNotFound("several runs have this name", where=str(self.path), got=key, fix=f"Say which: {ids}")
+            raise RunNotFound("several runs have this name", where=str(self.path), got=key, fix=f"Use an id: {ids}")
         raise RunNotFound("no run has this id or name", where=str(self.path), got=key, fix="'steptape runs' lists them")
 
     def sql(self, statement: str) -> pa.Table:

@@ -49,7 +49,7 @@ def test_a_name_that_runs_share_is_told_with_their_ids(store: Path) -> None:
     with pytest.raises(TelemetryError, match="several runs have this name; got 'twice'") as caught:
         run_named("twice", store)
 
-    assert caught.value.fix.startswith("Say which: ")
+    assert caught.value.fix.startswith("Use an id: ")
 
 
 def test_a_store_without_runs_has_nothing_to_suggest(tmp_path: Path) -> None:

@@ -102,7 +102,7 @@ def test_a_cursor_of_another_query_is_refused() -> None:
 @given(text=st.text(max_size=60))
 def test_what_is_no_cursor_is_refused(text: str) -> None:
     """Any text raises this error and no other."""
-    with pytest.raises(InvalidCursor, match="no cursor"):
+    with pytest.raises(InvalidCursor, match="not a cursor"):
         from_cursor(text, "q", PLACE)
 
 
@@ -113,7 +113,7 @@ def test_json_that_is_no_cursor_is_refused(document: object) -> None:
     """The encoding is right, the content wrong."""
     text = base64.urlsafe_b64encode(json.dumps(document).encode()).decode().rstrip("=")
 
-    with pytest.raises(InvalidCursor, match="no cursor"):
+    with pytest.raises(InvalidCursor, match="not a cursor"):
         from_cursor(text, "q", PLACE)
 
 

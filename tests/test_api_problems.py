@@ -131,7 +131,7 @@ def test_a_name_that_two_runs_share_names_neither(server: Server, store: Path) -
     problem = server.problem("/api/v1/runs/run")
 
     assert problem["status"] == 404
-    assert problem["hint"] == f"Say which: {RUN}, 20260102T000000-bbbbbb"
+    assert problem["hint"] == f"Use an id: {RUN}, 20260102T000000-bbbbbb"
 
 
 @pytest.mark.parametrize("part", LOG_NAMES)

@@ -200,7 +200,7 @@ def test_tests_of_rules_read_no_file(client: httpx.Client, tmp_path: Path) -> No
 
     assert answer.json()["ok"] is False
     assert "opensesame" not in answer.text
-    assert answer.json()["problems"][0]["message"].startswith("policy: no such policy")
+    assert answer.json()["problems"][0]["message"].startswith("policy: unknown policy")
 
 
 @pytest.mark.parametrize("body", [b"x" * 20_000, (b"x" * 100 for _ in range(1000))], ids=["declared", "chunked"])
@@ -324,7 +324,7 @@ def test_a_file_of_tokens_that_others_can_read_is_refused(tmp_path: Path) -> Non
     path.write_text(LINES)
     path.chmod(0o644)
 
-    with pytest.raises(TelemetryError, match="others can read"):
+    with pytest.raises(TelemetryError, match="other users can read"):
         read_tokens(path)
     path.chmod(0o600)
     assert len(read_tokens(path)) == 3
@@ -334,5 +334,5 @@ def test_other_addresses_take_tokens(tmp_path: Path, monkeypatch: pytest.MonkeyP
     """Tokens may come from the environment, where wrong ones are reported too."""
     monkeypatch.setenv("STEPTAPE_TOKENS", "short read me")
 
-    with pytest.raises(TelemetryError, match="STEPTAPE_TOKENS:1: a token has"):
+    with pytest.raises(TelemetryError, match="STEPTAPE_TOKENS:1: a token must have"):
         serve(tmp_path, host="0.0.0.0", port=0)

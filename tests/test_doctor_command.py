@@ -133,7 +133,7 @@ def test_a_file_that_is_gone_is_told_with_the_events_it_held(store_folder: Calla
 
     findings = {finding.code: finding for finding in diagnose(folder)}
 
-    assert "events 0 to 4 of attempt 0, rank 0 are in no file" in findings["missing"].what
+    assert "events 0 to 4 of attempt 0, rank 0 are missing from all files" in findings["missing"].what
 
 
 def test_a_changed_value_is_told(sealed: Path) -> None:
@@ -158,7 +158,7 @@ def test_a_column_of_another_type_is_told(sealed: Path, command: str) -> None:
     told = result.stdout + result.stderr
 
     assert result.returncode == {"doctor": 1, "verify": 2}[command]
-    assert "the column 'seq' of this file has another type" in told.replace("\n", " ")
+    assert "the column 'seq' of this file has the wrong type" in told.replace("\n", " ")
     assert path.name in told
     assert "Traceback" not in told
 

@@ -104,7 +104,7 @@ def test_what_cannot_be_read_is_named_and_the_rest_is_imported(call: Call, logs:
 
     assert result.returncode == 1
     assert "warning: missing: no such file or folder" in result.stderr
-    assert "logs: this is no JSON" in result.stderr.replace("/trainer_state.json", "")
+    assert "logs: not JSON" in result.stderr.replace("/trainer_state.json", "")
     assert result.stdout.splitlines()[-1] == "2 runs: 2 new, 2 failed"
 
 
@@ -116,7 +116,7 @@ def test_a_log_that_holds_no_row_is_told_of(call: Call, tmp_path: Path, argument
     result = call(*arguments.split())
 
     assert result.returncode != 0
-    assert "begun.csv: the source tells no event" in result.stderr
+    assert "begun.csv: the source holds no events" in result.stderr
     assert "Traceback" not in result.stderr
 
 
@@ -134,9 +134,9 @@ def test_what_was_left_out_is_told_once_of_an_unchanged_source_too(call: Call, t
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("nonsense", "."), "nothing reads this kind; got 'nonsense'"),
+        (("nonsense", "."), "no reader for this kind; got 'nonsense'"),
         (("auto", ".", "--pattern", "x"), "give the kind 'text', not 'auto'"),
-        (("text", "logs/metrics.csv", "--pattern", "("), "--pattern is no regular expression"),
+        (("text", "logs/metrics.csv", "--pattern", "("), "--pattern is not a valid regular expression"),
     ],
 )
 def test_a_wrong_command_line_is_told(call: Call, logs: Path, arguments: tuple[str, ...], said: str) -> None:
@@ -247,7 +247,7 @@ def test_readers_that_cannot_be_had_are_told_of_and_stop_nothing(tmp_path: Path)
     assert [(doc["kind"], doc["steps"]) for doc in [*documents(auto), *documents(table)]] == [("table", 2)] * 2
     assert "no such database driver" in auto.stderr
     assert "no such database driver" in broken.stderr
-    assert "steptape.importers: second: this reader is for a kind that has one" in auto.stderr
+    assert "steptape.importers: second: another reader already reads this kind" in auto.stderr
     assert table.stderr == ""
 
 
@@ -266,7 +266,7 @@ def test_a_named_file_that_may_not_be_read_is_told_of_and_stops_nothing(call: Ca
     ("name", "code", "said"),
     [
         ("leaves", "raise SystemExit('no licence')", "no licence"),
-        ("hollow", "class MyReader: kind = title = 'hollow'", "it lacks what a reader has"),
+        ("hollow", "class MyReader: kind = title = 'hollow'", "it lacks methods or attributes of a reader"),
         ("hy-phen", READER, "hy-phen"),
     ],
 )

@@ -136,7 +136,7 @@ def test_a_database_whose_error_message_is_no_text_is_told(tmp_path: Path) -> No
         connection.execute("CREATE TABLE studies (study_id INTEGER)")
     path.write_bytes(path.read_bytes().replace(b"CREATE TABLE studies", b"CREATE T\x9cBLE studies"))
 
-    with pytest.raises(UnreadableSource, match="no database"), opened(path) as connection:
+    with pytest.raises(UnreadableSource, match="not a database"), opened(path) as connection:
         connection.execute("SELECT 1 FROM studies")
 
 
@@ -209,7 +209,7 @@ def test_a_parquet_table_is_a_run(tmp_path: Path, imports: Imports) -> None:
     )
     sealed = next(run.folder.glob("events-*.parquet"))
     assert find_sources([run.folder], all_readers()).sources == ()
-    assert "no reader knows this file" in str(find_sources([sealed], all_readers()).problems[0])
+    assert "no reader recognises this file" in str(find_sources([sealed], all_readers()).problems[0])
 
 
 def wandb_file(path: Path, *records: bytes) -> Path:

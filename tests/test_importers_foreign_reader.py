@@ -132,9 +132,9 @@ def test_what_a_reader_told_before_it_failed_is_kept(logs: Path) -> None:
         (FailsToPlace(), "KeyError"),
         (FailsBeside(), "NotADirectoryError"),
         (EndsPython(), "no licence"),
-        (YieldsNoRun(), "Fact is no ImportedRun"),
+        (YieldsNoRun(), "Fact is not an ImportedRun"),
         (YieldsNoNumber(), "TypeError"),
-        (YieldsNoStatus(), "no such status: 'done'"),
+        (YieldsNoStatus(), "unknown status: 'done'"),
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, Sound) else "",
 )
@@ -158,5 +158,5 @@ def test_a_reader_that_cannot_recognise_anything_is_told_of_once(logs: Path) -> 
 
     assert failed.path == logs / "a.log"
     assert "the reader 'mine' failed (IndexError(" in str(failed.problem)
-    assert ", and on 2 more. " in str(failed.problem)
+    assert "; 2 more files failed too. " in str(failed.problem)
     assert (table.kind, table.state) == ("table", "new")

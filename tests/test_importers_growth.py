@@ -121,7 +121,7 @@ def test_a_source_that_says_something_else_is_told_of_and_the_run_stays(
 
     assert outcome.state is State.FAILED
     assert outcome.problem is not None
-    assert "'loss' was 0.5 at step 1" in outcome.problem
+    assert "the imported value of 'loss' at step 1: 0.5" in outcome.problem
     assert told(list(only_run(tmp_path).events())) == before
 
 
@@ -201,7 +201,7 @@ def test_a_run_says_where_it_came_from(tmp_path: Path, imports: Imports, table: 
     assert len(source["sha256"]) == 64
     assert (
         source["problem"]
-        == f"{path}: 1 row was left out, the first on line 3: no step in 'x'. Everything else was taken"
+        == f"{path}: 1 row was skipped; the first is line 3: no step number in 'x'. Everything else was imported"
     )
 
 

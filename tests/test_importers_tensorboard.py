@@ -150,7 +150,7 @@ def test_a_file_that_is_cut_short_keeps_its_whole_records(tmp_path: Path, import
     ((outcome, run),) = imports(path)
 
     assert outcome.problem is not None
-    assert "cut short within a record" in outcome.problem
+    assert "the file ends inside a record" in outcome.problem
     assert run is not None
     assert values(run, "loss") == [(1, 1.0), (2, pytest.approx(0.9))]
 
@@ -175,7 +175,7 @@ def test_a_file_without_a_scalar_is_told_of(tmp_path: Path, imports: Imports) ->
     ((outcome, run),) = imports(path)
 
     assert run is None
-    assert outcome.problem == f"{path}: no scalar in these event files"
+    assert outcome.problem == f"{path}: these event files hold no scalars"
 
 
 def test_a_record_that_is_no_event_is_our_error(tmp_path: Path, imports: Imports) -> None:
@@ -184,4 +184,4 @@ def test_a_record_that_is_no_event_is_our_error(tmp_path: Path, imports: Imports
     path.write_bytes(path.read_bytes() + record(b"\x0f\xff\xff"))
     ((outcome, _),) = imports(path)
 
-    assert outcome.problem == f"{path}: no protocol buffer: wire type 7"
+    assert outcome.problem == f"{path}: not a protocol buffer: wire type 7"

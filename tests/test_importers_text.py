@@ -110,7 +110,7 @@ def test_a_decimal_comma_in_a_table_is_told_of(written: Written, tmp_path: Path)
     """1,234 may be one or a thousand: it stays text, and the problem explains where the loss is."""
     outcome, events = written("log.csv", "step;loss;note\n1;1,5;a,b\n2;0,25;c\n")
 
-    assert "taken as text, the first is '1,5' under 'loss' on line 2. Write them with a point" in str(outcome.problem)
+    assert "imported as text; the first is '1,5' under 'loss' on line 2. Write them with a" in str(outcome.problem)
     assert [(kind, step) for kind, step, _ in events if kind != "run_start"] == [("log", 1), ("log", 2)]
     assert [event.attrs["loss"] for event in only_run(tmp_path).events() if event.kind == "log"] == ["1,5", "0,25"]
 
@@ -168,7 +168,7 @@ def test_a_decimal_comma_in_json_lines_is_told_of(written: Written) -> None:
     lines = ['{"step": 1, "loss": "0,5", "note": "a, b"}', '{"step": 2, "loss": {"ce": "0,25"}}']
     outcome, events = written("log.jsonl", "\n".join(lines) + "\n")
 
-    assert "taken as text, the first is '0,5' under 'loss' on line 1. Write them with a point" in str(outcome.problem)
+    assert "imported as text; the first is '0,5' under 'loss' on line 1. Write them with a" in str(outcome.problem)
     assert [(kind, step) for kind, step, _ in events] == [("log", 1), ("log", 2)]
 
 
@@ -219,7 +219,7 @@ def test_a_decimal_comma_that_a_pattern_finds_is_told_of(written: Written) -> No
     pattern = r"(?P<step>\d+) loss (?P<loss>[\d,]+)"
     outcome, _ = written("out.log", "go\n1 loss 0,453\n2 loss 0,4\n", "text", pattern=pattern)
 
-    assert "taken as text, the first is '0,453' under 'loss' on line 2" in str(outcome.problem)
+    assert "imported as text; the first is '0,453' under 'loss' on line 2" in str(outcome.problem)
 
 
 def test_a_pattern_says_how_lines_look(written: Written) -> None:
@@ -291,20 +291,20 @@ def test_states_of_checkpoints_are_one_run_with_its_checkpoints(tmp_path: Path) 
 @pytest.mark.parametrize(
     ("name", "content", "problem"),
     [
-        ("trainer_state.json", state(ROWS)[:-9], "this is no JSON, or not all of it"),
-        ("trainer_state.json", '{"log_history": 5}', "a trainer's state has a list 'log_history'"),
+        ("trainer_state.json", state(ROWS)[:-9], "not JSON, or incomplete"),
+        ("trainer_state.json", '{"log_history": 5}', "not a trainer's state: it has no list 'log_history'"),
         ("empty.csv", "", "the file is empty"),
-        ("x.csv", "a,b\n1,2\n", "no reader knows this file"),
+        ("x.csv", "a,b\n1,2\n", "no reader recognises this file"),
         ("x.csv", "step,loss\n" + b"1,\xff\n".decode("latin-1"), None),
-        ("x.csv", b"step,loss\n1,0.5\n2,\xff\xfe\n", "this is no text in utf-8"),
-        ("x.csv", "step,loss,loss\n1,2,3\n", "two columns have one name; got 'loss'"),
-        ("x.csv", "step,loss\n1,2,3\n2,0.5\n", "line 2: 3 cells under 2 columns"),
-        ("x.csv", "step,loss\n1.5,2\n2,0.5\n", "line 2: no step in '1.5'"),
-        ("x.csv", "step,loss\n1e999,2\n", "no step in '1e999'"),
+        ("x.csv", b"step,loss\n1,0.5\n2,\xff\xfe\n", "not text in utf-8"),
+        ("x.csv", "step,loss,loss\n1,2,3\n", "two columns have the same name; got 'loss'"),
+        ("x.csv", "step,loss\n1,2,3\n2,0.5\n", "line 2: 3 cells in a table of 2 columns"),
+        ("x.csv", "step,loss\n1.5,2\n2,0.5\n", "line 2: no step number in '1.5'"),
+        ("x.csv", "step,loss\n1e999,2\n", "no step number in '1e999'"),
         ("x.csv", "step," + ",".join(f"m{i}" for i in range(20_001)) + "\n", "more than 20000 columns"),
-        ("x.jsonl", '{"step": 1, "loss": 0.5}\n{"step": 2, "lo', "line 2: no JSON object"),
-        ("x.jsonl", '{"step": 1, "loss": 0.5}\n{"step": "x"}\n', "line 2: no step in 'x'"),
-        ("x.jsonl", '{"lr": 1}\n{"step": 1, "loss": 0.5}\n', "1 row was left out, the first on line 1: no key"),
+        ("x.jsonl", '{"step": 1, "loss": 0.5}\n{"step": 2, "lo', "line 2: not a JSON object"),
+        ("x.jsonl", '{"step": 1, "loss": 0.5}\n{"step": "x"}\n', "line 2: no step number in 'x'"),
+        ("x.jsonl", '{"lr": 1}\n{"step": 1, "loss": 0.5}\n', "1 row was skipped; the first is line 1: no key"),
     ],
 )  # fmt: skip
 def test_what_is_wrong_with_a_file_is_said(

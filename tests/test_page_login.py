@@ -66,7 +66,7 @@ def test_a_token_that_is_not_known_is_refused(client: httpx.Client, token: str) 
     answer = sign_in(client, token)
 
     assert answer.status_code == 403
-    assert "not known here" in answer.text
+    assert "This token is unknown" in answer.text
     assert "set-cookie" not in answer.headers
 
 

@@ -192,7 +192,7 @@ def test_a_run_is_let_go_of_even_when_its_end_cannot_be_written(
         (rec.folder / "run.json").mkdir()
 
     assert rec._tape.journal._fd == -1
-    assert "could not be ended properly" in caplog.text
+    assert "could not be recorded completely" in caplog.text
 
 
 def test_a_callback_that_raises_at_the_very_end_leaves_the_run_ended(tmp_path: Path) -> None:

@@ -92,8 +92,8 @@ def test_a_sealing_process_that_is_stopped_does_not_hold_up_the_end(
 
     assert process.returncode == -signal.SIGKILL
     (told,) = caplog.messages
-    assert "stands still" in told
-    assert "the next recorder" in told
+    assert "sealing process is stalled" in told
+    assert "The next recorder" in told
     assert open_run(rec.folder).status == "completed"
     assert open_run(rec.folder).series("loss")["value"].to_pylist() == [1.0]
     assert seal(rec.folder) > 0
@@ -111,7 +111,7 @@ def test_a_folder_that_somebody_else_holds_does_not_hold_up_the_end(
         fcntl.flock(fd, fcntl.LOCK_EX)
     os.close(fd)
 
-    assert ["stands still" in message for message in caplog.messages] == [True]
+    assert ["sealing process is stalled" in message for message in caplog.messages] == [True]
     assert open_run(rec.folder).series("loss")["value"].to_pylist() == [1.0]
 
 

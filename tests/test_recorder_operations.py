@@ -91,7 +91,7 @@ def test_an_operation_that_fails_is_told_and_recorded_and_training_goes_on(
     notes = [event.attrs["text"] for event in open_run(recorder.folder).events() if event.kind == "annotation"]
     assert notes == ["operation w.should_fail failed: ConnectionError: no such host, step 1"]
     assert HAPPENED[1:] == ["high at 1: {'loss': 3.0}"]
-    assert "operation w.should_fail failed; training goes on" in caplog.text
+    assert "operation w.should_fail failed; training continues" in caplog.text
 
 
 def test_verifying_a_run_makes_and_calls_no_operation(tmp_path: Path) -> None:

@@ -91,7 +91,7 @@ def test_ranks_without_a_process_group_need_to_be_told_their_run(
         first.step(loss=1.0)
         monkeypatch.setenv("SLURM_PROCID", "1")
         monkeypatch.setenv("SLURM_NTASKS", "2")
-        with pytest.raises(TelemetryError, match="rank 1 does not know which run it is"):
+        with pytest.raises(TelemetryError, match="rank 1 does not know the id of its run"):
             Recorder(tmp_path)
         with pytest.raises(TelemetryError, match="process group"):
             Recorder(tmp_path, resume="job-7")
@@ -110,7 +110,7 @@ def test_a_rank_that_is_no_number_is_told(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setenv("RANK", "one")
     monkeypatch.setenv("WORLD_SIZE", "2")
 
-    with pytest.raises(TelemetryError, match="does not name a rank"):
+    with pytest.raises(TelemetryError, match="do not name a valid rank"):
         Recorder(tmp_path)
 
 
@@ -122,7 +122,7 @@ def test_a_rank_that_is_none_of_the_job_s_is_told(
     monkeypatch.setenv("RANK", rank)
     monkeypatch.setenv("WORLD_SIZE", world_size)
 
-    with pytest.raises(TelemetryError, match="does not name a rank"):
+    with pytest.raises(TelemetryError, match="do not name a valid rank"):
         Recorder(tmp_path, run_id="job-8")
 
     assert not list(tmp_path.iterdir())
@@ -134,5 +134,5 @@ def test_a_rank_records_its_part_of_a_run_once(tmp_path: Path) -> None:
         with Recorder(tmp_path, run_id="job-9", rank=rank) as rec:
             rec.step(loss=float(rank))
 
-    with pytest.raises(TelemetryError, match="rank 1 has recorded a part of this run already"):
+    with pytest.raises(TelemetryError, match="rank 1 has already recorded part of this run"):
         Recorder(tmp_path, run_id="job-9", rank=1)

@@ -62,7 +62,7 @@ def test_what_the_longest_run_has_is_enough(rule: str, runs: list[Run]) -> None:
             "'loss' of log events was not recorded in any of the 2 runs given. Did you mean 'eval_loss'?",
         ),
         ("lr > 1", "'lr' was not recorded in any of the 2 runs given. Recorded there: eval_loss, loss"),
-        ("len(loss) > 20", "'len(loss) > 20' can never hold: in the runs given 'loss' has 20 values at most"),
+        ("len(loss) > 20", "'len(loss) > 20' can never hold: in the given runs 'loss' has at most 20 values"),
     ],
 )
 def test_what_no_run_has_is_found(rule: str, message: str, runs: list[Run]) -> None:

@@ -203,7 +203,7 @@ def test_attributes_that_are_no_json_are_an_error_that_names_the_event(run: Run)
 
     copy = tampered(run, spoil)
 
-    with pytest.raises(DamagedLog, match="decision 0/0/3: attributes that are no JSON object"):
+    with pytest.raises(DamagedLog, match="decision 0/0/3: attributes must be a JSON object"):
         verify(copy)
     assert len(backtest(parse_policy(POLICY), [copy, run]).excluded) == 1
 
@@ -227,7 +227,7 @@ def test_a_change_that_no_rule_reads_is_found_by_the_digest_of_the_log(run: Run)
     verdict = verify(tampered(run, later))
 
     assert verdict.difference is None
-    assert verdict.fault == "attempt 0: the log of rank 0 is not the one whose digest was taken at its end"
+    assert verdict.fault == "attempt 0: the log of rank 0 has changed since its digest was computed at the end"
 
 
 def test_a_policy_of_which_a_comment_was_changed_is_not_the_one_that_was_kept(run: Run) -> None:
@@ -235,7 +235,7 @@ def test_a_policy_of_which_a_comment_was_changed_is_not_the_one_that_was_kept(ru
     path = run.folder / "run.json"
     path.write_text(path.read_text().replace('"text": "', '"text": "# harmless'))
 
-    assert verify(run).fault == "attempt 0: run.json does not say of it what it said at its end"
+    assert verify(run).fault == "attempt 0: its entry in run.json has changed since the attempt ended"
 
 
 def test_decisions_must_have_the_digest_that_the_recorder_kept(run: Run) -> None:

@@ -259,7 +259,7 @@ def test_a_wrong_argument_is_refused_at_its_place(arguments: str, expected: str)
     with pytest.raises(PolicyError) as refused:
         parse_policy(policy_text(arguments), source="p.yaml")
 
-    by_param = "A param that is one may stand here by its name."
+    by_param = "A param with such a value can also be named here."
     assert str(refused.value) == "p.yaml:" + expected.format("controller metric 'batch'", by_param)
 
 
@@ -274,7 +274,7 @@ def test_numbers_may_be_params() -> None:
 def test_a_series_that_the_file_does_not_list_is_refused() -> None:
     """A rule has the same restriction."""
     with pytest.raises(
-        PolicyError, match=r"series: not among the series of this file; got 'los'. Did you mean 'loss'\?"
+        PolicyError, match=r"series: not one of the series that this file lists; got 'los'. Did you mean 'loss'\?"
     ):
         parse_policy("series: [loss]\n" + policy_text("series: los"))
 

@@ -60,11 +60,11 @@ controllers:
 
     assert problems(text) == [
         "1:1: unknown key; got 'controller-metrics'. Did you mean 'controller_metrics'?",
-        "3:11: param 'window': looks like a number and is text; got '1e3'. "
-        "YAML takes this for text: write 1.0e+5 and not 1e5, or put it in quotes.",
+        "3:11: param 'window': looks like a number but is text; got '1e3'. "
+        "YAML reads this as text. Write 1.0e+5 instead of 1e5, or put it in quotes.",
         "6:12: controller metric 'w': unknown class; got 'HistoryBasedMetrics'. Did you mean 'HistoryBasedMetric'?",
-        "9:31: controller metric 'e', source_event: not a choice; got 'on_eval'. Did you mean 'on_evaluate'?",
-        "14:19: operation 'note', log_format: not a message template, expected '}' before end of string",
+        "9:31: controller metric 'e', source_event: not an allowed value; got 'on_eval'. Did you mean 'on_evaluate'?",
+        "14:19: operation 'note', log_format: not a message template: expected '}' before end of string",
         "15:18: operation 'note', log_level: not a logging level; got 'LOUD'. "
         "Known here: CRITICAL, DEBUG, ERROR, FATAL, INFO, NOTSET, WARN, WARNING",
         "18:29: controller 'loss_spike', triggers: unknown trigger; got 'on_setp_end'. Did you mean 'on_step_end'?",
@@ -83,7 +83,7 @@ controllers:
         "Did you mean 'hfcontrols'?",
         "25:5: controller: 'name' is missing",
         "25:5: controller: 'operations' is missing",
-        "25:15: controller, triggers: must be a list; got 'on_log'. Write one '- entry' a line, or [] for none.",
+        "25:15: controller, triggers: must be a list; got 'on_log'. Write one '- entry' per line, or [] for none.",
         "26:11: controller, rule: must be text; got True. Put it in quotes.",
     ]
 
@@ -91,10 +91,10 @@ controllers:
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("", "1:1: an empty file is no policy. A policy has 'controllers:'."),
-        ("# only a comment\n", "1:1: an empty file is no policy. A policy has 'controllers:'."),
-        ("- a\n", "1:1: a policy must be a mapping; got a list. It begins with keys such as 'controllers:'."),
-        ("policy\n", "1:1: a policy must be a mapping; got 'policy'. It begins with keys such as 'controllers:'."),
+        ("", "1:1: the file is empty. Declare rules under 'controllers:'."),
+        ("# only a comment\n", "1:1: the file is empty. Declare rules under 'controllers:'."),
+        ("- a\n", "1:1: a policy must be a mapping; got a list. Its top level holds keys such as 'controllers:'."),
+        ("policy\n", "1:1: a policy must be a mapping; got 'policy'. Its top level holds keys such as 'controllers:'."),
         ("a: [b\n", "2:1: not valid YAML: expected ',' or ']', but got '<stream end>'"),
         ("a: b\n  c: d\n", "2:4: not valid YAML: mapping values are not allowed here"),
         ("--- {}\n--- {}\n", "2:1: not valid YAML: but found another document"),
@@ -102,28 +102,31 @@ controllers:
         ("name: \x07\n", "1:7: not valid YAML: special characters are not allowed"),
         (
             "controllers: null\n",
-            "1:14: controllers: must be a list; got null. Write one '- entry' a line, or [] for none.",
+            "1:14: controllers: must be a list; got null. Write one '- entry' per line, or [] for none.",
         ),
-        ("controllers:\n", "1:13: controllers: must be a list; got null. Write one '- entry' a line, or [] for none."),
-        ("series: null\n", "1:9: series: must be a list; got null. Write one '- entry' a line, or [] for none."),
-        ("controllers: []\ncontrollers: []\n", "2:1: key stands here twice; got 'controllers'"),
+        (
+            "controllers:\n",
+            "1:13: controllers: must be a list; got null. Write one '- entry' per line, or [] for none.",
+        ),
+        ("series: null\n", "1:9: series: must be a list; got null. Write one '- entry' per line, or [] for none."),
+        ("controllers: []\ncontrollers: []\n", "2:1: duplicate key; got 'controllers'"),
         ("{[a]: b}\n", "1:2: a key must be text; got a list"),
-        ("controllers: [3]\n", "1:15: controller: must be a mapping; got 3. Write one 'key: value' a line."),
+        ("controllers: [3]\n", "1:15: controller: must be a mapping; got 3. Write one 'key: value' per line."),
         ("params: {class: 1}\n", "1:17: param 'class': a param's name must be an identifier"),
-        ("params: {a: null}\n", "1:13: param 'a': a param is a number, true, false or text; got null"),
-        ("params: {a: [1]}\n", "1:13: param 'a': a param is a number, true, false or text; got a list"),
-        ("params: {a: !!int x}\n", "1:13: param 'a': a param is a number, true, false or text; got x"),
-        ("params: {a: 2020-01-01}\n", "1:13: param 'a': a param is a number, true, false or text; got 2020-01-01"),
+        ("params: {a: null}\n", "1:13: param 'a': a param must be a number, true, false or text; got null"),
+        ("params: {a: [1]}\n", "1:13: param 'a': a param must be a number, true, false or text; got a list"),
+        ("params: {a: !!int x}\n", "1:13: param 'a': a param must be a number, true, false or text; got x"),
+        ("params: {a: 2020-01-01}\n", "1:13: param 'a': a param must be a number, true, false or text; got 2020-01-01"),
         ("series: [3]\n", "1:10: series: must be text; got 3. Put it in quotes."),
         ("name: [x]\n", "1:7: name: must be text; got a list"),
         (
             "controller_metrics: [{name: m, class: Loss}]\nparams: {m: 1}\n",
-            "2:13: param 'm': a controller metric has this name too",
+            "2:13: param 'm': a controller metric has the same name",
         ),
         (
             "controller_metrics: [{name: m, class: HistoryBasedMetric, arguments: {window_size: 2.5}}]\n",
             "1:84: controller metric 'm', window_size: must be a whole number; got 2.5. "
-            "A param that is one may stand here by its name.",
+            "A param with such a value can also be named here.",
         ),
         (
             "controller_metrics: [{name: m, class: Loss, arguments: {window_size: 2}}]\n",
@@ -135,7 +138,7 @@ controllers:
         ),
         (
             "operations: [{name: n, class: HFControls}, {name: n, class: HFControls}]\n",
-            "1:51: operations: an operation of this name is there already; got 'n'",
+            "1:51: operations: an operation of this name is already declared; got 'n'",
         ),
     ],
 )
@@ -152,10 +155,13 @@ def test_each_mistake_in_a_file_is_told_at_its_place(text: str, expected: str) -
         ('"(loss > 3"', "4:12: not an expression, '(' was never closed"),
         ("|\n      loss >\n      3 3", "6:9: not an expression, invalid syntax"),
         ('" "', "4:11: must not be empty"),
-        ('"x = loss > 3"', "4:12: not an expression; got 'x = loss > 3'. A rule is one expression without effects."),
+        (
+            '"x = loss > 3"',
+            "4:12: not an expression; got 'x = loss > 3'. A rule is one expression without side effects.",
+        ),
         (
             '"loss > 3; lr < 1"',
-            "4:22: more than one statement; got 'lr < 1'. A rule is one expression without effects.",
+            "4:22: more than one statement; got 'lr < 1'. A rule is one expression without side effects.",
         ),
         (
             '"(x := 1) > 0"',
@@ -164,30 +170,33 @@ def test_each_mistake_in_a_file_is_told_at_its_place(text: str, expected: str) -
         ),
         ('"lambda: True"', "4:12: lambda is not allowed; got 'lambda: True'. Write the expression itself."),
         ('"loss.x__y > 1"', "4:18: two underscores in a row are not allowed in a rule"),
-        ('"m._x > 1"', "4:12: names that begin with an underscore are out of reach; got 'm._x'"),
+        ('"m._x > 1"', "4:12: names that begin with an underscore are not allowed; got 'm._x'"),
         ('"1 @ 2"', "4:12: operator not allowed; got '1 @ 2'"),
-        ('"loss is lr"', "4:12: 'is' compares with None, True and False only; got 'loss is lr'. Write == or !=."),
+        ('"loss is lr"', "4:12: 'is' compares only with None, True and False; got 'loss is lr'. Write == or !=."),
         (
             '"max(*[1])"',
-            "4:16: a star is allowed inside a list only; got '*[1]'. Functions that take many values take a list.",
+            "4:16: a star is allowed only inside a list; got '*[1]'. Functions that take many values take a list.",
         ),
-        ('"(*[1],) == 1"', "4:13: a star is allowed inside a list only; got '*[1]'. Write a list."),
+        ('"(*[1],) == 1"', "4:13: a star is allowed only inside a list; got '*[1]'. Write a list."),
         ('"dict(**{}) == 1"', "4:12: keyword arguments must be written out; got 'dict(**{})'"),
         ('"(1)(2)"', "4:13: only named functions can be called; got '1'"),
         (
             '"{x for x in [1]} == 1"',
             "4:12: a set comprehension is not available; got '{x for x in [1]}'. Write set([... for ... in ...]).",
         ),
-        ('"[x for x[0] in []]"', "4:19: a comprehension assigns to plain names only; got 'x[0]'"),
+        ('"[x for x[0] in []]"', "4:19: a comprehension can assign only to plain names; got 'x[0]'"),
         ("\"f'{loss!r}' == 'a'\"", "4:12: only !s is available in an f-string; got \"f'{loss!r}'\""),
         (
             '"loss"',
-            "4:12: a rule must give True or False, this gives a number; got 'loss'. Compare it, as in loss > 3.0.",
+            "4:12: a rule must give True or False; this one gives a number; got 'loss'. Compare it, as in loss > 3.0.",
         ),
-        ('"1"', "4:12: a rule must give True or False, this gives a constant; got '1'. Compare it, as in loss > 3.0."),
+        (
+            '"1"',
+            "4:12: a rule must give True or False; this one gives a constant; got '1'. Compare it, as in loss > 3.0.",
+        ),
         (
             '"randint(3) == 1"',
-            "4:12: unknown function; got 'randint'. Rules know no randomness: the same events give the same decisions.",
+            "4:12: unknown function; got 'randint'. Rules are deterministic: the same events give the same decisions.",
         ),
         (
             "getattr(loss, 'x') == 1",
@@ -197,7 +206,7 @@ def test_each_mistake_in_a_file_is_told_at_its_place(text: str, expected: str) -
         ),
         (
             '"mean(loss) > 1"',
-            "4:12: mean of a series takes the series and how many values; got 'mean(loss)'. "
+            "4:12: mean of a series takes the series and the number of values; got 'mean(loss)'. "
             "Write mean(loss, 10) for the last ten values.",
         ),
         (
@@ -215,36 +224,36 @@ def test_each_mistake_in_a_file_is_told_at_its_place(text: str, expected: str) -
             "4:22: not a window length; got '-1'. It is a whole number from 0 to 100,000, a param that is one, or "
             "arithmetic on those.",
         ),
-        ('"lag([1], 1) > 1"', "4:12: lag takes a series first; got 'lag([1], 1)'. Write lag(s, k)."),
+        ('"lag([1], 1) > 1"', "4:12: lag takes a series as its first argument; got 'lag([1], 1)'. Write lag(s, k)."),
         ('"isnan(loss, 2)"', "4:12: isnan does not take these arguments; got 'isnan(loss, 2)'. Write isnan(x)."),
         (
             '"loss[-1] > 1"',
-            "4:12: a series is one number, with nothing inside; got 'loss'. "
-            "Its last values are read by functions, as in mean(loss, 10).",
+            "4:12: a series is a single number and has no items or attributes; got 'loss'. "
+            "Functions read its last values, as in mean(loss, 10).",
         ),
         (
             '"3 in loss"',
-            "4:17: a series is one number, with nothing inside; got 'loss'. "
-            "Its last values are read by functions, as in mean(loss, 10).",
+            "4:17: a series is a single number and has no items or attributes; got 'loss'. "
+            "Functions read its last values, as in mean(loss, 10).",
         ),
         (
             '"sorted(loss) == 1"',
-            "4:19: a series is one number, with nothing inside; got 'loss'. "
-            "Its last values are read by functions, as in mean(loss, 10).",
+            "4:19: a series is a single number and has no items or attributes; got 'loss'. "
+            "Functions read its last values, as in mean(loss, 10).",
         ),
         (
             '"[x for x in loss] == 1"',
-            "4:24: a series is one number, with nothing inside; got 'loss'. "
-            "Its last values are read by functions, as in mean(loss, 10).",
+            "4:24: a series is a single number and has no items or attributes; got 'loss'. "
+            "Functions read its last values, as in mean(loss, 10).",
         ),
         (
             '"series(loss) > 1"',
-            "4:12: series takes a name as literal text; got 'series(loss)'. "
+            "4:12: series takes a string literal as its name; got 'series(loss)'. "
             'Write series("eval/loss") or add kind="evaluate".',
         ),
         (
             "\"series('a', kind='lgo') > 1\"",
-            "4:12: no such kind of event; got \"series('a', kind='lgo')\". Did you mean 'log'?",
+            "4:12: unknown kind of event; got \"series('a', kind='lgo')\". Did you mean 'log'?",
         ),
     ],
 )
@@ -268,7 +277,7 @@ def test_a_misspelt_metric_is_not_taken_for_a_series_with_keys() -> None:
     metrics = "controller_metrics: [{name: loss_window, class: Loss}]\n"
 
     assert of_rule("los_window['loss'] > 1", metrics) == [
-        "4:11: not a controller metric, and a series is one number, with nothing inside; got 'los_window'. "
+        "4:11: not a controller metric; a series is a single number and has no items or attributes; got 'los_window'. "
         "Did you mean 'loss_window'?"
     ]
 
@@ -313,7 +322,7 @@ def test_a_missing_file_is_a_policy_error(tmp_path: Path) -> None:
     """Loading raises no other kind of error."""
     path = tmp_path / "none.yaml"
 
-    with pytest.raises(PolicyError, match=r"none\.yaml:1:1: cannot be read, No such file or directory"):
+    with pytest.raises(PolicyError, match=r"none\.yaml:1:1: cannot be read: No such file or directory"):
         load_policy(path)
 
 

@@ -80,7 +80,7 @@ def test_another_controller_may_be_the_one_that_notices_nan() -> None:
 def test_a_finding_stands_at_the_comparison_and_says_what_to_do() -> None:
     """A series whose name is not an identifier is quoted as the language requires."""
     assert warnings('len(loss) > 5 and series("eval/loss") > 3') == [
-        "4:29: 'c0': never fires while 'eval/loss' is NaN, and no other notices. "
+        "4:29: 'c0': never fires while 'eval/loss' is NaN, and no other controller fires then. "
         'Add one with the rule: not isfinite(series("eval/loss")) [nan-guard]'
     ]
 
@@ -145,7 +145,8 @@ def test_patience_at_a_trigger_that_comes_once_is_found() -> None:
         return [str(finding) for finding in findings_of(parse_policy(text, source="p.yaml"))]
 
     assert found("on_train_end", 1) == [
-        "p.yaml:2:81: warning: controller 'c': on_train_end comes once, and patience waits for 2 true answers "
+        "p.yaml:2:81: warning: controller 'c': on_train_end happens once per run, but patience waits "
+        "for 2 true answers "
         "[patience]"
     ]
     assert found("on_train_begin", 0) == found("on_step_end", 5) == []
@@ -166,7 +167,9 @@ controllers:
 """
     found = [str(finding) for finding in findings_of(parse_policy(text, source="p.yaml"))]
 
-    both = "orders both hfcontrols.should_training_stop and hfcontrols.should_epoch_stop at one event [contradiction]"
+    both = (
+        "orders both hfcontrols.should_training_stop and hfcontrols.should_epoch_stop at the same event [contradiction]"
+    )
     assert found == [
         f"p.yaml:6:75: warning: controller 'a': {both}",
         f"p.yaml:6:75: warning: controller 'b': {both}",

@@ -211,11 +211,11 @@ class Loose(Loss):
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        (Loss, "controller metric class 'Loss': the name is taken"),
+        (Loss, "controller metric class 'Loss': another class has this name"),
         (Abstract, "must be a subclass of Metric with a compute method"),
-        (Idle, "names no kind of event"),
-        (Odd, "kinds: no such kinds of events; got ['on_log']"),
-        (Loose, "arguments: 'size' is no Argument"),
+        (Idle, "kinds: empty, so the metric would never be computed"),
+        (Odd, "kinds: unknown kinds of events; got ['on_log']"),
+        (Loose, "arguments: 'size' is not an Argument"),
         (Operation, "must be a subclass of Metric"),
     ],
 )
@@ -244,8 +244,8 @@ class Hollow(Operation):
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        (Nothing, "has no action"),
-        (Talks, "only LogControl's actions are messages"),
+        (Nothing, "has no actions"),
+        (Talks, "only LogControl may use MESSAGE"),
         (Hollow, "needs a method of its name; got 'should_do'"),
         (Sum, "must be a subclass of Operation"),
     ],
@@ -303,7 +303,7 @@ def test_an_installed_package_offers_its_classes_to_every_policy(tmp_path: Path)
 
     assert fine.returncode == 0, fine.stderr
     assert "Did you mean 'Doubled'?" in misspelt.stdout + misspelt.stderr
-    assert "cannot be imported, ModuleNotFoundError: No module named 'nowhere'" in broken.stdout + broken.stderr
+    assert "cannot be imported: ModuleNotFoundError: No module named 'nowhere'" in broken.stdout + broken.stderr
 
 
 def test_an_entry_point_that_two_packages_offer_or_that_is_called_otherwise_is_refused(tmp_path: Path) -> None:
@@ -315,5 +315,5 @@ def test_an_entry_point_that_two_packages_offer_or_that_is_called_otherwise_is_r
     twice = check(tmp_path, text)
     other = check(tmp_path, text.replace("Doubled", "Twofold"))
 
-    assert "several packages offer it; got 'one:Doubled, two:Doubled'" in twice.stdout + twice.stderr
-    assert "must be called like its class; got 'Doubled'" in other.stdout + other.stderr
+    assert "several packages provide this class; got 'one:Doubled, two:Doubled'" in twice.stdout + twice.stderr
+    assert "the entry point's name must equal the class's name; got 'Doubled'" in other.stdout + other.stderr

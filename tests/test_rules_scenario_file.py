@@ -64,22 +64,22 @@ tests:
         "6:12: test 'a', plan: unknown key; got 'max_steps'. Did you mean 'total_steps'?",
         "8:20: test 'a', series 'loss': not a value of a series; got '9.O'. "
         "Write 2.0, 2.0x50, 1.0-0.1x10, nan, inf, -inf, or _ for nothing logged.",
-        "9:19: test 'a', series: not the name of a series with its clock; got 'eval_loss@'. "
+        "9:19: test 'a', series: not a series name with an interval; got 'eval_loss@'. "
         "Write NAME@10 (evaluations, every 10 steps), NAME@log or NAME@log:5.",
-        "10:17: test 'a', series: no kind of event that carries numbers; got 'lgo'. Did you mean 'log'?",
-        "11:24: test 'a', series: not the name of a series with its clock; got 'grad_norm@log:0'. "
+        "10:17: test 'a', series: not a kind of event that carries numbers; got 'lgo'. Did you mean 'log'?",
+        "11:24: test 'a', series: not a series name with an interval; got 'grad_norm@log:0'. "
         "Write NAME@10 (evaluations, every 10 steps), NAME@log or NAME@log:5.",
         "12:14: test 'a', events: unknown key; got 'sav'. Did you mean 'save'?",
-        "14:16: test 'a', expect, step: must be a step, or from one to another; got '51-40'. Write 51, or 51-60.",
-        "14:35: test 'a', expect: no such controller in the policy; got 'loss_spik'. Did you mean 'loss_spike'?",
+        "14:16: test 'a', expect, step: must be a step or a range of steps; got '51-40'. Write 51, or 51-60.",
+        "14:35: test 'a', expect: the policy has no such controller; got 'loss_spik'. Did you mean 'loss_spike'?",
         "15:57: test 'a', expect, operations: controller 'loss_spike' does not order this; "
         "got 'hfcontrols.should_save'. Known here: note.should_log",
-        "15:91: test 'a', expect, trigger: not a choice; got 'on_step'. Did you mean 'on_step_end'?",
+        "15:91: test 'a', expect, trigger: not an allowed value; got 'on_step'. Did you mean 'on_step_end'?",
         "16:9: test 'a', expect: 'step' is missing",
-        "17:31: test 'a', silent: no such controller in the policy; got 'nobody'. "
+        "17:31: test 'a', silent: the policy has no such controller; got 'nobody'. "
         "Known here: loss_not_finite, loss_spike, loss_stays_high",
-        "18:17: test 'a', after_stop: not a choice; got 'continue'. Known here: end, go_on",
-        "19:5: test 'a': neither 'expect' nor 'silent' is there. Write 'expect: []' where nothing is to fire.",
+        "18:17: test 'a', after_stop: not an allowed value; got 'continue'. Known here: end, go_on",
+        "19:5: test 'a': needs 'expect' or 'silent'. Write 'expect: []' if nothing should fire.",
     ]
 
 
@@ -91,7 +91,7 @@ tests:
         ("series: []\nexpect: []", "4:13: test 't', series: must be a mapping; got a list"),
         ("series: {loss: 1x10}\nsteps: 5\nexpect: []", "5:12: test 't', steps: must be 10 or more; got 5"),
         ("series: {loss@1000000: 1x9}\nexpect: []", "a run of more than 1,000,000 steps"),
-        ("series: {loss@step_end: 1, loss: 2}\nexpect: []", "'loss' is there already, for step_end events"),
+        ("series: {loss@step_end: 1, loss: 2}\nexpect: []", "'loss' is already given for step_end events"),
         ("series: {loss: 1}\nparams: {spike: x}\nexpect: []", "an override must be a number, as in the file"),
         ("series: {loss: 1}\nparams: {window: 0}\nexpect: []", "5:13: test 't', params: the policy does not load with"),
         ("series: {loss: 1}\nstep_s: -1\nexpect: []", "5:13: test 't', step_s: must be a number of seconds"),
@@ -99,10 +99,10 @@ tests:
         ("series: {loss: 1}\nplan: {total_steps: many}\nexpect: []", "must be a whole number"),
         ("series: {loss: 1}\nevents: {save: 0}\nexpect: []", "must be 1 or more"),
         ("series: {loss: 1}\nexpect:\n  - {step: 1-9999999, controller: loss_spike}", "must be a step"),
-        ("series: {lr@epoch_begin: 1}\nexpect: []", "no kind of event that carries numbers; got 'epoch_begin'"),
+        ("series: {lr@epoch_begin: 1}\nexpect: []", "not a kind of event that carries numbers; got 'epoch_begin'"),
         (
             "series: {loss: 1}\nexpect: [{step: 1, controller: loss_spike}]\nsilent: [loss_spike]",
-            "5:14: test 't': expected to fire, and silent; got 'loss_spike'",
+            "5:14: test 't': both under 'expect' and under 'silent'; got 'loss_spike'",
         ),
     ],
 )
@@ -114,11 +114,11 @@ def test_a_mistake_is_told_at_its_place(body: str, problem: str) -> None:
 @pytest.mark.parametrize(
     ("samples", "problem"),
     [
-        ("{0: 1.0}", "5:18: test 't', samples '0': not a step with its losses; got 1.0. Write 51: 2.0x15 30.0"),
-        ("{9-3: 1.0}", "not a step with its losses"),
-        ("{3: [1.0]}", "not a step with its losses"),
+        ("{0: 1.0}", "5:18: test 't', samples '0': not a step and its losses; got 1.0. Write 51: 2.0x15 30.0"),
+        ("{9-3: 1.0}", "not a step and its losses"),
+        ("{3: [1.0]}", "not a step and its losses"),
         ("{3: 1.0 x}", "5:22: test 't', samples '3': not a value of a series; got 'x'"),
-        ("{3: 1.0 _}", "a sample without a loss is none"),
+        ("{3: 1.0 _}", "every sample needs a loss"),
         ("{1-1000000: 1.0, 1-999999: 2.0}", "more than 1,000,000 values in one file"),
     ],
 )
@@ -141,13 +141,13 @@ def test_a_file_may_not_ask_for_more_than_fits_into_memory() -> None:
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ("", "1:1: an empty file tests nothing. It has 'policy:' and 'tests:'."),
+        ("", "1:1: the file is empty. A test file needs 'policy:' and 'tests:'."),
         ("tests: []", "1:1: 'policy' is missing"),
-        ("policy: loss_spikes\ntests: []", "1:9: policy: no such file beside this one, and no shipped policy"),
+        ("policy: loss_spikes\ntests: []", "1:9: policy: neither a file in this folder nor a shipped policy"),
         ("policy: [a]\ntests: []", "1:9: policy: must be text"),
-        ('policy: "a\\0b"\ntests: []', "no such file beside this one"),
+        ('policy: "a\\0b"\ntests: []', "neither a file in this folder nor a shipped policy"),
         ("- a", "must be a mapping"),
-        (HEAD + "  - {name: a, series: {loss: 1}, expect: []}\n" * 2, "4:5: test 'a': a test of this name is there"),
+        (HEAD + "  - {name: a, series: {loss: 1}, expect: []}\n" * 2, "4:5: test 'a': another test has the same name"),
         ("policy: loss_spike\ntests: [a]", "2:9: test: must be a mapping; got 'a'"),
     ],
 )

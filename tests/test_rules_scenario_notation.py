@@ -52,7 +52,7 @@ def test_nan_is_a_value_and_an_underscore_is_none() -> None:
         ("1--2x3", 0, "not a value of a series"),
         ("nan+1x3", 0, "not a value of a series"),
         ("1_000", 0, "not a value of a series"),
-        ("1 2.0x0", 6, "a count is 1 or more; got 0"),
+        ("1 2.0x0", 6, "a repetition count must be 1 or more; got 0"),
         ("1 5x100000", 4, "a series of more than 100,000 values"),
         ("5x" + "9" * 5000, 2, "a series of more than 100,000 values"),
         ("1 1e999", 2, "too large for a float; got '1e999'. Write inf."),

@@ -98,7 +98,7 @@ def test_the_run_ends_with_the_step_of_a_stop_unless_it_is_to_go_on(result: Play
     )
 
     assert (ended.steps, places(ended.missing)) == (1, [(3, "high")])
-    assert ended.hints == ("The run was stopped at step 1; 'after_stop: go_on' lets it go on.",)
+    assert ended.hints == ("A rule stopped the run at step 1. 'after_stop: go_on' continues it.",)
     assert gone_on.passes
 
 

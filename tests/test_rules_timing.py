@@ -215,7 +215,7 @@ def test_version_1_knew_no_facts_about_the_run() -> None:
 @pytest.mark.parametrize(
     ("key", "value", "message"),
     [
-        ("cooldown", "gaurd", "cooldown: no such cooldown under 'cooldowns'; got 'gaurd'. Did you mean 'guard'?"),
+        ("cooldown", "gaurd", "cooldown: not defined under 'cooldowns'; got 'gaurd'. Did you mean 'guard'?"),
         ("cooldown", "0", "cooldown: must be from 1 to 10,000,000,000; got 0"),
         ("cooldown", "{step: 3}", "cooldown: unknown key; got 'step'. Did you mean 'steps'?"),
         ("cooldown", "{steps: 3, seconds: 3}", "cooldown: takes one of steps, evaluations, seconds"),
@@ -224,7 +224,7 @@ def test_version_1_knew_no_facts_about_the_run() -> None:
         (
             "for",
             "{seconds: x}",
-            "for, seconds: must be a finite number; got 'x'. A param that is one may",
+            "for, seconds: must be a finite number; got 'x'. A param with such a value",
         ),
         ("once", "maybe", "once: must be true or false; got 'maybe'"),
         (
@@ -237,8 +237,8 @@ def test_version_1_knew_no_facts_about_the_run() -> None:
         ("mode", "shadwo", "mode: unknown mode; got 'shadwo'. Did you mean 'shadow'?"),
         ("message", "'{los + }'", "message: not an expression, invalid syntax"),
         ("message", "'{men(a, 3)}'", "message: unknown function; got 'men'. Did you mean 'mean'?"),
-        ("message", "'{a'", "message: a brace opens and does not close. Write {{ for a brace."),
-        ("message", "'a}'", "message: a brace closes that was not opened. Write }} for a brace."),
+        ("message", "'{a'", "message: unclosed brace. Write {{ for a literal brace."),
+        ("message", "'a}'", "message: closing brace without an opening one. Write }} for a literal brace."),
         ("message", "'{a:1001}'", "message: format width above 1,000"),
     ],
 )

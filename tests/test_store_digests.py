@@ -90,7 +90,7 @@ def test_a_finished_run_has_a_digest_of_its_log_and_of_its_attempt(recorded: Pat
 #: A run whose digests have the first format.
 FIRST = Path(__file__).parent / "data" / "digests-1" / "20260102T030405-d19e57"
 
-LOG_CHANGED = "the log of rank {} is not the one whose digest was taken at its end"
+LOG_CHANGED = "the log of rank {} has changed since its digest was computed at the end"
 
 #: The digest of the events above. It must never change, since it is stored with runs.
 EXPECTED = "15e3f169cd837b74dfc4732fd00df4a86587f2e3c1cfdddc8c86b5963b1d153e"
@@ -220,7 +220,9 @@ def test_a_digest_of_an_unknown_format_is_damage(recorded: Path) -> None:
     path = recorded / DIGESTS_JSON
     path.write_text(path.read_text().replace('"format": 2\n', '"format": 3\n'))
 
-    with pytest.raises(DamagedLog, match=r"these are no digests .*a digest has format 3"):
+    with pytest.raises(
+        DamagedLog, match=r"not valid digests .*a digest has format 3, which this steptape does not know"
+    ):
         read_digests(recorded)
 
 
@@ -333,7 +335,7 @@ def test_what_run_json_says_of_an_attempt_is_covered(recorded: Path) -> None:
     path = recorded / "run.json"
     path.write_text(path.read_text().replace('"steps": 30', '"steps": 31'))
 
-    assert digest_faults(recorded) == ["attempt 0: run.json does not say of it what it said at its end"]
+    assert digest_faults(recorded) == ["attempt 0: its entry in run.json has changed since the attempt ended"]
 
 
 def test_the_digest_of_an_attempt_never_changes() -> None:
@@ -412,7 +414,7 @@ def test_a_column_of_another_type_is_damage_whatever_its_bits(
 
     copy = rewritten(recorded, table, retyped)
 
-    with pytest.raises(DamagedLog, match=f"the column '{column}' of this file has another type"):
+    with pytest.raises(DamagedLog, match=f"the column '{column}' of this file has the wrong type"):
         digest_faults(copy)
 
 
@@ -432,5 +434,5 @@ def test_a_loss_of_a_token_that_is_null_is_damage(store_record: Callable[..., Pa
 
     copy = rewritten(folder, "samples", lambda rows: rows.set_column(rows.num_columns - 1, "token_losses", nothing))
 
-    with pytest.raises(DamagedLog, match="what no recorder writes"):
+    with pytest.raises(DamagedLog, match="a type that no recorder writes"):
         digest_faults(copy)

@@ -92,9 +92,9 @@ def test_missing_keys_have_defaults_and_blank_lines_do_not_count() -> None:
     [
         ("{", "events.jsonl:2: not JSON"),
         ("[" * 100_000, "events.jsonl:2: not JSON"),
-        ("3", 'a line is an object with the key "event"'),
-        ("{}", 'a line is an object with the key "event"'),
-        ('{"event": 3}', 'a line is an object with the key "event"'),
+        ("3", 'a line must be an object with the key "event"'),
+        ("{}", 'a line must be an object with the key "event"'),
+        ('{"event": 3}', 'a line must be an object with the key "event"'),
         ('{"event": "step_ended"}', "unknown kind of event; got 'step_ended'. Did you mean 'step_end'?"),
         ('{"event": "on_step_end"}', "Did you mean 'step_end'?"),
         ('{"event": "zzz"}', "Known kinds: annotation, decision,"),

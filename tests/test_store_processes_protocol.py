@@ -98,7 +98,7 @@ def test_a_frame_longer_than_the_limit_is_refused_before_it_is_read(head: dict[s
         write_frame(writer.fileno(), head, body)
         assert read_frame(reader.fileno(), most_bytes=101) == (head, body)
 
-        with pytest.raises(BrokenFrame, match="a frame of 101 bytes, of 100 at most"):
+        with pytest.raises(BrokenFrame, match="a frame of 101 bytes exceeds the limit of 100"):
             read_frame(reader.fileno(), most_bytes=100)
 
 

@@ -150,7 +150,7 @@ def test_a_number_out_of_range_is_an_error(store_record: Record, arguments: dict
     """The answer is not empty."""
     run = open_run(recorded(store_record, [losses_of([1.0])]))
 
-    with pytest.raises(TelemetryError, match=f"{next(iter(arguments))} is at least"):
+    with pytest.raises(TelemetryError, match=f"{next(iter(arguments))} must be at least"):
         run.spiking_samples(1, **arguments)
 
 

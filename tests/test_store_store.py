@@ -84,7 +84,7 @@ def test_a_name_that_two_runs_share_is_refused_with_their_ids(
     store_folder("run-1", name="digits")
     store_folder("run-2", name="digits")
 
-    with pytest.raises(RunNotFound, match=r"several runs have this name; got 'digits'. Say which: run-1, run-2"):
+    with pytest.raises(RunNotFound, match=r"several runs have this name; got 'digits'. Use an id: run-1, run-2"):
         open_store(store_path).run("digits")
 
 
@@ -165,7 +165,9 @@ def test_a_run_of_a_newer_format_is_refused(store_folder: Callable[..., Path]) -
     folder = store_folder()
     (folder / "run.json").write_text(json.dumps({"format": FORMAT + 1, "runs": "are different now"}))
 
-    with pytest.raises(UnsupportedVersion, match=f"run format {FORMAT + 1}, .* reads up to {FORMAT}. Upgrade steptape"):
+    with pytest.raises(
+        UnsupportedVersion, match=f"run format {FORMAT + 1}; .* reads formats up to {FORMAT}. Upgrade steptape"
+    ):
         open_run(folder)
 
 
@@ -181,7 +183,7 @@ def test_two_folders_of_one_run_are_read_once(
     store = open_store(store_path)
 
     assert store.rows("SELECT count(*) AS n FROM events") == [{"n": 1}]
-    assert "another run here has the same id" in str(store.entries()[1][0])
+    assert "has a run with the same id" in str(store.entries()[1][0])
 
 
 def test_an_empty_run_answers_everything(store_folder: Callable[..., Path]) -> None:

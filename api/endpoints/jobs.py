@@ -118,7 +118,7 @@ def list_jobs(request: Request) -> JobPage:
     return JobPage(items=[_item(job) for job in _queue(request).jobs()], next=None)
 
 
-@router.get("/jobs/{id}", summary="One job")
+@router.get("/jobs/{id}", summary="Status of a job")
 def read_job(request: Request, job_id: JobId) -> JobItem:
     """Return a job and its progress."""
     return _item(_queue(request).job(job_id))
@@ -152,7 +152,7 @@ def read_job_report(request: Request, job_id: JobId) -> Response:
     return answer(request, job.page.encode(), "text/html; charset=utf-8", headers)
 
 
-@router.delete("/jobs/{id}", summary="End a job")
+@router.delete("/jobs/{id}", summary="Cancel a job")
 def cancel_job(request: Request, job_id: JobId) -> JobItem:
     """Cancel a waiting or running job; a finished one stays as it is. Jobs of other tokens need the scope `admin`."""
     return _item(_queue(request).cancel(job_id, request.state.holder))
@@ -166,7 +166,7 @@ def _queue(request: Request) -> JobQueue:
 def _finished(request: Request, job_id: str) -> Job:
     job = _queue(request).job(job_id)
     if job.status != "done":
-        raise JobNotDone(f"the job is {job.status}", got=job_id, fix=job.error or "Ask for the job itself")
+        raise JobNotDone(f"the job is {job.status}", got=job_id, fix=job.error or "The job itself shows its status")
     request.state.etag = f'"{job_id}"'
     if request.headers.get("if-none-match") == request.state.etag:
         raise NotModified(request.state.etag)

@@ -64,9 +64,9 @@ class NewAnnotation(BaseModel):
     @model_validator(mode="after")
     def _steps_are_in_order(self) -> NewAnnotation:
         if self.last_step is not None and (self.first_step is None or self.first_step > self.last_step):
-            raise ValueError("'last_step' comes with a 'first_step' that is not greater")
+            raise ValueError("'last_step' needs a 'first_step' that is not greater")
         if _depth(self.attrs) > _MOST_LEVELS:
-            raise ValueError(f"'attrs' are nested at most {_MOST_LEVELS} levels deep")
+            raise ValueError(f"'attrs' may be nested at most {_MOST_LEVELS} levels deep")
         return self
 
 

@@ -78,7 +78,9 @@ def policy_named(name: str, folder: Path | None) -> Path:
     """
     known = policies_known(folder)
     if name not in known:
-        raise PolicyNotFound("no policy has this name", got=name, fix=f"Known: {', '.join(sorted(known))}")
+        raise PolicyNotFound(
+            "no policy of the server has this name", got=name, fix=f"Available: {', '.join(sorted(known))}"
+        )
     return known[name]
 
 
@@ -90,7 +92,7 @@ def list_policies(request: Request, query: Annotated[FormedQuery, InQuery()]) ->
     return page_answer(request, PolicyPage(items=items, next=None), query.format)
 
 
-@router.get("/policies/{name}", summary="One rule file", response_model=PolicyDetail)
+@router.get("/policies/{name}", summary="One rule file with its text", response_model=PolicyDetail)
 def read_policy(
     request: Request, name: Annotated[str, InPath(max_length=200, description="The policy's name.")]
 ) -> Response:

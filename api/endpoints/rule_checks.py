@@ -84,7 +84,7 @@ async def check_rules(request: Request, store: OpenStore, body: CheckRequest) ->
     return CheckAnswer.model_validate(await _processes(request).ask(document))
 
 
-@router.post("/rules/test", summary="Run tests of rules")
+@router.post("/rules/test", summary="Run the tests of a rule file")
 async def test_rules(request: Request, body: TestRequest) -> TestAnswer:
     """Simulate the runs in a test file, and compare the decisions with the expected ones."""
     known = {

@@ -46,7 +46,7 @@ class SamplesQuery(FormedQuery):
     @model_validator(mode="after")
     def _top_comes_as_one_page(self) -> SamplesQuery:
         if self.top is not None and self.cursor is not None:
-            raise ValueError("'top' answers with one page, and takes no 'cursor'")
+            raise ValueError("'top' returns a single page, so it cannot be combined with 'cursor'")
         return self
 
 
@@ -121,7 +121,7 @@ async def _highest(request: Request, run: RunAccess, query: SamplesQuery, top: i
     statement = _statement(conditions, f"loss DESC, seq, position, {', '.join(_ORDER)}", count)
     found = await ask_run(request, run, statement, rows=count)
     if found.is_cut_short:
-        raise InvalidRequest("so many samples take more than one answer may", where="query.top", got=top)
+        raise InvalidRequest("so many samples exceed the size limit of a response", where="query.top", got=top)
     return SamplePage(items=await run_in_threadpool(_items, found.table), next=None)
 
 

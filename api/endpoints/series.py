@@ -76,7 +76,7 @@ def read_series(request: Request, run: RequestedRun, query: Annotated[SeriesQuer
 def read_series_of_runs(request: Request, store: OpenStore, query: Annotated[RunsSeriesQuery, InQuery()]) -> Response:
     """Return the series of several runs, run by run, to compare them."""
     if len(query.run) * len(query.metric) > _MOST_SERIES:
-        raise InvalidRequest(f"one answer has at most {_MOST_SERIES} series", fix="Ask for fewer runs or metrics")
+        raise InvalidRequest(f"a response holds at most {_MOST_SERIES} series", fix="Request fewer runs or metrics")
     runs = [find_run(store, key) for key in dict.fromkeys(query.run)]
     check_freshness(request, runs)
     most: int = request.app.state.limits.series_values
@@ -95,7 +95,9 @@ def _bounded(items: Iterable[SeriesItem], most: int) -> Iterator[SeriesItem]:
     for item in items:
         left -= len(item.value)
         if left < 0:
-            raise InvalidRequest(f"one answer has at most {most:,} values", fix="Ask for fewer points, runs or metrics")
+            raise InvalidRequest(
+                f"a response holds at most {most:,} values", fix="Request fewer points, runs or metrics"
+            )
         yield item
 
 

@@ -37,7 +37,7 @@ class Version(Model):
     """Version of the rule engine's semantics."""
 
 
-@router.get("/healthz", summary="Is the server up?")
+@router.get("/healthz", summary="Liveness check")
 def read_health(store: OpenStore) -> Health:
     """Return 200 when the server runs and can list its store, else 503."""
     try:
@@ -47,15 +47,15 @@ def read_health(store: OpenStore) -> Health:
     return Health()
 
 
-@router.get("/readyz", summary="Is the server ready?")
+@router.get("/readyz", summary="Readiness check")
 def read_readiness(request: Request, store: OpenStore) -> Ready:
     """Return 200 once the server has read the runs of the store, 503 until then."""
     if not request.app.state.is_warm:
-        raise Busy("the runs are being read", fix="Ask again in a second")
+        raise Busy("the server is still reading the runs", fix="Try again in a second")
     return Ready(runs=len(store.recent().entries))
 
 
-@router.get("/version", summary="Which version is it?")
+@router.get("/version", summary="Versions of the server")
 def read_version() -> Version:
     """Return the versions of steptape, the API, the run format and the rule semantics."""
     return Version(steptape=version("steptape"), api="1", event_format=FORMAT, rule_semantics=SEMANTICS_VERSION)
@@ -63,7 +63,7 @@ def read_version() -> Version:
 
 @router.get(
     "/metrics",
-    summary="Measurements for Prometheus",
+    summary="Metrics for Prometheus",
     response_class=Response,
     responses={200: {"content": {"text/plain": {"schema": {"type": "string"}}}}},
 )
@@ -77,10 +77,16 @@ def read_metrics(request: Request, store: OpenStore) -> Response:
         statuses[entry.summary.status] = statuses.get(entry.summary.status, 0) + 1
     lines = [
         *traffic.lines(),
-        *_gauge("steptape_runs", "Runs of the store.", {f'status="{name}"': n for name, n in sorted(statuses.items())}),
-        *_gauge("steptape_runs_unreadable", "Runs that cannot be read.", {"": len(look.problems)}),
-        *_gauge("steptape_streams", "Live tails and long polls.", {"": state.streams.taken}),
-        *_gauge("steptape_jobs", "Jobs.", {f'status="{name}"': n for name, n in state.jobs.counts().items()}),
+        *_gauge(
+            "steptape_runs",
+            "Runs in the store, by status.",
+            {f'status="{name}"': n for name, n in sorted(statuses.items())},
+        ),
+        *_gauge("steptape_runs_unreadable", "Run folders that cannot be read.", {"": len(look.problems)}),
+        *_gauge("steptape_streams", "Open live tails and long polls.", {"": state.streams.taken}),
+        *_gauge(
+            "steptape_jobs", "Jobs, by status.", {f'status="{name}"': n for name, n in state.jobs.counts().items()}
+        ),
     ]
     return Response("\n".join(lines) + "\n", media_type="text/plain; version=0.0.4; charset=utf-8")
 

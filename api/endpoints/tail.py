@@ -48,7 +48,7 @@ class TailQuery(Query):
 
 @router.get(
     "/runs/{id}/tail",
-    summary="Events as they are written",
+    summary="Events of a live run, as a stream",
     response_class=StreamingResponse,
     responses={200: {"content": {"text/event-stream": {"schema": {"type": "string"}}}}},
 )
@@ -56,7 +56,9 @@ async def tail_run(
     request: Request,
     run: RequestedRun,
     query: Annotated[TailQuery, InQuery()],
-    last_event_id: Annotated[str | None, Header(description="`id` of the last event that was seen.")] = None,
+    last_event_id: Annotated[
+        str | None, Header(description="`id` of the last event seen; the stream resumes after it.")
+    ] = None,
 ) -> StreamingResponse:
     """Stream server-sent events: `data` is an event as in `events`, `id` its `ATTEMPT.SEQ`, to resume from.
 
@@ -68,7 +70,9 @@ async def tail_run(
     if asked is not None:
         match = _PLACE.fullmatch(asked)
         if match is None:
-            raise InvalidRequest("an event's id is ATTEMPT.SEQ", where="header.last-event-id", got=asked)
+            raise InvalidRequest(
+                "an event's id must have the form ATTEMPT.SEQ", where="header.last-event-id", got=asked
+            )
         passed = int(match[1]), int(match[2])
     held = ExitStack()
     held.enter_context(request.app.state.streams.place())

@@ -119,7 +119,9 @@ async def read_windows(request: Request, run: RequestedRun, query: Annotated[Win
         return page_answer(request, WindowsPage(items=[], next=None), query.format, [])
     found = await ask_run(request, run, _statement(query, drawn), rows=sum(len(one.places) for one in drawn))
     if found.is_cut_short:
-        raise InvalidRequest("the windows take more than one answer may", fix="Ask for fewer points, or for one kind")
+        raise InvalidRequest(
+            "the windows exceed the size limit of a response", fix="Request fewer points, or one kind of event"
+        )
     return await run_in_threadpool(_answer, request, run.folder.name, query, drawn, found.table)
 
 

@@ -16,8 +16,8 @@ from ..limits import Limits
 from ..problems import Sort, refusal
 
 _TOO_LARGE: Final = Sort(413, "body-too-large", "The body is too large")
-_TOO_SLOW: Final = Sort(408, "body-too-slow", "The body did not come in time")
-_ENCODED: Final = Sort(415, "unsupported-media-type", "The body is of a kind that is not taken")
+_TOO_SLOW: Final = Sort(408, "body-too-slow", "The body did not arrive in time")
+_ENCODED: Final = Sort(415, "unsupported-media-type", "The body has an unsupported type")
 
 #: Methods with a meaningful body.
 _WITH_BODY: Final = frozenset({"POST", "PUT", "PATCH"})
@@ -48,7 +48,7 @@ class BodyLimitMiddleware:
                 async with asyncio.timeout(self._limits.body_s):
                     taken = await self._taken(receive)
             except TimeoutError:
-                found = _TOO_SLOW, f"A body has to be there within {self._limits.body_s:g} s"
+                found = _TOO_SLOW, f"A body must arrive within {self._limits.body_s:g} s"
             else:
                 if taken is None:
                     return
@@ -66,15 +66,15 @@ class BodyLimitMiddleware:
         if length.isdecimal() and int(length) > self._limits.body_bytes:
             return self._too_large()
         if headers.get("content-encoding", "identity").lower() != "identity":
-            return _ENCODED, "Bodies are not taken compressed"
+            return _ENCODED, "Compressed bodies are not supported"
         if scope["method"] in _WITH_BODY and _has_body(headers):
             media_type = headers.get("content-type", "").partition(";")[0].strip().lower()
             if media_type != (_FORM if scope["path"] == _FORM_PATH else "application/json"):
-                return _ENCODED, "A body is JSON: Content-Type: application/json"
+                return _ENCODED, "A body must be JSON, with Content-Type: application/json"
         return None
 
     def _too_large(self) -> tuple[Sort, str]:
-        return _TOO_LARGE, f"A body has at most {self._limits.body_bytes:,} bytes"
+        return _TOO_LARGE, f"A body may have at most {self._limits.body_bytes:,} bytes"
 
     async def _taken(self, receive: Receive) -> bytes | None:
         """Return the body, or the beginning of one that is too large; None when the client has gone."""

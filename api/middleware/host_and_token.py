@@ -41,7 +41,7 @@ _HOST: Final = re.compile(r"(?:\[(?P<v6>[0-9A-Fa-f:.]+)\]|(?P<name>[A-Za-z0-9._-
 MAX_HEAD_BYTES: Final = 32 << 10
 
 _LARGE: Final = Sort(431, "headers-too-large", "The headers are too large")
-_MISDIRECTED: Final = Sort(421, "misdirected-request", "This server is called otherwise")
+_MISDIRECTED: Final = Sort(421, "misdirected-request", "This server has another name")
 _FOREIGN: Final = Sort(403, "foreign-origin", "The request comes from a page of another site")
 _UNAUTHORIZED: Final = Sort(401, "unauthorized", "A token is needed")
 _FORBIDDEN: Final = Sort(403, "forbidden", "The token does not allow this")
@@ -78,17 +78,20 @@ class HostAndTokenMiddleware:
 
     def _check_address(self, scope: AsgiScope, headers: Headers) -> tuple[Sort, str] | None:
         if sum(len(name) + len(value) for name, value in headers.raw) > MAX_HEAD_BYTES:
-            return _LARGE, f"Headers have at most {MAX_HEAD_BYTES:,} bytes in all"
+            return _LARGE, f"Headers may have at most {MAX_HEAD_BYTES:,} bytes in total"
         hosts = headers.getlist("host")
         if len(hosts) != 1 or _name_in(hosts[0]) not in self._hosts:
-            return _MISDIRECTED, "The Host header names no host that this server answers for (--allowed-host adds one)"
+            return (
+                _MISDIRECTED,
+                "This server does not answer for the name in the Host header (--allowed-host adds a name)",
+            )
         if scope["method"] in _SAFE:
             return None
         origin = headers.get("origin")
         if headers.get("sec-fetch-site") in ("cross-site", "same-site"):
-            return _FOREIGN, "Sec-Fetch-Site says that another site's page has sent this"
+            return _FOREIGN, "According to Sec-Fetch-Site, a page of another site sent this request"
         if origin is not None and urlsplit(origin).netloc.lower() != hosts[0].lower():
-            return _FOREIGN, "The Origin header is not this server's own"
+            return _FOREIGN, "The Origin header does not name this server"
         return None
 
     def _admit(self, scope: AsgiScope, headers: Headers) -> Holder | tuple[Sort, str]:
@@ -104,7 +107,7 @@ class HostAndTokenMiddleware:
         if holder.scope < needed:
             return (
                 _FORBIDDEN,
-                f"This takes the scope {needed.name.lower()}; the token has {holder.scope.name.lower()}",
+                f"This request needs the scope {needed.name.lower()}; the token has {holder.scope.name.lower()}",
             )
         return holder
 

@@ -77,17 +77,17 @@ def parse_tokens(text: str, *, source: str) -> Tokens:
         where = f"{source}:{number}"
         if len(words) < 3 or words[1].upper() not in Scope.__members__:
             raise TelemetryError(
-                "a line is a token, a scope and a name", where=where, fix="Scopes are read, write and admin"
+                "a line must hold a token, a scope and a name", where=where, fix="Scopes are read, write and admin"
             )
         if len(words[0]) < MIN_LENGTH:
             raise TelemetryError(
-                f"a token has at least {MIN_LENGTH} characters",
+                f"a token must have at least {MIN_LENGTH} characters",
                 where=where,
-                fix="python -c 'import secrets; print(secrets.token_urlsafe(24))' makes one",
+                fix="To make one: python -c 'import secrets; print(secrets.token_urlsafe(24))'",
             )
         holders.append((words[0], Holder(words[2].strip(), Scope[words[1].upper()])))
     if not holders:
-        raise TelemetryError("there are no tokens", where=source, fix="A line is a token, a scope and a name")
+        raise TelemetryError("there are no tokens", where=source, fix="Each line holds a token, a scope and a name")
     return Tokens(holders)
 
 
@@ -100,7 +100,7 @@ def read_tokens(path: Path) -> Tokens:
     try:
         if path.stat().st_mode & 0o077:
             raise TelemetryError(
-                "others can read the tokens", where=str(path), fix=f"chmod 600 {path}, and change the tokens"
+                "other users can read the tokens", where=str(path), fix=f"Run chmod 600 {path}, and change the tokens"
             )
         return parse_tokens(path.read_text(encoding="utf-8"), source=str(path))
     except (OSError, UnicodeDecodeError) as error:

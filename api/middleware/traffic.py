@@ -28,15 +28,15 @@ class Traffic:
 
     def lines(self) -> Iterator[str]:
         """Yield the counts in Prometheus' text format."""
-        yield "# HELP steptape_http_requests_total Requests that were answered."
+        yield "# HELP steptape_http_requests_total Requests answered."
         yield "# TYPE steptape_http_requests_total counter"
         for (method, route, status), count in sorted(self._answers.items()):
             labels = f'method="{method}",route="{route}",status="{status}"'
             yield f"steptape_http_requests_total{{{labels}}} {count}"
-        yield "# HELP steptape_http_request_seconds_total Time that answers took."
+        yield "# HELP steptape_http_request_seconds_total Time spent on answering requests."
         yield "# TYPE steptape_http_request_seconds_total counter"
         for (method, route), seconds in sorted(self._seconds.items()):
             yield f'steptape_http_request_seconds_total{{method="{method}",route="{route}"}} {seconds:.6f}'
-        yield "# HELP steptape_http_requests_in_flight Requests that are being answered."
+        yield "# HELP steptape_http_requests_in_flight Requests being answered now."
         yield "# TYPE steptape_http_requests_in_flight gauge"
         yield f"steptape_http_requests_in_flight {self.in_flight}"

@@ -76,7 +76,7 @@ class PageRoute(APIRoute):
                 return error_page(request, sort.status, sort.title, detail_of(error, store), hint_of(error, store))
             except RequestValidationError as error:
                 wrong = "; ".join(f"{entry['loc'][-1]}: {entry['msg']}" for entry in error.errors())
-                return error_page(request, 422, "The address is not understood", wrong, None)
+                return error_page(request, 422, "The address is not valid", wrong, None)
             except HTTPException as error:
                 phrase = HTTPStatus(error.status_code).phrase
                 return error_page(request, error.status_code, phrase, str(error.detail), None)
@@ -90,7 +90,7 @@ async def show_lost(request: Request, error: Exception) -> Response:
     path = request.url.path
     is_person = request.method == "GET" and "text/html" in request.headers.get("accept", "")
     if error.status_code == 404 and is_person and not path.startswith("/api/"):
-        return error_page(request, 404, "There is no such page", shortened(path), hint_at(path))
+        return error_page(request, 404, "No such page", shortened(path), hint_at(path))
     return await on_http_exception(request, error)
 
 

@@ -37,7 +37,7 @@ def sparkline(snapshot: Snapshot) -> str:
         return _live_line(snapshot) if listing.journals else _remembered(snapshot.folder, listing.sealed)
     except Exception as error:
         # One run's bad files must not hide the table of the others.
-        _LOGGER.warning("no line of %s: %r", snapshot.info.run_id, error)
+        _LOGGER.warning("could not draw the sparkline of %s: %r", snapshot.info.run_id, error)
         return ""
 
 

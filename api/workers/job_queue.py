@@ -89,7 +89,7 @@ class JobQueue:
             if known is not None and known.status not in ("failed", "cancelled"):
                 return known
             if len(self._waiting) >= self._limits.jobs_waiting:
-                raise Busy(f"{len(self._waiting)} jobs are waiting already", fix="Ask again later, or cancel one")
+                raise Busy(f"{len(self._waiting)} jobs are already waiting", fix="Try again later, or cancel one")
             self._jobs[job.id] = job
             self._jobs.move_to_end(job.id)
             self._waiting.append(job)
@@ -108,7 +108,9 @@ class JobQueue:
         """
         with self._changed:
             if job_id not in self._jobs:
-                raise JobNotFound("no job has this id (any more)", got=job_id, fix="GET /api/v1/jobs lists them")
+                raise JobNotFound(
+                    "no job has this id; the server may have dropped it", got=job_id, fix="GET /api/v1/jobs lists them"
+                )
             return self._jobs[job_id]
 
     def jobs(self) -> list[Job]:
@@ -125,7 +127,9 @@ class JobQueue:
         """
         job = self.job(job_id)
         if job.owner != holder.name and holder.scope < Scope.ADMIN:
-            raise NotYours("somebody else started this job", got=job_id, fix="It takes a token of scope admin")
+            raise NotYours(
+                "another token started this job", got=job_id, fix="Use that token, or one with the scope admin"
+            )
         with self._changed:
             if not job.is_over:
                 is_running = job.status == "running"
@@ -170,13 +174,13 @@ class JobQueue:
                 try:
                     self._process = ChildProcess(f"{__package__}.job_worker", str(self._limits.job_bytes))
                 except OSError as error:
-                    self._fail(job, f"no process could be started for it ({error.strerror})")
+                    self._fail(job, f"the job's process could not be started ({error.strerror})")
                     continue
             try:
                 self._follow(job, self._process)
             except (OSError, ValueError) as error:
                 _LOGGER.exception("job %s", job.id)
-                self._fail(job, f"the job's process failed ({type(error).__name__})")
+                self._fail(job, f"communication with the job's process failed ({type(error).__name__})")
             finally:
                 self._process.end()
 
@@ -191,11 +195,11 @@ class JobQueue:
                 job.runs_done = frame.head["progress"]
             self._keep(job, json.loads(frame.body))
         except TimeoutError:
-            self._fail(job, f"it took longer than {self._limits.job_s:g} s")
+            self._fail(job, f"the job exceeded its time limit of {self._limits.job_s:g} s")
         except BrokenFrame:
-            self._fail(job, "the result is larger than it may be, or was cut short")
+            self._fail(job, "the result is too large, or incomplete")
         except EOFError:
-            self._fail(job, "the job's process ended before it was done")
+            self._fail(job, "the job's process ended before the job was done")
         except TelemetryError as error:
             self._fail(job, without_path(str(error), Path(job.document["store"])))
 

@@ -39,11 +39,11 @@ class PolicyJobRequest(JobRequest):
     @model_validator(mode="after")
     def _clear_question(self) -> PolicyJobRequest:
         if (self.policy is None) == (self.policy_text is None):
-            raise ValueError("one of 'policy' and 'policy_text' is needed")
+            raise ValueError("give either 'policy' or 'policy_text'")
         if self.mode is not None and self.objective is None:
-            raise ValueError("'mode' says which way the metric 'objective' is better")
+            raise ValueError("'mode' is the direction of the metric 'objective', which is not given")
         if self.objective and self.mode is None and mode_of(self.objective) is None:
-            raise ValueError("whether the metric 'objective' is better low or high is not clear: 'mode' says it")
+            raise ValueError("unclear whether a lower or a higher 'objective' is better: give 'mode'")
         return self
 
 

@@ -131,7 +131,7 @@ def main() -> None:
     except TelemetryError as error:
         write_frame(answers, {"error": error_to_json(error)})
     except MemoryError:
-        refusal = TelemetryError("it took more memory than a job may: ask for fewer runs or variants")
+        refusal = TelemetryError("the job exceeded its memory limit: request fewer runs or variants")
         write_frame(answers, {"error": error_to_json(refusal)})
 
 

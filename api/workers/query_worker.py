@@ -31,7 +31,7 @@ def answer_queries(store: Store, requests: int, answers: int) -> None:
             # Omit ``got``: the client already knows the statement and the run that it shows.
             head, rows = {"error": {**error_to_json(error), "got": None}}, b""
         except (MemoryError, OSError, ValueError) as error:
-            refusal = QueryRefused(f"the query failed ({type(error).__name__})", fix="Ask for less")
+            refusal = QueryRefused(f"the query failed ({type(error).__name__})", fix="Query less")
             head, rows = {"error": error_to_json(refusal)}, b""
         write_frame(answers, head, rows)
 

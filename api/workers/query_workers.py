@@ -89,7 +89,7 @@ class QueryWorkers:
     @contextmanager
     def _worker(self) -> Iterator[ChildProcess]:
         if not self._places.acquire(blocking=False):
-            raise Busy("too many queries are waiting", fix="Ask again later")
+            raise Busy("too many queries are waiting", fix="Try again later")
         held = self._free.get()
         try:
             held = held or _started(self._store, self._limits.query_worker_bytes)
@@ -113,12 +113,12 @@ def _started(store: Path, memory_bytes: int) -> ChildProcess:
     try:
         worker = ChildProcess(module, str(store), str(memory_bytes), environment=environment)
     except OSError as error:
-        raise Busy(f"no process could be started ({error.strerror})", fix="Ask again later") from None
+        raise Busy(f"the query process could not be started ({error.strerror})", fix="Try again later") from None
     try:
         worker.receive(until_s=time.monotonic() + _START_S)
     except (EOFError, BrokenFrame, OSError):
         worker.end()
-        raise TelemetryError("the process that answers queries did not start") from None
+        raise TelemetryError("the query process did not start") from None
     return worker
 
 
@@ -130,10 +130,10 @@ def _asked(worker: ChildProcess, statement: str, run: str | None, limits: QueryL
         frame = worker.receive(most_bytes=most_bytes, until_s=until_s)
     except TimeoutError:
         worker.end()
-        fix = "Ask for less, or for one run"
-        raise QueryTimedOut("the query took too long, and was ended", got=statement, fix=fix) from None
+        fix = "Query less, or a single run"
+        raise QueryTimedOut("the query exceeded its time limit and was stopped", got=statement, fix=fix) from None
     except (EOFError, BrokenFrame, OSError):
         worker.end()
-        fix = "Ask for less"
-        raise QueryRefused("the query took more memory than it may", got=statement, fix=fix) from None
+        fix = "Query less"
+        raise QueryRefused("the query exceeded its memory limit", got=statement, fix=fix) from None
     return Answer(frame.body, **frame.head)

@@ -44,19 +44,21 @@ class RuleProcesses:
         try:
             process = ChildProcess(f"{__package__}.rule_worker", str(limits.query_worker_bytes))
         except OSError as error:
-            raise Busy(f"no process could be started ({error.strerror})", fix="Ask again later") from None
+            raise Busy(
+                f"the process for the rules could not be started ({error.strerror})", fix="Try again later"
+            ) from None
         until_s = time.monotonic() + limits.rules_s
         try:
             process.send(document, until_s=until_s)
             return process.receive(most_bytes=limits.job_result_bytes, until_s=until_s).head["answer"]
         except TimeoutError:
-            what = f"the rules took longer than {limits.rules_s:g} s, and were ended"
-            raise InvalidRequest(what, fix="Ask for fewer steps, rules or runs") from None
+            what = f"the rules exceeded their time limit of {limits.rules_s:g} s and were stopped"
+            raise InvalidRequest(what, fix="Use fewer steps, rules or runs") from None
         except BrokenFrame:
-            what = f"the answer is longer than {limits.job_result_bytes:,} bytes"
-            raise InvalidRequest(what, fix="Ask for fewer steps or rules") from None
+            what = f"the answer exceeds the limit of {limits.job_result_bytes:,} bytes"
+            raise InvalidRequest(what, fix="Use fewer steps or rules") from None
         except (EOFError, OSError):
-            fix = "They may have taken too much memory: ask for fewer steps, rules or runs"
-            raise InvalidRequest("the process that tried the rules ended before it was done", fix=fix) from None
+            fix = "It may have run out of memory: use fewer steps, rules or runs"
+            raise InvalidRequest("the process that ran the rules ended early", fix=fix) from None
         finally:
             process.end()

@@ -42,7 +42,7 @@ def opened(path: Path) -> Iterator[sqlite3.Connection]:
             connection.text_factory = lambda raw: raw.decode(errors="replace")
             yield connection
     except (sqlite3.Error, OverflowError, UnicodeDecodeError) as error:  # Some messages quote the file.
-        raise UnreadableSource(f"this is no database of its kind, or damaged ({error})", where=str(path)) from None
+        raise UnreadableSource(f"not a database of this kind, or damaged ({error})", where=str(path)) from None
 
 
 def _connection(path: Path) -> sqlite3.Connection:

@@ -47,7 +47,7 @@ def text_lines(path: Path, *, errors: str = "strict", is_growing: bool = False) 
         with open(path, encoding=encoding, errors=errors, newline="") as text:
             yield from _limited(text, path, is_growing)
     except UnicodeError as error:
-        raise UnreadableSource(f"this is no text in {encoding} ({error})", where=str(path)) from None
+        raise UnreadableSource(f"not text in {encoding} ({error})", where=str(path)) from None
     except OSError as error:
         raise UnreadableSource(f"cannot be read ({error.strerror or error})", where=str(path)) from None
 

@@ -41,9 +41,9 @@ def fields(message: bytes) -> Iterator[Field]:
         elif wire == FIXED32:
             length = 4
         else:
-            raise UnreadableSource(f"no protocol buffer: wire type {wire}")
+            raise UnreadableSource(f"not a protocol buffer: wire type {wire}")
         if length > end - position:
-            raise UnreadableSource("no protocol buffer: a field is longer than its message")
+            raise UnreadableSource("not a protocol buffer: a field is longer than its message")
         yield key >> 3, wire, message[position : position + length]
         position += length
 
@@ -63,9 +63,9 @@ def _varint(message: bytes, position: int) -> tuple[int, int]:
                 return value & 0xFFFFFFFFFFFFFFFF, position + 1
             shift += 7
             if shift > 63:
-                raise UnreadableSource("no protocol buffer: an integer of more than 64 bits")
+                raise UnreadableSource("not a protocol buffer: an integer of more than 64 bits")
     except IndexError:
-        raise UnreadableSource("no protocol buffer: it ends within an integer") from None
+        raise UnreadableSource("not a protocol buffer: it ends within an integer") from None
 
 
 def varints(packed: bytes) -> list[int]:
@@ -99,7 +99,7 @@ def message(value: int | bytes) -> bytes:
         UnreadableSource: It holds an integer.
     """
     if isinstance(value, int):
-        raise UnreadableSource("no protocol buffer of this kind: an integer where a message belongs")
+        raise UnreadableSource("not a protocol buffer of this kind: an integer in place of a message")
     return value
 
 
@@ -123,6 +123,6 @@ def float32(value: int | bytes) -> float:
 
 def _unpacked(packing: struct.Struct, value: int | bytes) -> float:
     if isinstance(value, int) or len(value) != packing.size:
-        raise UnreadableSource("no protocol buffer of this kind: a number of another width")
+        raise UnreadableSource("not a protocol buffer of this kind: a number of the wrong width")
     result: float = packing.unpack(value)[0]
     return result

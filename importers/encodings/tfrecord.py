@@ -78,24 +78,26 @@ def records(path: Path, *, is_growing: bool = False) -> Iterator[bytes]:
                 if len(body) < length + _CHECKSUM.size:
                     if is_growing:
                         return
-                    raise UnreadableSource("the file is cut short within a record", where=where, fix=_KEPT)
+                    raise UnreadableSource("the file ends inside a record", where=where, fix=_KEPT)
                 data = body[:length]
                 if _CHECKSUM.unpack_from(body, length)[0] != masked(crc32c(data)):
-                    raise UnreadableSource("a record's checksum differs", where=where, fix=_KEPT)
+                    raise UnreadableSource("a record's checksum is wrong", where=where, fix=_KEPT)
                 yield data
                 position += _HEAD.size + length + _CHECKSUM.size
     except OSError as error:
         raise UnreadableSource(f"cannot be read ({error.strerror or error})", where=str(path)) from None
 
 
-_KEPT: Final = "The records before were taken"
+_KEPT: Final = "The records before it were imported"
 
 
 def _length(head: bytes, where: str) -> int:
     length: int
     length, checksum = _HEAD.unpack(head)
     if checksum != masked(crc32c(head[:8])):
-        raise UnreadableSource("this is no TFRecord: the checksum of a length differs", where=where, fix=_KEPT)
+        raise UnreadableSource(
+            "not a TFRecord file: the checksum of a record's length is wrong", where=where, fix=_KEPT
+        )
     if length > LONGEST_RECORD:
         raise UnreadableSource(f"a record of more than {LONGEST_RECORD} bytes", where=where, got=length, fix=_KEPT)
     return length

@@ -19,7 +19,7 @@ BLOCK_BYTES: Final = 32 * 1024
 _HEAD: Final = struct.Struct("<IHB")
 _FULL, _FIRST, _MIDDLE, _LAST = 1, 2, 3, 4
 
-_KEPT: Final = "The records before were taken"
+_KEPT: Final = "The records before it were imported"
 
 
 def records(path: Path, *, is_growing: bool = False) -> Iterator[bytes]:
@@ -37,13 +37,15 @@ def records(path: Path, *, is_growing: bool = False) -> Iterator[bytes]:
     for position, sort, data in _pieces(path, is_growing):
         is_begin = sort in (_FULL, _FIRST)
         if is_begin == bool(parts) or sort > _LAST:
-            raise UnreadableSource("pieces of records are out of order", where=f"{path} @ byte {position}", fix=_KEPT)
+            raise UnreadableSource(
+                "fragments of records are out of order", where=f"{path} @ byte {position}", fix=_KEPT
+            )
         parts.append(data)
         if sort in (_FULL, _LAST):
             yield b"".join(parts)
             parts = []
     if parts and not is_growing:
-        raise UnreadableSource("the file is cut short within a record", where=str(path), fix=_KEPT)
+        raise UnreadableSource("the file ends inside a record", where=str(path), fix=_KEPT)
 
 
 def _pieces(path: Path, is_growing: bool) -> Iterator[tuple[int, int, bytes]]:
@@ -51,7 +53,7 @@ def _pieces(path: Path, is_growing: bool) -> Iterator[tuple[int, int, bytes]]:
     try:
         with open(path, "rb") as file:
             if file.read(len(HEADER)) != HEADER:
-                raise UnreadableSource("this is no W&B run file", where=str(path))
+                raise UnreadableSource("not a W&B run file", where=str(path))
             position = len(HEADER)
             while True:
                 left = BLOCK_BYTES - position % BLOCK_BYTES
@@ -66,9 +68,9 @@ def _pieces(path: Path, is_growing: bool) -> Iterator[tuple[int, int, bytes]]:
                 if len(data) < length:
                     if is_growing:
                         return
-                    raise UnreadableSource("the file is cut short within a record", where=where, fix=_KEPT)
+                    raise UnreadableSource("the file ends inside a record", where=where, fix=_KEPT)
                 if zlib.crc32(data, zlib.crc32(bytes((sort,)))) != checksum:
-                    raise UnreadableSource("a record's checksum differs", where=where, fix=_KEPT)
+                    raise UnreadableSource("a record's checksum is wrong", where=where, fix=_KEPT)
                 yield position, sort, data
                 position += _HEAD.size + length
     except OSError as error:

@@ -59,17 +59,17 @@ def _rows(path: Path, options: ReadOptions) -> Iterator[Row]:
             continue
         document = _object(line)
         if document is None:
-            omissions.add(f"line {line_number}", "no JSON object")
+            omissions.add(f"line {line_number}", "not a JSON object")
             continue
         if layout is None or layout.step not in document:
             layout = layout_of(list(document), options.step_column) or layout
         if layout is None:
-            omissions.add(f"line {line_number}", "no key counts steps (--step KEY names another one)")
+            omissions.add(f"line {line_number}", "no key holds the step (name one with --step KEY)")
             continue
         try:
             row = _row(document, layout)
         except UnreadableSource as error:
-            omissions.add(f"line {line_number}", f"no step in {error.got!r:.60}")
+            omissions.add(f"line {line_number}", f"no step number in {error.got!r:.60}")
             continue
         if len(row.metrics) > MOST_METRICS:
             raise UnreadableSource(f"more than {MOST_METRICS} metrics", where=f"{path}:{line_number}")

@@ -111,7 +111,7 @@ def _scalars(path: Path, tag: str, omissions: Omissions, options: ReadOptions) -
             value = None
         if value is None or not parts[0].isdigit():
             if parts:
-                omissions.add(f"{tag}, line {line_number}", "not a time, a value and a step")
+                omissions.add(f"{tag}, line {line_number}", "not a timestamp, a value and a step")
             continue
         yield Scalar(tag, step, _milliseconds(parts[0]) or 0, value)
 

@@ -64,10 +64,10 @@ def _rows(path: Path, options: ReadOptions) -> Iterator[Row]:
                     try:
                         yield _row(document, layout)
                     except UnreadableSource as error:
-                        omissions.add(f"row {index}", f"no step in {error.got!r:.60}")
+                        omissions.add(f"row {index}", f"no step number in {error.got!r:.60}")
                     index += 1
     except _DAMAGED as error:
-        raise UnreadableSource(f"this is no Parquet file, or damaged ({error})", where=str(path)) from None
+        raise UnreadableSource(f"not a Parquet file, or damaged ({error})", where=str(path)) from None
     omissions.tell()
 
 

@@ -64,7 +64,7 @@ class TableReader(SingleFile):
             else:
                 yield from runs_of(rows)
         except csv.Error as error:
-            raise UnreadableSource(f"this is no table ({error})", where=str(path)) from None
+            raise UnreadableSource(f"not a table ({error})", where=str(path)) from None
 
 
 def _separator(path: Path, first: str) -> str:
@@ -83,14 +83,14 @@ def _cells(line: str, separator: str) -> list[str]:
 
 def _checked(layout: TableColumns | None, path: Path, columns: list[str], options: ReadOptions) -> TableColumns:
     if not columns:
-        raise UnreadableSource("the file is empty, or its first line is no table's", where=str(path))
+        raise UnreadableSource("the file is empty, or its first line is not a table header", where=str(path))
     if layout is None:
         raise unknown_step_column(str(path), columns, options.step_column)
     if len(columns) > MOST_METRICS:
         raise UnreadableSource(f"more than {MOST_METRICS} columns", where=str(path), got=len(columns))
     twice = [name for name, count in Counter(columns).items() if count > 1 and name]
     if twice:
-        raise UnreadableSource("two columns have one name", where=str(path), got=twice[0])
+        raise UnreadableSource("two columns have the same name", where=str(path), got=twice[0])
     return layout
 
 
@@ -145,7 +145,7 @@ def _row(cells: list[str], columns: list[str], places: _Places) -> Row | None:
     if not cells:
         return None
     if len(cells) > len(columns) or places.step >= len(cells):
-        raise _LeftOut(f"{len(cells)} cells under {len(columns)} columns")
+        raise _LeftOut(f"{len(cells)} cells in a table of {len(columns)} columns")
     if len(cells) < len(columns):
         cells = [*cells, *[""] * (len(columns) - len(cells))]
     if cells[places.step].strip() == columns[places.step]:
@@ -153,7 +153,7 @@ def _row(cells: list[str], columns: list[str], places: _Places) -> Row | None:
     try:
         step = step_of(cells[places.step], "")
     except UnreadableSource as error:
-        raise _LeftOut(f"no step in {error.got!r:.60}") from None
+        raise _LeftOut(f"no step number in {error.got!r:.60}") from None
     metrics, attrs = _values(cells, places.metrics)
     wall_ns = 0 if places.wall_clock is None else wall_clock_ns(cells[places.wall_clock])
     elapsed_ns = None if places.stopwatch is None else nanoseconds(number(cells[places.stopwatch]))

@@ -53,7 +53,7 @@ class TensorBoardReader:
         """Yield the runs of a folder, usually one."""
         scalars, problem = _scalars(files, options)
         if not scalars:
-            raise problem or UnreadableSource("no scalar in these event files", where=str(files[0]))
+            raise problem or UnreadableSource("these event files hold no scalars", where=str(files[0]))
         for run, facts in enumerate(courses_of(scalars, problem)):
             yield ImportedRun(facts, identity=str(run) if run else "")
 

@@ -85,8 +85,12 @@ class TextLogReader(SingleFile):
             found = True
             yield run
         if not found:
-            fix = "Say how its lines look with --pattern" if options.pattern is None else "The pattern matches no line"
-            raise UnreadableSource("no line tells a step and a value", where=str(path), fix=fix)
+            fix = (
+                "Describe its lines with --pattern"
+                if options.pattern is None
+                else "The pattern matches none of its lines"
+            )
+            raise UnreadableSource("no line holds a step and a value", where=str(path), fix=fix)
 
 
 def _parser(pattern: str | None) -> Callable[[str], _Line | None]:
@@ -100,9 +104,9 @@ def _parser(pattern: str | None) -> Callable[[str], _Line | None]:
     try:
         compiled = re.compile(pattern)
     except (re.error, OverflowError, RecursionError) as error:
-        raise UnreadableSource(f"--pattern is no regular expression ({error})", got=pattern) from None
+        raise UnreadableSource(f"--pattern is not a valid regular expression ({error})", got=pattern) from None
     if "step" not in compiled.groupindex:
-        raise UnreadableSource("--pattern has no group called 'step'", got=pattern, fix=r"Write (?P<step>\d+)")
+        raise UnreadableSource("--pattern has no group named 'step'", got=pattern, fix=r"Write (?P<step>\d+)")
     return lambda line: _matched(compiled, line)
 
 

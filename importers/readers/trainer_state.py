@@ -79,9 +79,9 @@ def _state(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise UnreadableSource(f"cannot be read ({error.strerror or error})", where=str(path)) from None
     except (ValueError, RecursionError) as error:
-        raise UnreadableSource(f"this is no JSON, or not all of it ({error})", where=str(path)) from None
+        raise UnreadableSource(f"not JSON, or incomplete ({error})", where=str(path)) from None
     if not isinstance(document, dict) or not isinstance(document.get("log_history"), list):
-        raise UnreadableSource("a trainer's state has a list 'log_history', and this has none", where=str(path))
+        raise UnreadableSource("not a trainer's state: it has no list 'log_history'", where=str(path))
     return document
 
 

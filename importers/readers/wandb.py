@@ -156,7 +156,7 @@ def _facts(
         try:
             step = step_of(row.get(step_column), "")
         except UnreadableSource as error:
-            omissions.add(f"history row {index}", f"no step in {error.got!r:.60}")
+            omissions.add(f"history row {index}", f"no step number in {error.got!r:.60}")
             continue
         seen = {key: value for key, value in row.items() if key not in (*_OWN, _STEP) and not _is_media(value)}
         metrics, attrs = sorted_out(flattened(seen, "."))

@@ -107,7 +107,8 @@ def findings_of(policy: Policy) -> list[Finding]:
 def _unguarded(policy: Policy, places: PolicyPlaces) -> Iterator[Finding]:
     for controller, name, offset in unguarded_spikes(policy):
         series = name if name.isidentifier() else f'series("{name}")'
-        what = f"never fires while '{name}' is NaN, and no other notices. Add one with the rule: not isfinite({series})"
+        fix = f"Add one with the rule: not isfinite({series})"
+        what = f"never fires while '{name}' is NaN, and no other controller fires then. {fix}"
         yield places.finding(controller.rule.place_at(offset), FindingCode.NAN_GUARD, controller, what)
 
 
@@ -126,7 +127,7 @@ def _patience(policy: Policy, places: PolicyPlaces) -> Iterator[Finding]:
             continue
         for trigger in controller.triggers:
             if trigger in _ONCE:
-                what = f"{trigger} comes once, and patience waits for {patience.threshold + 1} true answers"
+                what = f"{trigger} happens once per run, but patience waits for {patience.threshold + 1} true answers"
                 yield places.finding(places.of(index, "patience"), FindingCode.PATIENCE, controller, what)
 
 
@@ -140,7 +141,7 @@ def _contradictions(policy: Policy, places: PolicyPlaces) -> Iterator[Finding]:
                 yield places.finding(place, FindingCode.CONTRADICTION, controller, f"orders {name} twice")
                 continue
             for other in (other for other in first_of.values() if contradict(policy, other, name)):
-                what = f"orders both {other} and {name} at one event"
+                what = f"orders both {other} and {name} at the same event"
                 yield places.finding(place, FindingCode.CONTRADICTION, controller, what)
             seen.add(name)
             first_of.setdefault(policy.effects(name), name)

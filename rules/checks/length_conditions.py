@@ -98,7 +98,7 @@ class _Lengths:
             longest = self._longest(reference.key)
             reason = "a length is 0 or more"
             if longest != NO_LIMIT:
-                reason = f"in the runs given '{reference.key.name}' has {longest:,} values at most"
+                reason = f"in the given runs '{reference.key.name}' has at most {longest:,} values"
             return longest, reason
         is_length = isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "len"
         chain = self._metric_chain(node.args[0]) if is_length and isinstance(node, ast.Call) and node.args else None

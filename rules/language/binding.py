@@ -30,6 +30,9 @@ _TAKE_NUMBERS: Final = frozenset({"min", "max", "sum"})
 _NUMERIC: Final = (ast.BinOp, ast.UnaryOp, ast.Call, ast.IfExp)
 _COLLECTIONS: Final = frozenset({"list", "tuple", "sorted", "set", "dict", "str"})
 
+#: Why a series cannot be indexed, iterated or have attributes.
+_SERIES_IS_NUMBER: Final = "a series is a single number and has no items or attributes"
+
 
 def bind(expression: Expression, scope: NameScope, *, is_condition: bool = True) -> BoundRule:
     """Resolve every name and check every call of an expression.
@@ -142,10 +145,10 @@ class _Binder:
             return
         if isinstance(node, ast.Name) and self.scope.metrics:
             fix = suggestion(key.name, self.scope.metrics)
-            self.refuse(node, "not a controller metric, and a series is one number, with nothing inside", fix)
+            self.refuse(node, f"not a controller metric; {_SERIES_IS_NUMBER}", fix)
         else:
-            fix = f"Its last values are read by functions, as in mean({self.expression.segment(node)}, 10)."
-            self.refuse(node, "a series is one number, with nothing inside", fix)
+            fix = f"Functions read its last values, as in mean({self.expression.segment(node)}, 10)."
+            self.refuse(node, _SERIES_IS_NUMBER, fix)
 
     # --- calls --------------------------------------------------------------------------------------------------
 
@@ -174,7 +177,7 @@ class _Binder:
     def _refuse_function(self, name: ast.Name) -> None:
         fix = suggestion(name.id, FUNCTIONS)
         if name.id in ("rand", "randint", "random"):
-            fix = "Rules know no randomness: the same events give the same decisions."
+            fix = "Rules are deterministic: the same events give the same decisions."
         self.refuse(name, "unknown function", fix)
 
     def _visit_method(self, node: ast.Call, method: ast.Attribute, variables: Mapping[str, str]) -> None:
@@ -183,7 +186,7 @@ class _Binder:
             offset = self.expression.offset(method)
             self.faults.append(Fault(offset, "method not allowed", repr(name), suggestion(name, METHODS)))
         elif node.keywords or len(node.args) > 3:
-            self.refuse(node, "a method takes few arguments, and no keywords")
+            self.refuse(node, "a method takes at most 3 arguments, and no keyword arguments")
         self._refuse_series(method.value, variables)
         self.visit(method.value, variables)
         self._visit_arguments(node, variables)
@@ -192,10 +195,10 @@ class _Binder:
         key = _literal_series(node)
         if key is None:
             self.refuse(
-                node, "series takes a name as literal text", 'Write series("eval/loss") or add kind="evaluate".'
+                node, "series takes a string literal as its name", 'Write series("eval/loss") or add kind="evaluate".'
             )
         elif key.kind is not None and key.kind not in LOOP_KINDS:
-            self.refuse(node, "no such kind of event", suggestion(key.kind.removeprefix("on_"), LOOP_KINDS))
+            self.refuse(node, "unknown kind of event", suggestion(key.kind.removeprefix("on_"), LOOP_KINDS))
         elif self.scope.series is not None and key.name not in self.scope.series:
             self.refuse(node, "unknown series", suggestion(key.name, self.scope.series))
         else:
@@ -206,7 +209,7 @@ class _Binder:
         """Bind a question about a controller, whose name must be a literal."""
         name = _literal_text(node.args[0]) if len(node.args) == 1 and not node.keywords else None
         if name is None:
-            what = f"{function.name} takes a controller's name as literal text"
+            what = f"{function.name} takes a controller's name as a string literal"
             self.refuse(node, what, f"Write {function.signature}.")
         elif name not in self.scope.controllers:
             self.refuse(node.args[0], "unknown controller", suggestion(name, self.scope.controllers))
@@ -294,7 +297,7 @@ class _Binder:
             return reference.key
         for part in ast.walk(node):
             if isinstance(self.references.get(part), (ref.MetricValue, ref.PastDecisions, ref.Variable)):
-                self.refuse(node, "a series is computed from series, params and numbers only")
+                self.refuse(node, "a series can be computed from series, params and numbers only")
                 return None
         driver = self._driver(node)
         if driver is None:
@@ -314,7 +317,7 @@ class _Binder:
 
     def _visit_plain_call(self, node: ast.Call, function: Function, variables: Mapping[str, str]) -> None:
         if function.plain is None:
-            self.refuse(node, f"{function.name} takes a series first", f"Write {function.signature}.")
+            self.refuse(node, f"{function.name} takes a series as its first argument", f"Write {function.signature}.")
         elif not self._is_arity_right(node, function):
             self.refuse(node, f"{function.name} does not take these arguments", f"Write {function.signature}.")
         elif function.iterates and len(node.args) == 1:
@@ -341,7 +344,7 @@ class _Binder:
         """Refuse a rule that can never give True or False."""
         kind = self._never_bool(tree)
         if kind and not self.faults:
-            self.refuse(tree, f"a rule must give True or False, this gives {kind}", "Compare it, as in loss > 3.0.")
+            self.refuse(tree, f"a rule must give True or False; this one gives {kind}", "Compare it, as in loss > 3.0.")
 
     def _never_bool(self, node: ast.expr) -> str:
         reference = self.references.get(node)

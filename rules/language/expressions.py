@@ -17,7 +17,7 @@ from .operators import ALLOWED
 MAX_RULE_LENGTH: Final = 10_000
 MAX_EXPRESSION_DEPTH: Final = 100
 
-_OPERATION: Final = "A rule is one expression without effects"
+_OPERATION: Final = "A rule is one expression without side effects"
 
 #: Node types of the language; operators and contexts are allowed with them.
 _ALLOWED: Final = (
@@ -199,7 +199,7 @@ def _objection(expression: Expression, node: ast.expr, parent: ast.AST | None) -
 def _check_attribute(expression: Expression, node: ast.expr, _: ast.AST | None) -> Fault | None:
     assert isinstance(node, ast.Attribute)
     if node.attr.startswith("_") or "__" in node.attr:
-        return expression.fault(node, "names that begin with an underscore are out of reach")
+        return expression.fault(node, "names that begin with an underscore are not allowed")
     return None
 
 
@@ -217,7 +217,7 @@ def _check_starred(expression: Expression, node: ast.expr, parent: ast.AST | Non
     if isinstance(parent, ast.List):
         return None
     fix = "Functions that take many values take a list." if isinstance(parent, ast.Call) else "Write a list."
-    return expression.fault(node, "a star is allowed inside a list only", fix)
+    return expression.fault(node, "a star is allowed only inside a list", fix)
 
 
 def _check_call(expression: Expression, node: ast.expr, _: ast.AST | None) -> Fault | None:
@@ -234,7 +234,7 @@ def _check_compare(expression: Expression, node: ast.expr, _: ast.AST | None) ->
     operands = [node.left, *node.comparators]
     for operator, left, right in zip(node.ops, operands, operands[1:], strict=False):
         if isinstance(operator, (ast.Is, ast.IsNot)) and not (_is_singleton(left) or _is_singleton(right)):
-            return expression.fault(node, "'is' compares with None, True and False only", "Write == or !=.")
+            return expression.fault(node, "'is' compares only with None, True and False", "Write == or !=.")
     return None
 
 
@@ -256,7 +256,7 @@ def _check_comprehension(expression: Expression, node: ast.expr, _: ast.AST | No
             return expression.fault(node, "async is not allowed")
         for target in ast.walk(generator.target):
             if isinstance(target, ast.expr) and not isinstance(target, (ast.Name, ast.Tuple, ast.List)):
-                return expression.fault(target, "a comprehension assigns to plain names only")
+                return expression.fault(target, "a comprehension can assign only to plain names")
     return None
 
 

@@ -74,7 +74,7 @@ class WindowReader:
             return
         more = "".join(f", {option}=0.9" for option in function.options)
         fix = f"Write {function.name}({name}, 10{more}) for the last ten values."
-        self._refuse(call, f"{function.name} of a series takes the series and how many values", fix)
+        self._refuse(call, f"{function.name} of a series takes the series and the number of values", fix)
 
     def whole(self, node: ast.expr, least: int, what: str) -> int | None:
         """Return a whole number that is known at load; None when it is refused."""
@@ -92,7 +92,11 @@ class WindowReader:
             return float(value)
         if isinstance(value, int) and 1 <= value <= (MAX_WINDOW if extent is Extent.VALUES else MAX_STEPS):
             return value
-        fix = _whole_fix(1) if extent is Extent.VALUES else f"How many {extent} back: a number above 0, known at load."
+        fix = (
+            _whole_fix(1)
+            if extent is Extent.VALUES
+            else f"It is the number of {extent} to look back: above 0, and known when the policy loads."
+        )
         if function.name in ("min", "max"):
             name, other = self._segment(series), self._segment(node)
             fix += f" To compare two values write {function.name}([{name}, {other}])."
@@ -102,14 +106,18 @@ class WindowReader:
     def _half(self, node: ast.expr) -> Half | None:
         if isinstance(node, ast.Constant) and node.value in tuple(Half):
             return Half(node.value)
-        self._refuse(node, "no half of a window", 'Write half="older" or half="recent".')
+        self._refuse(node, "not a half of a window", 'Write half="older" or half="recent".')
         return None
 
     def _option(self, call: ast.Call, node: ast.expr | None, name: str) -> float | None:
         value = None if node is None else self._constant(node)
         if isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value <= 1:
             return float(value)
-        self._refuse(call if node is None else node, f"'{name}' must be known", f"Write {name}=0.9, from 0 to 1.")
+        self._refuse(
+            call if node is None else node,
+            f"'{name}' must be a number known when the policy loads",
+            f"Write {name}=0.9, from 0 to 1.",
+        )
         return None
 
 

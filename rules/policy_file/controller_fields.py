@@ -78,9 +78,7 @@ class ControllerFieldReader(FieldReader):
             span = self.span(node, f"{where}, cooldown")
             return None if span is None else Cooldown(span)
         if node.value not in shared:
-            self.refuse(
-                node, f"{where}, cooldown", "no such cooldown under 'cooldowns'", suggestion(node.value, shared)
-            )
+            self.refuse(node, f"{where}, cooldown", "not defined under 'cooldowns'", suggestion(node.value, shared))
             return None
         return Cooldown(shared[node.value], node.value)
 

@@ -75,7 +75,7 @@ def read_text(path: str | Path) -> str:
         # The end of a longer file may be half a character.
         return data.decode("utf-8-sig", "strict" if len(data) < _READ_BYTES else "ignore")
     except OSError as error:
-        raise PolicyError([PolicyProblem(source, 1, 1, f"cannot be read, {error.strerror}")]) from error
+        raise PolicyError([PolicyProblem(source, 1, 1, f"cannot be read: {error.strerror}")]) from error
     except UnicodeDecodeError as error:
         before = data[: error.start].decode("utf-8", "replace")
         place = before.count("\n") + 1, len(before) - before.rfind("\n")
@@ -202,9 +202,9 @@ def children(node: yaml.Node) -> list[yaml.Node]:
 def _objection(node: yaml.Node) -> str:
     allowed = _SCALAR_TAGS if isinstance(node, yaml.ScalarNode) else _COLLECTION_TAGS
     if node.tag not in allowed:
-        return phrase("tag not allowed, a policy is plain data", repr(node.tag.replace(_PREFIX, "!!")))
+        return phrase("tag not allowed; a policy is plain data", repr(node.tag.replace(_PREFIX, "!!")))
     if isinstance(node, yaml.ScalarNode) and any("\ud800" <= character <= "\udfff" for character in node.value):
-        return phrase("half a surrogate pair is no text", ascii(node.value))
+        return phrase("a lone surrogate is not valid text", ascii(node.value))
     return ""
 
 

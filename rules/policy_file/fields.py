@@ -70,7 +70,7 @@ class FieldReader:
             required: The keys that must be present.
         """
         if not isinstance(node, yaml.MappingNode):
-            self.refuse(node, where, "must be a mapping", "Write one 'key: value' a line.")
+            self.refuse(node, where, "must be a mapping", "Write one 'key: value' per line.")
             return {}
         entries: Fields = {}
         for key_node, value in self._entries(node, where):
@@ -78,7 +78,7 @@ class FieldReader:
             if key is None:
                 continue
             if key in entries:
-                self.refuse(key_node, where, "key stands here twice")
+                self.refuse(key_node, where, "duplicate key")
             elif known is not None and key not in known:
                 self.refuse(key_node, where, "unknown key", suggestion(key, known))
             else:
@@ -116,7 +116,7 @@ class FieldReader:
         """Return the entries of a list."""
         if isinstance(node, yaml.SequenceNode):
             return list(node.value)
-        self.refuse(node, where, "must be a list", "Write one '- entry' a line, or [] for none.")
+        self.refuse(node, where, "must be a list", "Write one '- entry' per line, or [] for none.")
         return []
 
     # --- scalars ------------------------------------------------------------------------------------------------
@@ -137,7 +137,7 @@ class FieldReader:
         value = self._scalar_or_param(node)
         if isinstance(value, int) and not isinstance(value, bool):
             return value
-        self.refuse(node, where, "must be a whole number", "A param that is one may stand here by its name.")
+        self.refuse(node, where, "must be a whole number", "A param with such a value can also be named here.")
         return None
 
     def number(self, node: yaml.Node, where: str) -> float | None:
@@ -145,7 +145,7 @@ class FieldReader:
         value = self._scalar_or_param(node)
         if isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= sys.float_info.max:
             return float(value)
-        self.refuse(node, where, "must be a finite number", "A param that is one may stand here by its name.")
+        self.refuse(node, where, "must be a finite number", "A param with such a value can also be named here.")
         return None
 
     def flag(self, node: yaml.Node, where: str) -> bool | None:
@@ -153,7 +153,7 @@ class FieldReader:
         value = self._scalar_or_param(node)
         if isinstance(value, bool):
             return value
-        self.refuse(node, where, "must be true or false", "A param that is one may stand here by its name.")
+        self.refuse(node, where, "must be true or false", "A param with such a value can also be named here.")
         return None
 
     def series_name(self, node: yaml.Node, where: str) -> str | None:
@@ -161,7 +161,7 @@ class FieldReader:
         name = self.text(node, where)
         if name is None or self.series is None or name in self.series:
             return name
-        self.refuse(node, where, "not among the series of this file", suggestion(name, self.series))
+        self.refuse(node, where, "not one of the series that this file lists", suggestion(name, self.series))
         return None
 
     def level(self, node: yaml.Node, where: str) -> str | None:
@@ -178,11 +178,11 @@ class FieldReader:
         """Return a number, a truth value or a text."""
         value = self._scalar(node)
         if value is None:
-            self.refuse(node, where, "a param is a number, true, false or text")
+            self.refuse(node, where, "a param must be a number, true, false or text")
             return None
         if isinstance(value, str) and isinstance(node, yaml.ScalarNode) and _is_plain_number(node):
-            fix = "YAML takes this for text: write 1.0e+5 and not 1e5, or put it in quotes."
-            self.refuse(node, where, "looks like a number and is text", fix)
+            fix = "YAML reads this as text. Write 1.0e+5 instead of 1e5, or put it in quotes."
+            self.refuse(node, where, "looks like a number but is text", fix)
             return None
         return value
 
@@ -243,7 +243,7 @@ class FieldReader:
         if value is None:
             return None
         if argument.choices and value not in argument.choices:
-            self.refuse(node, where, "not a choice", suggestion(str(value), argument.choices))
+            self.refuse(node, where, "not an allowed value", suggestion(str(value), argument.choices))
             return None
         if argument.check is not None:
             try:

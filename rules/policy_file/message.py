@@ -109,7 +109,7 @@ def _pieces(text: str) -> Iterator[tuple[int, str, str | None]]:
             position += 2
         elif character == "}":
             raise ExpressionError(
-                [Fault(position, "a brace closes that was not opened", None, "Write }} for a brace.")]
+                [Fault(position, "closing brace without an opening one", None, "Write }} for a literal brace.")]
             )
         elif character == "{":
             yield position, literal, None
@@ -141,7 +141,7 @@ def _field_end(text: str, start: int) -> tuple[int | None, int]:
             depth -= 1
         elif character == ":" and depth == 0 and colon is None:
             colon = position
-    raise ExpressionError([Fault(start, "a brace opens and does not close", None, "Write {{ for a brace.")])
+    raise ExpressionError([Fault(start, "unclosed brace", None, "Write {{ for a literal brace.")])
 
 
 def render(template: MessageTemplate, readings: Sequence[Callable[[Event], Any]], event: Event) -> str:

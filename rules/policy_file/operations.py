@@ -159,7 +159,7 @@ def _parts(template: str) -> list[tuple[str, _Field | None]]:
     try:
         pieces = list(Formatter().parse(template))
     except ValueError as error:
-        raise ValueError(f"not a message template, {error}") from error
+        raise ValueError(f"not a message template: {error}") from error
     parts: list[tuple[str, _Field | None]] = []
     for literal, name, specification, conversion in pieces:
         if name is None:

@@ -56,7 +56,9 @@ class Registry(Generic[_Class]):
         self._check(cls, where)
         known = self._own.get(name) or self._registered.get(name)
         if known is not None and _origin(known) != _origin(cls):
-            raise TelemetryError("the name is taken", where=where, got=_origin(known), fix="Rename yours")
+            raise TelemetryError(
+                "another class has this name", where=where, got=_origin(known), fix="Rename your class"
+            )
         self._registered[name] = cls
         return cls
 
@@ -95,11 +97,11 @@ class Registry(Generic[_Class]):
             return None
         where = f"{self._sort} class '{name}', entry point"
         if len(points) > 1:
-            raise TelemetryError("several packages offer it", where=where, got=", ".join(sorted(points)))
+            raise TelemetryError("several packages provide this class", where=where, got=", ".join(sorted(points)))
         (point,) = points.values()
         found = self._check(_loaded(point, where), f"{where} {point.value}")
         if found.__name__ != name:
-            raise TelemetryError("must be called like its class", where=where, got=found.__name__)
+            raise TelemetryError("the entry point's name must equal the class's name", where=where, got=found.__name__)
         self._registered[name] = found
         return found
 
@@ -108,7 +110,7 @@ def _loaded(point: EntryPoint, where: str) -> object:
     try:
         return point.load()
     except Exception as error:  # Third-party code may fail in any way; the policy's problem gives the reason.
-        reason = f"cannot be imported, {type(error).__name__}: {error}"
+        reason = f"cannot be imported: {type(error).__name__}: {error}"
         raise TelemetryError(reason, where=where, got=point.value) from error
 
 
@@ -123,9 +125,9 @@ def _checked_metric(cls: object, where: str) -> type[Metric]:
         if not set(kinds) <= _KINDS:
             unknown = sorted(set(kinds) - _KINDS)
             fix = "Known here: " + ", ".join(sorted(_KINDS))
-            raise TelemetryError(f"{what}: no such kinds of events", where=where, got=unknown, fix=fix)
+            raise TelemetryError(f"{what}: unknown kinds of events", where=where, got=unknown, fix=fix)
     if not cls.kinds:
-        raise TelemetryError("kinds: names no kind of event, so it would never be computed", where=where)
+        raise TelemetryError("kinds: empty, so the metric would never be computed", where=where)
     _check_arguments(cls.arguments, where)
     return cls
 
@@ -134,12 +136,12 @@ def _checked_operation(cls: object, where: str) -> type[Operation]:
     if not (isinstance(cls, type) and issubclass(cls, Operation)):
         raise TelemetryError("must be a subclass of Operation", where=where, got=cls)
     if not cls.actions:
-        raise TelemetryError("has no action", where=where, fix="Give it a method whose name begins with 'should_'")
+        raise TelemetryError("has no actions", where=where, fix="Add a method whose name begins with 'should_'")
     for action, effect in cls.actions.items():
         if effect is Effect.MESSAGE:
-            raise TelemetryError("only LogControl's actions are messages", where=where, got=action, fix="Use NOTIFY")
+            raise TelemetryError("only LogControl may use MESSAGE", where=where, got=action, fix="Use Effect.NOTIFY")
         if effect in (Effect.ACT, Effect.NOTIFY) and not callable(getattr(cls, action, None)):
-            raise TelemetryError("an action that acts needs a method of its name", where=where, got=action)
+            raise TelemetryError("an ACT or NOTIFY action needs a method of its name", where=where, got=action)
     _check_arguments(cls.arguments, where)
     return cls
 
@@ -147,7 +149,7 @@ def _checked_operation(cls: object, where: str) -> type[Operation]:
 def _check_arguments(arguments: Mapping[str, object], where: str) -> None:
     for name, argument in arguments.items():
         if not isinstance(argument, Argument):
-            raise TelemetryError(f"arguments: '{name}' is no Argument", where=where, got=argument)
+            raise TelemetryError(f"arguments: '{name}' is not an Argument", where=where, got=argument)
 
 
 METRIC_CLASSES: Final = Registry[type[Metric]]("controller metric", "steptape.metrics", METRICS, _checked_metric)

@@ -101,10 +101,10 @@ class _PolicyReader(ControllerFieldReader):
     def read(self, overrides: Mapping[str, object]) -> Declarations:
         root = self.document.root
         if root is None or is_null(root):
-            self.refuse_at(Place(1, 1), "", "an empty file is no policy", None, "A policy has 'controllers:'.")
+            self.refuse_at(Place(1, 1), "", "the file is empty", None, "Declare rules under 'controllers:'.")
             return Declarations()
         if not isinstance(root, yaml.MappingNode):
-            self.refuse(root, "", "a policy must be a mapping", "It begins with keys such as 'controllers:'.")
+            self.refuse(root, "", "a policy must be a mapping", "Its top level holds keys such as 'controllers:'.")
             return Declarations()
         fields = self.fields(root, "", _ROOT_KEYS)
         metrics = self._metrics(fields)
@@ -143,7 +143,7 @@ class _PolicyReader(ControllerFieldReader):
             if not name.isidentifier() or keyword.iskeyword(name) or "__" in name:
                 self.refuse(value_node, where, "a param's name must be an identifier", shows=False)
             elif name in self._metric_names:
-                self.refuse(value_node, where, "a controller metric has this name too", shows=False)
+                self.refuse(value_node, where, "a controller metric has the same name", shows=False)
             else:
                 value = self.param(value_node, where)
                 # A refused param keeps its name, so that one mistake is one problem.
@@ -155,7 +155,7 @@ class _PolicyReader(ControllerFieldReader):
 
     def _override(self, params: dict[str, Param], name: str, given: object, place: Place) -> None:
         if name not in params:
-            self.refuse_at(place, "params", "no such param to override", repr(name), suggestion(name, params))
+            self.refuse_at(place, "params", "the policy has no such param", repr(name), suggestion(name, params))
             return
         value = _plain_param(given)
         if value is None or _type_name(value) != _type_name(params[name]):
@@ -207,7 +207,7 @@ class _PolicyReader(ControllerFieldReader):
             if name is None:
                 continue
             if name in self._actions:
-                self.refuse(entry_fields["name"], "operations", "an operation of this name is there already")
+                self.refuse(entry_fields["name"], "operations", "an operation of this name is already declared")
                 continue
             self._actions[name] = tuple(found.actions) if found else ()
             if found is not None:

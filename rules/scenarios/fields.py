@@ -67,7 +67,7 @@ class RunReader(FieldReader):
             if entry is None:
                 continue
             if (entry.name, entry.kind) in found:
-                what = f"'{entry.name}' is there already, for {entry.kind} events"
+                what = f"'{entry.name}' is already given for {entry.kind} events"
                 self.refuse(node, where, what, shows=False)
             found[entry.name, entry.kind] = entry
         return list(found.values())
@@ -75,7 +75,7 @@ class RunReader(FieldReader):
     def _one_series(self, key: str, node: yaml.Node, where: str) -> ScenarioSeries | None:
         clock = self._clock(key, node, where)
         if not isinstance(node, yaml.ScalarNode):
-            self.refuse(node, f"{where} '{key}'", "must be text", "Write the values in one line, as in 2.0x50 9.0.")
+            self.refuse(node, f"{where} '{key}'", "must be text", "Write the values on one line, as in 2.0x50 9.0.")
             return None
         values = self._values(node, f"{where} '{key}'")
         return None if clock is None or values is None else ScenarioSeries(*clock, values)
@@ -104,13 +104,13 @@ class RunReader(FieldReader):
             last = int(match["last"] or first) if match else 0
             if not 1 <= first <= last <= MAX_STEPS or not isinstance(node, yaml.ScalarNode):
                 self.refuse(
-                    node, f"{where} '{key}'", "not a step with its losses", "Write 51: 2.0x15 30.0, or 1-50: 2.0x16."
+                    node, f"{where} '{key}'", "not a step and its losses", "Write 51: 2.0x15 30.0, or 1-50: 2.0x16."
                 )
                 continue
             values = self._values(node, f"{where} '{key}'", more=last - first)
             losses = [value for value in values or () if value is not None]
             if values is not None and len(losses) < len(values):
-                self.refuse(node, f"{where} '{key}'", "a sample without a loss is none")
+                self.refuse(node, f"{where} '{key}'", "every sample needs a loss")
             batch = SampleLosses(array("f", losses).tobytes())
             batches.update(dict.fromkeys(range(first, last + 1), batch))
         return batches
@@ -124,11 +124,13 @@ class RunReader(FieldReader):
         kind = (match["kind"] or ("evaluate" if match["every"].isdigit() else match["every"])) if match else ""
         if match is None or not match["name"] or every == 0 or (match["kind"] and not match["every"].isdigit()):
             fix = "Write NAME@10 (evaluations, every 10 steps), NAME@log or NAME@log:5."
-            self.refuse_at(self.document.place(node), where, "not the name of a series with its clock", repr(key), fix)
+            self.refuse_at(self.document.place(node), where, "not a series name with an interval", repr(key), fix)
             return None
         if kind not in SERIES_KINDS:
             fix = suggestion(kind, SERIES_KINDS)
-            self.refuse_at(self.document.place(node), where, "no kind of event that carries numbers", repr(kind), fix)
+            self.refuse_at(
+                self.document.place(node), where, "not a kind of event that carries numbers", repr(kind), fix
+            )
             return None
         return match["name"], kind, every
 

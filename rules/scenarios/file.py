@@ -138,7 +138,7 @@ class _TestReader(RunReader):
     def read(self) -> list[ScenarioTest]:
         root = self.document.root
         if root is None or is_null(root):
-            self.refuse_at(Place(1, 1), "", "an empty file tests nothing", None, "It has 'policy:' and 'tests:'.")
+            self.refuse_at(Place(1, 1), "", "the file is empty", None, "A test file needs 'policy:' and 'tests:'.")
             return []
         fields = self.fields(root, "", _ROOT_KEYS, _ROOT_KEYS)
         policy = self._policy(fields)
@@ -149,7 +149,7 @@ class _TestReader(RunReader):
         for entry in entries:
             test = self._test(entry, policy)
             if test is not None and test.name in tests:
-                self.refuse(entry, f"test '{test.name}'", "a test of this name is there already", shows=False)
+                self.refuse(entry, f"test '{test.name}'", "another test has the same name", shows=False)
             elif test is not None:
                 tests[test.name] = test
         return list(tests.values())
@@ -160,14 +160,14 @@ class _TestReader(RunReader):
             return None
         if self._policies is not None:
             if name not in self._policies:
-                self.refuse(fields["policy"], "policy", "no such policy", suggestion(name, self._policies))
+                self.refuse(fields["policy"], "policy", "unknown policy", suggestion(name, self._policies))
             return self._policies.get(name)
         path = Path(self.document.source).parent / name
         if not _is_file(path):
             shipped = shipped_policies()
             if name not in shipped:
                 fix = suggestion(name, shipped) if shipped else ""
-                self.refuse(fields["policy"], "policy", "no such file beside this one, and no shipped policy", fix)
+                self.refuse(fields["policy"], "policy", "neither a file in this folder nor a shipped policy", fix)
                 return None
             path = shipped[name]
         return load_policy(path)
@@ -179,15 +179,15 @@ class _TestReader(RunReader):
         name = self.text(fields["name"], "test, name") if "name" in fields else None
         where = f"test '{name}'" if name else "test"
         if "expect" not in fields and "silent" not in fields and isinstance(node, yaml.MappingNode):
-            fix = "Write 'expect: []' where nothing is to fire."
-            self.refuse(node, where, "neither 'expect' nor 'silent' is there", fix, shows=False)
+            fix = "Write 'expect: []' if nothing should fire."
+            self.refuse(node, where, "needs 'expect' or 'silent'", fix, shows=False)
         scenario = self.scenario(fields, where)
         with_params = self._with_params(fields, where, policy)
         expected = self._expected(fields, where, policy)
         names = {key: self._controllers(fields, key, where, policy) for key in ("silent", "errors", "only")}
         for entry in expected:
             if entry.controller in names["silent"]:
-                self.refuse_at(entry.place, where, "expected to fire, and silent", repr(entry.controller), "")
+                self.refuse_at(entry.place, where, "both under 'expect' and under 'silent'", repr(entry.controller), "")
         ends = self._choice(fields, "after_stop", where, _AFTER_STOP) != "go_on"
         if name is None or scenario is None:
             return None
@@ -227,7 +227,7 @@ class _TestReader(RunReader):
     def _choice(self, fields: Fields, key: str, where: str, choices: tuple[str, ...]) -> str | None:
         value = self.text(fields[key], f"{where}, {key}") if key in fields else None
         if value is not None and value not in choices:
-            self.refuse(fields[key], f"{where}, {key}", "not a choice", suggestion(value, choices))
+            self.refuse(fields[key], f"{where}, {key}", "not an allowed value", suggestion(value, choices))
         return value
 
     def _controllers(self, fields: Fields, key: str, where: str, policy: Policy) -> frozenset[str]:
@@ -239,7 +239,7 @@ class _TestReader(RunReader):
         name = self.text(node, where)
         known = [controller.name for controller in policy.controllers]
         if name is not None and name not in known:
-            self.refuse(node, where, "no such controller in the policy", suggestion(name, known))
+            self.refuse(node, where, "the policy has no such controller", suggestion(name, known))
             return None
         return name
 
@@ -268,7 +268,7 @@ class _TestReader(RunReader):
         first = int(match["first"]) if match else 1
         last = int(match["last"] or first) if match else 0
         if last < first or last > MAX_STEPS:
-            self.refuse(node, where, "must be a step, or from one to another", "Write 51, or 51-60.")
+            self.refuse(node, where, "must be a step or a range of steps", "Write 51, or 51-60.")
             return range(0)
         return range(first, last + 1)
 

@@ -96,7 +96,7 @@ def _count(token: re.Match[str], match: re.Match[str], room: int) -> int:
     count = int(text) if len(text) <= 9 else MAX_VALUES + 1
     offset = token.start() + max(match.start("count"), 0)
     if count == 0:
-        raise NotationError(Fault(offset, "a count is 1 or more", text))
+        raise NotationError(Fault(offset, "a repetition count must be 1 or more", text))
     if count > room:
         raise NotationError(Fault(offset, f"a series of more than {MAX_VALUES:,} values", repr(token[0])))
     return count

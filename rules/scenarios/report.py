@@ -28,9 +28,9 @@ def result_lines(result: ScenarioResult) -> list[str]:
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in table]
     lines = [f"  {line}".rstrip() for line in lines]
     if len(lines) > _SHOWN:
-        lines = [*lines[:_SHOWN], f"    ... and {len(lines) - _SHOWN} lines more"]
+        lines = [*lines[:_SHOWN], f"    ... and {len(lines) - _SHOWN} more lines"]
     lines += [f"  rule error: {failure.error}" for failure in result.failures]
-    lines += [f"  no rule error: controller '{name}' was to fail and did not" for name in result.unfailing]
+    lines += [f"  no rule error: controller '{name}' should have failed and did not" for name in result.unfailing]
     return [head, *lines, *(f"  hint: {hint}" for hint in result.hints)]
 
 

@@ -138,7 +138,7 @@ def _is_same(expected: Expected, decision: Decision) -> bool:
 def _beyond_the_end(test: ScenarioTest, steps: int) -> Iterator[str]:
     last = max((entry.step for entry in test.expected), default=0)
     if steps < last and steps < test.scenario.steps:
-        yield f"The run was stopped at step {steps}; 'after_stop: go_on' lets it go on."
+        yield f"A rule stopped the run at step {steps}. 'after_stop: go_on' continues it."
     elif steps < last:
         yield f"The run has {steps} steps."
 

@@ -38,11 +38,14 @@ def read_segment(path: Path, *, checks: bool = True) -> Segment:
     magic, version = PREAMBLE.unpack_from(data)
     if magic != MAGIC:
         raise DamagedLog(
-            "this is no journal", where=str(path), got=magic, fix="Its name says it is; look at what wrote it"
+            "not a journal",
+            where=str(path),
+            got=magic,
+            fix="Its name says that it is one; check the program that wrote it",
         )
     # Version 2 only uses flags that version 1 left free, so one reader reads both.
     if not 1 <= version <= VERSION:
-        what = f"journal version {version}, and this steptape reads up to {VERSION}"
+        what = f"journal version {version}; this steptape reads versions up to {VERSION}"
         raise UnsupportedVersion(what, where=str(path), fix="Upgrade steptape")
     return segment_of(data, str(path), checks=checks)
 

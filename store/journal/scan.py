@@ -59,7 +59,7 @@ class _Scan:
         self._flush()
         layout, flags, starts, ends = (_joined(column) for column in zip(*(self._parts or [NOTHING]), strict=True))
         if len(layout) and not all(isinstance(self._header[name], int) for name in ("attempt", "rank")):
-            raise TypeError("its header does not say whose events these are")
+            raise TypeError("its header does not name the attempt and rank of its events")
         torn = len(self._data) - whole
         return Segment(self._header, torn, where, self._data, tuple(self._layouts), layout, flags, starts, ends)
 
@@ -77,7 +77,7 @@ class _Scan:
         elif tag == TAG_HEADER:
             self._header = json.loads(self._data[start + 1 : end])
             if not isinstance(self._header, dict) or not isinstance(self._header.get("writer") or {}, dict):
-                raise TypeError("its header is no object, or its writer is none")
+                raise TypeError("its header, or the writer in it, is not a JSON object")
 
     def _run(self, start: int, length: int, count: int) -> None:
         """Parse frames of one length: nearly always events."""
@@ -106,7 +106,7 @@ class _Scan:
     def _take(self, layout: Codes, flags: Flags, start: Integers, end: Integers) -> None:
         """Add events; their payloads must be long enough for their layouts."""
         sizes = np.array([EVENT.size + 8 * len(known.names) for known in self._layouts], np.int64)
-        require(end - start >= sizes[layout], "it is shorter than its layout")
+        require(end - start >= sizes[layout], "it is shorter than its layout requires")
         self._parts.append((layout, flags, start, end))
 
     def _flush(self) -> None:

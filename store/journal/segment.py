@@ -232,7 +232,7 @@ class Segment:
         ids_size[texts] = self._numbers("<u4", ids[texts])
         ids[texts] += LENGTH.size
         holds, tokens = head["holds"], ids + ids_size
-        require(holds < 2 * HOLDS_TOKEN_LOSSES, "its samples hold what this version does not know")
+        require(holds < 2 * HOLDS_TOKEN_LOSSES, "its samples hold fields that this version does not know")
         positions = tokens + np.where(holds & HOLDS_TOKENS, 4 * count, 0)
         behind = positions + np.where(holds & HOLDS_POSITIONS, 4 * count, 0)
         require(behind <= end, "its samples are cut short")
@@ -337,8 +337,8 @@ def readable(where: str) -> Iterator[None]:
     try:
         yield
     except (KeyError, TypeError, ValueError, struct.error) as error:
-        what = f"a record whose checksum is right cannot be read ({type(error).__name__}: {error})"
-        raise DamagedLog(what, where=where, fix="Look at what wrote it") from None
+        what = f"a record cannot be read although its checksum is correct ({type(error).__name__}: {error})"
+        raise DamagedLog(what, where=where, fix="Check the program that wrote it") from None
 
 
 @functools.lru_cache(maxsize=1024)

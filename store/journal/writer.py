@@ -242,7 +242,7 @@ class JournalWriter:
             return
         os.close(self._fd)
         self._fd, self._is_deleted, self._is_torn, self.look_at_ns = -1, True, False, AT_ONCE
-        raise FileNotFoundError(errno.ENOENT, "the journal was deleted while it was written", str(self._path))
+        raise FileNotFoundError(errno.ENOENT, "the journal was deleted while it was being written", str(self._path))
 
     def _begin_anew(self) -> None:
         self._folder.mkdir(parents=True, exist_ok=True)
@@ -299,7 +299,7 @@ def _write_all(fd: int, data: bytes) -> None:
 
 def _no_room(written: int, size: int) -> OSError:
     """Return the error for a short write: the kernel reports ENOSPC only when not one byte fits."""
-    return OSError(errno.ENOSPC, f"no room: {written} of {size} bytes were written, and taken back")
+    return OSError(errno.ENOSPC, f"no space left: {written} of {size} bytes were written, and removed again")
 
 
 _open_writers: weakref.WeakSet[JournalWriter] = weakref.WeakSet()

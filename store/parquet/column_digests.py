@@ -287,6 +287,6 @@ def bits(array: pa.Array) -> memoryview:
     """
     are_numbers = pa.types.is_integer(array.type) or pa.types.is_floating(array.type)
     if array.null_count or (len(array) and not are_numbers):
-        raise DamagedLog("a column holds what no recorder writes", got=array.type)
+        raise DamagedLog("a column has nulls or a type that no recorder writes", got=array.type)
     numbers: npt.NDArray[np.generic] = array.to_numpy(zero_copy_only=False)
     return np.ascontiguousarray(numbers).data

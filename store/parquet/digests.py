@@ -106,13 +106,13 @@ def read_digests(folder: Path) -> Digests:
     except FileNotFoundError:
         return Digests()
     except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise DamagedLog(f"these are no digests ({error!r})", where=str(path)) from None
+        raise DamagedLog(f"not valid digests ({error!r})", where=str(path)) from None
 
 
 def _log_digest_from(entry: dict[str, Any]) -> LogDigest:
     format_ = entry.get("format", 1)  # Documents of format 1 hold digests of format 1 only.
     if format_ not in DIGESTS_OF:
-        raise ValueError(f"a digest has format {format_!r}")
+        raise ValueError(f"a digest has format {format_!r}, which this steptape does not know")
     return LogDigest(entry["last_seq"], entry["sha256"], format_)
 
 
@@ -184,7 +184,7 @@ def faults_of(kept: Digests, info: RunInfo, listing: Listing, columns: Columns) 
     """
     known = {attempt.attempt: attempt for attempt in info.attempts}
     faults = [
-        f"attempt {number}: run.json does not say of it what it said at its end"
+        f"attempt {number}: its entry in run.json has changed since the attempt ended"
         for number, digest in kept.attempts.items()
         if number not in known or attempt_digest(known[number]) != digest
     ]
@@ -192,7 +192,9 @@ def faults_of(kept: Digests, info: RunInfo, listing: Listing, columns: Columns) 
     for (attempt, rank), log in kept.logs.items():
         is_whole = ends.get((attempt, rank)) == log.last_seq
         if not is_whole or log_digest(listing, columns, (attempt, rank), log.format) != log.sha256:
-            faults.append(f"attempt {attempt}: the log of rank {rank} is not the one whose digest was taken at its end")
+            faults.append(
+                f"attempt {attempt}: the log of rank {rank} has changed since its digest was computed at the end"
+            )
     return faults
 
 

@@ -266,7 +266,7 @@ def _token_losses(segment: Segment, spans: SampleSpans) -> pa.Array:
         begin, count = int(spans.flagged[index]), int(spans.flagged_count[index])
         flagged, tokens = np.frombuffer(segment.data, "<u4", 2 * count, begin).astype(np.int64).reshape(2, count)
         if flagged.max() >= spans.counts[index] or len(np.unique(flagged)) < count:
-            raise ValueError("it has token losses of a sample that it does not have, or twice of one")
+            raise ValueError("it has token losses of a missing sample, or two entries for one sample")
         rows = offsets[index] + flagged
         begins[rows] = begin + 8 * count + 4 * (np.cumsum(tokens) - tokens)
         lengths[rows] = tokens
@@ -295,6 +295,6 @@ def _sample_ids(segment: Segment, spans: SampleSpans, type_: pa.DataType) -> pa.
             places = zip(spans.ids[first:last].tolist(), spans.ids_size[first:last].tolist(), strict=True)
             texts = [text for begin, size in places for text in json.loads(segment.data[begin : begin + size])]
             if len(texts) != counts.sum():
-                raise ValueError("it has more or fewer sample ids than samples")
+                raise ValueError("its numbers of sample ids and samples differ")
             chunks.append(pa.array(texts, pa.string()))
     return pa.chunked_array(chunks, type_)

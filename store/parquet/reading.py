@@ -150,7 +150,7 @@ def _opened(path: Path, **options: Any) -> Iterator[pq.ParquetFile]:
     except FileNotFoundError:
         raise
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:  # UnicodeDecodeError: a damaged name.
-        raise DamagedLog(f"this is no whole Parquet file ({error})", where=str(path)) from None
+        raise DamagedLog(f"not a complete Parquet file ({error})", where=str(path)) from None
 
 
 def _require_columns(columns: pa.Schema, present: Collection[str], path: Path) -> None:
@@ -166,12 +166,12 @@ def _require_columns(columns: pa.Schema, present: Collection[str], path: Path) -
     table = path.name.partition("-")[0]
     missing = _REQUIRED.get(table, frozenset()).difference(present)
     if missing:
-        raise DamagedLog("this file lacks a column of its table", where=str(path), got=min(missing))
+        raise DamagedLog("the file lacks a column of its table", where=str(path), got=min(missing))
     types = _TYPES.get(table, {})
     for name, type_ in zip(columns.names, columns.types, strict=True):
         known = types.get(name, _METRIC if table == "events" else None)
         if known is not None and type_ not in known and _kept(type_) not in known:
-            raise DamagedLog(f"the column {name!r} of this file has another type", where=str(path), got=type_)
+            raise DamagedLog(f"the column {name!r} of this file has the wrong type", where=str(path), got=type_)
 
 
 def _kept(type_: pa.DataType) -> pa.DataType:

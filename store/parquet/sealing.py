@@ -365,7 +365,10 @@ def main(arguments: list[str]) -> int:
             folder = Path(argument)
             seal(folder)
             for path in foreign_journals(folder):
-                print(f"steptape: {path}: another machine wrote it and may still do; it is left alone", file=sys.stderr)
+                print(
+                    f"steptape: {path}: left unsealed, because another machine wrote it and may still be writing",
+                    file=sys.stderr,
+                )
         except (TelemetryError, OSError) as error:
             print(f"steptape: cannot seal {argument}: {error}", file=sys.stderr)
             status = 1

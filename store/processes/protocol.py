@@ -77,11 +77,11 @@ def read_frame(fd: int, *, most_bytes: int = MOST_BYTES, until_s: float = math.i
     """
     head_bytes, body_bytes = _LENGTHS.unpack(_read(fd, _LENGTHS.size, until_s))
     if head_bytes + body_bytes > most_bytes:
-        raise BrokenFrame(f"a frame of {head_bytes + body_bytes:,} bytes, of {most_bytes:,} at most")
+        raise BrokenFrame(f"a frame of {head_bytes + body_bytes:,} bytes exceeds the limit of {most_bytes:,}")
     try:
         return Frame(json.loads(_read(fd, head_bytes, until_s)), _read(fd, body_bytes, until_s))
     except ValueError as error:
-        raise BrokenFrame("the head of a frame is no JSON") from error
+        raise BrokenFrame("the head of a frame is not valid JSON") from error
 
 
 def frames(fd: int) -> Iterator[Frame]:

@@ -31,7 +31,7 @@ def axis_columns(axis: Axis, columns: Columns) -> tuple[str, ...]:
         if metric in columns.by_metric:
             return (columns.by_metric[metric],)
     raise TelemetryError(
-        "the run does not count its samples", fix=f"Log {_SAMPLES_SEEN!r}, or {_BATCH_SIZE!r} with each update"
+        "the run does not count its samples", fix=f"Log {_SAMPLES_SEEN!r}, or {_BATCH_SIZE!r} with every update"
     )
 
 

@@ -186,7 +186,7 @@ class Catalog:
                 continue
             twin = entries.setdefault(entry.summary.run_id, entry)
             if twin is not entry:
-                what = "another run here has the same id, and is read instead"
+                what = "another folder of this store has a run with the same id, which is read instead"
                 problems.append((folder, NotARun(what, where=str(folder), got=twin.folder.name)))
 
     def recent(self) -> Look:

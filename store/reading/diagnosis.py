@@ -60,9 +60,7 @@ def diagnose(folder: Path) -> list[StoreFault]:
         return retrying(lambda: _found_in(folder))
     except OSError as error:
         what = f"it cannot be read ({error.strerror})"
-        return [
-            StoreFault("unreadable", str(error.filename or folder), what, "Look at its permissions and at the disk")
-        ]
+        return [StoreFault("unreadable", str(error.filename or folder), what, "Check its permissions and the disk")]
 
 
 def _found_in(folder: Path) -> list[StoreFault]:
@@ -71,7 +69,7 @@ def _found_in(folder: Path) -> list[StoreFault]:
         listing = list_files(folder)
     except TelemetryError as error:
         return [
-            StoreFault("no-run", error.where or str(folder), error.what, error.fix or "Look for a copy of run.json")
+            StoreFault("no-run", error.where or str(folder), error.what, error.fix or "Restore run.json from a copy")
         ]
     found = [*_journals(folder, listing, _has_just_ended(info)), *_leftovers(folder, listing), *_parquet(listing)]
     if any(one.code in ("unreadable-journal", "unreadable-parquet") for one in found):
@@ -96,7 +94,7 @@ def twins(folders: Iterable[Path]) -> list[StoreFault]:
         except TelemetryError:
             continue
         if other is not folder:
-            what = f"{other.name} holds a run of the same id, and is shown instead"
+            what = f"{other.name} holds a run with the same id, and is shown instead"
             found.append(StoreFault("twin", str(folder), what, "Move one of the two to another store"))
     return found
 
@@ -122,14 +120,14 @@ def _journals(folder: Path, listing: Listing, has_just_ended: bool) -> Iterator[
         except FileNotFoundError:
             continue  # Sealed meanwhile.
         except TelemetryError as error:
-            fix = error.fix or "Move it away; what other files hold stays readable"
+            fix = error.fix or "Move it away; the other files stay readable"
             yield StoreFault("unreadable-journal", where, error.what, fix)
             continue
         if is_being_written(journal.path):
             continue
         if segment.torn_bytes:
-            what = f"{segment.torn_bytes} bytes behind the last of {len(segment)} whole records cannot be read"
-            fix = f"Nothing to be done for them; '{_SEAL.format(folder=folder)}' keeps them as torn-{journal.path.name}"
+            what = f"{segment.torn_bytes} bytes after the last of {len(segment)} complete records cannot be read"
+            fix = f"They cannot be recovered; '{_SEAL.format(folder=folder)}' keeps them as torn-{journal.path.name}"
             yield StoreFault("torn-journal", where, what, fix)
         if not has_just_ended:
             yield _unsealed(folder, journal, len(segment), segment.header.get("writer") or {})
@@ -138,10 +136,10 @@ def _journals(folder: Path, listing: Listing, has_just_ended: bool) -> Iterator[
 def _unsealed(folder: Path, journal: JournalFile, count: int, writer: dict[str, Any]) -> StoreFault:
     where, seal = str(journal.path), _SEAL.format(folder=folder)
     if is_of_this_machine(writer):
-        what = f"its writer is gone, and {count} events are in no Parquet file yet; none of them is lost"
-        return StoreFault("unsealed", where, what, f"Go on with Recorder(resume=...), or '{seal}'")
-    what = f"another machine ({writer.get('host')}) wrote its {count} events, and may still do"
-    return StoreFault("foreign", where, what, f"When it does not live any more: '{seal} --other-hosts'")
+        what = f"its writer has ended, and {count} events are not in a Parquet file yet; none is lost"
+        return StoreFault("unsealed", where, what, f"Continue with Recorder(resume=...), or run '{seal}'")
+    what = f"another machine ({writer.get('host')}) wrote its {count} events, and may still be writing"
+    return StoreFault("foreign", where, what, f"If its process has ended, run '{seal} --other-hosts'")
 
 
 def _leftovers(folder: Path, listing: Listing) -> Iterator[StoreFault]:
@@ -149,13 +147,13 @@ def _leftovers(folder: Path, listing: Listing) -> Iterator[StoreFault]:
         if time.time_ns() - path.stat().st_mtime_ns < _SEALING_NS:
             continue  # A process may still be writing it.
         yield StoreFault(
-            "leftover", str(path), "a writer that was killed left it; it holds nothing that counts", "Delete it"
+            "leftover", str(path), "a temporary file of a killed process; it holds nothing of value", "Delete it"
         )
     for path in sorted(folder.glob("torn-journal-*")):
-        what = f"{path.stat().st_size} bytes of a journal with a torn end, whose whole records were sealed"
-        yield StoreFault("torn", str(path), what, "Delete it when nobody wants to look into it")
+        what = f"{path.stat().st_size} bytes of a journal with a torn end, whose complete records were sealed"
+        yield StoreFault("torn", str(path), what, "Delete it unless you want to examine it")
     for file in listing.superseded:
-        what = "another file holds its events: a sealer was killed while it merged"
+        what = "another file holds its events, because a sealer was killed during a merge"
         yield StoreFault("superseded", str(file.path), what, f"'{_SEAL.format(folder=folder)}' removes it")
 
 
@@ -182,7 +180,7 @@ def _missing(snapshot: Snapshot) -> Iterator[StoreFault]:
         expected = 0
         for _, first, last in group:
             if first > expected:
-                what = f"events {expected} to {first - 1} of attempt {attempt}, rank {rank} are in no file"
+                what = f"events {expected} to {first - 1} of attempt {attempt}, rank {rank} are missing from all files"
                 yield StoreFault("missing", str(snapshot.folder), what, "Restore the file that held them from a copy")
             expected = last + 1
 
@@ -203,7 +201,7 @@ def _lost(snapshot: Snapshot) -> Iterator[StoreFault]:
             yield StoreFault("gap", str(snapshot.folder), what + because)
         awaited += (AWAITED in attrs) - (LATE_FOR in attrs)
     if awaited > 0 and not snapshot.is_live:
-        what = f"{awaited} events still awaited values of a device when the writer ended"
+        what = f"{awaited} events were still waiting for values from a device when the writer ended"
         yield StoreFault("awaited", str(snapshot.folder), what)
 
 

@@ -30,7 +30,7 @@ _EVERYTHING: Final = Lineage((), {})
 def check_attempts(attempts: Attempts) -> None:
     """Raise TelemetryError unless ``attempts`` is ``effective`` or ``all``."""
     if attempts not in get_args(Attempts):
-        raise TelemetryError("which attempts: 'effective' or 'all'", got=attempts)
+        raise TelemetryError("attempts must be 'effective' or 'all'", got=attempts)
 
 
 def effective_lineage(snapshot: Snapshot, attempts: Attempts = "effective") -> Lineage:

@@ -116,7 +116,9 @@ def _interrupted_after(connection: duckdb.DuckDBPyConnection, seconds: float, st
         # Whatever error the interrupt caused, the user needs to see the time limit.
         if is_late.is_set():
             raise QueryTimedOut(
-                "the query took too long, and was interrupted", got=statement, fix="Ask for less, or for one run"
+                "the query exceeded its time limit and was interrupted",
+                got=statement,
+                fix="Query less, or a single run",
             ) from None
         raise
     finally:

@@ -87,7 +87,7 @@ def spiking_samples(
     """
     for name, number, least in (("radius", radius, 0), ("top", top, 1), ("baseline", baseline, 1)):
         if number < least:
-            raise TelemetryError(f"{name} is at least {least}", got=number)
+            raise TelemetryError(f"{name} must be at least {least}", got=number)
     counted = "FROM events WHERE NOT rolled_back"
     (found,) = query(f"SELECT count_if(step = {step}) AS n, min(step) AS lo, max(step) AS hi {counted}").to_pylist()
     if not found["n"]:

@@ -51,10 +51,10 @@ def _planned(connection: duckdb.DuckDBPyConnection, statement: str) -> Iterator[
     import duckdb  # Already loaded by the code that made the connection.
 
     if not _is_unicode(statement):
-        raise QueryRefused("a query is Unicode text", got=statement)
+        raise QueryRefused("a query must be valid Unicode text", got=statement)
     statements = duckdb.extract_statements(statement)
     if len(statements) != 1 or statements[0].type != duckdb.StatementType.SELECT:
-        raise QueryRefused("a query is one read-only statement (SELECT, FROM, DESCRIBE, SHOW)", got=statement)
+        raise QueryRefused("a query must be one read-only statement (SELECT, FROM, DESCRIBE, SHOW)", got=statement)
     if "spiking_samples" in statement.casefold():
         connection.execute(SPIKING_SAMPLES)
     try:
@@ -69,7 +69,7 @@ def _with_distinct_columns(result: pa.Table, statement: str) -> pa.Table:
     names = result.column_names
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
-        fix = f"Name one of the columns called {twice!r} otherwise, with AS"
+        fix = f"Rename one of the columns called {twice!r} with AS"
         raise QueryRefused("two columns of the result have the same name", got=statement, fix=fix)
     return result
 
@@ -110,7 +110,7 @@ def translated() -> Iterator[None]:
     except duckdb.Error as error:
         damaged = _DAMAGED_FILE.search(str(error))
         if damaged is not None:
-            fix = "Restore it, or move it away; 'steptape doctor' says which it is and what is lost"
+            fix = "Restore it, or move it away; 'steptape doctor' names the file and what is lost"
             raise QueryRefused(DAMAGED_FILE, where=damaged["path"] or "", fix=fix) from None
         raise QueryRefused(f"the query failed: {error}", fix=f"Views: {', '.join(VIEWS)}") from None
 

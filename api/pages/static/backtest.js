@@ -14,6 +14,15 @@ const PAUSE = 250;
 
 const VALIDITY = { exact: "--good", observed: "--accent", "prefix-exact": "--stop", approximate: "--note", censored: "--note" };
 
+/** What a recorded run can show about a decision that it did not make. */
+const MEANING = {
+  exact: "The decision leaves the run unchanged.",
+  observed: "The recorded run made this decision too.",
+  "prefix-exact": "A stop: the record up to it is exact, and the rest is the cost of not stopping.",
+  approximate: "The rule reads the clock, and other checkpoints or evaluations would have taken other time.",
+  censored: "The run would have diverged here or earlier, and the record does not show how.",
+};
+
 let job = null;
 let report = null;
 const curves = new Map();
@@ -69,7 +78,7 @@ async function followJob(started) {
     if (job !== started) return;
     by("progress").max = now.runs || 1;
     by("progress").value = now.runs_done;
-    state(now.status === "queued" ? "Waiting for its turn." : `${now.runs_done} of ${now.runs} runs read.`);
+    state(now.status === "queued" ? "Waiting in the queue." : `${now.runs_done} of ${now.runs} runs read.`);
     await new Promise((resolve) => setTimeout(resolve, PAUSE));
     now = await ask(`/api/v1/jobs/${started.id}`);
   }
@@ -105,11 +114,11 @@ async function showReport(now) {
   place.replaceChildren(
     element("div", { class: "tools" }, element("h2", {}, `${data.policy}: ${counted(report.runs.length, "run")}`), element("span", { class: "grow" }),
       now.report ? element("a", { class: "button", href: now.report, target: "_blank", rel: "noopener" }, "Full report") : null),
-    cards(), runsTable(), comparisonTable(),
+    cards(), glossary(), runsTable(), comparisonTable(),
     element("h2", {}, "Curves and firings"),
-    element("p", { class: "faint legend" }, "▼ a rule fires; shaded: what the stop would have spared."),
+    element("p", { class: "faint legend" }, "▼ a rule fires. Shaded: the part of the run that the stop would have saved."),
     element("div", { class: "plots" }, figures),
-    report.runs.length > PLOTTED ? element("p", { class: "faint" }, `${report.runs.length - PLOTTED} more runs are not drawn.`) : "",
+    report.runs.length > PLOTTED ? element("p", { class: "faint" }, `${counted(report.runs.length - PLOTTED, "more run")} in the table above, without a picture.`) : "",
     limits(),
   );
   for (const entry of sorted.slice(0, PLOTTED)) await drawRun(entry);
@@ -121,12 +130,24 @@ function cards() {
   const bound = total.right_censored ? "≥ " : "";
   const list = [[`${total.stopped} of ${total.runs}`, "runs would have been stopped"]];
   if (total.steps) list.push([bound + percent((total.steps_saved ?? 0) / total.steps, 0), `of ${shown(total.steps)} steps saved`]);
-  if (total.seconds_saved !== null) list.push([bound + duration(total.seconds_saved), `saved of ${duration(total.elapsed_s)}`]);
+  if (total.seconds_saved !== null) list.push([bound + duration(total.seconds_saved), `of ${duration(total.elapsed_s)} saved`]);
   for (const [key, title] of [["relative_regret", "mean regret"], ["relative_deployable_regret", "mean deployable regret"]]) {
     if (total[key].runs) list.push([percent(total[key].mean, 2), `${title}, worst ${percent(total[key].max, 2)}`]);
   }
-  if (report.objective) list.push([report.objective.metric, `${report.objective.mode} is better${report.objective.guessed ? " (guessed)" : ""}`]);
+  if (report.objective) list.push([report.objective.metric, `${report.objective.mode === "min" ? "lower" : "higher"} is better${report.objective.guessed ? " (guessed)" : ""}`]);
   return element("div", { class: "figures" }, list.map(([figure, text]) => element("div", {}, element("b", {}, figure), element("span", {}, text))));
+}
+
+/** What the words of the page mean, in one sentence each. */
+function glossary() {
+  const words = [];
+  if (report.aggregate.relative_regret.runs) {
+    words.push("Regret: how much worse the best evaluation until the stop is than the best of the whole run.");
+    words.push("Deployable regret counts only evaluations at steps with a checkpoint.");
+  }
+  if (report.aggregate.right_censored) words.push("≥ marks a lower bound: the recorded run ended early, or its own rules stopped it.");
+  words.push("Validity: how far the record supports the decision. Point at a label for its meaning.");
+  return element("p", { class: "faint legend" }, words.join(" "));
 }
 
 function runsTable() {
@@ -135,18 +156,20 @@ function runsTable() {
     const known = one.predicted !== null;
     return [
       element("a", { href: `/runs/${encodeURIComponent(one.run_id)}` }, one.name),
-      one.stop ? shown(one.stop.step) : known ? "–" : "not known",
+      one.stop ? shown(one.stop.step) : known ? "–" : "unknown",
       shown(one.recorded.steps),
       known && one.recorded.steps ? bound + percent(one.saved.steps / one.recorded.steps, 0) : "–",
       shown(one.decisions.length),
       shown(toFigure(one.recorded.best)),
       shown(toFigure(one.predicted?.best)),
       one.regret.relative === null ? "–" : bound + percent(one.regret.relative, 2),
-      one.stop ? element("span", { class: `chip ${one.stop.validity}` }, one.stop.validity) : known ? "no stop" : element("span", { class: "chip censored" }, "censored"),
+      one.stop ? chip(one.stop.validity) : known ? "no stop" : chip("censored"),
     ];
   });
-  return element("section", {}, table(["run", "stop at", "of steps", "saved", "firings", "best", "at stop", "regret", "validity"], rows, [0, 8]));
+  return element("section", {}, table(["run", "stop at", "of steps", "saved", "firings", "best of run", "best until stop", "regret", "validity"], rows, [0, 8]));
 }
+
+const chip = (validity) => element("span", { class: `chip ${validity}`, title: MEANING[validity] ?? null }, validity);
 
 const toFigure = (value) => (value === null || value === undefined ? null : toNumber(value));
 
@@ -157,18 +180,19 @@ function comparisonTable() {
       : [row.name === "policy" ? element("b", {}, row.title) : row.title, `${Number(row.stopped.toPrecision(3))} of ${row.runs}`, percent(row.share_saved.mean), percent(row.relative_regret.mean, 2), percent(row.relative_deployable_regret.mean, 2)],
   );
   if (!rows.length) return "";
-  return element("details", {}, element("summary", {}, "Against simpler policies"), table(["", "stops", "steps saved", "regret", "deployable regret"], rows));
+  const words = "The oracle stops at the best evaluation, which no rule can know in advance. A rung is a step at which ASHA compares runs.";
+  return element("details", {}, element("summary", {}, "Comparison with simpler policies"), element("p", { class: "faint legend" }, words), table(["", "stops", "steps saved", "regret", "deployable regret"], rows));
 }
 
 function limits() {
   const left = report.excluded.map((one) => `${one.name || one.run_id}: ${one.reason}`);
-  return element("details", {}, element("summary", {}, "What the numbers rest on"), element("ul", {}, [...report.assumptions, ...left].map((text) => element("li", {}, text))));
+  return element("details", {}, element("summary", {}, "Assumptions and excluded runs"), element("ul", {}, [...report.assumptions, ...left].map((text) => element("li", {}, text))));
 }
 
 function figureOf(entry) {
   const div = element("div", { class: "plot" });
   plots.set(entry.run_id, div);
-  const stop = entry.stop ? `stop at step ${shown(entry.stop.step)}` : entry.fired ? `${counted(entry.decisions.length, "firing")}, no stop` : "nothing fires";
+  const stop = entry.stop ? `stop at step ${shown(entry.stop.step)}` : entry.fired ? `${counted(entry.decisions.length, "firing")}, no stop` : "no rule fires";
   return element("figure", { "data-run": entry.run_id, "data-firings": String(entry.decisions.length), "data-stop": entry.stop ? String(entry.stop.step) : "" },
     element("figcaption", {}, element("b", {}, entry.name), " ", element("span", { class: "faint" }, stop)), div);
 }

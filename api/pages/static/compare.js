@@ -46,7 +46,7 @@ function show() {
   });
   draw(plot, traces, { log: log.checked, axis: axis.value, height: 440 });
   plot.dataset.curves = String(traces.length);
-  legend.textContent = without.length ? `${without.join(", ")}: no value of ${metric.value}.` : "";
+  legend.textContent = without.length ? `${without.join(", ")}: no values of ${metric.value}.` : "";
   if (!listens) {
     listens = true;
     onZoom(plot, (from, to) => {

@@ -42,7 +42,7 @@ export async function ask(path, options = {}) {
   if (!answer.ok) {
     if (answer.status === 401) location.assign(address("/login", { next: location.pathname + location.search }));
     const said = [document?.detail, document?.hint].filter(Boolean).join(" ");
-    throw Object.assign(new Error(said || `The server answers ${answer.status}.`), { status: answer.status });
+    throw Object.assign(new Error(said || `The server answered with status ${answer.status}.`), { status: answer.status });
   }
   return document;
 }

@@ -11,9 +11,9 @@ export function showAnnotations(items) {
     item.first_step === null ? "all" : item.last_step > item.first_step ? `${shown(item.first_step)} to ${shown(item.last_step)}` : shown(item.first_step),
     item.text,
     "incident" in item.attrs ? element("span", { class: "chip censored" }, shown(item.attrs.incident)) : "",
-    item.author ?? (item.origin === "recorder" ? "the program" : "–"),
+    item.author ?? (item.origin === "recorder" ? "training program" : "–"),
   ]);
-  const none = element("p", { class: "faint" }, "Nobody has noted anything.");
+  const none = element("p", { class: "faint" }, "No annotations yet.");
   document.getElementById("annotations").replaceChildren(rows.length ? table(["steps", "note", "incident", "by"], rows, [0, 1, 2, 3]) : none);
 }
 

@@ -71,11 +71,11 @@ function showDecisions() {
   const wasOpen = place.querySelector("details")?.open ?? false;
   const parts = [rows.length ? listed(rows.slice(0, LISTED)) : element("p", { class: "faint" }, "No rule has fired.")];
   if (rows.length > LISTED) {
-    const count = `${shown(rows.length - LISTED)} earlier ones of ${shown(facts.decisions.length)}`;
+    const count = `${counted(rows.length - LISTED, "earlier decision")} of ${shown(facts.decisions.length)}`;
     parts.push(element("details", { open: wasOpen }, element("summary", {}, count), listed(rows.slice(LISTED))));
   }
   for (const error of facts.errors) {
-    parts.push(element("p", { class: "notice" }, `Rule of ${error.controller} failed first at step ${error.step}: ${error.error}`));
+    parts.push(element("p", { class: "notice" }, `The rule of ${error.controller} failed, first at step ${error.step}: ${error.error}`));
   }
   place.replaceChildren(...parts);
   showLegend();
@@ -88,7 +88,7 @@ function showLegend() {
     facts.saves.length && `ticks below: ${counted(facts.saves.length, "checkpoint")}`,
     facts.epochs.length && `ticks above: ${counted(facts.epochs.length, "epoch")}`,
     run.attempts.length && `dashed: ${counted(run.attempts.length, "resume")}`,
-    !isTouch && "drag to zoom, double-click to see all",
+    !isTouch && "drag to zoom, double-click to reset",
   ].filter(Boolean);
   say(said.join("   "));
 }
@@ -152,7 +152,7 @@ function captionOf(plot, items, longest) {
     swatch.style.background = COLOURS[index];
     return [swatch, `${item.kind} ${last}`];
   });
-  if (items.some((item) => item.sampled)) said.push([`extremes of ${shown(longest.n_raw)} values`]);
+  if (items.some((item) => item.sampled)) said.push([`downsampled from ${shown(longest.n_raw)} values, extremes kept`]);
   return said.filter((parts) => parts.join("")).map((parts) => element("span", {}, parts));
 }
 
@@ -209,8 +209,8 @@ function layOut() {
   empty.textContent = !metrics.length
     ? "No metric has a value yet."
     : found.length
-      ? `The first ${FIRST} of ${shown(found.length)} metrics: the field above finds the others.`
-      : `No metric is called like “${search.value}”.`;
+      ? `Only the first ${FIRST} of ${shown(found.length)} metrics are shown. Use the filter above to find the others.`
+      : `No metric name contains “${search.value}”.`;
 }
 
 function addPlot(metric) {
@@ -248,7 +248,8 @@ const lookAround = gathered(async (step, isClick = false) => {
       items.length
         ? table(["sample", "loss", "typical", "share of the excess", "seen before"], rows, [0, 3])
         : element("p", { class: "faint" }, `No sample loss was recorded at step ${shown(step)}.`),
-      held === null ? "" : element("button", { type: "button", class: "quiet", onclick: () => (held = null) }, `step ${shown(step)} is held: let go`),
+      items.length ? element("p", { class: "faint legend" }, "Typical: the median sample loss of the steps before. Excess: the loss above typical.") : "",
+      held === null ? "" : element("button", { type: "button", class: "quiet", onclick: () => (held = null) }, `Step ${shown(step)} stays selected. Release it`),
     );
     for (const bar of place.querySelectorAll("[data-share]")) bar.style.width = `${Math.min(60, 60 * Number(bar.dataset.share))}px`;
   } catch (error) {
@@ -260,7 +261,7 @@ async function readFragments() {
   for (const place of document.querySelectorAll("[data-fragment]")) {
     const answer = await fetch(place.dataset.fragment);
     if (!answer.ok) {
-      place.replaceChildren(element("p", { class: "faint" }, "The samples cannot be read now, or not within the time that the server allows."));
+      place.replaceChildren(element("p", { class: "faint" }, "The samples could not be read, or not within the server's time limit."));
       continue;
     }
     const part = new DOMParser().parseFromString(await answer.text(), "text/html");
