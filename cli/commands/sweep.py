@@ -49,15 +49,15 @@ def sweep(
     mode: ModeOption = None,
     processes: Annotated[
         int | None,
-        typer.Option(metavar="N", min=1, help="Share the runs out to so many processes at most: else one a core."),
+        typer.Option(metavar="N", min=1, help="Most processes to share the runs between. Default: one per core."),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Try every combination of params of a policy.
 
-    Prints the front: the variants that no other variant beats by saving more steps at no more mean regret, most steps
-    saved first. With --json, prints every variant, one per line; stderr then lists what the event engine decided, and
-    the excluded runs.
+    Prints the Pareto front of steps saved against mean regret, most steps saved first. No other variant saves more
+    steps than one of these at the same or lower mean regret. With --json, prints every variant, one per line. What the
+    event engine decided, and the excluded runs, are then listed on stderr.
     """
     if not settings:
         raise typer.BadParameter("say what to vary, as --set patience=1,2,3")

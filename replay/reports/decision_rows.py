@@ -22,7 +22,7 @@ NOTES: Final = MappingProxyType(
         Validity.OBSERVED: "the run decided this itself",
         Validity.EXACT: "changes nothing of the run",
         Validity.PREFIX_EXACT: "up to here as recorded; what was recorded after it is what the stop spares",
-        Validity.APPROXIMATE: "the rule looks at the clock, and other operations take other time",
+        Validity.APPROXIMATE: "the rule reads the clock, which other checkpoints or evaluations would have shifted",
         Validity.CENSORED: "nothing recorded tells how the run would have gone on",
     }
 )
