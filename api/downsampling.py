@@ -21,7 +21,7 @@ def kept_indices(values: Sequence[float], points: int) -> Sequence[int]:
 
     Args:
         values: The series, oldest first.
-        points: Most values to keep; below 7, up to 7 may be kept.
+        points: Maximum number of values to keep. If it is below 7, up to 7 values may be kept.
 
     Returns:
         Indices in ascending order: all of them when there are no more than ``points``.

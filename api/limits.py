@@ -16,7 +16,8 @@ class Limits:
         body_s: Timeout for receiving a body, in seconds.
         send_s: Timeout for a client to accept a piece of a response, in seconds.
         query: Limits of one SQL statement.
-        query_workers: Most SQL statements at a time, each in its own process; also, separately, most rule trials.
+        query_workers: Most SQL statements that run at a time, each in its own process. A separate limit of the same
+            size applies to rule trials.
         query_worker_bytes: Memory of such a process; beyond it, it fails or dies, and is replaced.
         queries_waiting: Most waiting statements, and most waiting rule trials; further ones are refused.
         rules_s: Timeout of a rule trial (a check, or a test file), in seconds.

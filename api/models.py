@@ -39,7 +39,7 @@ class Page(Model):
 
     @classmethod
     def row_model(cls) -> type[BaseModel]:
-        """Return the model of a table row, for formats other than JSON: the items, unless the page overrides it."""
+        """Return the model of one table row, for formats other than JSON; by default the model of an item."""
         model: type[BaseModel] = get_args(cls.model_fields["items"].annotation)[0]
         return model
 

@@ -54,8 +54,8 @@ def processes_for(runs: int, asked: int | None) -> int:
 def user_cache(environment: Mapping[str, str] = os.environ) -> Cache | None:
     """Return the user's cache: ``STEPTAPE_CACHE``, or ``steptape`` in the user's cache folder; None without a home.
 
-    Commands cache results and the library does not, because a person repeats questions, while a program says what it
-    wants.
+    Commands cache results by default, because people repeat questions. The library caches only if a program passes a
+    cache.
     """
     if folder := environment.get("STEPTAPE_CACHE"):
         return Cache(Path(folder))

@@ -26,7 +26,7 @@ class ResumePoint:
         run_id: The run.
         attempt, seq: The attempt of the checkpoint, and the last event that the checkpoint covers; None if only a step
             is known.
-        step: Updates that the checkpoint contains; None: those of the newest recorded checkpoint.
+        step: Number of updates that the checkpoint contains; None selects the newest recorded checkpoint.
         epoch, epoch_began_at, epochs_begun: The loop's position in its epochs, if it was kept.
     """
 

@@ -1,4 +1,7 @@
-"""The exceptions that steptape raises on purpose: each carries the place, the fact, the offending value and a fix."""
+"""The root of all exceptions that steptape raises on purpose, and the exceptions of the store.
+
+Each carries the place, the fact, the offending value and a fix.
+"""
 
 from __future__ import annotations
 
@@ -35,16 +38,17 @@ class TelemetryError(Exception):
         return f"{message}\n{self.fix}" if "\n" in self.what else f"{message}. {self.fix}"
 
     def to_json(self) -> dict[str, Any]:
-        """Return a JSON object that ``from_json`` turns into an equal error. Subclasses add their own fields.
+        """Return a JSON object from which ``from_json`` rebuilds an error with the same message.
 
-        ``got`` may be any object; only its text, as the message shows it, is kept.
+        The offending value is lost: of ``got``, which may be any object, only the shortened text in the message is
+        kept. Subclasses add their own fields.
         """
         got = None if self.got is None else shortened(repr(self.got))
         return {"what": self.what, "where": self.where, "got": got, "fix": self.fix}
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> Self:
-        """Rebuild the error that ``to_json`` encoded, with the same message."""
+        """Rebuild the error that ``to_json`` encoded, with the same message; its ``got`` is text."""
         got = None if document["got"] is None else _Shown(document["got"])
         return cls(document["what"], where=document["where"], got=got, fix=document["fix"])
 

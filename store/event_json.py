@@ -59,7 +59,8 @@ def encoded_attrs(attrs: Mapping[str, Any]) -> str:
 def restated_attrs(text: bytes) -> str | None:
     """Convert attributes from their journal form to their table form; None when empty.
 
-    Whatever can be written can be converted: conversion takes one call level per nesting level, writing takes two.
+    Attributes that could be written never exceed the recursion limit here: this conversion takes one call level per
+    nesting level, and writing takes two.
 
     Raises:
         ValueError, RecursionError: The text is not JSON, or nested more deeply than any writer allows.

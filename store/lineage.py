@@ -51,8 +51,8 @@ class Lineage:
 
     Attributes:
         attempts: The attempts of the lineage, in ascending order: the first ancestor first, the attempt itself last.
-        cuts: For each attempt of the run except that one, its effective part; nothing of attempts that are not
-            ancestors. An attempt missing from ``run.json`` has no cut, since nothing shows that it was rolled back.
+        cuts: The effective part of every other attempt of the run. It is empty for an attempt that is not an ancestor.
+            An attempt missing from ``run.json`` has no cut, since nothing shows that it was rolled back.
     """
 
     attempts: tuple[int, ...]

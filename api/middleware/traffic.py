@@ -1,4 +1,4 @@
-"""Counts responses and their seconds by method, route and status, for Prometheus."""
+"""Counts responses by method, route and status, and their seconds by method and route, for Prometheus."""
 
 from __future__ import annotations
 

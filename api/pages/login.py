@@ -102,7 +102,7 @@ class Session:
             if message["type"] == "http.response.start" and message["status"] == 401:
                 is_refused = True
                 query = scope["query_string"].decode("latin-1")
-                # The raw path: decoded, a name that contains a slash or a question mark would be another path.
+                # Use the raw path: decoding the escaped slash or question mark of a name would give another path.
                 target = scope["raw_path"].decode("latin-1") + (f"?{query}" if query else "")
                 await RedirectResponse(f"/login?{urlencode({'next': target})}", 303)(scope, receive, send)
             elif not is_refused:

@@ -1,7 +1,7 @@
 """Worker process for one backtest, sweep or verification. The parent can kill it at any time, since it only reads.
 
-The request is the job's document. Replies are ``{"progress": RUNS}``, and finally an error, or an empty head with the
-result as JSON in its body: ``document`` and ``page``.
+Reads one frame, the job's document. Writes frames of ``{"progress": RUNS}``, with the number of runs done. The last
+frame is an error, or has an empty head and a JSON body with the result: ``document`` and ``page``.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""``steptape diff``: reports what a change of a rule file would have changed in recorded runs."""
+"""``steptape diff``: backtests two rule files on the same recorded runs and reports what differs.
+
+Reports the differences in orders, ends, steps, time, checkpoints and regret.
+"""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ class TensorBoardReader:
     title = "TensorBoard event files (scalars and scalar tensors)"
 
     def recognises(self, path: Path, head: bytes) -> bool:
-        """Whether the name fits and the first record lies within the head, as the short file version record does."""
+        """Whether the name contains ``MARK`` and the first record, a short one with the file version, fits the head."""
         return MARK in path.name and len(head) >= 12 and int.from_bytes(head[:8], "little") < len(head)
 
     def source_of(self, path: Path) -> Path:

@@ -59,7 +59,8 @@ def _config(connection: sqlite3.Connection, key: str, run: Any) -> dict[str, Any
 def _facts(connection: sqlite3.Connection, key: str, run: Any, where: str) -> Iterator[Fact]:
     """Yield the events of rows in the order of logging; a step that goes backwards starts another attempt.
 
-    It does so wherever that attempt begins: runs are distinguished by id.
+    The attempt belongs to the same run even if it begins at or before the run's first step. Other sources start another
+    run there (see ``Lives``), but here an id distinguishes the runs.
     """
     lives = Lives()
     attempt, before = 0, (0, 0)

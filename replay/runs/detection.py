@@ -1,7 +1,7 @@
 """Scores alarms against labelled incidents, event by event, with the precision of random alarms for comparison.
 
-Scores that credit every step of an incident once one alarm touches it reward random alarms. Here an incident counts
-once and an alarm counts once. The share of steps inside incidents is the chance level.
+Some scores credit every step of an incident as soon as one alarm falls inside it. Such scores reward random alarms.
+Here an incident counts once and an alarm counts once. The share of steps inside incidents is the chance level.
 """
 
 from __future__ import annotations
@@ -144,7 +144,10 @@ def together(detections: Iterable[Detection]) -> Detection:
 
 
 def middle_and_p90(values: Sequence[float]) -> tuple[float, float] | None:
-    """Return the median, and the least value that at least 90 % do not exceed; None without values."""
+    """Return the median and the 90th percentile; None without values.
+
+    The percentile is the smallest of the values such that at least 90 % of them are not above it.
+    """
     if not values:
         return None
     ranked = sorted(values)

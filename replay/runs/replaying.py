@@ -104,8 +104,9 @@ class Replay:
         censored_from: Index of the event after which the record does not show this policy's run; None if it always
             does.
         ending: Where the first stop would have taken effect; None without one.
-        approximate_from: Index of the event after which rules would have read another clock, since other operations
-            take other time; None if none would.
+        approximate_from: Index of the event after which the policy's clock would have differed from the recorded one,
+            because different checkpoints or evaluations take different time. None if it never would, or if no rule
+            reads the clock.
         horizon: The position of ``censored_from`` in steps and time; None if nothing is censored.
     """
 
@@ -137,7 +138,10 @@ class Replay:
 
     @property
     def is_point(self) -> bool:
-        """Whether the record shows this policy's run: to its end, or to a stop before anything is censored."""
+        """Whether the record shows all of the run under this policy.
+
+        It does if nothing is censored, or if the policy stops the run before the censored part.
+        """
         if self.censored_from is None:
             return True
         return self.stop is not None and self.stop.event_index < self.censored_from

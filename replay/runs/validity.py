@@ -25,8 +25,8 @@ class Validity(StrEnum):
         OBSERVED: The recorded run decided this too.
         EXACT: A message, log line, notice, checkpoint or evaluation: the trajectory stays the same.
         PREFIX_EXACT: A stop: the record up to it is exact, and the rest of the record is the cost of not stopping.
-        APPROXIMATE: Like EXACT or PREFIX_EXACT, but the rule reads the clock, and the checkpoints or evaluations made
-            by then differ between the policy and the recorded run: each takes time.
+        APPROXIMATE: As for EXACT or PREFIX_EXACT, but the rule reads the clock. By then the policy and the recorded run
+            have made different checkpoints or evaluations. Each takes time, so the clock would have differed.
         CENSORED: The run would have diverged here or earlier: the record does not show how.
     """
 
@@ -43,8 +43,8 @@ _DIVERTING: Final = frozenset((Effect.STOP_EPOCH, Effect.ACT))
 #: Effects that take run time: a different number of them shifts every later clock reading.
 _TAKING_TIME: Final = frozenset((Effect.SAVE, Effect.EVALUATE))
 
-#: Actions of steptape's own operations that leave a run as it is, or end it. The recorded run may have decided
-#: operations that the replayed policy does not know. Any other action among them may have diverted the run.
+#: Actions of steptape's own operations, which leave a run as it is or end it. The recorded run may have decided
+#: operations that the replayed policy does not define. Of these, one with any other action may have diverted the run.
 _KNOWN_ACTIONS: Final = frozenset(("should_training_stop", "should_save", "should_evaluate", "should_log"))
 
 
@@ -152,7 +152,10 @@ class ValidityLabeler:
                     self._shift(event_index)
 
     def approximate_from(self) -> int | None:
-        """Return the index of the event after which rules would have read another clock; None if none would."""
+        """Return the index of the event after which the policy's clock would have differed from the recorded one.
+
+        None if it never would, or if no rule reads the clock.
+        """
         return self._shifted_at if self._clocked else None
 
     def censored_from(self) -> int | None:

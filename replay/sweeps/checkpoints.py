@@ -54,7 +54,7 @@ def asked_checkpoints(stream: Stream, tally: Tally, endings: Ints, objective: Ob
         best[variants] = deployable.until(firsts, own)
     sizes = [size for size in stream.checkpoint_bytes if size is not None]
     average = round(sum(sizes) / len(sizes)) if sizes else None
-    # No checkpoints take no bytes, even if the size of one is unknown.
+    # Without checkpoints the total is 0 bytes, even if the size of a checkpoint is unknown.
     known = np.array([float(count * average) if average is not None else math.nan for count in counts.tolist()])
     return Kept(counts, np.where(counts > 0, known, 0.0), best)
 

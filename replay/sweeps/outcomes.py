@@ -22,7 +22,7 @@ from .stream import Floats, Ints, Stream, Truths
 from .tally import Tally
 
 _NS_PER_S: Final = 1e9
-#: An event after every other.
+#: An index after every event, as the ending of a run that nothing stops.
 _LAST: Final[Ints] = np.array([np.iinfo(np.int64).max])
 #: Stop step of a variant that does not stop.
 NO_STEP: Final = -1
@@ -123,7 +123,7 @@ def joined_outcomes(parts: Sequence[Outcomes]) -> Outcomes:
 
 
 def _endings(stream: Stream, stops: Ints) -> Ints:
-    """Return the index of the last event of a run stopped at each event; the stream's last without a stop."""
+    """Return for each stop the index of the last event that still counts; without a stop, the stream's last index."""
     last = len(stream) - 1
     found = np.minimum(stops, last)
     before = stream.is_any(BEFORE_A_STEP)[found] & (stops <= last)

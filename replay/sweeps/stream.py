@@ -53,8 +53,8 @@ class Stream:
         codes: Kind of each event, as an index into ``names``. Shape (n,).
         names: Kinds of events.
         steps, attempts, elapsed_ns: One per event.
-        epochs: One per event; where an event has none of its own, only the metric ``epoch`` gives it.
-        has_epoch: Whether an event has an epoch of its own.
+        epochs: The ``epoch`` field of each event; NaN where it is null. Rules then read the metric ``epoch`` instead.
+        has_epoch: Whether the ``epoch`` field of each event is set.
         metrics: Values of each requested metric, from any kind of event.
         checkpoint_bytes: Size of each checkpoint; None where the run did not record it.
         plan: What the run declared.

@@ -32,7 +32,8 @@ class SweptRun:
         run_id, name: The run.
         steps: Optimizer updates that it made.
         outcomes: The outcomes of each variant on it.
-        engine_reason: Why the event engine decided on this run what columns decide on others; empty if it did not.
+        engine_reason: Why the event engine decided controllers of columnar form on this run; empty if columns decided
+            them.
     """
 
     run_id: str
@@ -120,7 +121,7 @@ def metrics_read(variants: Sequence[Variant], objective: Objective | None) -> se
 
 
 def reasons_of(variants: Sequence[Variant]) -> dict[str, str]:
-    """Return why the event engine decides controllers, by their names."""
+    """Return the names of the controllers that the event engine decides, each with the reason."""
     found: dict[str, str] = {}
     for variant in variants:
         for watcher in variant.structure.watchers:

@@ -1,7 +1,8 @@
 """Finds rules that watch a series for spikes but are blind to its NaN.
 
-Evaluates each rule statically, without running it, for a series that is NaN. Takes a policy; yields the controllers
-whose rule compares a series as too high and gives False when it is NaN, where no other controller notices the NaN.
+Evaluates each rule statically, without running it, for a series that is NaN. Takes a policy; yields controllers, each
+with a series and the comparison that watches it for values that are too high. The rule of such a controller gives False
+when the series is NaN, and no rule of the policy that tests the series for NaN can then be true.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ _NAN_TO_NAN: Final = frozenset(
         *("detrended_std", "median", "quantile", "argmin", "argmax"),
     }
 )
-#: The reach of code that does not read the series: longer than any window.
+#: The reach of an expression that does not read the series: a number above the length of any window.
 _ABSENT: Final = 1 << 62
 
 
@@ -155,7 +156,7 @@ class _Evaluation:
         return _Value.UNKNOWN
 
     def _read(self, reference: Reference | None) -> _Value | None:
-        """Return what is known of a reference's value; None where it decides nothing and the node itself may."""
+        """Return what is known of a reference's value; None if the node's syntax has to be evaluated instead."""
         match reference:
             case SeriesValue(key, 0) | SeriesChange(key) if key.name == self._name:
                 return _Value.NAN

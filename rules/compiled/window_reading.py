@@ -10,7 +10,8 @@ from ..language.references import Extent, Half, Window
 from .extremes import SlidingExtreme
 from .series import Series
 
-#: From this many values on, a window follows its series value by value: that costs 1 us a value, however long it is.
+#: Windows of at least this many values are updated incrementally, with each new value of their series. An update costs
+#: 1 us, however long the window is.
 LONG: Final = 256 if SUM_IS_PLAIN else 64
 
 #: Reductions that can follow a series value by value.

@@ -116,7 +116,10 @@ class Engine:
             listener.keeps_answers = asked.keeps_answers
 
     def _unseen_of(self, controller: Controller) -> tuple[Series, ...]:
-        """Return the series whose absence is worth a warning: none where the policy lists its series."""
+        """Return the series that a controller's rule reads and that no event has fed yet, to warn if none ever does.
+
+        Empty if the policy lists its series. Derived series are left out.
+        """
         if self.policy.series is not None:
             return ()
         series = (self._series[key] for key in controller.rule.bound.series)
@@ -156,7 +159,10 @@ class Engine:
 
     @property
     def idle_kinds(self) -> Collection[str]:
-        """Kinds of events that, without attributes, change no state and produce no outcome: a live view."""
+        """Kinds whose events, if they have no attributes, currently change no state and produce no outcome.
+
+        It is a live view: observing events changes it.
+        """
         return self._standing.idle_kinds
 
     def resume(self, events: Iterable[Event], *, keeps_controllers: bool) -> None:
@@ -195,7 +201,10 @@ class Engine:
                 watch.gate.renew()
 
     def _greet_series(self, metrics: Mapping[str, float | None], kind: str) -> None:
-        """Bind series that no event has fed yet to an event with these metrics; remember the names that appeared."""
+        """Bind each unbound series that these metrics contain to this kind of event, which feeds it from now on.
+
+        Also remembers the metrics' names, for the warning about missing series.
+        """
         if not metrics:
             return
         if self._reminds and len(self._names_seen) < REMEMBERED_NAMES:

@@ -71,7 +71,7 @@ class Clock:
 
     @contextmanager
     def as_of(self, event: Event) -> Iterator[None]:
-        """Return to the step and epoch of an event while its late values are taken."""
+        """Set the clock back to the step and epoch of an event while its late values are processed, then restore it."""
         reached = self.reached_step, self.reached_epoch
         self.reached_step = event.step
         if event.epoch is not None:

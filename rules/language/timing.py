@@ -33,7 +33,10 @@ class Span:
     unit: Unit = Unit.STEPS
 
     def now(self, event: Event, clock: Clock) -> int:
-        """Return the position of the run at an event that the clock has reached; seconds as nanoseconds."""
+        """Return the run's position at an event, in this span's unit, with nanoseconds for seconds.
+
+        The clock must already have taken the event.
+        """
         if self.unit is Unit.STEPS:
             return event.step
         return clock.evaluations if self.unit is Unit.EVALUATIONS else clock.elapsed_ns

@@ -20,7 +20,8 @@ MAX_BYTES: Final = 1 << 20
 MAX_NODES: Final = 20_000
 MAX_DEPTH: Final = 40
 
-#: How much of a file is read at most: a byte order mark and half a character may be dropped from it.
+#: Most bytes that are read of a file. Decoding may drop a byte order mark and half a character from them; the text is
+#: then still longer than ``MAX_BYTES``.
 _READ_BYTES: Final = MAX_BYTES + 8
 
 _PREFIX: Final = "tag:yaml.org,2002:"
@@ -63,7 +64,9 @@ class _BoundedLoader(yaml.SafeLoader):
 
 
 def read_text(path: str | Path) -> str:
-    """Return the text of a file; of a file that is too long for a document, enough to show that.
+    """Return the text of a file; of one above ``MAX_BYTES``, the beginning, which ``Document`` refuses as too long.
+
+    Exception: in a file of ``_READ_BYTES`` or more, bytes that are not UTF-8 are dropped, which may shorten the text.
 
     Raises:
         PolicyError: The file cannot be read, or is not UTF-8.

@@ -26,8 +26,8 @@ from .lazy_metrics import LoggedMetrics, MetricColumns
 #: Rows converted to events at a time.
 _AT_ONCE: Final = 16_384
 
-#: The attributes of most events: none. All such events share one object, as events do that are created without
-#: attributes.
+#: The empty attributes of most events. Events of tables share this one object, as events created without attributes
+#: share their field's default.
 _NO_ATTRS: Final[dict[str, Any]] = {}
 
 

@@ -108,7 +108,10 @@ def is_run_folder(folder: Path) -> bool:
 
 
 def _has_just_ended(info: RunInfo) -> bool:
-    """Whether the run ended so recently that its journals may still be sealed, as happens during and after each run."""
+    """Whether the run ended so recently that a sealer may still be at work on its journals.
+
+    A sealer works during each run and after its end.
+    """
     return info.last.ended_ns is not None and time.time_ns() - info.last.ended_ns < _SEALING_NS
 
 

@@ -75,9 +75,9 @@ def _with_distinct_columns(result: pa.Table, statement: str) -> pa.Table:
 
 
 def _check_files(connection: duckdb.DuckDBPyConnection, refusal: str) -> None:
-    """Raise FileNotFoundError if DuckDB refused a file that vanished, not one that queries may not read.
+    """Raise FileNotFoundError if DuckDB refused a file that queries may read: that file has vanished.
 
-    DuckDB takes the path of a missing file for a folder, which no query may list.
+    DuckDB treats the path of a missing file as a folder and tries to list it. No query may list a folder.
     """
     refused = _REFUSED_FOLDER.search(refusal)
     allowed = connection.execute("SELECT current_setting('allowed_paths')").fetchall()[0][0]
