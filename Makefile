@@ -10,6 +10,7 @@ TRACKERS := .venv-trackers
 LOWEST := .venv-lowest
 REAL_RUNS := $(or $(STEPTAPE_REAL_RUNS),../shared/runs)
 READY := $(VENV)/.ready
+SECONDS := .coverage-tests.xml
 ROOMS := store rules recorder importers replay api cli examples
 CODE := steptape $(ROOMS) docs tests $(wildcard benchmarks)
 
@@ -43,11 +44,14 @@ explore: $(READY)  ## Run the tests on new examples, ten times as many
 
 coverage: $(READY)  ## Run the tests and print which branches of the code they leave out
 	$(BIN)/python -m coverage erase
-	$(BIN)/python -m coverage run $(PYTEST)
+	$(BIN)/python -m coverage run $(PYTEST) --junitxml=$(SECONDS)
 	$(BIN)/python -m coverage combine --quiet
 	$(BIN)/python -m coverage report
 
-mutants: $(READY)  ## Change the code in 200 places, one at a time, and count the changes that tests notice
+$(SECONDS):
+	$(MAKE) coverage
+
+mutants: $(READY) $(SECONDS)  ## Change the code in 200 places, one at a time, and count the changes that tests notice
 	$(BIN)/python tests/mutants.py --processes $(TEST_PROCESSES) $(MUTANTS)
 
 matrix:  ## Run the tests of rules and store on every Python found here, from 3.11 to 3.14
@@ -108,4 +112,4 @@ format: $(READY)  ## Rewrite the code in the project's format
 	$(BIN)/ruff format $(CODE)
 
 clean:  ## Remove the environment and what tools left behind
-	rm -rf $(VENV) $(COMPAT) $(TRACKERS) $(LOWEST) .venv-matrix .trackers build *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis .fuzz .coverage* .mutants
+	rm -rf $(VENV) $(COMPAT) $(TRACKERS) $(LOWEST) .venv-matrix .trackers build *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis .fuzz .coverage*

@@ -33,6 +33,14 @@ settings.register_profile(
 )
 settings.load_profile("repeated")
 
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Label what coverage measures with the test that runs, for ``mutants.py``."""
+    coverage = sys.modules.get("coverage")
+    if coverage is not None and (measuring := coverage.Coverage.current()) is not None:
+        measuring.switch_context(item.nodeid.partition("[")[0])
+
+
 #: 2026-01-02 03:04:05 UTC.
 STARTED_NS = 1_767_323_045_000_000_000
 

@@ -4,7 +4,7 @@
     make mutants MUTANTS='--seed 3'       # others
     .venv/bin/python tests/mutants.py --only rules/language/windows.py --count 40
 
-The first call runs the tests of these rooms once to learn which test reaches which line (``.mutants/``).
+``make coverage`` notes beforehand which test reaches which line, and what it takes.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ from typing import Any, Final
 from coverage import CoverageData
 
 ROOT: Final = Path(__file__).resolve().parents[1]
-NOTES: Final = ROOT / ".mutants"
+REACHED: Final = ROOT / ".coverage"
+SECONDS: Final = ROOT / ".coverage-tests.xml"
 ROOMS: Final = ("store", "rules", "recorder", "replay")
 
 #: Modules that draw. Their pictures are looked at; where a line of theirs ends is no behaviour.
@@ -44,16 +45,6 @@ FIRST_SECONDS: Final = 30.0
 
 #: Seconds after which tests count as hanging.
 MOST_SECONDS: Final = 900.0
-
-COVERAGE: Final = f"""
-[run]
-parallel = true
-patch = subprocess
-dynamic_context = test_function
-data_file = {NOTES / "coverage"}
-source = {",".join(str(ROOT / room) for room in ROOMS)}
-disable_warnings = module-not-measured,no-data-collected
-"""
 
 COMPARISONS: Final[dict[type[ast.cmpop], tuple[str, str]]] = {
     ast.Lt: ("<", "<="),
@@ -237,33 +228,28 @@ class Reach:
 
     def __init__(self) -> None:
         self._seconds: dict[str, float] = defaultdict(float)
-        self._files: dict[str, str] = {}
-        for case in ElementTree.parse(NOTES / "tests.xml").iter("testcase"):
-            module = case.attrib["classname"].rpartition(".")[2]
-            test = f"{module}.{case.attrib['name'].partition('[')[0]}"
-            self._seconds[test] += float(case.attrib["time"])
-            self._files[test] = f"tests/{module}.py::{test.partition('.')[2]}"
-        self._data = CoverageData(str(NOTES / "coverage"))
+        for case in ElementTree.parse(SECONDS).iter("testcase"):
+            path = case.attrib["classname"].replace(".", "/") + ".py"
+            self._seconds[f"{path}::{case.attrib['name'].partition('[')[0]}"] += float(case.attrib["time"])
+        self._data = CoverageData(str(REACHED))
         self._data.read()
 
     def tests(self, mutant: Mutant) -> tuple[list[str], list[str]]:
         """Return the tests of a line, as pytest names them: the quickest, and the others.
 
-        If the line runs at import or in another process, too, add those of its module.
+        If the line runs at import or in another process, too, add those of its module; if no test is known, all of its
+        room.
         """
         by_line = self._data.contexts_by_lineno(str(ROOT / mutant.path))
         contexts = set(by_line.get(mutant.line, [""]))
-        known = self._known(contexts.union(*by_line.values()) if "" in contexts else contexts)
-        known = known or [test for test in self._files if test.startswith(f"test_{mutant.path.partition('/')[0]}")]
-        known.sort(key=self._seconds.__getitem__)
+        if "" in contexts:
+            contexts.update(*by_line.values())
+        room = f"tests/test_{mutant.path.partition('/')[0]}_"
+        tests = contexts & self._seconds.keys() or {test for test in self._seconds if test.startswith(room)}
+        known = sorted(tests, key=self._seconds.__getitem__)
         seconds = itertools.accumulate(map(self._seconds.__getitem__, known))
         first = bisect.bisect(list(seconds), FIRST_SECONDS)
-        names = [self._files[test] for test in known]
-        return names[:first], names[first:]
-
-    def _known(self, contexts: set[str]) -> list[str]:
-        names = {".".join(context.rsplit(".", 2)[-2:]) for context in contexts if context}
-        return [name for name in names if name in self._files]
+        return known[:first], known[first:]
 
 
 def main() -> None:
@@ -274,8 +260,6 @@ def main() -> None:
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--only", nargs="+", help="these modules and no others")
     arguments = parser.parse_args()
-    if not (NOTES / "tests.xml").exists():
-        learn(arguments.processes)
     reach = Reach()
     modules = {str(path.relative_to(ROOT)) for room in ROOMS for path in (ROOT / room).rglob("*.py")}
     paths = arguments.only or sorted(modules.difference(DRAWING))
@@ -301,21 +285,6 @@ def main() -> None:
     for room in tried:
         print(f"{room:10}{noticed[room]:4} of {tried[room]:4}")
     print(f"{noticed.total()} of {tried.total()} changes were noticed: {noticed.total() / tried.total():.0%}")
-
-
-def learn(processes: int) -> None:
-    """Run the tests of the rooms once, and note which lines each reaches and what it takes."""
-    shutil.rmtree(NOTES, ignore_errors=True)
-    NOTES.mkdir()
-    configuration = NOTES / "coveragerc"
-    configuration.write_text(COVERAGE)
-    files = [str(path) for room in ROOMS for path in (ROOT / "tests").glob(f"test_{room}_*.py")]
-    command = [sys.executable, "-m", "coverage", "run", f"--rcfile={configuration}", "-m", "pytest", "--quiet"]
-    report = ["-o", "junit_family=xunit1", f"--junitxml={NOTES / 'tests.xml'}"]
-    subprocess.run([*command, f"--numprocesses={processes}", *report, *files], cwd=ROOT, check=True)
-    subprocess.run(
-        [sys.executable, "-m", "coverage", "combine", "--quiet", f"--rcfile={configuration}"], cwd=ROOT, check=True
-    )
 
 
 def copied_to(place: Path) -> Path:

@@ -65,3 +65,12 @@ def test_a_file_that_is_too_long_is_called_that_wherever_it_is_cut(tmp_path: Pat
 
     with pytest.raises(PolicyError, match="longer than 1,048,576 bytes"):
         load_policy(path)
+
+
+def test_a_file_that_is_too_long_and_not_text_is_refused_at_the_byte(tmp_path: Path) -> None:
+    """No byte is dropped to make it fit."""
+    path = tmp_path / "policy.yaml"
+    path.write_bytes(b"controllers: []\n# \xff" + b"#" * (2 << 20))
+
+    with pytest.raises(PolicyError, match="2:3: not UTF-8; got byte 0xff"):
+        load_policy(path)

@@ -6,6 +6,7 @@ character inside a scalar, however that scalar is quoted or folded.
 
 from __future__ import annotations
 
+import codecs
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -66,8 +67,6 @@ class _BoundedLoader(yaml.SafeLoader):
 def read_text(path: str | Path) -> str:
     """Return the text of a file; of one above ``MAX_BYTES``, the beginning, which ``Document`` refuses as too long.
 
-    Exception: in a file of ``_READ_BYTES`` or more, bytes that are not UTF-8 are dropped, which may shorten the text.
-
     Raises:
         PolicyError: The file cannot be read, or is not UTF-8.
     """
@@ -75,8 +74,8 @@ def read_text(path: str | Path) -> str:
     try:
         with Path(path).open("rb") as file:
             data = file.read(_READ_BYTES)
-        # The end of a longer file may be half a character.
-        return data.decode("utf-8-sig", "strict" if len(data) < _READ_BYTES else "ignore")
+        # The end of a longer file may be half a character, which a decoder that expects more leaves out.
+        return codecs.getincrementaldecoder("utf-8-sig")().decode(data, final=len(data) < _READ_BYTES)
     except OSError as error:
         raise PolicyError([PolicyProblem(source, 1, 1, f"cannot be read: {error.strerror}")]) from error
     except UnicodeDecodeError as error:
