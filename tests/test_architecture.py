@@ -177,6 +177,7 @@ PUBLIC: dict[str, set[str]] = {
         "reports/aggregation",
         "reports/amounts",
         "reports/diff_report",
+        "reports/glossary",
         "reports/html_page",
         "reports/html_templates",
         "reports/json_report",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 import re
 import shutil
@@ -20,6 +21,9 @@ from waiting import PATIENCE_S
 from steptape import Recorder, open_run, open_store
 from steptape.api.pages.sparklines import sparkline
 from steptape.cli.app import app
+from steptape.replay.reports.glossary import glossary
+
+GLOSSARY = Path(__file__).parents[1] / "docs" / "reference" / "GLOSSARY.md"
 
 #: A text that would run, or end its context, if unescaped.
 HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)>\"'&{{7*7}}"
@@ -76,7 +80,10 @@ def is_active(attribute: str) -> bool:
     return attribute.startswith("on") or attribute == "style"
 
 
-PAGES = ("/", "/compare", "/backtest", "/login", "/runs/guarded", "/compare?run=guarded&run=free", "/backtest?run=free")
+PAGES = (
+    *("/", "/compare", "/backtest", "/glossary", "/login"),
+    *("/runs/guarded", "/compare?run=guarded&run=free", "/backtest?run=free"),
+)
 
 
 @pytest.mark.parametrize("path", PAGES)
@@ -322,3 +329,12 @@ def test_a_run_that_was_deleted_since_it_was_looked_at_has_no_line(tmp_path: Pat
     shutil.rmtree(folder)
 
     assert sparkline(snapshot) == ""
+
+
+def test_the_glossary_explains_every_word_of_the_document(client: httpx.Client) -> None:
+    """Each word has an anchor, and its row of GLOSSARY.md is read."""
+    rows = [line for line in GLOSSARY.read_text(encoding="utf-8").splitlines() if line.startswith("| <span")]
+    answer = client.get("/glossary").text
+
+    assert len(glossary()) == len(rows) > 20
+    assert all(f'id="{term.anchor}"' in answer and html.escape(term.word) in answer for term in glossary())

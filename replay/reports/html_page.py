@@ -21,6 +21,7 @@ from ..runs.validity import Validity
 from .aggregation import aggregate, comparison, detection_json, human_json, without_regret
 from .amounts import duration, short_duration, size
 from .decision_rows import NOTES, DecisionRow, decision_rows
+from .glossary import glossary
 from .html_templates import html_environment
 from .plots import Mark, run_plot, savings_plot
 from .sentences import BASELINE_NOTES, CLAUSE, DEPLOYABLE_REGRET, REGRET, headline, objective_sentence
@@ -36,6 +37,12 @@ SHOWN: Final = 12
 #: Maximum number of decisions listed per run, and over all runs; the JSON has them all.
 LISTED_OF_A_RUN: Final = 4
 LISTED: Final = 240
+
+#: The words that a report explains at its end, by their anchors in the glossary.
+_WORDS: Final = frozenset(
+    {"baseline", "censored", "clause", "deployable-regret", "flap", "objective", "oracle", "patience", "prefix-exact"}
+    | {"regret", "rung", "shadow"}
+)
 
 #: Maximum number of values shown per decision.
 _VALUES: Final = 4
@@ -62,6 +69,7 @@ def report_page(backtest: Backtest) -> str:
         verdict=headline(backtest),
         terms=(REGRET, DEPLOYABLE_REGRET) if backtest.objective else (),
         objective_sentence=objective_sentence,
+        words=[term for term in glossary() if term.anchor in _WORDS],
         cards=_cards(backtest, total),
         left_out=_left_out(backtest),
         left_out_sentence=_left_out_sentence(backtest),

@@ -1,0 +1,27 @@
+"""Reads the glossary, GLOSSARY.md, which is installed with the package, so that reports and pages can explain words."""
+
+from __future__ import annotations
+
+import functools
+import re
+from importlib.resources import files
+from typing import Final, NamedTuple
+
+_ROW: Final = re.compile(
+    r'^\| <span id="(?P<anchor>[a-z-]+)"></span>(?P<word>[^|]+) \| (?P<meaning>[^|]+) \|$', re.MULTILINE
+)
+
+
+class Word(NamedTuple):
+    """A word of the glossary, its anchor in the document, and its meaning in a sentence or two."""
+
+    anchor: str
+    word: str
+    meaning: str
+
+
+@functools.cache
+def glossary() -> tuple[Word, ...]:
+    """Return all terms, in the order of the document, as plain text."""
+    text = files("steptape.reference").joinpath("GLOSSARY.md").read_text(encoding="utf-8")
+    return tuple(Word(*(part.replace("`", "") for part in found.groups())) for found in _ROW.finditer(text))
