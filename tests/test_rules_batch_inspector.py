@@ -176,7 +176,7 @@ def test_a_sum_that_is_not_above_zero_has_no_share(losses: list[float]) -> None:
 
 def test_ids_that_are_not_as_many_as_samples_are_a_damaged_log() -> None:
     """Only a foreign writer could cause that."""
-    with pytest.raises(DamagedLog, match=r"sample ids that cannot be read \(1 for 4 samples\)"):
+    with pytest.raises(DamagedLog, match=r"sample ids that cannot be read \(1 ids for 4 samples\)"):
         inspected("threshold: 0", batch(5.0, [1.0, 1.0, 1.0, 9.0], ["a"]))
 
 

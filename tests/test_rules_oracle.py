@@ -199,3 +199,19 @@ def test_corners_of_the_language_agree_with_simpleeval(text: str) -> None:
 def test_what_simpleeval_leaves_open_is_closed(text: str) -> None:
     """Format strings, huge numbers and wide texts fail here, whatever simpleeval does."""
     assert answer(compiled, text) == ("error", "")
+
+
+@pytest.mark.parametrize("name", [name for name, function in FUNCTIONS.items() if function.is_float])
+def test_a_function_that_is_taken_for_a_float_gives_one(name: str) -> None:
+    """Lists of whole numbers included: a rule leaves out what guards whole numbers against growing out of bounds."""
+    arguments = ("[3, 1, 2]", "[3]", "3", "[3, 1, 2], 0", "[3, 1, 2], 2", "[3], 1", "3, 1", "3, 1, 5")
+    answers = [answer(compiled, f"{name}({given})") for given in arguments]
+
+    assert {kind for kind, _ in answers} <= {"float", "error"}
+
+
+@pytest.mark.parametrize("text", ["0 + quantile(xs, 0)", "median([1, 3, 2]) * 2", "ema([3], 1) - 1"])
+def test_a_whole_number_among_whole_numbers_stays_one(text: str) -> None:
+    """A median, a quantile and an average of one value are values of the list."""
+    assert answer(compiled, text) == answer(oracle, text)
+    assert answer(compiled, text)[0] == "int"

@@ -250,7 +250,7 @@ def test_what_does_not_fit_into_its_record_is_an_error_of_ours(
     records = header + layout_record(0, "step_end", ["loss"]) + framed(payload) + framed(b"\x63" + bytes(200))
     path.write_bytes(PREAMBLE.pack(MAGIC, VERSION) + records)
 
-    with pytest.raises(DamagedLog, match="checksum is right"):
+    with pytest.raises(DamagedLog, match="checksum is correct"):
         (list(open_run(path.parent).events()), open_run(path.parent).samples())
 
 

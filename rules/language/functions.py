@@ -106,6 +106,7 @@ _OF_WINDOWS: Final = (
         "The middle value, or the midpoint of the two middle values.",
         plain.median,
         reductions.median,
+        is_float=False,
     ),
     Function(
         "quantile",
@@ -117,7 +118,6 @@ _OF_WINDOWS: Final = (
         most=2,
         keywords=frozenset({"q"}),
         options=("q",),
-        is_float=True,
         iterates=True,
     ),
     _reduction(
@@ -169,7 +169,6 @@ _OF_SERIES: Final = (
         least=2,
         most=2,
         keywords=frozenset({"n"}),
-        is_float=True,
         iterates=True,
     ),
     Function(
