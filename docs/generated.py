@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -23,18 +23,57 @@ _OPENAPI: Final = Path(__file__).parents[1] / "api" / "openapi.json"
 
 _CLI_HEAD: Final = """# Command line
 
-The exit status is 0 when all is fine, 1 for findings (a warning, a failing test, a difference), 2 for wrong usage or
-input that cannot be opened, 130 after Ctrl-C. A RUN is a run's folder or, with `--store STORE`, its id or its name.
+[Automate](../how-to/automate.md) shows the commands in scripts and CI. These words mean the same in every command:
+
+| word | meaning |
+| --- | --- |
+| `STORE` | A [store](../explanation/glossary.md#store): a folder of runs. |
+| `RUN` | A run's folder or, with `--store STORE`, its id or its name. |
+| `POLICY` | A [policy](../explanation/glossary.md#policy) file, or the name of a shipped policy. |
+| `--json` | Print JSON instead of text. |
+| `--help` | Show the command's help, which is the text below. |
+
+| exit status | meaning |
+| --- | --- |
+| 0 | All is fine. |
+| 1 | The command found something: a warning, a failing test, a difference. |
+| 2 | The usage is wrong, or an input cannot be opened. |
+| 130 | Ctrl-C ended the command. |
 """
 
 _HTTP_HEAD: Final = """# HTTP API
 
 `steptape serve STORE` answers under `http://127.0.0.1:8420`. Each server describes its API to programs at
-`/api/v1/openapi.json`.
+`/api/v1/openapi.json`. [Serve a store](../how-to/serve.md) shows requests and tokens.
 
-Errors are problem details (RFC 9457) with a stable `code`. Lists come as JSON, NDJSON, CSV, Arrow stream or Parquet, by
-`Accept` or `format=`. With tokens, each request needs `Authorization: Bearer TOKEN`.
+- Errors are problem details (RFC 9457) with a stable `code`.
+- With tokens, each request needs `Authorization: Bearer TOKEN`.
+- `{id}` is the run's id, or its name if no other run has it. Write a slash in it as `%2F`. Under `/jobs` it is the
+  job's id.
+- Lists take `format=`: FORMATS. Without it the `Accept` header decides.
+- Lists that have `limit` come in pages; the `next` of a page is the `cursor` of the following one.
+- `kind` is a [kind of event](../reference/COLUMNS.md#kinds-of-events).
 """
+
+#: The groups of endpoints in the page's order, each with the beginnings of its paths.
+_GROUPS: Final = {
+    "Runs and their values": ("/api/v1/runs", "/api/v1/series", "/api/v1/query"),
+    "Rules and policies": ("/api/v1/rules", "/api/v1/policies"),
+    "Backtests and other jobs": ("/api/v1/backtests", "/api/v1/sweeps", "/api/v1/verifications", "/api/v1/jobs"),
+    "The server itself": ("/",),
+}
+
+#: The start of an argument or option in the list of a command: its name and metavar in code.
+_ENTRY: Final = re.compile(r"^\* `([^`]*)`: ", re.MULTILINE)
+
+#: An option in prose; blocks and spans of code match first and stay.
+_OPTION: Final = re.compile(r"```.*?```|`[^`\n]*`|(?<![\w-])--[a-z][a-z-]*", re.DOTALL)
+
+#: Documents that help texts name, and their links here.
+_LINKS: Final = {
+    "IMPORT.md, installed in steptape/reference,": "[What imports become](../reference/IMPORT.md)",
+    '"Check and test rules"\nin the documents': "[Check and test rules](../how-to/check-and-test-rules.md)",
+}
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
@@ -49,21 +88,53 @@ def command_line() -> str:
     command = typer.main.get_command(app)
     text = get_docs_for_click(obj=command, ctx=typer.Context(command, info_name="steptape"), name="steptape")
     _, _, commands = text.replace("\b", "").partition("\n## ")
-    return _CLI_HEAD + "\n## " + re.sub(r"\nExamples:\n((?:  .*\n|\n(?=  ))+)", _example_block, commands + "\n")
+    commands = re.sub(r"\nExamples:\n((?:  .*\n|\n(?=  ))+)", _example_block, commands + "\n")
+    commands = re.sub(r"^\* `--help`: .*\n", "", commands, flags=re.MULTILINE)
+    commands = re.sub(r"(^|\n)\*\*Options\*\*:\n\s*(?=\n\*\*|\n## |\Z)", r"\1", commands)
+    commands = re.sub(r"^```console\n\$ (steptape .*)$", _usage, commands, flags=re.MULTILINE)
+    commands = _ENTRY.sub(lambda entry: f"* `{_without_type(entry[1])}`: ", commands)
+    commands = re.sub(r"^(\* `(-?).*)  \[(.*)\]$", _note, commands, flags=re.MULTILINE)
+    for name, link in _LINKS.items():
+        commands = commands.replace(name, link)
+    commands = _OPTION.sub(lambda found: found[0] if found[0].startswith("`") else f"`{found[0]}`", commands)
+    return _CLI_HEAD + "\n## " + commands
 
 
 def http() -> str:
-    """Describe every endpoint: what it does, its parameters and its body."""
+    """Describe every endpoint, by groups: what it does, its parameters and its body."""
     document = json.loads(_OPENAPI.read_text(encoding="utf-8"))
-    parts = [_HTTP_HEAD]
-    for path, methods in document["paths"].items():
-        for method, endpoint in methods.items():
-            parts.append(
-                f"## {endpoint['summary']}\n\n`{method.upper()} {path}`\n\n{endpoint.get('description', '')}\n"
-            )
-            parts.append("".join(_parameters(endpoint)))
-            parts.append(_body(endpoint, document["components"]["schemas"]))
+    schemas = document["components"]["schemas"]
+    parts = [_HTTP_HEAD.replace("FORMATS", _codes(schemas["Form"]["enum"]))]
+    left = dict(document["paths"])
+    for group, beginnings in _GROUPS.items():
+        parts.append(f"## {group}\n")
+        for path in [path for beginning in beginnings for path in left if path.startswith(beginning)]:
+            for method, endpoint in left.pop(path).items():
+                parts.append(f"### {endpoint['summary']}\n\n`{method.upper()} {path}`\n")
+                parts.append(f"{endpoint.get('description', '')}\n")
+                parts.append("".join(_parameters(endpoint)))
+                parts.append(_body(endpoint, schemas))
     return "\n".join(part for part in parts if part)
+
+
+def _usage(match: re.Match[str]) -> str:
+    """Return a line of usage as people write it: ``RUN...`` once, and no braces around what is required."""
+    line = re.sub(r"\{([^}]*)\}", r"\1", match[1]).replace("...]...", "...]").replace("......", "...")
+    return f"```sh\n{line}"
+
+
+def _without_type(name: str) -> str:
+    """Return the name of an argument or option without the Python type that typer adds."""
+    return re.sub(r" <[^>]*>$", "", name)
+
+
+def _note(match: re.Match[str]) -> str:
+    """Return the remarks of typer about an option, such as its default, as words in parentheses."""
+    line, dash, text = match.groups()
+    remarks = [remark for remark in text.split("; ") if dash or remark != "required"]
+    remarks = [re.sub(r"^x>=(-?\d+)$", r"at least \1", remark) for remark in remarks]
+    remarks = [re.sub(r"^(default|env var): (.*)$", r"\1 `\2`", remark) for remark in remarks]
+    return f"{line} ({', '.join(remarks).replace('env var', 'environment variable')})" if remarks else line
 
 
 def _example_block(match: re.Match[str]) -> str:
@@ -72,22 +143,28 @@ def _example_block(match: re.Match[str]) -> str:
 
 
 def _parameters(endpoint: Mapping[str, Any]) -> Iterator[str]:
-    """Yield a table of parameters; filters such as ``steps__gte`` share a row."""
+    """Yield a table of parameters. Filters such as ``steps__gte`` share a row; the page's head has the common ones."""
     rows: dict[str, str] = {}
     filters: dict[str, list[str]] = {}
     for parameter in endpoint.get("parameters", ()):
-        field, _, operator = parameter["name"].partition("__")
+        name = parameter["name"]
+        field, _, operator = name.partition("__")
         if operator:
             filters.setdefault(operator, []).append(field)
-        else:
-            rows[parameter["name"]] = _row(parameter["name"], parameter["schema"], parameter.get("description", ""))
+        elif name != "format" and parameter["in"] != "path":
+            rows[name] = _row(
+                name, parameter["schema"], parameter.get("description", ""), parameter.get("required", False)
+            )
     if rows:
         yield "| parameter | type | meaning |\n| --- | --- | --- |\n"
         yield from rows.values()
     if filters:
         yield "\nFilters, as `FIELD__OPERATOR=VALUE`:\n\n| operator | fields |\n| --- | --- |\n"
+        operators: dict[str, list[str]] = {}
         for operator, fields in filters.items():
-            yield f"| `{operator}` | {', '.join(f'`{field}`' for field in fields)} |\n"
+            operators.setdefault(_codes(fields), []).append(operator)
+        for shared, names in operators.items():
+            yield f"| {_codes(names)} | {shared} |\n"
 
 
 def _body(endpoint: Mapping[str, Any], schemas: Mapping[str, Any]) -> str:
@@ -97,7 +174,7 @@ def _body(endpoint: Mapping[str, Any], schemas: Mapping[str, Any]) -> str:
     schema = _resolved(content["application/json"]["schema"], schemas)
     required = schema.get("required", ())
     rows = [
-        _row(name + ("" if name in required else " (optional)"), value, value.get("description", ""))
+        _row(name, value, value.get("description", ""), name in required)
         for name, value in schema.get("properties", {}).items()
     ]
     return "\nBody, as JSON:\n\n| key | type | meaning |\n| --- | --- | --- |\n" + "".join(rows)
@@ -107,10 +184,14 @@ def _resolved(schema: Mapping[str, Any], schemas: Mapping[str, Any]) -> Mapping[
     return schemas[schema["$ref"].rpartition("/")[2]] if "$ref" in schema else schema
 
 
-def _row(name: str, schema: Mapping[str, Any], meaning: str) -> str:
-    name, optional, _ = name.partition(" (optional)")
-    cells = f"`{name}`{optional}", _type_of(schema), " ".join(meaning.split()).replace("|", "\\|")
+def _row(name: str, schema: Mapping[str, Any], meaning: str, required: bool) -> str:
+    kind = "a kind of event" if name == "kind" else _type_of(schema)
+    cells = f"`{name}`", kind + "; required" * required, " ".join(meaning.split()).replace("|", "\\|")
     return f"| {' | '.join(cells)} |\n"
+
+
+def _codes(names: Iterable[str]) -> str:
+    return ", ".join(f"`{name}`" for name in names)
 
 
 def _type_of(schema: Mapping[str, Any]) -> str:
@@ -119,7 +200,7 @@ def _type_of(schema: Mapping[str, Any]) -> str:
         kinds = [_type_of(one) for one in schema["anyOf"] if one.get("type") != "null"]
         text = " or ".join(dict.fromkeys(kinds))
     elif "enum" in schema:
-        text = ", ".join(f"`{choice}`" for choice in schema["enum"])
+        text = _codes(schema["enum"])
     elif "$ref" in schema:
         text = schema["$ref"].rpartition("/")[2]
     elif schema.get("type") == "array":
@@ -127,4 +208,4 @@ def _type_of(schema: Mapping[str, Any]) -> str:
     else:
         text = schema.get("type", "any")
     default = schema.get("default")
-    return text if default is None else f"{text}; `{json.dumps(default)}` if left out"
+    return text if default is None else f"{text}; default `{json.dumps(default)}`"
