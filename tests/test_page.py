@@ -333,7 +333,7 @@ def test_a_run_that_was_deleted_since_it_was_looked_at_has_no_line(tmp_path: Pat
 
 def test_the_glossary_explains_every_word_of_the_document(client: httpx.Client) -> None:
     """Each word has an anchor, and its row of GLOSSARY.md is read."""
-    rows = [line for line in GLOSSARY.read_text(encoding="utf-8").splitlines() if line.startswith("| <span")]
+    rows = [line for line in GLOSSARY.read_text(encoding="utf-8").splitlines() if line.startswith("| <a")]
     answer = client.get("/glossary").text
 
     assert len(glossary()) == len(rows) > 20

@@ -7,9 +7,7 @@ import re
 from importlib.resources import files
 from typing import Final, NamedTuple
 
-_ROW: Final = re.compile(
-    r'^\| <span id="(?P<anchor>[a-z-]+)"></span>(?P<word>[^|]+) \| (?P<meaning>[^|]+) \|$', re.MULTILINE
-)
+_ROW: Final = re.compile(r'^\| <a id="(?P<anchor>[a-z-]+)"></a>(?P<word>[^|]+) \| (?P<meaning>[^|]+) \|$', re.MULTILINE)
 
 
 class Word(NamedTuple):
@@ -24,4 +22,9 @@ class Word(NamedTuple):
 def glossary() -> tuple[Word, ...]:
     """Return all terms, in the order of the document, as plain text."""
     text = files("steptape.reference").joinpath("GLOSSARY.md").read_text(encoding="utf-8")
-    return tuple(Word(*(part.replace("`", "") for part in found.groups())) for found in _ROW.finditer(text))
+    return tuple(Word(*map(_plain, found.groups())) for found in _ROW.finditer(text))
+
+
+def _plain(markdown: str) -> str:
+    """Return the text without marks of code and links."""
+    return re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", markdown).replace("`", "")
