@@ -27,9 +27,9 @@ _CLI_HEAD: Final = """# Command line
 
 | word | meaning |
 | --- | --- |
-| `STORE` | A [store](../explanation/glossary.md#store): a folder of runs. |
+| `STORE` | A [store](../reference/GLOSSARY.md#store): a folder of runs. |
 | `RUN` | A run's folder or, with `--store STORE`, its id or its name. |
-| `POLICY` | A [policy](../explanation/glossary.md#policy) file, or the name of a shipped policy. |
+| `POLICY` | A [policy](../reference/GLOSSARY.md#policy) file, or the name of a shipped policy. |
 | `--json` | Print JSON instead of text. |
 | `--help` | Show the command's help, which is the text below. |
 
