@@ -150,6 +150,9 @@ def test_patience_at_a_trigger_that_comes_once_is_found() -> None:
         "[patience]"
     ]
     assert found("on_train_begin", 0) == found("on_step_end", 5) == []
+    both = "controllers:\n" + controller.format("on_step_end", 0).replace("name: c", "name: b")
+    both += controller.format("on_train_end", 1)
+    assert ["[patience]" in str(finding) for finding in findings_of(parse_policy(both))] == [True]
 
 
 def test_operations_of_one_controller_that_contradict_each_other_are_found() -> None:

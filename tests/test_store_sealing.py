@@ -294,6 +294,25 @@ def test_damage_anywhere_among_records_of_one_length_is_sealed_as_it_is_read(
     assert len(found) > 80
 
 
+def test_a_damaged_journal_whose_events_are_sealed_already_is_kept_aside(store_record: Callable[..., Path]) -> None:
+    """As after a kill between writing the tables and deleting the journal; nothing but a sound one is deleted."""
+    folder = store_record(store_events := [Event("step_end", step=step, metrics={"loss": 1.0}) for step in range(40)])
+    (journal,) = folder.glob("journal-*")
+    data = journal.read_bytes()
+    seal(folder)
+    before = content(folder)
+
+    journal.write_bytes(data)
+    seal(folder)
+    assert not list(folder.glob("*journal-*"))
+
+    journal.write_bytes(data[:-20] + bytes([data[-20] ^ 1]) + data[-19:])
+    seal(folder)
+    assert names(folder)[-1] == f"torn-{journal.name}"
+    assert content(folder) == before
+    assert len(before[0]) == len(store_events)
+
+
 def test_no_digest_is_kept_of_records_that_turned_out_damaged(store_record: Callable[..., Path]) -> None:
     """This holds even if a killed sealer had written a file of the same name before the damage."""
     events = [Event("step_end", step=step, metrics={"loss": 1.0}) for step in range(40)]
