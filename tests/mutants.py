@@ -44,7 +44,7 @@ DRAWING: Final = ("replay/reports/label_placement.py", "replay/reports/plots.py"
 FIRST_SECONDS: Final = 30.0
 
 #: Seconds after which tests count as hanging.
-MOST_SECONDS: Final = 900.0
+MOST_SECONDS: Final = 300.0
 
 COMPARISONS: Final[dict[type[ast.cmpop], tuple[str, str]]] = {
     ast.Lt: ("<", "<="),
@@ -305,7 +305,8 @@ def copied_to(place: Path) -> Path:
 def _in_the_copy(tree: Path) -> dict[str, Any]:
     """The folder and the environment of a process that imports a copy: Python looks in its current folder first."""
     package = tree / ".package"
-    return {"cwd": package, "env": {**os.environ, "PYTHONPATH": str(package)}}
+    environment = {**os.environ, "PYTHONPATH": str(package), "STEPTAPE_PATIENCE_S": str(MOST_SECONDS / 5)}
+    return {"cwd": package, "env": environment}
 
 
 def is_noticed(mutant: Mutant, reach: Reach, trees: queue.SimpleQueue[Path]) -> bool:
