@@ -10,7 +10,7 @@ from typing import Final, TypeVar
 T = TypeVar("T")
 
 #: Seconds after which a test gives up. A test of 4 s on an idle machine has taken 180 s on a busy one.
-PATIENCE_S: Final = 600.0
+PATIENCE_S: Final = float(os.environ.get("STEPTAPE_PATIENCE_S", "600"))
 
 
 def until(look: Callable[[], T]) -> T:
