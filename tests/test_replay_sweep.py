@@ -229,6 +229,25 @@ def test_what_has_no_columnar_form_is_left_to_the_event_engine_and_said(runs: li
     assert swept.totals["decisions"].tolist() == [sum(len(r.decisions) for r in one.results) for one in singles]
 
 
+@pytest.mark.parametrize(
+    ("fact", "reasons"),
+    [
+        *((fact, {}) for fact in ("step", "epoch", "progress", "max_steps", "elapsed_s", "world_size")),
+        ("samples_seen", {"c": "it reads the fact 'samples_seen'"}),
+    ],
+)
+def test_facts_about_the_run_have_columns_but_one(fact: str, reasons: dict[str, str], runs: list[Run]) -> None:
+    """The event engine is a hundred times slower: what can be decided by columns is."""
+    text = (
+        f"params: {{at: 1}}\ncontrollers: [{{name: c, triggers: [on_step_end], rule: {fact} > at, operations: []}}]\n"
+    )
+    swept = sweep(parse_policy(text), {"at": [0.5, 4.0]}, runs)
+    singles = [backtest(variant.policy(), runs) for variant in swept.variants]
+
+    assert swept.engine_reasons == reasons
+    assert swept.totals["decisions"].tolist() == [sum(len(r.decisions) for r in one.results) for one in singles]
+
+
 def test_a_run_under_live_rules_is_judged_by_the_event_engine(tmp_path: Path) -> None:
     """Its own decisions are observed, not predicted."""
     with Recorder(tmp_path / "runs", rules=parse_policy(POLICY)) as rec:
