@@ -1,12 +1,11 @@
 """Takes the screenshots of the documents anew: ``make pictures``. Needs Chromium.
 
 Trains twelve small models with different learning rates and seeds, backtests a policy over them, and photographs the
-report, a run's page and the terminal, each light and dark.
+report and a run's page, each light and dark.
 """
 
 from __future__ import annotations
 
-import html
 import shutil
 import subprocess
 import sys
@@ -26,20 +25,23 @@ SCHEMES: Final[tuple[Literal["light", "dark"], ...]] = ("light", "dark")
 LEARNING_RATES: Final = (0.02, 0.05, 0.1, 0.2)
 SEEDS: Final = (0, 1, 2)
 
-#: The policy that the pictures show, the run with its decisions, and a terminal's look.
+#: The policy that the pictures show, and the run with its decisions.
 POLICY: Final = "overfitting"
 GUARDED: Final = "lr=0.1 guarded"
-TERMINAL: Final = """
-<style>
-  body {{ margin: 0; padding: 16px 20px; width: max-content; background: {background}; }}
-  pre {{ margin: 0; font: 14px/1.4 monospace; color: {text}; }}
-</style>
-<pre>{lines}</pre>
-"""
-COLORS: Final = {
-    "light": {"background": "#f6f8fa", "text": "#1f2328"},
-    "dark": {"background": "#161b22", "text": "#e6edf3"},
+
+#: The width of a picture, and the space below what it shows, in pixels.
+WIDTH: Final = 1200
+MARGIN: Final = 4
+
+#: Finds the greatest height up to a limit at which a picture cuts no row of a table and no plot.
+WHOLE: Final = """
+limit => {
+  const boxes = [...document.querySelectorAll("tr, svg, canvas")]
+    .map(element => element.getBoundingClientRect()).filter(box => box.height > 0);
+  const isWhole = height => !boxes.some(box => box.top < height - 1 && box.bottom > height + 1);
+  return Math.max(...boxes.map(box => box.bottom).filter(height => height <= limit && isWhole(height)));
 }
+"""
 
 
 def main() -> None:
@@ -53,7 +55,7 @@ def main() -> None:
             for seed in SEEDS:
                 train(store, Settings(steps=1000, lr=rate, seed=seed), name=f"lr={rate} seed={seed}")
         report = Path(place) / "report.html"
-        printed = steptape("backtest", POLICY, "--store", store, "--html", report)
+        steptape("backtest", POLICY, "--store", store, "--html", report)
         policy = Path(__file__).parents[1] / "rules" / "policies" / f"{POLICY}.yaml"
         train(store, Settings(steps=1000, save_every=0), name=GUARDED, rules=policy)
         browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
@@ -61,14 +63,13 @@ def main() -> None:
             for scheme in SCHEMES:
                 photograph(browser, report.as_uri(), scheme, "report", height=900)
                 photograph(browser, f"{url}/runs/{GUARDED.replace(' ', '%20')}", scheme, "run", height=900)
-                photograph_terminal(browser, f"$ steptape backtest {POLICY} --store runs\n{printed}", scheme)
         browser.close()
 
 
-def steptape(*arguments: object) -> str:
-    """Run a command and return what it prints."""
+def steptape(*arguments: object) -> None:
+    """Run a command."""
     command = [sys.executable, "-m", "steptape", *map(str, arguments)]
-    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    subprocess.run(command, check=True, capture_output=True)
 
 
 @contextmanager
@@ -85,19 +86,12 @@ def served(store: Path) -> Iterator[str]:
 
 
 def photograph(browser: Browser, url: str, scheme: Literal["light", "dark"], name: str, *, height: int) -> None:
-    """Take the head of a page, once its plots are drawn."""
-    page = browser.new_page(viewport={"width": 1200, "height": height}, color_scheme=scheme)
+    """Take the head of a page, once its plots are drawn: at most so many pixels high."""
+    page = browser.new_page(viewport={"width": WIDTH, "height": height}, color_scheme=scheme)
     page.goto(url, wait_until="networkidle")
     page.wait_for_timeout(1500)
-    page.screenshot(path=picture(name, scheme))
-    page.close()
-
-
-def photograph_terminal(browser: Browser, text: str, scheme: Literal["light", "dark"]) -> None:
-    """Take printed text, as a terminal shows it."""
-    page = browser.new_page(viewport={"width": 1000, "height": 300}, color_scheme=scheme)
-    page.set_content(TERMINAL.format(lines=html.escape(text), **COLORS[scheme]))
-    page.locator("body").screenshot(path=picture("terminal", scheme))
+    whole = page.evaluate(WHOLE, height - MARGIN) + MARGIN
+    page.screenshot(path=picture(name, scheme), clip={"x": 0, "y": 0, "width": WIDTH, "height": whole})
     page.close()
 
 
