@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import textwrap
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -26,9 +27,11 @@ SCHEMES: Final[tuple[Literal["light", "dark"], ...]] = ("light", "dark")
 LEARNING_RATES: Final = (0.02, 0.05, 0.1, 0.2)
 SEEDS: Final = (0, 1, 2)
 
-#: The policy that the pictures show, the run with its decisions, and a terminal's look.
+#: The policy that the pictures show, and the run with its decisions.
 POLICY: Final = "overfitting"
 GUARDED: Final = "lr=0.1 guarded"
+
+#: What a terminal looks like, and the columns that it has.
 TERMINAL: Final = """
 <style>
   body {{ margin: 0; padding: 16px 20px; width: max-content; background: {background}; }}
@@ -40,6 +43,21 @@ COLORS: Final = {
     "light": {"background": "#f6f8fa", "text": "#1f2328"},
     "dark": {"background": "#161b22", "text": "#e6edf3"},
 }
+COLUMNS: Final = 100
+
+#: The width of a picture, and the space below what it shows, in pixels.
+WIDTH: Final = 1200
+MARGIN: Final = 4
+
+#: Finds the greatest height up to a limit at which a picture cuts no row of a table and no plot.
+WHOLE: Final = """
+limit => {
+  const boxes = [...document.querySelectorAll("tr, svg, canvas")]
+    .map(element => element.getBoundingClientRect()).filter(box => box.height > 0);
+  const isWhole = height => !boxes.some(box => box.top < height - 1 && box.bottom > height + 1);
+  return Math.max(...boxes.map(box => box.bottom).filter(height => height <= limit && isWhole(height)));
+}
+"""
 
 
 def main() -> None:
@@ -53,7 +71,8 @@ def main() -> None:
             for seed in SEEDS:
                 train(store, Settings(steps=1000, lr=rate, seed=seed), name=f"lr={rate} seed={seed}")
         report = Path(place) / "report.html"
-        printed = steptape("backtest", POLICY, "--store", store, "--html", report)
+        printed = steptape("backtest", POLICY, "--store", store)
+        steptape("backtest", POLICY, "--store", store, "--html", report)
         policy = Path(__file__).parents[1] / "rules" / "policies" / f"{POLICY}.yaml"
         train(store, Settings(steps=1000, save_every=0), name=GUARDED, rules=policy)
         browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
@@ -85,18 +104,22 @@ def served(store: Path) -> Iterator[str]:
 
 
 def photograph(browser: Browser, url: str, scheme: Literal["light", "dark"], name: str, *, height: int) -> None:
-    """Take the head of a page, once its plots are drawn."""
-    page = browser.new_page(viewport={"width": 1200, "height": height}, color_scheme=scheme)
+    """Take the head of a page, once its plots are drawn: at most so many pixels high."""
+    page = browser.new_page(viewport={"width": WIDTH, "height": height}, color_scheme=scheme)
     page.goto(url, wait_until="networkidle")
     page.wait_for_timeout(1500)
-    page.screenshot(path=picture(name, scheme))
+    whole = page.evaluate(WHOLE, height - MARGIN) + MARGIN
+    page.screenshot(path=picture(name, scheme), clip={"x": 0, "y": 0, "width": WIDTH, "height": whole})
     page.close()
 
 
 def photograph_terminal(browser: Browser, text: str, scheme: Literal["light", "dark"]) -> None:
-    """Take printed text, as a terminal shows it."""
-    page = browser.new_page(viewport={"width": 1000, "height": 300}, color_scheme=scheme)
-    page.set_content(TERMINAL.format(lines=html.escape(text), **COLORS[scheme]))
+    """Take printed text as a terminal shows it, which wraps long lines."""
+    lines = [
+        part for line in text.splitlines() for part in (textwrap.wrap(line, COLUMNS) if len(line) > COLUMNS else [line])
+    ]
+    page = browser.new_page(viewport={"width": WIDTH, "height": 300}, color_scheme=scheme)
+    page.set_content(TERMINAL.format(lines=html.escape("\n".join(lines)), **COLORS[scheme]))
     page.locator("body").screenshot(path=picture("terminal", scheme))
     page.close()
 
