@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
+import re
+import shlex
 from pathlib import Path
 
 import pytest
+import typer.main
 from documents import FileStep, PythonStep, broken_links, matches, read_steps, run_page
 from waiting import until
+
+from steptape.cli.app import app
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -178,3 +184,32 @@ def test_broken_links_are_found(tmp_path: Path) -> None:
     page = written(tmp_path, "# Here\n\n`[x](nowhere.md)`\n" + "".join(f"[x]{link}\n" for link in links))
 
     assert broken_links(page) == ["8: none.md", "9: other.md#no-heading", "10: #there"]
+
+
+def shell_lines(page: Path) -> list[list[str]]:
+    """Return the arguments of the ``steptape`` commands in the page's ``sh`` blocks, without comments and pipes."""
+    text = page.read_text(encoding="utf-8").replace("\\\n", " ")
+    blocks = re.findall(r"```sh\n(.*?)```", text, re.DOTALL)
+    lines = [shlex.split(line, comments=True) for block in blocks for line in block.splitlines()]
+    upto = [list(itertools.takewhile(lambda word: word not in {"|", ">", "&&", "2>"}, line)) for line in lines]
+    return [line[1:] for line in upto if line[:1] == ["steptape"]]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=names(PAGES))
+def test_the_commands_that_a_page_shows_are_accepted(page: Path) -> None:
+    """Those that are shown without output are parsed and not run: their options and arguments exist."""
+    group = typer.main.get_command(app)
+    for name, *arguments in shell_lines(page):
+        if name.startswith("-"):
+            continue
+        command = group.get_command(typer.Context(group), name)  # type: ignore[attr-defined]
+        assert command is not None, name
+        command.make_context(name, arguments)
+
+
+def test_a_command_that_does_not_exist_is_found(tmp_path: Path) -> None:
+    """So is an option."""
+    for line in ("steptape nonsense", "steptape runs --nonsense  # a comment"):
+        page = written(tmp_path, f"```sh\n{line}\n```\n")
+        with pytest.raises(Exception, match="nonsense"):
+            test_the_commands_that_a_page_shows_are_accepted(page)
