@@ -197,7 +197,7 @@ function figureOf(entry) {
     element("figcaption", {}, element("b", {}, entry.name), " ", element("span", { class: "faint" }, stop)), div);
 }
 
-/** The training loss and the metric of merit of a run; read once, drawn after every job. */
+/** The training loss and the objective of a run; read once, drawn after every job. */
 async function curvesOf(entry) {
   if (!curves.has(entry.run_id)) {
     const { metrics } = await ask(runPath(entry.run_id));
