@@ -67,7 +67,7 @@ class Problem(Model):
     title: str
     status: int
     detail: str
-    """What is wrong in this case."""
+    """The problem with this request, in a sentence."""
     code: str
     """Stable code of the problem type, for programs."""
     hint: str | None = None

@@ -4,7 +4,7 @@
 
 One JSON line a case: the best and the median of many rounds, in microseconds of processor time an event, and the ratio
 to the first case. Cases take turns within a round, so that other load on the machine affects all of them. A rule has
-two conditions, both of which are evaluated, and never fires. TrAC keeps windows of values and evaluates each rule's
+two conditions. It evaluates both and never fires. TrAC keeps windows of values and evaluates each rule's
 text with simpleeval; ``parsed`` skips the parsing.
 """
 

@@ -67,7 +67,7 @@ class ImportedRun:
 
 @dataclass(frozen=True, slots=True)
 class ReadOptions:
-    """What the user said about a source.
+    """The user's options for reading a source.
 
     Attributes:
         pattern: Regular expression for a line of text; its named groups are the values, one of them ``step``.

@@ -86,7 +86,7 @@ class Mutant:
         path: The module, relative to the root.
         line: Of the place, from 1.
         start, end: Of the place, as bytes of the file.
-        text: What stands there instead.
+        text: The replacement.
     """
 
     path: str

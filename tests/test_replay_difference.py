@@ -109,7 +109,7 @@ def test_orders_that_leave_the_end_as_it_is_are_a_change_too(runs: list[Run]) ->
 
 
 def test_the_title_names_the_params_in_which_two_versions_of_one_file_differ() -> None:
-    """Two policies of other files are told apart by their names."""
+    """Policies of different files are distinguished by their names."""
     text = "params: {high: 2, low: 1}\ncontrollers: []"
     old, new, other = (
         parse_policy(text, source=source, params=params)

@@ -65,7 +65,7 @@ def test_no_page_loads_anything_from_another_host(site: Path) -> None:
 
 
 def test_no_two_documents_say_the_same() -> None:
-    """No sentence of ten words and more stands in two of them."""
+    """No two documents share a sentence of ten words or more."""
     places = defaultdict(set)
     for path in (ROOT / "docs").rglob("*.md"):
         text = re.sub(r"<!--.*?-->|```.*?```", "", path.read_text(encoding="utf-8"), flags=re.DOTALL)

@@ -156,7 +156,7 @@ def replay(policy: Policy, source: Run | Sequence[Event], *, plan: Plan | None =
 
     Args:
         policy: The rules.
-        source: A run, of which the lineage of its newest attempt is folded, or its events in order. Only events of the
+        source: A run, whose newest attempt's lineage is folded, or its events in order. Only events of the
             deciding rank (0) are folded.
         plan: What the run declared; defaults to the run's own plan.
     """
