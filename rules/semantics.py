@@ -5,11 +5,15 @@ from __future__ import annotations
 from typing import Final
 
 #: Increases when the same policy and the same events may give different decisions than before.
-SEMANTICS_VERSION: Final = 2
+SEMANTICS_VERSION: Final = 3
 
 #: Versions that the engine still evaluates with their original meaning, for recorded policies.
-KNOWN_SEMANTICS: Final = frozenset({1, SEMANTICS_VERSION})
+KNOWN_SEMANTICS: Final = frozenset({1, 2, SEMANTICS_VERSION})
 
 #: The first version with facts about the run. In version 1 their names (``step``, ``epoch``, ...) were ordinary series,
 #: and ``lr`` had no second name.
 FIRST_WITH_CONTEXT: Final = 2
+
+#: The first version that judges steps in their order, so that late values decide like punctual ones. Before, a step
+#: without a late value of its own was judged before the late values of earlier steps had arrived.
+FIRST_IN_STEP_ORDER: Final = 3

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from array import array
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 import pytest
 from drawing import examples
@@ -23,6 +23,7 @@ from steptape.rules.engine.decisions import (
 )
 from steptape.rules.engine.engine import Engine
 from steptape.rules.engine.missing_series import MISSING_SERIES_AFTER
+from steptape.rules.engine.step_order import MAX_BACKLOG
 from steptape.rules.policy_file.policy import parse_policy
 from steptape.store.events import AWAITED, LATE_FOR, SAMPLES, Event
 from steptape.store.sample_losses import SampleLosses
@@ -63,7 +64,7 @@ def stream(
     waiting: list[tuple[Event, dict[str, float], SampleLosses | None]] = []
 
     def add(event: Event) -> Event:
-        events.append(event._replace(seq=len(events), elapsed_ns=len(events)))
+        events.append(event._replace(seq=len(events)))
         return events[-1]
 
     def bring(reached: int, until: int) -> None:
@@ -79,7 +80,9 @@ def stream(
         are_late = SAMPLES in late and losses is not None
         awaited = [*missing, *([SAMPLES] if are_late else [])]
         attrs: dict[str, Any] = {AWAITED: awaited} if awaited else {}
-        event = add(Event(kind, step=step, metrics=there, attrs=attrs, samples=None if are_late else losses))
+        event = add(
+            Event(kind, step, elapsed_ns=step * 10**9, metrics=there, attrs=attrs, samples=None if are_late else losses)
+        )
         if awaited:
             waiting.append((event, missing, losses if are_late else None))
 
@@ -140,6 +143,105 @@ def test_rules_about_a_metric_fire_alike_whether_it_comes_at_once_or_late(
     assert fired(late) == fired(at_once)
 
 
+#: Rules over series that may come late, their pasts, facts and metrics. ``{c}`` is the name of a controller.
+_RULES: Final = (
+    "a > {x}",
+    "b < {x}",
+    "a > {x} and b < 4",
+    "host > {x}",
+    "a > host",
+    "mean(a, 3) > {x}",
+    "a > 1.2 * mean(a, 2, skip=1)",
+    "mean(b, steps=4) > {x}",
+    "mean(host, epochs=2) > {x}",
+    "max(a + host, last=3) > {x}",
+    "ema(a, 3) > {x}",
+    "peak(b) - b > {x}",
+    "delta(a) > 0",
+    "len(a) % 2 == 0",
+    "count(a if b > 1 else host, steps=5) > {x}",
+    'series("a", kind="log") > {x}',
+    'fired("{c}")',
+    'times_fired("{c}") % 2 == 1',
+    'steps_since("{c}") > {x}',
+    'holding("{c}") and step % 3 != 0',
+    'not holding("{c}") or a > {x}',
+    "step % 3 == 1",
+    "elapsed_s > 6 and samples_seen > 30",
+    "epoch > 2 or b > {x}",
+    "eval_loss > b",
+    "history.training_loss.a[-1] > {x}",
+    "state.global_step % 2 == 1 and state.epoch >= 0",
+)
+_TIMING: Final = (
+    "",
+    "patience: {patience_threshold: 1}",
+    "patience: {patience_threshold: 2, mode: no_reset_on_failure}",
+    "for: 2",
+    "for: {evaluations: 1}",
+    "cooldown: 3",
+    "cooldown: {seconds: 2.5}",
+    "cooldown: pause",
+    "once: true",
+    "between: [3, 15]",
+    "message: '{a:.2f} {host} {step}'",
+)
+_NUMBERS: Final = st.sampled_from([0.5, 1.0, 2.0, 4.0, 9.0, math.nan])
+
+
+@st.composite
+def controllers(draw: st.DrawFn) -> str:
+    """Draw the text of a policy whose controllers read each other."""
+    lines = []
+    for number in range(draw(st.integers(1, 5))):
+        text = draw(st.sampled_from(_RULES)).format(x=draw(st.integers(0, 4)), c=f"c{draw(st.integers(0, number))}")
+        triggers = draw(st.sampled_from(["on_step_end", "on_log", "on_step_end, on_log", "on_evaluate"]))
+        timing = draw(st.lists(st.sampled_from(_TIMING), max_size=2, unique_by=lambda more: more.partition(":")[0]))
+        more = "".join(f", {key}" for key in timing if key)
+        lines.append(rule(f"c{number}", text.replace("'", '"'), triggers, more))
+    return f"{METRICS}cooldowns: {{pause: {{steps: 3}}}}\ncontrollers:\n{''.join(lines)}"
+
+
+@st.composite
+def reported(draw: st.DrawFn) -> list[dict[str, float]]:
+    """Draw the metrics of a run whose series are each reported at some of the steps."""
+    names = ("a", "b", "host", "batch_size", "epoch")
+    steps = draw(st.integers(1, 20))
+    return [{name: draw(_NUMBERS) for name in names if draw(st.booleans())} for _ in range(steps)]
+
+
+@examples(500)
+@given(
+    text=controllers(),
+    steps=reported(),
+    late=st.sets(st.sampled_from(["a", "b", "batch_size", "epoch"]), min_size=1),
+    lag=st.integers(1, 4),
+    evaluate_every=st.integers(3, 30),
+    log_every=st.integers(0, 3),
+)
+def test_any_policy_decides_alike_whether_values_come_at_once_or_late(
+    text: str, steps: list[dict[str, float]], late: set[str], lag: int, evaluate_every: int, log_every: int
+) -> None:
+    """Series are reported at some steps only, and controllers read each other, facts and metrics."""
+    policy = parse_policy(text)
+    shape: dict[str, Any] = {"evaluate_every": evaluate_every, "log_every": log_every}
+    at_once = observed(Engine(policy), stream(steps, **shape))
+    behind = observed(Engine(policy), stream(steps, late=frozenset(late), lag=lag, **shape))
+
+    assert said(behind) == said(at_once)
+
+
+def said(outcomes: Sequence[Outcome]) -> dict[str, list[tuple[object, ...]]]:
+    """Return the decisions of each controller, in order, without what says when they were made."""
+    made: dict[str, list[tuple[object, ...]]] = {}
+    for outcome in outcomes:
+        if isinstance(outcome, Decision):
+            values = {name: repr(value) for name, value in outcome.values.items()}
+            what = (outcome.trigger, outcome.step, outcome.epoch, values, outcome.message)
+            made.setdefault(outcome.controller, []).append(what)
+    return made
+
+
 def test_a_decision_has_the_step_of_its_value_and_says_how_far_the_loop_had_come() -> None:
     """The record and the digest hold the lag; without a lag they omit it, so old digests remain valid."""
     events = stream([{"loss": 1.0}, {"loss": 9.0}, {"loss": 1.0}, {"loss": 1.0}], late=frozenset({"loss"}))
@@ -158,9 +260,93 @@ def test_a_decision_has_the_step_of_its_value_and_says_how_far_the_loop_had_come
 def test_what_looks_at_values_of_the_host_alone_does_not_wait() -> None:
     """Its decision is at the first event."""
     events = stream([{"loss": 9.0, "lr": 0.5}], late=frozenset({"loss"}))
-    decided = observed(engine(rule("lr", "lr > 0.1"), rule("loss", "loss > 3"), rule("both", "loss * lr > 1")), events)
+    decided = observed(engine(rule("lr", "lr > 0.1"), rule("steps", "step > 0"), rule("loss", "loss > 3")), events)
 
-    assert [(outcome.controller, outcome.seq) for outcome in decided] == [("lr", 0), ("loss", 1), ("both", 1)]
+    assert [(outcome.controller, outcome.seq) for outcome in decided] == [("lr", 0), ("steps", 0), ("loss", 1)]
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        rule("c", "loss * lr > 1"),
+        rule("c", 'loss > 3 and fired("lr")'),
+        rule("c", "loss > 3", more=", cooldown: pause"),
+        rule("lr", "loss > 3"),
+    ],
+    ids=["a series", "past decisions", "a cooldown", "a name"],
+)
+def test_controllers_that_share_something_with_one_that_waits_wait_with_it(other: str) -> None:
+    """Both see what they share as of the same step."""
+    events = stream([{"loss": 9.0, "lr": 0.5}], late=frozenset({"loss"}))
+    head = "cooldowns: {pause: 1}\n"
+    decided = observed(engine(rule("lr", "lr > 0.1", more=", cooldown: pause"), other, head=head), events)
+
+    assert {outcome.seq for outcome in decided} == {1}
+
+
+#: The losses of a run that reports one at steps 1, 2, 5 and 8.
+RARE: list[dict[str, float]] = [{"loss": 1.0}, {"loss": 5.0}, {}, {}, {"loss": 1.0}, {}, {}, {"loss": 1.0}]
+
+
+def test_a_step_without_a_late_value_waits_for_those_of_earlier_steps() -> None:
+    """The loss is high from step 2 to step 4, whenever it arrives."""
+    events = stream(RARE, late=frozenset({"loss"}), evaluate_every=100)
+    at_once = observed(engine(rule("high", "loss > 2")), stream(RARE, evaluate_every=100))
+    late = observed(engine(rule("high", "loss > 2")), events)
+
+    assert [outcome.step for outcome in at_once] == [2, 3, 4]
+    assert [(outcome.step, outcome.value_lag) for outcome in late] == [(2, 2), (3, 1), (4, 0)]
+    assert {(events[outcome.seq].step, events[outcome.seq].value_lag) for outcome in late} == {(2, 2)}
+
+
+def test_a_policy_that_was_recorded_under_semantics_2_decides_as_then() -> None:
+    """Each step without a late value was judged at once, on values older than its own step."""
+    text = f"controllers:\n{rule('high', 'loss > 2')}"
+    run = Engine(parse_policy(text, semantics_version=2))
+
+    late = observed(run, stream(RARE, late=frozenset({"loss"}), evaluate_every=100))
+
+    assert [(outcome.step, outcome.value_lag) for outcome in late] == [(2, 2), (6, 0), (7, 0)]
+
+
+def test_a_controller_that_reads_only_another_one_waits_with_it() -> None:
+    """It counts the decisions up to its own step."""
+    rules = (rule("high", "loss > 2"), rule("twice", 'times_fired("high") == 2', more=", once: true"))
+    at_once = observed(engine(*rules), stream(RARE))
+    late = observed(engine(*rules), stream(RARE, late=frozenset({"loss"})))
+
+    assert fired(late) == fired(at_once)
+    assert [outcome.step for outcome in late if outcome.controller == "twice"] == [4]
+
+
+def test_an_event_at_which_values_can_no_longer_arrive_ends_the_wait() -> None:
+    """The copy of step 2 failed; the recorder brings all others before an evaluation."""
+    events = stream([{"loss": 9.0}, {"loss": 9.0}, {}, {}], late=frozenset({"loss"}), evaluate_every=4)
+    arrived = [event for event in events if not (event.is_late and event.step == 2)]
+    outcomes = observed(engine(rule("c", "loss > 3")), arrived)
+
+    assert [(outcome.step, outcome.value_lag) for outcome in outcomes] == [(1, 2), (3, 1), (4, 0)]
+    assert [events[outcome.seq].kind for outcome in outcomes] == ["step_end", "evaluate", "evaluate"]
+
+
+def test_a_value_that_does_not_arrive_holds_a_bounded_number_of_events_back() -> None:
+    """Rules that wait for it judge the following steps then."""
+    first = Event("step_end", step=1, metrics={"lr": 1.0}, attrs={AWAITED: ["loss"]})
+    following = [Event("step_end", step=step, seq=step, metrics={"lr": 1.0}) for step in range(2, MAX_BACKLOG + 3)]
+    run = engine(rule("c", "lr > 0 or loss > 0"))
+    decided = [len(run.observe(event)) for event in (first, *following)]
+
+    assert [count for count in decided if count] == [MAX_BACKLOG, 1]
+
+
+def test_series_that_came_late_come_at_once_again() -> None:
+    """A loop may move a metric to the host in the middle of a run."""
+    events = stream([{"loss": 9.0}, {"loss": 9.0}], late=frozenset({"loss"}), evaluate_every=2)
+    more = stream([{"loss": 9.0}, {"loss": 1.0}, {"loss": 9.0}], evaluate_every=2)
+    shifted = [event._replace(step=event.step + 2, seq=event.seq + len(events)) for event in more]
+    outcomes = observed(engine(rule("c", "loss > 3")), [*events, *shifted])
+
+    assert [(outcome.step, outcome.value_lag) for outcome in outcomes] == [(1, 1), (2, 0), (3, 0), (5, 0)]
 
 
 @examples(60)

@@ -2,42 +2,21 @@
 
 Takes a policy, and events in the order in which the deciding rank wrote them; returns outcomes. It reads no clock,
 random number, file or environment, and acts on nothing. So the same events give the same decisions, live and in replay.
-
-For each event, in this order: series append its values, metrics of its kind compute in file order, and controllers with
-its trigger decide in file order: rule, then patience, then the decision.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from types import MappingProxyType
 from typing import Final
 
-from ...store.errors import TelemetryError
-from ...store.events import AWAITED, BEFORE_STREAM, INIT_END, LOOP_KINDS, SAMPLES, Event
+from ...store.events import AWAITED, BEFORE_STREAM, INIT_END, LOOP_KINDS, Event
 from ...store.plan import Plan
-from ..compiled.feeding import feed
-from ..compiled.program import gate_name
-from ..compiled.series import SLACK, Series
-from ..compiled.workspace import Cell, Workspace
-from ..language.references import ALSO_CALLED, SeriesKey
-from ..language.timing import SpanTimer
-from ..late_events import Expectations, awaited_names, lag_of
-from ..policy_file.declarations import Controller
 from ..policy_file.policy import Policy
-from ..policy_file.registration import METRIC_CLASSES
-from ..semantics import FIRST_WITH_CONTEXT
-from .computed_series import ComputedSeries
-from .decisions import Outcome, RuleWarning
-from .gates import FiringGate, FiringLimits, shared_timers
-from .metric_runners import MetricRunner, compute_all
-from .missing_series import MISSING_SERIES_AFTER, REMEMBERED_NAMES, missing_series
-from .outcomes import OutcomeMaker, place_of
-from .standing_answers import StandingAnswers
-from .triggered_controllers import ControllerState, Listener, TriggeredController
-
-#: The ``bound_kind`` of a constant that the loop declared, in place of a kind of event.
-_DECLARED: Final = "plan"
+from ..semantics import FIRST_IN_STEP_ORDER
+from .arrival_order import ArrivalOrder
+from .decisions import Outcome
+from .event_fold import EventFold
+from .step_order import StepOrder
 
 _NOTHING: Final[tuple[Outcome, ...]] = ()
 _LOOP_KINDS: Final = frozenset(LOOP_KINDS)
@@ -45,7 +24,7 @@ _BEFORE_STREAM: Final = Event(INIT_END, seq=BEFORE_STREAM)
 
 
 class Engine:
-    """The state of one policy over one run.
+    """One policy over one run.
 
     Args:
         policy: The policy that decides.
@@ -54,81 +33,10 @@ class Engine:
 
     def __init__(self, policy: Policy, plan: Plan = Plan()) -> None:  # noqa: B008 - a Plan is immutable
         self.policy = policy
-        blueprint = policy.blueprint
-        self._workspace = Workspace(blueprint.names, blueprint.needs, plan)
-        self._series = self._workspace.series
-        self._clock = self._workspace.clock
-        self._needs_clock = blueprint.needs_clock
-        self._listeners: dict[str, Listener] = {}
-        self._gauges: list[MetricRunner] = []
-        self._reads: dict[str, frozenset[str]] = {}
+        self._fold = EventFold(policy, plan)
         self._has_started = False
-        self._build_metrics(plan)
-        self._unseen = [series for series in self._series.values() if not series.key.is_derived]
-        self._take_constants(plan)
-        timers = shared_timers([controller.cooldown for controller in policy.controllers])
-        self._states = [self._build_controller(controller, timers) for controller in policy.controllers]
-        self._build_watches()
-        self._conclusions = OutcomeMaker(policy, self._workspace)
-        self._expectations = Expectations()
-        self._names_seen: dict[str, None] = {}
-        self._standing = StandingAnswers()
-        self._reminds = any(state.unseen for state in self._states)
-
-    def _build_metrics(self, plan: Plan) -> None:
-        for declaration in self.policy.metrics:
-            metric = METRIC_CLASSES[declaration.class_name](declaration.arguments, plan)
-            cell = self._workspace.cells.setdefault(declaration.name, Cell())
-            gauge = MetricRunner(declaration.name, metric, cell, self.policy.source)
-            self._gauges.append(gauge)
-            self._reads[declaration.name] = self._reads.get(declaration.name, frozenset()) | metric.reads
-            for kind in metric.kinds:
-                self._listener(kind).gauges.append(gauge)
-
-    def _take_constants(self, plan: Plan) -> None:
-        """Fill the series of constants that the loop declared with their one value; no event feeds them."""
-        for series in self._unseen:
-            if series.key.kind is None and series.key.name in plan.constants:
-                series.bound_kind = _DECLARED
-                series.append(float(plan.constants[series.key.name]))
-        self._unseen = [series for series in self._unseen if series.bound_kind is None]
-
-    def _build_controller(self, controller: Controller, timers: Mapping[str, SpanTimer]) -> ControllerState:
-        cooldown = controller.cooldown
-        timer = None if cooldown is None else timers.get(cooldown.name) or SpanTimer(cooldown.span)
-        past = self._workspace.pasts[controller.name]
-        state = ControllerState(
-            controller, self._workspace, FiringLimits(past, is_once=controller.is_once, cooldown=timer)
-        )
-        state.unseen = self._unseen_of(controller)
-        return state
-
-    def _build_watches(self) -> None:
-        for kind, asked in self.policy.blueprint.asked.items():
-            listener = self._listener(kind)
-            for index in asked.controllers:
-                state = self._states[index]
-                declared = state.declaration
-                gate = FiringGate(state.restraint, self._clock, declared.patience, declared.hold)
-                self._workspace.variables[gate_name(kind, len(listener.watches))] = gate
-                listener.watches.append(TriggeredController(state, f"on_{kind}", gate))
-            listener.ask = self._workspace.function(asked.code)
-            listener.keeps_answers = asked.keeps_answers
-
-    def _unseen_of(self, controller: Controller) -> tuple[Series, ...]:
-        """Return the series that a controller's rule reads and that no event has fed yet, to warn if none ever does.
-
-        Empty if the policy lists its series. Derived series are left out.
-        """
-        if self.policy.series is not None:
-            return ()
-        series = (self._series[key] for key in controller.rule.bound.series)
-        return tuple(each for each in series if not each.key.is_derived and each.bound_kind is None)
-
-    def _listener(self, kind: str) -> Listener:
-        return self._listeners.setdefault(kind, Listener())
-
-    # --- input --------------------------------------------------------------------------------------------------
+        is_in_step_order = policy.semantics_version >= FIRST_IN_STEP_ORDER
+        self._late: StepOrder | ArrivalOrder = StepOrder(self._fold) if is_in_step_order else ArrivalOrder(self._fold)
 
     def start(self) -> Sequence[Outcome]:
         """Fire the ``init_end`` trigger, which precedes the stream: its outcomes have seq -1.
@@ -138,24 +46,13 @@ class Engine:
         if self._has_started:
             return _NOTHING
         self._has_started = True
-        return self._fold(self._listener(INIT_END), _BEFORE_STREAM)
+        return self._fold.take_whole(self._fold.listener(INIT_END), _BEFORE_STREAM)
 
     def observe(self, event: Event) -> Sequence[Outcome]:
         """Fold the next event into the state; return its outcomes in order, almost always none."""
-        kind = event.kind
-        if event.attrs and AWAITED in event.attrs and kind in _LOOP_KINDS:
-            awaited = awaited_names(event.attrs)
-            if awaited:
-                return self._complete(event) if event.is_late else self._begin(event, awaited)
-        if self._needs_clock and kind in _LOOP_KINDS:
-            self._clock.take(event)
-        if self._unseen and kind in _LOOP_KINDS:
-            self._greet_series(event.metrics, kind)
-        listener = self._listeners.get(kind)
-        if listener is None:
-            self._rest(kind)
-            return _NOTHING
-        return _NOTHING if kind == INIT_END else self._fold(listener, event)
+        if ((event.attrs and AWAITED in event.attrs) or self._late.backlog) and event.kind in _LOOP_KINDS:
+            return self._late.observe(event)
+        return self._fold.observe(event)
 
     @property
     def idle_kinds(self) -> Collection[str]:
@@ -163,7 +60,7 @@ class Engine:
 
         It is a live view: observing events changes it.
         """
-        return self._standing.idle_kinds
+        return self._fold.standing.idle_kinds
 
     def resume(self, events: Iterable[Event], *, keeps_controllers: bool) -> None:
         """Fold events from before a resume, and discard their outcomes.
@@ -176,224 +73,23 @@ class Engine:
                 patience, and the errors and warnings already reported. If not, they start fresh, and only series and
                 metrics keep their state.
         """
-        asking = {} if keeps_controllers else {kind: listener.ask for kind, listener in self._listeners.items()}
+        listeners = self._fold.listeners
+        asking = {} if keeps_controllers else {kind: listener.ask for kind, listener in listeners.items()}
         for kind in asking:
             # Skip the rules of these events: their answers would be discarded.
-            self._listeners[kind].ask = None
+            listeners[kind].ask = None
         self.start()
         for event in events:
             self.observe(event)
         for kind, ask in asking.items():
-            self._listeners[kind].ask = ask
+            listeners[kind].ask = ask
         if not keeps_controllers:
-            self._renew_controllers()
-
-    def _renew_controllers(self) -> None:
-        self._standing.forget()
-        for gauge in self._gauges:
-            gauge.error_count = 0
-        for state in self._states:
-            state.forget(self._unseen_of(state.declaration))
-            state.restraint.renew()
-        self._reminds = any(state.unseen for state in self._states)
-        for listener in self._listeners.values():
-            for watch in listener.watches:
-                watch.gate.renew()
-
-    def _greet_series(self, metrics: Mapping[str, float | None], kind: str) -> None:
-        """Bind each unbound series that these metrics contain to this kind of event, which feeds it from now on.
-
-        Also remembers the metrics' names, for the warning about missing series.
-        """
-        if not metrics:
-            return
-        if self._reminds and len(self._names_seen) < REMEMBERED_NAMES:
-            self._names_seen.update(dict.fromkeys(metrics))
-        for series in self._unseen:
-            name = self._name_among(series.key, metrics)
-            if name is not None and series.key.kind in (None, kind):
-                self._bind(series, name, kind)
-        still_unseen = [series for series in self._unseen if series.bound_kind is None]
-        if len(still_unseen) < len(self._unseen):
-            listener = self._listener(kind)
-            listener.feed = feed([name for name, _ in listener.feeds], [taker for _, taker in listener.feeds])
-        self._unseen = still_unseen
-
-    def _name_among(self, key: SeriesKey, metrics: Collection[str]) -> str | None:
-        """Return the name under which an event carries a series; None when it does not."""
-        if key.name in metrics:
-            return key.name
-        other = ALSO_CALLED.get(key.name)
-        return other if other in metrics and self.policy.semantics_version >= FIRST_WITH_CONTEXT else None
-
-    def _bind(self, series: Series, name: str, kind: str) -> None:
-        """Let events of a kind feed a series and the series computed from it."""
-        self._standing.forget()
-        listener = self._listener(kind)
-        series.bound_kind = kind
-        listener.series.append(series)
-        listener.feeds.append((name, series.values.append if series.is_plain else series.append))
-        for computation in self.policy.blueprint.computations:
-            target = self._series[computation.key]
-            if target.bound_kind is None and self._series[computation.driver].bound_kind == kind:
-                target.bound_kind = kind
-                function = self._workspace.function(computation.code)
-                listener.computed.append(ComputedSeries(function, self._series[computation.driver], target))
-                listener.series.append(target)
-
-    def _fold(self, listener: Listener, event: Event) -> Sequence[Outcome]:
-        changes = listener.series or listener.gauges
-        if changes and self._standing.listeners:
-            self._standing.forget()
-        if listener.series:
-            self._feed(listener, event.metrics, event)
-        failures = compute_all(listener.gauges, event) if listener.gauges else _NOTHING
-        if listener.ask is None:
-            if not changes:
-                self._rest(event.kind)
-            return failures
-        answers = listener.answers
-        if answers is None:
-            answers = listener.ask(event)
-            if listener.keeps_answers and not changes:
-                self._standing.keep(listener, answers)
-                if not answers:
-                    self._rest(event.kind)
-        if not answers and not self._reminds:
-            return failures
-        outcomes = self._judge(listener.watches, range(len(listener.watches)), answers, event)
-        return [*failures, *outcomes] if failures else outcomes
-
-    def _rest(self, kind: str) -> None:
-        """Mark a kind of event as idle for now, unless something else looks at every event."""
-        if not (self._needs_clock or self._unseen or self._reminds):
-            self._standing.idle_kinds.add(kind)
-
-    def _feed(self, listener: Listener, metrics: Mapping[str, float], event: Event) -> None:
-        """Append values to the series, then to the series computed from them."""
-        listener.feed(metrics)
-        for computed in listener.computed:
-            computed.update(event)
-        listener.until_trim -= 1
-        if not listener.until_trim:
-            listener.until_trim = SLACK
-            self._workspace.trim(listener.series)
-
-    def _judge(
-        self,
-        watches: Sequence[TriggeredController],
-        numbers: Iterable[int],
-        answered: Iterable[tuple[int, object]],
-        event: Event,
-    ) -> Sequence[Outcome]:
-        """Return the outcomes of the answers that the rules with these numbers gave at one event, in rule order."""
-        conclude = self._conclusions.of
-        if not self._reminds:
-            concluded = [conclude(watches[number], event, answer) for number, answer in answered]
-            return [outcome for outcome in concluded if outcome is not None] or _NOTHING
-        answers = dict(answered)
-        outcomes: list[Outcome] = []
-        for number in numbers:
-            watch = watches[number]
-            if watch.state.unseen and watch.is_asked(event):
-                outcomes += self._remind(watch, event)
-            outcome = conclude(watch, event, answers[number]) if number in answers else None
-            if outcome is not None:
-                outcomes.append(outcome)
-        self._reminds = any(state.unseen for state in self._states)
-        return outcomes or _NOTHING
-
-    # --- late values --------------------------------------------------------------------------------------------
-
-    def _begin(self, event: Event, awaited: frozenset[str]) -> Sequence[Outcome]:
-        """Fold the earlier half of an event that awaits late values; see ``late_events``."""
-        kind = event.kind
-        self._standing.forget()
-        if self._needs_clock:
-            self._clock.take(event)
-        if self._unseen:
-            # A series begins with the event that its value belongs to, whenever the value arrives.
-            self._greet_series({**dict.fromkeys(awaited - {SAMPLES}), **event.metrics}, kind)
-        listener = self._listener(kind)
-        waiting = listener.waiting.get(awaited)
-        if waiting is None:
-            waiting = listener.waiting[awaited] = self._waiting(listener, kind, awaited)
-        self._expectations.note(event, waiting)
-        if listener.series:
-            self._feed(listener, event.metrics, event)
-        others = tuple(number for number in range(len(listener.watches)) if number not in waiting)
-        return self._ask(listener, others, event)
-
-    def _complete(self, event: Event) -> Sequence[Outcome]:
-        """Fold the late values of an earlier event."""
-        self._standing.forget()
-        if self._needs_clock:
-            self._clock.take(event)
-        if self._unseen:
-            self._greet_series(event.metrics, event.kind)
-        whole, waiting = self._expectations.fulfil(event)
-        listener = self._listener(event.kind)
-        with self._clock.as_of(event):
-            if listener.series:
-                self._feed(listener, event.metrics, whole)
-            failures = compute_all(listener.gauges, whole)
-            return [*failures, *self._ask(listener, waiting, whole)]
-
-    def _waiting(self, listener: Listener, kind: str, awaited: frozenset[str]) -> tuple[int, ...]:
-        """Return the numbers of the controllers that read values which an event of this kind awaits."""
-        computed = {gauge.name for gauge in listener.gauges}
-        return tuple(
-            number
-            for number, watch in enumerate(listener.watches)
-            if any(
-                not computed.isdisjoint(bound.metrics) or any(self._awaits(key, kind, awaited) for key in bound.series)
-                for bound in watch.state.declaration.bound_rules
-            )
-        )
-
-    def _awaits(self, key: SeriesKey, kind: str, awaited: frozenset[str]) -> bool:
-        is_fed = key.kind in (None, kind) and self._series[key].bound_kind in (None, kind)
-        return is_fed and not key.is_derived and not awaited.isdisjoint((key.name, ALSO_CALLED.get(key.name, key.name)))
-
-    def _ask(self, listener: Listener, numbers: tuple[int, ...], event: Event) -> Sequence[Outcome]:
-        """Evaluate the rules with these numbers and return their outcomes."""
-        if listener.ask is None or not numbers:
-            return _NOTHING
-        ask = listener.ask if len(numbers) == len(listener.watches) else listener.parts.get(numbers)
-        if ask is None:
-            code = self.policy.blueprint.part(event.kind, numbers)
-            ask = listener.parts[numbers] = self._workspace.function(code)
-        answers = ask(event)
-        return self._judge(listener.watches, numbers, answers, event) if answers or self._reminds else _NOTHING
-
-    # --- warnings -----------------------------------------------------------------------------------------------
-
-    def _remind(self, watch: TriggeredController, event: Event) -> list[RuleWarning]:
-        """Warn once of each series that has not appeared after ``MISSING_SERIES_AFTER`` evaluations."""
-        state = watch.state
-        state.evaluations += 1
-        if state.evaluations < MISSING_SERIES_AFTER:
-            state.unseen = tuple(series for series in state.unseen if series.bound_kind is None)
-            return []
-        missing = [series for series in state.unseen if series.bound_kind is None]
-        state.unseen = ()
-        place, lag = place_of(watch, event), lag_of(event)
-        return [
-            RuleWarning(*place, warning=missing_series(series.key, self._names_seen), value_lag=lag)
-            for series in missing
-        ]
-
-    # --- queries ------------------------------------------------------------------------------------------------
+            self._fold.renew_controllers()
 
     @property
     def error_counts(self) -> Mapping[str, int]:
         """Failures of each controller's rule and each metric, by name; those that never failed are left out."""
-        counts: dict[str, int] = {}
-        named = [(state.declaration.name, state.error_count) for state in self._states]
-        for name, count in [*named, *((gauge.name, gauge.error_count) for gauge in self._gauges)]:
-            if count:
-                counts[name] = counts.get(name, 0) + count
-        return MappingProxyType(counts)
+        return self._fold.error_counts
 
     def kinds_read(self, controller: str) -> frozenset[str]:
         """Return the kinds of events whose numbers a controller's rule reads.
@@ -404,11 +100,4 @@ class Engine:
         Raises:
             TelemetryError: The policy has no such controller.
         """
-        rules = [s.declaration.rule.bound for s in self._states if s.declaration.name == controller]
-        if not rules:
-            raise TelemetryError("no such controller", where=self.policy.source, got=controller)
-        kinds: set[str] = set()
-        for bound in rules:
-            kinds.update(*(self._reads[name] for name in bound.metrics))
-            kinds.update(kind for key in bound.series if (kind := self._series[key].bound_kind or key.kind))
-        return frozenset(kinds)
+        return self._fold.kinds_read(controller)

@@ -6,6 +6,7 @@ replay knows the same.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from types import MappingProxyType
@@ -80,6 +81,25 @@ class Clock:
             yield
         finally:
             self.reached_step, self.reached_epoch = reached
+
+    def copy(self) -> Clock:
+        """Return a clock at the same position."""
+        return copy.copy(self)
+
+    def become(self, other: Clock) -> None:
+        """Take over the position of another clock."""
+        vars(self).update(vars(other))
+
+    @contextmanager
+    def behind(self, other: Clock) -> Iterator[None]:
+        """Work at the position of another clock, which advances in place of this one."""
+        ahead = self.copy()
+        self.become(other)
+        try:
+            yield
+        finally:
+            other.become(self)
+            self.become(ahead)
 
     def _count_samples(self, event: Event) -> None:
         reported = event.metrics.get(_SAMPLES_SEEN)

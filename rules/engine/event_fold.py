@@ -1,0 +1,350 @@
+"""The state of one policy over one run, and the steps by which an event changes it.
+
+Takes events, or parts of one whose values arrive at two times; returns outcomes. For each event, in this order: series
+append its values, metrics of its kind compute in file order, and controllers with its trigger decide in file order:
+rule, then patience, then the decision.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Final
+
+from ...store.errors import TelemetryError
+from ...store.events import INIT_END, LOOP_KINDS, Event
+from ...store.plan import Plan
+from ..compiled.feeding import feed
+from ..compiled.program import gate_name
+from ..compiled.series import SLACK, Series
+from ..compiled.workspace import Cell, Workspace
+from ..language.references import ALSO_CALLED, SeriesKey
+from ..language.timing import SpanTimer
+from ..late_events import lag_of
+from ..policy_file.declarations import Controller
+from ..policy_file.policy import Policy
+from ..policy_file.registration import METRIC_CLASSES
+from ..semantics import FIRST_WITH_CONTEXT
+from .computed_series import ComputedSeries
+from .decisions import Outcome, RuleError, RuleWarning
+from .gates import FiringGate, FiringLimits, shared_timers
+from .metric_runners import MetricRunner, compute_all
+from .missing_series import MISSING_SERIES_AFTER, REMEMBERED_NAMES, missing_series
+from .outcomes import OutcomeMaker, place_of
+from .standing_answers import StandingAnswers
+from .triggered_controllers import ControllerState, Listener, TriggeredController
+
+#: The ``bound_kind`` of a constant that the loop declared, in place of a kind of event.
+_DECLARED: Final = "plan"
+
+_NOTHING: Final[tuple[Outcome, ...]] = ()
+_LOOP_KINDS: Final = frozenset(LOOP_KINDS)
+
+
+class EventFold:
+    """The state of one policy over one run.
+
+    Args:
+        policy: The policy that decides.
+        plan: What the loop declared: the length of the run, which ``TrainingState`` shows, and constants.
+
+    Attributes:
+        policy: The policy.
+        clock: Its position in the run.
+        needs_clock: Whether anything reads the clock.
+        listeners: What an event of each kind updates and asks.
+        standing: The cached answers.
+        has_metrics: Whether the policy declares controller metrics.
+    """
+
+    def __init__(self, policy: Policy, plan: Plan = Plan()) -> None:  # noqa: B008 - a Plan is immutable
+        self.policy = policy
+        blueprint = policy.blueprint
+        self._workspace = Workspace(blueprint.names, blueprint.needs, plan)
+        self._series = self._workspace.series
+        self.clock = self._workspace.clock
+        self.needs_clock = blueprint.needs_clock
+        self.listeners: dict[str, Listener] = {}
+        self._gauges: list[MetricRunner] = []
+        self._reads: dict[str, frozenset[str]] = {}
+        self._build_metrics(plan)
+        self.has_metrics = bool(self._gauges)
+        self._unseen = [series for series in self._series.values() if not series.key.is_derived]
+        self._take_constants(plan)
+        timers = shared_timers([controller.cooldown for controller in policy.controllers])
+        self._states = [self._build_controller(controller, timers) for controller in policy.controllers]
+        self._build_watches()
+        self._conclusions = OutcomeMaker(policy, self._workspace)
+        self._names_seen: dict[str, None] = {}
+        self.standing = StandingAnswers()
+        self._reminds = any(state.unseen for state in self._states)
+
+    def _build_metrics(self, plan: Plan) -> None:
+        for declaration in self.policy.metrics:
+            metric = METRIC_CLASSES[declaration.class_name](declaration.arguments, plan)
+            cell = self._workspace.cells.setdefault(declaration.name, Cell())
+            gauge = MetricRunner(declaration.name, metric, cell, self.policy.source)
+            self._gauges.append(gauge)
+            self._reads[declaration.name] = self._reads.get(declaration.name, frozenset()) | metric.reads
+            for kind in metric.kinds:
+                self.listener(kind).gauges.append(gauge)
+
+    def _take_constants(self, plan: Plan) -> None:
+        """Fill the series of constants that the loop declared with their one value; no event feeds them."""
+        for series in self._unseen:
+            if series.key.kind is None and series.key.name in plan.constants:
+                series.bound_kind = _DECLARED
+                series.append(float(plan.constants[series.key.name]))
+        self._unseen = [series for series in self._unseen if series.bound_kind is None]
+
+    def _build_controller(self, controller: Controller, timers: Mapping[str, SpanTimer]) -> ControllerState:
+        cooldown = controller.cooldown
+        timer = None if cooldown is None else timers.get(cooldown.name) or SpanTimer(cooldown.span)
+        past = self._workspace.pasts[controller.name]
+        state = ControllerState(
+            controller, self._workspace, FiringLimits(past, is_once=controller.is_once, cooldown=timer)
+        )
+        state.unseen = self._unseen_of(controller)
+        return state
+
+    def _build_watches(self) -> None:
+        for kind, asked in self.policy.blueprint.asked.items():
+            listener = self.listener(kind)
+            for index in asked.controllers:
+                state = self._states[index]
+                declared = state.declaration
+                gate = FiringGate(state.restraint, self.clock, declared.patience, declared.hold)
+                self._workspace.variables[gate_name(kind, len(listener.watches))] = gate
+                listener.watches.append(TriggeredController(state, f"on_{kind}", gate))
+            listener.ask = self._workspace.function(asked.code)
+            listener.keeps_answers = asked.keeps_answers
+
+    def _unseen_of(self, controller: Controller) -> tuple[Series, ...]:
+        """Return the series that a controller's rule reads and that no event has fed yet, to warn if none ever does.
+
+        Empty if the policy lists its series. Derived series are left out.
+        """
+        if self.policy.series is not None:
+            return ()
+        series = (self._series[key] for key in controller.rule.bound.series)
+        return tuple(each for each in series if not each.key.is_derived and each.bound_kind is None)
+
+    def listener(self, kind: str) -> Listener:
+        """Return what an event of this kind updates and asks."""
+        return self.listeners.setdefault(kind, Listener())
+
+    # --- input --------------------------------------------------------------------------------------------------
+
+    def observe(self, event: Event) -> Sequence[Outcome]:
+        """Fold an event whose values are all there."""
+        kind = event.kind
+        if kind in _LOOP_KINDS:
+            if self.needs_clock:
+                self.clock.take(event)
+            if self._unseen:
+                self.greet(event.metrics, kind)
+        listener = self.listeners.get(kind)
+        if listener is None:
+            self._rest(kind)
+            return _NOTHING
+        return _NOTHING if kind == INIT_END else self.take_whole(listener, event)
+
+    def renew_controllers(self) -> None:
+        """Let all controllers start fresh: patience, past decisions, and what was already reported."""
+        self.standing.forget()
+        for gauge in self._gauges:
+            gauge.error_count = 0
+        for state in self._states:
+            state.forget(self._unseen_of(state.declaration))
+            state.restraint.renew()
+        self._reminds = any(state.unseen for state in self._states)
+        for listener in self.listeners.values():
+            for watch in listener.watches:
+                watch.gate.renew()
+
+    def greet(self, metrics: Mapping[str, float | None], kind: str) -> None:
+        """Bind each unbound series that these metrics contain to this kind of event, which feeds it from now on.
+
+        Also remembers the metrics' names, for the warning about missing series.
+        """
+        if not metrics or not self._unseen:
+            return
+        if self._reminds and len(self._names_seen) < REMEMBERED_NAMES:
+            self._names_seen.update(dict.fromkeys(metrics))
+        for series in self._unseen:
+            name = self._name_among(series.key, metrics)
+            if name is not None and series.key.kind in (None, kind):
+                self._bind(series, name, kind)
+        still_unseen = [series for series in self._unseen if series.bound_kind is None]
+        if len(still_unseen) < len(self._unseen):
+            listener = self.listener(kind)
+            listener.feed = feed([name for name, _ in listener.feeds], [taker for _, taker in listener.feeds])
+        self._unseen = still_unseen
+
+    def _name_among(self, key: SeriesKey, metrics: Collection[str]) -> str | None:
+        """Return the name under which an event carries a series; None when it does not."""
+        if key.name in metrics:
+            return key.name
+        other = ALSO_CALLED.get(key.name)
+        return other if other in metrics and self.policy.semantics_version >= FIRST_WITH_CONTEXT else None
+
+    def _bind(self, series: Series, name: str, kind: str) -> None:
+        """Let events of a kind feed a series and the series computed from it."""
+        self.standing.forget()
+        listener = self.listener(kind)
+        series.bound_kind = kind
+        listener.series.append(series)
+        listener.feeds.append((name, series.values.append if series.is_plain else series.append))
+        for computation in self.policy.blueprint.computations:
+            target = self._series[computation.key]
+            if target.bound_kind is None and self._series[computation.driver].bound_kind == kind:
+                target.bound_kind = kind
+                function = self._workspace.function(computation.code)
+                listener.computed.append(ComputedSeries(function, self._series[computation.driver], target))
+                listener.series.append(target)
+
+    def take_whole(self, listener: Listener, event: Event) -> Sequence[Outcome]:
+        """Fold an event after clock and bindings: series, metrics, rules."""
+        changes = listener.series or listener.gauges
+        if changes and self.standing.listeners:
+            self.standing.forget()
+        if listener.series:
+            self.append(listener, event.metrics, event)
+        failures = self.compute(listener, event) if listener.gauges else _NOTHING
+        if listener.ask is None:
+            if not changes:
+                self._rest(event.kind)
+            return failures
+        answers = listener.answers
+        if answers is None:
+            answers = listener.ask(event)
+            if listener.keeps_answers and not changes:
+                self.standing.keep(listener, answers)
+                if not answers:
+                    self._rest(event.kind)
+        if not answers and not self._reminds:
+            return failures
+        outcomes = self._judge(listener.watches, range(len(listener.watches)), answers, event)
+        return [*failures, *outcomes] if failures else outcomes
+
+    def _rest(self, kind: str) -> None:
+        """Mark a kind of event as idle for now, unless something else looks at every event."""
+        if not (self.needs_clock or self._unseen or self._reminds):
+            self.standing.idle_kinds.add(kind)
+
+    def append(self, listener: Listener, metrics: Mapping[str, float], event: Event, *, trims: bool = True) -> None:
+        """Append values to the series, then to the series computed from them.
+
+        Args:
+            trims: Whether values that no window reads again may be dropped now and then.
+        """
+        listener.feed(metrics)
+        for computed in listener.computed:
+            computed.update(event)
+        listener.until_trim -= trims
+        if not listener.until_trim:
+            listener.until_trim = SLACK
+            self._workspace.trim(listener.series)
+
+    def compute(self, listener: Listener, event: Event) -> Sequence[RuleError]:
+        """Compute the controller metrics of an event's kind; return the errors of first failures."""
+        return compute_all(listener.gauges, event)
+
+    def _judge(
+        self,
+        watches: Sequence[TriggeredController],
+        numbers: Iterable[int],
+        answered: Iterable[tuple[int, object]],
+        event: Event,
+    ) -> Sequence[Outcome]:
+        """Return the outcomes of the answers that the rules with these numbers gave at one event, in rule order."""
+        conclude = self._conclusions.of
+        if not self._reminds:
+            concluded = [conclude(watches[number], event, answer) for number, answer in answered]
+            return [outcome for outcome in concluded if outcome is not None] or _NOTHING
+        answers = dict(answered)
+        outcomes: list[Outcome] = []
+        for number in numbers:
+            watch = watches[number]
+            if watch.state.unseen and watch.is_asked(event):
+                outcomes += self._remind(watch, event)
+            outcome = conclude(watch, event, answers[number]) if number in answers else None
+            if outcome is not None:
+                outcomes.append(outcome)
+        self._reminds = any(state.unseen for state in self._states)
+        return outcomes or _NOTHING
+
+    def ask(self, listener: Listener, numbers: tuple[int, ...], event: Event) -> Sequence[Outcome]:
+        """Evaluate the rules with these numbers and return their outcomes."""
+        if listener.ask is None or not numbers:
+            return _NOTHING
+        ask = listener.ask if len(numbers) == len(listener.watches) else listener.parts.get(numbers)
+        if ask is None:
+            code = self.policy.blueprint.part(event.kind, numbers)
+            ask = listener.parts[numbers] = self._workspace.function(code)
+        answers = ask(event)
+        return self._judge(listener.watches, numbers, answers, event) if answers or self._reminds else _NOTHING
+
+    def reading(self, kind: str, names: frozenset[str]) -> tuple[int, ...]:
+        """Return the numbers of the rules that read one of these values of an event of this kind, or its metrics."""
+        listener = self.listener(kind)
+        computed = {gauge.name for gauge in listener.gauges}
+        return tuple(
+            number
+            for number, watch in enumerate(listener.watches)
+            if any(
+                not computed.isdisjoint(bound.metrics) or any(self._is_among(key, kind, names) for key in bound.series)
+                for bound in watch.state.declaration.bound_rules
+            )
+        )
+
+    def _is_among(self, key: SeriesKey, kind: str, names: frozenset[str]) -> bool:
+        is_fed = key.kind in (None, kind) and self._series[key].bound_kind in (None, kind)
+        return is_fed and not key.is_derived and not names.isdisjoint((key.name, ALSO_CALLED.get(key.name, key.name)))
+
+    # --- warnings -----------------------------------------------------------------------------------------------
+
+    def _remind(self, watch: TriggeredController, event: Event) -> list[RuleWarning]:
+        """Warn once of each series that has not appeared after ``MISSING_SERIES_AFTER`` evaluations."""
+        state = watch.state
+        state.evaluations += 1
+        if state.evaluations < MISSING_SERIES_AFTER:
+            state.unseen = tuple(series for series in state.unseen if series.bound_kind is None)
+            return []
+        missing = [series for series in state.unseen if series.bound_kind is None]
+        state.unseen = ()
+        place, lag = place_of(watch, event), lag_of(event)
+        return [
+            RuleWarning(*place, warning=missing_series(series.key, self._names_seen), value_lag=lag)
+            for series in missing
+        ]
+
+    # --- queries ------------------------------------------------------------------------------------------------
+
+    @property
+    def error_counts(self) -> Mapping[str, int]:
+        """Failures of each controller's rule and each metric, by name; those that never failed are left out."""
+        counts: dict[str, int] = {}
+        named = [(state.declaration.name, state.error_count) for state in self._states]
+        for name, count in [*named, *((gauge.name, gauge.error_count) for gauge in self._gauges)]:
+            if count:
+                counts[name] = counts.get(name, 0) + count
+        return MappingProxyType(counts)
+
+    def kinds_read(self, controller: str) -> frozenset[str]:
+        """Return the kinds of events whose numbers a controller's rule reads.
+
+        Includes those that its metrics read; its series count as bound so far. For controllers that share a name,
+        returns the kinds that any of them reads.
+
+        Raises:
+            TelemetryError: The policy has no such controller.
+        """
+        rules = [s.declaration.rule.bound for s in self._states if s.declaration.name == controller]
+        if not rules:
+            raise TelemetryError("no such controller", where=self.policy.source, got=controller)
+        kinds: set[str] = set()
+        for bound in rules:
+            kinds.update(*(self._reads[name] for name in bound.metrics))
+            kinds.update(kind for key in bound.series if (kind := self._series[key].bound_kind or key.kind))
+        return frozenset(kinds)

@@ -1,0 +1,196 @@
+"""Judges late values in the order of their steps, so that they decide like values that are there at once.
+
+Takes the events that await values, the events that bring them, and all events in between. Controllers that wait, with
+the series, metrics and past decisions that they read, see each event once, complete, in its order. All others decide at
+once. The two parts share no state but the clock, which therefore has two positions.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from ...store.events import LATE_FOR, Event
+from ..language.context import Clock
+from ..late_events import awaited_names
+from .decisions import Outcome
+from .event_fold import EventFold
+from .waiting_groups import Held, WaitingGroups
+
+#: Kinds of events before which a recorder does not bring all awaited values.
+_MAY_COME_BETWEEN: Final = frozenset(("step_end", "log"))
+
+#: Events that may wait. A value that has not arrived by then counts as lost. Far above the lag of any loop; it bounds
+#: the memory where a copy has failed and no later value is awaited.
+MAX_BACKLOG: Final = 10_000
+
+
+class _Waiting:
+    """One event of the backlog.
+
+    Attributes:
+        event: The event; complete once its late values are merged into it.
+        held: The part of the policy that sees it in step order.
+        awaited: The names of its late values.
+        is_incomplete: Whether the backlog waits for them.
+        is_lost: Whether they never arrived.
+    """
+
+    __slots__ = ("awaited", "event", "held", "is_incomplete", "is_lost")
+
+    def __init__(self, event: Event, held: Held, awaited: frozenset[str], *, is_incomplete: bool) -> None:
+        self.event = event
+        self.held = held
+        self.awaited = awaited
+        self.is_incomplete = is_incomplete
+        self.is_lost = False
+
+    def lose(self) -> None:
+        """Give up what it awaits."""
+        self.is_lost |= self.is_incomplete
+        self.is_incomplete = False
+
+    def complete(self, late: Event) -> None:
+        """Merge its late values into it."""
+        first = self.event
+        metrics, attrs = {**first.metrics, **late.metrics}, {**first.attrs, **late.attrs}
+        self.event = first._replace(metrics=metrics, attrs=attrs, samples=late.samples or first.samples)
+        self.is_incomplete = False
+
+    def seen_at(self, event: Event) -> Event:
+        """Return it as the rules that waited see it: of its own step, but decided at another event."""
+        reached = event.step + event.value_lag if event.is_late else event.step
+        attrs = {**self.event.attrs, LATE_FOR: self.event.seq}
+        return self.event._replace(seq=event.seq, value_lag=max(reached - self.event.step, 0), attrs=attrs)
+
+
+class StepOrder:
+    """The events of one engine that wait, for late values of their own or for an earlier event.
+
+    Args:
+        fold: The engine's state.
+
+    Attributes:
+        backlog: These events, oldest first.
+    """
+
+    def __init__(self, fold: EventFold) -> None:
+        self.backlog: deque[_Waiting] = deque()
+        self._fold = fold
+        self._groups = WaitingGroups(fold.policy)
+        self._behind = Clock()
+        self._awaited: frozenset[str] = frozenset()
+        self._numbers: dict[tuple[str, Held, bool], tuple[int, ...]] = {}
+
+    def observe(self, event: Event) -> Sequence[Outcome]:
+        """Fold an event that awaits values, the late values of an earlier one, or an event while others wait."""
+        awaited = awaited_names(event.attrs)
+        if awaited and event.is_late:
+            return self._arrive(event)
+        if self.backlog and self.backlog[0].event.attempt != event.attempt:
+            self._abandon()
+        outcomes = self._give_up(event)
+        is_incomplete = bool(awaited) and (self._fold.has_metrics or bool(self._groups.held(awaited).controllers))
+        if self.backlog or is_incomplete:
+            return [*outcomes, *self._begin(event, awaited, is_incomplete=is_incomplete)]
+        made = self._fold.observe(event)
+        return [*outcomes, *made] if outcomes else made
+
+    def _begin(self, event: Event, awaited: frozenset[str], *, is_incomplete: bool) -> Sequence[Outcome]:
+        """Put an event into the backlog, and fold the part of it that waits for nothing."""
+        fold = self._fold
+        fold.standing.forget()
+        if not self.backlog:
+            self._behind.become(fold.clock)
+            self._awaited = frozenset()
+        self._awaited |= awaited
+        held = self._groups.held(self._awaited)
+        self.backlog.append(_Waiting(event, held, awaited, is_incomplete=is_incomplete))
+        if fold.needs_clock:
+            fold.clock.take(event)
+        metrics = {name: value for name, value in event.metrics.items() if name not in held.names}
+        listener = fold.listener(event.kind)
+        fold.greet(metrics, event.kind)
+        # Values of the waiting part are read at an earlier position than that of the clock: none is dropped here.
+        fold.append(listener, metrics, event, trims=False)
+        return fold.ask(listener, self._rules(event.kind, held, waits=False), event)
+
+    def _arrive(self, event: Event) -> Sequence[Outcome]:
+        """Complete an event with its late values. Values arrive in the order of their events: older ones are lost."""
+        fold, backlog = self._fold, self.backlog
+        is_known = backlog and backlog[0].event.attempt == event.attempt
+        seq = event.attrs[LATE_FOR]
+        waiting = next((each for each in backlog if each.event.seq == seq), None) if is_known else None
+        if waiting is None or not waiting.is_incomplete:
+            # Nobody waits for these values, or nobody has seen their event: they are values all the same.
+            fold.standing.forget()
+            fold.greet(event.metrics, event.kind)
+            fold.append(fold.listener(event.kind), event.metrics, event)
+            return ()
+        for earlier in backlog:
+            if earlier is waiting:
+                break
+            earlier.lose()
+        waiting.complete(event)
+        return self._settle(event)
+
+    def _give_up(self, event: Event) -> Sequence[Outcome]:
+        """Lose what can no longer arrive when an event comes: all before most kinds, and what has waited too long."""
+        if self.backlog and event.kind not in _MAY_COME_BETWEEN:
+            for waiting in self.backlog:
+                waiting.lose()
+        elif len(self.backlog) >= MAX_BACKLOG:
+            self.backlog[0].lose()
+        else:
+            return ()
+        return self._settle(event)
+
+    def _abandon(self) -> None:
+        """Fold the backlog of an attempt that has ended. No rule is asked: the loop that it would steer is gone."""
+        for waiting in self.backlog:
+            waiting.lose()
+            self._fold_waiting(waiting, waiting.event)
+        self.backlog.clear()
+        self._fold.clock.become(self._behind)
+
+    def _settle(self, event: Event) -> Sequence[Outcome]:
+        """Judge the events that wait for nothing any more, oldest first."""
+        outcomes: list[Outcome] = []
+        while self.backlog and not self.backlog[0].is_incomplete:
+            waiting = self.backlog.popleft()
+            outcomes += self._fold_waiting(waiting, event, asks=True)
+        if not self.backlog:
+            self._fold.clock.become(self._behind)
+        return outcomes
+
+    def _fold_waiting(self, waiting: _Waiting, at: Event, *, asks: bool = False) -> Sequence[Outcome]:
+        """Fold the part of an event that waited."""
+        fold, event, held = self._fold, waiting.seen_at(at), waiting.held
+        listener = fold.listener(event.kind)
+        metrics = {name: value for name, value in event.metrics.items() if name in held.names}
+        expected: Mapping[str, float | None] = {**dict.fromkeys(waiting.awaited & held.names), **metrics}
+        fold.standing.forget()
+        with fold.clock.behind(self._behind):
+            if fold.needs_clock:
+                fold.clock.take(event)
+            fold.greet(expected, event.kind)
+            fold.append(listener, metrics, event)
+            failures = () if waiting.is_lost else fold.compute(listener, event)
+            if not asks:
+                return ()
+            # The rules that read what is lost do not judge its event.
+            unjudged = fold.reading(event.kind, waiting.awaited) if waiting.is_lost else ()
+            numbers = self._rules(event.kind, held, waits=True)
+            judged = tuple(number for number in numbers if number not in unjudged) if unjudged else numbers
+            return [*failures, *fold.ask(listener, judged, event)]
+
+    def _rules(self, kind: str, held: Held, *, waits: bool) -> tuple[int, ...]:
+        """Return the numbers of the rules at this kind of event that wait, or of those that do not."""
+        numbers = self._numbers.get((kind, held, waits))
+        if numbers is None:
+            asked = self._fold.policy.blueprint.asked.get(kind)
+            indices = enumerate(() if asked is None else asked.controllers)
+            numbers = tuple(number for number, index in indices if (index in held.controllers) is waits)
+            self._numbers[kind, held, waits] = numbers
+        return numbers
