@@ -15,7 +15,7 @@ from typing import Any, Final, Literal, Self, TypeVar
 
 from ..rules.engine.decisions import Outcome
 from ..rules.policy_file.operations import Effect
-from ..rules.policy_file.policy import Policy, load_policy
+from ..rules.policy_file.policy import Policy, load_policy, load_recorded_policy
 from ..store.errors import InvalidEvent, TelemetryError
 from ..store.journal.syncing import SYNC_EVERY_S
 from ..store.run_info import RunInfo, write_run_info
@@ -139,7 +139,8 @@ class Recorder:
         strict: bool = False,
     ) -> None:
         sync_s = declared_sync_s(durability, sync_every_s)
-        policy = rules if isinstance(rules, Policy) or rules is None else load_policy(rules)
+        loaded = load_policy if resume is None else load_recorded_policy
+        policy = rules if isinstance(rules, Policy) or rules is None else loaded(rules)
         plan = declared_plan(total_steps, total_epochs, steps_per_epoch, world_size, constants)
         self._choice = declared_choice(samples_every, samples_top, token_losses_over)
         own = this_rank(None if rank is None else as_whole(rank, "rank"))

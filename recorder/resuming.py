@@ -7,10 +7,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from ..rules.engine.resuming import resumed_engine
-from ..rules.policy_file.policy import Policy
+from ..rules.errors import PolicyError
+from ..rules.policy_file.policy import Policy, parse_policy
+from ..rules.semantics import KNOWN_SEMANTICS, SEMANTICS_VERSION
 from ..store.errors import TelemetryError
 from ..store.events import Event
 from ..store.lineage import DECIDING_RANK, lineage_of
@@ -48,7 +51,10 @@ def resumed_run(store: Path, point: ResumePoint, attempt: Attempt, policy: Polic
     number = max(info.last.attempt, journaled) + 1
     attempt = dataclasses.replace(attempt, attempt=number, parent=parent, parent_seq=parent_seq, from_step=from_step)
     engine = None
-    if policy is not None:
+    if policy is not None and attempt.policy is not None:
+        policy = _as_recorded(policy, info.attempts)
+        record = dataclasses.replace(attempt.policy, digest=policy.digest, semantics_version=policy.semantics_version)
+        attempt = dataclasses.replace(attempt, policy=record)
         engine = resumed_engine(policy, attempt.plan, ancestry(snapshot, attempt, samples=policy.reads_samples))
     position = Position(from_step, attempt.plan.steps_per_epoch, epoch, from_step, 0)
     if point.epochs_begun is not None:
@@ -57,6 +63,29 @@ def resumed_run(store: Path, point: ResumePoint, attempt: Attempt, policy: Polic
     elif epoch is not None:
         position.epochs_begun = int(epoch) + 1
     return Opening(folder, dataclasses.replace(info, attempts=(*info.attempts, attempt)), position, engine)
+
+
+def _as_recorded(policy: Policy, attempts: Sequence[Attempt]) -> Policy:
+    """Return the policy under the semantics under which the run recorded it, so that it decides as before.
+
+    Raises:
+        PolicyError: Only earlier semantics accept the policy, and the run did not record it.
+    """
+    policies = (attempt.policy for attempt in reversed(attempts))
+    records = [record for record in policies if record is not None and record.semantics_version in KNOWN_SEMANTICS]
+    for version in dict.fromkeys(record.semantics_version for record in records):
+        digests = {record.digest for record in records if record.semantics_version == version}
+        with suppress(PolicyError):
+            then = _under(policy, version)
+            if then.digest in digests:
+                return then
+    return _under(policy, SEMANTICS_VERSION)
+
+
+def _under(policy: Policy, version: int) -> Policy:
+    if policy.semantics_version == version:
+        return policy
+    return parse_policy(policy.text, source=policy.source, params=policy.params, semantics_version=version)
 
 
 def _checkpoint(snapshot: Snapshot, point: ResumePoint) -> tuple[int, int | None, int, float | None]:

@@ -50,6 +50,7 @@ class Steering:
         self._engine = engine
         self._policy = engine.policy
         self.reads_samples = engine.policy.reads_samples
+        self.semantics_version = engine.policy.semantics_version
         self._control = control
         self._callbacks = callbacks
         self._operations = {

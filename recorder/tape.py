@@ -92,7 +92,7 @@ class Tape:
         self._gap_error = ""
         self._decided: list[Outcome] = []
         self._written: list[Outcome] = []
-        self._decision_digest = DecisionDigest()
+        self._decision_digest = DecisionDigest() if steering is None else DecisionDigest(steering.semantics_version)
         self._late = LateValues(value_lag)
         self.journal = JournalWriter(
             folder,

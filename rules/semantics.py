@@ -17,3 +17,9 @@ FIRST_WITH_CONTEXT: Final = 2
 #: The first version that judges steps in their order, so that late values decide like punctual ones. Before, a step
 #: without a late value of its own was judged before the late values of earlier steps had arrived.
 FIRST_IN_STEP_ORDER: Final = 3
+
+#: The first version that refuses a message whose format does not fit its value. Before, the message said so.
+FIRST_WITH_CHECKED_FORMATS: Final = 3
+
+#: The first version that warns of keys that no value of a controller metric has had. Warnings are recorded.
+FIRST_WITH_KEY_WARNINGS: Final = 3

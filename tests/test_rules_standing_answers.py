@@ -74,7 +74,7 @@ def asked_each_time(policy: Policy, events: Sequence[Event]) -> list[Outcome]:
     engine = Engine(policy)
     outcomes = list(engine.start())
     for event in events:
-        engine._standing.forget()
+        engine._fold.standing.forget()
         outcomes += engine.observe(event)
     return outcomes
 

@@ -160,6 +160,57 @@ def test_a_message_shows_values_and_never_fails() -> None:
     assert outcome.severity == "critical"
 
 
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        ("{a:.3q}", "a float has no such format; got '.3q'. Write {loss:.3f} for three decimals, or no format."),
+        ("{a:d}", "a float has no such format; got 'd'"),
+        ("{mean(a, 3):x}", "a float has no such format; got 'x'"),
+        ("{ema(a, 3):c}", "a float has no such format; got 'c'"),
+        ("{epoch:d}", "a float has no such format; got 'd'"),
+        ("{a / 2:d}", "a float has no such format; got 'd'"),
+        ("{step:s}", "a whole number has no such format; got 's'"),
+        ("{len(a):s}", "a whole number has no such format; got 's'"),
+        ("{p:.1f}", "a text has no such format; got '.1f'"),
+        ("{a > 1:s}", "a truth value has no such format; got 's'"),
+        ("{m.loss:q}", "not a format; got 'q'"),
+    ],
+)
+def test_a_format_that_fits_no_value_of_its_expression_is_refused_when_the_file_loads(text: str, fault: str) -> None:
+    """Earlier semantics take it, and say so in the message: runs may have recorded such a policy."""
+    head = "params: {p: text}\ncontroller_metrics: [{name: m, class: Loss}]\n"
+    policy = f"{head}controllers:\n{controller('True', message=repr(text))}"
+
+    with pytest.raises(PolicyError) as caught:
+        parse_policy(policy, source="p.yaml")
+
+    assert fault in str(caught.value)
+    assert "controller 'c', message: " in str(caught.value)
+    assert parse_policy(policy, semantics_version=2).controllers[0].message is not None
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{a:.3f}",
+        "{a:>8}",
+        "{a:.1%}",
+        "{step:d}",
+        "{step:.1f}",
+        "{len(a):x}",
+        "{p:>8}",
+        "{a > 1:d}",
+        "{m.loss:d}",
+        "{a:,}",
+    ],
+)
+def test_a_format_that_fits_a_value_of_its_expression_loads(text: str) -> None:
+    """The value of a metric may be anything."""
+    head = "params: {p: text}\ncontroller_metrics: [{name: m, class: Loss}]\n"
+
+    assert parse_policy(f"{head}controllers:\n{controller('True', message=repr(text))}").controllers[0].message
+
+
 def test_facts_about_the_run_are_those_of_the_event_and_the_plan() -> None:
     """An unknown fact is undefined."""
     plan = Plan(total_steps=10, world_size=4, constants={"num_params": 1e6})

@@ -111,6 +111,11 @@ def test_a_long_window_goes_on_exactly_after_its_buffer_is_full() -> None:
         ("argmax(loss, 3)", [0, 0, 0, 1, 0]),
         ("peak(loss)", [1.0, 2.0, 4.0, 4.0, 5.0]),
         ("ema(loss, 3)", [1.0, 1.5, 2.75, 3.375, 4.1875]),
+        ("ema(loss, 3, skip=0)", [1.0, 1.5, 2.75, 3.375, 4.1875]),
+        ("ema(loss, n=3, skip=1)", ["undefined", 1.0, 1.5, 2.75, 3.375]),
+        ("ema(loss, 3, skip=3)", ["undefined", "undefined", "undefined", 1.0, 1.5]),
+        ("peak(loss, skip=2)", ["undefined", "undefined", 1.0, 2.0, 4.0]),
+        ("ema(loss * lr, 3, skip=1)", ["undefined", 0.5, 0.75, 1.375, 1.6875]),
         ("mean(abs(delta(loss)), 2)", ["undefined", 1.0, 1.5, 1.0, 0.5]),
         ("mean(abs(delta(loss)), 3)", ["undefined", 1.0, 1.5, 1.0, 1.0]),
         ("peak(mean(loss, 2))", ["undefined", 1.5, 3.0, 4.0, 4.5]),
@@ -162,7 +167,7 @@ def test_a_long_run_keeps_no_more_than_its_windows_by_steps_need() -> None:
     for event in losses([1.0] * 20_000):
         engine.observe(event)
 
-    (series,) = engine._series.values()
+    (series,) = engine._fold._series.values()
     assert len(series.values) < 1_000
     assert series.dropped + len(series.values) == 20_000
 
@@ -188,6 +193,20 @@ def test_a_long_run_keeps_no_more_than_its_windows_by_steps_need() -> None:
             "does not take these arguments; got 'ema(loss)'. Write ema(s, n), ema(values, n).",
         ),
         ("peak(loss, 3)", "peak of a series does not take these arguments"),
+        *(
+            (
+                f"ema(loss, 5, {name}=5)",
+                f"ema reads a series from its first value on; it does not take '{name}'; got 'ema(loss, 5, {name}=5)'. "
+                "Of these arguments it takes skip. Write ema(s, n), ema(values, n).",
+            )
+            for name in ("last", "steps", "epochs", "half")
+        ),
+        ("ema(loss, last=5)", "ema reads a series from its first value on; it does not take 'last'"),
+        ("ema(loss, 5, n=5)", "ema of a series does not take these arguments"),
+        ("ema(loss, 5, skip=-1)", "not a skip; got '-1'"),
+        ("peak(loss, half='older')", "peak reads a series from its first value on; it does not take 'half'"),
+        ("peak(loss, n=1)", "peak of a series does not take these arguments"),
+        ("lag(loss, 1, skip=1)", "lag of a series does not take these arguments"),
         ("delta(loss, 0)", "not a window length; got '0'"),
         ("mean(loss + m.loss, 5)", "a series can be computed from series, params and numbers only"),
         ('mean(loss + steps_since("c"), 5)', "a series can be computed from series, params and numbers only"),

@@ -75,7 +75,7 @@ def windowed(window: Window, sums: WindowSums) -> tuple[Floats, Truths | None]:
 
 def folded(fold: SeriesFold, values: Floats) -> tuple[Floats, Truths]:
     """Return the state of a fold after each value of a series, and where it has one; shape (n,)."""
-    carried = make_fold(fold.function, fold.length)
+    carried = make_fold(fold.function, fold.length, fold.skip)
     numbers: list[float] = []
     for value in values.tolist():
         carried.append(value)

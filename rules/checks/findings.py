@@ -20,6 +20,7 @@ from ..policy_file.fields import FieldReader, Fields
 from ..policy_file.operations import Effect
 from ..policy_file.policy import Policy
 from .length_conditions import NO_LIMIT, impossible_lengths
+from .metric_keys import unknown_keys
 from .nan_guard import unguarded_spikes
 
 #: Triggers that an attempt has at most once.
@@ -38,6 +39,7 @@ class FindingCode(StrEnum):
     UNRECORDED = "unrecorded"
     PATIENCE = "patience"
     CONTRADICTION = "contradiction"
+    KEY = "key"
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -97,6 +99,7 @@ def findings_of(policy: Policy) -> list[Finding]:
     return sorted(
         {
             *_unguarded(policy, places),
+            *_unknown_keys(policy, places),
             *length_findings(policy, places, lambda _: NO_LIMIT),
             *_patience(policy, places),
             *_contradictions(policy, places),
@@ -110,6 +113,11 @@ def _unguarded(policy: Policy, places: PolicyPlaces) -> Iterator[Finding]:
         fix = f"Add one with the rule: not isfinite({series})"
         what = f"never fires while '{name}' is NaN, and no other controller fires then. {fix}"
         yield places.finding(controller.rule.place_at(offset), FindingCode.NAN_GUARD, controller, what)
+
+
+def _unknown_keys(policy: Policy, places: PolicyPlaces) -> Iterator[Finding]:
+    for controller, offset, what in unknown_keys(policy):
+        yield places.finding(controller.rule.place_at(offset), FindingCode.KEY, controller, what)
 
 
 def length_findings(policy: Policy, places: PolicyPlaces, longest: Callable[[SeriesKey], float]) -> Iterator[Finding]:

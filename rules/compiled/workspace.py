@@ -63,7 +63,7 @@ class Workspace:
         for name in names.context:
             self.variables[names.fact_of(name)] = facts[name]
         for fold in names.folds:
-            follower = make_fold(fold.function, fold.length)
+            follower = make_fold(fold.function, fold.length, fold.skip)
             self.series[fold.key].followers.append(follower)
             self.variables[names.fold_of(fold)] = follower
         for window in names.windows:

@@ -18,17 +18,19 @@ from ..compiled.feeding import feed
 from ..compiled.program import gate_name
 from ..compiled.series import SLACK, Series
 from ..compiled.workspace import Cell, Workspace
+from ..language.metric_keys import keys_read
 from ..language.references import ALSO_CALLED, SeriesKey
 from ..language.timing import SpanTimer
 from ..late_events import lag_of
 from ..policy_file.declarations import Controller
 from ..policy_file.policy import Policy
 from ..policy_file.registration import METRIC_CLASSES
-from ..semantics import FIRST_WITH_CONTEXT
+from ..semantics import FIRST_WITH_CONTEXT, FIRST_WITH_KEY_WARNINGS
 from .computed_series import ComputedSeries
 from .decisions import Outcome, RuleError, RuleWarning
 from .gates import FiringGate, FiringLimits, shared_timers
 from .metric_runners import MetricRunner, compute_all
+from .missing_keys import ExpectedKeys
 from .missing_series import MISSING_SERIES_AFTER, REMEMBERED_NAMES, missing_series
 from .outcomes import OutcomeMaker, place_of
 from .standing_answers import StandingAnswers
@@ -80,14 +82,24 @@ class EventFold:
         self._reminds = any(state.unseen for state in self._states)
 
     def _build_metrics(self, plan: Plan) -> None:
+        expected = self._expected_keys()
         for declaration in self.policy.metrics:
             metric = METRIC_CLASSES[declaration.class_name](declaration.arguments, plan)
             cell = self._workspace.cells.setdefault(declaration.name, Cell())
-            gauge = MetricRunner(declaration.name, metric, cell, self.policy.source)
+            gauge = MetricRunner(declaration.name, metric, cell, self.policy.source, expected[declaration.name])
             self._gauges.append(gauge)
             self._reads[declaration.name] = self._reads.get(declaration.name, frozenset()) | metric.reads
             for kind in metric.kinds:
                 self.listener(kind).gauges.append(gauge)
+
+    def _expected_keys(self) -> dict[str, ExpectedKeys]:
+        """Return the keys that rules read of each metric; none under semantics that do not warn of missing ones."""
+        reads: dict[str, dict[tuple[str, ...], str]] = {metric.name: {} for metric in self.policy.metrics}
+        if self.policy.semantics_version >= FIRST_WITH_KEY_WARNINGS:
+            for controller in self.policy.controllers:
+                for read in (read for rule in controller.bound_rules for read in keys_read(rule)):
+                    reads[read.metric].setdefault(read.path, controller.name)
+        return {name: ExpectedKeys(name, paths) for name, paths in reads.items()}
 
     def _take_constants(self, plan: Plan) -> None:
         """Fill the series of constants that the loop declared with their one value; no event feeds them."""
@@ -153,7 +165,7 @@ class EventFold:
         """Let all controllers start fresh: patience, past decisions, and what was already reported."""
         self.standing.forget()
         for gauge in self._gauges:
-            gauge.error_count = 0
+            gauge.renew()
         for state in self._states:
             state.forget(self._unseen_of(state.declaration))
             state.restraint.renew()
@@ -246,8 +258,8 @@ class EventFold:
             listener.until_trim = SLACK
             self._workspace.trim(listener.series)
 
-    def compute(self, listener: Listener, event: Event) -> Sequence[RuleError]:
-        """Compute the controller metrics of an event's kind; return the errors of first failures."""
+    def compute(self, listener: Listener, event: Event) -> Sequence[RuleError | RuleWarning]:
+        """Compute the controller metrics of an event's kind; return first failures and warnings."""
         return compute_all(listener.gauges, event)
 
     def _judge(

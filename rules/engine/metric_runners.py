@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 
 from ...store.errors import shortened
 from ...store.events import Event
@@ -10,7 +10,8 @@ from ..compiled.workspace import Cell
 from ..language.undefined import UNAVAILABLE
 from ..late_events import lag_of
 from ..policy_file.metrics import Metric
-from .decisions import RuleError
+from .decisions import RuleError, RuleWarning
+from .missing_keys import ExpectedKeys
 
 
 class MetricRunner:
@@ -21,22 +22,29 @@ class MetricRunner:
         metric: The metric that computes.
         cell: Receives the value.
         source: The origin of the policy, as messages name it.
+        expected: The keys that rules read of it.
 
     Attributes:
         error_count: How often it failed.
     """
 
-    __slots__ = ("_cell", "_metric", "_source", "error_count", "name")
+    __slots__ = ("_cell", "_expected", "_metric", "_source", "error_count", "name")
 
-    def __init__(self, name: str, metric: Metric, cell: Cell, source: str) -> None:
+    def __init__(self, name: str, metric: Metric, cell: Cell, source: str, expected: ExpectedKeys) -> None:
         self.name = name
         self.error_count = 0
         self._metric = metric
         self._cell = cell
         self._source = source
+        self._expected = expected
 
-    def take(self, event: Event) -> RuleError | None:
-        """Compute the metric; return an error for its first failure, else None.
+    def renew(self) -> None:
+        """Forget what was already reported."""
+        self.error_count = 0
+        self._expected.renew()
+
+    def take(self, event: Event) -> Sequence[RuleError | RuleWarning]:
+        """Compute the metric; return an error for its first failure, and warnings about keys that it never has.
 
         A failure makes the metric unavailable until its next event.
         """
@@ -45,9 +53,9 @@ class MetricRunner:
         except Exception as error:  # Third-party code may raise; training continues, and the failure is recorded.
             self._cell.value = UNAVAILABLE
             self.error_count += 1
-            return self._failure(event, error) if self.error_count == 1 else None
+            return (self._failure(event, error),) if self.error_count == 1 else ()
         self._cell.value = UNAVAILABLE if computed is None else computed
-        return None
+        return self._expected.take(computed, event) if self._expected.unseen and isinstance(computed, Mapping) else ()
 
     def _failure(self, event: Event, error: Exception) -> RuleError:
         what = shortened(" ".join(f"{type(error).__name__}: {error}".split()), 300)
@@ -56,6 +64,6 @@ class MetricRunner:
         return RuleError(self.name, f"on_{event.kind}", *place, error=f"{where}: {what}", value_lag=lag_of(event))
 
 
-def compute_all(gauges: Iterable[MetricRunner], event: Event) -> list[RuleError]:
-    """Compute controller metrics; return the errors of those that failed for the first time."""
-    return [failure for gauge in gauges if (failure := gauge.take(event)) is not None]
+def compute_all(gauges: Iterable[MetricRunner], event: Event) -> list[RuleError | RuleWarning]:
+    """Compute controller metrics; return what is reported about them for the first time."""
+    return [reported for gauge in gauges for reported in gauge.take(event)]

@@ -255,7 +255,9 @@ class _Binder:
             self.references[node] = ref.SeriesLength(key)
             return
         reader = WindowReader(lambda part: constant(part, self.scope, variables), self.refuse, self.expression.segment)
-        if function.reduction is not None:
+        if function.name in (EMA, PEAK):
+            self._visit_fold(node, function, key, reader)
+        elif function.reduction is not None:
             window = reader.window(node, function, key)
             if window is not None:
                 self.references[node] = window
@@ -266,22 +268,35 @@ class _Binder:
             self.visit(argument, variables)
 
     def _visit_look_back(self, node: ast.Call, function: Function, key: ref.SeriesKey, reader: WindowReader) -> None:
-        """Bind ``lag``, ``delta``, ``ema`` and ``peak``, which take at most one number."""
-        least = {"lag": 0, "delta": 1, EMA: 1}.get(function.name)
-        is_given = len(node.args) == 2
-        if node.keywords or len(node.args) > 2 or (is_given == (least is None) and function.name != "delta"):
+        """Bind ``lag`` and ``delta``, which take at most one number."""
+        is_lag, is_given = function.name == "lag", len(node.args) == 2
+        if node.keywords or len(node.args) > 2 or (is_lag and not is_given):
             what = f"{function.name} of a series does not take these arguments"
             self.refuse(node, what, f"Write {function.signature}.")
             return
-        number = reader.whole(node.args[1], least or 0, "window length") if is_given else 1
-        if number is None:
-            return
-        if function.name in (EMA, PEAK):
-            self.references[node] = ref.SeriesFold(function.name, key, number)
-            self._read_series(key, Need())
-        else:
-            self.references[node] = (ref.SeriesValue if function.name == "lag" else ref.SeriesChange)(key, number)
+        number = reader.whole(node.args[1], 0 if is_lag else 1, "window length") if is_given else 1
+        if number is not None:
+            self.references[node] = (ref.SeriesValue if is_lag else ref.SeriesChange)(key, number)
             self._read_series(key, Need(number + 1))
+
+    def _visit_fold(self, node: ast.Call, function: Function, key: ref.SeriesKey, reader: WindowReader) -> None:
+        """Bind ``ema`` and ``peak``, which have no window: they read a series from its first value on."""
+        is_ema = function.name == EMA
+        keywords = {keyword.arg: keyword.value for keyword in node.keywords}
+        lengths = [*node.args[1:], *([keywords["n"]] if "n" in keywords else [])]
+        refused = set(keywords) & (WINDOW_KEYWORDS - {"skip"})
+        if refused:
+            what = f"{function.name} reads a series from its first value on; it does not take '{min(refused)}'"
+            self.refuse(node, what, f"Of these arguments it takes skip. Write {function.signature}.")
+        elif not set(keywords) <= {"skip", "n"} or len(lengths) != is_ema:
+            what = f"{function.name} of a series does not take these arguments"
+            self.refuse(node, what, f"Write {function.signature}.")
+        else:
+            length = reader.whole(lengths[0], 1, "window length") if is_ema else 1
+            skip = reader.whole(keywords["skip"], 0, "skip") if "skip" in keywords else 0
+            if length is not None and skip is not None:
+                self.references[node] = ref.SeriesFold(function.name, key, length, skip)
+                self._read_series(key, Need())
 
     def _series_read(self, node: ast.expr, variables: Mapping[str, str]) -> ref.SeriesKey | None:
         """Visit a function's argument and return the series that it gives; None when it is refused.

@@ -7,9 +7,21 @@ from typing import Final
 
 from .bound_rule import BoundRule
 from .functions import FUNCTIONS
-from .references import ParamValue, PastDecisions, SeriesChange, SeriesFold, SeriesValue, Window
+from .references import (
+    ContextValue,
+    Param,
+    ParamValue,
+    PastDecisions,
+    SeriesChange,
+    SeriesFold,
+    SeriesLength,
+    SeriesValue,
+    Window,
+)
 
 _FLOAT_KEEPING: Final = (ast.Add, ast.Sub, ast.Mult, ast.Div, ast.FloorDiv, ast.Mod)
+#: Facts about the run that are whole numbers; the others are floats.
+_WHOLE_FACTS: Final = frozenset({"step", "max_steps", "world_size"})
 _GIVE_TRUTH: Final = frozenset({"isnan", "isfinite", "any", "all"})
 
 
@@ -51,3 +63,21 @@ def gives_truth(node: ast.expr, rule: BoundRule) -> bool:
     if isinstance(node, ast.Call):
         return isinstance(node.func, ast.Name) and node.func.id in _GIVE_TRUTH
     return isinstance(node, ast.Compare) or (isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not))
+
+
+def example_values(node: ast.expr, rule: BoundRule) -> tuple[Param, ...]:
+    """Return one value of each type that the node may have, as far as the text shows."""
+    reference = rule.references.get(node)
+    if isinstance(reference, ParamValue):
+        return (reference.value,)
+    if isinstance(node, ast.Constant) and isinstance(node.value, (bool, int, float, str)):
+        return (node.value,)
+    if isinstance(node, ast.JoinedStr):
+        return ("text",)
+    if gives_truth(node, rule):
+        return (True,)
+    if gives_float(node, rule) or (isinstance(reference, ContextValue) and reference.name not in _WHOLE_FACTS):
+        return (0.5,)
+    if isinstance(reference, (SeriesLength, ContextValue, PastDecisions, Window)):
+        return (1,)
+    return (0.5, 1, True, "text")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Iterable
 from typing import Final
 
@@ -17,17 +18,27 @@ from .undefined import Undefined
 class Fold(ABC):
     """One number over one series.
 
+    Args:
+        skip: How many of the newest values are left out.
+
     Attributes:
         number: The number; None before the first finite value.
     """
 
-    __slots__ = ("number",)
+    __slots__ = ("_skip", "_skipped", "number")
 
-    def __init__(self) -> None:
+    def __init__(self, skip: int = 0) -> None:
         self.number: float | None = None
+        self._skip = skip
+        self._skipped: deque[float] = deque()
 
     def append(self, value: float) -> None:
         """Take the next value of the series."""
+        if self._skip:
+            self._skipped.append(value)
+            if len(self._skipped) <= self._skip:
+                return
+            value = self._skipped.popleft()
         if math.isfinite(value):
             self.number = value if self.number is None else self.following(self.number, value)
 
@@ -51,12 +62,13 @@ class Ema(Fold):
 
     Args:
         length: The n of the formula: roughly the number of values that it averages over.
+        skip: How many of the newest values are left out.
     """
 
     __slots__ = ("_weight",)
 
-    def __init__(self, length: int) -> None:
-        super().__init__()
+    def __init__(self, length: int, skip: int = 0) -> None:
+        super().__init__(skip)
         self._weight = 2 / (length + 1)
 
     def following(self, number: float, value: float) -> float:
@@ -78,9 +90,9 @@ EMA: Final = "ema"
 PEAK: Final = "peak"
 
 
-def make_fold(name: str, length: int) -> Fold:
+def make_fold(name: str, length: int, skip: int = 0) -> Fold:
     """Return the fold of that name; ``length`` is the n of an average, and a peak ignores it."""
-    return Ema(length) if name == EMA else Peak()
+    return Ema(length, skip) if name == EMA else Peak(skip)
 
 
 def ema(values: Iterable[float], length: int) -> float:

@@ -104,11 +104,12 @@ class Window:
 
 @dataclass(frozen=True, slots=True)
 class SeriesFold:
-    """A number that is folded over a series from its first value on."""
+    """A number that is folded over a series from its first value on, without the ``skip`` newest ones."""
 
     function: str
     key: SeriesKey
     length: int
+    skip: int = 0
 
 
 @dataclass(frozen=True, slots=True)

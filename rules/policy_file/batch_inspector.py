@@ -45,6 +45,7 @@ class DataBatchInspector(Metric):
     )
     kinds = reads = frozenset({"step_end"})
     reads_samples = True
+    keys = frozenset({"is_bad", "loss", "threshold", "samples", "spiking", "share", "sample_ids", "losses"})
 
     def __init__(self, arguments: Mapping[str, ArgumentValue], plan: Plan) -> None:
         super().__init__(arguments, plan)

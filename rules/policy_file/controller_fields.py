@@ -122,7 +122,9 @@ class ControllerFieldReader(FieldReader):
         """Whether the controller orders nothing."""
         return self.choice(fields, "mode", where, (ACT, SHADOW)) == SHADOW
 
-    def message(self, fields: Fields, where: str, scope: NameScope, names: Names) -> MessageTemplate | None:
+    def message(
+        self, fields: Fields, where: str, scope: NameScope, names: Names, *, checks_formats: bool
+    ) -> MessageTemplate | None:
         """Return the template of a decision's message; None without one, or when it is refused."""
         if "message" not in fields:
             return None
@@ -132,7 +134,7 @@ class ControllerFieldReader(FieldReader):
             return None
         assert isinstance(node, yaml.ScalarNode)
         try:
-            return parse_message(text, scope, names)
+            return parse_message(text, scope, names, checks_formats=checks_formats)
         except ExpressionError as error:
             for fault in error.faults:
                 place = self.document.place_in(node, fault.offset)

@@ -6,9 +6,9 @@ can read, and never fails: a note replaces whatever cannot be shown.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from types import CodeType
+from types import CodeType, MappingProxyType
 from typing import Any, Final
 
 from ...store.errors import shortened
@@ -18,12 +18,17 @@ from ..compiled.names import Names
 from ..errors import ExpressionError, Fault
 from ..language.binding import bind
 from ..language.bound_rule import BoundRule, NameScope
+from ..language.expression_types import example_values
 from ..language.expressions import parse
 from ..language.text import check_specification, formatted, rendered
 from ..language.undefined import UNAVAILABLE
 
 MAX_TEMPLATE_LENGTH: Final = 2_000
 MAX_MESSAGE_LENGTH: Final = 10_000
+
+_KINDS_OF_VALUES: Final[Mapping[type, str]] = MappingProxyType(
+    {float: "a float", int: "a whole number", bool: "a truth value", str: "a text"}
+)
 
 _OPENING: Final = "([{"
 _CLOSING: Final = ")]}"
@@ -64,13 +69,14 @@ class MessageTemplate:
         return tuple(part for part in self.parts if isinstance(part, MessageField))
 
 
-def parse_message(text: str, scope: NameScope, names: Names) -> MessageTemplate:
+def parse_message(text: str, scope: NameScope, names: Names, *, checks_formats: bool = True) -> MessageTemplate:
     """Parse a template; check and compile its expressions.
 
     Args:
         text: The template; ``{{`` and ``}}`` are braces.
         scope: The names that expressions can use.
         names: The policy's names for generated code.
+        checks_formats: Whether to refuse a format that fits no value of its expression.
 
     Raises:
         ExpressionError: The template is invalid. The error holds all faults of all expressions, each with its offset in
@@ -87,6 +93,8 @@ def parse_message(text: str, scope: NameScope, names: Names) -> MessageTemplate:
         try:
             bound = bind(parse(piece), scope, is_condition=False)
             check_specification(specification)
+            if checks_formats:
+                _check_format(specification, bound)
             parts.append(
                 MessageField(piece, specification, bound, Translator(bound, names).code(bound.expression.tree))
             )
@@ -97,6 +105,27 @@ def parse_message(text: str, scope: NameScope, names: Names) -> MessageTemplate:
     if faults:
         raise ExpressionError(faults)
     return MessageTemplate(text, tuple(parts))
+
+
+def _check_format(specification: str, bound: BoundRule) -> None:
+    """Refuse a format that fails for every value that the expression may have.
+
+    Raises:
+        ExpressionError: The format is refused.
+    """
+    examples = example_values(bound.expression.tree, bound)
+    if specification and not any(_takes(value, specification) for value in examples):
+        what = f"{_KINDS_OF_VALUES[type(examples[0])]} has no such format" if len(examples) == 1 else "not a format"
+        fix = "Write {loss:.3f} for three decimals, or no format."
+        raise ExpressionError([Fault(len(bound.expression.text) + 1, what, repr(specification), fix)])
+
+
+def _takes(value: object, specification: str) -> bool:
+    try:
+        format(value, specification)
+    except ValueError:
+        return False
+    return True
 
 
 def _pieces(text: str) -> Iterator[tuple[int, str, str | None]]:

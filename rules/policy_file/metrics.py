@@ -43,6 +43,7 @@ class Metric(ABC):
         arguments: The arguments that a policy file may set under ``arguments:``.
         kinds: Kinds of events at which it is computed.
         reads: Kinds of events whose numbers its value carries.
+        keys: The keys of its value, where they are the same for every run; None where they are not.
         reads_samples: Whether it reads the sample losses of events. Only then do events carry them.
         version: Changes when the same events would give other values than before. Part of the policy's digest.
         given: The arguments that the policy file sets, defaults filled in.
@@ -52,6 +53,7 @@ class Metric(ABC):
     arguments: ClassVar[Mapping[str, Argument]] = MappingProxyType({})
     kinds: frozenset[str] = frozenset()
     reads: frozenset[str] = frozenset()
+    keys: ClassVar[frozenset[str] | None] = None
     reads_samples: ClassVar[bool] = False
     version: ClassVar[str] = ""
 
@@ -123,6 +125,16 @@ class TrainingState(Metric):
         }
     )
 
+    keys = _TOLD | {
+        "epoch",
+        "global_step",
+        "log_history",
+        "is_local_process_zero",
+        "is_world_process_zero",
+        "stateful_callbacks",
+        "is_final",
+    }
+
     def __init__(self, arguments: Mapping[str, ArgumentValue], plan: Plan) -> None:
         super().__init__(arguments, plan)
         self._history: list[dict[str, Any]] = []
@@ -192,6 +204,7 @@ class HistoryBasedMetric(Metric):
 
     arguments = MappingProxyType({"window_size": Argument(ArgumentType.WHOLE, 1)})
     kinds = reads = frozenset({"log", "evaluate"})
+    keys = frozenset({"training_loss", "metrics", "window_size"})
 
     def __init__(self, arguments: Mapping[str, ArgumentValue], plan: Plan) -> None:
         super().__init__(arguments, plan)
@@ -241,6 +254,7 @@ class PerProcessState(Metric):
     """The process that writes events: its ``rank``."""
 
     kinds = _STATE_KINDS
+    keys = frozenset({"rank"})
 
     def __init__(self, arguments: Mapping[str, ArgumentValue], plan: Plan) -> None:
         super().__init__(arguments, plan)

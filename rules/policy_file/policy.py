@@ -6,16 +6,17 @@ import ast
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
 
 from ...store.errors import TelemetryError
-from ..language.context import CONTEXT
+from ..errors import PolicyError
 from ..language.references import Param
 from ..language.timing import Span, StepWindow
-from ..semantics import FIRST_WITH_CONTEXT, SEMANTICS_VERSION
+from ..semantics import KNOWN_SEMANTICS, SEMANTICS_VERSION
 from .blueprint import Blueprint, draw_blueprint
 from .declarations import SHADOW, Controller, MetricDeclaration, OperationDeclaration
 from .document import Document, read_text
@@ -130,8 +131,7 @@ def parse_policy(
     Args:
         semantics_version: The version under which to read it, such as the one that a run was recorded under.
     """
-    context = () if semantics_version < FIRST_WITH_CONTEXT else tuple(CONTEXT)
-    declarations = read_declarations(Document(text, source), params or {}, context)
+    declarations = read_declarations(Document(text, source), params or {}, semantics_version)
     return Policy(
         source=source,
         text=text,
@@ -157,6 +157,22 @@ def shipped_policies() -> Mapping[str, Path]:
 def shipped_tests() -> Mapping[str, Path]:
     """Return the tests of the shipped policies: name of the policy to path."""
     return MappingProxyType({path.name.partition(".")[0]: path for path in sorted(_SHIPPED.glob("*.test.yaml"))})
+
+
+def load_recorded_policy(path: str | Path) -> Policy:
+    """Read, check and compile a policy file under the newest semantics that accept it, for a run that may know it.
+
+    Raises:
+        PolicyError: No semantics accept it. The error is that of the newest.
+    """
+    text, source = read_text(path), str(path)
+    try:
+        return parse_policy(text, source=source)
+    except PolicyError:
+        for version in sorted(KNOWN_SEMANTICS - {SEMANTICS_VERSION}, reverse=True):
+            with suppress(PolicyError):
+                return parse_policy(text, source=source, semantics_version=version)
+        raise
 
 
 def _reparsed(text: str, source: str, params: Mapping[str, Param], semantics_version: int) -> Policy:

@@ -6,7 +6,7 @@ Takes a document; returns declarations with all names resolved, or raises every 
 from __future__ import annotations
 
 import keyword
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Final, TypeVar
@@ -20,10 +20,12 @@ from ..compiled.names import Names
 from ..errors import ExpressionError, PolicyError, suggestion
 from ..language.binding import bind
 from ..language.bound_rule import NameScope
+from ..language.context import CONTEXT
 from ..language.expressions import parse
 from ..language.patience import MODES, RESET_ON_FAILURE, Patience
 from ..language.references import Param
 from ..language.timing import Span
+from ..semantics import FIRST_WITH_CHECKED_FORMATS, FIRST_WITH_CONTEXT
 from .arguments import ArgumentValue
 from .controller_fields import TIMING_KEYS, ControllerFieldReader
 from .declarations import Controller, MetricDeclaration, OperationDeclaration, Rule
@@ -67,18 +69,18 @@ class Declarations:
     names: Names = field(default_factory=Names)
 
 
-def read_declarations(document: Document, overrides: Mapping[str, object], context: Collection[str]) -> Declarations:
+def read_declarations(document: Document, overrides: Mapping[str, object], semantics_version: int) -> Declarations:
     """Return the declarations of a document, with params overridden.
 
     Args:
         document: The file.
         overrides: Values of params that replace those of the file.
-        context: Names of facts about the run.
+        semantics_version: The version under which it is read.
 
     Raises:
         PolicyError: The policy is invalid. The error holds every problem of the file and of the overrides.
     """
-    reader = _PolicyReader(document, context)
+    reader = _PolicyReader(document, semantics_version)
     declarations = reader.read(overrides)
     if reader.problems:
         raise PolicyError(reader.problems)
@@ -88,12 +90,13 @@ def read_declarations(document: Document, overrides: Mapping[str, object], conte
 class _PolicyReader(ControllerFieldReader):
     """Reads the keys of a policy: first those that others refer to, last the controllers that refer to them."""
 
-    def __init__(self, document: Document, context: Collection[str]) -> None:
+    def __init__(self, document: Document, semantics_version: int) -> None:
         super().__init__(document)
         self._actions: dict[str, tuple[str, ...]] = {}
         # A metric or operation of an unknown class keeps its name, so that one mistake is one problem.
         self._metric_names: dict[str, None] = {}
-        self._context = context
+        self._context = () if semantics_version < FIRST_WITH_CONTEXT else tuple(CONTEXT)
+        self._checks_formats = semantics_version >= FIRST_WITH_CHECKED_FORMATS
         self._scope = NameScope()
         self._cooldowns: Mapping[str, Span] = {}
         self._names = Names()
@@ -271,7 +274,7 @@ class _PolicyReader(ControllerFieldReader):
         hold, cooldown = self.hold(fields, where), self.cooldown(fields, where, self._cooldowns)
         is_once, between = self.is_once(fields, where), self.between(fields, where)
         severity, is_shadow = self.severity(fields, where), self.is_shadow(fields, where)
-        message = self.message(fields, where, self._scope, self._names)
+        message = self.message(fields, where, self._scope, self._names, checks_formats=self._checks_formats)
         if name is None or rule is None:
             return None
         return Controller(
