@@ -14,8 +14,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 
 from .errors import DamagedLog, InvalidEvent
-from .events import KINDS, Event
+from .events import INIT_END, KINDS, Event
 
+_KINDS: Final = KINDS | {INIT_END}
 _TO_TEXT: Final = {math.inf: "Infinity", -math.inf: "-Infinity"}
 _FROM_TEXT: Final = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
@@ -115,7 +116,7 @@ def events_from_lines(lines: Iterable[str], *, source: str) -> Iterator[Event]:
 
     Every key but ``event`` may be missing. A missing ``step`` is one more than the previous at ``step_end``, else the
     previous (0 at first). A missing ``seq`` is the event's index; other missing numbers are 0, a missing ``epoch`` is
-    None.
+    None. An ``init_end`` precedes every stream, so its line adds no event.
 
     Raises:
         InvalidEvent: A line is not an event; the error names ``source`` and the line number.
@@ -128,6 +129,8 @@ def events_from_lines(lines: Iterable[str], *, source: str) -> Iterator[Event]:
         where = f"{source}:{number}"
         document = _document(line, where)
         kind = document["event"]
+        if kind == INIT_END:
+            continue
         defaults = {"step": step + 1 if kind == "step_end" else step, "seq": index}
         event = Event(
             kind=kind,
@@ -149,9 +152,9 @@ def _document(line: str, where: str) -> dict[str, Any]:
         raise InvalidEvent(f"not JSON ({error})", where=where, got=line.rstrip()) from None
     if not isinstance(document, dict) or not isinstance(document.get("event"), str):
         raise InvalidEvent('a line must be an object with the key "event"', where=where, got=line.rstrip())
-    if document["event"] not in KINDS:
-        near = difflib.get_close_matches(document["event"], KINDS, n=1)
-        fix = f"Did you mean {near[0]!r}?" if near else f"Known kinds: {', '.join(sorted(KINDS))}"
+    if document["event"] not in _KINDS:
+        near = difflib.get_close_matches(document["event"], _KINDS, n=1)
+        fix = f"Did you mean {near[0]!r}?" if near else f"Known kinds: {', '.join(sorted(_KINDS))}"
         raise InvalidEvent("unknown kind of event", where=where, got=document["event"], fix=fix)
     unknown = sorted(document.keys() - _KEYS)
     if unknown:

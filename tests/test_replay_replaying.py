@@ -160,6 +160,18 @@ def test_values_of_a_decision_that_are_not_finite_are_spelt_out() -> None:
     }
 
 
+def test_a_decision_has_its_severity_and_message_if_it_has_any() -> None:
+    """They are those of the controller that made it."""
+    policy = parse_policy(
+        "controllers: [{name: it, triggers: [on_step_end], rule: loss > 2, operations: [], severity: critical,"
+        " message: 'loss {loss:.1f}'}]"
+    )
+    (decision,) = replay(policy, losses(1, 3)).decisions
+    shown = decision.to_json()
+
+    assert (shown["severity"], shown["message"]) == ("critical", "loss 3.0")
+
+
 numbers = st.one_of(
     st.floats(min_value=0, max_value=10), st.sampled_from([math.nan, math.inf, -math.inf, 0.0, 1.0, 1e17])
 )

@@ -85,6 +85,40 @@ def test_a_finding_stands_at_the_comparison_and_says_what_to_do() -> None:
     ]
 
 
+KEYED = """
+controller_metrics:
+  - {name: m, class: Loss}
+  - {name: s, class: TrainingState}
+  - {name: h, class: HistoryBasedMetric}
+  - {name: b, class: DataBatchInspector}
+"""
+
+
+@pytest.mark.parametrize(
+    ("rule", "what"),
+    [
+        ("s.global_stp > 3", "'s' has no key 'global_stp'. Did you mean 'global_step'?"),
+        ("s['global_stp'] > 3", "'s' has no key 'global_stp'. Did you mean 'global_step'?"),
+        ("h.training_los.loss[-1] > 3", "'h' has no key 'training_los'. Did you mean 'training_loss'?"),
+        ("b.bad", "'b' has no key 'bad'. Did you mean 'is_bad'?"),
+    ],
+)
+def test_a_key_that_a_metric_never_has_is_found(rule: str, what: str) -> None:
+    """The finding is about the key."""
+    (line,) = (line for line in warnings(rule, head=KEYED) if line.endswith("[key]"))
+
+    assert what in line
+
+
+@pytest.mark.parametrize(
+    "rule",
+    ["m.los > 2 or isnan(m.los)", "s.global_step > 3", "h.training_loss.los[-1] > 3", "s.get('x') == 1", "b['is_bad']"],
+)
+def test_a_key_that_a_metric_may_have_is_not(rule: str) -> None:
+    """The keys of a log are unknown before the run, and a method is no key."""
+    assert [line for line in warnings(rule, head=KEYED) if line.endswith("[key]")] == []
+
+
 HISTORY = """
 controller_metrics:
   - {name: w, class: HistoryBasedMetric, arguments: {window_size: 10}}

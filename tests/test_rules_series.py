@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from steptape.rules.engine.decisions import Decision, Outcome, RuleError, RuleWarning
 from steptape.rules.engine.engine import Engine
+from steptape.rules.engine.missing_keys import MISSING_KEY_AFTER
 from steptape.rules.policy_file.policy import parse_policy
 from steptape.store.events import Event
 
@@ -36,6 +37,53 @@ def fires(rule: str, values: Sequence[float], *, head: str = "") -> list[int]:
     outcomes = fold(engine(rule, head=head), steps(values))
     assert all(isinstance(outcome, Decision) for outcome in outcomes), outcomes
     return [outcome.seq for outcome in outcomes]
+
+
+LOGGED = """
+controller_metrics:
+  - {name: m, class: Loss}
+  - {name: h, class: HistoryBasedMetric, arguments: {window_size: 3}}
+"""
+
+
+@pytest.mark.parametrize(
+    ("rule", "warning"),
+    [
+        ("m.los > 2", "'m' has had this key after 100 values; got 'los'. Did you mean 'loss'?"),
+        ("m['zzz'] > 2", "'m' has had this key after 100 values; got 'zzz'. It has: epoch, loss, step"),
+        (
+            "h.training_loss.los[-1] > 2",
+            "'h' has had this key after 100 values; got 'training_loss.los'. Did you mean 'loss'?",
+        ),
+    ],
+)
+def test_a_key_that_no_value_of_a_metric_has_is_warned_of_once(rule: str, warning: str) -> None:
+    """The rule is dead, like one on a misspelt series."""
+    run = engine(rule, trigger="on_log", head=LOGGED)
+    logs = [Event("log", step=at, seq=at, metrics={"loss": float(at)}) for at in range(MISSING_KEY_AFTER + 200)]
+
+    (outcome,) = fold(run, logs)
+
+    assert isinstance(outcome, RuleWarning)
+    assert (outcome.controller, outcome.seq) == ("c", MISSING_KEY_AFTER - 1)
+    assert outcome.warning == f"no value of controller metric {warning}"
+
+
+@pytest.mark.parametrize("rule", ["m.late > 2", "m.loss > 1000", "m.get('los', 0) > 2"])
+def test_a_key_that_comes_before_the_hundredth_value_is_not_warned_of(rule: str) -> None:
+    """Some keys come later than others."""
+    names = [{"loss": 1.0, **({"late": 1.0} if at == MISSING_KEY_AFTER - 1 else {})} for at in range(300)]
+    logs = [Event("log", step=at, seq=at, metrics=metrics) for at, metrics in enumerate(names)]
+
+    assert fold(engine(rule, trigger="on_log", head=LOGGED), logs) == []
+
+
+def test_a_policy_of_earlier_semantics_is_not_warned_of_a_key() -> None:
+    """Runs recorded no such warning."""
+    controllers = "controllers: [{name: c, triggers: [on_log], rule: m.los > 2, operations: []}]\n"
+    logs = [Event("log", step=at, seq=at, metrics={"loss": 1.0}) for at in range(300)]
+
+    assert fold(Engine(parse_policy(f"{LOGGED}{controllers}", semantics_version=2)), logs) == []
 
 
 def test_a_bare_name_is_the_newest_value() -> None:

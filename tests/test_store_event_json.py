@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,7 +15,7 @@ from hypothesis import strategies as st
 
 from steptape.store.errors import InvalidEvent
 from steptape.store.event_json import encoded_attrs, event_to_line, events_from_lines
-from steptape.store.events import KINDS, Event
+from steptape.store.events import INIT_END, KINDS, LOOP_KINDS, Event
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=6)
 EVENTS = st.builds(
@@ -33,6 +35,13 @@ EVENTS = st.builds(
 )
 
 
+LANGUAGE = Path(__file__).parent.parent / "docs" / "reference" / "LANGUAGE.md"
+#: Every trigger that the page lists.
+TRIGGERS = re.findall(
+    r"^ *(on_\w+)", LANGUAGE.read_text().partition("## Triggers")[2].partition("\n## ")[0], re.MULTILINE
+)
+
+
 def read(*lines: str) -> list[Event]:
     """Parse the events of these lines."""
     return list(events_from_lines(lines, source="events.jsonl"))
@@ -47,6 +56,21 @@ def test_events_come_back_from_lines_as_they_left(store_facts: Callable[..., Any
 
     assert not any("\n" in line for line in lines)
     assert store_facts(read(*lines)) == store_facts(events)
+
+
+@pytest.mark.parametrize("trigger", TRIGGERS)
+def test_the_kind_of_every_documented_trigger_is_a_kind_of_json_lines(trigger: str) -> None:
+    """The one that precedes every stream adds no event."""
+    kind = trigger.removeprefix("on_")
+    events = read(json.dumps({"event": kind}), '{"event": "step_end"}')
+
+    assert [event.kind for event in events] == [*([] if kind == INIT_END else [kind]), "step_end"]
+    assert [event.seq for event in events] == [*range(len(events))]
+
+
+def test_the_page_lists_every_kind_of_a_loop_as_a_trigger() -> None:
+    """None is left out above."""
+    assert sorted(TRIGGERS) == sorted(f"on_{kind}" for kind in (INIT_END, *LOOP_KINDS))
 
 
 def test_a_line_has_every_key_in_a_fixed_order() -> None:

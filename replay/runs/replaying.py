@@ -71,6 +71,8 @@ class LabelledOutcome:
                 "values": encoded(outcome.values),
                 "validity": str(self.validity),
                 **({} if outcome.acts else {"mode": outcome.mode}),
+                **({"severity": outcome.severity} if outcome.severity else {}),
+                **({"message": outcome.message} if outcome.message else {}),
             }
         if isinstance(outcome, RuleError):
             return {**place, "controller": outcome.controller, "error": outcome.error}
