@@ -14,8 +14,9 @@ import pytest
 import torch
 from waiting import PATIENCE_S
 
-from steptape import Recorder, open_run, verify
+from steptape import Recorder, load_policy, open_run, verify
 from steptape.recorder.late_values import COPIES, VALUE_LAG
+from steptape.replay.runs.replaying import replay
 from steptape.store.events import Event
 from steptape.store.run import Run
 
@@ -34,6 +35,17 @@ controllers:
     triggers: [on_evaluate]
     rule: eval_loss > loss
     operations: [hfcontrols.should_log]
+"""
+
+RARELY = """
+controllers:
+  - {name: high, triggers: [on_step_end], rule: loss > 2, operations: [hfcontrols.should_log]}
+  - name: often
+    triggers: [on_step_end]
+    rule: times_fired("high") % 3 == 2
+    patience: {patience_threshold: 1}
+    operations: [hfcontrols.should_save]
+  - {name: rate, triggers: [on_step_end], rule: lr > 0, cooldown: 4, operations: []}
 """
 
 LOSSES = [2.0, 1.5, 9.0, 9.5, 1.0, math.nan, 30.0, 31.0, 1.0, 0.5, 40.0, 50.0, 60.0, 1.0]
@@ -125,6 +137,36 @@ def test_rules_decide_as_they_do_with_values_of_the_host(
     assert fired(on_device) == fired(on_host)
     assert {name for name, _ in fired(on_host)} == {"spike", "warm", "worse"}
     assert verify(on_device).identical
+
+
+def test_a_loss_that_is_reported_at_some_steps_only_decides_alike_on_the_device(
+    tmp_path: Path, device: Callable[[Any], OnDevice]
+) -> None:
+    """Live, after a resume and in a replay; controllers that read the deciding one decide with it."""
+    rules = tmp_path / "rules.yaml"
+    rules.write_text(RARELY)
+    reported = {1: 1.0, 2: 5.0, 5: 1.0, 8: 4.0, 11: 1.0, 14: 3.0}
+
+    def trained(store: Path, as_loss: Callable[[float], Any]) -> Run:
+        with Recorder(store, run_id="r", rules=rules) as rec:
+            for step in range(1, 10):
+                rec.step(lr=0.1, **({"loss": as_loss(reported[step])} if step in reported else {}))
+            state = rec.state_dict()
+            rec.step(loss=as_loss(-9.0), lr=0.1)
+        with Recorder(store, rules=rules, resume=state) as again:
+            for step in range(10, 17):
+                again.step(lr=0.1, **({"loss": as_loss(reported[step])} if step in reported else {}))
+        return open_run(rec.folder)
+
+    on_host, on_device = trained(tmp_path / "host", float), trained(tmp_path / "device", device)
+
+    assert fired(on_device) == fired(on_host)
+    assert [step for name, step in fired(on_host) if name == "high"] == [2, 3, 4, 8, 9, 10, 14, 15, 16]
+    assert verify(on_device).identical
+    assert verify(on_host).identical
+    assert [row["step"] for row in on_device.decisions().to_pylist()] == [
+        judged.outcome.step for judged in replay(load_policy(rules), on_device).decisions
+    ]
 
 
 def test_a_decision_on_a_late_value_says_both_steps(

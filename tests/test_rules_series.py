@@ -86,6 +86,20 @@ def test_a_policy_of_earlier_semantics_is_not_warned_of_a_key() -> None:
     assert fold(Engine(parse_policy(f"{LOGGED}{controllers}", semantics_version=2)), logs) == []
 
 
+@pytest.mark.parametrize(
+    ("series", "counts"), [("acc if loss > 0 else acc", [0, 0, 1, 2]), ("acc + loss", [0, 1, 1, 2])]
+)
+def test_the_first_series_that_is_evaluated_drives_a_computed_one(series: str, counts: list[int]) -> None:
+    """In a choice that is a series of the condition."""
+    rule = " or ".join(
+        f"(step == {step} and count(({series}), last=9) == {count})" for step, count in enumerate(counts)
+    )
+    values = [{"loss": 1.0}, {"acc": 1.0}, {"loss": 1.0}, {"loss": 1.0, "acc": 1.0}]
+    events = [Event("step_end", step=at, seq=at, metrics=metrics) for at, metrics in enumerate(values)]
+
+    assert [outcome.seq for outcome in fold(engine(rule), events)] == [0, 1, 2, 3]
+
+
 def test_a_bare_name_is_the_newest_value() -> None:
     """The event's own value is present when its rules are evaluated."""
     assert fires("loss > 2.0", [1.0, 3.0, 2.0, 2.5]) == [1, 3]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import pytest
@@ -146,6 +147,33 @@ def test_a_shadow_decision_says_so_and_stands_in_the_digest_as_such() -> None:
     assert (shadow.mode, shadow.acts) == ("shadow", False)
     assert canonical_line(acting) != canonical_line(shadow)
     assert canonical_line(shadow).endswith(',"shadow"]')
+
+
+def test_a_decision_begins_the_next_span() -> None:
+    """The result that decides is its first."""
+    assert fired(engine(controller("True", **{"for": 1})), answers("TTTT")) == [1, 2, 3]
+
+
+def test_an_undefined_answer_leaves_what_holds_as_it_was() -> None:
+    """It is the answer of the last evaluation that had one."""
+    head = "controllers:\n" + controller("{True: a}[isfinite(a)] > 1", name="other")
+    policy = parse_policy(head + controller("holding('other')"))
+    events = [
+        Event("step_end", step=at, seq=at, metrics={"a": a}) for at, a in enumerate([2.0, math.nan, math.nan, 0.0])
+    ]
+    run = Engine(policy)
+    outcomes = [outcome for event in [*events, events[-1]._replace(seq=4)] for outcome in run.observe(event)]
+
+    assert [outcome.seq for outcome in outcomes if outcome.controller == "c"] == [1, 2, 3]
+
+
+def test_a_shared_cooldown_holds_the_later_controller_of_the_file_back_at_the_same_event() -> None:
+    """The earlier one decides first."""
+    first, second = (controller("True", name=name, cooldown="both") for name in ("first", "second"))
+    run = Engine(parse_policy(f"cooldowns: {{both: 2}}\ncontrollers:\n{first}{second}"))
+    outcomes = [outcome for event in answers("TTTT") for outcome in run.observe(event)]
+
+    assert [(outcome.controller, outcome.seq) for outcome in outcomes] == [("first", 0), ("first", 2)]
 
 
 def test_a_message_shows_values_and_never_fails() -> None:

@@ -123,6 +123,8 @@ def test_a_long_window_goes_on_exactly_after_its_buffer_is_full() -> None:
         ("max(delta(loss), last=2)", ["undefined", 1.0, 2.0, 2.0, 1.0]),
         ("max(delta(loss), 1)", ["undefined", 1.0, 2.0, 1, 1.0]),
         ("sum(1 / (loss - 2), last=9)", [-1.0, math.nan, math.nan, math.nan, math.nan]),
+        ("mean(sum(loss, steps=10), 9)", [1.0, 2.0, 20 / 6, 3.5, 4.6]),
+        ("mean(ema(loss, 3), 9)", [1.0, 1.25, 1.75, 2.15625, 2.5625]),
         ("clamp(loss, 2, 4)", [2, 2.0, 4.0, 4.0, 4]),
         ("mean(loss * lr, 9)", [0.5, 0.75, (0.5 + 1.0 + 2.0) / 3, 1.375, 1.6]),
     ],
