@@ -134,7 +134,7 @@ class Tape:
             return ()
         with self.lock:
             self._decided += self._steering.start()
-            self._write_decided(epoch=None)
+            self._write_decided()
             return self._hand_out()
 
     def record(
@@ -284,7 +284,7 @@ class Tape:
     def _judge(self, event: Event) -> None:
         if self._steering is not None and (outcomes := self._steering.observe(event)):
             self._decided += outcomes
-            self._write_decided(event.epoch)
+            self._write_decided()
 
     def _kept(self, step: int, samples: Mapping[str, Any]) -> SampleLosses | None:
         """Return the sample losses to record; None if the step keeps none or they do not fit.
@@ -306,7 +306,7 @@ class Tape:
         if self._gap:
             self._write_gap(step, epoch)
         if self._decided:
-            self._write_decided(epoch)
+            self._write_decided()
         if kind not in _MAY_BE_LATE:
             while (awaited := self._late.next_of_all()) is not None:
                 self._record_late(awaited, step)
@@ -352,12 +352,12 @@ class Tape:
         while (awaited := self._late.next_due(step)) is not None:
             self._record_late(awaited, step)
 
-    def _write_decided(self, epoch: float | None) -> None:
+    def _write_decided(self) -> None:
         """Write pending decisions in order. Keep those that cannot be written for the next call."""
         while self._decided:
             outcome = self._decided[0]
             kind, attrs = outcome_payload(outcome)
-            self._append_note(kind, attrs, outcome.step, epoch, outcome.value_lag)
+            self._append_note(kind, attrs, outcome.step, outcome.epoch, outcome.value_lag)
             self._decision_digest.add(outcome)
             self._written.append(self._decided.pop(0))
 

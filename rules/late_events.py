@@ -1,4 +1,4 @@
-"""Merges an event's late values with its earlier half, so that rules and metrics see one event.
+"""Reads what an event says of late values, and merges them with its earlier half for the semantics 1 and 2.
 
 Such an event arrives twice: first with its host values, later with its late values. In between, its controller metrics
 are not computed, and rules that read awaited values are not evaluated. So a step triggers each rule once, and each

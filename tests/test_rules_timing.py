@@ -151,7 +151,7 @@ def test_a_shadow_decision_says_so_and_stands_in_the_digest_as_such() -> None:
 
 def test_a_decision_begins_the_next_span() -> None:
     """The result that decides is its first."""
-    assert fired(engine(controller("True", **{"for": 1})), answers("TTTT")) == [1, 2, 3]
+    assert fired(engine(controller("True", for_=1)), answers("TTTT")) == [1, 2, 3]
 
 
 def test_an_undefined_answer_leaves_what_holds_as_it_was() -> None:

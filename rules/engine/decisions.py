@@ -33,10 +33,11 @@ class _Outcome:
         trigger: ``on_<kind>`` of the event.
         attempt: The event's attempt.
         rank: The event's rank.
-        seq: The event's seq; -1 for an outcome at ``init_end``, which precedes the stream.
+        seq: The event's seq, or that of the event which ended the wait for late values. -1 at ``init_end``, which
+            precedes the stream.
         step: The event's step.
         epoch: The event's epoch.
-        value_lag: Updates that the loop was ahead of the event when its late values arrived and this was decided.
+        value_lag: Updates that the loop was ahead of the event when this was decided, because values came late.
     """
 
     controller: str

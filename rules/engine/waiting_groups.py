@@ -88,7 +88,9 @@ def _groups(controllers: Iterable[Controller]) -> list[_Group]:
             if group.shared.isdisjoint(joined.shared):
                 apart.append(group)
             else:
-                joined = _Group(*(one | other for one, other in zip(group, joined, strict=True)))  # type: ignore[operator]
+                joined = _Group(
+                    group.shared | joined.shared, group.awaits | joined.awaits, group.controllers | joined.controllers
+                )
         groups = [*apart, joined]
     return groups
 

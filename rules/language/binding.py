@@ -282,7 +282,7 @@ class _Binder:
     def _visit_fold(self, node: ast.Call, function: Function, key: ref.SeriesKey, reader: WindowReader) -> None:
         """Bind ``ema`` and ``peak``, which have no window: they read a series from its first value on."""
         is_ema = function.name == EMA
-        keywords = {keyword.arg: keyword.value for keyword in node.keywords}
+        keywords = {keyword.arg or "": keyword.value for keyword in node.keywords}
         lengths = [*node.args[1:], *([keywords["n"]] if "n" in keywords else [])]
         refused = set(keywords) & (WINDOW_KEYWORDS - {"skip"})
         if refused:

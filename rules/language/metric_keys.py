@@ -29,15 +29,15 @@ def keys_read(rule: BoundRule) -> Iterator[KeyRead]:
     nodes = [*ast.walk(rule.expression.tree)]
     methods = {node.func for node in nodes if isinstance(node, ast.Call)}
     reads = [node for node in nodes if isinstance(node, (ast.Attribute, ast.Subscript)) and node not in methods]
-    paths = {node: path for node in reads if (path := _path(node, rule)) is not None}
+    paths = {node: path for node in reads if (path := _path(node, rule))}
     inner = {node.value for node in paths}
-    for node, (metric, *path) in paths.items():
+    for node, path in paths.items():
         if node not in inner:
-            yield KeyRead(metric, tuple(path), rule.expression.offset(node))
+            yield KeyRead(path[0], path[1:], rule.expression.offset(node))
 
 
-def _path(node: ast.expr, rule: BoundRule) -> tuple[str, ...] | None:
-    """Return the metric and the keys that a node reads; None when it reads something else."""
+def _path(node: ast.expr, rule: BoundRule) -> tuple[str, ...]:
+    """Return the metric and the keys that a node reads; empty when it reads something else."""
     reference = rule.references.get(node)
     if isinstance(reference, MetricValue):
         return (reference.name,)
@@ -46,5 +46,5 @@ def _path(node: ast.expr, rule: BoundRule) -> tuple[str, ...] | None:
     elif isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant) and isinstance(node.slice.value, str):
         before, key = _path(node.value, rule), node.slice.value
     else:
-        return None
-    return None if before is None else (*before, key)
+        return ()
+    return (*before, key) if before else ()
