@@ -8,8 +8,9 @@ once. The two parts share no state but the clock, which therefore has two positi
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
-from typing import Final
+from collections.abc import Sequence
+from contextlib import nullcontext
+from typing import Any, Final
 
 from ...store.events import LATE_FOR, Event
 from ..language.context import Clock
@@ -30,14 +31,15 @@ class _Waiting:
     """One event of the backlog.
 
     Attributes:
-        event: The event; complete once its late values are merged into it.
+        event: The event.
+        late: The event that brought its late values.
         held: The part of the policy that sees it in step order.
         awaited: The names of its late values.
         is_incomplete: Whether the backlog waits for them.
         is_lost: Whether they never arrived.
     """
 
-    __slots__ = ("awaited", "event", "held", "is_incomplete", "is_lost")
+    __slots__ = ("awaited", "event", "held", "is_incomplete", "is_lost", "late")
 
     def __init__(self, event: Event, held: Held, awaited: frozenset[str], *, is_incomplete: bool) -> None:
         self.event = event
@@ -45,6 +47,7 @@ class _Waiting:
         self.awaited = awaited
         self.is_incomplete = is_incomplete
         self.is_lost = False
+        self.late: Event | None = None
 
     def lose(self) -> None:
         """Give up what it awaits."""
@@ -52,17 +55,19 @@ class _Waiting:
         self.is_incomplete = False
 
     def complete(self, late: Event) -> None:
-        """Merge its late values into it."""
-        first = self.event
-        metrics, attrs = {**first.metrics, **late.metrics}, {**first.attrs, **late.attrs}
-        self.event = first._replace(metrics=metrics, attrs=attrs, samples=late.samples or first.samples)
+        """Keep the event that brings its late values."""
+        self.late = late
         self.is_incomplete = False
 
     def seen_at(self, event: Event) -> Event:
-        """Return it as the rules that waited see it: of its own step, but decided at another event."""
+        """Return it as the rules that waited see it: whole and of its own step, but decided at another event."""
+        first, late = self.event, self.late
         reached = event.step + event.value_lag if event.is_late else event.step
-        attrs = {**self.event.attrs, LATE_FOR: self.event.seq}
-        return self.event._replace(seq=event.seq, value_lag=max(reached - self.event.step, 0), attrs=attrs)
+        changed: dict[str, Any] = {"seq": event.seq, "value_lag": max(reached - first.step, 0)}
+        if late is None:
+            return first._replace(**changed, attrs={**first.attrs, LATE_FOR: first.seq})
+        changed["metrics"], changed["attrs"] = {**first.metrics, **late.metrics}, {**first.attrs, **late.attrs}
+        return first._replace(**changed, samples=late.samples or first.samples)
 
 
 class StepOrder:
@@ -169,12 +174,11 @@ class StepOrder:
         fold, event, held = self._fold, waiting.seen_at(at), waiting.held
         listener = fold.listener(event.kind)
         metrics = {name: value for name, value in event.metrics.items() if name in held.names}
-        expected: Mapping[str, float | None] = {**dict.fromkeys(waiting.awaited & held.names), **metrics}
         fold.standing.forget()
-        with fold.clock.behind(self._behind):
+        with fold.clock.behind(self._behind) if fold.needs_clock else nullcontext():
             if fold.needs_clock:
                 fold.clock.take(event)
-            fold.greet(expected, event.kind)
+            fold.greet({**dict.fromkeys(waiting.awaited & held.names), **metrics}, event.kind)
             fold.append(listener, metrics, event)
             failures = () if waiting.is_lost else fold.compute(listener, event)
             if not asks:
