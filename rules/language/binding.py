@@ -256,7 +256,10 @@ class _Binder:
             return
         reader = WindowReader(lambda part: constant(part, self.scope, variables), self.refuse, self.expression.segment)
         if function.name in (EMA, PEAK):
-            self._visit_fold(node, function, key, reader)
+            fold = reader.fold(node, function, key)
+            if fold is not None:
+                self.references[node] = fold
+                self._read_series(key, Need())
         elif function.reduction is not None:
             window = reader.window(node, function, key)
             if window is not None:
@@ -278,25 +281,6 @@ class _Binder:
         if number is not None:
             self.references[node] = (ref.SeriesValue if is_lag else ref.SeriesChange)(key, number)
             self._read_series(key, Need(number + 1))
-
-    def _visit_fold(self, node: ast.Call, function: Function, key: ref.SeriesKey, reader: WindowReader) -> None:
-        """Bind ``ema`` and ``peak``, which have no window: they read a series from its first value on."""
-        is_ema = function.name == EMA
-        keywords = {keyword.arg or "": keyword.value for keyword in node.keywords}
-        lengths = [*node.args[1:], *([keywords["n"]] if "n" in keywords else [])]
-        refused = set(keywords) & (WINDOW_KEYWORDS - {"skip"})
-        if refused:
-            what = f"{function.name} reads a series from its first value on; it does not take '{min(refused)}'"
-            self.refuse(node, what, f"Of these arguments it takes skip. Write {function.signature}.")
-        elif not set(keywords) <= {"skip", "n"} or len(lengths) != is_ema:
-            what = f"{function.name} of a series does not take these arguments"
-            self.refuse(node, what, f"Write {function.signature}.")
-        else:
-            length = reader.whole(lengths[0], 1, "window length") if is_ema else 1
-            skip = reader.whole(keywords["skip"], 0, "skip") if "skip" in keywords else 0
-            if length is not None and skip is not None:
-                self.references[node] = ref.SeriesFold(function.name, key, length, skip)
-                self._read_series(key, Need())
 
     def _series_read(self, node: ast.expr, variables: Mapping[str, str]) -> ref.SeriesKey | None:
         """Visit a function's argument and return the series that it gives; None when it is refused.

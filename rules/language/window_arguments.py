@@ -7,8 +7,9 @@ from collections.abc import Callable
 from typing import Final, Protocol
 
 from ..errors import suggestion
+from .folds import EMA
 from .functions import Function
-from .references import Extent, Half, Param, SeriesKey, Window
+from .references import Extent, Half, Param, SeriesFold, SeriesKey, Window
 
 #: The longest window, in values.
 MAX_WINDOW: Final = 100_000
@@ -64,6 +65,24 @@ class WindowReader:
         if length is None or skip is None or (half is None and "half" in keywords) or None in options:
             return None
         return Window(function, key, length, extent, skip, half, tuple(o for o in options if o is not None))
+
+    def fold(self, call: ast.Call, function: Function, key: SeriesKey) -> SeriesFold | None:
+        """Return an ``ema`` or a ``peak``, which have no window; None when it is refused."""
+        is_ema = function.name == EMA
+        keywords = {keyword.arg or "": keyword.value for keyword in call.keywords}
+        lengths = [*call.args[1:], *([keywords["n"]] if "n" in keywords else [])]
+        refused = set(keywords) & (WINDOW_KEYWORDS - {"skip"})
+        if refused:
+            what = f"{function.name} reads a series from its first value on; it does not take '{min(refused)}'"
+            self._refuse(call, what, f"Of these arguments it takes skip. Write {function.signature}.")
+            return None
+        if not set(keywords) <= {"skip", "n"} or len(lengths) != is_ema:
+            what = f"{function.name} of a series does not take these arguments"
+            self._refuse(call, what, f"Write {function.signature}.")
+            return None
+        length = self.whole(lengths[0], 1, "window length") if is_ema else 1
+        skip = self.whole(keywords["skip"], 0, "skip") if "skip" in keywords else 0
+        return None if length is None or skip is None else SeriesFold(function.name, key, length, skip)
 
     def _refuse_arguments(self, call: ast.Call, function: Function, unknown: set[str]) -> None:
         name = self._segment(call.args[0])
