@@ -14,13 +14,15 @@ from typing import Final
 from ..habits import COMMON_METRICS, CONSTANTS, NOT_FINITE, SECTIONS
 from ..language.bound_rule import BoundRule
 from ..language.context import CONTEXT
-from ..language.references import SeriesKey, SeriesValue
+from ..language.references import SeriesValue
 from ..policy_file.policy import Policy
 
 Doubt = tuple[ast.expr, str]
 
 #: The shortest name that another may be a slip of.
 _LEAST_LENGTH: Final = 4
+#: The shortest name in which a replaced letter is a slip: "less" and "lots" are words of their own.
+_LEAST_REPLACED: Final = 6
 #: A metric's name that reads as arithmetic.
 _ARITHMETIC: Final = re.compile(r"[A-Za-z_]\w*(?:(?:/[A-Za-z_]\w*)+|(?:-[A-Za-z_]\w*)+)")
 _WILDCARD: Final = re.compile(r"[*?]|\[.*\]")
@@ -55,7 +57,9 @@ def near_names(policy: Policy, rule: BoundRule) -> Iterator[Doubt]:
     """Yield bare names of metrics that are near a fact about the run, a constant, or a metric that is more likely."""
     if policy.series is not None:
         return
-    others = {key.name for controller in policy.controllers for key in controller.rule.bound.series if is_plain(key)}
+    others = {
+        key.name for controller in policy.controllers for key in controller.rule.bound.series if not key.is_derived
+    }
     compared = {id(name) for name in _compared_for_equality(rule.expression.tree)}
     seen: set[str] = set()
     for node in ast.walk(rule.expression.tree):
@@ -77,11 +81,6 @@ def wildcards(policy: Policy, rule: BoundRule) -> Iterator[Doubt]:
             yield node, f"reads the one metric called '{reference.key.name}': names have no wildcards"
 
 
-def is_plain(key: SeriesKey) -> bool:
-    """Whether a series is that of a metric, and not of an expression."""
-    return not key.is_derived
-
-
 def _compared_for_equality(tree: ast.expr) -> Iterator[ast.expr]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Compare) and any(isinstance(operator, (ast.Eq, ast.NotEq)) for operator in node.ops):
@@ -98,10 +97,12 @@ def _nearest(name: str, others: Iterable[str]) -> str:
     if name in COMMON_METRICS:
         return ""
     for fact in CONTEXT:
-        if folded == fact or folded == f"{fact}s" or is_slip(folded, fact):
+        if folded in (fact, f"{fact}s") or is_slip(folded, fact, may_replace=False):
             return f"Did you mean the fact '{fact}'? If not, write series(\"{name}\")."
-    for metric in sorted({*COMMON_METRICS, *others} - {name}):
-        if is_slip(name, metric, may_replace=metric in COMMON_METRICS):
+    # Of two uncommon names in one file, the shorter is the slip.
+    longer = {other for other in others if len(other) > len(name)}
+    for metric in sorted(COMMON_METRICS | longer):
+        if is_slip(name, metric, may_replace=len(metric) >= _LEAST_REPLACED):
             return f"Did you mean '{metric}'? If not, write series(\"{name}\")."
     return ""
 
