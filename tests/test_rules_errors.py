@@ -297,6 +297,9 @@ def test_with_a_list_of_series_unknown_names_are_refused() -> None:
         "4:11: unknown name; got 'los'. Did you mean 'loss'?",
         "4:23: unknown series; got \"series('lrr')\". Did you mean 'lr'?",
     ]
+    assert of_rule("los.count(1) == 2", "series: [loss, lr]\n") == [
+        "4:11: unknown name; got 'los'. Did you mean 'loss'?"
+    ]
 
 
 @pytest.mark.parametrize(
