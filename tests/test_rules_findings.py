@@ -264,7 +264,7 @@ def test_keys_at_the_top_that_begin_with_x_are_a_place_for_anchors() -> None:
     """Their contents mean nothing where they are; the same keys deeper in the file are unknown."""
     text = """\
 x-patience: &slow {patience_threshold: 3}
-x-anything: [1, {a: b}]
+x-anything: [1, {a: b, [c]: d}]
 controllers:
   - {name: c, triggers: [on_step_end], rule: loss < 2, operations: [], patience: *slow}
 """

@@ -111,10 +111,11 @@ class PolicyPlaces:
             node = waiting.pop()
             waiting += children(node)
             seen: set[str] = set()
-            for key, _ in node.value if isinstance(node, yaml.MappingNode) else ():
-                if isinstance(key, yaml.ScalarNode) and key.value != "<<" and key.value in seen:
+            pairs = node.value if isinstance(node, yaml.MappingNode) else ()
+            for key in (key for key, _ in pairs if isinstance(key, yaml.ScalarNode) and key.value != "<<"):
+                if key.value in seen:
                     yield self._reader.document.place(key), key.value
-                seen.add(key.value if isinstance(key, yaml.ScalarNode) else "")
+                seen.add(key.value)
 
     def names_without_text(self) -> Iterator[tuple[Place, str]]:
         """Yield each name of an entry that YAML reads as a number or truth value."""
@@ -167,8 +168,10 @@ def _expressions(
     """Yield the expressions of a controller, each with what finds the place of an offset in it."""
     yield controller.rule.bound, controller.rule.place_at
     message = controller.message
-    for field in message.fields if message is not None else ():
-        begin = message.text.index(f"{{{field.text}") + 1 if message is not None else 0
+    if message is None:
+        return
+    for field in message.fields:
+        begin = message.text.index(f"{{{field.text}") + 1
         yield field.bound, partial(places.in_message, index, begin)
 
 
