@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterable, Iterator
+from string import Formatter
 from typing import Final
 
 from ..habits import COMMON_METRICS, CONSTANTS, NOT_FINITE, SECTIONS
@@ -57,9 +58,7 @@ def near_names(policy: Policy, rule: BoundRule) -> Iterator[Doubt]:
     """Yield bare names of metrics that are near a fact about the run, a constant, or a metric that is more likely."""
     if policy.series is not None:
         return
-    others = {
-        key.name for controller in policy.controllers for key in controller.rule.bound.series if not key.is_derived
-    }
+    others = _metrics_read(policy)
     compared = {id(name) for name in _compared_for_equality(rule.expression.tree)}
     seen: set[str] = set()
     for node in ast.walk(rule.expression.tree):
@@ -71,6 +70,25 @@ def near_names(policy: Policy, rule: BoundRule) -> Iterator[Doubt]:
         fix = _nearest(node.id, others)
         if fix:
             yield node, f"'{node.id}' is read as a metric of that name. {fix}"
+
+
+def unread_fields(policy: Policy, log_format: str) -> Iterator[str]:
+    """Yield what is wrong about fields of a ``log_format`` that name a metric, or nearly name what it can show."""
+    shown = {"event_name", "control_name", "step", "epoch", "logs", "metrics", *policy.params}
+    shown |= {declaration.name for declaration in policy.metrics}
+    series = COMMON_METRICS | _metrics_read(policy)
+    for _, field, _, _ in Formatter().parse(log_format):
+        name = re.split(r"[.\[]", field or "", maxsplit=1)[0]
+        if name in series - shown:
+            yield f"a log_format shows no series by its name. Write {{metrics[{name}]}} for the event's own value."
+        elif name and name not in shown:
+            near = next((other for other in sorted(shown) if is_slip(name, other, may_replace=False)), "")
+            if near:
+                yield f"a log_format shows nothing called '{name}'. Did you mean '{near}'?"
+
+
+def _metrics_read(policy: Policy) -> set[str]:
+    return {key.name for controller in policy.controllers for key in controller.rule.bound.series if not key.is_derived}
 
 
 def wildcards(policy: Policy, rule: BoundRule) -> Iterator[Doubt]:

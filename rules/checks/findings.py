@@ -19,10 +19,10 @@ from ..language.references import SeriesKey
 from ..policy_file.declarations import Controller
 from ..policy_file.document import Document, Place, children
 from ..policy_file.fields import FieldReader, Fields
-from ..policy_file.operations import Effect
+from ..policy_file.operations import Effect, LogControl
 from ..policy_file.policy import Policy
 from .comparisons import constant_conditions, exact_floats, wrong_types
-from .doubtful_names import arithmetic_names, near_names, wildcards
+from .doubtful_names import arithmetic_names, near_names, unread_fields, wildcards
 from .length_conditions import NO_LIMIT, impossible_lengths
 from .nan_guard import unguarded_spikes
 
@@ -125,6 +125,13 @@ class PolicyPlaces:
                 if isinstance(name, yaml.ScalarNode) and not name.tag.endswith((":str", ":value")):
                     yield self._reader.document.place(name), name.value
 
+    def log_formats(self) -> Iterator[tuple[Place, str]]:
+        """Yield the ``log_format`` of each operation of class ``LogControl``."""
+        for entry in map(self._fields, self._entries("operations")):
+            if entry["class"].value == LogControl.__name__:
+                node = self._fields(entry["arguments"])["log_format"]
+                yield self._reader.document.place(node), node.value
+
     def finding(self, place: Place, code: FindingCode, controller: Controller, what: str) -> Finding:
         """Return a finding at a place, about a controller."""
         message = f"controller '{controller.name}': {what}"
@@ -141,6 +148,7 @@ def findings_of(policy: Policy) -> list[Finding]:
             *_patience(policy, places),
             *_contradictions(policy, places),
             *_duplicates(policy, places),
+            *_log_formats(policy, places),
             *(found for index in range(len(policy.controllers)) for found in _doubts(policy, places, index)),
         }
     )
@@ -190,6 +198,12 @@ def _duplicates(policy: Policy, places: PolicyPlaces) -> Iterator[Finding]:
     for place, name in places.names_without_text():
         message = f"a name is a text. Write '{name}' in quotes."
         yield Finding(policy.source, place.line, place.column, FindingCode.TYPE, message)
+
+
+def _log_formats(policy: Policy, places: PolicyPlaces) -> Iterator[Finding]:
+    for place, log_format in places.log_formats():
+        for what in unread_fields(policy, log_format):
+            yield Finding(policy.source, place.line, place.column, FindingCode.NEAR_FACT, what)
 
 
 def _unguarded(policy: Policy, places: PolicyPlaces) -> Iterator[Finding]:
