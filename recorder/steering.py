@@ -7,9 +7,11 @@ import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final
 
+from ..rules.checks.findings import FindingCode, findings_of
 from ..rules.engine.decisions import Decision, Outcome, RuleError
 from ..rules.engine.engine import Engine
 from ..rules.policy_file.operations import Effect
+from ..rules.policy_file.policy import Policy
 from ..rules.policy_file.registration import OPERATION_CLASSES
 from ..store.events import Event
 from .control import Control
@@ -64,7 +66,8 @@ class Steering:
         return self._engine.error_counts
 
     def start(self) -> Sequence[Outcome]:
-        """Return what rules decide before the first event."""
+        """Log what is probably wrong in the policy, and return what rules decide before the first event."""
+        _warn_of(self._policy)
         return self._engine.start()
 
     def observe(self, event: Event) -> Sequence[Outcome]:
@@ -130,3 +133,15 @@ class Steering:
             function(*arguments)
         finally:
             self._running.discard(key)
+
+
+def _warn_of(policy: Policy) -> None:
+    """Log the findings of a policy as warnings, except the advice about NaN, which most rules of one line would get."""
+    try:
+        findings = findings_of(policy)
+    except Exception:  # The policy has loaded: no failure of its lint may keep a training from beginning.
+        logger.exception("the policy could not be checked")
+        return
+    for finding in findings:
+        if finding.code is not FindingCode.NAN_GUARD:
+            logger.warning("%s", finding)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from difflib import get_close_matches
+from types import MappingProxyType
 from typing import Any, Self
 
 from ..store.errors import TelemetryError, shortened
@@ -98,15 +99,25 @@ def phrase(what: str, got: str | None = None, fix: str = "", *, where: str = "")
     return f"{line}. {fix}" if fix else line
 
 
-def suggestion(got: str, known: Iterable[str]) -> str:
+def suggestion(got: str, known: Iterable[str], habits: Mapping[str, str] = MappingProxyType({})) -> str:
     """Return a sentence that names the nearest known name, or else lists the known names; empty when none is known.
+
+    Args:
+        got: The unknown name.
+        known: The known names.
+        habits: Words that people use instead, in lower case: to a known name, or to a sentence.
 
     >>> suggestion("men", ["mean", "sum"])
     "Did you mean 'mean'?"
     >>> suggestion("x", ["loss", "lr"])
     'Known here: loss, lr'
+    >>> suggestion("avg", ["mean", "lag"], {"avg": "mean"})
+    "Did you mean 'mean'?"
     """
     names = sorted(set(known))
+    habit = habits.get(got.casefold())
+    if habit is not None:
+        return f"Did you mean '{habit}'?" if habit in names else habit
     folded = {name.casefold(): name for name in names}
     close = get_close_matches(got[:100].casefold(), folded, n=1)
     if close:

@@ -306,6 +306,21 @@ controllers:
     assert run.status == "completed"
 
 
+def test_what_is_probably_wrong_in_a_policy_is_logged_at_the_start(
+    store: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The warnings are those of ``steptape check``, without the advice about NaN."""
+    policy = tmp_path / "p.yaml"
+    policy.write_text("controllers: [{name: c, triggers: [on_step_end], rule: loss > '2' or loss > 3, operations: []}]")
+    with Recorder(store, rules=policy) as rec:
+        rec.step(loss=1.0)
+
+    assert [record.getMessage() for record in caplog.records if "warning:" in record.getMessage()] == [
+        f"{policy}:1:63: warning: controller 'c': a comparison of a number with a text fails at every event. "
+        "Write 2 without quotes. [type]"
+    ]
+
+
 def test_log_control_speaks_through_the_log(store: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """A rule's message is logged at its own level."""
     policy = tmp_path / "message.yaml"

@@ -78,7 +78,7 @@ controllers:
         "23:33: controller 'loss_spike', config, trigger_log_level: not a logging level; got 'chatty'. "
         "Known here: CRITICAL, DEBUG, ERROR, FATAL, INFO, NOTSET, WARN, WARNING",
         "24:18: controller 'loss_spike', operations: unknown action; got 'hfcontrols.should_stop'. "
-        "Did you mean 'hfcontrols.should_log'?",
+        "Did you mean 'hfcontrols.should_training_stop'?",
         "24:42: controller 'loss_spike', operations: unknown operation; got 'hfcontrol.should_save'. "
         "Did you mean 'hfcontrols'?",
         "25:5: controller: 'name' is missing",
@@ -96,9 +96,16 @@ controllers:
         ("- a\n", "1:1: a policy must be a mapping; got a list. Its top level holds keys such as 'controllers:'."),
         ("policy\n", "1:1: a policy must be a mapping; got 'policy'. Its top level holds keys such as 'controllers:'."),
         ("a: [b\n", "2:1: not valid YAML: expected ',' or ']', but got '<stream end>'"),
-        ("a: b\n  c: d\n", "2:4: not valid YAML: mapping values are not allowed here"),
+        (
+            "a: b\n  c: d\n",
+            "2:4: not valid YAML: mapping values are not allowed here. Put a text that holds ': ' in quotes. "
+            "Indent the keys of one mapping alike.",
+        ),
         ("--- {}\n--- {}\n", "2:1: not valid YAML: but found another document"),
-        ("a: *b\n", "1:4: not valid YAML: found undefined alias 'b'"),
+        (
+            "a: *b\n",
+            "1:4: not valid YAML: found undefined alias 'b'. Put a text that begins with '*' in quotes.",
+        ),
         ("name: \x07\n", "1:7: not valid YAML: special characters are not allowed"),
         (
             "controllers: null\n",
@@ -109,7 +116,6 @@ controllers:
             "1:13: controllers: must be a list; got null. Write one '- entry' per line, or [] for none.",
         ),
         ("series: null\n", "1:9: series: must be a list; got null. Write one '- entry' per line, or [] for none."),
-        ("controllers: []\ncontrollers: []\n", "2:1: duplicate key; got 'controllers'"),
         ("{[a]: b}\n", "1:2: a key must be text; got a list"),
         ("controllers: [3]\n", "1:15: controller: must be a mapping; got 3. Write one 'key: value' per line."),
         ("params: {class: 1}\n", "1:17: param 'class': a param's name must be an identifier"),
@@ -155,9 +161,10 @@ def test_each_mistake_in_a_file_is_told_at_its_place(text: str, expected: str) -
         ('"(loss > 3"', "4:12: not an expression, '(' was never closed"),
         ("|\n      loss >\n      3 3", "6:9: not an expression, invalid syntax"),
         ('" "', "4:11: must not be empty"),
+        ('"x = loss > 3"', "4:14: not an expression; got '='. To compare, write ==."),
         (
-            '"x = loss > 3"',
-            "4:12: not an expression; got 'x = loss > 3'. A rule is one expression without side effects.",
+            '"import os"',
+            "4:12: not an expression; got 'import os'. A rule is one expression without side effects.",
         ),
         (
             '"loss > 3; lr < 1"',
@@ -216,8 +223,8 @@ def test_each_mistake_in_a_file_is_told_at_its_place(text: str, expected: str) -
         ),
         (
             '"min(loss, lr) > 1"',
-            "4:22: not a window length; got 'lr'. It is a whole number from 1 to 100,000, a param that is one, or "
-            "arithmetic on those. To compare two values write min([loss, lr]).",
+            "4:22: not a window length; got 'lr'. No param is called 'lr'. Declare it under params, or write a number. "
+            "To compare two values write min([loss, lr]).",
         ),
         (
             '"lag(loss, -1) > 1"',
@@ -229,7 +236,7 @@ def test_each_mistake_in_a_file_is_told_at_its_place(text: str, expected: str) -
         (
             '"loss[-1] > 1"',
             "4:12: a series is a single number and has no items or attributes; got 'loss'. "
-            "Functions read its last values, as in mean(loss, 10).",
+            "Write loss for the newest value.",
         ),
         (
             '"3 in loss"',
@@ -289,6 +296,9 @@ def test_with_a_list_of_series_unknown_names_are_refused() -> None:
     assert lines == [
         "4:11: unknown name; got 'los'. Did you mean 'loss'?",
         "4:23: unknown series; got \"series('lrr')\". Did you mean 'lr'?",
+    ]
+    assert of_rule("los.count(1) == 2", "series: [loss, lr]\n") == [
+        "4:11: unknown name; got 'los'. Did you mean 'loss'?"
     ]
 
 

@@ -6,6 +6,8 @@ import pytest
 
 from steptape import load_policy
 from steptape.rules.checks.findings import findings_of
+from steptape.rules.errors import PolicyError
+from steptape.rules.language.patience import Patience
 from steptape.rules.policy_file.policy import parse_policy, shipped_policies
 
 
@@ -212,6 +214,101 @@ controllers:
         f"p.yaml:6:75: warning: controller 'b': {both}",
         "p.yaml:9:64: warning: controller 'c': orders hfcontrols.should_save twice [contradiction]",
     ]
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [
+        "True",
+        "loss != loss",
+        "loss == 0",
+        "step == 100 or step % 250 == 0",
+        "epoch >= 1",
+        "loss/lag(loss, 1) > 2",
+        "loss/val_loss > 2",
+        "train/val > 2",
+        "train / loss > 2",
+        "loss-val_loss > 2",
+        "val_loss > 2 and eval_loss > 2 and d_loss > 2 and g_loss > 2",
+        "loss_1 > loss_2 > loss_a > loss_b",
+        "mae_loss > mse_loss > val_accuracy > eval_accuracy",
+        'series("los") > 2 and series("stp") > 2',
+        "loss > wide and mode == 'fast'",
+        "wide > 1",
+        "'ab' * 2 == str(loss)",
+        "times_fired('c0') & 2 == 2",
+        "len(loss) == 1 or m.loss == 'x' or m.loss == None",
+    ],
+)
+def test_a_rule_that_only_resembles_a_mistake_is_not_found(rule: str) -> None:
+    """The mistakes themselves are in ``data/golden-check/mistakes.txt``."""
+    head = "params: {wide: 2.0, mode: fast}\ncontroller_metrics: [{name: m, class: Loss}]\n"
+
+    assert [line for line in warnings(f"|-\n      {rule}", head=head) if "[nan-guard]" not in line] == []
+
+
+def test_an_epoch_is_a_whole_number_where_it_ends() -> None:
+    """Elsewhere a run may step over it."""
+    text = "controllers: [{{name: c, triggers: [{}], rule: epoch == 1, operations: []}}]"
+
+    assert findings_of(parse_policy(text.format("on_epoch_end"))) == []
+    assert [found.code for found in findings_of(parse_policy(text.format("on_step_end")))] == ["float-equality"]
+
+
+def test_a_name_that_the_file_lists_is_not_doubted() -> None:
+    """The list says that these metrics exist."""
+    listed = "series: [los, nan, eval, loss, 'grad_*']"
+    rule = "los < 2 and nan < 1 and eval/loss < 2 and series('grad_*') < 2"
+
+    assert warnings(rule, head=listed) == []
+    assert len(warnings(rule)) == 4
+
+
+def test_the_last_of_two_equal_keys_counts_and_is_found() -> None:
+    """So it is in TrAC. A name that a later one replaces names no controller."""
+    text = """\
+params: {spike: 2, spike: 3}
+controllers:
+  - {name: old, name: c, triggers: [on_step_end], rule: loss < 2, rule: loss < spike, operations: []}
+"""
+    policy = parse_policy(text, source="p.yaml")
+
+    assert [(c.name, c.rule.text) for c in policy.controllers] == [("c", "loss < spike")]
+    assert policy.params["spike"] == 3
+    assert [str(found) for found in findings_of(policy)] == [
+        f"p.yaml:{place}: warning: the key '{key}' is given twice, and the last one counts [duplicate]"
+        for place, key in (("1:20", "spike"), ("3:17", "name"), ("3:67", "rule"))
+    ]
+    with pytest.raises(PolicyError, match=r"unknown controller; got \"'old'\""):
+        parse_policy(text.replace("loss < spike", "fired('old')"))
+
+
+def test_a_name_may_be_written_as_a_number_and_is_found() -> None:
+    """To rules it is a text."""
+    text = "controllers: [{name: 1, triggers: [on_step_end], rule: fired('1'), operations: []}]"
+    policy = parse_policy(text, source="p.yaml")
+
+    assert policy.controllers[0].name == "1"
+    assert [str(found) for found in findings_of(policy)] == [
+        "p.yaml:1:22: warning: a name is a text. Write '1' in quotes. [type]"
+    ]
+
+
+def test_keys_at_the_top_that_begin_with_x_are_a_place_for_anchors() -> None:
+    """Their contents mean nothing where they are; the same keys deeper in the file are unknown."""
+    text = """\
+x-patience: &slow {patience_threshold: 3}
+x-anything: [1, {a: b, [c]: d}]
+controllers:
+  - {name: c, triggers: [on_step_end], rule: loss < 2, operations: [], patience: *slow}
+"""
+    policy = parse_policy(text)
+
+    assert policy.controllers[0].patience == Patience(3)
+    assert findings_of(policy) == []
+    assert policy.digest == parse_policy(text.partition("\n")[2].replace("*slow", "{patience_threshold: 3}")).digest
+    with pytest.raises(PolicyError, match=r"controller: unknown key; got 'x-name'"):
+        parse_policy(text.replace("{name: c", "{name: c, x-name: d"))
 
 
 @pytest.mark.parametrize("name", sorted(set(shipped_policies()) - {"trac_fig3"}))

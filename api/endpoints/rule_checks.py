@@ -8,6 +8,7 @@ from fastapi import APIRouter, Request
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.concurrency import run_in_threadpool
 
+from ...rules.checks.findings import FindingCode
 from ...rules.language.references import Param
 from ..access import OpenStore, find_run
 from ..models import Model
@@ -41,7 +42,7 @@ class RuleProblem(Model):
 class RuleWarningItem(RuleProblem):
     """A likely mistake in a rule file, and its location."""
 
-    code: str
+    code: str = Field(description=f"The kind of warning: {', '.join(FindingCode)}.")
 
 
 class CheckAnswer(Model):

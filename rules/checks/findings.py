@@ -1,4 +1,4 @@
-"""Lints a policy that loads: rules blind to NaN, impossible lengths, pointless patience, contradictory operations.
+"""Lints a policy that loads: blindness to NaN, wrong types, doubtful names, impossible lengths, contradictions.
 
 Takes a policy alone; returns findings in file order, each with its place. ``steptape.replay`` adds the findings that
 need recorded runs.
@@ -9,16 +9,20 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import partial
 from typing import Final
 
 import yaml
 
+from ..language.bound_rule import BoundRule
 from ..language.references import SeriesKey
 from ..policy_file.declarations import Controller
-from ..policy_file.document import Document, Place
+from ..policy_file.document import Document, Place, children
 from ..policy_file.fields import FieldReader, Fields
-from ..policy_file.operations import Effect
+from ..policy_file.operations import Effect, LogControl
 from ..policy_file.policy import Policy
+from .comparisons import constant_conditions, exact_floats, wrong_types
+from .doubtful_names import arithmetic_names, near_names, unread_fields, wildcards
 from .length_conditions import NO_LIMIT, impossible_lengths
 from .metric_keys import unknown_keys
 from .nan_guard import unguarded_spikes
@@ -40,6 +44,13 @@ class FindingCode(StrEnum):
     PATIENCE = "patience"
     CONTRADICTION = "contradiction"
     KEY = "key"
+    TYPE = "type"
+    CONSTANT = "constant"
+    FLOAT_EQUALITY = "float-equality"
+    DIVISION = "division"
+    NEAR_FACT = "near-fact"
+    WILDCARD = "wildcard"
+    DUPLICATE = "duplicate"
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -65,11 +76,13 @@ class PolicyPlaces:
 
     def __init__(self, policy: Policy) -> None:
         self._policy = policy
-        self._reader = FieldReader(Document(policy.text, policy.source))
-        root = self._fields(self._reader.document.root)
-        entries = root.get("controllers")
-        nodes = entries.value if isinstance(entries, yaml.SequenceNode) else []
-        self._controllers = [self._fields(node) for node in nodes]
+        self._reader = FieldReader(Document(policy.text, policy.source), takes_last=True)
+        self._root = self._fields(self._reader.document.root)
+        self._controllers = [self._fields(node) for node in self._entries("controllers")]
+
+    def _entries(self, key: str) -> list[yaml.Node]:
+        node = self._root.get(key)
+        return list(node.value) if isinstance(node, yaml.SequenceNode) else []
 
     def _fields(self, node: yaml.Node | None) -> Fields:
         return self._reader.fields(node, "", None) if node is not None else {}
@@ -87,6 +100,40 @@ class PolicyPlaces:
             node = node.value[entry]
         return self._reader.document.place(node)
 
+    def in_message(self, index: int, begin: int, offset: int) -> Place:
+        """Return where a character of a controller's message is, ``offset`` characters after ``begin``."""
+        node = self._controllers[index]["message"]
+        assert isinstance(node, yaml.ScalarNode)
+        return self._reader.document.place_in(node, begin + offset)
+
+    def keys_given_twice(self) -> Iterator[tuple[Place, str]]:
+        """Yield each key that its mapping has already, with its text."""
+        waiting = [self._reader.document.root] if self._reader.document.root is not None else []
+        while waiting:
+            node = waiting.pop()
+            waiting += children(node)
+            seen: set[str] = set()
+            pairs = node.value if isinstance(node, yaml.MappingNode) else ()
+            for key in (key for key, _ in pairs if isinstance(key, yaml.ScalarNode) and key.value != "<<"):
+                if key.value in seen:
+                    yield self._reader.document.place(key), key.value
+                seen.add(key.value)
+
+    def names_without_text(self) -> Iterator[tuple[Place, str]]:
+        """Yield each name of an entry that YAML reads as a number or truth value."""
+        for key in ("controllers", "controller_metrics", "operations"):
+            for entry in self._entries(key):
+                name = self._fields(entry).get("name")
+                if isinstance(name, yaml.ScalarNode) and not name.tag.endswith((":str", ":value")):
+                    yield self._reader.document.place(name), name.value
+
+    def log_formats(self) -> Iterator[tuple[Place, str]]:
+        """Yield the ``log_format`` of each operation of class ``LogControl``."""
+        for entry in map(self._fields, self._entries("operations")):
+            if entry["class"].value == LogControl.__name__:
+                node = self._fields(entry["arguments"])["log_format"]
+                yield self._reader.document.place(node), node.value
+
     def finding(self, place: Place, code: FindingCode, controller: Controller, what: str) -> Finding:
         """Return a finding at a place, about a controller."""
         message = f"controller '{controller.name}': {what}"
@@ -103,8 +150,63 @@ def findings_of(policy: Policy) -> list[Finding]:
             *length_findings(policy, places, lambda _: NO_LIMIT),
             *_patience(policy, places),
             *_contradictions(policy, places),
+            *_duplicates(policy, places),
+            *_log_formats(policy, places),
+            *(found for index in range(len(policy.controllers)) for found in _doubts(policy, places, index)),
         }
     )
+
+
+def _doubts(policy: Policy, places: PolicyPlaces, index: int) -> Iterator[Finding]:
+    """Yield what looks wrong in the expressions of one controller, its message included."""
+    controller = policy.controllers[index]
+    for rule, place_at in _expressions(places, index, controller):
+        for code, doubts in (
+            (FindingCode.TYPE, wrong_types(controller, rule)),
+            (FindingCode.CONSTANT, constant_conditions(controller, rule)),
+            (FindingCode.FLOAT_EQUALITY, exact_floats(controller, rule)),
+            (FindingCode.DIVISION, arithmetic_names(policy, rule)),
+            (FindingCode.NEAR_FACT, near_names(policy, rule)),
+            (FindingCode.WILDCARD, wildcards(policy, rule)),
+        ):
+            for node, what in doubts:
+                yield places.finding(place_at(rule.expression.offset(node)), code, controller, what)
+
+
+def _expressions(
+    places: PolicyPlaces, index: int, controller: Controller
+) -> Iterator[tuple[BoundRule, Callable[[int], Place]]]:
+    """Yield the expressions of a controller, each with what finds the place of an offset in it."""
+    yield controller.rule.bound, controller.rule.place_at
+    message = controller.message
+    if message is None:
+        return
+    for field in message.fields:
+        begin = message.text.index(f"{{{field.text}") + 1
+        yield field.bound, partial(places.in_message, index, begin)
+
+
+def _duplicates(policy: Policy, places: PolicyPlaces) -> Iterator[Finding]:
+    """Yield findings for names and keys that are given twice, and for names that are no texts."""
+    first: dict[str, Place] = {}
+    for index, controller in enumerate(policy.controllers):
+        place = places.of(index, "name")
+        before = first.setdefault(controller.name, place)
+        if before != place:
+            what = f"line {before.line} has a controller of the same name, so that fired and the like ask about both"
+            yield places.finding(place, FindingCode.DUPLICATE, controller, what)
+    for place, key in places.keys_given_twice():
+        message = f"the key '{key}' is given twice, and the last one counts"
+        yield Finding(policy.source, place.line, place.column, FindingCode.DUPLICATE, message)
+    for place, name in places.names_without_text():
+        message = f"a name is a text. Write '{name}' in quotes."
+        yield Finding(policy.source, place.line, place.column, FindingCode.TYPE, message)
+
+
+def _log_formats(policy: Policy, places: PolicyPlaces) -> Iterator[Finding]:
+    for place, log_format in places.log_formats():
+        for what in unread_fields(policy, log_format):
+            yield Finding(policy.source, place.line, place.column, FindingCode.NEAR_FACT, what)
 
 
 def _unguarded(policy: Policy, places: PolicyPlaces) -> Iterator[Finding]:

@@ -12,7 +12,9 @@ from collections.abc import Mapping
 from typing import Final
 
 from ...store.events import LOOP_KINDS
+from .. import habits
 from ..errors import ExpressionError, Fault, suggestion
+from . import corrections
 from . import references as ref
 from .bound_rule import BoundRule, Derived, NameScope, Need
 from .constants import constant
@@ -129,7 +131,7 @@ class _Binder:
 
     def _check_containers(self, node: ast.AST, variables: Mapping[str, str]) -> None:
         if isinstance(node, (ast.Attribute, ast.Subscript, ast.Starred)):
-            self._refuse_series(node.value, variables)
+            self._refuse_series(node.value, variables, corrections.of_part(self.expression, node))
         elif isinstance(node, ast.Dict):
             for key, value in zip(node.keys, node.values, strict=True):
                 if key is None:
@@ -139,7 +141,7 @@ class _Binder:
                 if isinstance(operator, (ast.In, ast.NotIn)):
                     self._refuse_series(operand, variables)
 
-    def _refuse_series(self, node: ast.expr, variables: Mapping[str, str]) -> None:
+    def _refuse_series(self, node: ast.expr, variables: Mapping[str, str], fix: str = "") -> None:
         key = self._series_key(node, variables)
         if key is None or (self.scope.series is not None and key.name not in self.scope.series):
             return
@@ -147,7 +149,7 @@ class _Binder:
             fix = suggestion(key.name, self.scope.metrics)
             self.refuse(node, f"not a controller metric; {_SERIES_IS_NUMBER}", fix)
         else:
-            fix = f"Functions read its last values, as in mean({self.expression.segment(node)}, 10)."
+            fix = fix or f"Functions read its last values, as in mean({self.expression.segment(node)}, 10)."
             self.refuse(node, _SERIES_IS_NUMBER, fix)
 
     # --- calls --------------------------------------------------------------------------------------------------
@@ -175,19 +177,23 @@ class _Binder:
             self.visit(argument, variables)
 
     def _refuse_function(self, name: ast.Name) -> None:
-        fix = suggestion(name.id, FUNCTIONS)
-        if name.id in ("rand", "randint", "random"):
-            fix = "Rules are deterministic: the same events give the same decisions."
-        self.refuse(name, "unknown function", fix)
+        self.refuse(name, "unknown function", suggestion(name.id, FUNCTIONS, habits.FUNCTIONS))
 
     def _visit_method(self, node: ast.Call, method: ast.Attribute, variables: Mapping[str, str]) -> None:
         name = method.attr
-        if name not in METHODS:
+        is_series = self._series_key(method.value, variables) is not None
+        if is_series and isinstance(method.value, ast.Name) and method.value.id in habits.MODULES:
+            fix = corrections.of_module_call(self.expression, node, name)
+            self.refuse(node, "a function has no module before its name", fix)
+            self._visit_arguments(node, variables)
+            return
+        if is_series:
+            self._refuse_series(method.value, variables)
+        elif name not in METHODS:
             offset = self.expression.offset(method)
             self.faults.append(Fault(offset, "method not allowed", repr(name), suggestion(name, METHODS)))
         elif node.keywords or len(node.args) > 3:
             self.refuse(node, "a method takes at most 3 arguments, and no keyword arguments")
-        self._refuse_series(method.value, variables)
         self.visit(method.value, variables)
         self._visit_arguments(node, variables)
 
@@ -254,7 +260,12 @@ class _Binder:
                 self.refuse(node, "len takes one argument")
             self.references[node] = ref.SeriesLength(key)
             return
-        reader = WindowReader(lambda part: constant(part, self.scope, variables), self.refuse, self.expression.segment)
+        reader = WindowReader(
+            lambda part: constant(part, self.scope, variables),
+            self.refuse,
+            self.expression.segment,
+            self.scope.params,
+        )
         if function.name in (EMA, PEAK):
             fold = reader.fold(node, function, key)
             if fold is not None:
@@ -318,7 +329,8 @@ class _Binder:
         if function.plain is None:
             self.refuse(node, f"{function.name} takes a series as its first argument", f"Write {function.signature}.")
         elif not self._is_arity_right(node, function):
-            self.refuse(node, f"{function.name} does not take these arguments", f"Write {function.signature}.")
+            fix = corrections.of_arguments(self.expression, node, function)
+            self.refuse(node, f"{function.name} does not take these arguments", fix)
         elif function.iterates and len(node.args) == 1:
             self._refuse_series(node.args[0], variables)
         self._visit_arguments(node, variables)
@@ -343,7 +355,8 @@ class _Binder:
         """Refuse a rule that can never give True or False."""
         kind = self._never_bool(tree)
         if kind and not self.faults:
-            self.refuse(tree, f"a rule must give True or False; this one gives {kind}", "Compare it, as in loss > 3.0.")
+            what = f"a rule must give True or False; this one gives {kind}"
+            self.refuse(tree, what, corrections.of_verdict(self.expression))
 
     def _never_bool(self, node: ast.expr) -> str:
         reference = self.references.get(node)

@@ -7,17 +7,23 @@ accepts. All faults of a text are found together, each with its offset in the te
 from __future__ import annotations
 
 import ast
+import re
 import warnings
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Final
 
 from ..errors import ExpressionError, Fault
+from ..habits import SIGNS
 from .operators import ALLOWED
 
 MAX_RULE_LENGTH: Final = 10_000
 MAX_EXPRESSION_DEPTH: Final = 100
 
 _OPERATION: Final = "A rule is one expression without side effects"
+
+#: A text in a rule, as far as one can be told in a rule that does not parse.
+_QUOTED: Final = re.compile(r"'[^']*'|\"[^\"]*\"")
 
 #: Node types of the language; operators and contexts are allowed with them.
 _ALLOWED: Final = (
@@ -155,7 +161,11 @@ def _syntax_fault(text: str, error: SyntaxError, lead: int) -> Fault:
     lines = text.split("\n")
     line = min(max(error.lineno or 1, 1), len(lines))
     column = min(max((error.offset or 1) - 1, 0), len(lines[line - 1]))
-    offset = lead + sum(len(before) + 1 for before in lines[: line - 1]) + column
+    position = sum(len(before) + 1 for before in lines[: line - 1]) + column
+    foreign = _foreign_sign(text, position)
+    if foreign is not None:
+        return replace(foreign, offset=lead + foreign.offset)
+    offset = lead + position
     try:
         statements = ast.parse(text).body
     except (SyntaxError, ValueError, RecursionError, MemoryError):
@@ -167,6 +177,22 @@ def _syntax_fault(text: str, error: SyntaxError, lead: int) -> Fault:
     start += len(lines[second.lineno - 1].encode()[: second.col_offset].decode(errors="ignore"))
     what = "more than one statement" if len(statements) > 1 else "not an expression"
     return Fault(lead + start, what, repr(ast.get_source_segment(text, second)), f"{_OPERATION}.")
+
+
+def _foreign_sign(text: str, position: int) -> Fault | None:
+    """Return a fault at the first sign of another language in a text that does not parse.
+
+    Args:
+        position: Where Python stopped.
+    """
+    masked = _QUOTED.sub(lambda quoted: " " * len(quoted[0]), text)
+    found = [(match.start(), match[0], fix) for sign, fix in SIGNS if (match := sign.search(masked))]
+    if not found and masked[position : position + 1] == "=":
+        found.append((position, "=", "To compare, write ==."))
+    if not found:
+        return None
+    start, sign, fix = min(found, key=lambda entry: entry[0])
+    return Fault(start, "not an expression", repr(sign), fix)
 
 
 def _faults(expression: Expression) -> Iterator[Fault]:

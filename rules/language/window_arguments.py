@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Final, Protocol
 
 from ..errors import suggestion
+from ..habits import WINDOW_ARGUMENTS, WINDOW_LENGTHS
 from .folds import EMA
 from .functions import Function
 from .references import Extent, Half, Param, SeriesFold, SeriesKey, Window
@@ -35,14 +36,20 @@ class WindowReader:
         constant: Returns the value of a constant expression; None for any other.
         refuse: Records a fault.
         segment: Returns a node's text.
+        params: Names of the params, which a message lists.
     """
 
     def __init__(
-        self, constant: Callable[[ast.expr], Param | None], refuse: Refuse, segment: Callable[[ast.expr], str]
+        self,
+        constant: Callable[[ast.expr], Param | None],
+        refuse: Refuse,
+        segment: Callable[[ast.expr], str],
+        params: Collection[str],
     ) -> None:
         self._constant = constant
         self._refuse = refuse
         self._segment = segment
+        self._params = params
 
     def window(self, call: ast.Call, function: Function, key: SeriesKey) -> Window | None:
         """Return the window of a reduction; None when it is refused."""
@@ -86,12 +93,15 @@ class WindowReader:
 
     def _refuse_arguments(self, call: ast.Call, function: Function, unknown: set[str]) -> None:
         name = self._segment(call.args[0])
+        more = "".join(f", {option}=0.9" for option in function.options)
         if unknown:
             strange = min(unknown)
-            fix = suggestion(strange, {*WINDOW_KEYWORDS, *function.options})
+            fix = suggestion(strange, {*WINDOW_KEYWORDS, *function.options}, WINDOW_ARGUMENTS)
+            if strange in WINDOW_LENGTHS:
+                length = next(self._segment(word.value) for word in call.keywords if word.arg == strange)
+                fix = f"Write {function.name}({name}, {length}{more}) or last={length}."
             self._refuse(call, f"{function.name} of a series does not take '{strange}'", fix)
             return
-        more = "".join(f", {option}=0.9" for option in function.options)
         fix = f"Write {function.name}({name}, 10{more}) for the last ten values."
         self._refuse(call, f"{function.name} of a series takes the series and the number of values", fix)
 
@@ -100,8 +110,18 @@ class WindowReader:
         value = self._constant(node)
         if isinstance(value, int) and not isinstance(value, bool) and least <= value <= MAX_WINDOW:
             return value
-        self._refuse(node, f"not a {what}", _whole_fix(least))
+        self._refuse(node, f"not a {what}", self._name_fix(node) or _whole_fix(least))
         return None
+
+    def _name_fix(self, node: ast.expr) -> str:
+        """Return why a name gives no whole number; empty for anything but a name."""
+        if not isinstance(node, ast.Name):
+            return ""
+        value = self._constant(node)
+        if value is not None:
+            return f"Param '{node.id}' is {'the text ' if isinstance(value, str) else ''}{value!r}, not a whole number."
+        known = suggestion(node.id, self._params).replace("Known here:", "Params here:")
+        return f"No param is called '{node.id}'. {known or 'Declare it under params, or write a number.'}"
 
     def _length(self, node: ast.expr, extent: Extent, function: Function, series: ast.expr) -> float | None:
         value = self._constant(node)
@@ -111,7 +131,7 @@ class WindowReader:
             return float(value)
         if isinstance(value, int) and 1 <= value <= (MAX_WINDOW if extent is Extent.VALUES else MAX_STEPS):
             return value
-        fix = (
+        fix = self._name_fix(node) or (
             _whole_fix(1)
             if extent is Extent.VALUES
             else f"It is the number of {extent} to look back: above 0, and known when the policy loads."
@@ -132,10 +152,13 @@ class WindowReader:
         value = None if node is None else self._constant(node)
         if isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value <= 1:
             return float(value)
+        share = 0.9
+        if isinstance(value, (int, float)) and 1 < value <= 100:
+            share = value / 100
         self._refuse(
             call if node is None else node,
-            f"'{name}' must be a number known when the policy loads",
-            f"Write {name}=0.9, from 0 to 1.",
+            f"'{name}' must be a number from 0 to 1, known when the policy loads",
+            f"Write {name}={share}.",
         )
         return None
 

@@ -7,6 +7,7 @@ from typing import Final
 
 import yaml
 
+from .. import habits
 from ..compiled.names import Names
 from ..errors import ExpressionError, suggestion
 from ..language.bound_rule import NameScope
@@ -28,10 +29,12 @@ class ControllerFieldReader(FieldReader):
 
     def span(self, node: yaml.Node, where: str) -> Span | None:
         """Return a span: a number of steps, or a mapping with one unit."""
+        if self._refuses_unit(node, where):
+            return None
         if not isinstance(node, yaml.MappingNode):
             steps = self._at_least(node, where, 1)
             return None if steps is None else Span(steps)
-        fields = self.fields(node, where, _UNITS)
+        fields = self.fields(node, where, _UNITS, habits=habits.UNITS)
         if len(fields) != 1:
             if not node.value or fields:
                 self.refuse(node, where, f"takes one of {', '.join(_UNITS)}", shows=False)
@@ -41,6 +44,20 @@ class ControllerFieldReader(FieldReader):
         where = f"{where}, {name}"
         amount = self._seconds(value, where) if unit is Unit.SECONDS else self._at_least(value, where, 1)
         return None if amount is None else Span(amount, unit)
+
+    def _refuses_unit(self, node: yaml.Node, where: str) -> bool:
+        """Refuse a text such as ``5m``, and return whether it is one."""
+        written = habits.SPAN.fullmatch(node.value) if isinstance(node, yaml.ScalarNode) else None
+        if written is None or node.value in self.params:
+            return False
+        amount, unit = float(written[1]), written[2]
+        fix = "Write steps, or one of {steps: 100}, {evaluations: 3} and {seconds: 300}."
+        if unit in habits.SECONDS:
+            fix = f"Write {{seconds: {amount * habits.SECONDS[unit]:g}}}. The units are {', '.join(_UNITS)}."
+        elif unit in ("step", "steps"):
+            fix = f"Write {amount:g}."
+        self.refuse(node, where, "must be a number of steps, or a mapping with a unit", fix)
+        return True
 
     def _at_least(self, node: yaml.Node, where: str, least: int) -> int | None:
         value = self.whole(node, where)
@@ -77,10 +94,9 @@ class ControllerFieldReader(FieldReader):
         if not is_text or node.value in self.params:
             span = self.span(node, f"{where}, cooldown")
             return None if span is None else Cooldown(span)
-        if node.value not in shared:
+        if node.value not in shared and not self._refuses_unit(node, f"{where}, cooldown"):
             self.refuse(node, f"{where}, cooldown", "not defined under 'cooldowns'", suggestion(node.value, shared))
-            return None
-        return Cooldown(shared[node.value], node.value)
+        return Cooldown(shared[node.value], node.value) if node.value in shared else None
 
     def hold(self, fields: Fields, where: str) -> Span | None:
         """Return how long a rule must have been true."""
@@ -95,32 +111,33 @@ class ControllerFieldReader(FieldReader):
         if "between" not in fields:
             return StepWindow()
         node, where = fields["between"], f"{where}, between"
-        ends = self.items(node, where)
+        ends = node.value if isinstance(node, yaml.SequenceNode) else ()
         if len(ends) != 2:
             self.refuse(node, where, "takes the first and the last step", "Write [1000, 2000] or [1000, null].")
             return StepWindow()
         first, last = (None if is_null(end) else self.whole(end, where) for end in ends)
         if first is not None and last is not None and first > last:
-            self.refuse(node, where, "the first step is after the last", shows=False)
+            place = self.document.place(node)
+            self.refuse_at(place, where, "the first step is after the last", f"[{first}, {last}]", "")
         return StepWindow(first, last)
 
-    def choice(self, fields: Fields, key: str, where: str, known: tuple[str, ...]) -> str:
+    def choice(self, fields: Fields, key: str, where: str, known: tuple[str, ...], meant: Mapping[str, str]) -> str:
         """Return one of the known words; empty when it is left out or refused."""
         if key not in fields:
             return ""
         value = self.text(fields[key], f"{where}, {key}")
         if value is None or value in known:
             return value or ""
-        self.refuse(fields[key], f"{where}, {key}", f"unknown {key}", suggestion(value, known))
+        self.refuse(fields[key], f"{where}, {key}", f"unknown {key}", suggestion(value, known, meant))
         return ""
 
     def severity(self, fields: Fields, where: str) -> str:
         """Return the severity of a decision."""
-        return self.choice(fields, "severity", where, SEVERITIES)
+        return self.choice(fields, "severity", where, SEVERITIES, habits.SEVERITIES)
 
     def is_shadow(self, fields: Fields, where: str) -> bool:
         """Whether the controller orders nothing."""
-        return self.choice(fields, "mode", where, (ACT, SHADOW)) == SHADOW
+        return self.choice(fields, "mode", where, (ACT, SHADOW), habits.CONTROLLER_MODES) == SHADOW
 
     def message(
         self, fields: Fields, where: str, scope: NameScope, names: Names, *, checks_formats: bool

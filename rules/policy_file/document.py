@@ -16,6 +16,7 @@ from typing import Final
 import yaml
 
 from ..errors import PolicyError, PolicyProblem, phrase
+from ..habits import YAML_ERRORS
 
 MAX_BYTES: Final = 1 << 20
 MAX_NODES: Final = 20_000
@@ -119,7 +120,9 @@ class Document:
         except yaml.MarkedYAMLError as error:
             mark = error.problem_mark or error.context_mark
             place = Place(mark.line + 1, mark.column + 1) if mark else Place(1, 1)
-            raise self._error(place, f"not valid YAML: {error.problem or error.context}") from None
+            problem = f"not valid YAML: {error.problem or error.context}"
+            fix = next((fix for words, fix in YAML_ERRORS.items() if words in problem), "")
+            raise self._error(place, phrase(problem, fix=fix)) from None
         except (ValueError, OverflowError) as error:  # Escapes such as "\\UFFFFFFFF" make PyYAML itself fail.
             mark = loader.get_mark()
             raise self._error(Place(mark.line + 1, mark.column + 1), f"not valid YAML: {error}") from None
@@ -204,7 +207,12 @@ def children(node: yaml.Node) -> list[yaml.Node]:
 def _objection(node: yaml.Node) -> str:
     allowed = _SCALAR_TAGS if isinstance(node, yaml.ScalarNode) else _COLLECTION_TAGS
     if node.tag not in allowed:
-        return phrase("tag not allowed; a policy is plain data", repr(node.tag.replace(_PREFIX, "!!")))
+        fix = (
+            ""
+            if node.tag.startswith(_PREFIX)
+            else "Put a text that begins with '!' in quotes, and write 'not' for '!'."
+        )
+        return phrase("tag not allowed; a policy is plain data", repr(node.tag.replace(_PREFIX, "!!")), fix)
     if isinstance(node, yaml.ScalarNode) and any("\ud800" <= character <= "\udfff" for character in node.value):
         return phrase("a lone surrogate is not valid text", ascii(node.value))
     return ""

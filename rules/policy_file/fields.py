@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable, Collection, Iterable, Mapping
+from types import MappingProxyType
 from typing import Final
 
 import yaml
@@ -31,13 +32,18 @@ Fields = dict[str, yaml.Node]
 class FieldReader:
     """Reads the fields of one document.
 
+    Args:
+        document: The document.
+        takes_last: Whether the last of several equal keys counts; without it they are refused.
+
     Attributes:
         params: The params, once read: a number may be given by the name of one.
         series: The series that the file lists, once read; None when it lists none.
     """
 
-    def __init__(self, document: Document) -> None:
+    def __init__(self, document: Document, *, takes_last: bool = False) -> None:
         self.document = document
+        self._takes_last = takes_last
         self.problems: list[PolicyProblem] = []
         self.params: Mapping[str, Param] = {}
         self.series: frozenset[str] | None = None
@@ -61,30 +67,38 @@ class FieldReader:
     # --- collections --------------------------------------------------------------------------------------------
 
     def fields(
-        self, node: yaml.Node, where: str, known: Collection[str] | None, required: Iterable[str] = ()
+        self,
+        node: yaml.Node,
+        where: str,
+        known: Collection[str] | None,
+        required: Iterable[str] = (),
+        habits: Mapping[str, str] = MappingProxyType({}),
     ) -> Fields:
         """Return the entries of a mapping by key; refuse unknown and duplicate keys.
 
         Args:
             known: The keys that are allowed; None for any.
             required: The keys that must be present.
+            habits: Words that people write for keys, as ``suggestion`` takes them.
         """
         if not isinstance(node, yaml.MappingNode):
             self.refuse(node, where, "must be a mapping", "Write one 'key: value' per line.")
             return {}
         entries: Fields = {}
+        meant: set[str] = set()
         for key_node, value in self._entries(node, where):
             key = self._key(key_node, where)
             if key is None:
                 continue
-            if key in entries:
+            if key in entries and not self._takes_last:
                 self.refuse(key_node, where, "duplicate key")
             elif known is not None and key not in known:
-                self.refuse(key_node, where, "unknown key", suggestion(key, known))
+                self.refuse(key_node, where, "unknown key", suggestion(key, known, habits))
+                meant.add(habits.get(key.casefold(), ""))
             else:
                 entries[key] = value
         for key in required:
-            if key not in entries:
+            if key not in entries and key not in meant:
                 self.refuse(node, where, f"'{key}' is missing", shows=False)
         return entries
 
@@ -132,6 +146,12 @@ class FieldReader:
             return None
         return str(node.value)
 
+    def name(self, node: yaml.Node, where: str) -> str | None:
+        """Return a text, which may also be written as a number or truth value; ``check`` warns about those."""
+        if isinstance(node, yaml.ScalarNode) and node.tag in (f"{_PREFIX}{kind}" for kind in ("int", "float", "bool")):
+            return str(node.value)
+        return self.text(node, where)
+
     def whole(self, node: yaml.Node, where: str) -> int | None:
         """Return a whole number, also one given by the name of a param."""
         value = self._scalar_or_param(node)
@@ -153,7 +173,7 @@ class FieldReader:
         value = self._scalar_or_param(node)
         if isinstance(value, bool):
             return value
-        self.refuse(node, where, "must be true or false", "A param with such a value can also be named here.")
+        self.refuse(node, where, "must be true or false", "Write true or false, or the name of a param that is one.")
         return None
 
     def series_name(self, node: yaml.Node, where: str) -> str | None:

@@ -8,21 +8,24 @@ value.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from difflib import get_close_matches
 from enum import StrEnum
 from string import Formatter
 from types import MappingProxyType
 from typing import Any, ClassVar, Final
 
 from ...store.errors import shortened
+from ..habits import ACTIONS
 from ..language.text import check_specification, formatted, rendered
 from ..language.undefined import UNAVAILABLE
 from .arguments import Argument, ArgumentType, ArgumentValue
 
 MAX_MESSAGE_LENGTH: Final = 10_000
 
-_ACTION: Final = re.compile(r"should_.+")
+_SHOULD: Final = "should_"
+_ACTION: Final = re.compile(f"{_SHOULD}.+")
 _FIELD: Final = re.compile(r"[^\s.\[\]{}!:]+(?:\.[^.\[\]]+|\[[^\]]+\])*")
 _STEP: Final = re.compile(r"\.([^.\[\]]+)|\[([^\]]+)\]")
 _WHOLE: Final = re.compile(r"-?\d{1,9}")
@@ -138,6 +141,20 @@ OPERATIONS: Final[dict[str, type[Operation]]] = {
 
 #: The operation that every policy has, unless it declares its own of that name.
 DEFAULT_OPERATION: Final = "hfcontrols"
+
+
+def meant_action(operation: str, got: str, actions: Collection[str]) -> str:
+    """Return a sentence that names the action that was meant, or else lists the operation's actions.
+
+    >>> meant_action("hfcontrols", "stop", HFControls.actions)
+    "Did you mean 'hfcontrols.should_training_stop'?"
+    """
+    stem = got.casefold().removeprefix(_SHOULD)
+    near = get_close_matches(stem, [action.removeprefix(_SHOULD) for action in actions], n=1)
+    action = ACTIONS.get(stem) or (_SHOULD + near[0] if near else "")
+    if action in actions:
+        return f"Did you mean '{operation}.{action}'?"
+    return f"The actions of {operation} are {', '.join(actions)}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ import yaml
 
 from ...store.errors import TelemetryError
 from ...store.events import INIT_END, LOOP_KINDS
+from .. import habits
 from ..compiled.compilation import compile_rule
 from ..compiled.names import Names
 from ..errors import ExpressionError, PolicyError, suggestion
@@ -32,7 +33,7 @@ from .declarations import Controller, MetricDeclaration, OperationDeclaration, R
 from .document import Document, Place
 from .fields import Fields, is_null
 from .metrics import Metric
-from .operations import DEFAULT_OPERATION, HFControls, Operation
+from .operations import DEFAULT_OPERATION, HFControls, Operation, meant_action
 from .registration import METRIC_CLASSES, OPERATION_CLASSES, Registry
 
 _Class = TypeVar("_Class", bound=type[Metric] | type[Operation])
@@ -49,8 +50,11 @@ _ROOT_KEYS: Final = (
     "cooldowns",
     "controllers",
 )
+#: How the keys begin that a file may have at the top for its own use, such as a place for anchors.
+_FREE_KEYS: Final = "x-"
 _CLASS_KEYS: Final = ("name", "class", "arguments")
 _CONTROLLER_KEYS: Final = ("name", "triggers", "rule", "operations", "patience", "config", *TIMING_KEYS)
+_REQUIRED_KEYS: Final = ("name", "triggers", "rule", "operations")
 _PATIENCE_KEYS: Final = ("patience_threshold", "mode")
 _CONFIG_KEYS: Final = ("trigger_log_level",)
 
@@ -91,7 +95,7 @@ class _PolicyReader(ControllerFieldReader):
     """Reads the keys of a policy: first those that others refer to, last the controllers that refer to them."""
 
     def __init__(self, document: Document, semantics_version: int) -> None:
-        super().__init__(document)
+        super().__init__(document, takes_last=True)
         self._actions: dict[str, tuple[str, ...]] = {}
         # A metric or operation of an unknown class keeps its name, so that one mistake is one problem.
         self._metric_names: dict[str, None] = {}
@@ -109,7 +113,9 @@ class _PolicyReader(ControllerFieldReader):
         if not isinstance(root, yaml.MappingNode):
             self.refuse(root, "", "a policy must be a mapping", "Its top level holds keys such as 'controllers:'.")
             return Declarations()
-        fields = self.fields(root, "", _ROOT_KEYS)
+        named = [key.value for key, _ in root.value if isinstance(key, yaml.ScalarNode)]
+        free = [key for key in named if key.startswith(_FREE_KEYS)]
+        fields = self.fields(root, "", (*_ROOT_KEYS, *free), habits=habits.ROOT_KEYS)
         metrics = self._metrics(fields)
         self.params = self._params(fields, overrides)
         self.series = self._series(fields)
@@ -187,10 +193,10 @@ class _PolicyReader(ControllerFieldReader):
         node = fields.get(key)
         names: dict[str, None] = {}
         for entry in node.value if isinstance(node, yaml.SequenceNode) else []:
-            for field_key, value in entry.value if isinstance(entry, yaml.MappingNode) else []:
-                is_name = isinstance(field_key, yaml.ScalarNode) and field_key.value == "name"
-                if is_name and isinstance(value, yaml.ScalarNode):
-                    names[value.value] = None
+            pairs = entry.value if isinstance(entry, yaml.MappingNode) else []
+            values = [value for key, value in pairs if isinstance(key, yaml.ScalarNode) and key.value == "name"]
+            if values and isinstance(values[-1], yaml.ScalarNode):
+                names[values[-1].value] = None
         return names
 
     def _metric(self, node: yaml.Node) -> MetricDeclaration | None:
@@ -226,7 +232,7 @@ class _PolicyReader(ControllerFieldReader):
     ) -> tuple[str | None, _Class | None, Fields]:
         """Return name, class and keys of an entry that asks for a class; None for what is missing or unknown."""
         fields = self.fields(node, what, _CLASS_KEYS, ("name", "class"))
-        name = self.text(fields["name"], f"{what}, name") if "name" in fields else None
+        name = self.name(fields["name"], f"{what}, name") if "name" in fields else None
         class_name = self.text(fields["class"], f"{what}, class") if "class" in fields else None
         if class_name is None:
             return name, None, fields
@@ -263,8 +269,8 @@ class _PolicyReader(ControllerFieldReader):
         return tuple(filter(None, (self._controller(entry) for entry in entries)))
 
     def _controller(self, node: yaml.Node) -> Controller | None:
-        fields = self.fields(node, "controller", _CONTROLLER_KEYS, ("name", "triggers", "rule", "operations"))
-        name = self.text(fields["name"], "controller, name") if "name" in fields else None
+        fields = self.fields(node, "controller", _CONTROLLER_KEYS, _REQUIRED_KEYS, habits.CONTROLLER_KEYS)
+        name = self.name(fields["name"], "controller, name") if "name" in fields else None
         where = f"controller '{name}'" if name else "controller"
         triggers = self._triggers(fields, where)
         rule = self._rule(fields["rule"], f"{where}, rule") if "rule" in fields else None
@@ -332,16 +338,22 @@ class _PolicyReader(ControllerFieldReader):
                 continue
             operation, _, action = reference.partition(".")
             if operation not in self._actions:
-                self.refuse(node, where, "unknown operation", suggestion(operation, self._actions))
+                fix = suggestion(operation, self._actions)
+                if not action and DEFAULT_OPERATION in self._actions:
+                    fix = meant_action(DEFAULT_OPERATION, operation, self._actions[DEFAULT_OPERATION])
+                self.refuse(node, where, "unknown operation", fix)
             elif self._actions[operation] and action not in self._actions[operation]:
-                known = [f"{operation}.{name}" for name in self._actions[operation]]
-                self.refuse(node, where, "unknown action", suggestion(reference, known))
+                fix = meant_action(operation, action, self._actions[operation])
+                self.refuse(node, where, "unknown action", fix)
             else:
                 references.append(reference)
         return tuple(references)
 
     def _patience(self, node: yaml.Node, where: str) -> Patience:
-        fields = self.fields(node, where, _PATIENCE_KEYS)
+        if isinstance(node, yaml.ScalarNode) and not is_null(node):
+            self.refuse(node, where, "must be a mapping", f"Write {{patience_threshold: {node.value}}}.")
+            return Patience()
+        fields = self.fields(node, where, _PATIENCE_KEYS, habits=habits.PATIENCE_KEYS)
         threshold: int | None = 1
         if "patience_threshold" in fields:
             threshold = self.whole(fields["patience_threshold"], f"{where}, patience_threshold")

@@ -1,0 +1,184 @@
+"""Words and signs that people bring from other languages and tools, each with what a policy writes instead.
+
+Data alone. A value is the right word, or a sentence. Keys that are words are in lower case.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Final
+
+#: Functions.
+FUNCTIONS: Final[Mapping[str, str]] = {
+    **dict.fromkeys(("avg", "average", "nanmean", "reduce_mean", "rolling_mean"), "mean"),
+    **dict.fromkeys(("running_mean", "moving_average", "moving_avg", "sma", "avg_over_time"), "mean"),
+    **dict.fromkeys(("stdev", "stddev", "sd", "rolling_std", "nanstd", "stddev_over_time"), "std"),
+    **dict.fromkeys(("variance", "rolling_var"), "var"),
+    **dict.fromkeys(("minimum", "amin", "lowest", "rolling_min", "nanmin", "min_over_time"), "min"),
+    **dict.fromkeys(("maximum", "amax", "highest", "rolling_max", "nanmax", "max_over_time"), "max"),
+    **dict.fromkeys(("cummax", "running_max"), "peak"),
+    **dict.fromkeys(("cummin", "running_min", "trough"), "Write -peak(-loss) for the lowest value so far."),
+    **dict.fromkeys(("ewm", "ewma", "exp_moving_average"), "ema"),
+    **dict.fromkeys(("diff", "difference", "change", "increase"), "delta"),
+    **dict.fromkeys(("shift", "prev", "previous", "offset"), "lag"),
+    **dict.fromkeys(("size", "length"), "len"),
+    **dict.fromkeys(
+        ("rate", "irate", "deriv", "derivative", "gradient", "trend"),
+        "Write slope(loss, 50) for the change per value, or delta(loss) for the newest change.",
+    ),
+    **dict.fromkeys(
+        ("percentile", "nanpercentile", "nanquantile"), "Write quantile(loss, 50, q=0.95), with q from 0 to 1."
+    ),
+    "quantile_over_time": "quantile",
+    **dict.fromkeys(("zscore", "z_score"), "Write (loss - mean(loss, 50)) / std(loss, 50)."),
+    **dict.fromkeys(("isinf", "is_inf"), "Write not isfinite(loss), which is true for NaN, too."),
+    **dict.fromkeys(("isnull", "isna", "is_null", "absent"), "Write len(loss) == 0 for a series without a value."),
+    "is_finite": "isfinite",
+    **dict.fromkeys(("pow", "power"), "Write loss ** 2."),
+    **dict.fromkeys(("fabs", "absolute"), "abs"),
+    "ceil": "math_ceil",
+    "floor": "math_floor",
+    "trunc": "math_trunc",
+    **dict.fromkeys(("log10", "log2"), "Write log(x) / log(10) for the logarithm to the base 10."),
+    **dict.fromkeys(("rand", "randint", "random"), "Rules are deterministic: the same events give the same decisions."),
+}
+
+#: Modules whose functions a rule calls without the module.
+MODULES: Final = frozenset({"jnp", "math", "np", "numpy", "pd", "scipy", "statistics", "tf", "torch"})
+
+#: Signs that no rule can hold outside a text, as patterns in the order in which they are tried at one place.
+SIGNS: Final[tuple[tuple[re.Pattern[str], str], ...]] = tuple(
+    (re.compile(pattern), fix)
+    for pattern, fix in (
+        (r"&&|\bAND\b", "Write 'and'."),
+        (r"\|\||\bOR\b", "Write 'or'."),
+        (r"!(?!=)|\bNOT\b", "Write 'not'."),
+        (r"===", "Write ==."),
+        (r"=>|≥", "Write >=."),
+        (r"=<|≤", "Write <=."),
+        (r"<>|≠", "Write !=."),
+        (r"[\u00d7\u2715]", "Write *."),
+        (r"÷", "Write /."),
+        (r"[\u2010-\u2015\u2212]", "Write the minus sign of the keyboard."),
+        (r"[\u2018-\u201f]", "Write the straight quotes of the keyboard."),
+        (r"\?", "Write 'a if condition else b'."),
+        (r"^if\b|\bthen\b", "The rule is the condition alone. 'operations' says what to do."),
+        (r"\d%(?=\s*(?:$|[),<>=!]|and\b|or\b|else\b))", "Write a fraction, as in 0.05 for 5%."),
+        (r"\b\d+(?:\.\d+)?x\b", "Write a product, as in 2 * loss."),
+        (r"\b\d+(?:\.\d+)?[kKM]\b", "Write all digits, as in 1000."),
+        (
+            r"\b\d+(?:\.\d+)?(?:ms|s|sec|m|min|h|d)\b",
+            "A number has no unit. A window counts values, steps or epochs, as in mean(loss, steps=500).",
+        ),
+    )
+)
+
+#: Names of constants, which a rule reads as series. (For NaN and infinity see the next table.)
+CONSTANTS: Final[Mapping[str, str]] = {
+    "true": "Write True.",
+    "false": "Write False.",
+    **dict.fromkeys(("null", "nil"), "Write len(loss) == 0 for a series without a value."),
+}
+#: Names of numbers that are not finite, each with the test for it.
+NOT_FINITE: Final[Mapping[str, str]] = {
+    "nan": "isnan({})",
+    **dict.fromkeys(("inf", "infinity"), "not isfinite({})"),
+}
+
+#: Arguments that give the length of a window, and units of time in their place.
+WINDOW_LENGTHS: Final = frozenset(
+    {"k", "length", "n", "period", "periods", "size", "span", "values", "win", "window", "window_size"}
+)
+_NO_TIME: Final = "A window counts values, steps or epochs, as in steps=500."
+WINDOW_ARGUMENTS: Final[Mapping[str, str]] = {
+    **dict.fromkeys(("minutes", "seconds", "hours", "time", "duration"), _NO_TIME),
+    **dict.fromkeys(("p", "percentile", "quantile"), "q"),
+}
+
+#: Actions of an operation, without ``should_``.
+ACTIONS: Final[Mapping[str, str]] = {
+    **dict.fromkeys(("stop", "stop_training", "halt", "abort", "terminate", "early_stop"), "should_training_stop"),
+    **dict.fromkeys(("stop_epoch", "end_epoch"), "should_epoch_stop"),
+    **dict.fromkeys(("checkpoint", "save_checkpoint", "save_model"), "should_save"),
+    **dict.fromkeys(("eval", "validate"), "should_evaluate"),
+    **dict.fromkeys(("print", "warn"), "should_log"),
+}
+
+#: Keys of a policy.
+ROOT_KEYS: Final[Mapping[str, str]] = {
+    **dict.fromkeys(("rules", "alerts", "policies", "triggers"), "controllers"),
+    **dict.fromkeys(("metrics", "controller-metrics"), "controller_metrics"),
+    **dict.fromkeys(("parameters", "variables", "vars", "constants"), "params"),
+    "actions": "operations",
+}
+
+#: Keys of a controller.
+CONTROLLER_KEYS: Final[Mapping[str, str]] = {
+    **dict.fromkeys(("on", "event", "events", "trigger"), "triggers"),
+    **dict.fromkeys(("when", "if", "expr", "expression", "condition"), "rule"),
+    **dict.fromkeys(("do", "then", "action", "actions", "operation"), "operations"),
+    **dict.fromkeys(("hold", "duration", "pending_for"), "for"),
+    **dict.fromkeys(("level", "priority"), "severity"),
+    **dict.fromkeys(("msg", "summary", "description", "annotations"), "message"),
+    **dict.fromkeys(("alert", "id"), "name"),
+}
+
+#: Keys of a controller's patience.
+PATIENCE_KEYS: Final[Mapping[str, str]] = {
+    **dict.fromkeys(("threshold", "count", "patience", "times"), "patience_threshold"),
+    "steps": "Patience counts true answers, as in patience_threshold: 3. For a number of steps write 'for: 3'.",
+}
+
+#: Units of a span.
+UNITS: Final[Mapping[str, str]] = {
+    **dict.fromkeys(
+        ("minutes", "minute", "hours", "hour", "min", "h", "time"), "Write seconds, as in {seconds: 300} for 5 minutes."
+    ),
+    **dict.fromkeys(("epochs", "epoch"), "Write steps, or evaluations where one epoch has one."),
+    **dict.fromkeys(("evals", "eval"), "evaluations"),
+}
+#: A span as a text with its unit.
+SPAN: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]+)")
+#: Seconds of each unit of time that a span may be written in.
+SECONDS: Final[Mapping[str, float]] = {
+    **dict.fromkeys(("s", "sec", "secs", "second", "seconds"), 1),
+    **dict.fromkeys(("m", "min", "mins", "minute", "minutes"), 60),
+    **dict.fromkeys(("h", "hr", "hour", "hours"), 3600),
+    **dict.fromkeys(("d", "day", "days"), 86400),
+}
+
+#: Severities and modes of a controller.
+SEVERITIES: Final[Mapping[str, str]] = {
+    **dict.fromkeys(("error", "fatal", "high", "page"), "critical"),
+    **dict.fromkeys(("warn", "medium"), "warning"),
+    **dict.fromkeys(("debug", "low", "notice"), "info"),
+}
+CONTROLLER_MODES: Final[Mapping[str, str]] = dict.fromkeys(("dry_run", "dry-run", "dryrun", "test", "off"), "shadow")
+
+_ALIKE: Final = "Indent the keys of one mapping alike."
+#: Words of PyYAML about text that is not YAML, each with what mends it.
+YAML_ERRORS: Final[Mapping[str, str]] = {
+    "mapping values are not allowed here": f"Put a text that holds ': ' in quotes. {_ALIKE}",
+    r"found character '\t'": "Indent with blanks, not with tabs.",
+    "that cannot start any token": "Put the text in quotes.",
+    "expected <block end>": f"Put the whole text in quotes. {_ALIKE}",
+    "expected a comment or a line break": "Put the whole text in quotes.",
+    "undefined alias": "Put a text that begins with '*' in quotes.",
+}
+
+#: Words before the slash in names of metrics, as many loggers write them.
+SECTIONS: Final = frozenset(
+    {
+        *("dev", "eval", "evaluation", "gpu", "grad", "gradient", "gradients", "grads", "learning", "optim"),
+        *("optimizer", "perf", "system", "test", "train", "training", "val", "valid", "validation", "weight"),
+    }
+)
+
+#: Metrics that most loops record, so that a name that is one slip away means one of them.
+COMMON_METRICS: Final = frozenset(
+    {
+        *("accuracy", "batch_size", "eval_accuracy", "eval_loss", "grad_norm", "learning_rate", "loss"),
+        *("perplexity", "step_loss", "test_loss", "tokens_per_s", "train_loss", "training_loss", "val_loss"),
+    }
+)

@@ -1,0 +1,56 @@
+"""Writes out what the author of a rule probably meant, for expressions that Python allows and a rule does not.
+
+Takes an expression and the node that is refused; returns a sentence, or nothing where none is better than the default.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from typing import Final
+
+from .. import habits
+from ..errors import suggestion
+from .bound_rule import NameScope
+from .constants import constant
+from .expressions import Expression
+from .functions import FUNCTIONS, Function
+
+_DECIMAL_COMMA: Final = re.compile(r"\d,\d")
+
+
+def of_part(expression: Expression, node: ast.expr) -> str:
+    """Return what to write for a series with a dot, or with an index from the end; empty for anything else."""
+    if isinstance(node, ast.Attribute) and node.attr not in FUNCTIONS:
+        return f'Write series("{expression.segment(node)}") to read the metric of that name.'
+    back = constant(node.slice, NameScope(), ()) if isinstance(node, ast.Subscript) else None
+    if not isinstance(node, ast.Subscript) or not isinstance(back, int) or back >= 0:
+        return ""
+    series = expression.segment(node.value)
+    if back == -1:
+        return f"Write {series} for the newest value."
+    return f"Write lag({series}, {-back - 1}), or delta({series}) for the newest change."
+
+
+def of_module_call(expression: Expression, node: ast.Call, name: str) -> str:
+    """Return what to write for a call such as ``np.mean(loss, 50)``, whose function is called ``name``."""
+    function = name if name in FUNCTIONS else habits.FUNCTIONS.get(name, "")
+    if function in FUNCTIONS:
+        return f"Write {function}({', '.join(map(expression.segment, node.args))})."
+    return suggestion(name, FUNCTIONS, habits.FUNCTIONS)
+
+
+def of_arguments(expression: Expression, node: ast.Call, function: Function) -> str:
+    """Return how to call a function, with a condition as numbers where one is in the place of a series."""
+    arguments = [expression.segment(argument) for argument in node.args]
+    if function.reduction is None or not node.args or not isinstance(node.args[0], (ast.Compare, ast.BoolOp)):
+        return f"Write {function.signature}."
+    arguments[0] = f"1.0 if {arguments[0]} else 0.0"
+    return f"Write {function.name}({', '.join(arguments)})."
+
+
+def of_verdict(expression: Expression) -> str:
+    """Return how to make a condition of an expression that gives no truth value."""
+    if isinstance(expression.tree, ast.Tuple) and _DECIMAL_COMMA.search(expression.text):
+        return "A decimal number takes a point, as in 2.5."
+    return "Compare it, as in loss > 3.0."
