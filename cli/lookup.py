@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -13,8 +12,8 @@ from typing import Final
 
 import typer
 
-from ..rules.errors import suggestion
-from ..rules.policy_file.policy import Policy, load_policy, shipped_policies, shipped_tests
+from ..rules.policy_file.lookup import openable, policy_path
+from ..rules.policy_file.policy import Policy, load_policy
 from ..store.errors import RunNotFound, TelemetryError
 from ..store.event_json import events_from_lines
 from ..store.events import Event
@@ -26,35 +25,9 @@ from .streams import complain
 _SUGGESTED: Final = 3
 
 
-def policy_path(name: str) -> Path:
-    """Return the rule file that a name refers to: a path, or the name of a shipped policy."""
-    path = Path(name)
-    return path if path.exists() else shipped_policies().get(name, path)
-
-
-def tests_path(name: str) -> Path:
-    """Return the file of tests that a name refers to: a path, or the name of a shipped policy."""
-    path = Path(name)
-    return path if path.exists() else shipped_tests().get(name, path)
-
-
 def policy_named(name: str, settings: Iterable[str] | None) -> Policy:
     """Load the policy of this name, with some params replaced by ``PARAM=VALUE`` settings."""
     return load_policy(openable(policy_path(name)), params=params_of(settings))
-
-
-def openable(path: Path) -> Path:
-    """Return the path of a rule file, or of a pipe that carries one, if it can be opened.
-
-    Raises:
-        TelemetryError: It cannot be opened. For a missing file the error suggests shipped policies.
-    """
-    if path.is_dir() or not path.exists():
-        what = "no such file, and steptape ships no policy of that name"
-        raise TelemetryError(what, where=str(path), fix=suggestion(str(path), shipped_policies()))
-    if not os.access(path, os.R_OK):
-        raise TelemetryError("cannot be read (permission denied)", where=str(path))
-    return path
 
 
 def params_of(settings: Iterable[str] | None) -> dict[str, float | int | bool | str]:

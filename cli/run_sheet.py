@@ -86,6 +86,8 @@ def run_sheet(run: Run, plotted: Sequence[str] = ()) -> None:
         say(f"group {shown['group'] or '-'}, tags {', '.join(shown['tags']) or '-'}")
     if shown["failure"]:
         say(f"failed with {shown['failure']['type']}: {shown['failure']['message']}")
+        for line in shown["failure"].get("traceback", "").splitlines():
+            say(f"  {line}")
     if shown["policy"]:
         say(f"rules: {shown['policy']} (digest {shown['policy_digest'][:12]})")
     if shown["config"]:

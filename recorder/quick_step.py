@@ -12,9 +12,8 @@ import math
 import struct
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Never, TypeAlias
 
-from ..rules.engine.decisions import Outcome
 from ..store.errors import TelemetryError
 from ..store.events import Event
 from ..store.journal.format import HAS_SAMPLES, TAG_EVENT, samples_block
@@ -25,6 +24,7 @@ from .call_shape import NO_TEXTS, CallShape, CallShapes
 from .values import EXACT_INTEGER, GREATEST_WHOLE, is_on_device
 
 if TYPE_CHECKING:
+    from ..rules.engine.decisions import Outcome
     from .control import Control
     from .position import Position
     from .tape import Tape
@@ -45,7 +45,7 @@ _Details: TypeAlias = tuple[int | None, float | None, int, SampleLosses | None, 
 _NONE: Final[_Details] = (None, None, 0, None, {}, 0, b"")
 
 #: Writes a step and lets rules judge it. Returns None if the general path must do so.
-_Write: TypeAlias = Callable[[Layout, tuple[str, ...], Iterable[float], _Details], Sequence[Outcome] | None]
+_Write: TypeAlias = "Callable[[Layout, tuple[str, ...], Iterable[float], _Details], Sequence[Outcome] | None]"
 
 
 def quick_step(
@@ -70,7 +70,9 @@ def quick_step(
     layout_of, write = tape.journal.layout, _writer(tape, position, log_every)
 
     # Python would compare each name of a call with each keyword declared here. Seven of them cost 0.6 us.
-    def step(metrics: Mapping[str, Any] | None = None, /, **named: Any) -> Control:
+    def step(metrics: Mapping[str, Any] | None = None, /, *unnamed: Never, **named: Any) -> Control:
+        if unnamed:
+            return general(metrics, *unnamed, **named)
         if metrics is None:
             given, calls = named, by_name
         elif type(metrics) is dict:
@@ -118,6 +120,8 @@ def _writer(tape: Tape, position: Position, log_every: int | None) -> _Write:
             time_ns, elapsed_ns, seq = now_ns(), monotonic_ns() - started_ns, journal.seq
             if step is None:
                 step = position.step + 1
+            elif step <= position.step and position.is_ordered:
+                return None
             if (
                 layout.segment != journal.segment
                 or time_ns >= journal.look_at_ns

@@ -8,9 +8,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from ..rules.engine.resuming import resumed_engine
-from ..rules.policy_file.policy import Policy
 from ..store.errors import TelemetryError
 from ..store.events import Event
 from ..store.lineage import DECIDING_RANK, lineage_of
@@ -20,6 +19,9 @@ from ..store.run_folder import RUN_ID
 from ..store.run_info import Attempt
 from .position import Position
 from .resume_point import Opening, ResumePoint
+
+if TYPE_CHECKING:
+    from ..rules.policy_file.policy import Policy
 
 
 def resumed_run(store: Path, point: ResumePoint, attempt: Attempt, policy: Policy | None) -> Opening:
@@ -49,6 +51,9 @@ def resumed_run(store: Path, point: ResumePoint, attempt: Attempt, policy: Polic
     attempt = dataclasses.replace(attempt, attempt=number, parent=parent, parent_seq=parent_seq, from_step=from_step)
     engine = None
     if policy is not None:
+        # A run without rules does not load the rule engine.
+        from ..rules.engine.resuming import resumed_engine
+
         engine = resumed_engine(policy, attempt.plan, ancestry(snapshot, attempt, samples=policy.reads_samples))
     position = Position(from_step, attempt.plan.steps_per_epoch, epoch, from_step, 0)
     if point.epochs_begun is not None:

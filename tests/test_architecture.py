@@ -150,6 +150,7 @@ PUBLIC: dict[str, set[str]] = {
         "language/undefined",
         "late_events",
         "policy_file/declarations",
+        "policy_file/lookup",
         "policy_file/operations",
         "policy_file/policy",
         "policy_file/registration",
