@@ -17,6 +17,7 @@ from ..store.errors import TelemetryError
 from ..store.journal.syncing import SYNC_EVERY_S
 from ..store.run_info import RunInfo, write_run_info
 from .call_warnings import CallWarnings
+from .console_lines import ConsoleLines
 from .control import Control
 from .ending import failure_of, status_of
 from .habits import unknown_argument, unknown_attribute
@@ -99,6 +100,8 @@ class Recorder:
         token_losses_over: Keep token losses of samples whose loss is above this; of all if not given.
         value_lag: Updates after which the values of device tensors are recorded. The recorder waits for them earlier
             only before an event other than ``step`` or ``log``, and in ``state_dict``.
+        quiet: Print no line on stderr at the start and the end of the run, as with ``STEPTAPE_QUIET=1`` in the
+            environment.
         strict: Raise when recording fails or a call is wrong, instead of warning and training on.
 
     Attributes:
@@ -140,6 +143,7 @@ class Recorder:
         token_losses_over: float | None = None,
         value_lag: int = VALUE_LAG,
         strict: bool = False,
+        quiet: bool = False,
         **unknown: Never,
     ) -> None:
         for argument in unknown:
@@ -160,6 +164,8 @@ class Recorder:
         self._steering = steering_of(opening.engine, self.control, callbacks)
         self._warnings = CallWarnings(strict=strict, read_by_rules=self._steering.reads if self._steering else ())
         self._tape = self._open_tape(own.rank, as_whole(value_lag, "value_lag"))
+        self._lines = ConsoleLines(self.folder, self._info.name, is_quiet=quiet or not own.decides)
+        self._lines.begin()
         self._begin(described.config)
 
     def step(
@@ -447,3 +453,4 @@ class Recorder:
                 end()
             except Exception as failed:
                 self._warnings.once(f"the end of the run in {self.folder} could not be recorded completely: {failed!r}")
+        self._lines.end(status, self._position.step, self._tape.latest_metrics())

@@ -10,7 +10,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from ..store.errors import InvalidEvent, TelemetryError
 from ..store.event_json import encoded_attrs
@@ -32,6 +32,9 @@ if TYPE_CHECKING:
 
 #: Kinds whose device values may be recorded late. Events of other kinds are rare, so recording waits for their values.
 _MAY_BE_LATE: Final = ("step_end", "log")
+
+#: The seq, names and values of an event.
+Latest: TypeAlias = tuple[int, tuple[str, ...], Sequence[float]]
 
 _NO_SAMPLES: Final[Mapping[str, Any]] = {}
 
@@ -59,6 +62,7 @@ class Tape:
         is_clear: Whether nothing is due before the next event, and no event is being written.
         postponed: Events that came in the middle of another one, from a signal handler or a user-defined metric.
         lost_events: Number of events that could not be written.
+        latest_quick_step: Returns the latest step that the fast path wrote.
     """
 
     def __init__(
@@ -85,6 +89,8 @@ class Tape:
         self.is_clear = True
         self.postponed: list[Callable[[], Sequence[Outcome]]] = []
         self.lost_events = 0
+        self.latest_quick_step: Callable[[], Latest] = lambda: (-1, (), ())
+        self._latest: dict[tuple[str, bool], Latest] = {}
         self._folder = folder
         self._steering = steering
         self._strict = strict
@@ -128,6 +134,15 @@ class Tape:
     def decision_digest(self) -> str | None:
         """Digest of the decisions that are in the journal; None without rules."""
         return None if self._steering is None else self._steering.decision_digest
+
+    def latest_metrics(self) -> dict[str, float]:
+        """Return the values of the latest step, then those of the latest evaluation and log."""
+        step = max(self._latest.get(("step_end", False), (-1, (), ())), self.latest_quick_step())
+        late = self._latest.get(("step_end", True), (-1, (), ()))
+        others = (self._latest.get((kind, False), (-1, (), ())) for kind in ("evaluate", "log"))
+        return {
+            name: value for _, names, values in (step, late, *others) for name, value in zip(names, values, strict=True)
+        }
 
     def start(self) -> Sequence[Outcome]:
         """Let rules decide before the first event. Their decisions open the journal."""
@@ -269,6 +284,8 @@ class Tape:
             attrs=encoded_attrs(payload.attrs).encode() if payload.attrs else b"",
             samples=samples,
         )
+        if payload.names:
+            self._latest[kind, LATE_FOR in payload.attrs] = seq, payload.names, payload.values
         if self._steering is not None:
             metrics = dict(zip(payload.names, payload.values, strict=True))
             envelope = (kind, step, seq, self.attempt, self.rank, micro_step, epoch, time_ns, elapsed_ns, value_lag)

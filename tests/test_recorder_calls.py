@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import signal
 import subprocess
 import sys
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -420,3 +422,69 @@ def test_show_prints_the_traceback_of_a_failed_run_and_does_without_in_older_one
     assert new[begin + 1] == "  Traceback (most recent call last):"
     assert new[begin + 4] == "  ValueError: no data"
     assert old == new[: begin + 1] + new[begin + 5 :]
+
+
+def printed(program: str, *arguments: str, environment: Mapping[str, str] = MappingProxyType({})) -> str:
+    """Run a program as a user does and return its stderr."""
+    command = [sys.executable, "-c", textwrap.dedent(program), *arguments]
+    variables = {name: value for name, value in os.environ.items() if name != "STEPTAPE_QUIET"} | environment
+    return subprocess.run(command, capture_output=True, text=True, check=True, env=variables).stderr
+
+
+LOOP = """
+    import sys
+    from steptape import Recorder
+    with Recorder(sys.argv[1], name="one") as rec:
+        for step in range(1, 51):
+            rec.step(loss=1 / step, lr=0.1)
+        rec.evaluate(eval_loss=0.5, a=1, b=2)
+"""
+
+
+def test_a_line_at_the_start_and_one_at_the_end_say_where_the_run_is_and_how_it_ended(tmp_path: Path) -> None:
+    """The last line holds the last values, of the fast path's steps too."""
+    first, last = printed(LOOP, str(tmp_path)).splitlines()
+    (folder,) = tmp_path.iterdir()
+
+    look = f"To look at it: steptape show {folder}"
+    assert first == f"steptape: recording 'one'. {look}"
+    assert last == f"steptape: 'one' completed after 50 steps: loss 0.02, lr 0.1, eval_loss 0.5, a 1 and 1 more. {look}"
+
+
+def test_the_lines_name_a_failed_run_and_a_run_without_steps(tmp_path: Path) -> None:
+    """The exception of the loop follows, as without a recorder."""
+    program = """
+        import sys
+        from steptape import Recorder
+        try:
+            with Recorder(sys.argv[1], name="a b") as rec:
+                raise ValueError
+        except ValueError:
+            pass
+    """
+    lines = printed(program, str(tmp_path / "my runs")).splitlines()
+
+    assert lines[1].startswith("steptape: 'a b' failed after 0 steps. To look at it: steptape show '")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "environment"),
+    [("quiet=True", {}), ("", {"STEPTAPE_QUIET": "1"}), ("rank=1, run_id='x'", {})],
+    ids=["quiet", "variable", "rank 1"],
+)
+def test_the_lines_can_be_silenced_and_other_ranks_print_none(
+    tmp_path: Path, arguments: str, environment: dict[str, str]
+) -> None:
+    """One process of a job prints."""
+    loop = LOOP.replace('name="one"', f'name="one", {arguments}')
+
+    assert "To look at it" not in printed(loop, str(tmp_path), environment=environment)
+
+
+def test_the_lines_do_without_a_standard_error(tmp_path: Path) -> None:
+    """A daemon closes it, at the start or while the run goes on."""
+    loop = textwrap.dedent(LOOP)
+    for begin in ("sys.stderr = None", "sys.stderr.close()"):
+        printed(f"import sys\n{begin}\n{loop}", str(tmp_path))
+
+    assert [open_run(folder).status for folder in tmp_path.iterdir()] == ["completed"] * 2
