@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -12,7 +13,7 @@ from typing import Final
 
 import typer
 
-from ..rules.policy_file.lookup import openable, policy_path
+from ..rules.policy_file.lookup import existing, policy_path
 from ..rules.policy_file.policy import Policy, load_policy
 from ..store.errors import RunNotFound, TelemetryError
 from ..store.event_json import events_from_lines
@@ -28,6 +29,17 @@ _SUGGESTED: Final = 3
 def policy_named(name: str, settings: Iterable[str] | None) -> Policy:
     """Load the policy of this name, with some params replaced by ``PARAM=VALUE`` settings."""
     return load_policy(openable(policy_path(name)), params=params_of(settings))
+
+
+def openable(path: Path) -> Path:
+    """Return the path of a rule file, or of a pipe that carries one, if it can be opened.
+
+    Raises:
+        TelemetryError: It cannot be opened. For a missing file the error suggests shipped policies.
+    """
+    if not os.access(existing(path), os.R_OK):
+        raise TelemetryError("cannot be read (permission denied)", where=str(path))
+    return path
 
 
 def params_of(settings: Iterable[str] | None) -> dict[str, float | int | bool | str]:

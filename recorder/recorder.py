@@ -16,11 +16,12 @@ from typing import TYPE_CHECKING, Any, Final, Literal, Never, Self
 from ..store.errors import TelemetryError
 from ..store.journal.syncing import SYNC_EVERY_S
 from ..store.run_info import RunInfo, write_run_info
-from .call_warnings import CallWarnings
+from .calls.habits import unknown_argument, unknown_attribute
+from .calls.quick_step import quick_step
+from .calls.warnings import CallWarnings
 from .console_lines import ConsoleLines
 from .control import Control
 from .ending import failure_of, status_of
-from .habits import unknown_argument, unknown_attribute
 from .late_values import VALUE_LAG
 from .opening import (
     declared,
@@ -34,7 +35,6 @@ from .opening import (
     open_run,
     steering_of,
 )
-from .quick_step import quick_step
 from .ranks import this_rank
 from .resume_point import ResumePoint
 from .tape import Tape

@@ -14,7 +14,7 @@ from typing import Any, Final
 from ..rules.checks.findings import FindingCode, findings_of
 from ..rules.engine.decisions import Decision, DecisionDigest, Outcome, RuleError, outcome_payload
 from ..rules.engine.engine import Engine
-from ..rules.policy_file.lookup import openable, policy_path
+from ..rules.policy_file.lookup import existing, policy_path
 from ..rules.policy_file.operations import Effect
 from ..rules.policy_file.policy import Policy, load_policy
 from ..rules.policy_file.registration import OPERATION_CLASSES
@@ -182,4 +182,4 @@ def policy_of(rules: Any) -> Policy:
         fix = "Write the rules to a YAML file and give its path"
         what = "rules must be a policy file, the name of a shipped policy or a Policy"
         raise TelemetryError(what, got=rules, fix=fix)
-    return load_policy(openable(policy_path(str(rules))))
+    return load_policy(existing(policy_path(str(rules))))

@@ -20,7 +20,7 @@ from ..store.journal.writer import JournalWriter
 from ..store.sample_losses import SampleLosses
 from .background_sealing import BackgroundSealing
 from .batch_samples import SampleChoice
-from .call_warnings import CallWarnings, values_by_name
+from .calls.warnings import CallWarnings, values_by_name
 from .environment import describe_process
 from .late_values import VALUE_LAG, Awaited, LateValues
 from .locking import forkable_lock

@@ -48,7 +48,10 @@ SUBROOMS: dict[str, dict[str, set[str]]] = {
         "checks": {".", "language", "policy_file"},
         "scenarios": {".", "language", "policy_file", "engine"},
     },
-    "recorder": {},
+    "recorder": {
+        ".": {"calls"},
+        "calls": {"."},
+    },
     "importers": {
         ".": {"encodings"},
         "encodings": {"."},

@@ -427,8 +427,8 @@ def test_show_prints_the_traceback_of_a_failed_run_and_does_without_in_older_one
 def printed(program: str, *arguments: str, environment: Mapping[str, str] = MappingProxyType({})) -> str:
     """Run a program as a user does and return its stderr."""
     command = [sys.executable, "-c", textwrap.dedent(program), *arguments]
-    variables = {name: value for name, value in os.environ.items() if name != "STEPTAPE_QUIET"} | environment
-    return subprocess.run(command, capture_output=True, text=True, check=True, env=variables).stderr
+    variables = {name: value for name, value in os.environ.items() if name != "STEPTAPE_QUIET"}
+    return subprocess.run(command, capture_output=True, text=True, check=True, env={**variables, **environment}).stderr
 
 
 LOOP = """

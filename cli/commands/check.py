@@ -12,13 +12,13 @@ from ...replay.policies.findings_on_runs import findings_against
 from ...rules.checks.findings import Finding, FindingCode, findings_of
 from ...rules.errors import PolicyError, PolicyProblem
 from ...rules.excerpts import excerpt
-from ...rules.policy_file.lookup import openable, policy_path
+from ...rules.policy_file.lookup import policy_path
 from ...rules.policy_file.policy import Policy, load_policy
 from ...store.errors import TelemetryError
 from ...store.plural import counted
 from ...store.run import Run
 from ..exit_status import CANNOT_OPEN, FINDINGS
-from ..lookup import complain_of, runs_chosen
+from ..lookup import complain_of, openable, runs_chosen
 from ..options import JsonOption, StoreOption
 from ..output import print_json, say
 from ..streams import complain

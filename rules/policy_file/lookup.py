@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 from ...store.errors import TelemetryError
@@ -22,15 +21,13 @@ def tests_path(name: str) -> Path:
     return path if path.exists() else shipped_tests().get(name, path)
 
 
-def openable(path: Path) -> Path:
-    """Return the path of a rule file, or of a pipe that carries one, if it can be opened.
+def existing(path: Path) -> Path:
+    """Return the path of a rule file, or of a pipe that carries one.
 
     Raises:
-        TelemetryError: It cannot be opened. For a missing file the error suggests shipped policies.
+        TelemetryError: There is none. The error suggests shipped policies.
     """
     if path.is_dir() or not path.exists():
         what = "no such file, and steptape ships no policy of that name"
         raise TelemetryError(what, where=str(path), fix=suggestion(str(path), shipped_policies()))
-    if not os.access(path, os.R_OK):
-        raise TelemetryError("cannot be read (permission denied)", where=str(path))
     return path

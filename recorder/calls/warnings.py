@@ -11,9 +11,9 @@ from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-from ..store.errors import InvalidEvent
-from .position import Position
-from .values import Payload
+from ...store.errors import InvalidEvent
+from ..position import Position
+from ..values import Payload
 
 _Taken = TypeVar("_Taken")
 

@@ -1,6 +1,6 @@
 """The fast path of ``Recorder.step``: a closure that writes repeated calls in less than half the time.
 
-It compares a call's names and types with those of earlier calls (``call_shape.py``). Every unusual call takes the
+It compares a call's names and types with those of earlier calls (``shape.py``). Every unusual call takes the
 general path: values on a device, nested mappings, token losses, events that are due before or after the step. A
 property test compares the two paths byte for byte.
 """
@@ -14,20 +14,20 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, Never, TypeAlias
 
-from ..store.errors import TelemetryError
-from ..store.events import Event
-from ..store.journal.format import HAS_SAMPLES, TAG_EVENT, samples_block
-from ..store.journal.writer import Layout
-from ..store.sample_losses import SampleLosses
-from .batch_samples import sample_losses
-from .call_shape import NO_TEXTS, CallShape, CallShapes
-from .values import EXACT_INTEGER, GREATEST_WHOLE, is_on_device
+from ...store.errors import TelemetryError
+from ...store.events import Event
+from ...store.journal.format import HAS_SAMPLES, TAG_EVENT, samples_block
+from ...store.journal.writer import Layout
+from ...store.sample_losses import SampleLosses
+from ..batch_samples import sample_losses
+from ..values import EXACT_INTEGER, GREATEST_WHOLE, is_on_device
+from .shape import NO_TEXTS, CallShape, CallShapes
 
 if TYPE_CHECKING:
-    from ..rules.engine.decisions import Outcome
-    from .control import Control
-    from .position import Position
-    from .tape import Latest, Tape
+    from ...rules.engine.decisions import Outcome
+    from ..control import Control
+    from ..position import Position
+    from ..tape import Latest, Tape
 
 _SAMPLES: Final = frozenset(("samples", "sample_ids", "sample_tokens"))
 
@@ -108,7 +108,8 @@ def _writer(tape: Tape, position: Position, log_every: int | None) -> _Write:
     append, now_ns, monotonic_ns = journal.append_payload, time.time_ns, time.monotonic_ns
     attempt, rank, is_steered, reads_samples = tape.attempt, tape.rank, tape.is_steered, tape.reads_samples
     # Three cells cost a step a few ns. An attribute of the tape would cost 20.
-    latest_seq, latest_names, latest_payload = -1, (), b""
+    latest_seq, latest_payload = -1, b""
+    latest_names: tuple[str, ...] = ()
 
     def latest() -> Latest:
         count = len(latest_names)

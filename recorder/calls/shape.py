@@ -14,10 +14,10 @@ from itertools import compress
 from types import NoneType
 from typing import Any, Final, NamedTuple
 
-from ..store.event_json import encoded_attrs
-from ..store.journal.format import event_tail
-from ..store.journal.writer import Layout
-from .values import EXACT_INTEGER, are_texts, as_text, float_at_hand, may_be_masked
+from ...store.event_json import encoded_attrs
+from ...store.journal.format import event_tail
+from ...store.journal.writer import Layout
+from ..values import EXACT_INTEGER, are_texts, as_text, float_at_hand, may_be_masked
 
 #: Maximum cached shapes of each form of call; the oldest is evicted.
 _MOST_SHAPES: Final = 16
