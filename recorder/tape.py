@@ -35,6 +35,7 @@ _MAY_BE_LATE: Final = ("step_end", "log")
 
 #: The seq, names and values of an event.
 Latest: TypeAlias = tuple[int, tuple[str, ...], Sequence[float]]
+_NO_EVENT: Final[Latest] = (-1, (), ())
 
 _NO_SAMPLES: Final[Mapping[str, Any]] = {}
 
@@ -89,8 +90,8 @@ class Tape:
         self.is_clear = True
         self.postponed: list[Callable[[], Sequence[Outcome]]] = []
         self.lost_events = 0
-        self.latest_quick_step: Callable[[], Latest] = lambda: (-1, (), ())
-        self._latest: dict[tuple[str, bool], Latest] = {}
+        self.latest_quick_step: Callable[[], Latest] = lambda: _NO_EVENT
+        self._latest: dict[str, Latest] = {}
         self._folder = folder
         self._steering = steering
         self._strict = strict
@@ -137,12 +138,10 @@ class Tape:
 
     def latest_metrics(self) -> dict[str, float]:
         """Return the values of the latest step, then those of the latest evaluation and log."""
-        step = max(self._latest.get(("step_end", False), (-1, (), ())), self.latest_quick_step())
-        late = self._latest.get(("step_end", True), (-1, (), ()))
-        others = (self._latest.get((kind, False), (-1, (), ())) for kind in ("evaluate", "log"))
-        return {
-            name: value for _, names, values in (step, late, *others) for name, value in zip(names, values, strict=True)
-        }
+        if (quick := self.latest_quick_step())[0] > self._latest.get("step_end", _NO_EVENT)[0]:
+            self._latest["step_end"] = quick
+        latest = (self._latest.get(kind, _NO_EVENT) for kind in ("step_end", "late", "evaluate", "log"))
+        return {name: value for _, names, values in latest for name, value in zip(names, values, strict=True)}
 
     def start(self) -> Sequence[Outcome]:
         """Let rules decide before the first event. Their decisions open the journal."""
@@ -285,7 +284,7 @@ class Tape:
             samples=samples,
         )
         if payload.names:
-            self._latest[kind, LATE_FOR in payload.attrs] = seq, payload.names, payload.values
+            self._latest["late" if LATE_FOR in payload.attrs else kind] = seq, payload.names, payload.values
         if self._steering is not None:
             metrics = dict(zip(payload.names, payload.values, strict=True))
             envelope = (kind, step, seq, self.attempt, self.rank, micro_step, epoch, time_ns, elapsed_ns, value_lag)

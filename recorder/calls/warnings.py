@@ -77,12 +77,11 @@ class CallWarnings:
 
     def values(self, payload: Payload) -> None:
         """Check the values of an event."""
-        for oddity in payload.oddities:
-            self.object_to(oddity)
-        for name, text in payload.texts.items():
-            if (fault := self._fault_of_text(name, text)) is not None:
-                self.object_to(f"{name!r} is text{fault}", got=text, fix="Give it as a number")
-        self._numbers.update(payload.names, payload.on_device)
+        if payload.oddities or payload.texts:
+            self._odd_values(payload)
+        self._numbers.update(payload.names)
+        if payload.on_device:
+            self._numbers.update(payload.on_device)
 
     def step_number(self, step: int, position: Position) -> None:
         """Check a step number that the loop gives, before the position takes it."""
@@ -101,11 +100,18 @@ class CallWarnings:
                 "log does not count steps; rec.step does. Values logged before the first step are recorded at step 0"
             )
 
-    def samples(self, given: Mapping[str, Any]) -> None:
-        """Check the sample arguments of a step without ``samples``."""
+    def lone_samples(self, given: Mapping[str, Any]) -> None:
+        """Warn of the sample arguments of a step without ``samples``."""
         for name, value in given.items():
             if value is not None:
                 self.object_to(f"{name} are recorded only with samples", fix="Give the losses as samples=")
+
+    def _odd_values(self, payload: Payload) -> None:
+        for oddity in payload.oddities:
+            self.object_to(oddity)
+        for name, text in payload.texts.items():
+            if (fault := self._fault_of_text(name, text)) is not None:
+                self.object_to(f"{name!r} is text{fault}", got=text, fix="Give it as a number")
 
     def _fault_of_text(self, name: str, text: str) -> str | None:
         if name in self._numbers:
