@@ -205,6 +205,8 @@ def _converted_tensor_bytes(tensor: Any, code: str) -> bytes:
 
 
 def _array_bytes(values: Any, dtype: Any, wanted: str) -> bytes:
+    if (mask := getattr(values, "mask", None)) is not None and mask.any():
+        raise ValueError("some are masked")
     if dtype is not _as_wanted.get(wanted):
         if dtype.str != wanted:
             values = values.astype(wanted)

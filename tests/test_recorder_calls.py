@@ -268,6 +268,17 @@ def test_text_as_sample_ids_is_answered_in_words_of_ours(
     assert "typecode" not in message
 
 
+def test_masked_sample_losses_are_refused(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The bytes behind a mask are no losses."""
+    masked = np.ma.masked_array([1.0, 2.0], [False, True])
+
+    recorded(tmp_path, step(loss=1.0, samples=masked))
+
+    assert "samples must be a one-dimensional sequence of numbers (some are masked)" in caplog.text
+    (folder,) = tmp_path.iterdir()
+    assert open_run(folder).samples().num_rows == 0
+
+
 def test_shipped_policies_are_taken_by_name(tmp_path: Path) -> None:
     """The command line takes them so too."""
     with Recorder(tmp_path, rules="loss_spike") as rec:
