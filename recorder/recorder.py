@@ -209,7 +209,7 @@ class Recorder:
             position.set_epoch(warnings.taken(as_epoch, epoch, default=position.epoch))
         given = {"samples": samples, "sample_ids": sample_ids, "sample_tokens": sample_tokens}
         given |= {} if token_losses is None else {"token_losses": token_losses}
-        if samples is None and not (sample_ids is None is sample_tokens is token_losses):
+        if samples is None and (sample_ids is not None or sample_tokens is not None or token_losses is not None):
             warnings.lone_samples(given)
         outcomes = self._tape.record(
             "step_end",
