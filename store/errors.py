@@ -67,7 +67,7 @@ class StoreNotFound(TelemetryError):
 
 
 class RunNotFound(TelemetryError):
-    """No run has this path, id or name, or several runs share the name."""
+    """No run has this path, id or name."""
 
 
 class NotARun(TelemetryError):
