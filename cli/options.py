@@ -16,7 +16,9 @@ StoreOption = Annotated[
     Path | None, typer.Option("--store", metavar="STORE", help="Folder of runs. RUN is then an id, a name or NAME@N.")
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
-RunArgument = Annotated[str, typer.Argument(metavar="RUN", help="A run's folder; with --store, its id, its name, or NAME@N.")]
+RunArgument = Annotated[
+    str, typer.Argument(metavar="RUN", help="A run's folder; with --store, its id, its name or NAME@N.")
+]
 PolicyArgument = Annotated[
     str, typer.Argument(metavar="POLICY", help="A policy file, or the name of a shipped policy.")
 ]

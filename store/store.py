@@ -19,7 +19,6 @@ from .run_folder import RUN_ID, RUN_JSON
 from .sql.statements import rows_of, run_query
 from .sql.views import connect
 
-
 #: The N of ``NAME@N``.
 _COUNT: Final = re.compile("[1-9][0-9]{0,8}")
 

@@ -118,7 +118,8 @@ def test_a_name_with_an_at_sign_is_a_name(namesakes: Store, store_folder: Callab
     store_folder("run-4", name="digits@1")
     store_folder("run-5", name="team@home")
 
-    assert [namesakes.run(key).run_id for key in ("digits@1", "team@home", "team@home@1")] == ["run-4", "run-5", "run-5"]
+    keys = ("digits@1", "team@home", "team@home@1")
+    assert [namesakes.run(key).run_id for key in keys] == ["run-4", "run-5", "run-5"]
 
 
 @pytest.mark.parametrize(
