@@ -18,6 +18,7 @@ from ..rules.policy_file.policy import Policy, load_policy
 from ..store.errors import RunNotFound, TelemetryError
 from ..store.event_json import events_from_lines
 from ..store.events import Event
+from ..store.reading.diagnosis import is_run_folder
 from ..store.run import Run
 from ..store.store import open_run, open_store
 from .streams import complain
@@ -124,7 +125,15 @@ def _run_in(folder: str) -> Run:
     if not Path(folder).exists():
         fix = "With --store STORE, a run's id or name is enough; 'steptape runs STORE' lists them"
         raise RunNotFound("no such run folder", where=folder, fix=fix)
+    if is_store(Path(folder)):
+        fix = f"'steptape runs {folder}' lists its runs; with --store {folder}, a run's id or name is enough"
+        raise RunNotFound("this is a store, not a run", where=folder, fix=fix)
     return open_run(folder)
+
+
+def is_store(path: Path) -> bool:
+    """Whether a folder is no run, and holds runs."""
+    return path.is_dir() and not is_run_folder(path) and bool(open_store(path).catalog.folders())
 
 
 def _folders_named(key: str, store: Path) -> list[Path]:

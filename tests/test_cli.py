@@ -300,7 +300,6 @@ def test_a_policy_that_does_not_load_is_exit_status_2(command: str, live: Run, t
         ("runs", "/nowhere/at/all"),
         ("show", "/nowhere/at/all"),
         ("query", "/nowhere/at/all", "SELECT 1"),
-        ("serve", "/nowhere/at/all"),
         ("show", "../../etc", "--store", "."),
         ("replay", "no-such-policy.yaml", "x"),
     ],

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from ...replay.policies.findings_on_runs import findings_against
+from ...replay.policies.findings_on_runs import LackedSeries, compared_with
 from ...rules.checks.findings import Finding, FindingCode, findings_of
 from ...rules.errors import PolicyError, PolicyProblem
 from ...rules.excerpts import excerpt
@@ -43,7 +44,7 @@ def check(
 
     Prints each error and warning as path:line:column: message, with the line and a caret below. With --against RUN, or
     --store STORE for all of its runs, also checks the rules against these runs: metrics that were never recorded,
-    and windows and patience that are longer than the runs.
+    and windows and patience that are longer than the runs. Says how many of the runs lack a metric that others have.
     Exit status 1 when there is an error or a warning, 2 when a policy file or a run cannot be opened.
     """
     names = [name for name in policies if not _is_run(name)]
@@ -79,17 +80,30 @@ def _checked(path: Path, runs: Sequence[Run], ignored: set[FindingCode], as_json
         else:
             _print_with_carets(error.problems)
         return FINDINGS
-    findings = [*findings_of(policy), *(findings_against(policy, runs) if runs else ())]
-    findings = sorted({finding for finding in findings if finding.code not in ignored})
+    on_runs, lacked = compared_with(policy, runs) if runs else ([], [])
+    findings = sorted({finding for finding in (*findings_of(policy), *on_runs) if finding.code not in ignored})
     if as_json:
-        print_json(_check_json(policy.source, policy, (), findings))
+        print_json(
+            {**_check_json(policy.source, policy, (), findings), "lacked": [asdict(series) for series in lacked]}
+        )
         return FINDINGS if findings else 0
     _print_with_carets(findings)
+    for series in lacked:
+        say(_lacked_line(series, len(runs)))
     verdict = counted(len(findings), "warning") if findings else "fine"
     against = f" against {counted(len(runs), 'run')}" if runs else ""
     rules = counted(len(policy.controllers), "controller")
     say(f"{policy.source}: {verdict}{against}, {rules}, digest {policy.digest[:12]}")
     return FINDINGS if findings else 0
+
+
+def _lacked_line(series: LackedSeries, runs: int) -> str:
+    verb = "lacks" if series.runs == 1 else "lack"
+    kind = f" of {series.kind} events" if series.kind else ""
+    near = ", ".join(f"{name} ({counted(count, 'run')})" for name, count in series.nearest.items())
+    return f"{series.runs} of {counted(runs, 'run')} {verb} '{series.name}'{kind}" + (
+        f"; nearest: {near}" if near else ""
+    )
 
 
 def _check_json(

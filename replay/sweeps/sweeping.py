@@ -23,7 +23,7 @@ from ..runs.results import Excluded
 from .outcomes import NO_STEP, Outcomes
 from .processes import SweepTask, worthwhile_processes
 from .stream import Floats
-from .task import RunSweeper, SweptRun, guessed_from, reasons_of
+from .task import RunSweeper, SweptRun, check_declared, guessed_from, reasons_of
 from .variants import Variant, variants_of
 
 if TYPE_CHECKING:
@@ -165,12 +165,15 @@ def sweep(
 
     Raises:
         PolicyError: A combination does not load.
-        TelemetryError: An axis has no values, or there are too many combinations.
+        TelemetryError: An axis has no values, there are too many combinations, or the runs evaluated other metrics, but
+            not the given objective.
     """
     variants = variants_of(policy, axes)
     chosen = list(runs)
     if objective is None:
         objective = guessed_from(chosen)
+    else:
+        check_declared(objective, chosen)
     processes = worthwhile_processes(policy, variants, chosen, processes)
     swept: list[SweptRun] = []
     excluded: list[Excluded] = []
