@@ -125,13 +125,13 @@ def _run_in(folder: str) -> Run:
     if not Path(folder).exists():
         fix = "With --store STORE, a run's id or name is enough; 'steptape runs STORE' lists them"
         raise RunNotFound("no such run folder", where=folder, fix=fix)
-    if is_store(Path(folder)):
+    if _is_store(Path(folder)):
         fix = f"'steptape runs {folder}' lists its runs; with --store {folder}, a run's id or name is enough"
         raise RunNotFound("this is a store, not a run", where=folder, fix=fix)
     return open_run(folder)
 
 
-def is_store(path: Path) -> bool:
+def _is_store(path: Path) -> bool:
     """Whether a folder is no run, and holds runs."""
     return path.is_dir() and not is_run_folder(path) and bool(open_store(path).catalog.folders())
 
