@@ -170,10 +170,9 @@ def sweep(
     """
     variants = variants_of(policy, axes)
     chosen = list(runs)
+    declared = objective
     if objective is None:
         objective = guessed_from(chosen)
-    else:
-        check_declared(objective, chosen)
     processes = worthwhile_processes(policy, variants, chosen, processes)
     swept: list[SweptRun] = []
     excluded: list[Excluded] = []
@@ -188,6 +187,8 @@ def sweep(
                 swept.append(found)
                 if found.engine_reason:
                     reasons[found.run_id] = found.engine_reason
+    if declared is not None and all(np.isnan(run.outcomes.regret).all() for run in swept):
+        check_declared(declared, chosen)  # Reads the runs again, which a regret of one of them makes needless.
     named = {name: tuple(values) for name, values in axes.items()}
     return Sweep(policy, named, objective, tuple(variants), tuple(swept), tuple(excluded), reasons)
 
