@@ -83,9 +83,7 @@ def _checked(path: Path, runs: Sequence[Run], ignored: set[FindingCode], as_json
     on_runs, lacked = compared_with(policy, runs) if runs else ([], [])
     findings = sorted({finding for finding in (*findings_of(policy), *on_runs) if finding.code not in ignored})
     if as_json:
-        print_json(
-            {**_check_json(policy.source, policy, (), findings), "lacked": [asdict(series) for series in lacked]}
-        )
+        print_json(_check_json(policy.source, policy, (), findings, lacked))
         return FINDINGS if findings else 0
     _print_with_carets(findings)
     for series in lacked:
@@ -100,14 +98,17 @@ def _checked(path: Path, runs: Sequence[Run], ignored: set[FindingCode], as_json
 def _lacked_line(series: LackedSeries, runs: int) -> str:
     verb = "lacks" if series.runs == 1 else "lack"
     kind = f" of {series.kind} events" if series.kind else ""
-    near = ", ".join(f"{name} ({counted(count, 'run')})" for name, count in series.nearest.items())
-    return f"{series.runs} of {counted(runs, 'run')} {verb} '{series.name}'{kind}" + (
-        f"; nearest: {near}" if near else ""
-    )
+    names = ", ".join(f"{name} ({counted(count, 'run')})" for name, count in series.nearest.items())
+    near = f"; nearest: {names}" if names else ""
+    return f"{series.runs} of {counted(runs, 'run')} {verb} '{series.name}'{kind}{near}"
 
 
 def _check_json(
-    source: str, policy: Policy | None, problems: Iterable[PolicyProblem], findings: Iterable[Finding]
+    source: str,
+    policy: Policy | None,
+    problems: Iterable[PolicyProblem],
+    findings: Iterable[Finding],
+    lacked: Iterable[LackedSeries] = (),
 ) -> dict[str, Any]:
     return {
         "source": source,
@@ -115,6 +116,7 @@ def _check_json(
         "digest": None if policy is None else policy.digest,
         "problems": [{"line": p.line, "column": p.column, "message": p.message} for p in problems],
         "warnings": [{"line": f.line, "column": f.column, "code": str(f.code), "message": f.message} for f in findings],
+        "lacked": [asdict(series) for series in lacked],
     }
 
 
