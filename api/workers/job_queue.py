@@ -172,7 +172,7 @@ class JobQueue:
                 job = self._waiting.popleft()
                 job.status, job.started = "running", datetime.now(UTC)
                 try:
-                    self._process = ChildProcess(f"{__package__}.job_worker", str(self._limits.job_bytes))
+                    self._process = ChildProcess(f"{__package__}.job_worker", str(self._limits.job_bytes), is_bound=True)
                 except OSError as error:
                     self._fail(job, f"the job's process could not be started ({error.strerror})")
                     continue

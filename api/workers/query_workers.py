@@ -111,7 +111,7 @@ def _started(store: Path, memory_bytes: int) -> ChildProcess:
     module = f"{__package__}.query_worker"
     environment = {name: os.environ[name] for name in _KEPT if name in os.environ}
     try:
-        worker = ChildProcess(module, str(store), str(memory_bytes), environment=environment)
+        worker = ChildProcess(module, str(store), str(memory_bytes), environment=environment, is_bound=True)
     except OSError as error:
         raise Busy(f"the query process could not be started ({error.strerror})", fix="Try again later") from None
     try:
