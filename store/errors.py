@@ -86,6 +86,10 @@ class InvalidEvent(TelemetryError):
     """The log cannot hold the event: unknown kind, a value of the wrong type, a field out of range."""
 
 
+class NotWritten(TelemetryError):
+    """A file of a run cannot be written, for instance because the disk is full."""
+
+
 class QueryRefused(TelemetryError):
     """The SQL is not one read-only statement, does not parse, or fails while it runs."""
 

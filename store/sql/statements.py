@@ -138,7 +138,7 @@ DAMAGED_FILE: Final = "a file of a run is damaged"
 #: Matches DuckDB's messages for a Parquet file that it cannot parse: with the file's name, or in the words of its
 #: Thrift library.
 _DAMAGED_FILE: Final = re.compile(
-    r"""\bfile ['"](?P<path>[^'"]*\.parquet)['"]|TProtocolException|^don't know what type"""
+    r"""(?<!content of )\bfile ['"](?P<path>[^'"]*\.parquet)['"]|TProtocolException|^don't know what type"""
 )
 
 
@@ -152,7 +152,9 @@ def translated() -> Iterator[None]:
     except duckdb.IOException as error:
         raise FileNotFoundError(str(error)) from None
     except duckdb.Error as error:
-        damaged = _DAMAGED_FILE.search(str(error))
+        # A refusal may name a file that the statement asked for, sound or not.
+        is_refused = isinstance(error, duckdb.PermissionException)
+        damaged = None if is_refused else _DAMAGED_FILE.search(str(error))
         if damaged is not None:
             fix = "Restore it, or move it away; 'steptape doctor' names the file and what is lost"
             raise QueryRefused(DAMAGED_FILE, where=damaged["path"] or "", fix=fix) from None
