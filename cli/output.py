@@ -64,7 +64,9 @@ def print_rows(
     print_table(columns, [[row.get(name) for name in columns] for row in rows], numeric=numeric)
     widths = {name: max(map(cell_len, [showable(name), *(_cell(row, name) for row in rows)])) for name in columns}
     for part in more:
-        lines = ["  ".join(_aligned(_cell(row, name), widths[name], name in numeric) for name in columns) for row in part]
+        lines = [
+            "  ".join(_aligned(_cell(row, name), widths[name], name in numeric) for name in columns) for row in part
+        ]
         print_line("\n".join(lines))
 
 

@@ -1,4 +1,4 @@
-"""The server keeps its answers and its store sound: full disks, links, a second server, jobs cancelled at any moment."""
+"""The server and its store stay sound: on a full disk, with a second server, when jobs are cancelled at any moment."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from api_serving import PATIENT, RUN, SMALL, recorded, served
 from steptape import open_run, verify
 
 #: Jobs that are started and cancelled at random moments.
-JOBS = 200
+JOBS = 40
 
 #: A server on a disk that is full for every file above a number of bytes.
 SERVE_FULL = """

@@ -283,9 +283,7 @@ def test_a_request_with_two_lengths_is_refused_and_ends_its_connection(client: h
     smuggled = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"
     with socket.create_connection((client.base_url.host, client.base_url.port)) as connection:
         connection.settimeout(PATIENCE_S)
-        connection.sendall(
-            head + b"Content-Length: 6\r\nTransfer-Encoding: chunked\r\n\r\n" + chunked + smuggled
-        )
+        connection.sendall(head + b"Content-Length: 6\r\nTransfer-Encoding: chunked\r\n\r\n" + chunked + smuggled)
         answer = connection.makefile("rb").read()
 
     assert answer.startswith(b"HTTP/1.1 400 ")

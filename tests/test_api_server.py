@@ -142,7 +142,9 @@ def is_bound(pid: int) -> bool:
 def test_no_worker_outlives_a_killed_server(store: Path, is_stopped: bool) -> None:
     """A job, SQL and a trial of rules are computing, or cannot run at all."""
     heavy = "len([x for x in [1, 2, 3, 4, 5, 6, 7, 8, 9]*900 if x*x > loss]) > 100000"
-    policy = f"controllers: [{{name: h, triggers: [on_step_end], rule: '{heavy}', operations: [hfcontrols.should_log]}}]"
+    policy = (
+        f"controllers: [{{name: h, triggers: [on_step_end], rule: '{heavy}', operations: [hfcontrols.should_log]}}]"
+    )
     requests = {
         "query": {"sql": "SELECT sum(a.range * b.range) AS s FROM range(1000000) a, range(1000000) b"},
         "rules/test": {

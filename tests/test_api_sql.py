@@ -120,7 +120,7 @@ FORMS = ("json", "ndjson", "csv", "arrow", "parquet")
 
 #: A column of each type that DuckDB has, with its least and greatest value, from its own function for tests; and values
 #: at which Arrow, Python or JSON ends.
-TYPES = [row[0] for row in duckdb.sql("DESCRIBE SELECT * FROM test_all_types()").fetchall()]
+TYPES = [row[0] for row in duckdb.execute("DESCRIBE SELECT * FROM test_all_types()").fetchall()]
 VALUES = {
     "'infinity'::DATE": "infinity",
     "DATE '-infinity'": "-infinity",
@@ -180,6 +180,7 @@ PATHS = {
     "summary": "SUMMARIZE steps",
     "broken": "SELECT steps.x FROM steps",
 }
+
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -322,9 +323,9 @@ def test_a_value_without_a_counterpart_is_its_text(client: httpx.Client, express
     assert answers["json"].json()["rows"] == [[told]]
     assert json.loads(answers["ndjson"].text.splitlines()[0]) == {"v": told}
     (cell,) = list(csv.reader(io.StringIO(answers["csv"].text)))[1] or [""]
-    assert cell.replace(" ", "T") == ("" if told is None else told if isinstance(told, str) else json.dumps(told)).replace(
-        " ", "T"
-    )
+    assert cell.replace(" ", "T") == (
+        "" if told is None else told if isinstance(told, str) else json.dumps(told)
+    ).replace(" ", "T")
 
 
 @pytest.mark.parametrize("name", PATHS)
@@ -351,7 +352,9 @@ def test_a_refused_file_is_not_called_damaged(client: httpx.Client, folder: Path
 def test_a_pivot_without_its_columns_is_told_how_to_list_them(client: httpx.Client) -> None:
     """The form that the message names works."""
     refused = ask(client, "PIVOT series_values ON metric USING max(value) GROUP BY step").json()
-    pivoted = ask(client, "PIVOT series_values ON metric IN ('loss') USING max(value) GROUP BY step ORDER BY step LIMIT 2")
+    pivoted = ask(
+        client, "PIVOT series_values ON metric IN ('loss') USING max(value) GROUP BY step ORDER BY step LIMIT 2"
+    )
 
     assert refused["hint"].startswith("PIVOT must list its columns: PIVOT t ON metric IN ('loss', 'lr')")
     assert pivoted.json()["rows"] == [[1, 1.0], [2, 0.5]]

@@ -109,7 +109,9 @@ def test_a_killed_query_is_not_said_to_have_used_too_much_memory(store: Path) ->
     workers = QueryWorkers(store, SMALL)
     workers.warm()
     with ThreadPoolExecutor() as pool:
-        asked = pool.submit(workers.ask, "SELECT sum(a.range * b.range) AS s FROM range(1000000) a, range(1000000) b", None)
+        asked = pool.submit(
+            workers.ask, "SELECT sum(a.range * b.range) AS s FROM range(1000000) a, range(1000000) b", None
+        )
         for pid in query_workers():
             os.kill(pid, signal.SIGKILL)
         error = asked.exception()

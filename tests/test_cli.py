@@ -111,7 +111,15 @@ def test_query_prints_values_of_any_type(demo_store: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "sql", ["CONNECT 'x'", "PIVOT steps ON step USING max(loss)", "DROP VIEW runs", "SELECT 1; SELECT 2", "SELECT nothing FROM runs", "COPY runs TO 'x'"]
+    "sql",
+    [
+        "CONNECT 'x'",
+        "PIVOT steps ON step USING max(loss)",
+        "DROP VIEW runs",
+        "SELECT 1; SELECT 2",
+        "SELECT nothing FROM runs",
+        "COPY runs TO 'x'",
+    ],
 )
 def test_sql_that_is_not_one_readable_statement_is_refused(demo_store: Path, sql: str) -> None:
     """The exit status is 2 and the reason is on stderr."""

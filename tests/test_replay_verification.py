@@ -106,7 +106,8 @@ def test_a_run_in_which_every_trigger_decided_and_failed_verifies(tmp_path: Path
 def test_a_log_that_lacks_what_was_decided_at_its_end_is_not_taken_for_whole(tmp_path: Path, cut: int) -> None:
     """The end event, or the decision behind it, was removed."""
     (tmp_path / "policy.yaml").write_text(
-        "controllers:\n  - {name: last, triggers: [on_train_end], rule: loss > 0, operations: [hfcontrols.should_save]}\n"
+        "controllers:\n"
+        "  - {name: last, triggers: [on_train_end], rule: loss > 0, operations: [hfcontrols.should_save]}\n"
     )
     with Recorder(tmp_path / "runs", rules=tmp_path / "policy.yaml") as rec:
         rec.step(loss=1.0)

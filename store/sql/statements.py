@@ -98,7 +98,9 @@ def _with_texts(relation: duckdb.DuckDBPyRelation, statement: str) -> duckdb.Duc
         return relation
     # By position, since DuckDB takes two names that differ in case for one.
     cells = [f"CAST(#{place} AS VARCHAR)" if cast else f"#{place}" for place, cast in enumerate(is_text, start=1)]
-    return relation.project(", ".join(f"{cell} AS {quoted_name(name)}" for cell, name in zip(cells, names, strict=True)))
+    return relation.project(
+        ", ".join(f"{cell} AS {quoted_name(name)}" for cell, name in zip(cells, names, strict=True))
+    )
 
 
 #: DuckDB's types, by id, without an exact counterpart: Arrow lacks or truncates them, or Parquet cannot hold them.
