@@ -59,10 +59,10 @@ class RunAccess:
 
 
 def find_run(store: Store, key: str) -> RunAccess:
-    """Return the run of that id or name.
+    """Return the run of that id, or the newest one of that name.
 
     Raises:
-        RunNotFound: No run has it, or several runs have that name.
+        RunNotFound: No run has it.
     """
     # The store compares the key with its folders and names; an unchecked key never becomes a path.
     return RunAccess(store, store.run_folder(key))
@@ -74,7 +74,9 @@ def _run(
     key: Annotated[
         str,
         InPath(
-            alias="id", description="The run's id, or its name if no other run has it. Write a slash in it as `%2F`."
+            alias="id",
+            description="The run's id, or its name: the newest run's where several have it, `NAME@N` for the N-th "
+            "oldest. Write a slash in it as `%2F`.",
         ),
     ],
 ) -> RunAccess:

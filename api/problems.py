@@ -19,6 +19,7 @@ from ..store.errors import (
     DamagedLog,
     InvalidEvent,
     NotARun,
+    NotWritten,
     QueryRefused,
     QueryTimedOut,
     RunNotFound,
@@ -80,6 +81,7 @@ _SORTS: Final[dict[type[TelemetryError], Sort]] = {
     Busy: Sort(503, "busy", "The server is busy"),
     DamagedLog: Sort(500, "damaged-log", "The run's log is damaged"),
     UnsupportedVersion: Sort(500, "unsupported-version", "The run was written by a newer steptape"),
+    NotWritten: Sort(503, "not-written", "The store cannot be written"),
     StoreNotFound: Sort(503, "store-not-found", "The store cannot be reached"),
     TelemetryError: Sort(500, "telemetry-error", "The run cannot be read"),
 }
@@ -115,11 +117,13 @@ def without_path(text: str, store: Path) -> str:
 
     >>> without_path("/data/runs/7f3a/run.json: cannot be read", Path("/data/runs"))
     '7f3a/run.json: cannot be read'
+    >>> without_path("/data/runs: no such store", Path("/data/runs"))
+    'no such store'
 
     """
     if store == Path(store.anchor):
         return text
-    return text.replace(f"{store}/", "").replace(str(store), "the store")
+    return text.removeprefix(f"{store}: ").replace(f"{store}/", "").replace(str(store), "the store")
 
 
 def install_handlers(app: FastAPI) -> None:

@@ -87,7 +87,9 @@ class _RunsQuery(FormedQuery):
     """Filters for runs. A run must match all of them."""
 
     status: Literal[STATUSES] | None = None  # type: ignore[valid-type]
+    """The run's status."""
     group: str | None = None
+    """The run's group, exactly."""
     tag: str | None = None
     """One of the run's tags."""
     name: str | None = None

@@ -13,11 +13,12 @@ from typing import Final
 
 import typer
 
-from ..rules.errors import suggestion
-from ..rules.policy_file.policy import Policy, load_policy, shipped_policies, shipped_tests
+from ..rules.policy_file.lookup import existing, policy_path
+from ..rules.policy_file.policy import Policy, load_policy
 from ..store.errors import RunNotFound, TelemetryError
 from ..store.event_json import events_from_lines
 from ..store.events import Event
+from ..store.reading.diagnosis import is_run_folder
 from ..store.run import Run
 from ..store.store import open_run, open_store
 from .streams import complain
@@ -25,17 +26,9 @@ from .streams import complain
 #: Maximum number of runs to suggest for an unknown name.
 _SUGGESTED: Final = 3
 
-
-def policy_path(name: str) -> Path:
-    """Return the rule file that a name refers to: a path, or the name of a shipped policy."""
-    path = Path(name)
-    return path if path.exists() else shipped_policies().get(name, path)
-
-
-def tests_path(name: str) -> Path:
-    """Return the file of tests that a name refers to: a path, or the name of a shipped policy."""
-    path = Path(name)
-    return path if path.exists() else shipped_tests().get(name, path)
+#: Maximum number of older runs of one name, and of ids, to list.
+_OLDER_NAMED: Final = 5
+_IDS_NAMED: Final = 10
 
 
 def policy_named(name: str, settings: Iterable[str] | None) -> Policy:
@@ -49,10 +42,7 @@ def openable(path: Path) -> Path:
     Raises:
         TelemetryError: It cannot be opened. For a missing file the error suggests shipped policies.
     """
-    if path.is_dir() or not path.exists():
-        what = "no such file, and steptape ships no policy of that name"
-        raise TelemetryError(what, where=str(path), fix=suggestion(str(path), shipped_policies()))
-    if not os.access(path, os.R_OK):
+    if not os.access(existing(path), os.R_OK):
         raise TelemetryError("cannot be read (permission denied)", where=str(path))
     return path
 
@@ -96,20 +86,63 @@ def age(text: str) -> timedelta:
 def run_named(key: str, store: Path | None) -> Run:
     """Open the run in this folder or, with a store, the run of this id or name.
 
+    Several runs with that name are no error: the newest is opened, and a line on stderr says so.
+
     Raises:
-        TelemetryError: There is no such run (the error suggests what was meant), or several have that name.
+        TelemetryError: There is no such run. The error suggests what was meant.
     """
     if store is None:
-        if not Path(key).exists():
-            fix = "With --store STORE, a run's id or name is enough; 'steptape runs STORE' lists them"
-            raise RunNotFound("no such run folder", where=key, fix=fix)
-        return open_run(key)
+        return _run_in(key)
+    *older, folder = _folders_named(key, store)
+    if older:
+        others = [f"{key}@{number}" for number in range(len(older), 0, -1)]
+        told = ", ".join(others) if len(others) <= _OLDER_NAMED else f"{others[0]} to {others[-1]}"
+        count = len(older) + 1
+        complain(f"{count} runs are called {key!r}; this is the newest, {key}@{count}. Older ones: {told}")
+    return Run(folder)
+
+
+def the_run_named(key: str, store: Path | None) -> Run:
+    """Open the run in this folder or, with a store, the only run of this id or name.
+
+    Raises:
+        TelemetryError: There is no such run, or several have that name. ``NAME@N`` is refused as well: the numbers
+            change when a run is deleted.
+    """
+    if store is None:
+        return _run_in(key)
+    folders = _folders_named(key, store)
+    run = Run(folders[-1])
+    if len(folders) == 1 and key in (folders[0].name, run.info.run_id, run.info.name):
+        return run
+    ids = ", ".join(folder.name for folder in folders[:_IDS_NAMED])
+    more = f" and {len(folders) - _IDS_NAMED} more" if len(folders) > _IDS_NAMED else ""
+    what = f"{len(folders)} runs have this name" if len(folders) > 1 else "this number changes when a run is deleted"
+    raise RunNotFound(what, where=str(store), got=key, fix=f"Name an id: {ids}{more}")
+
+
+def _run_in(folder: str) -> Run:
+    if not Path(folder).exists():
+        fix = "With --store STORE, a run's id or name is enough; 'steptape runs STORE' lists them"
+        raise RunNotFound("no such run folder", where=folder, fix=fix)
+    if _is_store(Path(folder)):
+        fix = f"'steptape runs {folder}' lists its runs; with --store {folder}, a run's id or name is enough"
+        raise RunNotFound("this is a store, not a run", where=folder, fix=fix)
+    return open_run(folder)
+
+
+def _is_store(path: Path) -> bool:
+    """Whether a folder is no run, and holds runs."""
+    return path.is_dir() and not is_run_folder(path) and bool(open_store(path).catalog.folders())
+
+
+def _folders_named(key: str, store: Path) -> list[Path]:
     opened = open_store(store)
     try:
-        return opened.run(key)
+        return opened.folders_named(key)
     except RunNotFound as error:
         known = opened.recent().by_name
-        if key in known:
+        if key.rpartition("@")[0] in known:
             raise
         fix = f"{_nearest(key, known)}'steptape runs {store}' lists them" if known else "There are no runs"
         raise RunNotFound(error.what, where=error.where, got=key, fix=fix) from None

@@ -10,13 +10,15 @@ from typing import Annotated, Final
 import typer
 
 from ..replay.cache import Cache
-from ..replay.runs.objective import Objective, declared_objective
+from ..replay.runs.objective import Mode, Objective, declared_objective
 
 StoreOption = Annotated[
-    Path | None, typer.Option("--store", metavar="STORE", help="Folder of runs. RUN is then an id or a unique name.")
+    Path | None, typer.Option("--store", metavar="STORE", help="Folder of runs. RUN is then an id, a name or NAME@N.")
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
-RunArgument = Annotated[str, typer.Argument(metavar="RUN", help="A run's folder; with --store, its id or name.")]
+RunArgument = Annotated[
+    str, typer.Argument(metavar="RUN", help="A run's folder; with --store, its id, its name or NAME@N.")
+]
 PolicyArgument = Annotated[
     str, typer.Argument(metavar="POLICY", help="A policy file, or the name of a shipped policy.")
 ]
@@ -28,7 +30,7 @@ ObjectiveOption = Annotated[
     str | None, typer.Option(metavar="METRIC", help="The evaluation metric that judges runs; guessed if left out.")
 ]
 ModeOption = Annotated[
-    str | None, typer.Option(metavar="min|max", help="Whether lower or higher values of it are better.")
+    Mode | None, typer.Option(metavar="min|max", help="Whether lower or higher values of it are better.")
 ]
 NoCacheOption = Annotated[bool, typer.Option("--no-cache", help="Neither use nor store cached results.")]
 ProcessesOption = Annotated[
@@ -39,7 +41,7 @@ ProcessesOption = Annotated[
 _RUNS_A_PROCESS: Final = 8
 
 
-def objective_of(metric: str | None, mode: str | None) -> Objective | None:
+def objective_of(metric: str | None, mode: Mode | None) -> Objective | None:
     """Return the objective that --objective and --mode declare; None if neither is given."""
     if mode and not metric:
         raise typer.BadParameter("--mode applies to the metric that --objective names: give both")

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import base64
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import date, datetime, time
 from typing import Any, Final
 
+from rich.cells import cell_len
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
@@ -47,11 +49,34 @@ def print_table(headings: Sequence[str], rows: Iterable[Sequence[object]], *, nu
     stdout().print(table)
 
 
-def print_rows(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> None:
-    """Print query results as a table."""
+def print_rows(
+    rows: Sequence[Mapping[str, Any]], columns: Sequence[str], *, more: Iterable[Sequence[Mapping[str, Any]]] = ()
+) -> None:
+    """Print query results as a table.
+
+    Args:
+        rows: The first rows. The widths of the columns fit them.
+        columns: The columns, in order.
+        more: Parts of further rows, printed one by one in these widths: rich takes 50 us and 2 KB for each row.
+    """
     first = rows[0] if rows else {}
     numeric = [name for name in columns if isinstance(first.get(name), (int, float))]
     print_table(columns, [[row.get(name) for name in columns] for row in rows], numeric=numeric)
+    widths = {name: max(map(cell_len, [showable(name), *(_cell(row, name) for row in rows)])) for name in columns}
+    for part in more:
+        lines = [
+            "  ".join(_aligned(_cell(row, name), widths[name], name in numeric) for name in columns) for row in part
+        ]
+        print_line("\n".join(lines))
+
+
+def _cell(row: Mapping[str, Any], name: str) -> str:
+    return showable(shown(row.get(name)))
+
+
+def _aligned(text: str, width: int, is_right: bool) -> str:
+    gap = " " * (width - cell_len(text))
+    return gap + text if is_right else text + gap
 
 
 def print_json(value: Any) -> None:
@@ -93,4 +118,6 @@ def reading_runs() -> Iterator[Callable[[Progress], None]]:
 def _json_text(value: Any) -> str:
     if isinstance(value, datetime):
         return value.isoformat() + ("" if value.tzinfo else "Z")
+    if isinstance(value, bytes):
+        return base64.b64encode(value).decode()
     return value.isoformat() if isinstance(value, (date, time)) else str(value)

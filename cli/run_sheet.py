@@ -84,8 +84,8 @@ def run_sheet(run: Run, plotted: Sequence[str] = ()) -> None:
     say(f"{shown['steps']}{planned} {plural(shown['steps'], 'step')}{when}")
     if shown["tags"] or shown["group"]:
         say(f"group {shown['group'] or '-'}, tags {', '.join(shown['tags']) or '-'}")
-    if shown["failure"]:
-        say(f"failed with {shown['failure']['type']}: {shown['failure']['message']}")
+    for line in _failure_lines(shown["failure"]):
+        say(line)
     if shown["policy"]:
         say(f"rules: {shown['policy']} (digest {shown['policy_digest'][:12]})")
     if shown["config"]:
@@ -106,6 +106,14 @@ def run_sheet(run: Run, plotted: Sequence[str] = ()) -> None:
         print_rows(shown["decisions"][:SHOWN_DECISIONS], columns)
         if len(shown["decisions"]) > SHOWN_DECISIONS:
             say(f"... and {len(shown['decisions']) - SHOWN_DECISIONS} more decisions; 'steptape query' lists them all")
+
+
+def _failure_lines(failure: Mapping[str, str] | None) -> list[str]:
+    """Return the lines about the exception that ended the run, if any; older runs have no traceback."""
+    if failure is None:
+        return []
+    traceback = failure.get("traceback", "").splitlines()
+    return [f"failed with {failure['type']}: {failure['message']}", *(f"  {line}" for line in traceback)]
 
 
 def _first_metric(run: Run) -> list[str]:

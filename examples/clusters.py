@@ -127,6 +127,7 @@ def train(
         rules=rules,
         total_steps=settings.steps,
         steps_per_epoch=steps_per_epoch,
+        quiet=True,
     ) as rec:
         checkpoints = rec.folder / "checkpoints"
         checkpoints.mkdir()

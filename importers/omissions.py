@@ -15,6 +15,10 @@ from .errors import UnreadableSource
 _WITH_DECIMAL_COMMA: Final = re.compile(r"[+-]?(\d+|\d{1,3}(\.\d{3})+)?,\d+([eE][+-]?\d+)?")
 
 
+#: Reason to skip a last line: half of a number is another number.
+UNFINISHED: Final = "no line end, so it may be unfinished (append a newline if the file is complete)"
+
+
 class Omissions:
     """Counter of a source's skipped rows; keeps the first one."""
 

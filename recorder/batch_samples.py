@@ -162,7 +162,8 @@ def _packed_ids(ids: Any, count: int) -> tuple[bytes, int]:
     try:
         packed = _packed(listed, "q", "sample_ids")
     except InvalidEvent:
-        if not isinstance(listed, Sequence) or not any(isinstance(entry, str) for entry in listed):
+        are_many = isinstance(listed, Sequence) and not isinstance(listed, str)
+        if not are_many or not any(isinstance(entry, str) for entry in listed):
             raise
         if len(listed) != count:
             raise InvalidEvent(f"{len(listed)} sample_ids for {count} samples") from None
@@ -178,6 +179,8 @@ def _text_ids(ids: Iterable[Any]) -> bytes:
 
 def _packed(values: Any, code: str, what: str) -> bytes:
     """Pack the values as little-endian bytes of one ``array`` type code (f, q or i)."""
+    if isinstance(values, (str, bytes, bytearray)):
+        raise InvalidEvent(f"{what} must be a one-dimensional sequence, not one text", got=values)
     try:
         dtype = getattr(values, "dtype", None)
         if dtype is None:
@@ -202,6 +205,8 @@ def _converted_tensor_bytes(tensor: Any, code: str) -> bytes:
 
 
 def _array_bytes(values: Any, dtype: Any, wanted: str) -> bytes:
+    if (mask := getattr(values, "mask", None)) is not None and mask.any():
+        raise ValueError("some are masked")
     if dtype is not _as_wanted.get(wanted):
         if dtype.str != wanted:
             values = values.astype(wanted)

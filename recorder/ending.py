@@ -2,34 +2,60 @@
 
 from __future__ import annotations
 
+import functools
+import signal
+import sys
 import traceback
 from typing import Final
 
 from ..store.errors import shortened
+from ..store.redaction import redacted_code
 from .termination import Terminated
 from .values import as_text
 
 #: Maximum traceback frames kept with a failure.
 _TRACEBACK_FRAMES: Final = 12
 
+#: Maximum characters of its text, and of each line.
+_TRACEBACK_CHARACTERS: Final = 8_000
+_LINE_CHARACTERS: Final = 2_000
+
 
 def status_of(error: BaseException) -> str:
     """Return the status of a run that this exception ended."""
-    if isinstance(error, (KeyboardInterrupt, Terminated)):
+    if isinstance(error, (KeyboardInterrupt, Terminated)) or _is_ctrl_c_of_asyncio(error):
         return "interrupted"
     return "completed" if isinstance(error, SystemExit) and not error.code else "failed"
 
 
+def _is_ctrl_c_of_asyncio(error: BaseException) -> bool:
+    """Whether Ctrl-C cancelled the main task of ``asyncio.run``, which raises ``KeyboardInterrupt`` only afterwards.
+
+    Any other cancellation is a failure: of a sibling task, or by a timeout. The runner counts the signals in an
+    attribute without a public name; where it is missing, the run ends as failed.
+    """
+    asyncio = sys.modules.get("asyncio")
+    if asyncio is None or not isinstance(error, asyncio.CancelledError):
+        return False
+    handler = signal.getsignal(signal.SIGINT)
+    runner = getattr(handler.func, "__self__", None) if isinstance(handler, functools.partial) else None
+    return isinstance(runner, asyncio.Runner) and getattr(runner, "_interrupt_count", 0) > 0
+
+
 def failure_of(error: BaseException) -> dict[str, str]:
-    """Return the type and message of the exception."""
+    """Return type, message and traceback of the exception."""
     try:
         message = shortened(as_text(error), 2000)
     except Exception:  # An exception class of the user may have a __str__ that fails.
         message = "(its message cannot be read)"
-    return {"type": type(error).__name__, "message": message}
+    return {"type": type(error).__name__, "message": message, "traceback": _traceback_text(error)}
 
 
-def innermost_frames(error: BaseException) -> list[str]:
-    """Return the innermost frames of the traceback, last one first, as ``file:line in function``."""
-    frames = traceback.extract_tb(error.__traceback__)[-_TRACEBACK_FRAMES:]
-    return [f"{frame.filename}:{frame.lineno} in {frame.name}" for frame in reversed(frames)]
+def _traceback_text(error: BaseException) -> str:
+    """Return the traceback as Python prints it, with secrets in its code redacted; empty if it cannot be formatted."""
+    try:
+        lines = traceback.format_exception(error, limit=-_TRACEBACK_FRAMES)
+    except Exception:  # The code of an exception class of the user.
+        return ""
+    text = "\n".join(redacted_code(line[:_LINE_CHARACTERS]) for line in "".join(lines).rstrip().splitlines())
+    return shortened(as_text(text), _TRACEBACK_CHARACTERS)

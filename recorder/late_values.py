@@ -102,8 +102,26 @@ class LateValues:
 
 
 def start_copy(tensors: Sequence[Any]) -> Copy:
-    """Start to copy tensors to the host, with the copy class of their device type."""
-    return COPIES.get(tensors[0].device.type, _Held)(tensors)
+    """Start to copy tensors to the host, with the copy class of each device type."""
+    types = [tensor.device.type for tensor in tensors]
+    if types.count(types[0]) == len(types):
+        return COPIES.get(types[0], _Held)(tensors)
+    return _Mixed(types, tensors)
+
+
+class _Mixed:
+    """Copies from several types of devices."""
+
+    def __init__(self, types: Sequence[str], tensors: Sequence[Any]) -> None:
+        self._types = types
+        self._copies = {
+            each: start_copy([tensor for of, tensor in zip(types, tensors, strict=True) if of == each])
+            for each in dict.fromkeys(types)
+        }
+
+    def wait(self) -> Sequence[Any]:
+        arrived = {of: iter(copy.wait()) for of, copy in self._copies.items()}
+        return [next(arrived[of]) for of in self._types]
 
 
 class _CudaCopy:
@@ -142,13 +160,23 @@ class _CudaCopy:
 
 
 class _Held:
-    """A copy on the device, read when it is due, for devices without streams of their own."""
+    """A copy on the device, read when it is due, for devices without streams of their own.
+
+    A tensor that has no values, as on torch's ``meta`` device, gives the error in its place.
+    """
 
     def __init__(self, tensors: Sequence[Any]) -> None:
         self._tensors = [tensor.detach().clone() for tensor in tensors]
 
     def wait(self) -> Sequence[Any]:
-        return [tensor.cpu() for tensor in self._tensors]
+        return [_on_host(tensor) for tensor in self._tensors]
+
+
+def _on_host(tensor: Any) -> Any:
+    try:
+        return tensor.cpu()
+    except NotImplementedError as error:
+        return error
 
 
 #: The copy class of each device type; others take ``_Held``.

@@ -6,25 +6,34 @@ An attempt is the first of a new run, or resumes from a checkpoint. This module 
 from __future__ import annotations
 
 import dataclasses
+import os
+import re
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Final
 
-from ..rules.engine.engine import Engine
-from ..rules.policy_file.policy import Policy
-from ..store.errors import InvalidEvent, TelemetryError
+from ..store.errors import InvalidEvent, TelemetryError, shortened
 from ..store.plan import Plan
 from ..store.redaction import redacted
 from ..store.run_folder import RUN_ID, RUN_JSON, list_files, new_run_id
 from ..store.run_info import Attempt, PolicyRecord, RunInfo
 from .batch_samples import SampleChoice
+from .control import Control
 from .environment import describe_environment
 from .position import Position
 from .ranks import Rank, this_rank
 from .resume_point import Opening, ResumePoint
 from .values import as_config, as_text, as_whole
+
+if TYPE_CHECKING:
+    from ..rules.engine.engine import Engine
+    from ..rules.policy_file.policy import Policy
+    from .steering import Steering
+
+#: An address, or the path that ``Path`` makes of one.
+_ADDRESS: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
 
 
 def open_run(
@@ -105,6 +114,19 @@ def described_attempt(plan: Plan, policy: Policy | None, sync_every_s: float | N
     )
 
 
+def declared_store(store: Any) -> Path:
+    """Return the folder of runs.
+
+    Raises:
+        TelemetryError: It is not the path of a folder but an address, empty, or of another type.
+    """
+    path = os.fspath(store) if isinstance(store, (str, os.PathLike)) else None
+    if not isinstance(path, str) or not path.strip() or _ADDRESS.match(path):
+        fix = "Runs are recorded in a folder of this machine or a mounted disk, such as 'runs'"
+        raise TelemetryError(f"the store must be the path of a folder; got {shortened(repr(store))}", fix=fix)
+    return Path(path)
+
+
 def declared_plan(
     total_steps: Any, total_epochs: Any, steps_per_epoch: Any, world_size: Any, constants: Mapping[str, Any] | None
 ) -> Plan:
@@ -127,6 +149,36 @@ def declared_plan(
         declared(world_size, "world_size"),
         {as_text(name): _constant(name, value) for name, value in (constants or {}).items()},
     )
+
+
+def declared_policy(rules: Any, *, resumes: bool) -> Policy | None:
+    """Return the policy that ``rules`` gives: itself, a file, or the name of a shipped one; None if not given.
+
+    Args:
+        rules: The argument.
+        resumes: Whether a run is resumed, which may have recorded a policy that only earlier semantics accept.
+
+    Raises:
+        PolicyError: The policy does not load.
+        TelemetryError: It is something else, or names neither a file nor a shipped policy.
+    """
+    if rules is None:
+        return None
+    # A run without rules does not load the rule engine, which is half of the modules.
+    from .steering import policy_of
+
+    return policy_of(rules, resumes=resumes)
+
+
+def steering_of(
+    engine: Engine | None, control: Control, callbacks: Mapping[str, Callable[[], object] | None]
+) -> Steering | None:
+    """Return what applies the rules' decisions to the loop; None without rules."""
+    if engine is None:
+        return None
+    from .steering import Steering
+
+    return Steering(engine, control, callbacks)
 
 
 def declared(value: Any, what: str) -> int | None:
@@ -192,13 +244,19 @@ def _new_run(store: Path, run_id: str | None, info: RunInfo, policy: Policy | No
             "a run id starts with a letter or digit and continues with letters, digits, '.', '_' or '-'", got=chosen
         )
     plan = info.last.plan
-    engine = None if policy is None else Engine(policy, plan)
     return Opening(
         store / chosen,
         dataclasses.replace(info, run_id=chosen),
         Position(steps_per_epoch=plan.steps_per_epoch),
-        engine,
+        None if policy is None else _engine(policy, plan),
     )
+
+
+def _engine(policy: Policy, plan: Plan) -> Engine:
+    # A run without rules does not load the rule engine.
+    from ..rules.engine.engine import Engine
+
+    return Engine(policy, plan)
 
 
 def _fresh_run(store: Path, run_id: str | None, info: RunInfo, policy: Policy | None) -> Opening:

@@ -15,6 +15,8 @@ class Position:
         epoch: Epochs finished when it was last set; None when unknown.
         epoch_began_at: The step at which it was set.
         epochs_begun: Epochs begun.
+        is_counting: Whether this attempt has recorded a step.
+        is_ordered: Whether every step number so far was above the one before.
     """
 
     step: int = 0
@@ -22,6 +24,8 @@ class Position:
     epoch: float | None = None
     epoch_began_at: int = 0
     epochs_begun: int = 0
+    is_counting: bool = False
+    is_ordered: bool = True
 
     def set_epoch(self, epoch: float | None) -> None:
         """Set the number of epochs finished now."""

@@ -3,45 +3,49 @@
 from __future__ import annotations
 
 import atexit
-import contextlib
 import dataclasses
+import inspect
 import os
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final, Literal, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Literal, Never, Self
 
-from ..rules.engine.decisions import Outcome
-from ..rules.policy_file.operations import Effect
-from ..rules.policy_file.policy import Policy, load_policy, load_recorded_policy
-from ..store.errors import InvalidEvent, TelemetryError
+from ..store.errors import TelemetryError
 from ..store.journal.syncing import SYNC_EVERY_S
 from ..store.run_info import RunInfo, write_run_info
+from .calls.habits import unknown_argument, unknown_attribute
+from .calls.quick_step import quick_step
+from .calls.warnings import CallWarnings
+from .console_lines import ConsoleLines
 from .control import Control
-from .ending import failure_of, innermost_frames, status_of
+from .ending import failure_of, status_of
 from .late_values import VALUE_LAG
 from .opening import (
     declared,
     declared_choice,
     declared_plan,
+    declared_policy,
+    declared_store,
     declared_sync_s,
     described_attempt,
     described_run,
     open_run,
+    steering_of,
 )
-from .quick_step import quick_step
 from .ranks import this_rank
 from .resume_point import ResumePoint
-from .steering import Steering
 from .tape import Tape
 from .termination import Terminated, raise_on_sigterm, restore_sigterm, signals_held
 from .values import as_epoch, as_whole, path_text
 
-_NOTHING: Final[Mapping[str, Any]] = {}
+if TYPE_CHECKING:
+    from ..rules.engine.decisions import Outcome
+    from ..rules.policy_file.policy import Policy
 
-_Taken = TypeVar("_Taken")
+_NOTHING: Final[Mapping[str, Any]] = {}
 
 
 class Recorder:
@@ -72,7 +76,7 @@ class Recorder:
         group: A label that related runs share, for sorting and filtering.
         tags: Further labels.
         config: Hyper-parameters: a mapping, dataclass or namespace. Text under keys that look like secrets is redacted.
-        rules: The policy that steers this run, or its path.
+        rules: The policy that steers this run: a ``Policy``, its path, or the name of a shipped one.
         total_steps: The planned length of the run in optimizer updates, if the loop knows it.
         total_epochs: The planned length in epochs.
         steps_per_epoch: Updates in an epoch; epochs then have a fraction.
@@ -96,7 +100,9 @@ class Recorder:
         token_losses_over: Keep token losses of samples whose loss is above this; of all if not given.
         value_lag: Updates after which the values of device tensors are recorded. The recorder waits for them earlier
             only before an event other than ``step`` or ``log``, and in ``state_dict``.
-        strict: Raise when recording fails, instead of counting the failure and training on.
+        quiet: Print no line on stderr at the start and the end of the run, as with ``STEPTAPE_QUIET=1`` in the
+            environment.
+        strict: Raise when recording fails or a call is wrong, instead of warning and training on.
 
     Attributes:
         control: The control flags, which ``step`` and most other methods also return.
@@ -137,29 +143,36 @@ class Recorder:
         token_losses_over: float | None = None,
         value_lag: int = VALUE_LAG,
         strict: bool = False,
+        quiet: bool = False,
+        **unknown: Never,
     ) -> None:
+        for argument in unknown:
+            raise TypeError(unknown_argument(argument, inspect.signature(Recorder).parameters))
+        folder = declared_store(store)
         sync_s = declared_sync_s(durability, sync_every_s)
-        loaded = load_policy if resume is None else load_recorded_policy
-        policy = rules if isinstance(rules, Policy) or rules is None else loaded(rules)
+        policy = declared_policy(rules, resumes=resume is not None)
         plan = declared_plan(total_steps, total_epochs, steps_per_epoch, world_size, constants)
         self._choice = declared_choice(samples_every, samples_top, token_losses_over)
         own = this_rank(None if rank is None else as_whole(rank, "rank"))
         described = described_run(name, group, tags, config, described_attempt(plan, policy, sync_s, own))
-        opening = open_run(Path(store), described, policy, own, run_id, resume, resume_step)
+        opening = open_run(folder, described, policy, own, run_id, resume, resume_step)
         self.control, self._info, self._position = Control(), opening.info, opening.position
         self.folder, self.run_id = opening.folder, opening.info.run_id
         self._log_every, self._decides, self._strict = declared(log_every, "log_every"), own.decides, strict
         self._pid, self._closed = os.getpid(), False
-        callbacks = {Effect.SAVE: on_save, Effect.EVALUATE: on_evaluate, Effect.STOP: on_stop}
-        self._steering = None if opening.engine is None else Steering(opening.engine, self.control, callbacks)
+        callbacks = {"save": on_save, "evaluate": on_evaluate, "stop": on_stop}
+        self._steering = steering_of(opening.engine, self.control, callbacks)
+        self._warnings = CallWarnings(strict=strict, read_by_rules=self._steering.reads if self._steering else ())
         self._tape = self._open_tape(own.rank, as_whole(value_lag, "value_lag"))
+        self._lines = ConsoleLines(self.folder, self._info.name, is_quiet=quiet or not own.decides)
+        self._lines.begin()
         self._begin(described.config)
 
     def step(
         self,
         metrics: Mapping[str, Any] | None = None,
         /,
-        *,
+        *unnamed: Never,
         step: int | None = None,
         epoch: float | None = None,
         micro_step: int = 0,
@@ -187,19 +200,24 @@ class Recorder:
         Returns:
             The control flags: the same object as ``recorder.control``.
         """
-        position, following = self._position, self._position.step + 1
-        position.step = following if step is None else self._taken(as_whole, step, "step", default=following)
+        position, warnings, following = self._position, self._warnings, self._position.step + 1
+        if step is not None:
+            following = warnings.taken(as_whole, step, "step", default=following)
+            warnings.step_number(following, position)
+        position.step, position.is_counting = following, True
         if epoch is not None:
-            position.set_epoch(self._taken(as_epoch, epoch, default=position.epoch))
+            position.set_epoch(warnings.taken(as_epoch, epoch, default=position.epoch))
         given = {"samples": samples, "sample_ids": sample_ids, "sample_tokens": sample_tokens}
         given |= {} if token_losses is None else {"token_losses": token_losses}
+        if samples is None and (sample_ids is not None or sample_tokens is not None or token_losses is not None):
+            warnings.lone_samples(given)
         outcomes = self._tape.record(
             "step_end",
-            metrics,
+            (metrics, *unnamed) if unnamed else metrics,
             scalars,
             step=position.step,
             epoch=position.epoch_at(position.step),
-            micro_step=micro_step if micro_step == 0 else self._taken(as_whole, micro_step, "micro_step", default=0),
+            micro_step=micro_step if micro_step == 0 else warnings.taken(as_whole, micro_step, "micro_step", default=0),
             samples=_NOTHING if samples is None else given,
         )
         self._apply(outcomes)
@@ -207,16 +225,20 @@ class Recorder:
             self._emit("log", metrics, scalars)
         return self.control
 
-    def log(self, metrics: Mapping[str, Any] | None = None, /, **scalars: Any) -> Control:
-        """Record values that do not belong to a ``step`` call, as a ``log`` event at the current step."""
+    def log(self, metrics: Mapping[str, Any] | None = None, /, *unnamed: Never, **scalars: Any) -> Control:
+        """Record values that do not belong to a ``step`` call, as a ``log`` event at the current step.
+
+        It counts no step: without ``step`` calls, all values are recorded at step 0.
+        """
         self.control.should_log = False
-        self._emit("log", metrics, scalars)
+        self._warnings.log_without_steps(self._position)
+        self._emit("log", (metrics, *unnamed) if unnamed else metrics, scalars)
         return self.control
 
-    def evaluate(self, metrics: Mapping[str, Any] | None = None, /, **scalars: Any) -> Control:
+    def evaluate(self, metrics: Mapping[str, Any] | None = None, /, *unnamed: Never, **scalars: Any) -> Control:
         """Record the results of an evaluation at the current step."""
         self.control.should_evaluate = False
-        self._emit("evaluate", metrics, scalars)
+        self._emit("evaluate", (metrics, *unnamed) if unnamed else metrics, scalars)
         return self.control
 
     def save(
@@ -232,11 +254,10 @@ class Recorder:
         """
         self.control.should_save = False
         name = path_text(path)
-        if size_bytes is not None:
-            size_bytes = self._taken(as_whole, size_bytes, "size_bytes", default=None)
+        if size_bytes is None:
+            size_bytes = self._warnings.size_of(name)
         else:
-            with contextlib.suppress(OSError, ValueError):
-                size_bytes = Path(name).stat().st_size if Path(name).is_file() else None
+            size_bytes = self._warnings.taken(as_whole, size_bytes, "size_bytes", default=None)
         self._emit("save", None, scalars, {"path": name, "size_bytes": size_bytes, "is_final": bool(is_final)})
         return self.control
 
@@ -245,7 +266,7 @@ class Recorder:
         self.control.should_stop_epoch = False
         begun = self._position.epochs_begun
         if epoch is not None:
-            begun = self._taken(as_whole, epoch, "epoch", default=begun)
+            begun = self._warnings.taken(as_whole, epoch, "epoch", default=begun)
         self._position.set_epoch(float(begun))
         self._position.epochs_begun = begun + 1
         self._emit("epoch_begin")
@@ -283,6 +304,11 @@ class Recorder:
         """End the run, as ``stopped`` if a rule asked for it, else as ``completed``. Idempotent."""
         self._close("stopped" if self.control.should_stop else "completed")
 
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Never:
+            raise AttributeError(unknown_attribute(name, dir(type(self))), name=name, obj=self)
+
     def __enter__(self) -> Self:
         return self
 
@@ -302,16 +328,6 @@ class Recorder:
         """
         error: BaseException | None = Terminated.latest or getattr(sys, "last_value", None)
         self.__exit__(None if error is None else type(error), error, None)
-
-    def _taken(self, convert: Callable[..., _Taken], *arguments: Any, default: _Taken) -> _Taken:
-        """Convert an argument from the loop. If it is invalid, warn and return the default, or raise when strict."""
-        try:
-            return convert(*arguments)
-        except InvalidEvent as error:
-            if self._strict:
-                raise
-            self._tape.warn_once(f"{error}; using {default!r} instead", about=error.what)
-            return default
 
     def _begin(self, config: Mapping[str, Any]) -> None:
         """Record the start of the attempt and register the handlers for its end.
@@ -348,6 +364,7 @@ class Recorder:
                 started_ns=time.monotonic_ns(),
                 steering=self._steering,
                 strict=self._strict,
+                warnings=self._warnings,
                 sync_every_s=self._info.last.sync_every_s,
                 choice=self._choice,
                 value_lag=value_lag,
@@ -374,16 +391,16 @@ class Recorder:
 
     def _begin_anew(self) -> None:
         """Write ``run.json`` again, into a new folder that replaces a deleted one."""
-        self._tape.warn_once(f"the run's folder was deleted; recording continues in a new one: {self.folder}")
+        self._warnings.once(f"the run's folder was deleted; recording continues in a new one: {self.folder}")
         try:
             self._write_info(self._info)
         except OSError as error:
-            self._tape.warn_once(f"run.json could not be written to {self.folder}: {error}")
+            self._warnings.once(f"run.json could not be written to {self.folder}: {error}")
 
     def _emit(
         self,
         kind: str,
-        metrics: Mapping[str, Any] | None = None,
+        metrics: Any = None,
         scalars: Mapping[str, Any] = _NOTHING,
         attrs: Mapping[str, Any] | None = None,
     ) -> None:
@@ -405,11 +422,11 @@ class Recorder:
         try:
             self._closed = True
             atexit.unregister(self._close_at_exit)
-            if error is None:
+            if failure is None:
                 counts = dict(self._tape.error_counts)
                 self._emit("train_end", attrs={"status": status, **({"rule_errors": counts} if counts else {})})
             else:
-                self._emit("failure", attrs={**(failure or {}), "traceback": innermost_frames(error)})
+                self._emit("failure", attrs={**failure, "traceback": failure["traceback"].splitlines()})
         finally:
             # A callback that a rule calls at the very end may raise. The run has ended all the same.
             try:
@@ -435,6 +452,5 @@ class Recorder:
             try:
                 end()
             except Exception as failed:
-                self._tape.warn_once(
-                    f"the end of the run in {self.folder} could not be recorded completely: {failed!r}"
-                )
+                self._warnings.once(f"the end of the run in {self.folder} could not be recorded completely: {failed!r}")
+        self._lines.end(status, self._position.step, self._tape.latest_metrics())

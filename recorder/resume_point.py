@@ -6,13 +6,15 @@ import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from ..rules.engine.engine import Engine
 from ..store.errors import TelemetryError
 from ..store.run_info import RunInfo
 from .position import Position
 from .values import as_epoch, as_text, as_whole
+
+if TYPE_CHECKING:
+    from ..rules.engine.engine import Engine
 
 #: The format of ``Recorder.state_dict``; it grows when the meaning changes.
 STATE_FORMAT: Final = 1

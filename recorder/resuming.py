@@ -7,13 +7,9 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from ..rules.engine.resuming import resumed_engine
-from ..rules.errors import PolicyError
-from ..rules.policy_file.policy import Policy, parse_policy
-from ..rules.semantics import KNOWN_SEMANTICS, SEMANTICS_VERSION
 from ..store.errors import TelemetryError
 from ..store.events import Event
 from ..store.lineage import DECIDING_RANK, lineage_of
@@ -23,6 +19,9 @@ from ..store.run_folder import RUN_ID
 from ..store.run_info import Attempt
 from .position import Position
 from .resume_point import Opening, ResumePoint
+
+if TYPE_CHECKING:
+    from ..rules.policy_file.policy import Policy
 
 
 def resumed_run(store: Path, point: ResumePoint, attempt: Attempt, policy: Policy | None) -> Opening:
@@ -52,7 +51,10 @@ def resumed_run(store: Path, point: ResumePoint, attempt: Attempt, policy: Polic
     attempt = dataclasses.replace(attempt, attempt=number, parent=parent, parent_seq=parent_seq, from_step=from_step)
     engine = None
     if policy is not None and attempt.policy is not None:
-        policy = _as_recorded(policy, info.attempts)
+        # A run without rules does not load the rule engine.
+        from ..rules.engine.resuming import policy_as_recorded, resumed_engine
+
+        policy = policy_as_recorded(policy, info.attempts)
         record = dataclasses.replace(attempt.policy, digest=policy.digest, semantics_version=policy.semantics_version)
         attempt = dataclasses.replace(attempt, policy=record)
         engine = resumed_engine(policy, attempt.plan, ancestry(snapshot, attempt, samples=policy.reads_samples))
@@ -63,29 +65,6 @@ def resumed_run(store: Path, point: ResumePoint, attempt: Attempt, policy: Polic
     elif epoch is not None:
         position.epochs_begun = int(epoch) + 1
     return Opening(folder, dataclasses.replace(info, attempts=(*info.attempts, attempt)), position, engine)
-
-
-def _as_recorded(policy: Policy, attempts: Sequence[Attempt]) -> Policy:
-    """Return the policy under the semantics under which the run recorded it, so that it decides as before.
-
-    Raises:
-        PolicyError: Only earlier semantics accept the policy, and the run did not record it.
-    """
-    policies = (attempt.policy for attempt in reversed(attempts))
-    records = [record for record in policies if record is not None and record.semantics_version in KNOWN_SEMANTICS]
-    for version in dict.fromkeys(record.semantics_version for record in records):
-        digests = {record.digest for record in records if record.semantics_version == version}
-        with suppress(PolicyError):
-            then = _under(policy, version)
-            if then.digest in digests:
-                return then
-    return _under(policy, SEMANTICS_VERSION)
-
-
-def _under(policy: Policy, version: int) -> Policy:
-    if policy.semantics_version == version:
-        return policy
-    return parse_policy(policy.text, source=policy.source, params=policy.params, semantics_version=version)
 
 
 def _checkpoint(snapshot: Snapshot, point: ResumePoint) -> tuple[int, int | None, int, float | None]:

@@ -1,18 +1,24 @@
-"""Passes live events to the rule engine and applies its decisions to the loop's control flags and callbacks."""
+"""Passes live events to the rule engine and applies its decisions to the loop's control flags and callbacks.
+
+Loaded only when rules are given: the rule engine is more than half of the modules that a recorder with rules loads.
+"""
 
 from __future__ import annotations
 
 import logging
+import os
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Final
+from typing import Any, Final
 
 from ..rules.checks.findings import FindingCode, findings_of
-from ..rules.engine.decisions import Decision, Outcome, RuleError
+from ..rules.engine.decisions import Decision, DecisionDigest, Outcome, RuleError, outcome_payload
 from ..rules.engine.engine import Engine
+from ..rules.policy_file.lookup import existing, policy_path
 from ..rules.policy_file.operations import Effect
-from ..rules.policy_file.policy import Policy
+from ..rules.policy_file.policy import Policy, load_policy, load_recorded_policy
 from ..rules.policy_file.registration import OPERATION_CLASSES
+from ..store.errors import TelemetryError
 from ..store.events import Event
 from .control import Control
 
@@ -44,15 +50,18 @@ class Steering:
         control: The flags to set.
         callbacks: By effect: called when an operation with this effect is decided, after its flag is set. Their
             exceptions reach the loop. While a callback runs, the same operation only sets its flag again.
+
+    Attributes:
+        reads_samples: Whether the rules read sample losses.
+        reads: The metrics that the rules read.
     """
 
-    def __init__(
-        self, engine: Engine, control: Control, callbacks: Mapping[Effect, Callable[[], object] | None]
-    ) -> None:
+    def __init__(self, engine: Engine, control: Control, callbacks: Mapping[str, Callable[[], object] | None]) -> None:
         self._engine = engine
         self._policy = engine.policy
         self.reads_samples = engine.policy.reads_samples
-        self.semantics_version = engine.policy.semantics_version
+        self.reads = frozenset(key.name for key in engine.policy.blueprint.needs if not key.is_derived)
+        self._digest = DecisionDigest(engine.policy.semantics_version)
         self._control = control
         self._callbacks = callbacks
         self._operations = {
@@ -73,6 +82,19 @@ class Steering:
     def observe(self, event: Event) -> Sequence[Outcome]:
         """Return what rules decide at an event that is already in the journal."""
         return self._engine.observe(event)
+
+    @property
+    def decision_digest(self) -> str:
+        """Digest of the outcomes that were noted as written."""
+        return self._digest.hexdigest()
+
+    def event_of(self, outcome: Outcome) -> tuple[str, dict[str, Any]]:
+        """Return kind and attributes of the event that records an outcome."""
+        return outcome_payload(outcome)
+
+    def note_written(self, outcome: Outcome) -> None:
+        """Take an outcome that is in the journal into the digest."""
+        self._digest.add(outcome)
 
     def apply(self, outcomes: Iterable[Outcome]) -> list[str]:
         """Carry out decisions in order, except shadow decisions; log rule errors and warnings.
@@ -145,3 +167,24 @@ def _warn_of(policy: Policy) -> None:
     for finding in findings:
         if finding.code is not FindingCode.NAN_GUARD:
             logger.warning("%s", finding)
+
+
+def policy_of(rules: Any, *, resumes: bool) -> Policy:
+    """Return the policy that a ``rules`` argument gives: itself, a file, or the name of a shipped one.
+
+    Args:
+        rules: The argument.
+        resumes: Whether to accept what only earlier semantics accept.
+
+    Raises:
+        PolicyError: The policy does not load.
+        TelemetryError: It is something else, or names neither a file nor a shipped policy.
+    """
+    if isinstance(rules, Policy):
+        return rules
+    if not isinstance(rules, (str, os.PathLike)) or not str(rules):
+        fix = "Write the rules to a YAML file and give its path"
+        what = "rules must be a policy file, the name of a shipped policy or a Policy"
+        raise TelemetryError(what, got=rules, fix=fix)
+    path = existing(policy_path(str(rules)))
+    return load_recorded_policy(path) if resumes else load_policy(path)

@@ -6,15 +6,13 @@ Failures are counted, logged once, and written down when writing works again. Wi
 from __future__ import annotations
 
 import functools
-import logging
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
-from ..rules.engine.decisions import DecisionDigest, Outcome, outcome_payload
-from ..store.errors import TelemetryError
+from ..store.errors import InvalidEvent, TelemetryError
 from ..store.event_json import encoded_attrs
 from ..store.events import AWAITED, LATE_FOR, SAMPLES, Event
 from ..store.journal.syncing import SYNC_EVERY_S
@@ -22,16 +20,22 @@ from ..store.journal.writer import JournalWriter
 from ..store.sample_losses import SampleLosses
 from .background_sealing import BackgroundSealing
 from .batch_samples import SampleChoice
+from .calls.warnings import CallWarnings, values_by_name
 from .environment import describe_process
 from .late_values import VALUE_LAG, Awaited, LateValues
 from .locking import forkable_lock
-from .steering import Steering
 from .values import Payload, is_on_device, payload_of
 
-logger = logging.getLogger("steptape")
+if TYPE_CHECKING:
+    from ..rules.engine.decisions import Outcome
+    from .steering import Steering
 
 #: Kinds whose device values may be recorded late. Events of other kinds are rare, so recording waits for their values.
 _MAY_BE_LATE: Final = ("step_end", "log")
+
+#: The seq, names and values of an event.
+Latest: TypeAlias = tuple[int, tuple[str, ...], Sequence[float]]
+_NO_EVENT: Final[Latest] = (-1, (), ())
 
 _NO_SAMPLES: Final[Mapping[str, Any]] = {}
 
@@ -47,6 +51,7 @@ class Tape:
         started_ns: The monotonic clock at the start of the attempt.
         steering: The live rules, if any.
         strict: Raise failures of the tape instead of counting them.
+        warnings: The warnings about calls.
         sync_every_s: Seconds between syncs of the journal to disk, off the training thread; never synced when None.
         choice: The selection of sample losses to keep.
         value_lag: Updates after which late values are recorded.
@@ -58,6 +63,7 @@ class Tape:
         is_clear: Whether nothing is due before the next event, and no event is being written.
         postponed: Events that came in the middle of another one, from a signal handler or a user-defined metric.
         lost_events: Number of events that could not be written.
+        latest_quick_step: Returns the latest step that the fast path wrote.
     """
 
     def __init__(
@@ -70,6 +76,7 @@ class Tape:
         started_ns: int,
         steering: Steering | None = None,
         strict: bool = False,
+        warnings: CallWarnings,
         sync_every_s: float | None = None,
         choice: SampleChoice = SampleChoice(),  # noqa: B008 - a SampleChoice is immutable
         value_lag: int = VALUE_LAG,
@@ -83,16 +90,17 @@ class Tape:
         self.is_clear = True
         self.postponed: list[Callable[[], Sequence[Outcome]]] = []
         self.lost_events = 0
+        self.latest_quick_step: Callable[[], Latest] = lambda: _NO_EVENT
+        self._latest: dict[str, Latest] = {}
         self._folder = folder
         self._steering = steering
         self._strict = strict
+        self._warnings = warnings
         self._choice = choice
-        self._warned: set[str] = set()
         self._gap = 0
         self._gap_error = ""
         self._decided: list[Outcome] = []
         self._written: list[Outcome] = []
-        self._decision_digest = DecisionDigest() if steering is None else DecisionDigest(steering.semantics_version)
         self._late = LateValues(value_lag)
         self.journal = JournalWriter(
             folder,
@@ -103,7 +111,7 @@ class Tape:
             on_segment_closed=lambda _: self._sealing.start(),
             durability="process" if sync_every_s is None else "power",
             sync_every_s=SYNC_EVERY_S if sync_every_s is None else sync_every_s,
-            on_sync_failed=lambda error: self.warn_once(f"the journal in {folder} could not be synced: {error}"),
+            on_sync_failed=lambda error: warnings.once(f"the journal in {folder} could not be synced: {error}"),
             on_begun_anew=on_begun_anew,
         )
         self._sealing = BackgroundSealing(folder)
@@ -126,7 +134,14 @@ class Tape:
     @property
     def decision_digest(self) -> str | None:
         """Digest of the decisions that are in the journal; None without rules."""
-        return None if self._steering is None else self._decision_digest.hexdigest()
+        return None if self._steering is None else self._steering.decision_digest
+
+    def latest_metrics(self) -> dict[str, float]:
+        """Return the values of the latest step, then those of the latest evaluation and log."""
+        if (quick := self.latest_quick_step())[0] > self._latest.get("step_end", _NO_EVENT)[0]:
+            self._latest["step_end"] = quick
+        latest = (self._latest.get(kind, _NO_EVENT) for kind in ("step_end", "late", "evaluate", "log"))
+        return {name: value for _, names, values in latest for name, value in zip(names, values, strict=True)}
 
     def start(self) -> Sequence[Outcome]:
         """Let rules decide before the first event. Their decisions open the journal."""
@@ -140,7 +155,7 @@ class Tape:
     def record(
         self,
         kind: str,
-        metrics: Mapping[str, Any] | None,
+        metrics: Any,
         scalars: Mapping[str, Any],
         *,
         step: int,
@@ -152,6 +167,7 @@ class Tape:
         """Write one event, let rules judge it, and write their decisions.
 
         Args:
+            metrics: The mapping of a call. Anything else is an error, which costs the event.
             samples: The arguments of ``SampleChoice.kept``, by name.
 
         Returns:
@@ -205,16 +221,10 @@ class Tape:
         self.journal.discard()
         self._sealing.stop()
 
-    def warn_once(self, message: str, *, about: str = "") -> None:
-        """Log a warning, once per message. Messages that differ only by a value share an ``about``."""
-        if (about or message) not in self._warned:
-            self._warned.add(about or message)
-            logger.warning("%s", message)
-
     def _guarded(
         self,
         kind: str,
-        metrics: Mapping[str, Any] | None,
+        metrics: Any,
         scalars: Mapping[str, Any],
         step: int,
         epoch: float | None,
@@ -226,10 +236,9 @@ class Tape:
         # The guard covers everything, because a bug or a full disk here must not end a training run.
         try:
             may_be_late = kind in _MAY_BE_LATE
-            given = scalars if metrics is None else {**metrics, **scalars}
+            given = values_by_name(kind, metrics, scalars, self._warnings)
             payload = payload_of(given, attrs, reads_devices=not may_be_late)
-            for oddity in payload.oddities:
-                self.warn_once(oddity)
+            self._warnings.values(payload)
             late_samples = samples if may_be_late and any(map(is_on_device, samples.values())) else _NO_SAMPLES
             kept = None if late_samples or not samples else self._kept(step, samples)
             with self.lock:
@@ -274,6 +283,8 @@ class Tape:
             attrs=encoded_attrs(payload.attrs).encode() if payload.attrs else b"",
             samples=samples,
         )
+        if payload.names:
+            self._latest["late" if LATE_FOR in payload.attrs else kind] = seq, payload.names, payload.values
         if self._steering is not None:
             metrics = dict(zip(payload.names, payload.values, strict=True))
             envelope = (kind, step, seq, self.attempt, self.rank, micro_step, epoch, time_ns, elapsed_ns, value_lag)
@@ -296,7 +307,7 @@ class Tape:
         except TelemetryError as error:
             if self._strict:
                 raise
-            self.warn_once(f"sample losses were not recorded: {error}", about=error.what)
+            self._warnings.once(f"sample losses were not recorded: {error}", about=error.what)
             return None
 
     # --- what is due before or after an event ------------------------------------------------------------------------
@@ -337,8 +348,7 @@ class Tape:
                 raise
             names = [*awaited.metrics, *([SAMPLES] if samples else [])]
             payload = payload_of(metrics, {AWAITED: names, LATE_FOR: awaited.seq})
-            for oddity in payload.oddities:
-                self.warn_once(oddity)
+            self._warnings.values(payload)
             kept = self._kept(awaited.step, samples) if samples else None
             self._record(
                 awaited.kind, payload, awaited.step, awaited.epoch, awaited.micro_step, kept, step - awaited.step
@@ -354,11 +364,11 @@ class Tape:
 
     def _write_decided(self) -> None:
         """Write pending decisions in order. Keep those that cannot be written for the next call."""
-        while self._decided:
+        while self._steering is not None and self._decided:
             outcome = self._decided[0]
-            kind, attrs = outcome_payload(outcome)
+            kind, attrs = self._steering.event_of(outcome)
             self._append_note(kind, attrs, outcome.step, outcome.epoch, outcome.value_lag)
-            self._decision_digest.add(outcome)
+            self._steering.note_written(outcome)
             self._written.append(self._decided.pop(0))
 
     def _hand_out(self) -> Sequence[Outcome]:
@@ -396,14 +406,12 @@ class Tape:
             self._gap_error = f"{type(error).__name__}: {error}"
         self._gap += 1
         self._note_whether_clear()
-        if self.lost_events == 1:
-            logger.warning(
-                "steptape could not record an event of kind %r in %s (%s). Training continues. Further lost events are "
-                "counted, and the count is recorded once recording works again",
-                kind,
-                self._folder,
-                self._gap_error,
-            )
+        # Calls may be wrong in several ways. Failures of the disk share one message.
+        self._warnings.once(
+            f"steptape could not record an event of kind {kind!r} in {self._folder} ({type(error).__name__}: {error}). "
+            "Training continues. Further lost events are counted, and the count is recorded once recording works again",
+            about=error.what if isinstance(error, InvalidEvent) else "lost events",
+        )
 
 
 def _or_nan(epoch: float | None) -> float:

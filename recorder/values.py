@@ -30,6 +30,7 @@ class Payload(NamedTuple):
         attrs: Everything that is not a metric, as JSON values: text, integers beyond 2**53, values of other types.
         oddities: One sentence for each value that could not be recorded as intended.
         on_device: Metrics whose tensors are on another device and were not read.
+        texts: The attributes that were given as text.
     """
 
     names: tuple[str, ...]
@@ -37,6 +38,7 @@ class Payload(NamedTuple):
     attrs: dict[str, Any]
     oddities: tuple[str, ...] = ()
     on_device: Mapping[str, Any] = {}
+    texts: Mapping[str, str] = {}
 
 
 def payload_of(
@@ -58,6 +60,7 @@ def payload_of(
     values: list[float] = []
     oddities: list[str] = []
     on_device: dict[str, Any] = {}
+    texts: dict[str, str] = {}
     for name, value in _flattened(metrics):
         if type(value) is float:
             names.append(name)
@@ -72,9 +75,29 @@ def payload_of(
             values.append(number)
         elif number is not None:
             attrs[name] = number
-            if not isinstance(value, (int, str)):
-                oddities.append(f"metric {name!r} is not a number but {described(value)}; recorded as text in attrs")
-    return Payload(tuple(names), values, attrs, tuple(oddities), on_device)
+            if isinstance(value, str):
+                texts[name] = as_text(value)
+            else:
+                oddities.append(_oddity(name, value, number))
+        elif value is not None:
+            oddities.append(f"metric {name!r} is masked, which is no value; not recorded")
+    if len(single := dict(zip(names, values, strict=True))) < len(names):
+        oddities += [f"{name!r} is given twice in one call; the last value is recorded" for name in _repeated(names)]
+        names, values = [*single], [*single.values()]
+    return Payload(tuple(names), values, attrs, tuple(oddities), on_device, texts)
+
+
+def _oddity(name: str, value: Any, kept: int | str) -> str:
+    """Return the sentence about a value that is kept as an attribute."""
+    if isinstance(kept, int):
+        return f"metric {name!r} is an integer beyond 2**53, which no float holds; recorded in attrs. Give a float"
+    if isinstance(value, Exception):
+        return f"metric {name!r} could not be read ({type(value).__name__}: {kept}); recorded as text in attrs"
+    return f"metric {name!r} is not a number but {described(value)}; recorded as text in attrs"
+
+
+def _repeated(names: list[str]) -> list[str]:
+    return [name for index, name in enumerate(names) if name in names[:index]]
 
 
 def is_on_device(value: Any) -> bool:
@@ -92,6 +115,11 @@ def are_texts(names: tuple[Any, ...]) -> bool:
         _checked_names.clear()
     _checked_names.add(names)
     return True
+
+
+def may_be_masked(of_value: type) -> bool:
+    """Whether this is one of numpy's masked types."""
+    return str(of_value.__module__).startswith("numpy.ma")
 
 
 def float_at_hand(value: Any) -> Any:
@@ -164,7 +192,7 @@ def _flattened(metrics: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[s
 
 
 def _number(value: Any) -> float | int | str | None:
-    """Convert to a metric (float) or an attribute (int, str). None stays None."""
+    """Convert to a metric (float) or an attribute (int, str); None for None and for numpy's masked values."""
     if value is None:
         return None
     if isinstance(value, float):
@@ -173,6 +201,8 @@ def _number(value: Any) -> float | int | str | None:
         return as_text(value)
     if isinstance(value, int):
         return float(value) if -EXACT_INTEGER <= value <= EXACT_INTEGER else int(value)
+    if may_be_masked(type(value)) and value.mask.any():
+        return None
     item = getattr(value, "item", None)
     try:
         return _number(item()) if item is not None else float(value)

@@ -17,6 +17,7 @@ from types import TracebackType
 from typing import Any, Final, NamedTuple, Self, TypeVar
 
 from ..store.errors import TelemetryError
+from ..store.processes.limits import end_with_parent
 
 _Answer = TypeVar("_Answer")
 _Asked = TypeVar("_Asked")
@@ -122,7 +123,7 @@ class RunPool:
             # Not forked: DuckDB, Arrow and polars have threads of their own, and a fork never releases the locks they
             # hold.
             context = multiprocessing.get_context("spawn")
-            self._pool = ProcessPoolExecutor(self._processes, mp_context=context, initializer=_ignore_interrupts)
+            self._pool = ProcessPoolExecutor(self._processes, mp_context=context, initializer=_begin_worker)
         if len(self._children) == self._processes:
             return self._pool.submit(_called, payload, one)
         # The pool starts a worker with a call, when no other one is idle.
@@ -145,9 +146,15 @@ def _told_of(asked: object) -> Iterator[None]:
         raise
 
 
-def _ignore_interrupts() -> None:
-    """Leave Ctrl-C to the parent process, which ends its workers."""
+def _begin_worker() -> None:
+    """Leave Ctrl-C to the parent process, which ends its workers; and end with it when it is killed.
+
+    A worker of an executor would otherwise wait for the next call forever: each holds both ends of the queue's pipe.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    end_with_parent(parent.sentinel)
 
 
 def _called(payload: bytes, asked: object) -> Any:

@@ -5,6 +5,7 @@ The recorder's own files and their digests stay as recorded. FORMAT.md defines t
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
@@ -14,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from .errors import DamagedLog, TelemetryError
+from .errors import DamagedLog, NotWritten
 from .event_json import encoded_attrs
 
 ANNOTATIONS: Final = "annotations.jsonl"
@@ -58,8 +59,7 @@ def append_annotation(folder: Path, annotation: Annotation) -> None:
 
     Raises:
         InvalidEvent: Its attributes are not JSON.
-        TelemetryError: The file is full.
-        OSError: The line cannot be written.
+        NotWritten: The file is full, or the line cannot be written.
     """
     document = {
         "id": annotation.id,
@@ -70,22 +70,27 @@ def append_annotation(folder: Path, annotation: Annotation) -> None:
         "last_step": annotation.last_step,
         "attrs": json.loads(encoded_attrs(annotation.attrs)),
     }
-    line = json.dumps(document).encode() + b"\n"
-    fd = os.open(folder / ANNOTATIONS, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
+    path = folder / ANNOTATIONS
+    try:
+        _append_line(path, json.dumps(document).encode() + b"\n")
+    except OSError as error:
+        reason = "it is a symbolic link" if error.errno == errno.ELOOP else error.strerror
+        raise NotWritten(f"the annotation cannot be written ({reason})", where=str(path)) from None
+
+
+def _append_line(path: Path, line: bytes) -> None:
+    fd = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX)
         size = os.fstat(fd).st_size
         if size + len(line) > MAX_BYTES:
-            raise TelemetryError(
-                f"the annotations of a run are limited to {MAX_BYTES >> 20} MiB",
-                where=str(folder / ANNOTATIONS),
-                fix="Move the file away",
-            )
+            what = f"the annotations of a run are limited to {MAX_BYTES >> 20} MiB"
+            raise NotWritten(what, where=str(path), fix="Move the file away")
         if size and os.pread(fd, 1, size - 1) != b"\n":
             line = b"\n" + line
         if os.write(fd, line) != len(line):
             os.ftruncate(fd, size)
-            raise OSError("the disk is full")
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         os.fsync(fd)
     finally:
         os.close(fd)

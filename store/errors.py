@@ -67,7 +67,7 @@ class StoreNotFound(TelemetryError):
 
 
 class RunNotFound(TelemetryError):
-    """No run has this path, id or name, or several runs share the name."""
+    """No run has this path, id or name."""
 
 
 class NotARun(TelemetryError):
@@ -84,6 +84,10 @@ class DamagedLog(TelemetryError):
 
 class InvalidEvent(TelemetryError):
     """The log cannot hold the event: unknown kind, a value of the wrong type, a field out of range."""
+
+
+class NotWritten(TelemetryError):
+    """A file of a run cannot be written, for instance because the disk is full."""
 
 
 class QueryRefused(TelemetryError):

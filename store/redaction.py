@@ -18,6 +18,11 @@ _VOCABULARY: Final = re.compile(
     r"(^|_)(pad|bos|eos|unk|sep|cls|mask|image|stop|begin|end|special)[_-]?token$", re.IGNORECASE
 )
 
+#: A name or quoted key, ``=`` or ``:``, and a quoted text, which may be cut off.
+_ASSIGNED_TEXT: Final = re.compile(
+    r"""((?<![\w\-])([\w\-]+)["']?\]?\s*[:=]\s*[rbfuRBFU]{0,2})(["'])(?:\\.|(?!\3).)*(?:\3|$)"""
+)
+
 
 def redacted(value: Any, key: str = "") -> Any:
     """Return the JSON value with the text under every key that names a secret replaced; numbers stay."""
@@ -39,6 +44,17 @@ def redacted_arguments(arguments: list[str]) -> list[str]:
         result.append(hidden)
         hide_next = is_secret and not equals
     return result
+
+
+def redacted_code(line: str) -> str:
+    """Return a line of source code with the text assigned to a name or key of a secret replaced.
+
+    >>> redacted_code('login(user="me", api_key="sk-1")')
+    'login(user="me", api_key="[redacted]")'
+    """
+    return _ASSIGNED_TEXT.sub(
+        lambda match: f"{match[1]}{match[3]}{REDACTED}{match[3]}" if names_secret(match[2]) else match[0], line
+    )
 
 
 def names_secret(key: str) -> bool:

@@ -52,7 +52,7 @@ class Attempt:
         policy: The policy in force, if any.
         environment: Host, versions, git commit, command line.
         steps: Optimizer updates finished at its end; None while open or after a crash.
-        failure: Type and message of the exception that ended it, if any.
+        failure: Type, message and traceback of the exception that ended it, if any; no traceback in older runs.
         parent: The attempt that it continues; None when it started from scratch.
         parent_seq: The deciding rank's ``seq`` in the parent of the checkpoint that it was resumed from, that event
             included; None when only a step is known.

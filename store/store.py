@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import pyarrow as pa
 
 from .errors import RunNotFound, StoreNotFound, TelemetryError
+from .plural import counted
 from .reading.catalog import Entry, Look, catalog_of
 from .reading.snapshot import retrying
 from .reading.summary import RUNS_SCHEMA
@@ -16,6 +18,9 @@ from .run import Run
 from .run_folder import RUN_ID, RUN_JSON
 from .sql.statements import rows_of, run_query
 from .sql.views import connect
+
+#: The N of ``NAME@N``.
+_COUNT: Final = re.compile("[1-9][0-9]{0,8}")
 
 
 def open_store(path: str | Path) -> Store:
@@ -79,28 +84,44 @@ class Store:
         return pa.Table.from_pylist(rows, schema=RUNS_SCHEMA)
 
     def run(self, key: str) -> Run:
-        """Open the run with that id, or with that name when it is unique.
+        """Open the run with that id; the newest run with that name; or, as ``NAME@N``, the N-th oldest one.
 
         Raises:
-            RunNotFound: No run has the key, or several share the name.
+            RunNotFound: No run has the key.
         """
         return Run(self.run_folder(key))
 
     def run_folder(self, key: str) -> Path:
-        """Return the folder of that run. The key is compared with existing runs; it never becomes a path unchecked.
+        """Return the folder of the run that ``run`` opens.
 
         Raises:
-            RunNotFound: No run has the key, or several share the name.
+            RunNotFound: No run has the key.
+        """
+        return self.folders_named(key)[-1]
+
+    def folders_named(self, key: str) -> list[Path]:
+        """Return the folders of the runs with that id or name, oldest first: one for an id or ``NAME@N``.
+
+        The key is compared with existing runs; it never becomes a path unchecked.
+
+        Raises:
+            RunNotFound: No run has the key.
         """
         if RUN_ID.fullmatch(key) and (self.path / key / RUN_JSON).exists():
-            return self.path / key
-        named = self.recent().by_name.get(key, [])
-        if len(named) == 1:
-            return named[0].folder
-        if named:
-            ids = ", ".join(entry.summary.run_id for entry in named[:10])
-            raise RunNotFound("several runs have this name", where=str(self.path), got=key, fix=f"Use an id: {ids}")
-        raise RunNotFound("no run has this id or name", where=str(self.path), got=key, fix="'steptape runs' lists them")
+            return [self.path / key]
+        by_name = self.recent().by_name
+        if key in by_name:
+            return [entry.folder for entry in by_name[key]]
+        name, at, number = key.rpartition("@")
+        namesakes = by_name.get(name, []) if at else []
+        if not namesakes:
+            fix = "'steptape runs' lists them"
+            raise RunNotFound("no run has this id or name", where=str(self.path), got=key, fix=fix)
+        if not _COUNT.fullmatch(number) or int(number) > len(namesakes):
+            what = f"no such run: {counted(len(namesakes), 'run')} called {name!r}"
+            fix = f"Count from {name}@1, the oldest, to {name}@{len(namesakes)}"
+            raise RunNotFound(what, where=str(self.path), got=key, fix=fix)
+        return [namesakes[int(number) - 1].folder]
 
     def sql(self, statement: str) -> pa.Table:
         """Run one read-only SQL statement over the views of all runs.

@@ -54,6 +54,14 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 
 @pytest.fixture(scope="session", autouse=True)
+def quiet() -> Iterator[None]:
+    """Keep the recorder's lines out of the output of tests and their child processes."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("STEPTAPE_QUIET", "1")
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
 def interruptible() -> None:
     """Make child processes interruptible: a shell ignores SIGINT for its background jobs."""
     signal.signal(signal.SIGINT, signal.default_int_handler)

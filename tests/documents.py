@@ -61,6 +61,9 @@ def host(namespace):
 host(sys.modules["__main__"].__dict__)
 """
 
+#: Variables of the test's own environment that change what commands print.
+_NOT_OF_A_USER: Final = frozenset(("COLUMNS", "FORCE_COLOR", "STEPTAPE_QUIET"))
+
 _FENCE: Final = re.compile(r"^(?P<indent>[ \t]*)(?P<fence>`{3,}|~{3,})[ \t]*\{?[ \t]*\.?(?P<language>[\w+-]*)")
 _SKIP: Final = re.compile(r"^\s*<!-- documents: skip -->\s*$")
 _CONTINUE: Final = re.compile(r"^\s*<!-- documents: continue (?P<page>\S+) -->\s*$")
@@ -217,7 +220,7 @@ class _Workplace:
             (tools / name).chmod(0o755)
         self._output = tools / "output.txt"
         self._environment = {
-            **{name: value for name, value in os.environ.items() if name not in {"COLUMNS", "FORCE_COLOR"}},
+            **{name: value for name, value in os.environ.items() if name not in _NOT_OF_A_USER},
             "PATH": f"{tools}{os.pathsep}{os.environ.get('PATH', os.defpath)}",
             "STEPTAPE_CACHE": str(tools / "cache"),
             "PYTHONIOENCODING": "utf-8",

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from steptape import Recorder, TelemetryError
-from steptape.cli.lookup import run_named
+from steptape import Recorder, TelemetryError, open_store
+from steptape.cli.lookup import run_named, the_run_named
 
 
 @pytest.fixture(scope="module")
@@ -44,12 +45,54 @@ def test_a_part_of_a_name_brings_up_the_names_that_hold_it(store: Path) -> None:
     assert caught.value.fix.startswith("Did you mean 'digits uncontrolled' or 'digits under rules'? ")
 
 
-def test_a_name_that_runs_share_is_told_with_their_ids(store: Path) -> None:
-    """The error lists the ids to choose from."""
-    with pytest.raises(TelemetryError, match="several runs have this name; got 'twice'") as caught:
-        run_named("twice", store)
+def test_a_name_that_runs_share_opens_the_newest_and_names_the_others(
+    store: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Every rerun of a script repeats its name."""
+    opened = run_named("twice", store)
 
-    assert caught.value.fix.startswith("Use an id: ")
+    said = "2 runs are called 'twice'; this is the newest, twice@2. Older ones: twice@1\n"
+    assert (opened.run_id, capsys.readouterr().err) == (list(open_store(store))[-1].run_id, said)
+
+
+def test_a_name_with_its_number_opens_that_run_without_a_word(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The oldest one is number 1."""
+    opened = run_named("twice@1", store)
+
+    assert (opened.run_id, capsys.readouterr().err) == (list(open_store(store))[-2].run_id, "")
+
+
+def test_many_older_runs_are_named_by_the_first_and_the_last(
+    tmp_path: Path, store_folder: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The line stays short."""
+    for number in range(30):
+        store_folder(f"run-{number:02d}", root=tmp_path, name="often")
+    run_named("often", tmp_path)
+
+    told = "30 runs are called 'often'; this is the newest, often@30. Older ones: often@29 to often@1\n"
+    assert capsys.readouterr().err == told
+
+
+@pytest.mark.parametrize("key", ["twice", "twice@1"])
+def test_a_command_that_destroys_takes_a_name_that_one_run_has(store: Path, key: str) -> None:
+    """A number is refused as well: the numbers change when a run is deleted."""
+    with pytest.raises(TelemetryError, match=f"; got '{key}'. Name an id: ") as caught:
+        the_run_named(key, store)
+    (first, *_) = caught.value.fix.removeprefix("Name an id: ").split(", ")
+
+    assert the_run_named(first, store).run_id == list(open_store(store))[-2].run_id
+    assert the_run_named("digits", store).info.name == "digits"
+
+
+def test_a_refused_name_lists_ten_ids_at_most(tmp_path: Path, store_folder: Callable[..., Path]) -> None:
+    """The rest is counted."""
+    for number in range(30):
+        store_folder(f"run-{number:02d}", root=tmp_path, name="often")
+
+    with pytest.raises(TelemetryError, match="30 runs have this name") as caught:
+        the_run_named("often", tmp_path)
+    assert caught.value.fix.endswith("run-08, run-09 and 20 more")
 
 
 def test_a_store_without_runs_has_nothing_to_suggest(tmp_path: Path) -> None:

@@ -118,7 +118,7 @@ def test_an_unknown_run_is_not_found(untouched: Server, part: str) -> None:
         "type": "urn:steptape:problem:run-not-found",
         "title": "No such run",
         "status": 404,
-        "detail": "the store: no run has this id or name; got 'nobody'",
+        "detail": "no run has this id or name; got 'nobody'",
         "code": "run-not-found",
         "hint": "'steptape runs' lists them",
     }

@@ -275,6 +275,21 @@ def test_slow_heads_are_given_up_and_others_are_served(client: httpx.Client, mon
     assert client.get("/healthz").status_code == 200
 
 
+def test_a_request_with_two_lengths_is_refused_and_ends_its_connection(client: httpx.Client) -> None:
+    """What a proxy may take for the rest of a body is never answered as a second request."""
+    body = b'{"sql": "SELECT 1 AS n"}'
+    head = b"POST /api/v1/query HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    chunked = b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body)
+    smuggled = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    with socket.create_connection((client.base_url.host, client.base_url.port)) as connection:
+        connection.settimeout(PATIENCE_S)
+        connection.sendall(head + b"Content-Length: 6\r\nTransfer-Encoding: chunked\r\n\r\n" + chunked + smuggled)
+        answer = connection.makefile("rb").read()
+
+    assert answer.startswith(b"HTTP/1.1 400 ")
+    assert answer.count(b"HTTP/1.1") == 1
+
+
 def test_huge_heads_are_refused(client: httpx.Client) -> None:
     """The limit covers request line and headers together."""
     answer = client.get("/healthz", headers={"X-Long": "x" * 100_000})

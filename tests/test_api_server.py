@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -10,6 +11,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -111,6 +113,62 @@ def test_an_interrupt_ends_it_in_order(store: Path) -> None:
         out, err = process.communicate(timeout=PATIENCE_S)
 
     assert (process.returncode, out, err) == (0, "", "")
+
+
+def children_of(process: subprocess.Popen[str]) -> list[int]:
+    """Return the ids of the child processes that Linux lists."""
+    listed = Path(f"/proc/{process.pid}/task").glob("*/children")
+    return [int(pid) for children in listed for pid in children.read_text().split()]
+
+
+def is_gone(pid: int) -> bool:
+    """Whether a process has ended; one that nobody has waited for is still listed."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except FileNotFoundError:
+        return True
+
+
+def is_bound(pid: int) -> bool:
+    """Whether a process has asked the kernel to signal the end of a pipe, as workers do once they are loaded."""
+    try:
+        flags = [re.search(r"flags:\s*(\d+)", info.read_text()) for info in Path(f"/proc/{pid}/fdinfo").iterdir()]
+    except OSError:  # It has just ended.
+        return False
+    return any(found and int(found[1], 8) & os.O_ASYNC for found in flags)
+
+
+@pytest.mark.parametrize("is_stopped", [False, True], ids=["busy", "stopped"])
+def test_no_worker_outlives_a_killed_server(store: Path, is_stopped: bool) -> None:
+    """A job, SQL and a trial of rules are computing, or cannot run at all."""
+    heavy = "len([x for x in [1, 2, 3, 4, 5, 6, 7, 8, 9]*900 if x*x > loss]) > 100000"
+    policy = (
+        f"controllers: [{{name: h, triggers: [on_step_end], rule: '{heavy}', operations: [hfcontrols.should_log]}}]"
+    )
+    requests = {
+        "query": {"sql": "SELECT sum(a.range * b.range) AS s FROM range(1000000) a, range(1000000) b"},
+        "rules/test": {
+            "tests": "policy: p\ntests: [{name: t, series: {loss: 1+1x100000}, expect: []}]",
+            "policies": {"p": policy},
+        },
+        "verifications": {},
+    }
+
+    def send(name: str) -> None:
+        with contextlib.suppress(httpx.HTTPError):
+            while server.poll() is None:
+                httpx.post(url.replace("runs", name), json=requests[name], timeout=PATIENCE_S)
+
+    with serving(store) as (server, url), ThreadPoolExecutor() as pool:
+        for name in requests:
+            pool.submit(send, name)
+        until(lambda: sum(map(is_bound, children_of(server))) > 1)
+        workers = children_of(server)
+        for pid in filter(is_bound, workers if is_stopped else []):
+            os.kill(pid, signal.SIGSTOP)
+        server.kill()
+
+        until(lambda: all(map(is_gone, workers)))
 
 
 def test_a_large_store_is_served_as_it_is(store: Path) -> None:

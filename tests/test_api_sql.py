@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import csv
 import io
+import json
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import duckdb
 import httpx
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -110,6 +113,72 @@ BOMBS = {
     "a-comprehension": "SELECT len([x * 2 FOR x IN range(200000000)]) AS s",
     "a-slow-function": "SELECT levenshtein(repeat('a', 200000), repeat('b', 200000)) AS s",
     "deep-nesting": f"SELECT {'(' * 5000}1{')' * 5000}",
+}
+
+
+FORMS = ("json", "ndjson", "csv", "arrow", "parquet")
+
+#: A column of each type that DuckDB has, with its least and greatest value, from its own function for tests; and values
+#: at which Arrow, Python or JSON ends.
+TYPES = [row[0] for row in duckdb.execute("DESCRIBE SELECT * FROM test_all_types()").fetchall()]
+VALUES = {
+    "'infinity'::DATE": "infinity",
+    "DATE '-infinity'": "-infinity",
+    "DATE '290000-01-01'": "+290000-01-01",
+    "TIMESTAMP '290000-01-01 00:00:00.5'": "+290000-01-01T00:00:00.500000",
+    "TIMESTAMP 'infinity'": "infinity",
+    "TIMESTAMPTZ '20000-01-01 00:00:00+00'": "+20000-01-01T00:00:00+00:00",
+    "make_timestamp_ns(1700000000123456789)": "2023-11-14T22:13:20.123456789",
+    "make_timestamp_ns(time_ns)": "2026-01-02T03:04:05.000000001",
+    "TIME_NS '12:00:00.123456789'": "12:00:00.123456789",
+    "TIME '24:00:00'": "24:00:00",
+    "TIMETZ '12:00:00+02'": "12:00:00+02",
+    "INTERVAL 1 DAY": "1 day",
+    "[INTERVAL 1 DAY]": "[1 day]",
+    "['infinity'::DATE, DATE '2026-01-02']": ["infinity", "2026-01-02"],
+    "{'a': TIME_NS '12:00:00.000000001'}": {"a": "12:00:00.000000001"},
+    "MAP {'a': DATE '290000-01-01'}": [["a", "+290000-01-01"]],
+    "'101'::BIT": "101",
+    "340282366920938463463374607431768211455::UHUGEINT": "340282366920938463463374607431768211455",
+    "(-170141183460469231731687303715884105728)::HUGEINT": "-170141183460469231731687303715884105728",
+    "9999999999999999999999999999999999999999::BIGNUM": "9999999999999999999999999999999999999999",
+    "union_value(n := 2)": "2",
+    "'b'::ENUM ('a', 'b')": "b",
+    "1.50::DECIMAL(4, 2)": "1.50",
+    "UUID '00000000-0000-0000-0000-000000000001'": "00000000-0000-0000-0000-000000000001",
+    "42::VARIANT": "42",
+    "get_type(1)": "INTEGER",
+    "NULL": None,
+}
+
+
+#: Statements that ask DuckDB for its settings and definitions, which hold absolute paths.
+PATHS = {
+    "setting": "SELECT current_setting('allowed_paths')::VARCHAR AS v",
+    "setting-quoted": """SELECT "current_setting"('allowed_paths')::VARCHAR AS v""",
+    "setting-by-hand": "SELECT system.main.current_setting('allowed_paths')[1][2:] AS v",
+    "settings": "SELECT * FROM duckdb_settings()",
+    "views": "SELECT sql FROM duckdb_views()",
+    "schema": "SELECT sql FROM sqlite_master",
+    "information-schema": "SELECT * FROM information_schema.views",
+    "information-schema-quoted": """SELECT * FROM "information_schema" . "views" """,
+    "pg-views": "SELECT * FROM pg_catalog.pg_views",
+    "secrets": "SELECT * FROM duckdb_secrets()",
+    "extensions": "SELECT * FROM duckdb_extensions()",
+    "databases": "SELECT * FROM duckdb_databases()",
+    "functions": "SELECT macro_definition FROM duckdb_functions()",
+    "variables": "SELECT * FROM duckdb_variables()",
+    "query": "FROM query('SELECT value FROM duckdb_set' || 'tings()')",
+    "query-after-a-comment": "FROM query/**/('SELECT value FROM duckdb_set' || 'tings()')",
+    "query-after-a-line": "FROM query -- (\n ('SELECT sql FROM duckdb_vi' || 'ews()')",
+    "query-table": "FROM query_table('duckdb_' || 'views')",
+    "serialized": "FROM json_execute_serialized_sql(json_serialize_sql('FROM duckdb_set' || 'tings()'))",
+    "missing-file": "SELECT * FROM read_parquet('x.parquet')",
+    "folder": "SELECT * FROM glob('*')",
+    "explain": "EXPLAIN SELECT * FROM steps",
+    "explained": "FROM (EXPLAIN SELECT * FROM steps)",
+    "summary": "SUMMARIZE steps",
+    "broken": "SELECT steps.x FROM steps",
 }
 
 
@@ -224,6 +293,79 @@ def test_what_json_cannot_hold_is_text(client: httpx.Client) -> None:
     rows = ask(client, sql).json()["rows"]
 
     assert rows == [["NaN", "-Infinity", "2026-01-02", "eA==", {"f": [1]}]]
+
+
+@pytest.mark.parametrize("column", [*TYPES, "*"])
+def test_a_column_of_any_type_has_every_form(client: httpx.Client, column: str) -> None:
+    """All forms hold the same number of rows."""
+    selected = column if column == "*" else f'"{column}"'
+
+    answers = {form: ask(client, f"SELECT {selected} FROM test_all_types()", format=form) for form in FORMS}
+
+    assert {form: answer.status_code for form, answer in answers.items()} == dict.fromkeys(FORMS, 200)
+    assert answers["json"].json()["n_rows"] == 3
+    assert len(answers["ndjson"].text.splitlines()) == 4
+    assert len(list(csv.reader(io.StringIO(answers["csv"].text)))) == 4
+    assert "value out of range" not in answers["csv"].text
+    assert pa.ipc.open_stream(answers["arrow"].content).read_all().num_rows == 3
+    assert pq.read_table(io.BytesIO(answers["parquet"].content)).num_rows == 3
+
+
+@pytest.mark.parametrize("expression", VALUES)
+def test_a_value_without_a_counterpart_is_its_text(client: httpx.Client, expression: str) -> None:
+    """JSON and NDJSON agree, and CSV holds the same text."""
+    sql = f"SELECT {expression} AS v FROM steps WHERE step = 1"
+
+    answers = {form: ask(client, sql, format=form) for form in FORMS}
+
+    told = VALUES[expression]
+    assert {form: answer.status_code for form, answer in answers.items()} == dict.fromkeys(FORMS, 200)
+    assert answers["json"].json()["rows"] == [[told]]
+    assert json.loads(answers["ndjson"].text.splitlines()[0]) == {"v": told}
+    (cell,) = list(csv.reader(io.StringIO(answers["csv"].text)))[1] or [""]
+    assert cell.replace(" ", "T") == (
+        "" if told is None else told if isinstance(told, str) else json.dumps(told)
+    ).replace(" ", "T")
+
+
+@pytest.mark.parametrize("name", PATHS)
+def test_no_statement_shows_a_path_of_the_server(client: httpx.Client, folder: Path, name: str) -> None:
+    """Neither rows nor refusals hold the store's path or the home folder."""
+    answers = [ask(client, PATHS[name], format=form).text for form in ("json", "csv")]
+
+    assert all(str(folder) not in text and str(Path.home()) not in text for text in answers)
+
+
+@pytest.mark.parametrize(
+    "sql", ["SELECT * FROM read_parquet('/elsewhere/x.parquet')", "SELECT * FROM read_text('{sealed}')"]
+)
+def test_a_refused_file_is_not_called_damaged(client: httpx.Client, folder: Path, sql: str) -> None:
+    """The refusal says what DuckDB refused."""
+    sealed = next((folder / "runs" / RUN).glob("events-*.parquet"))
+
+    answer = ask(client, sql.format(sealed=sealed)).json()
+
+    assert answer["code"] == "query-refused"
+    assert "damaged" not in answer["detail"]
+
+
+def test_a_pivot_without_its_columns_is_told_how_to_list_them(client: httpx.Client) -> None:
+    """The form that the message names works."""
+    refused = ask(client, "PIVOT series_values ON metric USING max(value) GROUP BY step").json()
+    pivoted = ask(
+        client, "PIVOT series_values ON metric IN ('loss') USING max(value) GROUP BY step ORDER BY step LIMIT 2"
+    )
+
+    assert refused["hint"].startswith("PIVOT must list its columns: PIVOT t ON metric IN ('loss', 'lr')")
+    assert pivoted.json()["rows"] == [[1, 1.0], [2, 0.5]]
+
+
+def test_a_statement_that_the_package_does_not_know_is_refused_like_any_other(client: httpx.Client) -> None:
+    """DuckDB's parser knows CONNECT."""
+    answer = ask(client, "CONNECT 'x'").json()
+
+    assert answer["code"] == "query-refused"
+    assert answer["detail"].startswith("a query must be one read-only statement")
 
 
 def test_one_run_may_be_asked_alone(client: httpx.Client) -> None:

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import os
+import signal
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from api_serving import RUN, recorded, served
+from api_serving import RUN, SMALL, recorded, served
+from steptape.api.workers.query_workers import QueryWorkers
 from steptape.rules.errors import PolicyError
 from steptape.store.errors import NotARun, QueryRefused, RunNotFound
+from steptape.store.parquet.formats import from_arrow_stream
 from steptape.store.processes.child_process import ChildProcess
 from steptape.store.sql.bounded_query import QueryLimits
 
@@ -97,3 +102,48 @@ def test_a_run_that_is_none_is_named_as_such_by_a_query(store: Path) -> None:
         ]
 
     assert [(answer.status_code, answer.json()["code"]) for answer in answers] == [(404, "not-a-run")] * 2
+
+
+def test_a_killed_query_is_not_said_to_have_used_too_much_memory(store: Path) -> None:
+    """The message names the signal, and the next query is answered by a new process."""
+    workers = QueryWorkers(store, SMALL)
+    workers.warm()
+    with ThreadPoolExecutor() as pool:
+        asked = pool.submit(
+            workers.ask, "SELECT sum(a.range * b.range) AS s FROM range(1000000) a, range(1000000) b", None
+        )
+        for pid in query_workers():
+            os.kill(pid, signal.SIGKILL)
+        error = asked.exception()
+    answer = workers.ask("SELECT 1 AS n", None)
+    workers.close()
+
+    assert isinstance(error, QueryRefused)
+    assert error.what == "the query process was ended by SIGKILL"
+    assert from_arrow_stream(answer.rows).to_pylist() == [{"n": 1}]
+
+
+def query_workers() -> list[int]:
+    """Return the ids of this process's query workers."""
+    listed = [pid for children in Path("/proc/self/task").glob("*/children") for pid in children.read_text().split()]
+    return [int(pid) for pid in listed if b"query_worker" in Path("/proc", pid, "cmdline").read_bytes()]
+
+
+def test_a_query_of_a_store_that_is_gone_is_told_so_until_it_is_back(store: Path) -> None:
+    """The worker that had read it, and a new one, report the same; then the new store is answered."""
+    with served(store) as client:
+        url, body = "/api/v1/query", {"sql": "SELECT count(*) AS n FROM runs"}
+        first = client.post(url, json=body)
+        store.rename(store.with_name("elsewhere"))
+        gone = [client.post(url, json=body)]
+        for pid in query_workers():
+            os.kill(pid, signal.SIGKILL)
+        client.post(url, json=body)  # It finds the worker dead.
+        gone.append(client.post(url, json=body))
+        recorded(store)
+        recorded(store, f"{RUN[:-1]}b")
+        back = client.post(url, json=body)
+
+    assert [(answer.status_code, answer.json()["code"]) for answer in gone] == [(503, "store-not-found")] * 2
+    assert gone[0].json()["detail"] == "no such store"
+    assert (first.json()["rows"], back.json()["rows"]) == ([[1]], [[2]])

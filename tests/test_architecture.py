@@ -48,7 +48,10 @@ SUBROOMS: dict[str, dict[str, set[str]]] = {
         "checks": {".", "language", "policy_file"},
         "scenarios": {".", "language", "policy_file", "engine"},
     },
-    "recorder": {},
+    "recorder": {
+        ".": {"calls"},
+        "calls": {"."},
+    },
     "importers": {
         ".": {"encodings"},
         "encodings": {"."},
@@ -150,6 +153,7 @@ PUBLIC: dict[str, set[str]] = {
         "language/undefined",
         "late_events",
         "policy_file/declarations",
+        "policy_file/lookup",
         "policy_file/operations",
         "policy_file/policy",
         "policy_file/registration",

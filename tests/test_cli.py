@@ -99,8 +99,27 @@ def test_query_prints_a_table_that_is_never_cut(demo_store: Path) -> None:
     assert "y" * 300 in printed
 
 
+def test_query_prints_values_of_any_type(demo_store: Path) -> None:
+    """The table and the JSON lines hold the text of what has no counterpart."""
+    sql = "SELECT *, 'infinity'::DATE AS never, TIME_NS '12:00:00.123456789' AS fine FROM test_all_types()"
+
+    table = steptape("query", demo_store, sql).splitlines()
+    rows = lines(steptape("query", demo_store, sql, "--json"))
+
+    assert len(table) == 4
+    assert (rows[0]["never"], rows[0]["fine"], rows[0]["interval"]) == ("infinity", "12:00:00.123456789", "00:00:00")
+
+
 @pytest.mark.parametrize(
-    "sql", ["DROP VIEW runs", "SELECT 1; SELECT 2", "SELECT nothing FROM runs", "COPY runs TO 'x'"]
+    "sql",
+    [
+        "CONNECT 'x'",
+        "PIVOT steps ON step USING max(loss)",
+        "DROP VIEW runs",
+        "SELECT 1; SELECT 2",
+        "SELECT nothing FROM runs",
+        "COPY runs TO 'x'",
+    ],
 )
 def test_sql_that_is_not_one_readable_statement_is_refused(demo_store: Path, sql: str) -> None:
     """The exit status is 2 and the reason is on stderr."""
@@ -300,7 +319,6 @@ def test_a_policy_that_does_not_load_is_exit_status_2(command: str, live: Run, t
         ("runs", "/nowhere/at/all"),
         ("show", "/nowhere/at/all"),
         ("query", "/nowhere/at/all", "SELECT 1"),
-        ("serve", "/nowhere/at/all"),
         ("show", "../../etc", "--store", "."),
         ("replay", "no-such-policy.yaml", "x"),
     ],

@@ -57,7 +57,7 @@ def test_a_folder_of_logs_becomes_runs_and_a_summary(call: Call, logs: Path, tmp
 
     assert (result.returncode, result.stderr) == (0, "")
     assert result.stdout.splitlines()[-1] == "2 runs: 2 new"
-    assert [run.info.name for run in open_store(tmp_path / "runs")] == ["a", "logs"]
+    assert [run.info.name for run in open_store(tmp_path / "runs")] == ["logs", "a"]  # Without a clock, it is first.
 
 
 def test_imported_runs_are_verified_though_their_sources_tell_of_no_end(call: Call, logs: Path) -> None:

@@ -13,7 +13,7 @@ from steptape import open_run, open_store
 from steptape.importers.discovery import find_sources
 from steptape.importers.evaluation_names import with_names
 from steptape.importers.importing import Outcome, State, import_sources
-from steptape.importers.registry import all_readers
+from steptape.importers.registry import all_readers, reader_of
 from steptape.importers.source import Fact, ReadOptions
 from steptape.store.events import Event
 from steptape.store.run import Run
@@ -187,6 +187,107 @@ def test_an_unfinished_last_line_is_waited_for_while_its_file_grows(
     imports(table("1,0.5,\n2,0.4125,\n"), is_growing=True)
 
     assert told(list(only_run(tmp_path).events()))[-1] == ("step_end", 2, {"loss": 0.4125})
+
+
+CUT: dict[str, bytes] = {
+    "a.csv": 'step,loss,note\n1,0.5,ok\n2,0.4375,\n3,12.25,"two\nlines"\n4,1e-3,größe\n14,0.25,"a ""b"""\n'.encode(),
+    "b.csv": b'"step","loss"\r\n"1","0.5"\r\n"12","12.25"\r\n',
+    "c.tsv": b"step\tloss\tval_loss\n1\t0.5\t\n2\t0.4375\t0.625\n",
+    "d.csv": "step;loss\n1;0.5\n2;12.25\n".encode("utf-16"),
+    "e.log": "größe\nstep 1 loss 0.5\nstep 12/300 loss 12.25 größe 3\nstep 13 loss 0.25 time:12.5ms\n".encode(),
+    "f.jsonl": '{"step": 1, "loss": 0.5}\n{"step": 12, "eval": {"größe": 12.25}, "note": "größe"}\n'.encode(),
+}
+
+
+@pytest.mark.parametrize("name", CUT)
+def test_a_source_cut_at_any_byte_and_completed_is_the_whole_source(tmp_path: Path, name: str) -> None:
+    """Half of a number is another number: an unfinished last line is left out until it is whole."""
+    content = CUT[name]
+    kind = {".log": "text", ".jsonl": "jsonl"}.get(Path(name).suffix, "table")
+    whole = imported_from(tmp_path / "whole", name, kind, content)
+    assert len(whole) > 1
+
+    for end in range(len(content)):
+        begun = imported_from(tmp_path / f"cut-{end}", name, kind, content[:end])
+        completed = imported_from(tmp_path / f"cut-{end}", name, kind, content)
+
+        assert begun == whole[: len(begun)], content[:end]
+        assert completed == whole, content[:end]
+
+
+def imported_from(folder: Path, name: str, kind: str, content: bytes) -> list[tuple[Any, ...]]:
+    """Import a file. Return the events of its run. Its digests are valid, and a whole file has no problem."""
+    folder.mkdir(exist_ok=True)
+    (folder / name).write_bytes(content)
+    outcomes = list(
+        import_sources(folder / "runs", find_sources([folder / name], [reader_of(kind)]).sources, ReadOptions())
+    )
+    runs = list(open_store(folder / "runs")) if (folder / "runs").is_dir() else []
+    assert all(run.digest_faults() == [] for run in runs)
+    assert [outcome.problem for outcome in outcomes if content == CUT[name]] in ([], [None])
+    return [(e.kind, e.step, dict(e.metrics), dict(e.attrs)) for run in runs for e in run.events()]
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("a.csv", "step,loss\n1,0.5\n2,0.4\n3,0.3"),
+        ("a.csv", 'step,note\n1,0.5\n2,0.25\n3,"two\nlines'),
+        ("a.log", "step 1 loss 0.5\nstep 2 loss 0.4\nstep 3 loss 0.3"),
+    ],
+)
+def test_an_unfinished_last_line_is_left_out_and_told(
+    tmp_path: Path, imports: Imports, name: str, content: str
+) -> None:
+    """The warning says how to go on if the file is complete."""
+    (tmp_path / name).write_text(content)
+    (outcome,) = imports(tmp_path / name)
+    assert outcome.problem is not None
+    assert "no line end, so it may be unfinished (append a newline if the file is complete)" in outcome.problem
+    assert [event.step for event in only_run(tmp_path).events()] == [1, 2]
+
+    (tmp_path / name).write_text(content + '"\n' * ('"' in content) + "\n")
+    (outcome,) = imports(tmp_path / name)
+
+    assert outcome.problem is None
+    assert [event.step for event in only_run(tmp_path).events()] == [1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("a.csv", '"step","loss"\n"1","0.5"\n"2","0.25"'),
+        ("a.jsonl", '{"step": 1, "loss": 0.5}\n{"step": 2, "loss": 0.25}'),
+        ("a.log", "step 1 loss 0.5\nstep 2 loss 0.25\nDone."),
+    ],
+)
+def test_a_last_line_that_is_whole_without_a_line_end_is_imported(
+    tmp_path: Path, imports: Imports, name: str, content: str
+) -> None:
+    """A quoted number and a closed object cannot become longer."""
+    (tmp_path / name).write_text(content)
+
+    (outcome,) = imports(tmp_path / name)
+
+    assert outcome.problem is None
+    assert [event.step for event in only_run(tmp_path).events()] == [1, 2]
+
+
+def test_an_unfinished_value_of_mlflow_is_left_out_and_told(tmp_path: Path, imports: Imports) -> None:
+    """Half of a step is another step."""
+    run = tmp_path / "mlruns" / "0" / "run"
+    (run / "metrics").mkdir(parents=True)
+    (run / "meta.yaml").write_text("artifact_uri: x\nrun_id: run\nstart_time: 1700000000000")
+    (run / "metrics" / "loss").write_text("1700000000000 0.5 1\n1700000001000 0.25 1")
+    (outcome,) = imports(tmp_path / "mlruns")
+    assert outcome.problem is not None
+    assert "loss, line 2: no line end" in outcome.problem
+
+    (run / "metrics" / "loss").write_text("1700000000000 0.5 1\n1700000001000 0.25 12\n")
+    (outcome,) = imports(tmp_path / "mlruns")
+
+    assert outcome.problem is None
+    assert [event.step for event in only_run(tmp_path).events()] == [1, 12]
 
 
 def test_a_run_says_where_it_came_from(tmp_path: Path, imports: Imports, table: Callable[[str], Path]) -> None:

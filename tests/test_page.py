@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import html
 import json
 import re
@@ -22,6 +23,7 @@ from steptape import Recorder, open_run, open_store
 from steptape.api.pages.sparklines import sparkline
 from steptape.cli.app import app
 from steptape.replay.reports.glossary import glossary
+from steptape.store.run_info import write_run_info
 
 GLOSSARY = Path(__file__).parents[1] / "docs" / "reference" / "GLOSSARY.md"
 
@@ -338,3 +340,24 @@ def test_the_glossary_explains_every_word_of_the_document(client: httpx.Client) 
 
     assert len(glossary()) == len(rows) > 20
     assert all(f'id="{term.anchor}"' in answer and html.escape(term.word) in answer for term in glossary())
+
+
+def test_the_page_of_a_failed_run_shows_its_traceback_and_does_without_in_older_runs(tmp_path: Path) -> None:
+    """Code in a traceback is untrusted text."""
+    folders = []
+    for text in (HOSTILE, "older"):
+        with pytest.raises(ValueError, match=re.escape(text)), Recorder(tmp_path, name=text[:5]) as rec:
+            raise ValueError(text)
+        folders.append(rec.folder)
+    info = open_run(folders[1]).info
+    last = dataclasses.replace(info.last, failure={"type": "ValueError", "message": "older"})
+    write_run_info(folders[1], dataclasses.replace(info, attempts=(last,)))
+
+    with serving(tmp_path) as url:
+        new, old = (httpx.get(f"{url}/runs/{folder.name}", timeout=PATIENCE_S).text for folder in folders)
+
+    assert "<summary>Traceback</summary><pre>Traceback (most recent call last):" in new
+    assert f"ValueError: {HOSTILE}" in html.unescape(new)
+    assert HOSTILE not in new
+    assert '<p class="notice wrong">ValueError: older</p>' in old
+    assert "Traceback" not in old

@@ -342,7 +342,7 @@ controllers:
 
 
 def test_a_loop_that_raises_is_recorded_as_failed_and_the_error_goes_on(store: Path) -> None:
-    """Type, message and place of the exception are kept."""
+    """Type, message and traceback of the exception are kept, with the line of code that raised."""
     rec = Recorder(store)
     with pytest.raises(ZeroDivisionError), rec:
         rec.step(loss=1 / 0)
@@ -350,8 +350,13 @@ def test_a_loop_that_raises_is_recorded_as_failed_and_the_error_goes_on(store: P
     run = open_run(rec.folder)
 
     assert run.status == "failed"
-    assert run.info.last.failure == {"type": "ZeroDivisionError", "message": "division by zero"}
-    assert "test_recorder.py" in events(run, "failure")[0].attrs["traceback"][0]
+    failure = run.info.last.failure
+    assert failure is not None
+    assert (failure["type"], failure["message"]) == ("ZeroDivisionError", "division by zero")
+    assert failure["traceback"].startswith("Traceback (most recent call last):\n")
+    assert "test_recorder.py" in failure["traceback"]
+    assert "rec.step(loss=1 / 0)" in failure["traceback"]
+    assert failure["traceback"].splitlines() == events(run, "failure")[0].attrs["traceback"]
     assert events(run, "train_end") == []
 
 

@@ -286,6 +286,30 @@ def test_a_copy_that_fails_costs_its_values_and_is_told(
     assert "device-side assert" in caplog.text
 
 
+def test_values_of_several_types_of_devices_arrive_in_one_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A value that one device cannot give costs no other; the names stay with their values."""
+
+    class Copy:
+        def __init__(self, tensors: Sequence[OnDevice]) -> None:
+            self._host = [tensor.hidden for tensor in tensors]
+
+        def wait(self) -> Sequence[torch.Tensor]:
+            return self._host
+
+    class Elsewhere(OnDevice):
+        device = torch.device("xpu")
+
+    monkeypatch.setitem(COPIES, "xpu", Copy)
+    bad = torch.ones((), device="meta")
+    with Recorder(tmp_path) as rec:
+        for step in range(1, 5):
+            rec.step(a=Elsewhere(float(step)), bad=bad, b=Elsewhere(10.0 * step))
+
+    assert [event.metrics for event in late(open_run(rec.folder))] == [
+        {"a": float(step), "b": 10.0 * step} for step in range(1, 5)
+    ]
+
+
 def test_a_loop_that_counts_steps_anew_in_each_epoch_leaves_nothing_on_the_device(
     tmp_path: Path, rules: Path, device: Callable[[Any], OnDevice]
 ) -> None:

@@ -172,10 +172,19 @@ def test_the_objective_is_declared_or_guessed_only_when_one_can_be_meant(record:
     run = record([1], evals={1: 0.5})
 
     guessed = report_json(backtest(policy, [run]))["objective"]
-    declared = report_json(backtest(policy, [run], objective=declared_objective("eval_acc", None)))["objective"]
+    declared = report_json(backtest(policy, [run], objective=declared_objective("eval_loss", "max")))["objective"]
 
     assert guessed == {"metric": "eval_loss", "mode": "min", "guessed": True}
-    assert declared == {"metric": "eval_acc", "mode": "max", "guessed": False}
+    assert declared == {"metric": "eval_loss", "mode": "max", "guessed": False}
+
+
+def test_an_objective_that_no_run_evaluated_is_refused(record: Callable[..., Run]) -> None:
+    """A misspelt one would leave every regret unknown. Runs without any evaluation are no sign of a mistake."""
+    policy, objective = parse_policy(STOP_ABOVE_2), declared_objective("eval_los_", "min")
+    with pytest.raises(TelemetryError, match=r"no run recorded .* got 'eval_los_'. Did you mean 'eval_loss'"):
+        backtest(policy, [record([1], evals={1: 0.5})], objective=objective)
+
+    assert len(backtest(policy, [record([1], run_id="bare")], objective=objective).results) == 1
 
 
 @pytest.mark.parametrize(("metric", "mode"), [("reward", None), ("eval_loss", "least")])

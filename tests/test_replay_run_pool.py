@@ -180,3 +180,30 @@ if __name__ == "__main__":
     for child in children:
         with pytest.raises(ProcessLookupError):
             os.kill(child, 0)
+
+
+#: A program whose pool of two reads forever, each worker in C code that holds the interpreter's lock.
+STUCK_POOL = """
+import re, sys
+from steptape.replay.run_pool import RunPool
+
+def stuck(text):
+    print(text, flush=True)
+    re.match("(a+)+$", "a" * 50 + "b")
+
+if __name__ == "__main__":
+    with RunPool(2) as readers:
+        list(readers.mapped(stuck, ["begun"] * 9))
+"""
+
+
+def test_the_workers_of_a_killed_program_end_with_it(tmp_path: Path) -> None:
+    """Their output ends when the last of them has ended."""
+    (tmp_path / "program.py").write_text(STUCK_POOL)
+    with subprocess.Popen([sys.executable, "program.py"], cwd=tmp_path, stdout=subprocess.PIPE, text=True) as program:
+        assert program.stdout is not None
+        begun = [program.stdout.readline() for _ in range(2)]
+        program.kill()
+        rest, _ = program.communicate(timeout=PATIENCE_S)
+
+    assert (begun, rest) == (["begun\n"] * 2, "")

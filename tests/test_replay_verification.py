@@ -16,6 +16,7 @@ import pytest
 
 from steptape import Recorder, TelemetryError, backtest, open_run, verify
 from steptape.rules.policy_file.policy import parse_policy
+from steptape.rules.policy_file.schema import TRIGGERS
 from steptape.store.errors import DamagedLog, UnsupportedVersion
 from steptape.store.run import Run
 
@@ -69,6 +70,50 @@ def test_an_untouched_run_verifies(run: Run) -> None:
     assert verdict.identical
     assert verdict.outcomes == 3
     assert len(verdict.digest) == 64
+
+
+def test_a_run_in_which_every_trigger_decided_and_failed_verifies(tmp_path: Path) -> None:
+    """Also what a callback records when a rule asks for a checkpoint at the very end."""
+    controllers = "".join(
+        f"  - {{name: {trigger}, triggers: [{trigger}], rule: 'True', operations: [hfcontrols.should_save]}}\n"
+        f"  - {{name: {trigger}_fails, triggers: [{trigger}], rule: 1 / (loss - loss) > 0, "
+        "operations: [hfcontrols.should_log]}\n"
+        for trigger in TRIGGERS
+    )
+    (tmp_path / "policy.yaml").write_text("controllers:\n" + controllers)
+
+    begun: list[Recorder] = []
+
+    def save() -> None:
+        for rec in begun:
+            rec.save("checkpoint", is_final=True)
+
+    with Recorder(tmp_path / "runs", rules=tmp_path / "policy.yaml", on_save=save) as rec:
+        begun.append(rec)
+        rec.epoch_begin()
+        for loss in (1.0, 2.0):
+            rec.step(loss=loss)
+        rec.log(loss=3.0)
+        rec.evaluate(loss=4.0)
+        rec.epoch_end()
+
+    kinds = [event.kind for event in open_run(rec.folder).events()]
+    assert {"decision", "rule_error", "save"} <= set(kinds[kinds.index("train_end") :])
+    assert verify(open_run(rec.folder)).identical
+
+
+@pytest.mark.parametrize("cut", [1, 2])
+def test_a_log_that_lacks_what_was_decided_at_its_end_is_not_taken_for_whole(tmp_path: Path, cut: int) -> None:
+    """The end event, or the decision behind it, was removed."""
+    (tmp_path / "policy.yaml").write_text(
+        "controllers:\n"
+        "  - {name: last, triggers: [on_train_end], rule: loss > 0, operations: [hfcontrols.should_save]}\n"
+    )
+    with Recorder(tmp_path / "runs", rules=tmp_path / "policy.yaml") as rec:
+        rec.step(loss=1.0)
+
+    assert verify(open_run(rec.folder)).identical
+    assert not verify(tampered(open_run(rec.folder), lambda table: table.slice(0, table.num_rows - cut))).identical
 
 
 @pytest.mark.parametrize(

@@ -70,3 +70,30 @@ def test_signs_of_ours_are_plain_ones_where_the_encoding_lacks_them(store: Path)
     assert "→" in signs
     assert "->" in row
     assert heading.index("saves") + len("saves") == row.index("->") + len(row[row.index("->") :].split()[0])
+
+
+def test_a_long_table_is_printed_in_parts_of_bounded_memory(store: Path) -> None:
+    """Three hundred thousand rows take hardly more than a thousand, as a table and as JSON lines."""
+
+    def peak_bytes(rows: int, *options: str) -> int:
+        sql = f"SELECT range AS n, 'abc' AS t FROM range({rows})"
+        command = [sys.executable, "-m", "steptape", "query", str(store), sql, *options]
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+        _, status, usage = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+        assert process.returncode == 0
+        return usage.ru_maxrss << 10
+
+    assert peak_bytes(300_000) < peak_bytes(1000) + (100 << 20)
+    assert peak_bytes(300_000, "--json") < peak_bytes(1000, "--json") + (100 << 20)
+
+
+def test_the_rows_of_a_long_table_are_aligned_with_its_head(store: Path) -> None:
+    """Columns keep the width that the first thousand rows need."""
+    sql = "SELECT range AS n, repeat('x', range::INT % 7) AS text, range / 4 AS quarter FROM range(1000, 4000)"
+    command = [sys.executable, "-m", "steptape", "query", str(store), sql]
+
+    head, *rows = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+
+    assert [int(row.split()[0]) for row in rows] == list(range(1000, 4000))
+    assert {row.index("x") for row in rows if "x" in row} == {head.index("text")}

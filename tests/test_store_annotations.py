@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from steptape.store.annotations import ANNOTATIONS, Annotation, append_annotation, new_annotation_id, read_annotations
-from steptape.store.errors import InvalidEvent
+from steptape.store.errors import InvalidEvent, NotWritten
 
 SAMPLE = Path(__file__).parent / "data" / "annotations"
 
@@ -67,3 +67,13 @@ def test_attributes_that_are_no_json_are_refused(tmp_path: Path) -> None:
         append_annotation(tmp_path, Annotation("a", 1, "x", attrs={"path": Path("x")}))
 
     assert read_annotations(tmp_path) == []
+
+
+def test_a_note_is_not_written_through_a_link(tmp_path: Path) -> None:
+    """The file that the link names is left as it is."""
+    (tmp_path / "elsewhere").write_text("mine")
+    (tmp_path / ANNOTATIONS).symlink_to(tmp_path / "elsewhere")
+
+    with pytest.raises(NotWritten, match=r"annotations.jsonl: .* cannot be written \(it is a symbolic link\)"):
+        append_annotation(tmp_path, Annotation("a", 1, "x"))
+    assert (tmp_path / "elsewhere").read_text() == "mine"

@@ -26,7 +26,7 @@ from steptape.store.processes.protocol import error_to_json, frames, read_frame,
 #: A parent whose child computes forever.
 PARENT = """
 from steptape.store.processes.child_process import ChildProcess
-child = ChildProcess("child", shows_errors=True)
+child = ChildProcess("child", shows_errors=True, is_bound=True)
 child.receive()
 child.send({})
 print("ready", flush=True)
@@ -112,7 +112,11 @@ def test_a_child_that_is_stopped_holds_up_nobody_beyond_the_deadline(start: Star
     assert child.answers.closed
 
 
-@pytest.mark.parametrize("work", ["while True: pass", "time.sleep(1000)"])
+#: C code that holds the interpreter's lock for hours: no thread of the child can run.
+STUCK = "import re; re.match('(a+)+$', 'a' * 50 + 'b')"
+
+
+@pytest.mark.parametrize("work", ["while True: pass", "time.sleep(1000)", STUCK])
 def test_a_child_ends_when_its_parent_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, work: str) -> None:
     """It may be computing or waiting, also with an unread request."""
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))

@@ -15,6 +15,7 @@ from steptape.store.errors import NotARun, RunNotFound, StoreNotFound, Unsupport
 from steptape.store.events import Event
 from steptape.store.run_info import FORMAT
 from steptape.store.sample_losses import SampleLosses
+from steptape.store.store import Store
 
 
 def test_a_store_that_does_not_exist_is_named(tmp_path: Path) -> None:
@@ -77,15 +78,48 @@ def test_a_run_is_found_by_id_and_by_a_name_that_is_its_own(
     assert [store.run(key).run_id for key in ("run-1", "digits", "run-2")] == ["run-1", "run-1", "run-2"]
 
 
-def test_a_name_that_two_runs_share_is_refused_with_their_ids(
-    store_path: Path, store_folder: Callable[..., Path]
-) -> None:
-    """The user can then pick one."""
-    store_folder("run-1", name="digits")
-    store_folder("run-2", name="digits")
+@pytest.fixture
+def namesakes(store_path: Path, store_folder: Callable[..., Path]) -> Store:
+    """A store of three runs of one name. The order of their starts is not that of their ids."""
+    for start_us, run_id in enumerate(("run-2", "run-3", "run-1")):
+        folder = store_folder(run_id, name="digits")
+        info = json.loads((folder / "run.json").read_text())
+        info["attempts"][0]["started_ns"] += 1000 * start_us
+        (folder / "run.json").write_text(json.dumps(info))
+    return open_store(store_path)
 
-    with pytest.raises(RunNotFound, match=r"several runs have this name; got 'digits'. Use an id: run-1, run-2"):
-        open_store(store_path).run("digits")
+
+def test_runs_that_start_within_a_second_are_in_order_of_start(namesakes: Store) -> None:
+    """Run ids hold seconds and random digits."""
+    assert [run.run_id for run in namesakes] == ["run-2", "run-3", "run-1"]
+    assert namesakes.runs()["run_id"].to_pylist() == ["run-2", "run-3", "run-1"]
+
+
+def test_a_name_that_runs_share_is_the_newest_run(namesakes: Store) -> None:
+    """The last that started is meant nine times of ten."""
+    assert namesakes.run("digits").run_id == "run-1"
+
+
+def test_runs_that_share_a_name_are_counted_from_the_oldest(namesakes: Store) -> None:
+    """The numbers of runs stay as more are recorded."""
+    assert [namesakes.run(f"digits@{number}").run_id for number in (1, 2, 3)] == ["run-2", "run-3", "run-1"]
+    assert namesakes.run("run-3@1").run_id == "run-3"
+
+
+@pytest.mark.parametrize("number", ["0", "4", "-1", "01", "x", "", "9" * 5000, "²"])
+def test_a_number_that_no_run_of_a_name_has_is_refused(namesakes: Store, number: str) -> None:
+    """The error says how far to count."""
+    with pytest.raises(RunNotFound, match=r"3 runs called 'digits'; got 'digits@.*Count from digits@1.* to digits@3"):
+        namesakes.run(f"digits@{number}")
+
+
+def test_a_name_with_an_at_sign_is_a_name(namesakes: Store, store_folder: Callable[..., Path]) -> None:
+    """A number is only looked for where no run has the whole name."""
+    store_folder("run-4", name="digits@1")
+    store_folder("run-5", name="team@home")
+
+    keys = ("digits@1", "team@home", "team@home@1")
+    assert [namesakes.run(key).run_id for key in keys] == ["run-4", "run-5", "run-5"]
 
 
 @pytest.mark.parametrize(

@@ -48,7 +48,7 @@ class QueryAnswer(Model):
 
     columns: list[Column]
     rows: list[list[Any]]
-    """Values that JSON cannot represent are text: times, non-finite or too large numbers, bytes (base64)."""
+    """Values that JSON cannot represent are text: times, intervals, non-finite or too large numbers, bytes (base64)."""
     n_rows: int
     truncated: bool
     """Whether the result has more rows than one response holds."""

@@ -45,6 +45,13 @@ _MISDIRECTED: Final = Sort(421, "misdirected-request", "This server has another 
 _FOREIGN: Final = Sort(403, "foreign-origin", "The request comes from a page of another site")
 _UNAUTHORIZED: Final = Sort(401, "unauthorized", "A token is needed")
 _FORBIDDEN: Final = Sort(403, "forbidden", "The token does not allow this")
+_TWO_LENGTHS: Final = Sort(400, "two-lengths", "The request has two lengths")
+
+#: Further headers of refusals. A proxy may see the end of a body with two lengths elsewhere, and so another request.
+_HEADERS: Final = {
+    _UNAUTHORIZED: {"WWW-Authenticate": 'Bearer realm="steptape"'},
+    _TWO_LENGTHS: {"Connection": "close"},
+}
 
 
 class HostAndTokenMiddleware:
@@ -73,12 +80,13 @@ class HostAndTokenMiddleware:
             await self._app(scope, receive, send)
             return
         sort, detail = found
-        challenge = {"WWW-Authenticate": 'Bearer realm="steptape"'} if sort.status == 401 else None
-        await refusal(sort, detail, headers=challenge)(scope, receive, send)
+        await refusal(sort, detail, headers=_HEADERS.get(sort))(scope, receive, send)
 
     def _check_address(self, scope: AsgiScope, headers: Headers) -> tuple[Sort, str] | None:
         if sum(len(name) + len(value) for name, value in headers.raw) > MAX_HEAD_BYTES:
             return _LARGE, f"Headers may have at most {MAX_HEAD_BYTES:,} bytes in total"
+        if "content-length" in headers and "transfer-encoding" in headers:
+            return _TWO_LENGTHS, "A request has either Content-Length or Transfer-Encoding"
         hosts = headers.getlist("host")
         if len(hosts) != 1 or _name_in(hosts[0]) not in self._hosts:
             return (

@@ -52,7 +52,7 @@ def _run(folder: Path) -> PreloadedRun | None:
 
 def main() -> None:
     """``python -m steptape.api.workers.ahead_worker STORE SHARE SHARES``: write the runs of a share, pickled."""
-    end_with_parent()
+    end_with_parent(sys.stdin.fileno())  # Its parent sends nothing.
     answers = claim_stdout()
     runs = read_share(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))
     write_frame(answers, {}, pickle.dumps(runs, protocol=5))

@@ -172,13 +172,15 @@ class JobQueue:
                 job = self._waiting.popleft()
                 job.status, job.started = "running", datetime.now(UTC)
                 try:
-                    self._process = ChildProcess(f"{__package__}.job_worker", str(self._limits.job_bytes))
+                    self._process = ChildProcess(
+                        f"{__package__}.job_worker", str(self._limits.job_bytes), is_bound=True
+                    )
                 except OSError as error:
                     self._fail(job, f"the job's process could not be started ({error.strerror})")
                     continue
             try:
                 self._follow(job, self._process)
-            except (OSError, ValueError) as error:
+            except Exception as error:  # One job's failure must not end the thread that runs them all.
                 _LOGGER.exception("job %s", job.id)
                 self._fail(job, f"communication with the job's process failed ({type(error).__name__})")
             finally:

@@ -12,17 +12,21 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from ...store.errors import QueryRefused, TelemetryError
 from ...store.parquet.formats import to_arrow_stream
 from ...store.processes.limits import claim_stdout, end_with_parent, limit_process
 from ...store.processes.protocol import error_to_json, frames, write_frame
 from ...store.sql.bounded_query import QueryLimits, run_bounded
-from ...store.store import Store, open_store
+from ...store.store import open_store
+from ..errors import Busy
+
+#: What a statement is told that needs more memory than its worker may use.
+EXCEEDS_MEMORY: Final = "the query exceeded its memory limit"
 
 
-def answer_queries(store: Store, requests: int, answers: int) -> None:
+def answer_queries(store: Path, requests: int, answers: int) -> None:
     """Answer requests one after another, until there are no more."""
     for request in frames(requests):
         try:
@@ -30,13 +34,21 @@ def answer_queries(store: Store, requests: int, answers: int) -> None:
         except TelemetryError as error:
             # Omit ``got``: the client already knows the statement and the run that it shows.
             head, rows = {"error": {**error_to_json(error), "got": None}}, b""
-        except (MemoryError, OSError, ValueError) as error:
-            refusal = QueryRefused(f"the query failed ({type(error).__name__})", fix="Query less")
-            head, rows = {"error": error_to_json(refusal)}, b""
+        except Exception as error:  # Whatever a statement does to DuckDB or Arrow, the next one is answered.
+            head, rows = {"error": error_to_json(_as_refusal(error))}, b""
         write_frame(answers, head, rows)
 
 
-def _answered(store: Store, statement: str, run: str | None, **limits: Any) -> tuple[dict[str, Any], bytes]:
+def _as_refusal(error: Exception) -> TelemetryError:
+    if isinstance(error, MemoryError):
+        return QueryRefused(EXCEEDS_MEMORY, fix="Query less")
+    if isinstance(error, FileNotFoundError):
+        return Busy("files of the runs were replaced while they were read", fix="Try again")
+    return QueryRefused(f"the query failed ({type(error).__name__}: {error})")
+
+
+def _answered(path: Path, statement: str, run: str | None, **limits: Any) -> tuple[dict[str, Any], bytes]:
+    store = open_store(path)  # It may have gone since the last query.
     snapshots = [store.run(run).snapshot()] if run is not None else [e.snapshot for e in store.recent().entries]
     result = run_bounded(snapshots, statement, QueryLimits(**limits))
     return {"truncated": result.truncated, "elapsed_s": result.elapsed_s}, to_arrow_stream(result.table)
@@ -47,8 +59,12 @@ def main() -> None:
     end_with_parent()
     answers = claim_stdout()
     limit_process(int(sys.argv[2]), writes_files=False)
-    store = open_store(Path(sys.argv[1]))
-    store.recent()
+    store = Path(sys.argv[1])
+    try:
+        open_store(store).recent()
+    except TelemetryError as error:
+        write_frame(answers, {"error": error_to_json(error)})
+        return
     write_frame(answers, {})
     answer_queries(store, sys.stdin.fileno(), answers)
 

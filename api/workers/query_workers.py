@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import os
 import queue
+import signal
+import subprocess
 import threading
 import time
 from collections.abc import Iterator
@@ -111,11 +113,14 @@ def _started(store: Path, memory_bytes: int) -> ChildProcess:
     module = f"{__package__}.query_worker"
     environment = {name: os.environ[name] for name in _KEPT if name in os.environ}
     try:
-        worker = ChildProcess(module, str(store), str(memory_bytes), environment=environment)
+        worker = ChildProcess(module, str(store), str(memory_bytes), environment=environment, is_bound=True)
     except OSError as error:
         raise Busy(f"the query process could not be started ({error.strerror})", fix="Try again later") from None
     try:
         worker.receive(until_s=time.monotonic() + _START_S)
+    except TelemetryError:
+        worker.end()
+        raise
     except (EOFError, BrokenFrame, OSError):
         worker.end()
         raise TelemetryError("the query process did not start") from None
@@ -132,8 +137,21 @@ def _asked(worker: ChildProcess, statement: str, run: str | None, limits: QueryL
         worker.end()
         fix = "Query less, or a single run"
         raise QueryTimedOut("the query exceeded its time limit and was stopped", got=statement, fix=fix) from None
-    except (EOFError, BrokenFrame, OSError):
+    except BrokenFrame:
         worker.end()
-        fix = "Query less"
-        raise QueryRefused("the query exceeded its memory limit", got=statement, fix=fix) from None
+        raise QueryRefused("the result is too large", got=statement, fix="Query less") from None
+    except (EOFError, OSError):
+        what = f"the query process {_ending_of(worker)}"
+        fix = "It may have exceeded its memory limit: query less"
+        raise QueryRefused(what, got=statement, fix=fix) from None
     return Answer(frame.body, **frame.head)
+
+
+def _ending_of(worker: ChildProcess) -> str:
+    """End a worker that answers no more, and say how it ended."""
+    with suppress(subprocess.TimeoutExpired):
+        worker.wait(_GRACE_S)
+    worker.end()
+    if worker.returncode >= 0:
+        return f"failed (exit status {worker.returncode})"
+    return f"was ended by {signal.Signals(-worker.returncode).name}"

@@ -42,7 +42,7 @@ class RuleProcesses:
     def _answer(self, document: dict[str, Any]) -> Any:
         limits = self._limits
         try:
-            process = ChildProcess(f"{__package__}.rule_worker", str(limits.query_worker_bytes))
+            process = ChildProcess(f"{__package__}.rule_worker", str(limits.query_worker_bytes), is_bound=True)
         except OSError as error:
             raise Busy(
                 f"the process for the rules could not be started ({error.strerror})", fix="Try again later"

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from ...replay.policies.findings_on_runs import findings_against
+from ...replay.policies.findings_on_runs import LackedSeries, compared_with
 from ...rules.checks.findings import Finding, FindingCode, findings_of
 from ...rules.errors import PolicyError, PolicyProblem
 from ...rules.excerpts import excerpt
+from ...rules.policy_file.lookup import policy_path
 from ...rules.policy_file.policy import Policy, load_policy
 from ...store.errors import TelemetryError
 from ...store.plural import counted
 from ...store.run import Run
 from ..exit_status import CANNOT_OPEN, FINDINGS
-from ..lookup import complain_of, openable, policy_path, runs_chosen
+from ..lookup import complain_of, openable, runs_chosen
 from ..options import JsonOption, StoreOption
 from ..output import print_json, say
 from ..streams import complain
@@ -42,7 +44,7 @@ def check(
 
     Prints each error and warning as path:line:column: message, with the line and a caret below. With --against RUN, or
     --store STORE for all of its runs, also checks the rules against these runs: metrics that were never recorded,
-    and windows and patience that are longer than the runs.
+    and windows and patience that are longer than the runs. Says how many of the runs lack a metric that others have.
     Exit status 1 when there is an error or a warning, 2 when a policy file or a run cannot be opened.
     """
     names = [name for name in policies if not _is_run(name)]
@@ -78,12 +80,14 @@ def _checked(path: Path, runs: Sequence[Run], ignored: set[FindingCode], as_json
         else:
             _print_with_carets(error.problems)
         return FINDINGS
-    findings = [*findings_of(policy), *(findings_against(policy, runs) if runs else ())]
-    findings = sorted({finding for finding in findings if finding.code not in ignored})
+    on_runs, lacked = compared_with(policy, runs) if runs else ([], [])
+    findings = sorted({finding for finding in (*findings_of(policy), *on_runs) if finding.code not in ignored})
     if as_json:
-        print_json(_check_json(policy.source, policy, (), findings))
+        print_json(_check_json(policy.source, policy, (), findings, lacked))
         return FINDINGS if findings else 0
     _print_with_carets(findings)
+    for series in lacked:
+        say(_lacked_line(series, len(runs)))
     verdict = counted(len(findings), "warning") if findings else "fine"
     against = f" against {counted(len(runs), 'run')}" if runs else ""
     rules = counted(len(policy.controllers), "controller")
@@ -91,8 +95,20 @@ def _checked(path: Path, runs: Sequence[Run], ignored: set[FindingCode], as_json
     return FINDINGS if findings else 0
 
 
+def _lacked_line(series: LackedSeries, runs: int) -> str:
+    verb = "lacks" if series.runs == 1 else "lack"
+    kind = f" of {series.kind} events" if series.kind else ""
+    names = ", ".join(f"{name} ({counted(count, 'run')})" for name, count in series.nearest.items())
+    near = f"; nearest: {names}" if names else ""
+    return f"{series.runs} of {counted(runs, 'run')} {verb} '{series.name}'{kind}{near}"
+
+
 def _check_json(
-    source: str, policy: Policy | None, problems: Iterable[PolicyProblem], findings: Iterable[Finding]
+    source: str,
+    policy: Policy | None,
+    problems: Iterable[PolicyProblem],
+    findings: Iterable[Finding],
+    lacked: Iterable[LackedSeries] = (),
 ) -> dict[str, Any]:
     return {
         "source": source,
@@ -100,6 +116,7 @@ def _check_json(
         "digest": None if policy is None else policy.digest,
         "problems": [{"line": p.line, "column": p.column, "message": p.message} for p in problems],
         "warnings": [{"line": f.line, "column": f.column, "code": str(f.code), "message": f.message} for f in findings],
+        "lacked": [asdict(series) for series in lacked],
     }
 
 

@@ -9,7 +9,7 @@ import typer
 
 from ...store.reading.deletion import delete_run, expendable
 from ...store.store import open_store
-from ..lookup import age, complain_of, run_named
+from ..lookup import age, complain_of, the_run_named
 from ..options import JsonOption, StoreOption
 from ..output import print_json, say
 
@@ -33,7 +33,7 @@ def delete(
     if runs and (older_than or keep_last is not None):
         raise typer.BadParameter("name a RUN, or use --older-than and --keep-last; not both")
     if runs:
-        folders = [run_named(key, store).folder for key in runs]
+        folders = [the_run_named(key, store).folder for key in runs]
     elif store is not None and (older_than or keep_last is not None):
         entries, problems = open_store(store).entries()
         complain_of(problems)

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 
+from ...store.sql.statements import rows_of
 from ...store.store import open_run, open_store
 from ..options import JsonOption
 from ..output import print_json, print_rows
+
+#: Rows that are converted and printed at once. The width of a table's columns follows from the first ones.
+_PART_ROWS: Final = 1000
 
 
 def query(
@@ -23,9 +28,10 @@ def query(
     """
     source = open_run(store) if (store / "run.json").exists() else open_store(store)
     table = source.sql(sql)
-    rows = table.to_pylist()
+    # In parts: all rows as Python objects would take 2 KB each, and a reader may have had enough after the first.
+    parts = (rows_of(table.slice(start, _PART_ROWS)) for start in range(0, max(1, table.num_rows), _PART_ROWS))
     if as_json:
-        for row in rows:
+        for row in itertools.chain.from_iterable(parts):
             print_json(row)
     else:
-        print_rows(rows, table.column_names)
+        print_rows(next(parts), table.column_names, more=parts)

@@ -7,12 +7,13 @@ from typing import Annotated
 import typer
 
 from ...rules.errors import PolicyError
+from ...rules.policy_file.lookup import tests_path
 from ...rules.scenarios.file import load_tests
 from ...rules.scenarios.report import result_json, result_lines
 from ...rules.scenarios.run import run_test
 from ...store.errors import TelemetryError
 from ..exit_status import CANNOT_OPEN, FINDINGS
-from ..lookup import openable, tests_path
+from ..lookup import openable
 from ..options import JsonOption
 from ..output import print_json, say
 from ..streams import complain

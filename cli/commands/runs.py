@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from ...store.reading.diagnosis import is_run_folder
 from ...store.store import open_store
 from ..lookup import complain_of
 from ..options import JsonOption, StoreArgument
@@ -23,6 +24,8 @@ def runs(store: StoreArgument = Path("runs"), as_json: JsonOption = False) -> No
         headings = [f"{name} (UTC)" if name == "started" else name for name in columns]
         shown = [row | {"started": started_of(row)} for row in rows]
         print_table(headings, [[row[name] for name in columns] for row in shown], numeric=columns[5:])
+    elif is_run_folder(store):
+        say(f"{store} is one run: 'steptape show {store}' shows it")
     else:
         say(f"no runs in {store}: 'steptape import' adds those of other tools, and 'steptape demo {store}' makes some")
     complain_of(problems)

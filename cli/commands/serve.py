@@ -8,8 +8,10 @@ from typing import Annotated
 import typer
 
 from ...api import server
+from ...store.errors import TelemetryError
 from ...store.store import open_store
 from ..options import StoreArgument
+from ..streams import complain
 
 
 def serve(
@@ -31,9 +33,12 @@ def serve(
 ) -> None:
     """Serve the web pages and the HTTP API of a store.
 
-    The pages are at /, the API is under /api/v1 and described in /api/v1/openapi.json. Ctrl-C stops the server. Tokens
-    may also be in the environment variable STEPTAPE_TOKENS.
+    The pages are at /, the API is under /api/v1 and described in /api/v1/openapi.json. Creates the store if there is
+    none, and shows its runs as they come. Ctrl-C stops the server. Tokens may also be in the environment variable
+    STEPTAPE_TOKENS.
     """
+    if not store.exists():
+        _create(store)
     server.serve(
         open_store(store).path,
         host=host,
@@ -42,3 +47,11 @@ def serve(
         allowed_hosts=allowed_hosts or (),
         policies_path=policies,
     )
+
+
+def _create(store: Path) -> None:
+    try:
+        store.mkdir(parents=True)
+    except OSError as error:
+        raise TelemetryError(f"the store cannot be created ({error.strerror})", where=str(store)) from None
+    complain(f"{store}: there was no such store, so an empty one was created")

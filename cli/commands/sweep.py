@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from decimal import Decimal, InvalidOperation
 from typing import Annotated, Any, Final
 
@@ -70,6 +70,7 @@ def sweep(
     declared = objective_of(objective, mode)
     axes = _axes(settings)
     loaded = policy_named(policy, None)
+    _check_numbers(axes, loaded.params)
     chosen, problems = runs_chosen(runs, store)
     complain_of(problems)
     with reading_runs() as on_progress:
@@ -110,6 +111,15 @@ def _axis(setting: str) -> tuple[str, list[Param]]:
     values = [value for part in text.split(",") for value in _values(part)]
     # A dict treats True and 1 as one key, but params of one name are of one type.
     return name, list(dict.fromkeys(values))
+
+
+def _check_numbers(axes: Mapping[str, Sequence[Param]], params: Mapping[str, Param]) -> None:
+    """Refuse text for a number, such as ``1-2`` for a range."""
+    for name, values in axes.items():
+        text = next((value for value in values if isinstance(value, str)), None)
+        if text is not None and not isinstance(params.get(name, ""), (str, bool)):
+            shape = "a list, such as 1,2,3, or a range FIRST:LAST:STEP, such as 1:2:0.5"
+            raise typer.BadParameter(f"--set {name} takes numbers: {shape}; got {text!r}")
 
 
 def _values(text: str) -> list[Param]:

@@ -12,6 +12,9 @@ from ..errors import UnreadableSource
 #: Most characters of a line. A table of 20,000 metrics has lines of about half a million.
 LONGEST_LINE: Final = 16 * 1024 * 1024
 
+#: Why decoding fails where a file ends within a character.
+_CUT_CHARACTERS: Final = ("unexpected end of data", "truncated data")
+
 #: Byte order marks and their encodings. Windows' shells write UTF-16.
 _MARKS: Final = (
     (codecs.BOM_UTF8, "utf-8-sig"),
@@ -30,32 +33,56 @@ def decoded_head(head: bytes) -> str:
     return head.decode(encoding_of(head), errors="replace")
 
 
-def text_lines(path: Path, *, errors: str = "strict", is_growing: bool = False) -> Iterator[str]:
-    """Yield the lines of a file, line ends included.
+class TextLines:
+    """The lines of a file, line ends included, without a last line that has no end: it may still be written.
 
     Args:
         path: The file.
         errors: Treatment of bytes that do not decode: ``strict`` or ``replace``.
-        is_growing: Whether to omit a last line without an end, as one that is still being written.
+
+    Attributes:
+        path: The file.
+        unfinished: The last line, if it has no end; empty otherwise. Known once the lines are read.
+        is_at_end: Whether all lines are read.
 
     Raises:
-        UnreadableSource: The file cannot be opened, does not decode, or has a line that is too long.
+        UnreadableSource: While the lines are read: the file cannot be opened, does not decode, or has a line that is
+            too long.
     """
-    try:
-        with open(path, "rb") as file:
-            encoding = encoding_of(file.read(4))
-        with open(path, encoding=encoding, errors=errors, newline="") as text:
-            yield from _limited(text, path, is_growing)
-    except UnicodeError as error:
-        raise UnreadableSource(f"not text in {encoding} ({error})", where=str(path)) from None
-    except OSError as error:
-        raise UnreadableSource(f"cannot be read ({error.strerror or error})", where=str(path)) from None
 
+    def __init__(self, path: Path, *, errors: str = "strict") -> None:
+        self.path = path
+        self._errors = errors
+        self.unfinished = ""
+        self.is_at_end = False
 
-def _limited(text: IO[str], path: Path, is_growing: bool) -> Iterator[str]:
-    while line := text.readline(LONGEST_LINE + 1):
-        if len(line) > LONGEST_LINE:
-            raise UnreadableSource(f"a line is longer than {LONGEST_LINE} characters", where=str(path))
-        if is_growing and not line.endswith(("\n", "\r")):
-            return
-        yield line
+    def __iter__(self) -> Iterator[str]:
+        """Iterate over the lines, once."""
+        encoding = "text"
+        try:
+            with open(self.path, "rb") as file:
+                encoding = encoding_of(file.read(4))
+            with open(self.path, encoding=encoding, errors=self._errors, newline="") as text:
+                yield from self._finished(text)
+        except UnicodeError as error:
+            if not isinstance(error, UnicodeDecodeError) or error.reason not in _CUT_CHARACTERS:
+                raise UnreadableSource(f"not text in {encoding} ({error})", where=str(self.path)) from None
+            self.unfinished = "\N{REPLACEMENT CHARACTER}"
+        except OSError as error:
+            raise UnreadableSource(f"cannot be read ({error.strerror or error})", where=str(self.path)) from None
+        self.is_at_end = True
+
+    def all(self) -> Iterator[str]:
+        """Iterate over the lines and an unfinished one, once."""
+        yield from self
+        if self.unfinished:
+            yield self.unfinished
+
+    def _finished(self, text: IO[str]) -> Iterator[str]:
+        while line := text.readline(LONGEST_LINE + 1):
+            if len(line) > LONGEST_LINE:
+                raise UnreadableSource(f"a line is longer than {LONGEST_LINE} characters", where=str(self.path))
+            if not line.endswith(("\n", "\r")):
+                self.unfinished = line
+                return
+            yield line

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from ..encodings.lines import decoded_head, text_lines
+from ..encodings.lines import TextLines, decoded_head
 from ..encodings.numbers import flattened, nanoseconds, number_of, sorted_out, step_of
 from ..errors import UnreadableSource
 from ..omissions import DecimalCommas, Omissions
@@ -54,7 +54,8 @@ def _rows(path: Path, options: ReadOptions) -> Iterator[Row]:
     omissions = Omissions(str(path))
     commas = DecimalCommas(str(path))
     layout: TableColumns | None = None
-    for line_number, line in enumerate(text_lines(path, is_growing=options.is_growing), start=1):
+    lines = TextLines(path)
+    for line_number, line in enumerate(lines if options.is_growing else lines.all(), start=1):
         if not line.strip():
             continue
         document = _object(line)

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from ..encodings.database import DatabaseFile, columns_of, has_tables, opened
-from ..encodings.lines import text_lines
+from ..encodings.lines import TextLines
 from ..encodings.numbers import number, step_of
 from ..errors import UnreadableSource
-from ..omissions import Omissions
+from ..omissions import UNFINISHED, Omissions
 from ..scalars import Scalar, courses_of
 from ..source import ImportedRun, ReadOptions
 from ..storable import storable_time
@@ -102,7 +102,9 @@ def _files(folder: Path) -> list[Path]:
 
 def _scalars(path: Path, tag: str, omissions: Omissions, options: ReadOptions) -> Iterator[Scalar]:
     """Yield the values of a metric's file: lines of time in milliseconds, value, step."""
-    for line_number, line in enumerate(text_lines(path, errors="replace", is_growing=options.is_growing), start=1):
+    lines = TextLines(path, errors="replace")
+    line_number = 0
+    for line_number, line in enumerate(lines, start=1):
         parts = line.split()
         value = number(parts[1]) if len(parts) in (2, 3) else None
         try:
@@ -114,6 +116,8 @@ def _scalars(path: Path, tag: str, omissions: Omissions, options: ReadOptions) -
                 omissions.add(f"{tag}, line {line_number}", "not a timestamp, a value and a step")
             continue
         yield Scalar(tag, step, _milliseconds(parts[0]) or 0, value)
+    if lines.unfinished.strip() and not options.is_growing:
+        omissions.add(f"{tag}, line {line_number + 1}", UNFINISHED)
 
 
 def _milliseconds(shown: Any) -> int | None:
@@ -138,7 +142,7 @@ def _flat_yaml(path: Path) -> dict[str, str]:
     """Parse the scalars of a ``meta.yaml``, one per line as MLflow writes them; empty where there is no such file."""
     found = {}
     if path.is_file() and path.stat().st_size <= _MOST_BYTES:
-        for line in text_lines(path, errors="replace"):
+        for line in TextLines(path, errors="replace").all():
             name, colon, value = line.partition(":")
             if colon and not name.startswith((" ", "-", "#")):
                 found[name] = value.strip().strip("'\"")

@@ -13,11 +13,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from ..encodings.lines import decoded_head, text_lines
+from ..encodings.lines import TextLines, decoded_head
 from ..encodings.numbers import nanoseconds, number, step_of
 from ..errors import UnreadableSource
 from ..evaluation_names import is_evaluation
-from ..omissions import DecimalCommas, Omissions
+from ..omissions import UNFINISHED, DecimalCommas, Omissions
 from ..rows import MOST_METRICS, Row, facts_by_name, runs_of
 from ..source import Fact, ImportedRun, ReadOptions, SingleFile
 from ..table_columns import TableColumns, layout_of, unknown_step_column, wall_clock_ns
@@ -50,13 +50,14 @@ class TableReader(SingleFile):
     def read(self, files: Sequence[Path], options: ReadOptions) -> Iterator[ImportedRun]:
         """Yield the runs of a table, usually one."""
         (path,) = files
-        lines = text_lines(path, is_growing=options.is_growing)
+        lines = TextLines(path)
+        rest = iter(lines)
         try:
-            first = next(lines, "")
+            first = next(rest, "")
             separator = _separator(path, first)
             columns = _cells(first, separator)
             layout = _checked(layout_of(columns, options.step_column), path, columns, options)
-            rows = _rows(csv.reader(lines, delimiter=separator), columns, layout, path)
+            rows = _rows(csv.reader(rest, delimiter=separator), columns, layout, lines, options)
             if layout.is_algoperf:
                 yield from runs_of(rows, config=lambda: _settings(path), facts_of=_facts_of_algoperf)
             elif layout.is_ultralytics:
@@ -113,12 +114,14 @@ def _places(columns: list[str], layout: TableColumns) -> _Places:
     return _Places(at[layout.step], wall_clock, stopwatch, metrics)
 
 
-def _rows(table: Any, columns: list[str], layout: TableColumns, path: Path) -> Iterator[Row]:
+def _rows(
+    table: Any, columns: list[str], layout: TableColumns, lines: TextLines, options: ReadOptions
+) -> Iterator[Row]:
     """Yield the rows that have a step, then raise an error if any row or value could not be read as intended."""
     places = _places(columns, layout)
-    omissions = Omissions(str(path))
-    commas = DecimalCommas(str(path))
-    for cells in table:
+    omissions = Omissions(str(lines.path))
+    commas = DecimalCommas(str(lines.path))
+    for cells in _records(table, lines, len(columns), omissions, is_growing=options.is_growing):
         try:
             row = _row(cells, columns, places)
         except _LeftOut as reason:
@@ -130,6 +133,26 @@ def _rows(table: Any, columns: list[str], layout: TableColumns, path: Path) -> I
             yield row
     omissions.tell()
     commas.tell()
+
+
+def _records(
+    table: Any, lines: TextLines, width: int, omissions: Omissions, *, is_growing: bool
+) -> Iterator[list[str]]:
+    """Yield the records of a table; the last one only if it is known to be whole.
+
+    It is known by a line end outside of quotes, or by a cell for each column, the last one a number in quotes.
+    """
+    is_cut = False
+    for cells in table:
+        is_cut = lines.is_at_end  # The table asked for another line: the file ends within quotes.
+        if not is_cut:
+            yield cells
+    last = lines.unfinished
+    cells = _cells(last, table.dialect.delimiter)
+    if last.endswith('"') and len(cells) == width and number(cells[-1]) is not None:
+        yield cells
+    elif (is_cut or last.strip()) and not is_growing:
+        omissions.add(f"line {table.line_num + 1 + bool(last)}", UNFINISHED)
 
 
 class _LeftOut(Exception):

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from ...store.plan import Plan
-from ..encodings.lines import decoded_head, text_lines
+from ..encodings.lines import TextLines, decoded_head
 from ..encodings.numbers import NS, nanoseconds, number, step_of
 from ..errors import UnreadableSource
-from ..omissions import DecimalCommas
+from ..omissions import UNFINISHED, DecimalCommas, Omissions
 from ..rows import Row, runs_of
 from ..source import ImportedRun, ReadOptions, SingleFile
 
@@ -67,10 +67,12 @@ class TextLogReader(SingleFile):
         (path,) = files
         parse = _parser(options.pattern)
         totals: list[int] = []
+        omissions = Omissions(str(path))
         commas = DecimalCommas(str(path))
 
         def rows() -> Iterator[Row]:
-            lines = text_lines(path, errors="replace", is_growing=options.is_growing)
+            lines = TextLines(path, errors="replace")
+            line_number = 0
             for line_number, line in enumerate(lines, start=1):
                 parsed = parse(line)
                 if parsed is not None:
@@ -78,6 +80,9 @@ class TextLogReader(SingleFile):
                         totals[:] = [parsed.total_steps]
                     commas.look_at(parsed.row.attrs, line_number)
                     yield parsed.row
+            if not options.is_growing and parse(lines.unfinished) is not None:
+                omissions.add(f"line {line_number + 1}", UNFINISHED)
+            omissions.tell()
             commas.tell()
 
         found = False

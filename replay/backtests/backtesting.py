@@ -20,7 +20,7 @@ from ..policies.conduct import Conduct
 from ..policies.coverage import ControllerCoverage, Coverage, coverage_of
 from ..run_pool import Progress, RunPool
 from ..runs.incidents import IncidentLabels
-from ..runs.objective import Objective, guessed_objective
+from ..runs.objective import Objective, check_evaluated, guessed_objective
 from ..runs.results import Excluded, RunResult
 from ..runs.run_result import DEFAULT_SETTINGS, BacktestSettings, ReplayedRun, facts_of_run, result_of
 from ..value_encoding import ValueCodec
@@ -143,6 +143,9 @@ def backtest(
             its own process alone: with more than one, only installed ones are found.
         cache: Cache of results of finished runs, read and written. None by default, because a library writes nothing
             unless asked to.
+
+    Raises:
+        TelemetryError: The runs evaluated other metrics, but not the given objective.
     """
     request = Request(policy, tuple(runs), BacktestSettings(delay_steps, labels, tolerance_steps), cache, objective)
     with RunPool(processes, on_progress) as readers:
@@ -188,6 +191,8 @@ def backtest_runs(request: Request, readers: RunPool) -> tuple[Backtest, list[Ru
             facts.append(found)
             judged_runs.append(run)
     names = {name for one in facts for name in one.history.evaluations}
+    if request.objective is not None:
+        check_evaluated(request.objective, names)
     objective = request.objective or guessed_objective(names)
     results = tuple(result_of(one, objective) for one in facts)
     report = Backtest(

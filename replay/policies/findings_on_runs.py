@@ -10,6 +10,7 @@ import ast
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from itertools import combinations, groupby
 from typing import Final
 
@@ -28,6 +29,12 @@ from ...store.run_info import RunInfo
 from ..runs.replaying import LabelledOutcome, replay_events
 
 _INIT: Final = "on_init_end"
+
+#: Number of metrics to name in place of one that runs lack, and their least similarity: ``validation/loss`` is as
+#: similar to ``eval_loss``.
+_NEAREST: Final = 3
+_SIMILARITY: Final = 0.58
+
 #: Pseudo-kind of a constant that the loop declared.
 _DECLARED: Final = "plan"
 
@@ -72,8 +79,33 @@ def recorded(events: Sequence[Event], constants: Collection[str] = ()) -> Record
     return found
 
 
+@dataclass(frozen=True, slots=True)
+class LackedSeries:
+    """A series that a policy reads, and that some runs lack.
+
+    Attributes:
+        name: Name of the series.
+        kind: The kind of its events, if the policy gives one.
+        runs: Number of runs that lack it; at least one of the others has it.
+        nearest: The commonest metrics of a similar name that these runs recorded at events of its kind, each with its
+            number of runs.
+    """
+
+    name: str
+    kind: str | None
+    runs: int
+    nearest: dict[str, int]
+
+
 def findings_against(policy: Policy, runs: Sequence[Run]) -> list[Finding]:
-    """Return the findings of a policy against recorded runs. Reads the deciding rank's events of each run once.
+    """Return the findings of a policy against recorded runs, as ``compared_with`` does."""
+    return compared_with(policy, runs)[0]
+
+
+def compared_with(policy: Policy, runs: Sequence[Run]) -> tuple[list[Finding], list[LackedSeries]]:
+    """Return the findings of a policy against recorded runs, and the series that some of the runs lack.
+
+    Reads the deciding rank's events of each run once.
 
     Args:
         policy: A policy that loads.
@@ -89,7 +121,7 @@ def findings_against(policy: Policy, runs: Sequence[Run]) -> list[Finding]:
             contradictions.setdefault(pair, finding)
     found = {*_series(policy, places, facts), *_triggers(policy, places, facts), *contradictions.values()}
     found.update(length_findings(policy, places, lambda key: _longest(facts, key) or float("inf")))
-    return sorted(found)
+    return sorted(found), list(_lacked(policy, facts))
 
 
 def _info_and_events(snapshot: Snapshot, policy: Policy) -> tuple[RunInfo, Sequence[Event]]:
@@ -122,6 +154,19 @@ def _series(policy: Policy, places: PolicyPlaces, facts: Sequence[Recorded]) -> 
                     f"a window of {length:,} values, but {_shown(key)} has at most {longest:,} in {_given(len(facts))}"
                 )
                 yield places.finding(place, FindingCode.WINDOW, controller, what)
+
+
+def _lacked(policy: Policy, facts: Sequence[Recorded]) -> Iterator[LackedSeries]:
+    keys = dict.fromkeys(key for controller in policy.controllers for key, _, _ in _looks(controller.rule.bound))
+    for key in keys:
+        having = [fact for fact in facts if fact.count(key)]
+        lacking = [fact for fact in facts if not fact.count(key)]
+        if having and lacking:
+            kinds = {key.kind} if key.kind else {fact.first_kinds.get(key.name) for fact in having}
+            names = Counter(name for fact in lacking for name, kind in fact.first_kinds.items() if kind in kinds)
+            close = get_close_matches(key.name, names, n=len(names) or 1, cutoff=_SIMILARITY)
+            like = Counter({name: count for name, count in names.items() if key.name in name or name in close})
+            yield LackedSeries(key.name, key.kind, len(lacking), dict(like.most_common(_NEAREST)))
 
 
 def _looks(bound: BoundRule) -> Iterator[tuple[SeriesKey, int, int]]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
+from ...rules.errors import suggestion
 from ...store.errors import TelemetryError
 
 
@@ -87,6 +88,17 @@ def declared_objective(metric: str, mode: str | None) -> Objective:
             fix="Add --mode min or --mode max",
         )
     return Objective(metric, told)
+
+
+def check_evaluated(objective: Objective, names: Set[str]) -> None:
+    """Check that a declared objective is among the metrics that runs evaluated; runs without any evaluation pass.
+
+    Raises:
+        TelemetryError: It is not. The error suggests a metric.
+    """
+    if names and objective.metric not in names:
+        fix = suggestion(objective.metric, names).replace("Known here:", "They evaluated:")
+        raise TelemetryError("no run recorded an evaluation of this metric", got=objective.metric, fix=fix)
 
 
 def guessed_objective(names: Set[str]) -> Objective | None:

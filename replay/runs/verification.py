@@ -158,9 +158,11 @@ def _fault(attempt: Attempt, events: list[Event], *, is_imported: bool) -> str:
             return f"{where}: event {expected} is missing or out of place"
     if attempt.steps is None or is_imported:
         return ""
-    if not events or events[-1].kind not in ("train_end", "failure"):
+    # Decisions at the end, and what their operations and callbacks record, follow the end event.
+    ends = [event.seq for event in events if event.kind in ("train_end", "failure")]
+    if not ends:
         return f"{where}: it ended as {attempt.status!r}, but its log has no end event"
-    if events[-1].step != attempt.steps:
+    if attempt.steps not in {event.step for event in events[ends[-1] :]}:
         return f"{where}: it ended at step {attempt.steps}, but its log ends at step {events[-1].step}"
     return ""
 

@@ -23,7 +23,7 @@ from ..runs.results import Excluded
 from .outcomes import NO_STEP, Outcomes
 from .processes import SweepTask, worthwhile_processes
 from .stream import Floats
-from .task import RunSweeper, SweptRun, guessed_from, reasons_of
+from .task import RunSweeper, SweptRun, check_declared, guessed_from, reasons_of
 from .variants import Variant, variants_of
 
 if TYPE_CHECKING:
@@ -165,10 +165,12 @@ def sweep(
 
     Raises:
         PolicyError: A combination does not load.
-        TelemetryError: An axis has no values, or there are too many combinations.
+        TelemetryError: An axis has no values, there are too many combinations, or the runs evaluated other metrics, but
+            not the given objective.
     """
     variants = variants_of(policy, axes)
     chosen = list(runs)
+    declared = objective
     if objective is None:
         objective = guessed_from(chosen)
     processes = worthwhile_processes(policy, variants, chosen, processes)
@@ -185,6 +187,8 @@ def sweep(
                 swept.append(found)
                 if found.engine_reason:
                     reasons[found.run_id] = found.engine_reason
+    if declared is not None and all(np.isnan(run.outcomes.regret).all() for run in swept):
+        check_declared(declared, chosen)  # Reads the runs again, which a regret of one of them makes needless.
     named = {name: tuple(values) for name, values in axes.items()}
     return Sweep(policy, named, objective, tuple(variants), tuple(swept), tuple(excluded), reasons)
 

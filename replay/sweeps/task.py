@@ -14,7 +14,7 @@ from ...store.events import Event
 from ...store.reading.snapshot import Snapshot
 from ...store.run import Run
 from ..runs.history import read_lineage
-from ..runs.objective import SURE_OBJECTIVE, Objective, guessed_objective, mode_of
+from ..runs.objective import SURE_OBJECTIVE, Objective, check_evaluated, guessed_objective, mode_of
 from ..runs.results import Excluded
 from ..runs.run_result import judge_run
 from .outcomes import Outcomes, joined_outcomes, outcomes_of, outcomes_of_results
@@ -144,21 +144,34 @@ def _reason_for_engine(stream: Stream, steers: Collection[str]) -> str:
 
 def guessed_from(runs: Iterable[Run]) -> Objective | None:
     """Guess the objective as a backtest does, from only the metrics whose names give their mode."""
+    return guessed_objective(_evaluated(runs, lambda name: mode_of(name) is not None, SURE_OBJECTIVE))
+
+
+def check_declared(objective: Objective, runs: Sequence[Run]) -> None:
+    """Check that a run evaluated the objective, or none evaluated anything.
+
+    Raises:
+        TelemetryError: The runs evaluated other metrics.
+    """
+    if not _evaluated(runs, lambda name: name == objective.metric, objective.metric):
+        check_evaluated(objective, _evaluated(runs, lambda _: True, ""))
+
+
+def _evaluated(runs: Iterable[Run], is_candidate: Callable[[str], bool], enough: str) -> set[str]:
+    """Return the candidates that runs evaluated; only the first runs are read if one of them evaluated ``enough``."""
     names: set[str] = set()
     for run in runs:
         try:
-            names |= run.read(_telling_metrics)
+            names |= run.read(lambda snapshot: _evaluated_in(snapshot, is_candidate))
         except TelemetryError:
             continue
-        if SURE_OBJECTIVE in names:
+        if enough in names:
             break
-    return guessed_objective(names)
+    return names
 
 
-def _telling_metrics(snapshot: Snapshot) -> set[str]:
-    """Return the evaluation metrics whose names give their mode."""
-    telling = [name for name in snapshot.columns.by_metric if mode_of(name) is not None]
-    stream = read_stream(snapshot, telling)
+def _evaluated_in(snapshot: Snapshot, is_candidate: Callable[[str], bool]) -> set[str]:
+    stream = read_stream(snapshot, [name for name in snapshot.columns.by_metric if is_candidate(name)])
     return {name for name, found in stream.metrics.items() if stream.is_any(("evaluate",))[found.at].any()}
 
 

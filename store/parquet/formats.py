@@ -15,6 +15,7 @@ import pyarrow.csv as pacsv
 import pyarrow.parquet as pq
 
 from ..event_json import encoded_float
+from .arrow_values import is_within_calendar, values_of
 
 #: Type names that ``table_of`` accepts.
 ColumnType = Literal["int64", "float64", "string", "bool", "timestamp"]
@@ -59,7 +60,10 @@ def to_parquet(table: pa.Table) -> bytes:
 
 
 def to_csv(table: pa.Table) -> bytes:
-    """Encode the table as CSV (RFC 4180): a header, quoted text, null as empty, lists and structs as JSON text."""
+    """Encode the table as CSV (RFC 4180): a header, quoted text, null as empty, lists and structs as JSON text.
+
+    Text is written as it is, also where a spreadsheet would take it for a formula (``=...``).
+    """
     sink = io.BytesIO()
     pacsv.write_csv(_flat(table), sink)
     return sink.getvalue()
@@ -71,7 +75,7 @@ def to_plain_rows(table: pa.Table) -> list[list[Any]]:
     Non-finite numbers become their names, times ISO 8601, bytes base64, and decimals (so also integers beyond 64 bits)
     text.
     """
-    columns = [[plain(value) for value in column.to_pylist()] for column in table.columns]
+    columns = [[plain(value) for value in values_of(column)] for column in table.columns]
     return [list(row) for row in zip(*columns, strict=True)] if columns else [[] for _ in range(table.num_rows)]
 
 
@@ -103,10 +107,11 @@ def _as_cell(value: Any) -> Any:
 
 
 def _flat(table: pa.Table) -> pa.Table:
-    """Replace columns that CSV cannot represent with JSON text or base64."""
+    """Replace columns that CSV cannot represent with JSON text, base64 or the text of dates beyond the calendar."""
     for index, field in enumerate(table.schema):
-        if pa.types.is_nested(field.type) or pa.types.is_binary(field.type) or pa.types.is_large_binary(field.type):
-            text = [None if value is None else _as_text(value) for value in table.column(index).to_pylist()]
+        is_binary = pa.types.is_binary(field.type) or pa.types.is_large_binary(field.type)
+        if pa.types.is_nested(field.type) or is_binary or not is_within_calendar(table.column(index)):
+            text = [None if value is None else _as_text(value) for value in values_of(table.column(index))]
             table = table.set_column(index, field.name, pa.array(text, pa.string()))
     return table
 

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
+from .limits import LIFELINE
 from .module_command import module_command
 from .protocol import MOST_BYTES, Frame, error_from_json, is_ready, read_frame, write_frame
 
@@ -21,22 +22,41 @@ class ChildProcess(subprocess.Popen[bytes]):
         arguments: Its command-line arguments.
         environment: Its environment variables; by default this process's own.
         shows_errors: Whether it shares this process's stderr; otherwise its stderr is discarded.
+        is_bound: Whether it gets a lifeline: a pipe that breaks when this process ends. See ``end_with_parent``.
 
     Raises:
         OSError: The process could not be started.
     """
 
     def __init__(
-        self, module: str, *arguments: str, environment: Mapping[str, str] | None = None, shows_errors: bool = False
+        self,
+        module: str,
+        *arguments: str,
+        environment: Mapping[str, str] | None = None,
+        shows_errors: bool = False,
+        is_bound: bool = False,
     ) -> None:
-        super().__init__(
-            module_command(module, *arguments),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=None if shows_errors else subprocess.DEVNULL,
-            env=environment,
-            bufsize=0,
-        )
+        ours = theirs = None
+        if is_bound:
+            theirs, ours = os.pipe()
+            environment = {**(os.environ if environment is None else environment), LIFELINE: str(theirs)}
+        self._lifeline = ours
+        try:
+            super().__init__(
+                module_command(module, *arguments),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=None if shows_errors else subprocess.DEVNULL,
+                env=environment,
+                pass_fds=() if theirs is None else (theirs,),
+                bufsize=0,
+            )
+        except OSError:
+            self._close_lifeline()
+            raise
+        finally:
+            if theirs is not None:
+                os.close(theirs)
         assert self.stdin is not None
         assert self.stdout is not None
         self.requests, self.answers = self.stdin, self.stdout
@@ -67,9 +87,15 @@ class ChildProcess(subprocess.Popen[bytes]):
         for pipe in (self.requests, self.answers):
             with suppress(OSError):
                 pipe.close()
+        self._close_lifeline()
 
     def end(self) -> None:
         """Kill the process, whatever it is computing, and wait until it has ended."""
         self.kill()
         self.wait()
         self.close_pipes()
+
+    def _close_lifeline(self) -> None:
+        if self._lifeline is not None:
+            os.close(self._lifeline)
+            self._lifeline = None

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import resource
 import select
+import signal
 import sys
 import threading
+from typing import Final
+
+#: Environment variable with the descriptor of a child's lifeline.
+LIFELINE: Final = "STEPTAPE_LIFELINE"
 
 
 def limit_process(memory_bytes: int, *, writes_files: bool = True, niceness: int = 0) -> None:
@@ -24,13 +30,24 @@ def limit_process(memory_bytes: int, *, writes_files: bool = True, niceness: int
         resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
 
 
-def end_with_parent() -> None:
-    """End this process, whatever it is computing, as soon as its parent ends or closes the pipe to its stdin.
+def end_with_parent(lifeline: int | None = None) -> None:
+    """End this process, whatever it is computing, as soon as its parent ends or closes the pipe between them.
 
-    Uses a thread. Linux's ``PR_SET_PDEATHSIG`` signal is unsuitable: it already fires when the parent thread that
-    started the child ends, and a server's threads come and go.
+    Uses a thread and, on Linux, a signal from the lifeline: a thread cannot run while the process is stopped, or while
+    C code holds the interpreter's lock, as a regular expression may for hours. ``PR_SET_PDEATHSIG`` is unsuitable: it
+    already fires when the parent thread that started the child ends, and a server's threads come and go.
+
+    Args:
+        lifeline: The read end of a pipe that the parent holds open and never writes to. By default stdin, which may
+            carry requests, and the lifeline of a ``ChildProcess`` that is bound.
     """
-    threading.Thread(target=_end_at_hangup, name="end-with-parent", daemon=True).start()
+    made = os.environ.pop(LIFELINE, None)
+    pipe = 0 if lifeline is None else lifeline
+    if lifeline is None and made is not None:
+        lifeline = int(made)
+    if lifeline is not None:
+        _kill_at_hangup(lifeline)
+    threading.Thread(target=_end_at_hangup, args=[pipe], name="end-with-parent", daemon=True).start()
 
 
 def claim_stdout() -> int:
@@ -41,8 +58,22 @@ def claim_stdout() -> int:
     return answers
 
 
-def _end_at_hangup() -> None:
-    hangup = select.poll()
-    hangup.register(0, 0)  # Pending requests are no event; the end of the pipe always is.
-    hangup.poll()
+def _kill_at_hangup(lifeline: int) -> None:
+    """Have the kernel kill this process when all writers of a pipe have ended."""
+    if sys.platform == "linux":
+        fcntl.fcntl(lifeline, fcntl.F_SETOWN, os.getpid())
+        fcntl.fcntl(lifeline, fcntl.F_SETSIG, signal.SIGKILL)
+        fcntl.fcntl(lifeline, fcntl.F_SETFL, fcntl.fcntl(lifeline, fcntl.F_GETFL) | os.O_ASYNC)
+    if _hangup_of(lifeline).poll(0):  # It came before the signal was set.
+        os._exit(1)
+
+
+def _end_at_hangup(pipe: int) -> None:
+    _hangup_of(pipe).poll()
     os._exit(1)
+
+
+def _hangup_of(pipe: int) -> select.poll:
+    hangup = select.poll()
+    hangup.register(pipe, 0)  # Pending requests are no event; the end of the pipe always is.
+    return hangup

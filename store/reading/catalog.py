@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from functools import cached_property
 from pathlib import Path
 from typing import Final
@@ -70,7 +71,7 @@ class Look:
     """One scan: all runs of a store at one moment.
 
     Attributes:
-        entries: The readable runs, in order of folders, each ``run_id`` once.
+        entries: The readable runs by start time, the oldest first, each ``run_id`` once.
         problems: The folders of the others, with their errors.
     """
 
@@ -80,11 +81,11 @@ class Look:
     @cached_property
     def newest_first(self) -> tuple[Entry, ...]:
         """The entries by start time, the newest first."""
-        return tuple(sorted(self.entries, key=lambda e: (e.summary.started, e.summary.run_id), reverse=True))
+        return self.entries[::-1]
 
     @cached_property
     def by_name(self) -> dict[str, list[Entry]]:
-        """The entries by id and by name."""
+        """The entries by id and by name, the oldest first."""
         found: dict[str, list[Entry]] = {}
         for entry in self.entries:
             for key in {entry.summary.run_id, entry.summary.name}:
@@ -163,7 +164,7 @@ class Catalog:
         if len(self._settled) > len(entries):
             for gone in self._settled.keys() - set(folders):
                 self._settled.pop(gone, None)
-        return Look(tuple(entries.values()), tuple(problems))
+        return Look(tuple(sorted(entries.values(), key=_by_start)), tuple(problems))
 
     def _read_all(
         self, folders: Sequence[Path], entries: dict[str, Entry], problems: list[tuple[Path, TelemetryError]]
@@ -237,6 +238,11 @@ class _TimedLook:
 def catalog_of(path: Path) -> Catalog:
     """Return the catalog of the store at an absolute path, cached per process."""
     return Catalog(path)
+
+
+def _by_start(entry: Entry) -> tuple[datetime, str]:
+    """Sort key: run ids hold seconds alone, so the order of folders is not that of runs that follow fast."""
+    return entry.summary.started, entry.summary.run_id
 
 
 def _read(folder: Path, stamp: tuple[int, int]) -> Entry:

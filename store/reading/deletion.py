@@ -19,18 +19,16 @@ def expendable(
     """Return the runs that retention may delete, oldest first. Live runs are never among them.
 
     Args:
-        entries: All runs of a store.
+        entries: All runs of a store, oldest first.
         now: UTC, without a zone, as in summaries.
         older_than: Delete runs whose end (for crashed runs, the last event) is longer ago than this. An imported run
             whose source gives no time has no age.
         keep_last: Number of the newest runs to keep, whatever their age.
     """
-    ordered = sorted(entries, key=lambda entry: (entry.summary.started, entry.summary.run_id))
-    if keep_last is not None:
-        ordered = ordered[: max(0, len(ordered) - keep_last)]
+    end = len(entries) if keep_last is None else max(0, len(entries) - keep_last)
     return [
         entry
-        for entry in ordered
+        for entry in entries[:end]
         if not entry.snapshot.is_live
         and (older_than is None or (_has_age(entry) and now - _last_heard_of(entry) > older_than))
     ]

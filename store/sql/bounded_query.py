@@ -2,22 +2,36 @@
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 
-from ..errors import QueryTimedOut
+from ..errors import QueryRefused, QueryTimedOut
 from ..reading.snapshot import Snapshot, retrying
 from .statements import query_batches
 from .views import connect
 
 if TYPE_CHECKING:
     import duckdb
+
+#: DuckDB's functions and tables that reveal paths of this machine: settings, definitions of views, secrets, extensions;
+#: and functions that run SQL which a text holds, and so may name the others.
+_INTERNALS: Final = re.compile(
+    r"""
+    \b(
+        current_setting | duckdb_(?:settings|views|secrets|extensions) | which_secret | view_definition
+        | information_schema\W+views | pg_views | sqlite_(?:master|schema|temp_master|temp_schema)
+        | json_execute_serialized_sql | query(?:_table)? (?= "? (?: \s | /\*.*?\*/ | --[^\n]*\n )* \( )
+    )
+    """,
+    re.IGNORECASE | re.VERBOSE | re.DOTALL,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,13 +71,18 @@ class QueryResult:
 def run_bounded(snapshots: Sequence[Snapshot], statement: str, limits: QueryLimits) -> QueryResult:
     """Run one read-only statement over the views of these runs, within limits.
 
-    It runs in a connection of its own that is closed afterwards, so that no state remains.
+    It runs in a connection of its own that is closed afterwards, so that no state remains. DuckDB's own settings and
+    definitions are out of reach, since they hold absolute paths.
 
     Raises:
         QueryRefused: The statement is not one read-only statement, or fails.
         QueryTimedOut: It took too long.
     """
     started_s = time.monotonic()
+    internal = _INTERNALS.search(statement)
+    if internal is not None:
+        what = f"a query over HTTP cannot use {internal[1]!r}: it may reveal paths of the server"
+        raise QueryRefused(what, got=statement, fix="DESCRIBE and SHOW list views and their columns")
 
     def ask() -> QueryResult:
         left_s = max(0.001, limits.seconds - (time.monotonic() - started_s))

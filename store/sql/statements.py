@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Any, Final
 import pyarrow as pa
 
 from ..errors import QueryRefused
+from ..parquet.arrow_values import values_of
 from .spikes import SPIKING_SAMPLES
+from .sql_text import quoted_name
 
 if TYPE_CHECKING:
     import duckdb
@@ -29,7 +31,7 @@ def run_query(connection: duckdb.DuckDBPyConnection, statement: str) -> pa.Table
         FileNotFoundError: A Parquet file was merged away meanwhile; take a new snapshot.
     """
     with translated(), _planned(connection, statement) as relation:
-        return _with_distinct_columns(relation.to_arrow_table(), statement)
+        return relation.to_arrow_table()
 
 
 @contextmanager
@@ -40,9 +42,14 @@ def query_batches(connection: duckdb.DuckDBPyConnection, statement: str) -> Iter
         QueryRefused, FileNotFoundError: As ``run_query``.
     """
     with translated(), _planned(connection, statement) as relation:
-        reader = relation.to_arrow_reader(_BATCH_ROWS)
-        _with_distinct_columns(reader.schema.empty_table(), statement)
-        yield reader
+        yield relation.to_arrow_reader(_BATCH_ROWS)
+
+
+#: DuckDB runs a PIVOT that does not list its columns as two statements. The first one creates a type.
+_PIVOT_FIX: Final = (
+    "PIVOT must list its columns: PIVOT t ON metric IN ('loss', 'lr') USING max(value) GROUP BY step. "
+    "Or aggregate by a condition: max(value) FILTER (metric = 'loss') AS loss"
+)
 
 
 @contextmanager
@@ -53,25 +60,64 @@ def _planned(connection: duckdb.DuckDBPyConnection, statement: str) -> Iterator[
     if not _is_unicode(statement):
         raise QueryRefused("a query must be valid Unicode text", got=statement)
     statements = duckdb.extract_statements(statement)
-    if len(statements) != 1 or statements[0].type != duckdb.StatementType.SELECT:
-        raise QueryRefused("a query must be one read-only statement (SELECT, FROM, DESCRIBE, SHOW)", got=statement)
+    if len(statements) != 1 or not _is_select(statements[0]):
+        fix = _PIVOT_FIX if re.search(r"\bpivot", statement, re.IGNORECASE) else ""
+        what = "a query must be one read-only statement (SELECT, FROM, DESCRIBE, SHOW)"
+        raise QueryRefused(what, got=statement, fix=fix)
     if "spiking_samples" in statement.casefold():
         connection.execute(SPIKING_SAMPLES)
     try:
-        yield connection.sql(statements[0])
+        yield _with_texts(connection.sql(statements[0]), statement)
     except duckdb.PermissionException as error:
         _check_files(connection, str(error))
         raise
 
 
-def _with_distinct_columns(result: pa.Table, statement: str) -> pa.Table:
-    """Return the result; raise QueryRefused if two columns share a name: rows as dictionaries would lose one."""
-    names = result.column_names
+def _is_select(statement: duckdb.Statement) -> bool:
+    import duckdb
+
+    try:
+        return bool(statement.type == duckdb.StatementType.SELECT)
+    except ValueError:  # DuckDB's parser knows kinds of statements that its Python package does not.
+        return False
+
+
+def _with_texts(relation: duckdb.DuckDBPyRelation, statement: str) -> duckdb.DuckDBPyRelation:
+    """Cast the columns to text that have no exact counterpart in Arrow, Parquet and JSON.
+
+    Raises:
+        QueryRefused: Two columns share a name: rows as dictionaries would lose one.
+    """
+    names = relation.columns
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
         fix = f"Rename one of the columns called {twice!r} with AS"
         raise QueryRefused("two columns of the result have the same name", got=statement, fix=fix)
-    return result
+    is_text = [_lacks_counterpart(type_) for type_ in relation.types]
+    if not any(is_text):
+        return relation
+    # By position, since DuckDB takes two names that differ in case for one.
+    cells = [f"CAST(#{place} AS VARCHAR)" if cast else f"#{place}" for place, cast in enumerate(is_text, start=1)]
+    return relation.project(
+        ", ".join(f"{cell} AS {quoted_name(name)}" for cell, name in zip(cells, names, strict=True))
+    )
+
+
+#: DuckDB's types, by id, without an exact counterpart: Arrow lacks or truncates them, or Parquet cannot hold them.
+_TEXTS: Final = frozenset(
+    ("bignum", "bit", "geometry", "interval", "time with time zone", "type", "uhugeint", "union", "variant")
+)
+
+
+def _lacks_counterpart(type_: Any) -> bool:
+    """Whether a type of DuckDB, or a part of it, is one of ``_TEXTS`` or a struct without fields."""
+    if type_.id in _TEXTS:
+        return True
+    if type_.id not in ("list", "array", "map", "struct", "tuple"):
+        return False
+    # The children of an array are its elements' type and its length.
+    parts = [part for _, part in type_.children if not isinstance(part, int)]
+    return not parts or any(map(_lacks_counterpart, parts))
 
 
 def _check_files(connection: duckdb.DuckDBPyConnection, refusal: str) -> None:
@@ -94,7 +140,7 @@ DAMAGED_FILE: Final = "a file of a run is damaged"
 #: Matches DuckDB's messages for a Parquet file that it cannot parse: with the file's name, or in the words of its
 #: Thrift library.
 _DAMAGED_FILE: Final = re.compile(
-    r"""\bfile ['"](?P<path>[^'"]*\.parquet)['"]|TProtocolException|^don't know what type"""
+    r"""(?<!content of )\bfile ['"](?P<path>[^'"]*\.parquet)['"]|TProtocolException|^don't know what type"""
 )
 
 
@@ -108,7 +154,9 @@ def translated() -> Iterator[None]:
     except duckdb.IOException as error:
         raise FileNotFoundError(str(error)) from None
     except duckdb.Error as error:
-        damaged = _DAMAGED_FILE.search(str(error))
+        # A refusal may name a file that the statement asked for, sound or not.
+        is_refused = isinstance(error, duckdb.PermissionException)
+        damaged = None if is_refused else _DAMAGED_FILE.search(str(error))
         if damaged is not None:
             fix = "Restore it, or move it away; 'steptape doctor' names the file and what is lost"
             raise QueryRefused(DAMAGED_FILE, where=damaged["path"] or "", fix=fix) from None
@@ -125,6 +173,6 @@ def _is_unicode(text: str) -> bool:
 
 
 def rows_of(table: pa.Table) -> list[dict[str, Any]]:
-    """Return the rows of a table as dictionaries."""
-    rows: list[dict[str, Any]] = table.to_pylist()
-    return rows
+    """Return the rows of a table as dictionaries. A date or time that Python cannot hold becomes its text."""
+    columns = [values_of(column) for column in table.columns]
+    return [dict(zip(table.column_names, row, strict=True)) for row in zip(*columns, strict=True)]

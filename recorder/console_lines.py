@@ -1,0 +1,57 @@
+"""Prints one line on stderr when a run begins and one when it ends: where it is, how to look at it, its last values."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from collections.abc import Mapping
+from itertools import islice
+from pathlib import Path
+from typing import Final
+
+from ..store.plural import counted
+
+#: The environment variable that silences the lines: any value but ``0``.
+QUIET_VARIABLE: Final = "STEPTAPE_QUIET"
+
+#: Maximum metrics in the last line.
+_SHOWN: Final = 4
+
+
+class ConsoleLines:
+    """The lines of one run.
+
+    Args:
+        folder: The run's folder.
+        name: The run's name.
+        is_quiet: Print nothing. The environment variable has the same effect.
+    """
+
+    def __init__(self, folder: Path, name: str, *, is_quiet: bool) -> None:
+        self._folder, self._name = folder, name
+        self._is_quiet = is_quiet or os.environ.get(QUIET_VARIABLE, "0") not in ("", "0")
+
+    def begin(self) -> None:
+        """Print that the run is recorded."""
+        self._say(f"recording {self._name!r}. {self._how_to_look()}")
+
+    def end(self, status: str, steps: int, metrics: Mapping[str, float]) -> None:
+        """Print how the run ended, with the first of its last values."""
+        values = ", ".join(f"{name} {value:.4g}" for name, value in islice(metrics.items(), _SHOWN))
+        more = f" and {len(metrics) - _SHOWN} more" if len(metrics) > _SHOWN else ""
+        ended = f"{self._name!r} {status} after {counted(steps, 'step')}"
+        self._say(f"{ended}{': ' if values else ''}{values}{more}. {self._how_to_look()}")
+
+    def _how_to_look(self) -> str:
+        return f"To look at it: steptape show {shlex.quote(str(self._folder))}"
+
+    def _say(self, line: str) -> None:
+        if self._is_quiet or sys.stderr is None:
+            return
+        # A closed or full stderr must not end the training.
+        try:
+            sys.stderr.write(f"steptape: {line}\n")
+            sys.stderr.flush()
+        except (OSError, ValueError):
+            self._is_quiet = True

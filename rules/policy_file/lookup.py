@@ -1,0 +1,33 @@
+"""Finds the file that a name of rules refers to: a path, or the name of a policy or of tests that steptape ships."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ...store.errors import TelemetryError
+from ..errors import suggestion
+from .policy import shipped_policies, shipped_tests
+
+
+def policy_path(name: str) -> Path:
+    """Return the rule file that a name refers to: a path, or the name of a shipped policy."""
+    path = Path(name)
+    return path if path.exists() else shipped_policies().get(name, path)
+
+
+def tests_path(name: str) -> Path:
+    """Return the file of tests that a name refers to: a path, or the name of a shipped policy."""
+    path = Path(name)
+    return path if path.exists() else shipped_tests().get(name, path)
+
+
+def existing(path: Path) -> Path:
+    """Return the path of a rule file, or of a pipe that carries one.
+
+    Raises:
+        TelemetryError: There is none. The error suggests shipped policies.
+    """
+    if path.is_dir() or not path.exists():
+        what = "no such file, and steptape ships no policy of that name"
+        raise TelemetryError(what, where=str(path), fix=suggestion(str(path), shipped_policies()))
+    return path

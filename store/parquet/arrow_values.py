@@ -1,0 +1,116 @@
+"""Converts Arrow columns to Python values. A date or time that Python's own types cannot hold becomes its text.
+
+Arrow holds dates of any year, infinite ones, nanoseconds and ``24:00:00``; Python's types end at the year 9999 and at
+microseconds. Arrow itself raises, rounds, or returns what pandas has, depending on what is installed.
+"""
+
+from __future__ import annotations
+
+from datetime import date, timedelta
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+#: Days of the Gregorian calendar's cycle of 400 years, and the date from which Arrow counts.
+_CYCLE_DAYS: Final = 146_097
+_EPOCH: Final = date(1970, 1, 1)
+
+_DAY_S: Final = 86_400
+_PER_SECOND: Final = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
+
+#: Numbers of days from the first to the last date that Python has.
+_FIRST_DAY: Final = (date.min - _EPOCH).days
+_LAST_DAY: Final = (date.max - _EPOCH).days
+
+#: DuckDB's counts for an infinite date and an infinite timestamp, without their sign.
+_INFINITE_DATE: Final = 2**31 - 1
+_INFINITE_TIMESTAMP: Final = 2**63 - 1
+
+
+def values_of(column: pa.ChunkedArray) -> list[Any]:
+    """Return the values of a column, each as Python's own type or, if that cannot hold it, as text."""
+    is_nested = pa.types.is_nested(column.type)
+    if _has_moments(column.type) and (is_nested or _is_fine(column.type) or not is_within_calendar(column)):
+        return [_value(scalar) for scalar in column]
+    return list(column.to_pylist())
+
+
+def is_within_calendar(column: pa.ChunkedArray) -> bool:
+    """Whether every date and time of a column is one of the years 1 to 9999; True for all other columns."""
+    if pa.types.is_nested(column.type) or not _has_moments(column.type):
+        return True
+    ends = pc.min_max(column.cast(pa.int32() if column.type.bit_width == 32 else pa.int64())).as_py()
+    return all(end is None or _is_python_s(column.type, end) for end in ends.values())
+
+
+def _is_fine(type_: pa.DataType) -> bool:
+    """Whether it counts nanoseconds, which Python's own types do not."""
+    return getattr(type_, "unit", "") == "ns"
+
+
+def _has_moments(type_: pa.DataType) -> bool:
+    """Whether it is a date, a time or a timestamp, or holds any."""
+    if pa.types.is_nested(type_):
+        return any(_has_moments(type_.field(index).type) for index in range(type_.num_fields))
+    return bool(pa.types.is_date(type_) or pa.types.is_time(type_) or pa.types.is_timestamp(type_))
+
+
+def _value(scalar: pa.Scalar) -> Any:
+    """Return the value of one scalar, which may be nested."""
+    if not scalar.is_valid:
+        return None
+    if isinstance(scalar, pa.StructScalar):
+        return {name: _value(entry) for name, entry in scalar.items()}
+    if isinstance(scalar, pa.MapScalar):
+        return [tuple(map(_value, entry.values())) for entry in scalar.values]
+    if isinstance(scalar, pa.ListScalar):
+        return [_value(entry) for entry in scalar.values]
+    if not _has_moments(scalar.type):
+        return scalar.as_py()
+    return _moment(scalar.type, scalar.value, scalar)
+
+
+def _moment(type_: pa.DataType, count: int, scalar: pa.Scalar) -> Any:
+    """Return a date, a time or a timestamp, of which Arrow keeps this count."""
+    if not _is_python_s(type_, count) or (_is_fine(type_) and count % 1000):
+        return _text(type_, count)
+    if _is_fine(type_):
+        coarse = pa.time64("us") if pa.types.is_time(type_) else pa.timestamp("us", type_.tz)
+        scalar = scalar.cast(coarse)
+    return scalar.as_py()
+
+
+def _is_python_s(type_: pa.DataType, count: int) -> bool:
+    """Whether Python's own type reaches this far. The first and last day stay out: a time zone may shift them."""
+    if pa.types.is_date32(type_):
+        return _FIRST_DAY <= count <= _LAST_DAY
+    if abs(count) == _INFINITE_TIMESTAMP:
+        return False
+    day = _DAY_S * _PER_SECOND[type_.unit]
+    if pa.types.is_time(type_):
+        return 0 <= count < day
+    return _FIRST_DAY < count // day < _LAST_DAY
+
+
+def _text(type_: pa.DataType, count: int) -> str:
+    """Return a date, a time or a timestamp (in UTC) in ISO 8601; a year beyond four digits has its sign."""
+    if abs(count) == (_INFINITE_DATE if pa.types.is_date32(type_) else _INFINITE_TIMESTAMP):
+        return "infinity" if count > 0 else "-infinity"
+    if pa.types.is_date32(type_):
+        return _date_text(count)
+    per_second = _PER_SECOND[type_.unit]
+    seconds, fraction = divmod(count, per_second)
+    days, seconds = (0, seconds) if pa.types.is_time(type_) else divmod(seconds, _DAY_S)
+    clock = f"{seconds // 3600:02}:{seconds // 60 % 60:02}:{seconds % 60:02}"
+    clock += f".{fraction:0{len(str(per_second)) - 1}}" if fraction else ""
+    if pa.types.is_time(type_):
+        return clock
+    return f"{_date_text(days)}T{clock}{'+00:00' if type_.tz else ''}"
+
+
+def _date_text(days: int) -> str:
+    cycles, rest = divmod(days, _CYCLE_DAYS)
+    within = _EPOCH + timedelta(rest)
+    year = within.year + 400 * cycles
+    return f"{year:04}-{within:%m-%d}" if 0 <= year <= 9999 else f"{year:+05}-{within:%m-%d}"

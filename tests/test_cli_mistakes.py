@@ -1,0 +1,156 @@
+"""A mistake on a command line is answered with what is wrong and how to go on."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import httpx
+import pytest
+from waiting import PATIENCE_S, until
+
+from steptape import Recorder, open_store
+
+POLICY = """
+params:
+  spike: 3.0
+  unit: steps
+controllers:
+  - name: spike
+    triggers: [on_step_end]
+    rule: isfinite(loss) and loss > spike * mean(loss, 5) and len(eval_loss) > 1
+    operations: [hfcontrols.should_training_stop]
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a policy, and a store of four runs: two have one name, three lack what the policy reads."""
+    folder = tmp_path_factory.mktemp("work")
+    (folder / "policy.yaml").write_text(POLICY)
+    for name, loss, eval_loss in (
+        ("baseline", "train_loss", "val_loss"),
+        ("twice", "loss", "eval_loss"),
+        ("twice", "loss", "val_loss"),
+        ("wide", "loss", "validation/loss"),
+    ):
+        with Recorder(folder / "runs", name=name) as rec:
+            for step in range(1, 11):
+                rec.step({loss: 1.0 / step})
+                if step % 2 == 0:
+                    rec.evaluate({eval_loss: 1.0 / step})
+    return folder
+
+
+def call(folder: Path, *arguments: object) -> subprocess.CompletedProcess[str]:
+    """Run the command in a folder."""
+    command = [sys.executable, "-m", "steptape", *map(str, arguments)]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (
+            ("backtest", "policy.yaml", "--objective", "evalloss"),
+            "no run recorded an evaluation of this metric; got 'evalloss'. Did you mean 'eval_loss'?",
+        ),
+        (
+            ("sweep", "policy.yaml", "--set", "spike=1,2", "--objective", "evalloss"),
+            "no run recorded an evaluation of this metric; got 'evalloss'. Did you mean 'eval_loss'?",
+        ),
+        (
+            ("diff", "policy.yaml", "policy.yaml", "--objective", "accuracy"),
+            "got 'accuracy'. They evaluated: eval_loss, val_loss, validation/loss",
+        ),
+        (("backtest", "policy.yaml", "--mode", "maxx"), "'maxx' is not one of 'min', 'max'"),
+        (("sweep", "policy.yaml", "--set", "spike=1-2"), "a range FIRST:LAST:STEP, such as 1:2:0.5; got '1-2'"),
+        (("show", "twice@3"), "no such run: 2 runs called 'twice'; got 'twice@3'. Count from twice@1"),
+        (("delete", "twice"), "2 runs have this name; got 'twice'. Name an id: "),
+        (("delete", "twice@1"), "this number changes when a run is deleted; got 'twice@1'. Name an id: "),
+    ],
+)
+def test_a_value_that_names_nothing_is_refused_with_what_to_write(
+    folder: Path, arguments: tuple[str, ...], said: str
+) -> None:
+    """The exit status is 2, and nothing is printed on stdout."""
+    result = call(folder, *arguments, "--store", "runs")
+
+    assert (result.returncode, result.stdout) == (2, "")
+    assert said in result.stderr
+
+
+@pytest.mark.parametrize("command", [("show",), ("tail",), ("backtest", "policy.yaml"), ("verify",), ("export",)])
+def test_a_store_in_place_of_a_run_is_said_to_be_one(folder: Path, command: tuple[str, ...]) -> None:
+    """The error names the command that lists its runs."""
+    result = call(folder, *command, "runs")
+
+    assert (result.returncode, result.stdout) == (2, "")
+    assert "runs: this is a store, not a run. 'steptape runs runs' lists its runs; with --store runs" in result.stderr
+
+
+def test_a_run_in_place_of_a_store_is_said_to_be_one(folder: Path) -> None:
+    """It is no empty store."""
+    run = next((folder / "runs").iterdir())
+
+    assert call(folder, "runs", run).stdout == f"{run} is one run: 'steptape show {run}' shows it\n"
+
+
+@pytest.mark.parametrize("command", [("show",), ("verify",), ("replay", "policy.yaml"), ("tail", "-n", "0")])
+def test_a_repeated_name_is_the_newest_run_and_said_on_stderr(folder: Path, command: tuple[str, ...]) -> None:
+    """Output for programs stays as it is."""
+    by_name = call(folder, *command, "twice", "--store", "runs")
+    by_number = call(folder, *command, "twice@2", "--store", "runs")
+
+    said = "2 runs are called 'twice'; this is the newest, twice@2. Older ones: twice@1\n"
+    assert by_name.stderr == said + by_number.stderr
+    assert (by_name.returncode, by_name.stdout) == (by_number.returncode, by_number.stdout)
+
+
+def test_check_says_how_many_runs_lack_what_rules_read(folder: Path) -> None:
+    """It names the commonest similar metrics of these runs; a lack in some runs is no warning."""
+    text = call(folder, "check", "policy.yaml", "--store", "runs", "--ignore", "nan-guard")
+    document = json.loads(call(folder, "check", "policy.yaml", "--store", "runs", "--json").stdout)
+
+    assert text.stdout.splitlines()[:2] == [
+        "1 of 4 runs lacks 'loss'; nearest: train_loss (1 run)",
+        "3 of 4 runs lack 'eval_loss'; nearest: val_loss (2 runs), validation/loss (1 run)",
+    ]
+    assert (text.returncode, "policy.yaml: fine against 4 runs" in text.stdout) == (0, True)
+    assert document["lacked"][0] == {"name": "loss", "kind": None, "runs": 1, "nearest": {"train_loss": 1}}
+
+
+def test_a_store_that_does_not_exist_yet_is_created_and_served(tmp_path: Path) -> None:
+    """One starts the server before the first run, which then appears."""
+    store = tmp_path / "later" / "runs"
+    command = [sys.executable, "-m", "steptape", "serve", str(store), "--port", "0"]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    try:
+        assert process.stderr is not None
+        said = [process.stderr.readline(), process.stderr.readline()]
+        match = re.search(r"http://127\.0\.0\.1:\d+/api/v1/runs", said[1])
+        assert match, said
+        assert httpx.get(match[0], timeout=PATIENCE_S).json()["items"] == []
+        with Recorder(store) as rec:
+            rec.step(loss=1.0)
+        until(lambda: len(httpx.get(match[0], timeout=PATIENCE_S).json()["items"]) == 1)
+    finally:
+        process.kill()
+        process.communicate()
+
+    assert said[0] == f"{store}: there was no such store, so an empty one was created\n"
+    assert len(list(open_store(store))) == 1
+
+
+def test_a_store_that_cannot_be_created_is_refused(tmp_path: Path) -> None:
+    """A file in its path is named."""
+    (tmp_path / "file").touch()
+    result = call(tmp_path, "serve", "file/runs")
+
+    assert (result.returncode, result.stderr) == (
+        2,
+        "error: file/runs: the store cannot be created (Not a directory)\n",
+    )

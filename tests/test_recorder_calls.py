@@ -1,0 +1,501 @@
+"""Calls that record something other than the loop means are warned of once; with ``strict`` they raise."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from steptape import Recorder, TelemetryError, open_run
+from steptape.store.events import Event
+from steptape.store.run import Run
+from steptape.store.run_info import write_run_info
+
+Call = Callable[[Any], object]
+
+
+def recorded(store: Path, *calls: Call, **arguments: Any) -> list[Event]:
+    """Record these calls and return the run's events between its begin and its end."""
+    with Recorder(store, **arguments) as rec:
+        for call in calls:
+            call(rec)
+    return list(open_run(rec.folder).events())[1:-1]
+
+
+def step(**values: Any) -> Call:
+    """A call of ``step`` with these values."""
+    return lambda rec: rec.step(**values)
+
+
+WRONG: dict[str, tuple[list[Call], str]] = {
+    "a number as text": ([step(loss="1.5")], "'loss' is text that reads like a number; got '1.5'"),
+    "a loss as text": ([step(loss="abc")], "'loss' is text where a number is expected; got 'abc'"),
+    "text after a number": ([step(phase=1.0), step(phase="a")], "'phase' is text, and was a number before"),
+    "a number as text in log": ([step(x=1.0), lambda rec: rec.log(y="2")], "'y' is text that reads like a number"),
+    "log alone": ([lambda rec: rec.log(loss=1.0)], "log does not count steps; rec.step does"),
+    "a step again": ([step(step=5, loss=1.0), step(step=5, lr=1.0)], "step 5 follows step 5"),
+    "a step back": ([step(step=n, loss=1.0) for n in (3, 4, 5, 1, 2)], "step 1 follows step 5"),
+    "ids alone": ([step(loss=1.0, sample_ids=[1])], "sample_ids are recorded only with samples"),
+    "tokens alone": ([step(loss=1.0, sample_tokens=[1])], "sample_tokens are recorded only with samples"),
+    "token losses alone": ([step(loss=1.0, token_losses=[[1.0]])], "token_losses are recorded only with samples"),
+    "a metric twice": ([lambda rec: rec.step({"loss": 1.0}, loss=2.0)], "'loss' is given twice in one call"),
+    "a metric twice, nested": ([lambda rec: rec.step({"a": {"b": 1.0}, "a/b": 2.0})], "'a/b' is given twice"),
+    "an evaluation twice": ([lambda rec: rec.evaluate({"x": 1.0}, x=2.0)], "'x' is given twice in one call"),
+    "a large integer": ([step(loss=1.0, total_flos=10**20)], "'total_flos' is an integer beyond 2**53"),
+    "a large numpy integer": ([step(flos=np.uint64(2**63))], "'flos' is an integer beyond 2**53"),
+    "a masked value": ([step(loss=np.ma.masked)], "'loss' is masked"),
+    "a masked array": ([step(loss=np.ma.masked_array([1.0], [True]))], "'loss' is masked"),
+    "a list": ([step(loss=[1.0, 2.0])], "'loss' is not a number but a list"),
+}
+
+
+@pytest.mark.parametrize(("calls", "message"), WRONG.values(), ids=WRONG)
+def test_a_call_that_records_something_else_is_warned_of_once(
+    tmp_path: Path, calls: list[Call], message: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The same calls again add no warning, and all events are kept."""
+    events = recorded(tmp_path, *calls, *calls)
+
+    assert [record for record in caplog.messages if message in record] == caplog.messages[:1]
+    assert len(caplog.messages) == 1
+    assert len(events) == 2 * len(calls)
+
+
+@pytest.mark.parametrize(("calls", "message"), WRONG.values(), ids=WRONG)
+def test_strict_raises_at_a_call_that_would_record_something_else(
+    tmp_path: Path, calls: list[Call], message: str
+) -> None:
+    """The error is one of steptape's own, with the same words."""
+    with pytest.raises(TelemetryError) as caught:
+        recorded(tmp_path, *calls, strict=True)
+
+    assert message in str(caught.value)
+
+
+RIGHT: dict[str, list[Call]] = {
+    "text that is none of a number": [step(loss=1.0, phase="warmup"), step(loss=1.0, phase="decay")],
+    "steps from 0": [step(step=n, loss=1.0) for n in range(3)],
+    "steps with gaps": [step(step=n, loss=1.0) for n in (10, 20, 30)],
+    "log after a step": [step(loss=1.0), lambda rec: rec.log(lr=0.1)],
+    "samples that are None": [step(loss=1.0, samples=None, sample_ids=None)],
+    "a mapping and keywords": [lambda rec: rec.step({"loss": 1.0}, lr=0.1)],
+    "None after a number": [step(loss=1.0), step(loss=None)],
+    "integers up to 2**53": [step(tokens=2**53), step(tokens=-(2**53))],
+    "an array that masks nothing": [step(loss=np.ma.masked_array([1.0], [False]))],
+}
+
+
+@pytest.mark.parametrize("calls", RIGHT.values(), ids=RIGHT)
+def test_an_ordinary_call_warns_of_nothing(tmp_path: Path, calls: list[Call], caplog: pytest.LogCaptureFixture) -> None:
+    """It passes with ``strict`` too."""
+    recorded(tmp_path, *calls, strict=True)
+
+    assert caplog.messages == []
+
+
+def test_what_a_wrong_call_recorded_before_it_still_records(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Warnings change no data, except that a masked value is no number."""
+    events = recorded(
+        tmp_path,
+        step(loss="1.5", lr=0.1),
+        step(loss=np.ma.masked, lr=0.2),
+        lambda rec: rec.step({"loss": 1.0}, loss=2.0),
+        step(step=1, total_flos=10**20),
+    )
+
+    assert [event.step for event in events] == [1, 2, 3, 1]
+    assert [event.metrics for event in events] == [{"lr": 0.1}, {"lr": 0.2}, {"loss": 2.0}, {}]
+    assert [event.attrs for event in events] == [{"loss": "1.5"}, {}, {}, {"total_flos": 10**20}]
+    assert len(caplog.messages) == 5
+
+
+def test_text_for_a_name_that_rules_read_is_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A rule reads numbers only."""
+    rules = tmp_path / "rules.yaml"
+    rules.write_text("controllers: [{name: e, triggers: [on_step_end], rule: quality > 3, operations: []}]")
+
+    recorded(tmp_path / "runs", step(quality="good"), step(quality="bad"), rules=rules)
+
+    assert [message for message in caplog.messages if "text" in message] == [
+        "'quality' is text, and rules read it as a number; got 'good'. Give it as a number"
+    ]
+
+
+def test_a_step_after_a_resume_may_repeat_the_last_one(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A loop that resumes trains the updates after its checkpoint again."""
+    with Recorder(tmp_path) as rec:
+        rec.step(step=4, loss=1.0)
+        rec.save(__file__)
+    with Recorder(tmp_path, resume=rec.run_id) as again:
+        again.step(step=4, loss=1.0)
+        again.step(step=5, loss=1.0)
+
+    assert caplog.messages == []
+
+
+def test_a_metric_that_cannot_be_copied_costs_itself_alone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A tensor on torch's ``meta`` device has no value, beside one that has."""
+    bad = torch.ones((), device="meta")
+
+    steps = [event for event in recorded(tmp_path, *[step(loss=1.0, bad=bad)] * 4) if event.kind != "gap"]
+
+    assert [event.metrics for event in steps if "late_for" not in event.attrs] == [{"loss": 1.0}] * 4
+    assert len(steps) == 8
+    assert [message.partition(";")[0] for message in caplog.messages] == [
+        "metric 'bad' could not be read (NotImplementedError: Cannot copy out of meta tensor"
+    ]
+
+
+@pytest.mark.parametrize("path", ["missing.pt", "s3://bucket/model.pt", "."])
+def test_a_checkpoint_of_unknown_size_is_said_once(tmp_path: Path, path: str, caplog: pytest.LogCaptureFixture) -> None:
+    """It may be elsewhere or a folder; the loop can give the size."""
+    recorded(tmp_path, step(loss=1.0), *[lambda rec: rec.save(path)] * 2, strict=True)
+
+    assert [message.partition(".")[0] for message in caplog.messages] == [
+        f"save: the size of the checkpoint is unknown, because its path is not a file; got {path!r}".partition(".")[0]
+    ]
+
+
+MISCALLED: dict[str, tuple[Call, str]] = {
+    "step(1.0)": (lambda rec: rec.step(1.0), "step takes values by name; got 1.0. Write step(loss=1.0)"),
+    "evaluate(0.5)": (lambda rec: rec.evaluate(0.5), "evaluate takes values by name; got 0.5. Write evaluate(loss=0.5"),
+    "log(0.5)": (lambda rec: rec.log(0.5), "log takes values by name; got 0.5. Write log(loss=0.5)"),
+    "step(5, {...})": (lambda rec: rec.step(5, {"loss": 1.0}), "got (5, {'loss': 1.0}). Write step({...}, step=5)"),
+    "step({...}, 5)": (lambda rec: rec.step({"loss": 1.0}, 5), "got ({'loss': 1.0}, 5). Write step({...}, step=5)"),
+    "log({...}, 5)": (lambda rec: rec.log({"loss": 1.0}, 5), "got ({'loss': 1.0}, 5). Write step({...}, step=5)"),
+}
+
+
+@pytest.mark.parametrize(("call", "message"), MISCALLED.values(), ids=MISCALLED)
+def test_a_miscall_is_answered_with_the_call_to_use(
+    tmp_path: Path, call: Call, message: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It costs its event, which is counted, and never ends the loop, on the fast path as on the general one."""
+    good = step(loss=1.0)
+
+    events = recorded(tmp_path, good, good, call, call, good)
+
+    assert len([text for text in caplog.messages if message in text]) == 1
+    assert [event.attrs["lost_events"] for event in events if event.kind == "gap"] == [2]
+    assert [event.metrics for event in events if event.kind == "step_end"] == [{"loss": 1.0}] * 3
+    with pytest.raises(TelemetryError) as caught:
+        recorded(tmp_path, good, call, strict=True)
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"project": "x"}, "Recorder takes no argument 'project'. Use group= for related runs, name= for this one"),
+        ({"entity": "x"}, "Recorder takes no argument 'entity'. Use group="),
+        ({"id": "x"}, "Recorder takes no argument 'id'. Use run_id="),
+        ({"total_step": 5}, "Recorder takes no argument 'total_step'. Did you mean 'total_steps'?"),
+    ],
+    ids=lambda argument: next(iter(argument)) if isinstance(argument, dict) else "",
+)
+def test_a_constructor_argument_of_another_tool_is_answered_with_steptape_s(
+    tmp_path: Path, arguments: dict[str, Any], message: str
+) -> None:
+    """Nothing is written."""
+    with pytest.raises(TypeError) as caught:
+        Recorder(tmp_path / "runs", **arguments)
+
+    assert message in str(caught.value)
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("method", "message"),
+    [
+        ("finish", "Recorder has no 'finish'. Use close()"),
+        ("log_metrics", "Recorder has no 'log_metrics'. Use step(...) for an update, log(...) for other values"),
+        ("closed", "Recorder has no 'closed'. Did you mean 'close'?"),
+    ],
+)
+def test_a_method_of_another_tool_is_answered_with_steptape_s(tmp_path: Path, method: str, message: str) -> None:
+    """It is an ``AttributeError``, so that ``hasattr`` and ``copy`` work as on any object."""
+    with Recorder(tmp_path) as rec, pytest.raises(AttributeError) as caught:
+        getattr(rec, method)
+
+    assert message in str(caught.value)
+    assert not hasattr(rec, method)
+
+
+@pytest.mark.parametrize(
+    "store", ["http://127.0.0.1:8431", "s3://bucket/runs", "file:///tmp/runs", "", " ", None, 5, Path("s3://bucket")]
+)
+def test_a_store_that_is_no_folder_is_refused_before_anything_is_written(
+    tmp_path: Path, store: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An address became a folder named ``http:``, and an empty store the current folder."""
+    monkeypatch.chdir(tmp_path)
+
+    with pytest.raises(TelemetryError, match="the store must be the path of a folder; got"):
+        Recorder(store)
+
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("rules", [{"controllers": []}, ["loss_spike"], 5, ""])
+def test_rules_of_another_type_are_refused_with_what_is_taken(tmp_path: Path, rules: Any) -> None:
+    """A mapping is the content of a file, which the recorder does not take."""
+    with pytest.raises(TelemetryError, match="rules must be a policy file, the name of a shipped policy or a Policy"):
+        Recorder(tmp_path / "runs", rules=rules)
+
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize("ids", ["ab", b"ab"])
+def test_text_as_sample_ids_is_answered_in_words_of_ours(
+    tmp_path: Path, ids: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A library's message about typecodes helps nobody."""
+    recorded(tmp_path, step(loss=1.0, samples=[1.0, 2.0], sample_ids=ids))
+
+    (message,) = caplog.messages
+    assert message.startswith("sample losses were not recorded: sample_ids must be a one-dimensional sequence")
+    assert "typecode" not in message
+
+
+def test_masked_sample_losses_are_refused(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The bytes behind a mask are no losses."""
+    masked = np.ma.masked_array([1.0, 2.0], [False, True])
+
+    recorded(tmp_path, step(loss=1.0, samples=masked))
+
+    assert "samples must be a one-dimensional sequence of numbers (some are masked)" in caplog.text
+    (folder,) = tmp_path.iterdir()
+    assert open_run(folder).samples().num_rows == 0
+
+
+def test_shipped_policies_are_taken_by_name(tmp_path: Path) -> None:
+    """The command line takes them so too."""
+    with Recorder(tmp_path, rules="loss_spike") as rec:
+        rec.step(loss=1.0)
+
+    policy = open_run(rec.folder).info.last.policy
+    assert policy is not None
+    assert policy.source.endswith("loss_spike.yaml")
+
+
+def test_a_misspelt_policy_is_answered_with_the_nearest_name(tmp_path: Path) -> None:
+    """Nothing is written."""
+    with pytest.raises(TelemetryError, match=r"steptape ships no policy of that name\. Did you mean 'loss_spike'"):
+        Recorder(tmp_path / "runs", rules="los_spike")
+
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_recorder_without_rules_loads_none_of_the_rule_engine(tmp_path: Path) -> None:
+    """The first run, a resumed one and the end of both do without it."""
+    program = """
+        import sys
+        from steptape import Recorder
+        with Recorder(sys.argv[1]) as rec:
+            rec.step(loss=1.0)
+            state = rec.state_dict()
+        with Recorder(sys.argv[1], resume=state) as rec:
+            rec.step(loss=1.0)
+        print([name for name in sys.modules if name.startswith("steptape.rules")])
+    """
+    command = [sys.executable, "-c", textwrap.dedent(program), str(tmp_path)]
+
+    printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+    assert printed.strip() == "[]"
+
+
+def test_ctrl_c_in_asyncio_ends_a_run_as_interrupted(tmp_path: Path) -> None:
+    """``asyncio.run`` cancels its main task, and raises ``KeyboardInterrupt`` only afterwards."""
+    program = """
+        import asyncio, sys
+        from steptape import Recorder
+        async def train():
+            with Recorder(sys.argv[1]) as rec:
+                rec.step(loss=1.0)
+                print("ready", flush=True)
+                await asyncio.sleep(600)
+        asyncio.run(train())
+    """
+    command = [sys.executable, "-c", textwrap.dedent(program), str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        process.send_signal(signal.SIGINT)
+
+    (folder,) = tmp_path.iterdir()
+    assert open_run(folder).status == "interrupted"
+
+
+def test_a_task_that_is_cancelled_by_another_ends_its_run_as_failed(tmp_path: Path) -> None:
+    """Nobody pressed Ctrl-C."""
+    program = """
+        import asyncio, sys
+        from steptape import Recorder
+        async def train():
+            with Recorder(sys.argv[1]) as rec:
+                rec.step(loss=1.0)
+                await asyncio.sleep(600)
+        async def main():
+            task = asyncio.create_task(train())
+            await asyncio.sleep(0)
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+        asyncio.run(main())
+    """
+    subprocess.run([sys.executable, "-c", textwrap.dedent(program), str(tmp_path)], check=True)
+
+    (folder,) = tmp_path.iterdir()
+    assert open_run(folder).status == "failed"
+
+
+def failed_run(store: Path, program: str) -> Run:
+    """Record a run that this body of its ``with`` block ends with an exception."""
+    head = "import sys\nfrom steptape import Recorder\nwith Recorder(sys.argv[1], name='bad') as rec:\n"
+    path = store.parent / "train.py"
+    path.write_text(head + textwrap.indent(textwrap.dedent(program), "    "))
+    subprocess.run([sys.executable, str(path), str(store)], capture_output=True, check=False)
+    (folder,) = store.iterdir()
+    return open_run(folder)
+
+
+def test_a_traceback_keeps_causes_and_no_secrets(tmp_path: Path) -> None:
+    """Code lines are part of a traceback, and secrets in code are redacted as in configurations."""
+    run = failed_run(
+        tmp_path / "runs",
+        """
+        def login(user, api_key):
+            raise KeyError(user)
+        try:
+            login("me", api_key="sk-123")
+        except KeyError as error:
+            raise RuntimeError("no data") from error
+        """,
+    )
+
+    assert run.info.last.failure is not None
+    text = run.info.last.failure["traceback"]
+    assert 'login("me", api_key="[redacted]")' in text
+    assert "KeyError: 'me'" in text
+    assert text.endswith("RuntimeError: no data")
+    assert "sk-123" not in text
+
+
+def test_a_long_traceback_is_bounded(tmp_path: Path) -> None:
+    """The innermost frames are kept, and the text is cut in the middle."""
+    run = failed_run(
+        tmp_path / "runs",
+        """
+        def deeper(n):
+            return deeper(n - 1) if n else 1 / 0
+        try:
+            deeper(50)
+        except ZeroDivisionError as error:
+            raise ValueError("x" * 100_000) from error
+        """,
+    )
+
+    assert run.info.last.failure is not None
+    text = run.info.last.failure["traceback"]
+    assert len(text) <= 8_000
+    assert text.count("in deeper") <= 12
+    assert text.startswith("Traceback (most recent call last):")
+
+
+def test_show_prints_the_traceback_of_a_failed_run_and_does_without_in_older_ones(tmp_path: Path) -> None:
+    """Runs of older recorders keep type and message only."""
+    run = failed_run(tmp_path / "runs", "raise ValueError('no data')")
+
+    def shown() -> list[str]:
+        command = [sys.executable, "-m", "steptape", "show", str(run.folder)]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+
+    new = shown()
+    info = run.info
+    assert info.last.failure is not None
+    older = {key: value for key, value in info.last.failure.items() if key != "traceback"}
+    last = dataclasses.replace(info.last, failure=older)
+    write_run_info(run.folder, dataclasses.replace(info, attempts=(last,)))
+    old = shown()
+
+    begin = new.index("failed with ValueError: no data")
+    assert new[begin + 1] == "  Traceback (most recent call last):"
+    assert new[begin + 4] == "  ValueError: no data"
+    assert old == new[: begin + 1] + new[begin + 5 :]
+
+
+def printed(program: str, *arguments: str, environment: Mapping[str, str] = MappingProxyType({})) -> str:
+    """Run a program as a user does and return its stderr."""
+    command = [sys.executable, "-c", textwrap.dedent(program), *arguments]
+    variables = {name: value for name, value in os.environ.items() if name != "STEPTAPE_QUIET"}
+    return subprocess.run(command, capture_output=True, text=True, check=True, env={**variables, **environment}).stderr
+
+
+LOOP = """
+    import sys
+    from steptape import Recorder
+    with Recorder(sys.argv[1], name="one") as rec:
+        for step in range(1, 51):
+            rec.step(loss=1 / step, lr=0.1)
+        rec.evaluate(eval_loss=0.5, a=1, b=2)
+"""
+
+
+def test_a_line_at_the_start_and_one_at_the_end_say_where_the_run_is_and_how_it_ended(tmp_path: Path) -> None:
+    """The last line holds the last values, of the fast path's steps too."""
+    first, last = printed(LOOP, str(tmp_path)).splitlines()
+    (folder,) = tmp_path.iterdir()
+
+    look = f"To look at it: steptape show {folder}"
+    assert first == f"steptape: recording 'one'. {look}"
+    assert last == f"steptape: 'one' completed after 50 steps: loss 0.02, lr 0.1, eval_loss 0.5, a 1 and 1 more. {look}"
+
+
+def test_the_lines_name_a_failed_run_and_a_run_without_steps(tmp_path: Path) -> None:
+    """The exception of the loop follows, as without a recorder."""
+    program = """
+        import sys
+        from steptape import Recorder
+        try:
+            with Recorder(sys.argv[1], name="a b") as rec:
+                raise ValueError
+        except ValueError:
+            pass
+    """
+    lines = printed(program, str(tmp_path / "my runs")).splitlines()
+
+    assert lines[1].startswith("steptape: 'a b' failed after 0 steps. To look at it: steptape show '")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "environment"),
+    [("quiet=True", {}), ("", {"STEPTAPE_QUIET": "1"}), ("rank=1, run_id='x'", {})],
+    ids=["quiet", "variable", "rank 1"],
+)
+def test_the_lines_can_be_silenced_and_other_ranks_print_none(
+    tmp_path: Path, arguments: str, environment: dict[str, str]
+) -> None:
+    """One process of a job prints."""
+    loop = LOOP.replace('name="one"', f'name="one", {arguments}')
+
+    assert "To look at it" not in printed(loop, str(tmp_path), environment=environment)
+
+
+def test_the_lines_do_without_a_standard_error(tmp_path: Path) -> None:
+    """A daemon closes it, at the start or while the run goes on."""
+    loop = textwrap.dedent(LOOP)
+    for begin in ("sys.stderr = None", "sys.stderr.close()"):
+        printed(f"import sys\n{begin}\n{loop}", str(tmp_path))
+
+    assert [open_run(folder).status for folder in tmp_path.iterdir()] == ["completed"] * 2
