@@ -237,7 +237,7 @@ class Run:
         Raises:
             QueryRefused: The statement is not one read-only statement, or fails.
         """
-        return self.read(lambda snapshot: run_query(connect([snapshot]), statement))
+        return self.read(lambda snapshot: run_query(connect([snapshot], statement), statement))
 
     def rows(self, statement: str) -> list[dict[str, Any]]:
         """Run the same and return each row as a dictionary."""
