@@ -113,6 +113,20 @@ class RunInfo:
         return (json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False) + "\n").encode()
 
 
+def flattened(config: Any, prefix: str = "") -> dict[str, Any]:
+    """Flatten a configuration to one level of dotted keys.
+
+    >>> flattened({"optimizer": {"lr": 0.1}, "seed": 1})
+    {'optimizer.lr': 0.1, 'seed': 1}
+    """
+    if not isinstance(config, dict) or not config:
+        return {prefix: config} if prefix else {}
+    found: dict[str, Any] = {}
+    for key, value in config.items():
+        found |= flattened(value, f"{prefix}.{key}" if prefix else str(key))
+    return found
+
+
 def write_run_info(folder: Path, info: RunInfo) -> None:
     """Write ``run.json`` into a run's folder, replacing an earlier one atomically."""
     replace_file(folder / RUN_JSON, info.to_json())

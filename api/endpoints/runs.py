@@ -16,6 +16,7 @@ from ...store.reading.summary import RunSummary
 from ...store.store import Store
 from ..access import OpenStore
 from ..answers import IN_EVERY_FORM, page_answer
+from ..config_filters import PARAMETER
 from ..models import RunPage, RunProblem, RunRow
 from ..pagination import from_cursor, to_cursor
 from ..problems import detail_of, hint_of, sort_of
@@ -41,6 +42,7 @@ _LINKS: Final = {
     summary="Runs, newest first",
     response_model=RunPage,
     responses={200: {**IN_EVERY_FORM[200], "links": _LINKS}},
+    openapi_extra={"parameters": [PARAMETER]},
 )
 def list_runs(request: Request, store: OpenStore, query: Annotated[RunsQuery, InQuery()]) -> Response:  # type: ignore[valid-type]
     """Return the runs of the store that match the filters. `problems` names the runs that cannot be read."""

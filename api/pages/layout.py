@@ -128,21 +128,6 @@ def compact(value: object) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
-def flattened(config: Any, prefix: str = "") -> dict[str, Any]:
-    """Flatten a configuration to one level of dotted keys.
-
-    >>> flattened({"optimizer": {"lr": 0.1}, "seed": 1})
-    {'optimizer.lr': 0.1, 'seed': 1}
-
-    """
-    if not isinstance(config, dict) or not config:
-        return {prefix: config} if prefix else {}
-    found: dict[str, Any] = {}
-    for key, value in config.items():
-        found |= flattened(value, f"{prefix}.{key}" if prefix else str(key))
-    return found
-
-
 def _data_block(value: Any) -> Markup:
     """Encode JSON for a data block, so that nothing in it can end the block or begin another."""
     text = json.dumps(value, ensure_ascii=True, allow_nan=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 from ...store.reading.diagnosis import is_run_folder
@@ -18,7 +19,7 @@ def runs(store: StoreArgument = Path("runs"), as_json: JsonOption = False) -> No
     rows = [entry.summary.to_row() for entry in entries]
     if as_json:
         for row in rows:
-            print_json(row)
+            print_json(row | {"config": json.loads(row["config"])})
     elif rows:
         columns = ("run_id", "name", "group", "status", "started", "duration_s", "steps", "planned_steps")
         headings = [f"{name} (UTC)" if name == "started" else name for name in columns]

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
+from ..event_json import encoded
 from ..run_info import RunInfo
 
 
@@ -20,6 +22,7 @@ class RunSummary:
         steps: Optimizer updates finished, without rolled-back ones.
         planned_steps: Updates that the loop declared; None when it did not.
         policy_digest: Digest of the newest attempt's policy; None without one.
+        config: The run's configuration, as JSON text: a server lists thousands of runs and reads few of them.
     """
 
     run_id: str
@@ -34,6 +37,7 @@ class RunSummary:
     planned_steps: int | None
     attempts: int
     policy_digest: str | None
+    config: str
 
     def to_row(self) -> dict[str, Any]:
         """Return the row as a dictionary, in the order of ``RUNS_SCHEMA``."""
@@ -63,7 +67,13 @@ def row_of(info: RunInfo, status: str, steps: int, last_ns: int | None) -> RunSu
         planned_steps=last.plan.max_steps(),
         attempts=len(info.attempts),
         policy_digest=last.policy.digest if last.policy else None,
+        config=_json(info.config),
     )
+
+
+def _json(config: dict[str, Any]) -> str:
+    """Return strict JSON in valid Unicode, also where ``run.json`` was written by hand."""
+    return json.dumps(encoded(config), ensure_ascii=False).encode(errors="replace").decode()
 
 
 def _utc(time_ns: int) -> datetime:
