@@ -70,8 +70,8 @@ PARAMETER: Final[dict[str, Any]] = {
     "explode": True,
     "description": (
         "Runs by their configuration, such as `config.optimizer.lr=0.001`. Keys of nested mappings are joined by dots. "
-        f"A suffix compares in another way, such as `config.lr__lt=0.01`: {', '.join(f'`__{op}`' for op in _OPERATORS)}, "
-        "as for the other fields. Numbers are compared as numbers; `true`, `false`, `null` and lists as JSON. "
+        "An operator may follow, as for the other fields: `config.lr__lt=0.01`. Operators: "
+        f"{', '.join(_OPERATORS)}. Numbers compare as numbers; `true`, `false`, `null` and lists as JSON. "
         "A run without the key matches none."
     ),
     "schema": {

@@ -24,7 +24,8 @@ def query(
 ) -> None:
     """Run read-only SQL over a store.
 
-    Views: runs, events, steps, evals, saves, samples, decisions, windows. Table macros: series(name), rolling(n).
+    Views: runs, events, steps, evals, saves, samples, decisions, windows. Table macros: series(name), rolling(n),
+    spiking_samples(step).
     """
     source = open_run(store) if (store / "run.json").exists() else open_store(store)
     table = source.sql(sql)
