@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import math
+import tracemalloc
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +17,7 @@ from steptape import open_run, open_store
 from steptape.store.columns import METRICS_AS_COLUMNS
 from steptape.store.events import Event
 from steptape.store.journal.writer import JournalWriter
+from steptape.store.parquet.rows import EventRows
 from steptape.store.parquet.sealing import seal
 from steptape.store.run_folder import list_files
 from steptape.store.run_info import Attempt, read_run_info, write_run_info
@@ -109,6 +111,47 @@ def test_five_thousand_metrics_a_step_work(store_record: Callable[..., Path]) ->
     assert run.series("w/4999")["value"].to_pylist() == [float(step) for step in range(1, 21)]
     assert run.rows("SELECT count(*) AS n FROM series('w/4321')") == [{"n": 20}]
     assert [len(event.metrics) for event in run.events()] == [5000] * 20
+
+
+def test_rows_of_few_steps_are_read_as_they_were_written(store_record: Callable[..., Path]) -> None:
+    """A metric that few events carry, one that none carries, and events filtered by kind."""
+    first = {f"w/{index}": 0.5 for index in range(METRICS_AS_COLUMNS)}
+    events = [
+        Event("step_end", step=step, metrics=first | ({"rare": float(step)} if step % 10 == 0 else {}))
+        for step in range(1, 41)
+    ]
+    events.insert(20, Event("evaluate", step=20, metrics={"eval_loss": math.nan}))
+    stream = open_run(store_record(events, sealed=True)).stream()
+    assert isinstance(stream, EventRows)
+    (evaluated,) = stream.of_kinds(("evaluate",))
+
+    assert [value for value in stream.values("rare") if value is not None] == [10.0, 20.0, 30.0, 40.0]
+    assert [event.metrics.get("rare") for event in stream] == stream.values("rare")
+    assert stream.values("unknown") == [None] * 41
+    assert (list(evaluated.metrics), "rare" in evaluated.metrics) == (["eval_loss"], False)
+    assert [set(event.metrics) - first.keys() for event in stream] == [
+        set(event.metrics) - first.keys() for event in events
+    ]
+    with pytest.raises(KeyError, match="rare"):
+        evaluated.metrics["rare"]
+
+
+def test_reading_one_metric_of_a_wide_run_makes_no_object_of_each_value(store_record: Callable[..., Path]) -> None:
+    """A dictionary for each event takes more than 80 bytes a value, and a policy reads a few of its metrics."""
+    count, steps = 3000, 100
+    metrics = {f"w/{index}": 0.5 for index in range(count)}
+    events = [Event("step_end", step=step, metrics=metrics | {"loss": float(step)}) for step in range(steps)]
+    run = open_run(store_record(events, sealed=True))
+    run.stream()  # Imports and caches count once.
+    tracemalloc.start()
+    try:
+        losses = [event.metrics["loss"] for event in run.stream()]
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+
+    assert losses == [float(step) for step in range(steps)]
+    assert peak < 40 * (count - METRICS_AS_COLUMNS) * steps
 
 
 @pytest.mark.parametrize("sealed", [False, True])
