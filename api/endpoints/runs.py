@@ -72,7 +72,7 @@ def runs_page(store: Store, query: Any) -> RunPage:
 def facts_of(summary: RunSummary) -> dict[str, Any]:
     """Return the run's row as the API shows it: times with their zone."""
     row = summary.to_row()
-    return row | {"started": _in_utc(summary.started), "ended": summary.ended and _in_utc(summary.ended)}
+    return row | {"started": _in_utc(summary.started), "ended": _in_utc(summary.ended)}
 
 
 def _problem_of(folder: Path, error: TelemetryError, store: Store) -> RunProblem:
@@ -86,5 +86,5 @@ def _problem_of(folder: Path, error: TelemetryError, store: Store) -> RunProblem
     )
 
 
-def _in_utc(moment: datetime) -> datetime:
-    return moment.replace(tzinfo=UTC)
+def _in_utc(moment: datetime | None) -> datetime | None:
+    return moment and moment.replace(tzinfo=UTC)

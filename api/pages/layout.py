@@ -33,8 +33,6 @@ CONTENT_SECURITY_POLICY: Final = (
 
 _DASH: Final = "\N{EN DASH}"
 
-_EPOCH: Final = datetime(1970, 1, 1)
-
 #: Cookie that a signed-in browser sends.
 COOKIE: Final = "steptape_token"
 
@@ -114,13 +112,13 @@ def number(value: object) -> str:
 
 
 def moment(value: datetime | None) -> str:
-    """Format a UTC time to the minute; a dash for None and for the epoch, the time of runs without a clock."""
-    return _DASH if value is None or value == _EPOCH else f"{value:%Y-%m-%d %H:%M}"
+    """Format a UTC time to the minute; a dash for None."""
+    return _DASH if value is None else f"{value:%Y-%m-%d %H:%M}"
 
 
 def time_taken(run: RunSummary) -> str:
     """Format a run's duration; a dash where it has no clock."""
-    return _DASH if run.started == _EPOCH and not run.duration_s else duration(run.duration_s)
+    return _DASH if run.started is None and not run.duration_s else duration(run.duration_s)
 
 
 def compact(value: object) -> str:
