@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, Never, Self
 from ..store.errors import TelemetryError
 from ..store.journal.syncing import SYNC_EVERY_S
 from ..store.run_info import RunInfo, write_run_info
+from .background_sealing import SEAL_WAIT_S, SEALING
 from .calls.habits import unknown_argument, unknown_attribute
 from .calls.quick_step import quick_step
 from .calls.warnings import CallWarnings
@@ -28,6 +29,7 @@ from .opening import (
     declared_choice,
     declared_plan,
     declared_policy,
+    declared_seal_wait_s,
     declared_store,
     declared_sync_s,
     described_attempt,
@@ -100,6 +102,8 @@ class Recorder:
         token_losses_over: Keep token losses of samples whose loss is above this; of all if not given.
         value_lag: Updates after which the values of device tensors are recorded. The recorder waits for them earlier
             only before an event other than ``step`` or ``log``, and in ``state_dict``.
+        seal_wait_s: Seconds that the program's exit waits, at most, until closed runs are Parquet. 0 lets sealing continue
+            after the program has ended. Among several recorders the largest counts.
         quiet: Print no line on stderr at the start and the end of the run, as with ``STEPTAPE_QUIET=1`` in the
             environment.
         strict: Raise when recording fails or a call is wrong, instead of warning and training on.
@@ -142,6 +146,7 @@ class Recorder:
         samples_top: int | None = None,
         token_losses_over: float | None = None,
         value_lag: int = VALUE_LAG,
+        seal_wait_s: float = SEAL_WAIT_S,
         strict: bool = False,
         quiet: bool = False,
         **unknown: Never,
@@ -149,7 +154,7 @@ class Recorder:
         for argument in unknown:
             raise TypeError(unknown_argument(argument, inspect.signature(Recorder).parameters))
         folder = declared_store(store)
-        sync_s = declared_sync_s(durability, sync_every_s)
+        sync_s, self._seal_wait_s = declared_sync_s(durability, sync_every_s), declared_seal_wait_s(seal_wait_s)
         policy = declared_policy(rules)
         plan = declared_plan(total_steps, total_epochs, steps_per_epoch, world_size, constants)
         self._choice = declared_choice(samples_every, samples_top, token_losses_over)
@@ -300,9 +305,17 @@ class Recorder:
             position.epochs_begun,
         ).to_json()
 
-    def close(self) -> None:
-        """End the run, as ``stopped`` if a rule asked for it, else as ``completed``. Idempotent."""
+    def close(self, *, seal: bool = False) -> None:
+        """End the run, as ``stopped`` if a rule asked for it, else as ``completed``. Idempotent.
+
+        Another process then turns the journal into Parquet.
+
+        Args:
+            seal: Wait until that is done.
+        """
         self._close("stopped" if self.control.should_stop else "completed")
+        if seal and os.getpid() == self._pid:
+            self._tape.seal()
 
     if not TYPE_CHECKING:
 
@@ -340,6 +353,7 @@ class Recorder:
             general = Recorder.step.__get__(self)
             quick = quick_step(general, self._apply, *own, keeps_samples=self._choice.is_everything)
             self.__dict__["step"] = quick
+        SEALING.wait_at_exit(self._seal_wait_s)
         atexit.register(self._close_at_exit)
         self._handles_sigterm = raise_on_sigterm()
         try:
@@ -376,7 +390,7 @@ class Recorder:
             self._write_info(self._info)
         except (OSError, ValueError, TypeError) as error:
             if tape is not None:
-                tape.discard()
+                tape.journal.discard()
             raise TelemetryError(
                 f"the run cannot be written ({error})",
                 where=str(self.folder),

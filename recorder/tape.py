@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import math
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -18,7 +19,7 @@ from ..store.events import AWAITED, LATE_FOR, SAMPLES, Event
 from ..store.journal.syncing import SYNC_EVERY_S
 from ..store.journal.writer import JournalWriter
 from ..store.sample_losses import SampleLosses
-from .background_sealing import BackgroundSealing
+from .background_sealing import SEALING
 from .batch_samples import SampleChoice
 from .calls.warnings import CallWarnings, values_by_name
 from .environment import describe_process
@@ -93,6 +94,7 @@ class Tape:
         self.latest_quick_step: Callable[[], Latest] = lambda: _NO_EVENT
         self._latest: dict[str, Latest] = {}
         self._folder = folder
+        self._sealed_as = os.path.abspath(folder)
         self._steering = steering
         self._strict = strict
         self._warnings = warnings
@@ -108,13 +110,12 @@ class Tape:
             attempt=attempt,
             rank=rank,
             writer=describe_process(),
-            on_segment_closed=lambda _: self._sealing.start(),
+            on_segment_closed=lambda _: SEALING.seal_segments(self._sealed_as),
             durability="process" if sync_every_s is None else "power",
             sync_every_s=SYNC_EVERY_S if sync_every_s is None else sync_every_s,
             on_sync_failed=lambda error: warnings.once(f"the journal in {folder} could not be synced: {error}"),
             on_begun_anew=on_begun_anew,
         )
-        self._sealing = BackgroundSealing(folder)
 
     @property
     def is_steered(self) -> bool:
@@ -211,15 +212,16 @@ class Tape:
             self._note_whether_clear()
 
     def close(self) -> None:
-        """Close the journal and have another process seal it."""
-        with self.lock:
-            self.journal.close()
-        self._sealing.finish()
+        """Close the journal and hand the run over to the sealing process."""
+        try:
+            with self.lock:
+                self.journal.close()
+        finally:
+            SEALING.hand_over(self._sealed_as)
 
-    def discard(self) -> None:
-        """Delete the journal, which holds no event, and stop the sealer."""
-        self.journal.discard()
-        self._sealing.stop()
+    def seal(self) -> None:
+        """Wait until the closed run is sealed."""
+        SEALING.finish_run(self._sealed_as)
 
     def _guarded(
         self,

@@ -144,6 +144,14 @@ def is_journal(name: str) -> bool:
     return name.startswith("journal-") and _JOURNAL.fullmatch(name) is not None
 
 
+def has_journal(folder: str | Path) -> bool:
+    """Whether a folder holds a journal segment; false if it cannot be listed."""
+    try:
+        return any(map(is_journal, os.listdir(folder)))
+    except OSError:
+        return False
+
+
 def run_names(store: str | Path) -> list[str]:
     """Return the names of a store's folders that may be runs, sorted.
 
@@ -159,13 +167,9 @@ def folders_with_journals(store: Path) -> list[Path]:
 
     Folders that cannot be listed are skipped.
     """
-    found = []
     with contextlib.suppress(OSError), os.scandir(store) as entries:
-        for entry in entries:
-            with contextlib.suppress(OSError):
-                if entry.is_dir() and any(map(is_journal, os.listdir(entry))):
-                    found.append(Path(entry))
-    return sorted(found)
+        return sorted(Path(entry) for entry in entries if has_journal(entry.path))
+    return []
 
 
 def journal_name(attempt: int, rank: int, first: int) -> str:

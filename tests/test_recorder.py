@@ -444,6 +444,7 @@ def test_a_finished_run_is_sealed_into_parquet(store: Path) -> None:
     with Recorder(store) as rec:
         for _ in range(10):
             rec.step(loss=1.0, samples=[1.0])
+    rec.close(seal=True)
 
     names = sorted(path.name.split("-")[0] for path in rec.folder.iterdir())
 
@@ -459,6 +460,7 @@ def test_a_journal_in_small_segments_is_sealed_while_the_run_goes_on(
         for step in range(400):
             rec.step(loss=float(step))
         during = [event.metrics["loss"] for event in events(open_run(rec.folder), "step_end")]
+    rec.close(seal=True)
 
     after = [event.metrics["loss"] for event in events(open_run(rec.folder), "step_end")]
 
@@ -576,6 +578,7 @@ def test_attributes_of_whatever_depth_are_recorded_and_sealed_or_told_of(tmp_pat
         with Recorder(tmp_path, run_id="deep") as rec:
             for depth in depths:
                 rec.annotate(str(depth), nested=nested(depth))
+        rec.close(seal=True)
 
     with ThreadPoolExecutor(1) as thread:  # A new thread has a shallow call stack.
         thread.submit(record).result()

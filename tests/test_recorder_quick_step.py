@@ -93,6 +93,7 @@ def recorded(
                 # The first of a kind takes the general path.
                 call(rec, given)
                 call(rec, given)
+        rec.close(seal=True)
         run = open_run(rec.folder)
         samples = run.samples().drop_columns(["run_id"]).to_pylist()
         return [without_clocks(event) for event in run.events()], repr(samples)

@@ -196,10 +196,18 @@ class JournalWriter:
             self._rotate()
 
     def close(self) -> None:
-        """Release the journal. Its events remain for the next sealer."""
+        """Sync and release the journal. Its events remain for the next sealer.
+
+        Raises:
+            OSError: It could not be synced; it is released nevertheless.
+        """
         if self._syncer is not None:
             self._syncer.stop()
-        self._abandon()
+        try:
+            if self._fd >= 0:
+                os.fsync(self._fd)
+        finally:
+            self._abandon()
 
     def discard(self) -> None:
         """Close and delete a journal without events."""

@@ -89,6 +89,12 @@ class ChildProcess(subprocess.Popen[bytes]):
                 pipe.close()
         self._close_lifeline()
 
+    def abandon(self) -> None:
+        """Close this process's ends of the pipes and leave the child to itself, or to the parent of a forked child."""
+        self.close_pipes()
+        if self.returncode is None:
+            self.returncode = 0  # Otherwise Popen's destructor warns of a child that is still running.
+
     def end(self) -> None:
         """Kill the process, whatever it is computing, and wait until it has ended."""
         self.kill()
