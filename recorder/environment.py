@@ -46,15 +46,17 @@ def _version(package: str) -> str | None:
 
 def _git_commit() -> dict[str, Any] | None:
     """Return the commit of the current folder, which may have been deleted; None without a commit."""
-    commit = _git("rev-parse", "HEAD")
-    if commit is None:
+    status = _git_status()
+    commit = status.partition("# branch.oid ")[2].partition("\n")[0]
+    if not commit or commit == "(initial)":
         return None
-    return {"commit": commit, "dirty": bool(_git("status", "--porcelain", "--untracked-files=no"))}
+    return {"commit": commit, "dirty": any(not line.startswith("# ") for line in status.splitlines())}
 
 
-def _git(*arguments: str) -> str | None:
+def _git_status() -> str:
+    command = ("git", "status", "--porcelain=v2", "--branch", "--untracked-files=no")
     try:
-        result = subprocess.run(("git", *arguments), capture_output=True, timeout=_GIT_TIMEOUT_S, check=True)
+        result = subprocess.run(command, capture_output=True, timeout=_GIT_TIMEOUT_S, check=True)
     except (OSError, subprocess.SubprocessError):
-        return None
-    return result.stdout.decode(errors="replace").strip()  # It may hold file names in any encoding.
+        return ""
+    return result.stdout.decode(errors="replace")  # It may hold file names in any encoding.
