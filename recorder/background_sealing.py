@@ -18,7 +18,6 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any, Final
 
 from ..store.plural import counted
@@ -32,7 +31,7 @@ logger = logging.getLogger("steptape")
 #: Seconds that the program's exit waits for sealing, if no recorder says otherwise.
 SEAL_WAIT_S: Final = 10.0
 
-#: Seconds within which the process takes a request. It reads them in a thread of its own, so only a stalled one does not.
+#: Seconds within which the process takes a request, unless it is stalled: it reads them in a thread of its own.
 _TAKEN_WITHIN_S: Final = 1.0
 
 #: Times that a killed process is started again without having answered.
@@ -238,7 +237,7 @@ class BackgroundSealing:
             self._unsealed[fresh[0]],
         )
 
-    # --- forks: the child has neither this process's sealer nor its runs -----------------------------------------------
+    # --- forks: the child has neither this process's sealer nor its runs ---------------------------------------------
 
     def before_fork(self) -> None:
         """Wait until the process is started, because a child forked meanwhile would keep its pipes open."""

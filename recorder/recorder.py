@@ -102,8 +102,8 @@ class Recorder:
         token_losses_over: Keep token losses of samples whose loss is above this; of all if not given.
         value_lag: Updates after which the values of device tensors are recorded. The recorder waits for them earlier
             only before an event other than ``step`` or ``log``, and in ``state_dict``.
-        seal_wait_s: Seconds that the program's exit waits, at most, until closed runs are Parquet. 0 lets sealing continue
-            after the program has ended. Among several recorders the largest counts.
+        seal_wait_s: Maximum number of seconds that the program's exit waits until its closed runs are Parquet. After
+            that, sealing continues without the program. The largest of all recorders counts.
         quiet: Print no line on stderr at the start and the end of the run, as with ``STEPTAPE_QUIET=1`` in the
             environment.
         strict: Raise when recording fails or a call is wrong, instead of warning and training on.

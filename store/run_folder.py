@@ -187,15 +187,25 @@ def new_run_id() -> str:
     return f"{time.strftime('%Y%m%dT%H%M%S', time.gmtime())}-{secrets.token_hex(3)}"
 
 
-def replace_file(path: Path, content: bytes) -> None:
-    """Replace a file atomically and durably: write a temporary file, fsync, rename."""
+def replace_file(path: Path, content: bytes, *, is_durable: bool = True) -> None:
+    """Replace a file atomically: write a temporary file, rename.
+
+    Args:
+        path: The file.
+        content: Its new content.
+        is_durable: Sync it, so that a power loss leaves the old content or the new one.
+    """
     aside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         with open(aside, "wb") as file:
             file.write(content)
             file.flush()
-            os.fsync(file.fileno())
-        publish(aside, path)
+            if is_durable:
+                os.fsync(file.fileno())
+        if is_durable:
+            publish(aside, path)
+        else:
+            os.replace(aside, path)
     except OSError:
         aside.unlink(missing_ok=True)
         raise

@@ -128,8 +128,13 @@ def flattened(config: Any, prefix: str = "") -> dict[str, Any]:
 
 
 def write_run_info(folder: Path, info: RunInfo) -> None:
-    """Write ``run.json`` into a run's folder, replacing an earlier one atomically."""
-    replace_file(folder / RUN_JSON, info.to_json())
+    """Write ``run.json`` into a run's folder, replacing an earlier one atomically.
+
+    It is durable, like the journal that it describes, unless the run has only begun and does not sync its journal. Two
+    syncs took 40 % of a short run.
+    """
+    has_begun = len(info.attempts) == 1 and info.last.status == "running" and info.last.sync_every_s is None
+    replace_file(folder / RUN_JSON, info.to_json(), is_durable=not has_begun)
 
 
 def read_run_info(folder: Path) -> RunInfo:

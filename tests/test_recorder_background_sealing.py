@@ -202,7 +202,7 @@ def held(folder: Path) -> Iterator[None]:
         os.close(fd)
 
 
-# --- the program's exit ------------------------------------------------------------------------------------------------
+# --- the program's exit ----------------------------------------------------------------------------------------------
 
 #: Records a run, and says so before it ends.
 PROGRAM = """
@@ -289,7 +289,7 @@ def test_sealing_that_takes_longer_than_the_exit_waits_goes_on_alone(tmp_path: P
 
 def test_the_longest_wait_of_several_recorders_counts(tmp_path: Path) -> None:
     """The others gave 0."""
-    other = 'Recorder(sys.argv[1], seal_wait_s={}).close()\n'
+    other = "Recorder(sys.argv[1], seal_wait_s={}).close()\n"
     code = PROGRAM.replace('print("closed"', other.format(600) + other.format(0) + 'print("closed"')
     process = program(tmp_path, "seal_wait_s=0", code=code)
     process.communicate("\n", timeout=PATIENCE_S)
@@ -395,7 +395,7 @@ def test_a_forked_child_has_a_sealing_process_of_its_own(tmp_path: Path) -> None
     assert not journals(tmp_path)
 
 
-# --- whether a process is stalled --------------------------------------------------------------------------------------
+# --- whether a process is stalled ------------------------------------------------------------------------------------
 
 
 def activity(pid: int) -> tuple[bytes, bytes]:
