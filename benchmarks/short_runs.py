@@ -4,8 +4,8 @@
 
 PYTHON is an interpreter that has goodseed (``pip install goodseed`` in an environment of its own). Prints a JSON line
 per part. Times are wall-clock seconds: ``until_closed_s`` from the first import to the return of ``close``,
-``process_s`` from the start of the process to its end, which includes sealing at exit. Rounds alternate between the
-programs.
+``process_s`` from the start of the process to its end, which includes sealing at exit. ``cpu_s`` is the processor time
+of the process and of the children that it waited for. Rounds alternate between the programs.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ from typing import Final
 #: Print the seconds from the first import on.
 CLOCK: Final = "import time; began = time.perf_counter()\n"
 TOLD: Final = "\nprint('seconds', time.perf_counter() - began, flush=True)\n"
+
+TIMES: Final = ("until_closed_s", "process_s", "cpu_s")
 
 MANY: Final = """
 import sys
@@ -65,13 +67,13 @@ run.close()
 """
 
 
-def timed(python: str, code: str, *arguments: object) -> tuple[float, float]:
-    """Run a program; return the seconds until it has closed its runs and those until it has ended."""
-    began = time.perf_counter()
+def timed(python: str, code: str, *arguments: object) -> tuple[float, float, float]:
+    """Run a program; return the seconds until it has closed its runs, those until it has ended, and its CPU time."""
+    began, cpu_began = time.perf_counter(), sum(os.times()[2:4])
     command = [python, "-c", CLOCK + code + TOLD, *map(str, arguments)]
     result = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
     process_s = time.perf_counter() - began
-    return float(result.stdout.rpartition("seconds")[2]), process_s
+    return float(result.stdout.rpartition("seconds")[2]), process_s, sum(os.times()[2:4]) - cpu_began
 
 
 def print_part(part: str, **numbers: object) -> None:
@@ -82,11 +84,9 @@ def print_part(part: str, **numbers: object) -> None:
 
 def print_many(store: Path, runs: int, steps: int) -> None:
     """Record many runs in one program."""
-    until_closed_s, process_s = timed(sys.executable, MANY, store, runs, steps)
+    taken = dict(zip(TIMES, timed(sys.executable, MANY, store, runs, steps), strict=True))
     unsealed = sum(1 for _ in store.glob("*/journal-*"))
-    print_part(
-        f"{runs} runs of {steps} steps", until_closed_s=until_closed_s, process_s=process_s, unsealed_at_exit=unsealed
-    )
+    print_part(f"{runs} runs of {steps} steps", **taken, unsealed_at_exit=unsealed)
 
 
 def print_fresh(place: Path, peer: str | None, rounds: int) -> None:
@@ -94,13 +94,13 @@ def print_fresh(place: Path, peer: str | None, rounds: int) -> None:
     programs = {"bare Python": (sys.executable, "pass"), "steptape": (sys.executable, STEPTAPE)}
     if peer is not None:
         programs["goodseed"] = (peer, GOODSEED)
-    taken: dict[str, list[tuple[float, float]]] = {name: [] for name in programs}
+    taken: dict[str, list[tuple[float, float, float]]] = {name: [] for name in programs}
     for number in range(rounds):
         for name, (python, code) in programs.items():
             taken[name].append(timed(python, code, place / f"{name}-{number}"))
     for name, times in taken.items():
-        closed, ended = (statistics.median(column) for column in zip(*times, strict=True))
-        print_part(f"import, open, one step, close: {name}", until_closed_s=closed, process_s=ended)
+        medians = map(statistics.median, zip(*times, strict=True))
+        print_part(f"import, open, one step, close: {name}", **dict(zip(TIMES, medians, strict=True)))
     if peer is None:
         print_part("import, open, one step, close: goodseed", missing="give --peer an interpreter that has goodseed")
 
