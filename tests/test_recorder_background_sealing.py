@@ -247,7 +247,7 @@ def test_a_program_that_has_ended_leaves_parquet(tmp_path: Path) -> None:
         import sys
         from steptape import Recorder
         for run in range(5):
-            with Recorder(sys.argv[1]) as rec:
+            with Recorder(sys.argv[1], seal_wait_s=1e6) as rec:
                 rec.step(loss=1.0)
         never_closed = Recorder(sys.argv[1])
         never_closed.step(loss=1.0)
@@ -352,7 +352,7 @@ def test_without_room_to_seal_the_journal_stays_and_one_line_says_so(tmp_path: P
     # Parquet takes 150 bytes a column, a journal 8 bytes a value.
     code = code.replace("range(20)", "range(2)")
     code = code.replace("rec.step(", "rec.step({f'm{number}': 1.0 for number in range(400)}, ")
-    process = program(tmp_path, code=code)
+    process = program(tmp_path, "seal_wait_s=1e6", code=code)
     _, errors = process.communicate(timeout=PATIENCE_S)
     run = open_run(tmp_path / "a-run")
 
