@@ -66,7 +66,8 @@ def _git_commit() -> dict[str, Any] | None:
 
 @functools.lru_cache(maxsize=1)
 def _git_status(folder: str, period: int) -> str:  # noqa: ARG001 - the period ends the entry
-    command = ("git", "status", "--porcelain=v2", "--branch", "--untracked-files=no")
+    # Without optional locks, git writes nothing: a refreshed index would collide with a command of the user.
+    command = ("git", "--no-optional-locks", "status", "--porcelain=v2", "--branch", "--untracked-files=no")
     try:
         result = subprocess.run(command, cwd=folder, capture_output=True, timeout=_GIT_TIMEOUT_S, check=True)
     except (OSError, subprocess.SubprocessError):
