@@ -71,7 +71,8 @@ def timed(python: str, code: str, *arguments: object) -> tuple[float, float, flo
     """Run a program; return the seconds until it has closed its runs, those until it has ended, and its CPU time."""
     began, cpu_began = time.perf_counter(), sum(os.times()[2:4])
     command = [python, "-c", CLOCK + code + TOLD, *map(str, arguments)]
-    result = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+    quiet = {**os.environ, "STEPTAPE_QUIET": "1"}
+    result = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, env=quiet)
     process_s = time.perf_counter() - began
     return float(result.stdout.rpartition("seconds")[2]), process_s, sum(os.times()[2:4]) - cpu_began
 
