@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, Never, Self
 
 from ..store.errors import TelemetryError
 from ..store.journal.syncing import SYNC_EVERY_S
+from ..store.journal.writer import AT_ONCE
 from ..store.run_info import RunInfo, write_run_info
 from .background_sealing import SEAL_WAIT_S, SEALING
 from .calls.habits import unknown_argument, unknown_attribute
@@ -205,13 +206,18 @@ class Recorder:
         Returns:
             The control flags: the same object as ``recorder.control``.
         """
-        position, warnings, following = self._position, self._warnings, self._position.step + 1
+        position, warnings = self._position, self._warnings
         if step is not None:
-            following = warnings.taken(as_whole, step, "step", default=following)
-            warnings.step_number(following, position)
-        position.step, position.is_counting = following, True
+            step = warnings.taken(as_whole, step, "step", default=position.step + 1)
+            warnings.step_number(step, position)
         if epoch is not None:
-            position.set_epoch(warnings.taken(as_epoch, epoch, default=position.epoch))
+            epoch = warnings.taken(as_epoch, epoch, default=position.epoch)
+        with self._tape.lock:  # So that no other thread gets the same number.
+            position.step = number = position.step + 1 if step is None else step
+            position.is_counting = True
+            if epoch is not None:
+                position.set_epoch(epoch)
+            at = position.epoch_at(number)
         given = {"samples": samples, "sample_ids": sample_ids, "sample_tokens": sample_tokens}
         given |= {} if token_losses is None else {"token_losses": token_losses}
         if samples is None and (sample_ids is not None or sample_tokens is not None or token_losses is not None):
@@ -220,13 +226,13 @@ class Recorder:
             "step_end",
             (metrics, *unnamed) if unnamed else metrics,
             scalars,
-            step=position.step,
-            epoch=position.epoch_at(position.step),
+            step=number,
+            epoch=at,
             micro_step=micro_step if micro_step == 0 else warnings.taken(as_whole, micro_step, "micro_step", default=0),
             samples=_NOTHING if samples is None else given,
         )
         self._apply(outcomes)
-        if self._log_every and position.step % self._log_every == 0:
+        if self._log_every and number % self._log_every == 0:
             self._emit("log", metrics, scalars)
         return self.control
 
@@ -367,8 +373,10 @@ class Recorder:
 
     def _open_tape(self, rank: int, value_lag: int) -> Tape:
         tape = None
+        is_new = not self.folder.exists()
         try:
             self._info.to_json()
+            self.folder = self.folder.absolute()  # The program may change its working directory.
             self.folder.mkdir(parents=True, exist_ok=True)
             tape = Tape(
                 self.folder,
@@ -383,6 +391,7 @@ class Recorder:
                 choice=self._choice,
                 value_lag=value_lag,
                 on_begun_anew=self._begin_anew,
+                on_moved=self._move,
             )
             # Write run.json after the journal exists, because an attempt without a journal counts as crashed. Write it
             # before the first event, because the events of an attempt that run.json does not list count as part of the
@@ -391,6 +400,9 @@ class Recorder:
         except (OSError, ValueError, TypeError) as error:
             if tape is not None:
                 tape.journal.discard()
+            if is_new:
+                with contextlib.suppress(OSError):
+                    self.folder.rmdir()
             raise TelemetryError(
                 f"the run cannot be written ({error})",
                 where=str(self.folder),
@@ -403,13 +415,17 @@ class Recorder:
             with signals_held():
                 write_run_info(self.folder, info)
 
-    def _begin_anew(self) -> None:
-        """Write ``run.json`` again, into a new folder that replaces a deleted one."""
-        self._warnings.once(f"the run's folder was deleted; recording continues in a new one: {self.folder}")
+    def _begin_anew(self, why: str) -> None:
+        """Write ``run.json`` again, since a new folder may have replaced a deleted one."""
+        self._warnings.once(f"{why}; recording continues in a new file in {self.folder}")
         try:
             self._write_info(self._info)
         except OSError as error:
             self._warnings.once(f"run.json could not be written to {self.folder}: {error}")
+
+    def _move(self, folder: Path) -> None:
+        self._warnings.once(f"the run's folder was moved from {self.folder}; recording continues in {folder}")
+        self.folder = folder
 
     def _emit(
         self,
@@ -436,6 +452,7 @@ class Recorder:
         try:
             self._closed = True
             atexit.unregister(self._close_at_exit)
+            self._tape.journal.look_at_ns = AT_ONCE  # The end belongs where the folder is by now.
             if failure is None:
                 counts = dict(self._tape.error_counts)
                 self._emit("train_end", attrs={"status": status, **({"rule_errors": counts} if counts else {})})

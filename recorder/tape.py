@@ -56,7 +56,8 @@ class Tape:
         sync_every_s: Seconds between syncs of the journal to disk, off the training thread; never synced when None.
         choice: The selection of sample losses to keep.
         value_lag: Updates after which late values are recorded.
-        on_begun_anew: Called when the run's folder was deleted and recording continues in a new one.
+        on_begun_anew: As for ``JournalWriter``.
+        on_moved: Called with the new path of the run's folder when it was moved.
 
     Attributes:
         lock: Held while an event is written and judged.
@@ -81,7 +82,8 @@ class Tape:
         sync_every_s: float | None = None,
         choice: SampleChoice = SampleChoice(),  # noqa: B008 - a SampleChoice is immutable
         value_lag: int = VALUE_LAG,
-        on_begun_anew: Callable[[], None],
+        on_begun_anew: Callable[[str], None],
+        on_moved: Callable[[Path], None],
     ) -> None:
         self.attempt, self.rank = attempt, rank
         self.started_ns = started_ns
@@ -95,6 +97,7 @@ class Tape:
         self._latest: dict[str, Latest] = {}
         self._folder = folder
         self._sealed_as = os.path.abspath(folder)
+        self._on_moved = on_moved
         self._steering = steering
         self._strict = strict
         self._warnings = warnings
@@ -115,6 +118,7 @@ class Tape:
             sync_every_s=SYNC_EVERY_S if sync_every_s is None else sync_every_s,
             on_sync_failed=lambda error: warnings.once(f"the journal in {folder} could not be synced: {error}"),
             on_begun_anew=on_begun_anew,
+            on_moved=self._move,
         )
 
     @property
@@ -210,6 +214,11 @@ class Tape:
                     raise
                 self._count_loss("", error)
             self._note_whether_clear()
+
+    def _move(self, folder: Path) -> None:
+        self._folder = folder
+        self._sealed_as = str(folder)
+        self._on_moved(folder)
 
     def close(self) -> None:
         """Close the journal and hand the run over to the sealing process."""

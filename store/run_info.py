@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-from .errors import NotARun, UnsupportedVersion
+from .errors import DamagedLog, NotARun, UnsupportedVersion
 from .plan import Plan
 from .run_folder import RUN_JSON, read_file, replace_file
 
@@ -146,6 +146,8 @@ def read_run_info(folder: Path) -> RunInfo:
     """
     try:
         content = read_file(folder, RUN_JSON)
+    except DamagedLog as error:
+        raise NotARun(error.what, where=error.where, got=error.got, fix=error.fix) from None
     except (FileNotFoundError, NotADirectoryError):
         raise NotARun("not a run: it holds no run.json", where=str(folder)) from None
     except (OSError, ValueError) as error:  # ValueError: the path holds a NUL.

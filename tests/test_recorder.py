@@ -470,15 +470,15 @@ def test_a_journal_in_small_segments_is_sealed_while_the_run_goes_on(
 
 def test_a_failing_journal_never_ends_training(store: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Lost events are counted, warned about once, and recorded when writing works again."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     with Recorder(store) as rec:
         rec.step(loss=1.0)
-        journal = rec._tape.journal
-        good, broken = journal._fd, os.open(os.devnull, os.O_RDONLY)
-        journal._fd = broken
-        for _ in range(3):
-            rec.step(loss=2.0)
-        journal._fd = good
-        os.close(broken)
+        try:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (rec._tape.journal._size, hard))
+            for _ in range(3):
+                rec.step(loss=2.0)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
         rec.step(loss=3.0)
 
     run = open_run(rec.folder)

@@ -84,13 +84,15 @@ def seal(folder: Path, *, other_hosts: bool = False) -> int:
 
     Raises:
         NotARun: The folder is not a run.
-        DamagedLog: A segment is not a journal; it is left unchanged.
+        DamagedLog: A segment is not a journal, or something is not a regular file; it is left unchanged.
     """
     info = read_run_info(folder)
     _keep_freed_memory()
     with _turn(folder), _no_leftovers(folder), ThreadPoolExecutor(1) as thread:
         sealer = _Sealer(folder, info, other_hosts, thread)
-        streams = itertools.groupby(list_files(folder).journals, key=lambda journal: journal[1:3])
+        listing = list_files(folder)
+        listing.require_files()
+        streams = itertools.groupby(listing.journals, key=lambda journal: journal[1:3])
         sealed = sum(sealer.seal_stream(list(journals)) for _, journals in streams)
         sealer.compact()
         compute_digests(folder, sealer.digests())

@@ -7,11 +7,15 @@ import os
 import subprocess
 from collections.abc import Mapping
 from contextlib import suppress
-from typing import Any
+from typing import IO, Any, Final
 
+from ..descriptors import above_streams, inode_of
 from .limits import LIFELINE
 from .module_command import module_command
 from .protocol import MOST_BYTES, Frame, error_from_json, is_ready, read_frame, write_frame
+
+
+_STDERR: Final = 2
 
 
 class ChildProcess(subprocess.Popen[bytes]):
@@ -21,7 +25,7 @@ class ChildProcess(subprocess.Popen[bytes]):
         module: The module's full name.
         arguments: Its command-line arguments.
         environment: Its environment variables; by default this process's own.
-        shows_errors: Whether it shares this process's stderr; otherwise its stderr is discarded.
+        shows_errors: Whether it shares this process's stderr, if that is open; otherwise its stderr is discarded.
         is_bound: Whether it gets a lifeline: a pipe that breaks when this process ends. See ``end_with_parent``.
 
     Raises:
@@ -38,7 +42,7 @@ class ChildProcess(subprocess.Popen[bytes]):
     ) -> None:
         ours = theirs = None
         if is_bound:
-            theirs, ours = os.pipe()
+            theirs, ours = map(above_streams, os.pipe())
             environment = {**(os.environ if environment is None else environment), LIFELINE: str(theirs)}
         self._lifeline = ours
         try:
@@ -46,7 +50,7 @@ class ChildProcess(subprocess.Popen[bytes]):
                 module_command(module, *arguments),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
-                stderr=None if shows_errors else subprocess.DEVNULL,
+                stderr=None if shows_errors and inode_of(_STDERR) is not None else subprocess.DEVNULL,
                 env=environment,
                 pass_fds=() if theirs is None else (theirs,),
                 bufsize=0,
@@ -59,7 +63,7 @@ class ChildProcess(subprocess.Popen[bytes]):
                 os.close(theirs)
         assert self.stdin is not None
         assert self.stdout is not None
-        self.requests, self.answers = self.stdin, self.stdout
+        self.requests, self.answers = self.stdin, self.stdout = _clear(self.stdin), _clear(self.stdout)
         # A child that does not read cannot block this process beyond a deadline.
         os.set_blocking(self.requests.fileno(), False)
 
@@ -105,3 +109,10 @@ class ChildProcess(subprocess.Popen[bytes]):
         if self._lifeline is not None:
             os.close(self._lifeline)
             self._lifeline = None
+
+def _clear(pipe: IO[bytes]) -> IO[bytes]:
+    """Return the pipe on a descriptor that is none of the standard streams."""
+    if pipe.fileno() > _STDERR:
+        return pipe
+    with pipe:
+        return os.fdopen(above_streams(os.dup(pipe.fileno())), pipe.mode, 0)

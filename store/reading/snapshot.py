@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ..columns import Columns, columns_of, read_columns
+from ..errors import RunChanging
 from ..events import Event
 from ..journal.reading import Segment, is_being_written, read_segment
 from ..lineage import Lineage, lineage_of
@@ -34,7 +36,10 @@ _NO_TAIL: Final = Tail(())
 _Part = tuple[tuple[int, int], pa.Table]
 
 #: A file vanishes only when the sealer renamed or merged it after the listing; each retry sees the newer listing.
-ATTEMPTS_TO_READ: Final = 5
+ATTEMPTS_TO_READ: Final = 100
+
+#: A file that is missing this often is not one that a sealer replaces: the listing would lack it.
+_MOST_TIMES_MISSING: Final = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +179,8 @@ def read_snapshot(folder: Path) -> Snapshot:
 
     Raises:
         NotARun: The folder is not a run.
-        DamagedLog: One of its journals is not a journal.
+        DamagedLog: One of its journals is not a journal, or one of its files is not a regular file.
+        RunChanging: As ``retrying``.
     """
     return retrying(lambda: _read_snapshot(folder))
 
@@ -191,17 +197,26 @@ def snapshot_of(folder: Path, content: FolderContent) -> Snapshot:
 
 
 def retrying(read: Callable[[], _Result]) -> _Result:
-    """Call ``read``, retrying while it meets files that a sealer has just replaced."""
-    for _ in range(ATTEMPTS_TO_READ - 1):
+    """Call ``read``, retrying while it meets files that a sealer has just replaced.
+
+    Raises:
+        RunChanging: A file was missing each time.
+    """
+    missing: Counter[str] = Counter()
+    for _ in range(ATTEMPTS_TO_READ):
         try:
             return read()
-        except FileNotFoundError:
-            continue
-    return read()
+        except FileNotFoundError as error:
+            missing[str(error)] += 1
+            where = str(error.filename or "")
+            if missing[str(error)] == _MOST_TIMES_MISSING:
+                break
+    raise RunChanging("files of the run were replaced while they were read", where=where, fix="Try again")
 
 
 def _read_snapshot(folder: Path) -> Snapshot:
     listing = list_files(folder)
+    listing.require_files()
     # Liveness before run.json: a writer releases its journal only after it has recorded how it ended.
     is_live = _is_held(listing)
     info = read_run_info(folder)
