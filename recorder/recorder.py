@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
+from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, Final, Literal, Never, Self
 
 from ..store.errors import TelemetryError
@@ -23,7 +23,7 @@ from .calls.quick_step import quick_step
 from .calls.warnings import CallWarnings
 from .console_lines import ConsoleLines
 from .control import Control
-from .ending import failure_of, status_of
+from .ending import blocked_failure, failure_of, status_of
 from .late_values import VALUE_LAG
 from .opening import (
     declared,
@@ -42,6 +42,7 @@ from .ranks import this_rank
 from .resume_point import ResumePoint
 from .tape import Tape
 from .termination import Terminated, raise_on_sigterm, restore_sigterm, signals_held
+from .watchdog import unwatch, watch
 from .values import as_epoch, as_whole, path_text
 
 if TYPE_CHECKING:
@@ -362,6 +363,8 @@ class Recorder:
         SEALING.wait_at_exit(self._seal_wait_s)
         atexit.register(self._close_at_exit)
         self._handles_sigterm = raise_on_sigterm()
+        if self._handles_sigterm and (self._info.last.plan.world_size or 1) > 1:
+            watch(self._end_blocked)
         try:
             self._apply(self._tape.start())
             self._emit("train_begin")
@@ -464,7 +467,18 @@ class Recorder:
                 self._write_end(status, failure)
             finally:
                 if self._handles_sigterm:
+                    unwatch(self._end_blocked)
                     restore_sigterm()
+
+    def _end_blocked(self, frame: FrameType) -> None:
+        """End the run from another thread. No callback is called: they belong to the loop, which is blocked."""
+        if self._closed:
+            return
+        self._closed = True
+        failure, step = blocked_failure(frame), self._position.step
+        attrs = {**failure, "traceback": failure["traceback"].splitlines()}
+        self._tape.record("failure", None, _NOTHING, step=step, epoch=self._position.epoch_at(step), attrs=attrs)
+        self._write_end("interrupted", failure)
 
     def _write_end(self, status: str, failure: dict[str, str] | None) -> None:
         """Write how the run ended and close the journal, each even if the other fails."""

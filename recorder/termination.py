@@ -6,6 +6,7 @@ process, and the second signal must not interrupt the ending.
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import threading
@@ -58,6 +59,11 @@ def raise_on_sigterm() -> bool:
     return True
 
 
+def handled_since(moment_s: float) -> bool:
+    """Whether the handler has run since a time on the monotonic clock."""
+    return _handled_s >= moment_s
+
+
 def restore_sigterm() -> None:
     """Restore SIGTERM's default handler, if ours is still installed and no other recorder needs it.
 
@@ -106,6 +112,8 @@ def _restore() -> None:
 
 
 def _raise(signum: int, frame: FrameType | None) -> None:  # noqa: ARG001 - the signature of a handler
+    global _handled_s
+    _handled_s = time.monotonic()
     if _is_repeated():
         return
     if not _wanted:
@@ -122,5 +130,8 @@ def _is_repeated() -> bool:
 
 #: Number of recorders that need the handler.
 _wanted = 0
+
+#: When the handler last ran, on the monotonic clock.
+_handled_s = -math.inf
 
 os.register_at_fork(after_in_child=_forget)

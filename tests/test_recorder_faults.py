@@ -185,3 +185,74 @@ def test_a_descriptor_that_the_program_closes_costs_a_moment_and_is_told(tmp_pat
     assert recorded[1:] == list(range(recorded[1], recorded[-1] + 1))
     assert run.status == "completed"
     assert (tmp_path / "checkpoint").read_bytes().endswith(b"open")
+
+
+LIMITED = """
+    import resource
+    from steptape import Recorder
+
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
+    with Recorder(sys.argv[1]) as rec:
+        for step in range(1, 4001):
+            rec.step(loss=1.0, samples=[1.0] * 40_000 if step in (2001, 2500) else None)
+"""
+
+
+def test_a_limit_of_file_sizes_costs_what_does_not_fit_into_one_file(tmp_path: Path) -> None:
+    """Segments end at the limit. A step that is larger is lost, which is said, counted and recorded."""
+    done = run_script(LIMITED, tmp_path)
+
+    run = only_run(tmp_path)
+    gaps = [event.attrs["lost_events"] for event in run.events() if event.kind == "gap"]
+
+    assert done.returncode == 0
+    assert done.stderr.count("could not record an event") == 1
+    assert steps(run) == [step for step in range(1, 4001) if step not in (2001, 2500)]
+    assert (run.status, gaps) == ("completed", [1, 1])
+    assert verify(run).identical
+
+
+NO_ROOM = """
+    import resource
+    from steptape import Recorder, TelemetryError
+
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10, resource.RLIM_INFINITY))
+    try:
+        Recorder(sys.argv[1])
+    except TelemetryError as error:
+        print(error)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+"""
+
+
+def test_a_disk_that_is_full_at_the_start_is_left_as_it_was(tmp_path: Path) -> None:
+    """The recorder raises, and leaves no folder of a run that never was."""
+    done = run_script(NO_ROOM, tmp_path)
+
+    assert "cannot be written" in done.stdout, done
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_callback_may_record(tmp_path: Path) -> None:
+    """What it records follows the step that called it, in order and each once."""
+    rules = tmp_path / "rules.yaml"
+    rules.write_text(
+        "controllers:\n  - {name: save, triggers: [on_step_end], rule: step == 3, operations: [hfcontrols.should_save]}\n"
+    )
+
+    def on_save() -> None:
+        rec.save("checkpoint", size_bytes=1)
+        rec.step(loss=9.0)
+
+    with Recorder(tmp_path / "runs", rules=rules, on_save=on_save) as rec:
+        for _ in range(5):
+            rec.step(loss=1.0)
+
+    run = only_run(tmp_path / "runs")
+    told = [(event.kind, event.step) for event in run.events() if event.kind in ("step_end", "decision", "save")]
+
+    assert told == [
+        *[("step_end", 1), ("step_end", 2), ("step_end", 3)],
+        *[("decision", 3), ("save", 3), ("step_end", 4), ("step_end", 5), ("step_end", 6)],
+    ]
+    assert verify(run).identical

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import math
 import os
+import resource
 import struct
 import weakref
 from collections.abc import Callable, Sequence
@@ -25,6 +27,9 @@ SEGMENT_BYTES: Final = 16 * 1024 * 1024
 
 #: Interval at which a writer checks its file, by the monotonic clock of the events.
 LOOK_EVERY_NS: Final = 1_000_000_000
+#: A file that is closer to its size limit than this, besides the event's attributes and samples, may be at it.
+_ROOM_BYTES: Final = 1 << 16
+
 AT_ONCE: Final = -(2**63)
 
 DELETED: Final = "the run's folder was deleted"
@@ -148,6 +153,8 @@ class JournalWriter:
             epoch: NaN when unknown.
             attrs: A JSON object, or empty.
 
+        A segment that has reached the process's limit of file sizes is followed by another one.
+
         Raises:
             OSError: The journal holds nothing of the event, and ``seq`` is unchanged. The next call tries again: it
                 succeeds once the disk has room, or the folder is back or can be created.
@@ -158,13 +165,23 @@ class JournalWriter:
             raise OSError("the journal is closed")
         if self._is_torn:
             self._cut_torn_record()
-        layout = self._layouts.get((kind, names)) or self._new_layout(kind, names)
         seq = self.seq
         flags, tail = event_tail(attrs, samples)
-        payload = layout.pack(
-            TAG_EVENT, flags, layout.number, seq, step, micro_step, value_lag, time_ns, elapsed_ns, epoch, *values
-        )
-        self.append_payload(payload + tail, layout)
+
+        def write() -> None:
+            layout = self._layouts.get((kind, names)) or self._new_layout(kind, names)
+            payload = layout.pack(
+                TAG_EVENT, flags, layout.number, seq, step, micro_step, value_lag, time_ns, elapsed_ns, epoch, *values
+            )
+            self.append_payload(payload + tail, layout)
+
+        try:
+            write()
+        except OSError:
+            if self._is_torn or self._size + len(tail) + _ROOM_BYTES < _file_size_limit():
+                raise
+            self._rotate()
+            write()
         return seq
 
     def layout(self, kind: str, names: tuple[str, ...]) -> Layout | None:
@@ -346,6 +363,12 @@ def _create_locked(path: Path) -> int:
         if os.fstat(fd).st_nlink:
             return fd
         os.close(fd)  # A sealer intervened and mistook the empty file for a dead writer's.
+
+
+def _file_size_limit() -> float:
+    """Return the limit that the process has for the size of its files (``ulimit -f``), in bytes."""
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
+    return math.inf if limit == resource.RLIM_INFINITY else limit
 
 
 def _write_all(fd: int, data: bytes) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from ..annotations import read_annotations
-from ..errors import DamagedLog, RunChanging, TelemetryError
+from ..errors import DamagedLog, TelemetryError
 from ..events import AWAITED, LATE_FOR
 from ..host import is_of_this_machine
 from ..journal.reading import is_being_written, read_segment
@@ -59,7 +59,7 @@ def diagnose(folder: Path) -> list[StoreFault]:
     """
     try:
         return retrying(lambda: _found_in(folder))
-    except RunChanging as error:
+    except TelemetryError as error:
         return [StoreFault("unreadable", error.where or str(folder), error.what, error.fix)]
     except OSError as error:
         what = f"it cannot be read ({error.strerror})"
