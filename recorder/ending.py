@@ -57,8 +57,7 @@ def blocked_failure(frame: FrameType) -> dict[str, str]:
     stack = traceback.extract_stack(frame)[-_TRACEBACK_FRAMES:]
     where = f"{stack[-1].filename}:{stack[-1].lineno} in {stack[-1].name}"
     message = f"the process received SIGTERM while its main thread was blocked in {where}"
-    lines = ["Traceback (most recent call last):
-", *traceback.format_list(stack)]
+    lines = ["Traceback (most recent call last):\n", *traceback.format_list(stack)]
     return {"type": Terminated.__name__, "message": message, "traceback": _shown(lines)}
 
 
@@ -71,6 +70,5 @@ def _traceback_text(error: BaseException) -> str:
 
 
 def _shown(lines: list[str]) -> str:
-    text = "
-".join(redacted_code(line[:_LINE_CHARACTERS]) for line in "".join(lines).rstrip().splitlines())
+    text = "\n".join(redacted_code(line[:_LINE_CHARACTERS]) for line in "".join(lines).rstrip().splitlines())
     return shortened(as_text(text), _TRACEBACK_CHARACTERS)

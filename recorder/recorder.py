@@ -42,8 +42,8 @@ from .ranks import this_rank
 from .resume_point import ResumePoint
 from .tape import Tape
 from .termination import Terminated, raise_on_sigterm, restore_sigterm, signals_held
-from .watchdog import unwatch, watch
 from .values import as_epoch, as_whole, path_text
+from .watchdog import unwatch, watch
 
 if TYPE_CHECKING:
     from ..rules.engine.decisions import Outcome

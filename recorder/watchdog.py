@@ -85,7 +85,7 @@ def _end_process() -> None:
 
 
 def _record_ends(frame: FrameType) -> None:
-    for end in list(_ends):
+    for end in _ends:
         end(frame)
 
 

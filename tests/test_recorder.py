@@ -6,7 +6,6 @@ import argparse
 import json
 import logging
 import math
-import os
 import resource
 import shutil
 from concurrent.futures import ThreadPoolExecutor

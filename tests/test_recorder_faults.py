@@ -237,7 +237,8 @@ def test_a_callback_may_record(tmp_path: Path) -> None:
     """What it records follows the step that called it, in order and each once."""
     rules = tmp_path / "rules.yaml"
     rules.write_text(
-        "controllers:\n  - {name: save, triggers: [on_step_end], rule: step == 3, operations: [hfcontrols.should_save]}\n"
+        "controllers:\n"
+        "  - {name: save, triggers: [on_step_end], rule: step == 3, operations: [hfcontrols.should_save]}\n"
     )
 
     def on_save() -> None:

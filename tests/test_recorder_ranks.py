@@ -138,6 +138,7 @@ def test_a_rank_records_its_part_of_a_run_once(tmp_path: Path) -> None:
     with pytest.raises(TelemetryError, match="rank 1 has already recorded part of this run"):
         Recorder(tmp_path, run_id="job-9", rank=1)
 
+
 BLOCKED = """
     import os, signal, sys, threading, time
     import torch, torch.distributed as dist

@@ -1,4 +1,4 @@
-"""What is no file in place of a run's file is a problem of that run; readers neither wait for it nor read on for ever."""
+"""What is no file in place of a run's file is a problem of that run, which no reader waits for."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from api_serving import recorded, served
 from waiting import PATIENCE_S
 
+from api_serving import recorded, served
 from steptape import Recorder, TelemetryError, open_run, open_store
 from steptape.store.annotations import Annotation, append_annotation, read_annotations
 
@@ -113,7 +113,7 @@ def test_notes_are_neither_read_from_it_nor_written_to_it(store: Path) -> None:
     """Both say what is in the way."""
     run = store / "bad-annotations.jsonl"
 
-    with pytest.raises(TelemetryError, match="regular file|larger"):
+    with pytest.raises(TelemetryError, match=r"regular file|larger"):
         read_annotations(run)
     with pytest.raises((TelemetryError, OSError), match=r"regular file|limited|symbolic|directory"):
         append_annotation(run, Annotation("1", 1, "a note"))

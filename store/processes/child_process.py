@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import math
 import os
 import subprocess
@@ -13,7 +14,6 @@ from ..descriptors import above_streams, inode_of
 from .limits import LIFELINE
 from .module_command import module_command
 from .protocol import MOST_BYTES, Frame, error_from_json, is_ready, read_frame, write_frame
-
 
 _STDERR: Final = 2
 
@@ -64,11 +64,18 @@ class ChildProcess(subprocess.Popen[bytes]):
         assert self.stdin is not None
         assert self.stdout is not None
         self.requests, self.answers = self.stdin, self.stdout = _clear(self.stdin), _clear(self.stdout)
+        self._pipe = inode_of(self.requests.fileno())
         # A child that does not read cannot block this process beyond a deadline.
         os.set_blocking(self.requests.fileno(), False)
 
     def send(self, head: Mapping[str, Any], *, until_s: float = math.inf) -> None:
-        """Send a request, as ``write_frame`` does."""
+        """Send a request, as ``write_frame`` does.
+
+        Raises:
+            OSError: As ``write_frame``; also if the program has closed the pipe, whose number may be another file's now.
+        """
+        if inode_of(self.requests.fileno()) != self._pipe:
+            raise BrokenPipeError(errno.EBADF, "the program has closed this descriptor")
         write_frame(self.requests.fileno(), head, until_s=until_s)
 
     def receive(self, *, most_bytes: int = MOST_BYTES, until_s: float = math.inf) -> Frame:
