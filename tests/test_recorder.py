@@ -22,6 +22,7 @@ from steptape.rules.errors import PolicyError
 from steptape.store.events import Event
 from steptape.store.journal.writer import JournalWriter
 from steptape.store.run import Run
+from steptape.store.run_folder import journal_name
 
 STOP_AT_SPIKE = """
 params: {spike: 3.0}
@@ -473,7 +474,7 @@ def test_a_failing_journal_never_ends_training(store: Path, caplog: pytest.LogCa
     with Recorder(store) as rec:
         rec.step(loss=1.0)
         try:
-            resource.setrlimit(resource.RLIMIT_FSIZE, (rec._tape.journal._size, hard))
+            resource.setrlimit(resource.RLIMIT_FSIZE, (10, hard))  # No segment fits.
             for _ in range(3):
                 rec.step(loss=2.0)
         finally:
@@ -549,11 +550,14 @@ def test_a_decision_that_could_not_be_written_reaches_the_loop_when_it_can(store
         rec.step(loss=1.0)
         size_of_event = rec._tape.journal._size - before
         full_at = rec._tape.journal._size + size_of_event + 8
+        next_segment = rec.folder / journal_name(0, 0, rec._tape.journal.seq + 1)
+        next_segment.touch()
         try:
             resource.setrlimit(resource.RLIMIT_FSIZE, (full_at, hard))
             while_full = rec.step(loss=math.nan).should_stop
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+            next_segment.unlink()
         afterwards = rec.step(loss=1.0).should_stop
 
     run = open_run(rec.folder)

@@ -47,6 +47,9 @@ from steptape.store.journal.writer import JournalWriter
 writer = JournalWriter(Path(sys.argv[1]), run_id="run-1", segment_bytes=int(sys.argv[2]))
 unlimited = resource.getrlimit(resource.RLIMIT_FSIZE)
 refused = []
+in_the_way = [Path(sys.argv[1], f"journal-0-0-{{seq:012d}}") for seq in range(1, 41)]
+for path in in_the_way:
+    path.mkdir()  # No other segment can be begun either.
 resource.setrlimit(resource.RLIMIT_FSIZE, (1000, unlimited[1]))
 for _ in range(40):
     try:
@@ -54,6 +57,8 @@ for _ in range(40):
     except OSError:
         refused.append(writer.seq)
 resource.setrlimit(resource.RLIMIT_FSIZE, unlimited)
+for path in in_the_way:
+    path.rmdir()
 for _ in range(5):
     {APPEND}
 print(json.dumps([refused, writer.seq]))
@@ -64,6 +69,7 @@ def test_a_full_disk_leaves_whole_records_and_no_gap(tmp_path: Path) -> None:
     """RLIMIT_FSIZE makes the kernel write short and then refuse, as a full disk does; Python ignores SIGXFSZ."""
     refused, written = json.loads(run_script(FULL_DISK, tmp_path, 1 << 26))
 
+    assert refused
     assert (len(refused), seqs(tmp_path)) == (40 + 5 - written, list(range(written)))
 
 
