@@ -72,7 +72,7 @@ class ChildProcess(subprocess.Popen[bytes]):
         """Send a request, as ``write_frame`` does.
 
         Raises:
-            OSError: As ``write_frame``; also if the program has closed the pipe, whose number may be another file's now.
+            OSError: As ``write_frame``; or the program has closed the pipe, whose number may be another file's now.
         """
         if inode_of(self.requests.fileno()) != self._pipe:
             raise BrokenPipeError(errno.EBADF, "the program has closed this descriptor")
