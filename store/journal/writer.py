@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import fcntl
-import math
 import os
 import resource
 import struct
@@ -167,22 +166,17 @@ class JournalWriter:
             self._cut_torn_record()
         seq = self.seq
         flags, tail = event_tail(attrs, samples)
-
-        def write() -> None:
+        while True:
             layout = self._layouts.get((kind, names)) or self._new_layout(kind, names)
             payload = layout.pack(
                 TAG_EVENT, flags, layout.number, seq, step, micro_step, value_lag, time_ns, elapsed_ns, epoch, *values
             )
-            self.append_payload(payload + tail, layout)
-
-        try:
-            write()
-        except OSError:
-            if self._is_torn or self._size + len(tail) + _ROOM_BYTES < _file_size_limit():
-                raise
-            self._rotate()
-            write()
-        return seq
+            try:
+                self.append_payload(payload + tail, layout)
+                return seq
+            except OSError:
+                if not self._has_rotated_at_limit(len(tail)):
+                    raise
 
     def layout(self, kind: str, names: tuple[str, ...]) -> Layout | None:
         """The layout of such events; None until the open segment holds one of them."""
@@ -354,6 +348,22 @@ class JournalWriter:
         if self._on_segment_closed is not None:
             self._on_segment_closed(finished_path)
 
+    def _has_rotated_at_limit(self, tail_bytes: int) -> bool:
+        """Begin the next segment if this one may have reached the process's limit of file sizes (``ulimit -f``).
+
+        Args:
+            tail_bytes: Size of the attributes and samples of the event that was refused.
+
+        Returns:
+            Whether it was begun. Not if this one holds no event: the next would have its name.
+        """
+        limit = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
+        if self._is_torn or limit == resource.RLIM_INFINITY or self._size + tail_bytes + _ROOM_BYTES < limit:
+            return False
+        segment = self.segment
+        self._rotate()
+        return self.segment != segment
+
 
 def _create_locked(path: Path) -> int:
     """Create a new file that this process holds locked."""
@@ -363,12 +373,6 @@ def _create_locked(path: Path) -> int:
         if os.fstat(fd).st_nlink:
             return fd
         os.close(fd)  # A sealer intervened and mistook the empty file for a dead writer's.
-
-
-def _file_size_limit() -> float:
-    """Return the limit that the process has for the size of its files (``ulimit -f``), in bytes."""
-    limit = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
-    return math.inf if limit == resource.RLIM_INFINITY else limit
 
 
 def _write_all(fd: int, data: bytes) -> None:
