@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import dataclasses
 import inspect
 import os
@@ -171,7 +172,7 @@ class Recorder:
         self._steering = steering_of(opening.engine, self.control, callbacks)
         self._warnings = CallWarnings(strict=strict, read_by_rules=self._steering.reads if self._steering else ())
         self._tape = self._open_tape(own.rank, as_whole(value_lag, "value_lag"))
-        self._lines = ConsoleLines(self.folder, self._info.name, is_quiet=quiet or not own.decides)
+        self._lines = ConsoleLines(opening.folder, self._info.name, is_quiet=quiet or not own.decides)
         self._lines.begin()
         self._begin(described.config)
 
@@ -428,7 +429,7 @@ class Recorder:
 
     def _move(self, folder: Path) -> None:
         self._warnings.once(f"the run's folder was moved from {self.folder}; recording continues in {folder}")
-        self.folder = folder
+        self.folder = self._lines.folder = folder
 
     def _emit(
         self,
