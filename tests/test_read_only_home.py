@@ -27,7 +27,7 @@ from steptape import Recorder
 try:
     os.mkdir(os.path.expanduser("~/forbidden"))
 except PermissionError:
-    with Recorder(sys.argv[1], run_id="one") as rec:
+    with Recorder(sys.argv[1], run_id="one", quiet=True) as rec:
         for step in range(300):
             rec.step(loss=1.0)
 """
