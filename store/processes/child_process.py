@@ -117,6 +117,7 @@ class ChildProcess(subprocess.Popen[bytes]):
             os.close(self._lifeline)
             self._lifeline = None
 
+
 def _clear(pipe: IO[bytes]) -> IO[bytes]:
     """Return the pipe on a descriptor that is none of the standard streams."""
     if pipe.fileno() > _STDERR:
