@@ -130,6 +130,7 @@ def test_a_folder_that_is_moved_takes_its_run_along(
 
         if lasts:
             until(is_told)
+        rec.close(seal=True)
 
     run = only_run(tmp_path / "elsewhere")
 

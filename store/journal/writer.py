@@ -222,7 +222,7 @@ class JournalWriter:
         if self._syncer is not None:
             self._syncer.stop()
         try:
-            if self._fd >= 0:
+            if self._inode is not None and inode_of(self._fd) == self._inode:
                 os.fsync(self._fd)
         finally:
             self._abandon()
