@@ -85,8 +85,8 @@ class RunFacts(Model):
     tags: list[str]
     status: str
     """`running`, `completed`, `stopped` (by a rule), `failed`, `interrupted` or `crashed`."""
-    started: datetime
-    """UTC, ISO 8601."""
+    started: datetime | None
+    """UTC, ISO 8601; null if the source of an imported run has no clock."""
     ended: datetime | None
     """UTC, ISO 8601; null while the run is live, or if it crashed."""
     duration_s: Number

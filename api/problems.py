@@ -22,6 +22,7 @@ from ..store.errors import (
     NotWritten,
     QueryRefused,
     QueryTimedOut,
+    RunChanging,
     RunNotFound,
     StoreNotFound,
     TelemetryError,
@@ -62,6 +63,7 @@ class Sort(NamedTuple):
     title: str
 
 
+_CHANGING: Final = Sort(503, "run-changing", "The run is changing too fast")
 _SORTS: Final[dict[type[TelemetryError], Sort]] = {
     RunNotFound: Sort(404, "run-not-found", "No such run"),
     NotARun: Sort(404, "not-a-run", "Not a run"),
@@ -79,6 +81,7 @@ _SORTS: Final[dict[type[TelemetryError], Sort]] = {
     QueryRefused: Sort(422, "query-refused", "The query was refused"),
     QueryTimedOut: Sort(422, "query-timed-out", "The query took too long"),
     Busy: Sort(503, "busy", "The server is busy"),
+    RunChanging: _CHANGING,
     DamagedLog: Sort(500, "damaged-log", "The run's log is damaged"),
     UnsupportedVersion: Sort(500, "unsupported-version", "The run was written by a newer steptape"),
     NotWritten: Sort(503, "not-written", "The store cannot be written"),
@@ -86,7 +89,6 @@ _SORTS: Final[dict[type[TelemetryError], Sort]] = {
     TelemetryError: Sort(500, "telemetry-error", "The run cannot be read"),
 }
 _INVALID: Final = Sort(422, "invalid-parameter", "Invalid parameter")
-_CHANGING: Final = Sort(503, "run-changing", "The run is changing too fast")
 _INTERNAL: Final = Sort(500, "internal-error", "Internal server error")
 
 
@@ -151,7 +153,7 @@ async def _on_telemetry_error(request: Request, error: Exception) -> Response:
     sort = sort_of(error)
     if sort.status == 500:
         _LOGGER.error("%s %s: %s", request.method, request.url.path, error)
-    headers = {"Retry-After": "1"} if isinstance(error, Busy) else None
+    headers = {"Retry-After": "1"} if isinstance(error, (Busy, RunChanging)) else None
     return _response(sort, detail_of(error, store), hint=hint_of(error, store), headers=headers)
 
 
@@ -175,7 +177,7 @@ async def on_http_exception(request: Request, error: Exception) -> Response:
 
 
 async def _on_vanished_file(request: Request, error: Exception) -> Response:
-    # The store has tried five times; each time a file was sealed or merged away before it was read.
+    # A file was sealed or merged away before it was read.
     _LOGGER.warning("%s %s: %s", request.method, request.url.path, error)
     detail = "Files of the run were replaced while they were read"
     return _response(_CHANGING, detail, hint="Try again", headers={"Retry-After": "1"})

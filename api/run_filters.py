@@ -5,14 +5,15 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal, Self
 
-from pydantic import AfterValidator, Field, create_model
+from pydantic import AfterValidator, ConfigDict, Field, create_model, model_validator
 from pydantic_core import PydanticCustomError
 
 from ..store.reading.catalog import Entry
 from ..store.reading.summary import RunSummary
 from ..store.run_info import STATUSES
+from .config_filters import check_parameters, config_condition
 from .queries import FormedQuery
 
 _TEXTS: Final = ("run_id", "name", "group", "policy_digest")
@@ -84,7 +85,10 @@ def _parameters() -> dict[str, Any]:
 
 
 class _RunsQuery(FormedQuery):
-    """Filters for runs. A run must match all of them."""
+    """Filters for runs. A run must match all of them. Further parameters filter by configuration."""
+
+    model_config = ConfigDict(extra="allow")
+    __pydantic_extra__: dict[str, _Text]
 
     status: Literal[STATUSES] | None = None  # type: ignore[valid-type]
     """The run's status."""
@@ -100,6 +104,11 @@ class _RunsQuery(FormedQuery):
     """Most items per page."""
     cursor: str | None = Field(default=None, max_length=1000)
     """`next` of the previous page."""
+
+    @model_validator(mode="after")
+    def _known(self) -> Self:
+        check_parameters(self.__pydantic_extra__)
+        return self
 
     def filters(self) -> tuple[tuple[str, str], ...]:
         """Return filters and sort order as text that is equal for equal queries."""
@@ -117,7 +126,8 @@ class _RunsQuery(FormedQuery):
             found.append(lambda run: self.tag in run.tags)
         if self.name is not None:
             found.append(_condition("name", "contains", self.name))
-        for parameter in self.model_fields_set:
+        found += [config_condition(parameter, wanted) for parameter, wanted in self.__pydantic_extra__.items()]
+        for parameter in self.model_fields_set - self.__pydantic_extra__.keys():
             field, separator, name = parameter.partition("__")
             wanted = getattr(self, parameter)
             if separator and wanted is not None:

@@ -15,6 +15,7 @@ from ..store.errors import TelemetryError
 from ..store.garbage import collection_paused
 from .middleware.tokens import Tokens, parse_tokens, read_tokens
 from .workers.reading_ahead import reading_ahead
+from .workers.store_sealing import sealing_store
 
 #: Environment variable with lines of ``token scope name``.
 TOKENS_VARIABLE: Final = "STEPTAPE_TOKENS"
@@ -30,6 +31,8 @@ def serve(
     policies_path: str | Path | None = None,
 ) -> None:
     """Serve a store over HTTP; return when interrupted. Writes the address to stderr, nothing to stdout.
+
+    Also seals the journals of dead runs, at the start and then every hour.
 
     Args:
         store_path: A folder of runs.
@@ -60,7 +63,7 @@ def serve(
         with _listening(host, port) as listener:
             prepare(listener)
             _announce(store_path, host, listener)
-            with contextlib.suppress(KeyboardInterrupt):
+            with contextlib.suppress(KeyboardInterrupt), sealing_store(Path(store_path)):
                 uvicorn.Server(uvicorn.Config(app, **settings())).run([listener])
 
 

@@ -17,7 +17,10 @@ EXAMPLES: Final = {
     "diff": ("steptape diff policy.yaml policy.yaml --set-new spike=2.5 --store runs",),
     "docs": ("steptape docs",),
     "doctor": ("steptape doctor runs", "steptape doctor runs/20260102T030405-5ea1ed --json"),
-    "export": ("steptape export digits --store runs --output digits.jsonl",),
+    "export": (
+        "steptape export digits --store runs --output digits.csv",
+        "steptape export digits --store runs | jq .metrics.loss",
+    ),
     "import": (
         "steptape import auto logs --store runs",
         "steptape import text out.log --store runs --pattern '<(?P<step>\\d+)> loss (?P<loss>\\S+)'",
@@ -28,6 +31,7 @@ EXAMPLES: Final = {
         "steptape export digits --store runs | steptape replay policy.yaml - --json",
     ),
     "runs": ("steptape runs runs", "steptape runs runs --json | jq -r .run_id"),
+    "samples": ("steptape samples digits --store runs --step 300",),
     "seal": ("steptape seal --store runs",),
     "serve": ("steptape serve runs", "steptape serve runs --policies policies --port 0"),
     "show": ("steptape show digits --store runs", "steptape show digits --store runs --plot eval_loss --plot lr"),

@@ -7,7 +7,7 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO
+from typing import IO, Any, Literal
 
 from ..store.errors import TelemetryError
 
@@ -29,8 +29,8 @@ def check_output(path: Path) -> None:
 
 
 @contextmanager
-def output_file(path: Path) -> Iterator[IO[str]]:
-    """Open a text file for writing, in UTF-8. An existing file is replaced only after everything was written.
+def output_file(path: Path, mode: Literal["w", "wb"] = "w") -> Iterator[IO[Any]]:
+    """Open a file for writing, text in UTF-8. An existing file is replaced only after everything was written.
 
     Devices, pipes, and files in a read-only folder are written in place instead.
 
@@ -43,7 +43,7 @@ def output_file(path: Path) -> Iterator[IO[str]]:
     in_place = _is_written_in_place(target)
     aside = target if in_place else target.with_name(f".{target.name}.{os.getpid()}.tmp")
     try:
-        with open(aside, "w", encoding="utf-8") as file:
+        with open(aside, mode, encoding="utf-8" if mode == "w" else None) as file:
             yield file
         if not in_place:
             if target.exists():

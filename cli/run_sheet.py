@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from datetime import datetime
 from shutil import get_terminal_size
 from typing import Any, Final
 
@@ -40,12 +39,6 @@ _PLOT_COLUMNS: Final = 110
 _DOT: Final = "\N{BRAILLE PATTERN DOTS-1}"
 
 
-def started_of(row: Mapping[str, Any]) -> datetime | None:
-    """Return when a run of the ``runs`` view began, in UTC; None if its source had no clock, which is stored as 0."""
-    started: datetime = row["started"]
-    return None if started == datetime(1970, 1, 1) else started
-
-
 def run_document(run: Run) -> dict[str, Any]:
     """Return everything that the page shows, as JSON values."""
     snapshot = run.snapshot()
@@ -78,7 +71,7 @@ def run_sheet(run: Run, plotted: Sequence[str] = ()) -> None:
     plots = plots or [line for metric in _first_metric(run) for line in _plot(run, metric)]
     planned = f" of {shown['planned_steps']}" if shown["planned_steps"] else ""
     say(f"{shown['name']}  {shown['run_id']}  {shown['status']}")
-    began = started_of(shown)
+    began = shown["started"]
     took = duration(shown["duration_s"])
     when = f" in {took}, started {began:%Y-%m-%d %H:%M:%S} UTC" if began else ", start time unknown"
     say(f"{shown['steps']}{planned} {plural(shown['steps'], 'step')}{when}")

@@ -1,170 +1,257 @@
-"""Seals journals to Parquet in a child process while training continues, because a thread stalls the loop by 7 ms.
+"""Seals journals to Parquet in one child process of the program, because a thread stalls the loop by 7 ms.
 
-The sealer starts with the recorder, because starting it during training also stalls the loop: by 0.4 ms, and by 60 ms
-on a busy machine. It reads requests from a pipe. Until the first request it idles, without importing the libraries that
-it will need.
+The first closed segment or run starts the process, and it serves all recorders of the program. A segment that closes
+during training starts it from a short-lived thread that does not hold the recorder's lock. The program waits for it at
+exit, for a limited time.
 """
 
 from __future__ import annotations
 
+import atexit
 import logging
+import math
 import os
+import subprocess
 import sys
-import weakref
-from collections.abc import Sequence
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from importlib.util import find_spec
-from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
+from ..store.plural import counted
 from ..store.processes.child_process import ChildProcess
 from ..store.processes.protocol import BrokenFrame
-from ..store.run_folder import folders_with_journals
+from .locking import forkable_lock
 from .process_activity import LOOK_EVERY_S, Standstill
 
 logger = logging.getLogger("steptape")
 
-#: Maximum number of dead runs of the same store that one recorder asks to be sealed: as many as a pipe takes at once.
-_MOST_OTHERS: Final = 100
+#: Seconds that the program's exit waits for sealing, if no recorder says otherwise.
+SEAL_WAIT_S: Final = 10.0
+
+#: Seconds within which the process takes a request, unless it is stalled: it reads them in a thread of its own.
+_TAKEN_WITHIN_S: Final = 1.0
+
+#: Times that a killed process is started again without having answered.
+_MOST_STARTS: Final = 3
+
+_STALLED: Final = "the sealing process is stalled (stopped, or waiting for a disk or lock)"
 
 
 class BackgroundSealing:
-    """The sealer of one recorder. It first seals the journals that dead runs left in the same store.
+    """The sealing process of this program and the runs that wait for it. Threads may share it."""
 
-    Args:
-        folder: The run's folder.
-    """
+    def __init__(self) -> None:
+        self._lock = forkable_lock()
+        self._has_pyarrow: bool | None = None
+        self._forget()
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._asked = 0
+    def _forget(self) -> None:
         self._process: ChildProcess | None = None
-        self._is_possible = find_spec("pyarrow") is not None
-        if not self._is_possible:
+        self._standstill = Standstill(0)
+        self._starts_left = _MOST_STARTS
+        self._pending: dict[str, int] = {}
+        self._stores: set[str] = set()
+        self._unsealed: dict[str, str] = {}
+        self._reported: set[str] = set()
+        self._wait_s = -1.0
+
+    def wait_at_exit(self, within_s: float) -> None:
+        """Make the program's exit wait up to ``within_s`` seconds for sealing; the largest of all calls counts.
+
+        Exit handlers run in reverse order, so a recorder calls this before it registers its own.
+        """
+        if self._wait_s < 0:
+            atexit.register(self._finish)
+        self._wait_s = max(self._wait_s, within_s)
+
+    def seal_segments(self, folder: str) -> None:
+        """Request sealing of a live run's finished segments, unless a request is pending. Never blocks the loop."""
+        if not self._lock.acquire(blocking=False):
+            return  # The process is being started. The next segment, or the end, will ask again.
+        try:
+            self._take_answers()
+            if folder in self._pending:
+                return
+            if self._process is not None:
+                self._request(folder)
+            elif self._has_pyarrow is not False:
+                with suppress(RuntimeError):  # No thread starts while the interpreter shuts down; the end will ask.
+                    threading.Thread(target=self.hand_over, args=(folder,), name="steptape-seal", daemon=True).start()
+        finally:
+            self._lock.release()
+
+    def hand_over(self, folder: str) -> None:
+        """Request sealing of a run, which may go on. Does not wait for it."""
+        with self._lock:
+            self._take_answers()
+            if self._has_pyarrow is None:
+                self._look_for_pyarrow(folder)
+            if self._has_pyarrow:
+                self._request(folder)
+
+    def finish_run(self, folder: str) -> None:
+        """Seal a closed run, waiting as long as the process makes progress. Warn if the run stays unsealed."""
+        self.hand_over(folder)
+        self._wait(lambda: folder in self._pending, until_s=math.inf)
+        with self._lock:
+            self._report([folder])
+
+    def _finish(self) -> None:
+        """Wait for pending runs at the program's exit; after that the process continues alone."""
+        with suppress(KeyboardInterrupt):  # Ctrl-C ends the wait.
+            self._wait(lambda: bool(self._pending), until_s=time.monotonic() + self._wait_s)
+        with self._lock:
+            self._report(list(self._unsealed))
+            if self._pending and self._wait_s > 0:
+                logger.warning(
+                    "%s not sealed within %g s (seal_wait_s), the first is %s. Sealing continues without the program; "
+                    "journals that it leaves stay readable, and the next recorder of the store, or 'steptape seal', "
+                    "will try again",
+                    "1 run is" if len(self._pending) == 1 else f"{len(self._pending)} runs are",
+                    self._wait_s,
+                    next(iter(self._pending)),
+                )
+            process, self._process = self._process, None
+        if process is not None:
+            process.requests.close()
+            if not self._pending:
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(LOOK_EVERY_S)
+            process.abandon()
+
+    def _wait(self, is_due: Callable[[], bool], *, until_s: float) -> None:
+        """Wait while something is due and the process makes progress, without holding the lock."""
+        while True:
+            with self._lock:
+                self._take_answers()
+                if not is_due() or time.monotonic() >= until_s:
+                    return
+                if self._process is None:  # It was killed, perhaps only just now.
+                    self._begin()
+                process = self._process
+            if process is None:
+                return
+            within_s = min(LOOK_EVERY_S, max(0.0, until_s - time.monotonic()))
+            if not process.has_answered(within_s=within_s) and self._standstill.is_reached():
+                with self._lock:
+                    self._give_up(_STALLED)
+                return
+
+    def _look_for_pyarrow(self, folder: str) -> None:
+        self._has_pyarrow = find_spec("pyarrow") is not None
+        if not self._has_pyarrow:
             logger.warning(
-                "pyarrow is not installed: %s stays a journal. To convert it to Parquet, run 'steptape seal' in a full "
-                "installation",
+                "pyarrow is not installed: %s and later runs stay journals. To convert them to Parquet, run 'steptape "
+                "seal' in a full installation",
                 folder,
             )
-            return
-        self._begin()
-        _open_sealings.add(self)
-        others = [other for other in folders_with_journals(folder.parent) if other != folder]
-        if others:
-            self._ask(others[:_MOST_OTHERS], is_quiet=True)
 
-    def start(self) -> None:
-        """Request sealing of the finished segments, unless a request is pending."""
-        process = self._process
-        if process is None:
-            return
-        while self._asked and process.has_answered(within_s=0):
-            self._answer(process)
-        if not self._asked:
-            self._ask([self._folder])
-
-    def finish(self) -> None:
-        """Seal everything, waiting as long as the sealer makes progress. Warn if the journal stays unsealed."""
-        if not self._is_possible:
-            return
-        try:
-            is_sealed = self._finish()
-            if is_sealed is None:  # The sealer was killed, perhaps only just now.
-                self.stop()
-                self._begin()
-                is_sealed = self._finish()
-            why = "" if is_sealed else "could not be sealed"
-        except _StandsStill:
-            why = "could not be sealed: the sealing process is stalled (stopped, or waiting for a disk or lock)"
-        self.stop()
-        if why:
-            logger.warning(
-                "the journal of %s %s. It is kept, and stays readable. The next recorder of this store, or "
-                "'steptape seal', will try again",
-                self._folder,
-                why,
-            )
-
-    def stop(self) -> None:
-        """Let the sealer exit. Kill it if it stalls, so that other sealers can finish its work."""
-        process, self._process = self._process, None
-        self._asked = 0
-        if process is None:
-            return
-        process.requests.close()
-        with process.answers:
-            while not _has_ended(process):
-                if self._standstill.is_reached():
-                    process.kill()
-                    # A process blocked in the kernel, as on a lost disk, survives even SIGKILL. Do not wait for it.
-                    _has_ended(process)
-                    return
-
-    def close_inherited_pipes(self) -> None:
-        """Close a forked child's copies of the pipes. The sealer exits when its input pipe reaches end of file."""
-        if self._process is not None:
-            self._process.close_pipes()
+    def _request(self, folder: str) -> None:
+        self._pending[folder] = self._pending.get(folder, 0) + 1
+        if self._process is None:
+            self._begin()
+        else:
+            self._send({"folder": folder})
+        store = os.path.dirname(folder)
+        if store not in self._stores:
+            self._stores.add(store)
+            self._send({"store": store})
 
     def _begin(self) -> None:
-        self._process = _start()
-        if self._process is not None:
-            self._standstill = Standstill(self._process.pid)
+        """Start the process and request all that is pending."""
+        if not self._starts_left:
+            self._give_up("the sealing process was killed repeatedly")
+            return
+        self._starts_left -= 1
+        environment = {**os.environ, "PYTHONPATH": _import_path()}
+        try:
+            self._process = ChildProcess("steptape.store.parquet.sealing_service", environment=environment)
+        except OSError as error:
+            self._give_up(f"the sealing process could not be started: {error}")
+            return
+        self._standstill = Standstill(self._process.pid)
+        self._pending = dict.fromkeys(self._pending, 1)
+        for folder in self._pending:
+            self._send({"folder": folder})
 
-    def _finish(self) -> bool | None:
-        """Seal everything and return whether that succeeded; None if no sealer is running.
-
-        Raises:
-            _StandsStill: The sealer is stalled.
-        """
-        self._ask([self._folder])
-        answer = None
-        while self._asked and self._process is not None:
-            if self._process.has_answered(within_s=LOOK_EVERY_S):
-                answer = self._answer(self._process)
-            elif self._standstill.is_reached():
-                raise _StandsStill
-        return answer
-
-    def _ask(self, folders: Sequence[Path], *, is_quiet: bool = False) -> None:
+    def _send(self, request: dict[str, str]) -> None:
         if self._process is None:
             return
         try:
-            self._process.send({"folders": [os.path.abspath(folder) for folder in folders], "is_quiet": is_quiet})
-            self._asked += 1
+            self._process.send(request, until_s=time.monotonic() + _TAKEN_WITHIN_S)
         except OSError:
-            # The sealer was killed, by a terminal's hangup or for memory. ``finish`` starts a new one.
-            self._asked = 0
+            # It was killed, by a terminal's hangup or for memory, or it is stopped. The next wait starts a new one.
+            self._drop()
 
-    def _answer(self, process: ChildProcess) -> bool | None:
-        """Wait for the next answer. Return whether sealing succeeded; None if no answer will come."""
-        try:
-            is_sealed: bool = process.receive().head["is_sealed"]
-        except (EOFError, BrokenFrame):
-            self._asked = 0
-            return None
-        self._asked -= 1
-        return is_sealed
+    def _take_answers(self) -> None:
+        while self._process is not None and self._process.has_answered(within_s=0):
+            try:
+                self._note(self._process.receive().head)
+            except (EOFError, BrokenFrame):
+                self._drop()
 
+    def _note(self, answer: dict[str, Any]) -> None:
+        self._starts_left = _MOST_STARTS
+        folder = answer["folder"]
+        self._pending[folder] = self._pending.get(folder, 1) - 1
+        if not self._pending[folder]:
+            del self._pending[folder]
+        if answer["why"]:
+            self._unsealed[folder] = answer["why"]
+            if not self._reported:
+                self._report([folder])
+        else:
+            self._unsealed.pop(folder, None)
 
-class _StandsStill(Exception):
-    """The sealer is stalled."""
+    def _give_up(self, why: str) -> None:
+        """Leave all pending runs unsealed, and end the process, so that other sealers can do its work."""
+        self._unsealed |= dict.fromkeys(self._pending, why)
+        self._pending.clear()
+        self._starts_left = _MOST_STARTS
+        self._drop()
 
+    def _drop(self) -> None:
+        process, self._process = self._process, None
+        if process is not None:
+            process.kill()
+            # A process blocked in the kernel, as on a lost disk, survives even SIGKILL. Do not wait for it.
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(LOOK_EVERY_S)
+            process.abandon()
 
-def _start() -> ChildProcess | None:
-    environment = {**os.environ, "PYTHONPATH": _import_path()}
-    try:
-        return ChildProcess("steptape.store.parquet.sealing_service", environment=environment, shows_errors=True)
-    except OSError as error:
-        logger.warning("journals stay unsealed: the sealing process could not be started (%s)", error)
-        return None
+    def _report(self, folders: Sequence[str]) -> None:
+        """Log one warning for those of these runs that are unsealed and not yet reported."""
+        fresh = [folder for folder in folders if folder in self._unsealed and folder not in self._reported]
+        if not fresh:
+            return
+        self._reported.update(fresh)
+        others = f" and of {counted(len(fresh) - 1, 'other run')}" if len(fresh) > 1 else ""
+        logger.warning(
+            "the journal of %s%s could not be sealed: %s. It is kept, and stays readable. The next recorder of this "
+            "store, or 'steptape seal', will try again",
+            fresh[0],
+            others,
+            self._unsealed[fresh[0]],
+        )
 
+    # --- forks: the child has neither this process's sealer nor its runs ---------------------------------------------
 
-def _has_ended(process: ChildProcess) -> bool:
-    """Whether the process ends before the next look. It then closes its end of the pipe."""
-    while process.has_answered(within_s=LOOK_EVERY_S):
-        if not os.read(process.answers.fileno(), 1 << 12):
-            process.wait()
-            break
-    return process.poll() is not None
+    def before_fork(self) -> None:
+        """Wait until the process is started, because a child forked meanwhile would keep its pipes open."""
+        self._lock.acquire()
+
+    def after_fork_in_parent(self) -> None:
+        """Let sealing continue."""
+        self._lock.release()
+
+    def after_fork_in_child(self) -> None:
+        """Close the copies of the pipes, because the process exits when its input pipe reaches end of file."""
+        if self._process is not None:
+            self._process.abandon()
+        self._forget()
 
 
 def _import_path() -> str:
@@ -172,12 +259,11 @@ def _import_path() -> str:
     return os.pathsep.join(path for path in sys.path if path and isinstance(path, str))
 
 
-_open_sealings: weakref.WeakSet[BackgroundSealing] = weakref.WeakSet()
+#: The sealing of this program.
+SEALING: Final = BackgroundSealing()
 
-
-def _let_go_of_inherited_pipes() -> None:
-    for sealing in list(_open_sealings):
-        sealing.close_inherited_pipes()
-
-
-os.register_at_fork(after_in_child=_let_go_of_inherited_pipes)
+os.register_at_fork(
+    before=SEALING.before_fork,
+    after_in_parent=SEALING.after_fork_in_parent,
+    after_in_child=SEALING.after_fork_in_child,
+)

@@ -26,10 +26,13 @@ class ConsoleLines:
         folder: The run's folder.
         name: The run's name.
         is_quiet: Print nothing. The environment variable has the same effect.
+
+    Attributes:
+        folder: The run's folder, as the lines name it.
     """
 
     def __init__(self, folder: Path, name: str, *, is_quiet: bool) -> None:
-        self._folder, self._name = folder, name
+        self.folder, self._name = folder, name
         self._is_quiet = is_quiet or os.environ.get(QUIET_VARIABLE, "0") not in ("", "0")
 
     def begin(self) -> None:
@@ -44,7 +47,7 @@ class ConsoleLines:
         self._say(f"{ended}{': ' if values else ''}{values}{more}. {self._how_to_look()}")
 
     def _how_to_look(self) -> str:
-        return f"To look at it: steptape show {shlex.quote(str(self._folder))}"
+        return f"To look at it: steptape show {shlex.quote(str(self.folder))}"
 
     def _say(self, line: str) -> None:
         if self._is_quiet or sys.stderr is None:

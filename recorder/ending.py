@@ -6,6 +6,7 @@ import functools
 import signal
 import sys
 import traceback
+from types import FrameType
 from typing import Final
 
 from ..store.errors import shortened
@@ -51,11 +52,23 @@ def failure_of(error: BaseException) -> dict[str, str]:
     return {"type": type(error).__name__, "message": message, "traceback": _traceback_text(error)}
 
 
+def blocked_failure(frame: FrameType) -> dict[str, str]:
+    """Return the failure record of a run that SIGTERM ended while the main thread was blocked in this frame."""
+    stack = traceback.extract_stack(frame)[-_TRACEBACK_FRAMES:]
+    where = f"{stack[-1].filename}:{stack[-1].lineno} in {stack[-1].name}"
+    message = f"the process received SIGTERM while its main thread was blocked in {where}"
+    lines = ["Traceback (most recent call last):\n", *traceback.format_list(stack)]
+    return {"type": Terminated.__name__, "message": message, "traceback": _shown(lines)}
+
+
 def _traceback_text(error: BaseException) -> str:
     """Return the traceback as Python prints it, with secrets in its code redacted; empty if it cannot be formatted."""
     try:
-        lines = traceback.format_exception(error, limit=-_TRACEBACK_FRAMES)
+        return _shown(traceback.format_exception(error, limit=-_TRACEBACK_FRAMES))
     except Exception:  # The code of an exception class of the user.
         return ""
+
+
+def _shown(lines: list[str]) -> str:
     text = "\n".join(redacted_code(line[:_LINE_CHARACTERS]) for line in "".join(lines).rstrip().splitlines())
     return shortened(as_text(text), _TRACEBACK_CHARACTERS)

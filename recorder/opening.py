@@ -202,6 +202,17 @@ def declared_sync_s(durability: str, sync_every_s: float) -> float | None:
     return sync_every_s if durability == "power" else None
 
 
+def declared_seal_wait_s(seal_wait_s: float) -> float:
+    """Return the seconds that the program's exit waits for sealing.
+
+    Raises:
+        TelemetryError: They are not a number of at least 0.
+    """
+    if not isinstance(seal_wait_s, (int, float)) or not seal_wait_s >= 0:
+        raise TelemetryError("seal_wait_s must be a number of at least 0", got=seal_wait_s)
+    return float(seal_wait_s)
+
+
 def declared_choice(samples_every: Any, samples_top: Any, token_losses_over: Any) -> SampleChoice:
     """Return the selection of sample losses to keep.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import dataclasses
 import inspect
 import os
@@ -10,24 +11,27 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
+from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, Final, Literal, Never, Self
 
 from ..store.errors import TelemetryError
 from ..store.journal.syncing import SYNC_EVERY_S
+from ..store.journal.writer import AT_ONCE
 from ..store.run_info import RunInfo, write_run_info
+from .background_sealing import SEAL_WAIT_S, SEALING
 from .calls.habits import unknown_argument, unknown_attribute
 from .calls.quick_step import quick_step
 from .calls.warnings import CallWarnings
 from .console_lines import ConsoleLines
 from .control import Control
-from .ending import failure_of, status_of
+from .ending import blocked_failure, failure_of, status_of
 from .late_values import VALUE_LAG
 from .opening import (
     declared,
     declared_choice,
     declared_plan,
     declared_policy,
+    declared_seal_wait_s,
     declared_store,
     declared_sync_s,
     described_attempt,
@@ -40,6 +44,7 @@ from .resume_point import ResumePoint
 from .tape import Tape
 from .termination import Terminated, raise_on_sigterm, restore_sigterm, signals_held
 from .values import as_epoch, as_whole, path_text
+from .watchdog import unwatch, watch
 
 if TYPE_CHECKING:
     from ..rules.engine.decisions import Outcome
@@ -100,6 +105,8 @@ class Recorder:
         token_losses_over: Keep token losses of samples whose loss is above this; of all if not given.
         value_lag: Updates after which the values of device tensors are recorded. The recorder waits for them earlier
             only before an event other than ``step`` or ``log``, and in ``state_dict``.
+        seal_wait_s: Maximum number of seconds that the program's exit waits until its closed runs are Parquet. After
+            that, sealing continues without the program. The largest of all recorders counts.
         quiet: Print no line on stderr at the start and the end of the run, as with ``STEPTAPE_QUIET=1`` in the
             environment.
         strict: Raise when recording fails or a call is wrong, instead of warning and training on.
@@ -142,6 +149,7 @@ class Recorder:
         samples_top: int | None = None,
         token_losses_over: float | None = None,
         value_lag: int = VALUE_LAG,
+        seal_wait_s: float = SEAL_WAIT_S,
         strict: bool = False,
         quiet: bool = False,
         **unknown: Never,
@@ -149,7 +157,7 @@ class Recorder:
         for argument in unknown:
             raise TypeError(unknown_argument(argument, inspect.signature(Recorder).parameters))
         folder = declared_store(store)
-        sync_s = declared_sync_s(durability, sync_every_s)
+        sync_s, self._seal_wait_s = declared_sync_s(durability, sync_every_s), declared_seal_wait_s(seal_wait_s)
         policy = declared_policy(rules, resumes=resume is not None)
         plan = declared_plan(total_steps, total_epochs, steps_per_epoch, world_size, constants)
         self._choice = declared_choice(samples_every, samples_top, token_losses_over)
@@ -164,7 +172,7 @@ class Recorder:
         self._steering = steering_of(opening.engine, self.control, callbacks)
         self._warnings = CallWarnings(strict=strict, read_by_rules=self._steering.reads if self._steering else ())
         self._tape = self._open_tape(own.rank, as_whole(value_lag, "value_lag"))
-        self._lines = ConsoleLines(self.folder, self._info.name, is_quiet=quiet or not own.decides)
+        self._lines = ConsoleLines(opening.folder, self._info.name, is_quiet=quiet or not own.decides)
         self._lines.begin()
         self._begin(described.config)
 
@@ -200,13 +208,18 @@ class Recorder:
         Returns:
             The control flags: the same object as ``recorder.control``.
         """
-        position, warnings, following = self._position, self._warnings, self._position.step + 1
+        position, warnings = self._position, self._warnings
         if step is not None:
-            following = warnings.taken(as_whole, step, "step", default=following)
-            warnings.step_number(following, position)
-        position.step, position.is_counting = following, True
+            step = warnings.taken(as_whole, step, "step", default=position.step + 1)
+            warnings.step_number(step, position)
         if epoch is not None:
-            position.set_epoch(warnings.taken(as_epoch, epoch, default=position.epoch))
+            epoch = warnings.taken(as_epoch, epoch, default=position.epoch)
+        with self._tape.lock:  # So that no other thread gets the same number.
+            position.step = number = position.step + 1 if step is None else step
+            position.is_counting = True
+            if epoch is not None:
+                position.set_epoch(epoch)
+            at = position.epoch_at(number)
         given = {"samples": samples, "sample_ids": sample_ids, "sample_tokens": sample_tokens}
         given |= {} if token_losses is None else {"token_losses": token_losses}
         if samples is None and (sample_ids is not None or sample_tokens is not None or token_losses is not None):
@@ -215,13 +228,13 @@ class Recorder:
             "step_end",
             (metrics, *unnamed) if unnamed else metrics,
             scalars,
-            step=position.step,
-            epoch=position.epoch_at(position.step),
+            step=number,
+            epoch=at,
             micro_step=micro_step if micro_step == 0 else warnings.taken(as_whole, micro_step, "micro_step", default=0),
             samples=_NOTHING if samples is None else given,
         )
         self._apply(outcomes)
-        if self._log_every and position.step % self._log_every == 0:
+        if self._log_every and number % self._log_every == 0:
             self._emit("log", metrics, scalars)
         return self.control
 
@@ -300,9 +313,17 @@ class Recorder:
             position.epochs_begun,
         ).to_json()
 
-    def close(self) -> None:
-        """End the run, as ``stopped`` if a rule asked for it, else as ``completed``. Idempotent."""
+    def close(self, *, seal: bool = False) -> None:
+        """End the run, as ``stopped`` if a rule asked for it, else as ``completed``. Idempotent.
+
+        Another process then turns the journal into Parquet.
+
+        Args:
+            seal: Wait until that is done.
+        """
         self._close("stopped" if self.control.should_stop else "completed")
+        if seal and os.getpid() == self._pid:
+            self._tape.seal()
 
     if not TYPE_CHECKING:
 
@@ -340,8 +361,11 @@ class Recorder:
             general = Recorder.step.__get__(self)
             quick = quick_step(general, self._apply, *own, keeps_samples=self._choice.is_everything)
             self.__dict__["step"] = quick
+        SEALING.wait_at_exit(self._seal_wait_s)
         atexit.register(self._close_at_exit)
         self._handles_sigterm = raise_on_sigterm()
+        if self._handles_sigterm and (self._info.last.plan.world_size or 1) > 1:
+            watch(self._end_blocked)
         try:
             self._apply(self._tape.start())
             self._emit("train_begin")
@@ -353,8 +377,10 @@ class Recorder:
 
     def _open_tape(self, rank: int, value_lag: int) -> Tape:
         tape = None
+        is_new = not self.folder.exists()
         try:
             self._info.to_json()
+            self.folder = self.folder.absolute()  # The program may change its working directory.
             self.folder.mkdir(parents=True, exist_ok=True)
             tape = Tape(
                 self.folder,
@@ -369,6 +395,7 @@ class Recorder:
                 choice=self._choice,
                 value_lag=value_lag,
                 on_begun_anew=self._begin_anew,
+                on_moved=self._move,
             )
             # Write run.json after the journal exists, because an attempt without a journal counts as crashed. Write it
             # before the first event, because the events of an attempt that run.json does not list count as part of the
@@ -376,7 +403,10 @@ class Recorder:
             self._write_info(self._info)
         except (OSError, ValueError, TypeError) as error:
             if tape is not None:
-                tape.discard()
+                tape.journal.discard()
+            if is_new:
+                with contextlib.suppress(OSError):
+                    self.folder.rmdir()
             raise TelemetryError(
                 f"the run cannot be written ({error})",
                 where=str(self.folder),
@@ -389,13 +419,17 @@ class Recorder:
             with signals_held():
                 write_run_info(self.folder, info)
 
-    def _begin_anew(self) -> None:
-        """Write ``run.json`` again, into a new folder that replaces a deleted one."""
-        self._warnings.once(f"the run's folder was deleted; recording continues in a new one: {self.folder}")
+    def _begin_anew(self, why: str) -> None:
+        """Write ``run.json`` again, since a new folder may have replaced a deleted one."""
+        self._warnings.once(f"{why}; recording continues in a new file in {self.folder}")
         try:
             self._write_info(self._info)
         except OSError as error:
             self._warnings.once(f"run.json could not be written to {self.folder}: {error}")
+
+    def _move(self, folder: Path) -> None:
+        self._warnings.once(f"the run's folder was moved from {self.folder}; recording continues in {folder}")
+        self.folder = self._lines.folder = folder
 
     def _emit(
         self,
@@ -422,6 +456,7 @@ class Recorder:
         try:
             self._closed = True
             atexit.unregister(self._close_at_exit)
+            self._tape.journal.look_at_ns = AT_ONCE  # The end belongs where the folder is by now.
             if failure is None:
                 counts = dict(self._tape.error_counts)
                 self._emit("train_end", attrs={"status": status, **({"rule_errors": counts} if counts else {})})
@@ -433,7 +468,18 @@ class Recorder:
                 self._write_end(status, failure)
             finally:
                 if self._handles_sigterm:
+                    unwatch(self._end_blocked)
                     restore_sigterm()
+
+    def _end_blocked(self, frame: FrameType) -> None:
+        """End the run from another thread. No callback is called: they belong to the loop, which is blocked."""
+        if self._closed:
+            return
+        self._closed = True
+        failure, step = blocked_failure(frame), self._position.step
+        attrs = {**failure, "traceback": failure["traceback"].splitlines()}
+        self._tape.record("failure", None, _NOTHING, step=step, epoch=self._position.epoch_at(step), attrs=attrs)
+        self._write_end("interrupted", failure)
 
     def _write_end(self, status: str, failure: dict[str, str] | None) -> None:
         """Write how the run ended and close the journal, each even if the other fails."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import math
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -18,7 +19,7 @@ from ..store.events import AWAITED, LATE_FOR, SAMPLES, Event
 from ..store.journal.syncing import SYNC_EVERY_S
 from ..store.journal.writer import JournalWriter
 from ..store.sample_losses import SampleLosses
-from .background_sealing import BackgroundSealing
+from .background_sealing import SEALING
 from .batch_samples import SampleChoice
 from .calls.warnings import CallWarnings, values_by_name
 from .environment import describe_process
@@ -55,7 +56,8 @@ class Tape:
         sync_every_s: Seconds between syncs of the journal to disk, off the training thread; never synced when None.
         choice: The selection of sample losses to keep.
         value_lag: Updates after which late values are recorded.
-        on_begun_anew: Called when the run's folder was deleted and recording continues in a new one.
+        on_begun_anew: As for ``JournalWriter``.
+        on_moved: Called with the new path of the run's folder when it was moved.
 
     Attributes:
         lock: Held while an event is written and judged.
@@ -80,7 +82,8 @@ class Tape:
         sync_every_s: float | None = None,
         choice: SampleChoice = SampleChoice(),  # noqa: B008 - a SampleChoice is immutable
         value_lag: int = VALUE_LAG,
-        on_begun_anew: Callable[[], None],
+        on_begun_anew: Callable[[str], None],
+        on_moved: Callable[[Path], None],
     ) -> None:
         self.attempt, self.rank = attempt, rank
         self.started_ns = started_ns
@@ -93,6 +96,8 @@ class Tape:
         self.latest_quick_step: Callable[[], Latest] = lambda: _NO_EVENT
         self._latest: dict[str, Latest] = {}
         self._folder = folder
+        self._sealed_as = os.path.abspath(folder)
+        self._on_moved = on_moved
         self._steering = steering
         self._strict = strict
         self._warnings = warnings
@@ -108,13 +113,13 @@ class Tape:
             attempt=attempt,
             rank=rank,
             writer=describe_process(),
-            on_segment_closed=lambda _: self._sealing.start(),
+            on_segment_closed=lambda _: SEALING.seal_segments(self._sealed_as),
             durability="process" if sync_every_s is None else "power",
             sync_every_s=SYNC_EVERY_S if sync_every_s is None else sync_every_s,
             on_sync_failed=lambda error: warnings.once(f"the journal in {folder} could not be synced: {error}"),
             on_begun_anew=on_begun_anew,
+            on_moved=self._move,
         )
-        self._sealing = BackgroundSealing(folder)
 
     @property
     def is_steered(self) -> bool:
@@ -210,16 +215,22 @@ class Tape:
                 self._count_loss("", error)
             self._note_whether_clear()
 
-    def close(self) -> None:
-        """Close the journal and have another process seal it."""
-        with self.lock:
-            self.journal.close()
-        self._sealing.finish()
+    def _move(self, folder: Path) -> None:
+        self._folder = folder
+        self._sealed_as = str(folder)
+        self._on_moved(folder)
 
-    def discard(self) -> None:
-        """Delete the journal, which holds no event, and stop the sealer."""
-        self.journal.discard()
-        self._sealing.stop()
+    def close(self) -> None:
+        """Close the journal and hand the run over to the sealing process."""
+        try:
+            with self.lock:
+                self.journal.close()
+        finally:
+            SEALING.hand_over(self._sealed_as)
+
+    def seal(self) -> None:
+        """Wait until the closed run is sealed."""
+        SEALING.finish_run(self._sealed_as)
 
     def _guarded(
         self,

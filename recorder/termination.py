@@ -6,6 +6,7 @@ process, and the second signal must not interrupt the ending.
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import threading
@@ -52,16 +53,25 @@ def raise_on_sigterm() -> bool:
     if not is_main or signal.getsignal(signal.SIGTERM) not in (signal.SIG_DFL, _raise):
         return False
     signal.signal(signal.SIGTERM, _raise)
+    if not _wanted:
+        Terminated.latest = None
     _wanted += 1
     return True
 
 
+def handled_since(moment_s: float) -> bool:
+    """Whether the handler has run since a time on the monotonic clock."""
+    return _handled_s >= moment_s
+
+
 def restore_sigterm() -> None:
-    """Restore SIGTERM's default handler, if ours is still installed and no other recorder needs it."""
+    """Restore SIGTERM's default handler, if ours is still installed and no other recorder needs it.
+
+    After a SIGTERM the handler stays, to ignore repetitions while the program ends.
+    """
     global _wanted
     _wanted -= 1
-    if _wanted == 0:
-        Terminated.latest = None
+    if _wanted == 0 and not _is_repeated():
         _restore()
 
 
@@ -102,12 +112,26 @@ def _restore() -> None:
 
 
 def _raise(signum: int, frame: FrameType | None) -> None:  # noqa: ARG001 - the signature of a handler
+    global _handled_s
+    _handled_s = time.monotonic()
+    if _is_repeated():
+        return
+    if not _wanted:
+        _restore()
+        signal.raise_signal(signal.SIGTERM)
+    raise Terminated
+
+
+def _is_repeated() -> bool:
+    """Whether a SIGTERM that came now would be a repetition."""
     latest = Terminated.latest
-    if latest is None or time.monotonic() - latest.raised_s > ONE_REQUEST_S:
-        raise Terminated
+    return latest is not None and time.monotonic() - latest.raised_s <= ONE_REQUEST_S
 
 
 #: Number of recorders that need the handler.
 _wanted = 0
+
+#: When the handler last ran, on the monotonic clock.
+_handled_s = -math.inf
 
 os.register_at_fork(after_in_child=_forget)

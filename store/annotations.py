@@ -10,6 +10,7 @@ import fcntl
 import json
 import os
 import secrets
+import stat
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +18,7 @@ from typing import Any, Final
 
 from .errors import DamagedLog, NotWritten
 from .event_json import encoded_attrs
+from .run_folder import read_file
 
 ANNOTATIONS: Final = "annotations.jsonl"
 
@@ -59,7 +61,7 @@ def append_annotation(folder: Path, annotation: Annotation) -> None:
 
     Raises:
         InvalidEvent: Its attributes are not JSON.
-        NotWritten: The file is full, or the line cannot be written.
+        NotWritten: The file is full or not a regular file, or the line cannot be written.
     """
     document = {
         "id": annotation.id,
@@ -81,6 +83,8 @@ def append_annotation(folder: Path, annotation: Annotation) -> None:
 def _append_line(path: Path, line: bytes) -> None:
     fd = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
     try:
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            raise NotWritten("not a regular file", where=str(path), fix="Move it away")
         fcntl.flock(fd, fcntl.LOCK_EX)
         size = os.fstat(fd).st_size
         if size + len(line) > MAX_BYTES:
@@ -100,19 +104,14 @@ def read_annotations(folder: Path) -> list[Annotation]:
     """Return the notes on the run in this folder, in the order written. Malformed or truncated lines are skipped.
 
     Raises:
-        DamagedLog: The file cannot be read, or is larger than ``MAX_BYTES``.
+        DamagedLog: The file cannot be read, is no file, or is larger than ``MAX_BYTES``.
     """
-    path = folder / ANNOTATIONS
     try:
-        with open(path, "rb") as file:
-            content = file.read(MAX_BYTES + 1)
+        return list(_annotations(read_file(folder, ANNOTATIONS, MAX_BYTES)))
     except FileNotFoundError:
         return []
     except OSError as error:
-        raise DamagedLog(f"annotations cannot be read ({error.strerror})", where=str(path)) from None
-    if len(content) > MAX_BYTES:
-        raise DamagedLog("the annotations are too large to read", where=str(path))
-    return list(_annotations(content))
+        raise DamagedLog(f"annotations cannot be read ({error.strerror})", where=str(folder / ANNOTATIONS)) from None
 
 
 def _annotations(content: bytes) -> Iterator[Annotation]:

@@ -82,6 +82,10 @@ class DamagedLog(TelemetryError):
     """A part of an event log is corrupt."""
 
 
+class RunChanging(TelemetryError):
+    """Files of a run were replaced each time before they could be read."""
+
+
 class InvalidEvent(TelemetryError):
     """The log cannot hold the event: unknown kind, a value of the wrong type, a field out of range."""
 

@@ -14,6 +14,7 @@ from .errors import TelemetryError
 from .events import Event
 from .garbage import collection_paused
 from .parquet.digests import digest_faults
+from .parquet.schemas import events_schema
 from .reading.snapshot import Snapshot, read_snapshot, retrying
 from .reading.timeline import (
     Attempts,
@@ -145,9 +146,13 @@ class Run:
         """
         return self.read(lambda snapshot: ancestry(snapshot, attempt, samples=samples))
 
-    def table(self) -> pa.Table:
-        """Return all events of all attempts as rows: the envelope, one column per metric, attrs as JSON text."""
-        return self.read(lambda snapshot: snapshot.events_table())
+    def table(self, *, attempts: Attempts = "all") -> pa.Table:
+        """Return the events as rows: the envelope, one column per metric, attrs as JSON text.
+
+        Args:
+            attempts: ``effective`` leaves out rolled-back events, ``all`` includes them.
+        """
+        return self.read(lambda snapshot: events_table_along(snapshot, events_schema(snapshot.columns).names, attempts))
 
     def metrics(self) -> list[str]:
         """Return the names of all metrics, in order of first appearance."""
@@ -237,7 +242,7 @@ class Run:
         Raises:
             QueryRefused: The statement is not one read-only statement, or fails.
         """
-        return self.read(lambda snapshot: run_query(connect([snapshot]), statement))
+        return self.read(lambda snapshot: run_query(connect([snapshot], statement), statement))
 
     def rows(self, statement: str) -> list[dict[str, Any]]:
         """Run the same and return each row as a dictionary."""

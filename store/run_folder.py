@@ -6,6 +6,7 @@ import contextlib
 import os
 import re
 import secrets
+import stat
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from .errors import NotARun
+from .errors import DamagedLog, NotARun
 
 RUN_JSON: Final = "run.json"
 COLUMNS_JSON: Final = "columns.json"
@@ -24,8 +25,14 @@ RUN_ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _JOURNAL: Final = re.compile(r"journal-(\d+)-(\d+)-(\d{12,})")
 _SEALED: Final = re.compile(r"(events|samples|metrics)-(\d+)-(\d+)-(\d{12,})-(\d{12,})\.parquet")
 
-#: Read size for small files: nearly all files that are read whole are smaller.
+#: Read size for small files, nearly all of which are smaller, and for large ones.
 _SMALL_BYTES: Final = 16384
+_LARGE_BYTES: Final = 64 << 20
+
+#: Size limit of ``run.json``, ``columns.json`` and ``digests.json``.
+MOST_SMALL_BYTES: Final = 64 << 20
+
+MOVE_AWAY: Final = "Move it away, and restore the file from a copy"
 
 
 class JournalFile(NamedTuple):
@@ -69,11 +76,14 @@ class Listing:
         sealed: The Parquet files that count.
         journals: The journal segments.
         superseded: Parquet files whose range another file covers; they do not count.
+        irregular: What has the name of one of these and is no file: a folder, a FIFO, a device. Opening a FIFO waits
+            forever.
     """
 
     sealed: tuple[SealedFile, ...]
     journals: tuple[JournalFile, ...]
     superseded: tuple[SealedFile, ...] = ()
+    irregular: tuple[Path, ...] = ()
 
     def table(self, name: str) -> tuple[SealedFile, ...]:
         """The sealed files of one table: ``events``, ``samples`` or ``metrics``."""
@@ -87,6 +97,11 @@ class Listing:
         ends = (f.last + 1 for f in self.sealed if f.table in ("events", table) and f[2:4] == (attempt, rank))
         return max(ends, default=0)
 
+    def require_files(self) -> None:
+        """Raise DamagedLog if anything is not a regular file."""
+        for path in self.irregular[:1]:
+            raise DamagedLog("not a regular file", where=str(path), fix=MOVE_AWAY)
+
 
 def list_files(folder: Path) -> Listing:
     """List the files of a run's folder.
@@ -95,7 +110,7 @@ def list_files(folder: Path) -> Listing:
         NotARun: There is no such folder, or it is not readable.
     """
     try:
-        names = os.listdir(folder)
+        names, irregular = scan_folder(folder)
     except (FileNotFoundError, NotADirectoryError, ValueError):  # ValueError: the path holds a NUL.
         raise NotARun(
             "no such run folder", where=str(folder), fix="'steptape runs STORE' lists what is there"
@@ -103,10 +118,29 @@ def list_files(folder: Path) -> Listing:
     except OSError as error:
         what, fix = f"the run's folder cannot be read ({error.strerror})", "Check its permissions and the disk"
         raise NotARun(what, where=str(folder), fix=fix) from None
-    return listing_of(folder, names)
+    return listing_of(folder, names, irregular)
 
 
-def listing_of(folder: Path, names: Iterable[str]) -> Listing:
+def scan_folder(folder: Path) -> tuple[list[str], list[Path]]:
+    """Return the names in a run's folder, and the paths of data files that are not regular files.
+
+    Raises:
+        OSError: The folder cannot be listed.
+    """
+    names: list[str] = []
+    irregular: list[Path] = []
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            is_data = _JOURNAL.fullmatch(entry.name) or _SEALED.fullmatch(entry.name)
+            # What does not exist was deleted by a sealer meanwhile: reading it says so, and is tried again.
+            if is_data and not entry.is_file() and os.path.exists(entry):
+                irregular.append(folder / entry.name)
+            else:
+                names.append(entry.name)
+    return names, irregular
+
+
+def listing_of(folder: Path, names: Iterable[str], irregular: Iterable[Path] = ()) -> Listing:
     """Parse these file names in a run's folder."""
     sealed: list[SealedFile] = []
     journals: list[JournalFile] = []
@@ -120,21 +154,28 @@ def listing_of(folder: Path, names: Iterable[str]) -> Listing:
     journals.sort(key=_PLACE)
     superseded = [file for file in sealed if any(other.holds(file) for other in sealed)] if len(sealed) > 1 else []
     current = [file for file in sealed if file not in superseded] if superseded else sealed
-    return Listing(tuple(current), tuple(journals), tuple(superseded))
+    return Listing(tuple(current), tuple(journals), tuple(superseded), tuple(sorted(irregular)))
 
 
-def read_file(folder: Path, name: str) -> bytes:
-    """Read a small file in half the time of ``open``, which matters with thousands of folders.
+def read_file(folder: str | Path, name: str, most_bytes: int = MOST_SMALL_BYTES) -> bytes:
+    """Read a file in half the time of ``open``, which matters with thousands of folders.
 
     Raises:
+        DamagedLog: It is not a regular file, or larger than ``most_bytes``.
         OSError: As ``open``.
     """
-    fd = os.open(f"{folder}/{name}", os.O_RDONLY)
+    # Without O_NONBLOCK, opening a FIFO waits for its writer.
+    fd = os.open(f"{folder}/{name}", os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     try:
-        content = os.read(fd, _SMALL_BYTES)
-        while more := os.read(fd, _SMALL_BYTES):
-            content += more
-        return content
+        status = os.fstat(fd)
+        if not stat.S_ISREG(status.st_mode):
+            raise DamagedLog("not a regular file", where=f"{folder}/{name}", fix=MOVE_AWAY)
+        if status.st_size > most_bytes:
+            raise DamagedLog(
+                f"larger than {most_bytes >> 20} MiB", where=f"{folder}/{name}", got=status.st_size, fix=MOVE_AWAY
+            )
+        at_once = min(max(_SMALL_BYTES, status.st_size), _LARGE_BYTES)
+        return b"".join(iter(lambda: os.read(fd, at_once), b""))
     finally:
         os.close(fd)
 
@@ -142,6 +183,14 @@ def read_file(folder: Path, name: str) -> bytes:
 def is_journal(name: str) -> bool:
     """Whether a file of that name is a journal segment."""
     return name.startswith("journal-") and _JOURNAL.fullmatch(name) is not None
+
+
+def has_journal(folder: str | Path) -> bool:
+    """Whether a folder holds a journal segment; false if it cannot be listed."""
+    try:
+        return any(map(is_journal, os.listdir(folder)))
+    except OSError:
+        return False
 
 
 def run_names(store: str | Path) -> list[str]:
@@ -159,13 +208,9 @@ def folders_with_journals(store: Path) -> list[Path]:
 
     Folders that cannot be listed are skipped.
     """
-    found = []
     with contextlib.suppress(OSError), os.scandir(store) as entries:
-        for entry in entries:
-            with contextlib.suppress(OSError):
-                if entry.is_dir() and any(map(is_journal, os.listdir(entry))):
-                    found.append(Path(entry))
-    return sorted(found)
+        return sorted(Path(entry) for entry in entries if has_journal(entry.path))
+    return []
 
 
 def journal_name(attempt: int, rank: int, first: int) -> str:
@@ -183,15 +228,25 @@ def new_run_id() -> str:
     return f"{time.strftime('%Y%m%dT%H%M%S', time.gmtime())}-{secrets.token_hex(3)}"
 
 
-def replace_file(path: Path, content: bytes) -> None:
-    """Replace a file atomically and durably: write a temporary file, fsync, rename."""
+def replace_file(path: Path, content: bytes, *, is_durable: bool = True) -> None:
+    """Replace a file atomically: write a temporary file, rename.
+
+    Args:
+        path: The file.
+        content: Its new content.
+        is_durable: Sync it, so that a power loss leaves the old content or the new one.
+    """
     aside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         with open(aside, "wb") as file:
             file.write(content)
             file.flush()
-            os.fsync(file.fileno())
-        publish(aside, path)
+            if is_durable:
+                os.fsync(file.fileno())
+        if is_durable:
+            publish(aside, path)
+        else:
+            os.replace(aside, path)
     except OSError:
         aside.unlink(missing_ok=True)
         raise

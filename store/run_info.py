@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-from .errors import NotARun, UnsupportedVersion
+from .errors import DamagedLog, NotARun, UnsupportedVersion
 from .plan import Plan
 from .run_folder import RUN_JSON, read_file, replace_file
 
@@ -113,9 +113,28 @@ class RunInfo:
         return (json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False) + "\n").encode()
 
 
+def flattened(config: Any, prefix: str = "") -> dict[str, Any]:
+    """Flatten a configuration to one level of dotted keys.
+
+    >>> flattened({"optimizer": {"lr": 0.1}, "seed": 1})
+    {'optimizer.lr': 0.1, 'seed': 1}
+    """
+    if not isinstance(config, dict) or not config:
+        return {prefix: config} if prefix else {}
+    found: dict[str, Any] = {}
+    for key, value in config.items():
+        found |= flattened(value, f"{prefix}.{key}" if prefix else str(key))
+    return found
+
+
 def write_run_info(folder: Path, info: RunInfo) -> None:
-    """Write ``run.json`` into a run's folder, replacing an earlier one atomically."""
-    replace_file(folder / RUN_JSON, info.to_json())
+    """Write ``run.json`` into a run's folder, replacing an earlier one atomically.
+
+    It is durable, like the journal that it describes, unless the run has only begun and does not sync its journal. Two
+    syncs took 40 % of a short run.
+    """
+    has_begun = len(info.attempts) == 1 and info.last.status == "running" and info.last.sync_every_s is None
+    replace_file(folder / RUN_JSON, info.to_json(), is_durable=not has_begun)
 
 
 def read_run_info(folder: Path) -> RunInfo:
@@ -127,6 +146,8 @@ def read_run_info(folder: Path) -> RunInfo:
     """
     try:
         content = read_file(folder, RUN_JSON)
+    except DamagedLog as error:
+        raise NotARun(error.what, where=error.where, got=error.got, fix=error.fix) from None
     except (FileNotFoundError, NotADirectoryError):
         raise NotARun("not a run: it holds no run.json", where=str(folder)) from None
     except (OSError, ValueError) as error:  # ValueError: the path holds a NUL.

@@ -129,7 +129,11 @@ class Store:
         Raises:
             QueryRefused: The statement is not one read-only statement, or fails.
         """
-        return retrying(lambda: run_query(connect([entry.snapshot for entry in self.entries()[0]]), statement))
+
+        def ask() -> pa.Table:
+            return run_query(connect([entry.snapshot for entry in self.entries()[0]], statement), statement)
+
+        return retrying(ask)
 
     def rows(self, statement: str) -> list[dict[str, Any]]:
         """Run the same and return each row as a dictionary."""

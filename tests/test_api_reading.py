@@ -19,13 +19,22 @@ from api_serving import RUN, SMALL, recorded, served
 
 OTHERS = ("20260102T000000-bbbbbb", "20260103T000000-cccccc")
 
+CONFIG = {
+    "lr": 0.001,
+    "optimizer": {"name": "AdamW", "betas": [0.9, 0.95]},
+    "amp": True,
+    "seed": None,
+    "note": "1e-3",
+    "api_key": "[redacted]",
+}
+
 
 @pytest.fixture(scope="module")
 def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
     """A client of a server over three sealed runs, of 20, 5 and 10 steps."""
     store = tmp_path_factory.mktemp("runs")
-    recorded(store, name="Digits", group="paper", tags=("small",))
-    recorded(store, OTHERS[0], steps=5, name="digits again", group="paper")
+    recorded(store, name="Digits", group="paper", tags=("small",), config=CONFIG)
+    recorded(store, OTHERS[0], steps=5, name="digits again", group="paper", config={"lr": 1, "a__gt": "x"})
     recorded(store, OTHERS[1], steps=10, name="other")
     with served(store) as client:
         yield client
@@ -68,6 +77,67 @@ def test_runs_are_filtered_by_field_and_operator(
 ) -> None:
     """All filters must hold; a run without the field never matches."""
     assert {row["run_id"] for row in get(client, "/runs", **filters)["items"]} == found
+
+
+@pytest.mark.parametrize(
+    ("filters", "found"),
+    [
+        ({"config.lr": "0.001"}, {RUN}),
+        ({"config.lr": "1e-3"}, {RUN}),
+        ({"config.lr__eq": "1.0"}, {OTHERS[0]}),
+        ({"config.lr__ne": "1"}, {RUN}),
+        ({"config.lr__gte": "0.001", "config.lr__lt": "1"}, {RUN}),
+        ({"config.lr__in": "0.001,1"}, {RUN, OTHERS[0]}),
+        ({"config.optimizer.name": "AdamW"}, {RUN}),
+        ({"config.optimizer.name__contains": "adam"}, {RUN}),
+        ({"config.optimizer.name__startswith": "adam"}, set()),
+        ({"config.optimizer.name__gt": "0"}, set()),
+        ({"config.optimizer.betas": "[0.9, 0.95]"}, {RUN}),
+        ({"config.optimizer": "AdamW"}, set()),
+        ({"config.amp": "true"}, {RUN}),
+        ({"config.amp__gt": "0"}, set()),
+        ({"config.seed": "null"}, {RUN}),
+        ({"config.note": "0.001"}, set()),
+        ({"config.note": "1e-3"}, {RUN}),
+        ({"config.api_key": "[redacted]"}, {RUN}),
+        ({"config.a__gt": "x"}, None),
+        ({"config.a__gt__eq": "x"}, {OTHERS[0]}),
+        ({"config.unknown__ne": "1"}, set()),
+        ({"config.lr": "0.001", "steps__lt": "20"}, set()),
+    ],
+)
+def test_runs_are_filtered_by_their_configuration(
+    client: httpx.Client, filters: dict[str, Any], found: set[str] | None
+) -> None:
+    """Numbers compare as numbers, nested keys are dotted; a run without the key matches nothing."""
+    answer = client.get("/api/v1/runs", params=filters)
+
+    if found is None:
+        assert answer.json()["errors"][0]["where"] == f"query.{next(iter(filters))}"
+    else:
+        assert {run["run_id"] for run in answer.json()["items"]} == found
+
+
+def test_filters_by_configuration_hold_over_pages(client: httpx.Client) -> None:
+    """The link to the next page repeats them, and a cursor is refused with others."""
+    first = client.get("/api/v1/runs", params={"config.lr__gt": 0, "limit": 1})
+    second = client.get(first.links["next"]["url"])
+    other = client.get("/api/v1/runs", params={"config.lr__gt": 5, "cursor": first.json()["next"]})
+
+    assert [run["run_id"] for run in (*first.json()["items"], *second.json()["items"])] == [OTHERS[0], RUN]
+    assert second.json()["next"] is None
+    assert (other.status_code, other.json()["code"]) == (422, "invalid-cursor")
+
+
+@pytest.mark.parametrize("parameter", ["config", "config.", "configs.lr", "Config.lr", "lr"])
+def test_a_filter_that_names_no_key_of_the_configuration_is_refused(client: httpx.Client, parameter: str) -> None:
+    """The answer names the parameter."""
+    answer = client.get("/api/v1/runs", params={parameter: "1"})
+
+    assert answer.status_code == 422
+    assert [(error["where"], error["what"]) for error in answer.json()["errors"]] == [
+        (f"query.{parameter}", "unknown parameter")
+    ]
 
 
 @pytest.mark.parametrize("parameter", ["steps__contains", "name__gt", "colour__eq", "steps__gt__lt", "sort"])

@@ -104,6 +104,16 @@ def test_the_address_that_is_told_answers(store: Path) -> None:
     assert [item["run_id"] for item in items] == [RUN]
 
 
+def test_what_dead_runs_left_is_sealed_at_the_start(store: Path) -> None:
+    """The user need not know the command."""
+    assert list(store.glob("*/journal-*"))
+
+    with serving(store):
+        until(lambda: not list(store.glob("*/journal-*")))
+
+    assert list(store.glob("*/events-*.parquet"))
+
+
 def test_an_interrupt_ends_it_in_order(store: Path) -> None:
     """Ctrl-C is the regular end: no stack trace, status 0, and no output, with or without requests."""
     with serving(store) as (process, url):

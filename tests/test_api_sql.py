@@ -16,6 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from api_serving import RUN, SMALL, patiently, recorded, served
+from steptape import Recorder
 
 #: Statements that would read, write, load, change or hold something outside the query. ``{out}`` is a file that must
 #: not appear, ``{secret}`` one that must not be read, ``{run}`` the run's folder.
@@ -366,6 +367,20 @@ def test_a_statement_that_the_package_does_not_know_is_refused_like_any_other(cl
 
     assert answer["code"] == "query-refused"
     assert answer["detail"].startswith("a query must be one read-only statement")
+
+
+def test_a_statement_reaches_a_metric_that_was_logged_after_600_others(tmp_path: Path) -> None:
+    """The configuration of its run is JSON."""
+    with Recorder(tmp_path / "runs", name="wide", config={"lr": 0.5, "token": "hush"}) as rec:
+        rec.step({**{f"w/{index}": 0.0 for index in range(600)}, "val/loss": 2.0})
+    sql = """
+        SELECT avg("val/loss") AS loss, any_value(config->>'lr') AS lr, any_value(config->>'token') AS token
+        FROM steps JOIN runs USING (run_id)
+    """
+    with served(tmp_path / "runs") as client:
+        answer = ask(client, sql)
+
+    assert answer.json()["rows"] == [[2.0, "0.5", "[redacted]"]]
 
 
 def test_one_run_may_be_asked_alone(client: httpx.Client) -> None:

@@ -88,6 +88,7 @@ PUBLIC: dict[str, set[str]] = {
     "store": {
         "annotations",
         "columns",
+        "descriptors",
         "errors",
         "event_json",
         "events",

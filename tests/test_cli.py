@@ -92,6 +92,15 @@ def test_query_joins_steps_with_decisions(demo_store: Path) -> None:
     assert {"step", "loss", "controller"} == set(rows[0])
 
 
+def test_query_reaches_a_metric_that_was_logged_after_600_others(tmp_path: Path) -> None:
+    """No view shows it, unless the statement names it; help lists every view and macro."""
+    with Recorder(tmp_path / "runs", name="wide") as rec:
+        rec.step({**{f"w/{index}": 0.0 for index in range(600)}, "loss": 2.0})
+
+    assert lines(steptape("query", rec.folder, "SELECT avg(loss) AS loss FROM steps", "--json")) == [{"loss": 2.0}]
+    assert "spiking_samples(step)" in steptape("query", "--help")
+
+
 def test_query_prints_a_table_that_is_never_cut(demo_store: Path) -> None:
     """Names are complete, in a pipe too."""
     printed = steptape("query", demo_store, "SELECT 'x' AS a, repeat('y', 300) AS b")

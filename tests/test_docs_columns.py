@@ -127,6 +127,7 @@ def test_files_hold_integer_ids_and_token_losses_as_the_page_says(tmp_path: Path
     """A file without text among its ids holds integers, and a file with a flagged sample its token losses."""
     with Recorder(tmp_path / "runs", name="flagged") as rec:
         rec.step(loss=1.0, samples=[1.0, 2.0], sample_ids=[7, 8], token_losses=[[0.5], [0.5, 1.5]])
+    rec.close(seal=True)
     (path,) = (tmp_path / "runs").glob("*/samples-*.parquet")
 
     assert dict(of_file(path)) == {**dict(listed("samples", "Parquet")), "sample_id": "int64"}
@@ -136,6 +137,7 @@ def test_the_page_lists_the_columns_of_the_parquet_table_metrics(tmp_path: Path)
     """Its rows are the metrics after those that are columns."""
     with Recorder(tmp_path / "runs", name="wide") as rec:
         rec.step({f"m{number}": 0.5 for number in range(METRICS_AS_COLUMNS + 1)})
+    rec.close(seal=True)
     (path,) = (tmp_path / "runs").glob("*/metrics-*.parquet")
 
     assert of_file(path) == listed("metrics", "Parquet")

@@ -74,14 +74,17 @@ def test_imported_runs_are_verified_though_their_sources_tell_of_no_end(call: Ca
 
 
 def test_a_run_whose_source_has_no_clock_is_not_said_to_be_of_1970(call: Call, logs: Path) -> None:
-    """The list and the run's page show no time."""
+    """The list and the run's page show no time; in JSON and SQL it is null."""
     call("import", "table", logs / "metrics.csv", "--store", "runs")
 
     listed, shown = call("runs", "runs").stdout, call("show", "logs", "--store", "runs").stdout
+    row = json.loads(call("runs", "runs", "--json").stdout)
+    queried = json.loads(call("query", "runs", "SELECT started, ended FROM runs", "--json").stdout)
 
     assert re.search(r"logs +- +completed +- ", listed)
     assert "1 step, start time unknown" in shown
     assert "1970" not in listed + shown
+    assert (row["started"], queried) == (None, {"started": None, "ended": None})
 
 
 def test_importing_again_says_that_nothing_changed(call: Call, logs: Path) -> None:

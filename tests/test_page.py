@@ -206,14 +206,33 @@ def test_a_run_s_page_tells_what_is_known(client: httpx.Client) -> None:
     assert data_of(text)["metrics"] == ["loss", "lr", "eval_loss"]
 
 
+def _items(url: str) -> list[dict[str, Any]]:
+    """Return the items of all pages of a list."""
+    items: list[dict[str, Any]] = []
+    cursor: str | None = ""
+    while cursor is not None:
+        page = httpx.get(f"{url}&cursor={cursor}" if cursor else url, timeout=PATIENCE_S).json()
+        items, cursor = items + page["items"], page["next"]
+    return items
+
+
 def test_a_run_without_a_clock_tells_no_time(tmp_path: Path) -> None:
-    """Imported logs often lack a clock; the page must not show 1970."""
+    """Imported logs often lack a clock; page and API must not show 1970. Such runs come last in either order."""
     (tmp_path / "log.csv").write_text("step,loss\n1,2.0\n2,1.0\n")
     assert CliRunner().invoke(app, ["import", "auto", str(tmp_path), "--store", str(tmp_path / "runs")]).exit_code == 0
+    Recorder(tmp_path / "runs", name="timed").close()
     with serving(tmp_path / "runs") as url:
         page = httpx.get(url, timeout=PATIENCE_S).text
+        listed = {sort: _items(f"{url}/api/v1/runs?sort={sort}&limit=1") for sort in ("started", "-started", "-steps")}
+        before = httpx.get(f"{url}/api/v1/runs?started__lt=2000-01-01", timeout=PATIENCE_S).json()["items"]
 
     assert "1970" not in page
+    assert [[run["started"] is None for run in runs] for runs in listed.values()] == [
+        [False, True],
+        [False, True],
+        [True, False],
+    ]
+    assert before == []
     assert page.count("<td>\N{EN DASH}</td>") == 1
 
 

@@ -6,7 +6,6 @@ import argparse
 import json
 import logging
 import math
-import os
 import resource
 import shutil
 from concurrent.futures import ThreadPoolExecutor
@@ -23,6 +22,7 @@ from steptape.rules.errors import PolicyError
 from steptape.store.events import Event
 from steptape.store.journal.writer import JournalWriter
 from steptape.store.run import Run
+from steptape.store.run_folder import journal_name
 
 STOP_AT_SPIKE = """
 params: {spike: 3.0}
@@ -444,6 +444,7 @@ def test_a_finished_run_is_sealed_into_parquet(store: Path) -> None:
     with Recorder(store) as rec:
         for _ in range(10):
             rec.step(loss=1.0, samples=[1.0])
+    rec.close(seal=True)
 
     names = sorted(path.name.split("-")[0] for path in rec.folder.iterdir())
 
@@ -459,6 +460,7 @@ def test_a_journal_in_small_segments_is_sealed_while_the_run_goes_on(
         for step in range(400):
             rec.step(loss=float(step))
         during = [event.metrics["loss"] for event in events(open_run(rec.folder), "step_end")]
+    rec.close(seal=True)
 
     after = [event.metrics["loss"] for event in events(open_run(rec.folder), "step_end")]
 
@@ -468,15 +470,15 @@ def test_a_journal_in_small_segments_is_sealed_while_the_run_goes_on(
 
 def test_a_failing_journal_never_ends_training(store: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Lost events are counted, warned about once, and recorded when writing works again."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     with Recorder(store) as rec:
         rec.step(loss=1.0)
-        journal = rec._tape.journal
-        good, broken = journal._fd, os.open(os.devnull, os.O_RDONLY)
-        journal._fd = broken
-        for _ in range(3):
-            rec.step(loss=2.0)
-        journal._fd = good
-        os.close(broken)
+        try:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (10, hard))  # No segment fits.
+            for _ in range(3):
+                rec.step(loss=2.0)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
         rec.step(loss=3.0)
 
     run = open_run(rec.folder)
@@ -548,11 +550,14 @@ def test_a_decision_that_could_not_be_written_reaches_the_loop_when_it_can(store
         rec.step(loss=1.0)
         size_of_event = rec._tape.journal._size - before
         full_at = rec._tape.journal._size + size_of_event + 8
+        next_segment = rec.folder / journal_name(0, 0, rec._tape.journal.seq + 1)
+        next_segment.touch()
         try:
             resource.setrlimit(resource.RLIMIT_FSIZE, (full_at, hard))
             while_full = rec.step(loss=math.nan).should_stop
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+            next_segment.unlink()
         afterwards = rec.step(loss=1.0).should_stop
 
     run = open_run(rec.folder)
@@ -576,6 +581,7 @@ def test_attributes_of_whatever_depth_are_recorded_and_sealed_or_told_of(tmp_pat
         with Recorder(tmp_path, run_id="deep") as rec:
             for depth in depths:
                 rec.annotate(str(depth), nested=nested(depth))
+        rec.close(seal=True)
 
     with ThreadPoolExecutor(1) as thread:  # A new thread has a shallow call stack.
         thread.submit(record).result()

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from measuring import not_measured
 from torch.utils.data import DataLoader, Dataset
-from waiting import PATIENCE_S
+from waiting import PATIENCE_S, until
 
 from steptape import Recorder, open_run, open_store
 from steptape.recorder.termination import signals_held
@@ -73,6 +73,28 @@ def test_a_second_sigterm_does_not_end_the_ending(tmp_path: Path, pause_s: float
 
     assert process.returncode == 143
     assert only_run(tmp_path).status == "interrupted"
+
+
+def test_a_second_sigterm_does_not_end_the_program_after_its_run(tmp_path: Path) -> None:
+    """The exit status is that of the first one, and sealing is waited for."""
+    process = run_script(
+        tmp_path,
+        """
+        try:
+            with Recorder(sys.argv[1], seal_wait_s=1e6) as rec:
+                rec.step(loss=1.0)
+                os.kill(os.getpid(), signal.SIGTERM)
+                rec.step(loss=1.0)
+        finally:
+            os.kill(os.getpid(), signal.SIGTERM)
+        """,
+    )
+    process.communicate(timeout=PATIENCE_S)
+    run = only_run(tmp_path)
+
+    assert process.returncode == 143
+    assert run.status == "interrupted"
+    assert not list(run.folder.glob("journal-*"))
 
 
 def test_signals_wait_for_the_end_of_what_is_short() -> None:
@@ -147,7 +169,7 @@ def test_a_signal_ends_the_run_as_interrupted(tmp_path: Path, number: int, statu
     assert run.status == "interrupted"
     assert steps == list(range(1, len(steps) + 1))
     assert len(steps) >= 200
-    assert not list(run.folder.glob("journal-*"))
+    until(lambda: not list(run.folder.glob("journal-*")))
 
 
 def test_a_program_s_own_handler_of_sigterm_is_left_alone(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import itertools
 import math
-import os
+import resource
 import signal
 import sys
 import tempfile
@@ -93,6 +93,7 @@ def recorded(
                 # The first of a kind takes the general path.
                 call(rec, given)
                 call(rec, given)
+        rec.close(seal=True)
         run = open_run(rec.folder)
         samples = run.samples().drop_columns(["run_id"]).to_pylist()
         return [without_clocks(event) for event in run.events()], repr(samples)
@@ -223,13 +224,13 @@ def test_sets_of_names_beyond_those_that_are_kept_are_recorded_all_the_same(tmp_
 def test_names_whose_first_event_was_lost_are_written_with_the_next(tmp_path: Path) -> None:
     """The fast path waits until the journal holds the layout."""
     with Recorder(tmp_path) as rec:
-        journal = rec._tape.journal
-        good, broken = journal._fd, os.open(os.devnull, os.O_RDONLY)
-        journal._fd = broken
-        for value in (1.0, 2.0):
-            rec.step(loss=value)
-        journal._fd = good
-        os.close(broken)
+        soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+        try:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (10, hard))
+            for value in (1.0, 2.0):
+                rec.step(loss=value)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
         for value in (3.0, 4.0):
             rec.step(loss=value)
 

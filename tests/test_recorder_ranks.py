@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -136,3 +137,61 @@ def test_a_rank_records_its_part_of_a_run_once(tmp_path: Path) -> None:
 
     with pytest.raises(TelemetryError, match="rank 1 has already recorded part of this run"):
         Recorder(tmp_path, run_id="job-9", rank=1)
+
+
+BLOCKED = """
+    import os, signal, sys, threading, time
+    import torch, torch.distributed as dist
+    from steptape import Recorder
+
+    def tell_when_blocked():
+        main = threading.main_thread().ident
+        while sys._current_frames()[main].f_code.co_filename == __file__:
+            time.sleep(0.05)
+        time.sleep(1.0)
+        print("blocked", flush=True)
+
+    __file__ = tell_when_blocked.__code__.co_filename
+    dist.init_process_group("gloo")
+    with Recorder(sys.argv[1]) as rec:
+        for step in range(20):
+            rec.step(loss=float(step))
+        if dist.get_rank() == 1:
+            print("waiting", flush=True)
+            time.sleep(3600)
+        threading.Thread(target=tell_when_blocked, daemon=True).start()
+        dist.all_reduce(torch.zeros(1))
+"""
+
+
+def test_sigterm_ends_a_rank_that_is_blocked_in_a_collective(tmp_path: Path) -> None:
+    """It ends by the signal, as without a recorder, and its run says where it was; the other rank unwinds."""
+    environment = {**os.environ, "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    command = [sys.executable, "-c", textwrap.dedent(BLOCKED), str(tmp_path)]
+    processes = [
+        subprocess.Popen(command, env={**environment, "RANK": str(rank)}, stdout=subprocess.PIPE, text=True)
+        for rank in range(2)
+    ]
+    try:
+        for process, expected in zip(processes, ("blocked\n", "waiting\n"), strict=True):
+            assert process.stdout is not None
+            assert process.stdout.readline() == expected
+        for process in processes:  # One after the other: a rank whose peer has gone is blocked no longer.
+            process.send_signal(signal.SIGTERM)
+            process.communicate(timeout=PATIENCE_S)
+    finally:
+        for process in processes:
+            process.kill()
+
+    (run,) = list(open_store(tmp_path))
+    last = list(run.events())[-1]
+
+    assert [process.returncode for process in processes] == [-signal.SIGTERM, 143]
+    assert run.rows("SELECT rank, count(*) AS n FROM steps GROUP BY rank ORDER BY rank") == [
+        {"rank": 0, "n": 20},
+        {"rank": 1, "n": 20},
+    ]
+    assert (run.status, last.kind) == ("interrupted", "failure")
+    assert "blocked in" in last.attrs["message"]
+    assert "all_reduce" in str(last.attrs["traceback"])
+    assert verify(run).identical

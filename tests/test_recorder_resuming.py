@@ -18,6 +18,7 @@ import torch
 from drawing import examples
 from hypothesis import given
 from hypothesis import strategies as st
+from waiting import until
 
 from steptape import Recorder, TelemetryError, open_run, verify
 from steptape.rules.errors import PolicyError
@@ -222,6 +223,7 @@ def test_what_cannot_be_resumed_is_told_and_changes_nothing(
     with Recorder(tmp_path, run_id="a-run") as rec:
         rec.step(loss=1.0)
         rec.step(loss=1.0)
+    rec.close(seal=True)
     before = sorted(path.name for path in tmp_path.rglob("*"))
     given_ = {key: "a-run" if value == "RUN" else value for key, value in arguments.items()}
 
@@ -321,7 +323,7 @@ def test_the_next_recorder_seals_what_dead_runs_left(tmp_path: Path) -> None:
         rec.step(loss=2.0)
 
     assert any(name.startswith("journal-") for name in left)
-    assert not list(folder.glob("journal-*"))
+    until(lambda: not list(folder.glob("journal-*")))
     assert open_run(folder).series("loss")["value"].to_pylist() == [1.0]
 
 
@@ -336,6 +338,7 @@ def test_a_state_that_was_changed_on_the_way_is_told_and_changes_nothing(
     with Recorder(tmp_path) as rec:
         rec.step(loss=1.0)
         state = rec.state_dict()
+    rec.close(seal=True)
     before = sorted(path.name for path in rec.folder.iterdir())
 
     with pytest.raises(TelemetryError, match=f"{name} must be"):

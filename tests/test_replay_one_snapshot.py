@@ -98,6 +98,7 @@ def folder(request: pytest.FixtureRequest, tmp_path: Path, policy_file: Path) ->
         if request.param == "live":
             yield rec.folder
     if request.param == "finished":
+        rec.close(seal=True)
         yield rec.folder
 
 

@@ -41,6 +41,7 @@ def run(tmp_path: Path) -> Run:
     with Recorder(tmp_path / "runs", rules=policy) as rec:
         for loss in (1.0, 3.0, 2.0, 5.0, math.nan, 1.0, 4.0):
             rec.step(loss=loss)
+    rec.close(seal=True)
     return open_run(rec.folder)
 
 
@@ -220,6 +221,7 @@ def test_a_run_without_rules_has_nothing_to_differ_in(tmp_path: Path) -> None:
     """The verdict says so."""
     with Recorder(tmp_path) as rec:
         rec.step(loss=1.0)
+    rec.close(seal=True)
 
     verdict = verify(open_run(rec.folder))
 

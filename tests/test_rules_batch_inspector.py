@@ -299,6 +299,7 @@ def record(store: Path, policy: str, *, seed: float = 0.7) -> Path:
                 losses[3] = nan
             ids = [f"doc-{step}-{place}" for place in range(8)] if step % 2 else range(8 * step, 8 * step + 8)
             rec.step(loss=sum(losses) / 8, samples=None if step % 10 == 9 else losses, sample_ids=list(ids))
+    rec.close(seal=True)
     return rec.folder
 
 

@@ -65,6 +65,7 @@ def recorded(tmp_path: Path) -> Path:
             if step % 10 == 0:
                 rec.evaluate(eval_loss=1 / step)
                 rec.annotate("ten more", step=step)
+    rec.close(seal=True)
     return rec.folder
 
 
@@ -201,6 +202,7 @@ def test_digests_of_the_first_format_are_found_again_forever(tmp_path: Path) -> 
     before = read_digests(folder)
     with Recorder(tmp_path, resume=folder.name, resume_step=8) as rec:
         rec.step(loss=1.0)
+    rec.close(seal=True)
 
     after = read_digests(folder)
     assert {log.format for log in before.logs.values()} == {1}
@@ -370,6 +372,7 @@ def test_a_resumed_run_keeps_the_digests_of_its_earlier_attempts(recorded: Path)
     before = read_digests(recorded)
     with Recorder(recorded.parent, resume=recorded.name, resume_step=20) as rec:
         rec.step(loss=1.0)
+    rec.close(seal=True)
 
     after = read_digests(recorded)
 

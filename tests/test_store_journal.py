@@ -19,7 +19,7 @@ from waiting import PATIENCE_S
 
 from steptape.store.events import Event
 from steptape.store.journal.reading import read_segment
-from steptape.store.journal.writer import JournalWriter
+from steptape.store.journal.writer import DELETED, JournalWriter
 
 
 def run_script(script: str, *arguments: object) -> str:
@@ -47,6 +47,9 @@ from steptape.store.journal.writer import JournalWriter
 writer = JournalWriter(Path(sys.argv[1]), run_id="run-1", segment_bytes=int(sys.argv[2]))
 unlimited = resource.getrlimit(resource.RLIMIT_FSIZE)
 refused = []
+in_the_way = [Path(sys.argv[1], f"journal-0-0-{{seq:012d}}") for seq in range(1, 41)]
+for path in in_the_way:
+    path.mkdir()  # No other segment can be begun either.
 resource.setrlimit(resource.RLIMIT_FSIZE, (1000, unlimited[1]))
 for _ in range(40):
     try:
@@ -54,6 +57,8 @@ for _ in range(40):
     except OSError:
         refused.append(writer.seq)
 resource.setrlimit(resource.RLIMIT_FSIZE, unlimited)
+for path in in_the_way:
+    path.rmdir()
 for _ in range(5):
     {APPEND}
 print(json.dumps([refused, writer.seq]))
@@ -64,6 +69,7 @@ def test_a_full_disk_leaves_whole_records_and_no_gap(tmp_path: Path) -> None:
     """RLIMIT_FSIZE makes the kernel write short and then refuse, as a full disk does; Python ignores SIGXFSZ."""
     refused, written = json.loads(run_script(FULL_DISK, tmp_path, 1 << 26))
 
+    assert refused
     assert (len(refused), seqs(tmp_path)) == (40 + 5 - written, list(range(written)))
 
 
@@ -202,9 +208,9 @@ def test_a_number_that_does_not_fit_is_refused_before_anything_is_written(
     assert [record.event.step for record in read_segment(writer.path).records] == [1, 2]
 
 
-def append(writer: JournalWriter, time_ns: int) -> int:
-    """Append one event at a time of the wall clock."""
-    return writer.append("step_end", ("loss",), (1.0,), step=writer.seq, time_ns=time_ns, elapsed_ns=0)
+def append(writer: JournalWriter, elapsed_ns: int) -> int:
+    """Append one event at a time of the monotonic clock."""
+    return writer.append("step_end", ("loss",), (1.0,), step=writer.seq, time_ns=0, elapsed_ns=elapsed_ns)
 
 
 SECOND_NS = 1_000_000_000
@@ -215,8 +221,8 @@ def test_a_journal_that_was_deleted_is_noticed_and_begun_anew(tmp_path: Path, wh
     """The write that notices it raises, so that the loss is counted; the next one is on disk again, with its folder."""
     folder = tmp_path / "run"
     folder.mkdir()
-    begun_anew: list[bool] = []
-    writer = JournalWriter(folder, run_id="run-1", on_begun_anew=lambda: begun_anew.append(True))
+    begun_anew: list[str] = []
+    writer = JournalWriter(folder, run_id="run-1", on_begun_anew=begun_anew.append)
     append(writer, 0)
     if what == "folder":
         shutil.rmtree(folder)
@@ -227,7 +233,83 @@ def test_a_journal_that_was_deleted_is_noticed_and_begun_anew(tmp_path: Path, wh
     again = [append(writer, 2 * SECOND_NS + 1), append(writer, 4 * SECOND_NS)]
     writer.close()
 
-    assert (again, seqs(folder), begun_anew) == ([1, 2], [1, 2], [True])
+    assert (again, seqs(folder), begun_anew) == ([1, 2], [1, 2], [DELETED])
+
+
+def test_a_journal_whose_folder_was_moved_is_followed(tmp_path: Path) -> None:
+    """No event is lost, and the next segments are where the folder is."""
+    folder, elsewhere = tmp_path / "run", tmp_path / "elsewhere" / "run"
+    folder.mkdir()
+    elsewhere.parent.mkdir()
+    moved: list[Path] = []
+    writer = JournalWriter(folder, run_id="run-1", segment_bytes=400, on_moved=moved.append)
+    append(writer, 0)
+    folder.rename(elsewhere)
+    for number in range(1, 20):
+        append(writer, number * SECOND_NS)
+    path = writer.path
+    writer.close()
+
+    assert (moved, path.parent, seqs(elsewhere)) == ([elsewhere], elsewhere, list(range(20)))
+    assert not folder.exists()
+
+
+def test_a_segment_that_was_moved_out_of_its_folder_is_begun_anew_there(tmp_path: Path) -> None:
+    """The run stays one folder, and the recorder does not follow a file into another one."""
+    folder = tmp_path / "run"
+    folder.mkdir()
+    writer = JournalWriter(folder, run_id="run-1")
+    append(writer, 0)
+    writer.path.rename(tmp_path / writer.path.name)
+    with pytest.raises(FileNotFoundError, match="deleted"):
+        append(writer, 2 * SECOND_NS)
+    append(writer, 3 * SECOND_NS)
+    writer.close()
+
+    assert (seqs(folder), seqs(tmp_path)) == ([1], [0])
+
+
+CLOSED_DESCRIPTOR = """
+import os, sys
+from pathlib import Path
+from steptape.store.journal.writer import CLOSED, JournalWriter
+
+folder, events_before, is_reused = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3] == "reused"
+begun_anew = []
+
+def append(elapsed_ns):
+    try:
+        writer.append("step_end", ("loss",), (1.0,), step=writer.seq, time_ns=0, elapsed_ns=elapsed_ns)
+    except OSError:
+        print("refused")
+
+writer = JournalWriter(folder, run_id="run-1", on_begun_anew=begun_anew.append)
+for _ in range(events_before):
+    append(0)
+os.closerange(3, 256)
+checkpoint = os.open(folder / "checkpoint", os.O_CREAT | os.O_RDWR) if is_reused else None
+append(1 if events_before else 2 * 10**9)
+size = os.fstat(checkpoint).st_size if is_reused else 0
+for number in range(3, 6):
+    append(number * 10**9)
+assert not is_reused or os.fstat(checkpoint).st_size == size, "written into another file after noticing"
+writer.close()
+assert not is_reused or os.write(checkpoint, b"open") == 4
+assert begun_anew == [CLOSED], begun_anew
+"""
+
+
+@pytest.mark.parametrize(
+    ("events_before", "then", "readable"),
+    [(2, "reused", [0, 1, 3, 4, 5]), (2, "", [0, 1, 2, 3, 4]), (0, "reused", [0, 1, 2, 3])],
+)
+def test_a_journal_whose_descriptor_the_program_closed_is_reopened(
+    tmp_path: Path, events_before: int, then: str, readable: list[int]
+) -> None:
+    """The next check notices it, also if another file has the number by now; that file is left alone from then on."""
+    printed = run_script(CLOSED_DESCRIPTOR, tmp_path, events_before, then)
+
+    assert (seqs(tmp_path), printed) == (readable, "" if then else "refused\n")
 
 
 def test_a_journal_whose_folder_cannot_be_made_again_goes_on_as_soon_as_it_can(tmp_path: Path) -> None:

@@ -163,3 +163,21 @@ def test_a_module_that_is_not_there_has_ended(start: Start, monkeypatch: pytest.
     monkeypatch.setattr(sys, "executable", "/nowhere/python")
     with pytest.raises(OSError, match="nowhere"):
         start("")
+
+
+def test_a_request_is_not_written_into_a_file_that_has_the_number_of_a_closed_pipe(
+    start: Start, tmp_path: Path
+) -> None:
+    """A program that makes itself a daemon closes what it did not open."""
+    child = start("next(frames(0))")
+    fd = child.requests.fileno()
+    pipe = os.dup(fd)
+    other = os.open(tmp_path / "checkpoint", os.O_WRONLY | os.O_CREAT)
+    os.dup2(other, fd)
+    with pytest.raises(BrokenPipeError):
+        child.send({})
+    os.dup2(pipe, fd)
+    os.close(pipe)
+    os.close(other)
+
+    assert (tmp_path / "checkpoint").read_bytes() == b""

@@ -17,6 +17,7 @@ from steptape import Recorder
 
 with Recorder("runs", name="beside a queue.py") as rec:
     rec.step(loss=1.0)
+rec.close(seal=True)
 print(*sorted(path.name for path in rec.folder.glob("*-*")))
 """
 

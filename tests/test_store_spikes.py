@@ -115,7 +115,7 @@ def test_what_is_found_is_what_the_definition_says(
     rows = run.spiking_samples(step, radius=radius, top=top, baseline=baseline).to_pylist()
     macro = f"FROM spiking_samples({step}, radius := {radius}, top := {top}, baseline := {baseline})"
 
-    assert str(run.rows(f"SELECT * EXCLUDE (run_id) {macro}")) == str(rows)
+    assert str(run.rows(f"SELECT * EXCLUDE (run_id, name) {macro}")) == str(rows)
     measures = ("step", "position", "sample_id", "loss", "typical", "excess", "share", "seen", "earlier_loss")
     found = [tuple(round(row[m], 9) if m == "share" else row[m] for m in measures) for row in rows]
     assert str(found) == str(
@@ -185,13 +185,13 @@ def test_what_a_resume_rolled_back_drove_no_spike(store_record: Record) -> None:
 
 
 def test_in_sql_every_run_of_a_store_is_judged_on_its_own(store_record: Record, store_path: Path) -> None:
-    """Each run has its own baseline and its own top."""
+    """Each run has its own baseline and its own top, and is named."""
     for name, scale in (("run-1", 1.0), ("run-2", 100.0)):
         folder = recorded(store_record, [losses_of([scale]), losses_of([scale, 3 * scale, 5 * scale])], run_id=name)
     seal(folder)
-    rows = open_store(store_path).rows("SELECT run_id, excess, share FROM Spiking_Samples(2, top := 1)")
+    rows = open_store(store_path).rows("SELECT run_id, name, excess, share FROM Spiking_Samples(2, top := 1)")
 
     assert rows == [
-        {"run_id": "run-1", "excess": 4.0, "share": 4 / 6},
-        {"run_id": "run-2", "excess": 400.0, "share": 4 / 6},
+        {"run_id": "run-1", "name": "run-1", "excess": 4.0, "share": 4 / 6},
+        {"run_id": "run-2", "name": "run-2", "excess": 400.0, "share": 4 / 6},
     ]

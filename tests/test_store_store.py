@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from steptape import TelemetryError, open_run, open_store
-from steptape.store.errors import NotARun, RunNotFound, StoreNotFound, UnsupportedVersion
+from steptape.store.errors import NotARun, RunChanging, RunNotFound, StoreNotFound, UnsupportedVersion
 from steptape.store.events import Event
+from steptape.store.reading.snapshot import retrying
 from steptape.store.run_info import FORMAT
 from steptape.store.sample_losses import SampleLosses
 from steptape.store.store import Store
@@ -301,3 +302,22 @@ def test_reading_writes_nothing(store_path: Path, store_record: Callable[..., Pa
     list(store.run("run-1").events())
 
     assert {path: path.stat().st_mtime_ns for path in store_path.rglob("*")} == before
+
+
+def test_a_reader_tries_again_as_long_as_other_files_vanish(tmp_path: Path) -> None:
+    """A sealer at work replaces one file after the other."""
+    missing = iter([tmp_path / str(number) for number in range(30)])
+
+    def read() -> int:
+        return sum(len(path.read_bytes()) for path in missing)
+
+    assert retrying(read) == 0
+
+
+def test_a_file_that_is_always_missing_is_an_error_of_ours(store_record: Callable[..., Path]) -> None:
+    """A link to nowhere is listed, and never there."""
+    folder = store_record([])
+    (folder / "journal-1-0-000000000000").symlink_to("nowhere")
+
+    with pytest.raises(RunChanging, match=r"journal-1-0-000000000000: files .* were replaced .* Try again"):
+        open_run(folder)

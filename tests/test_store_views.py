@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import random
 import struct
@@ -65,7 +66,13 @@ def run(request: pytest.FixtureRequest, store_record: Callable[..., Path]) -> Ru
 def test_runs_is_one_row_a_run(store_record: Callable[..., Path], store_path: Path) -> None:
     """The row shows run.json, with UTC times."""
     store_record(
-        EVENTS, name="first", steps=2, group="g", tags=("a", "b"), plan=Plan(total_epochs=3, steps_per_epoch=4)
+        EVENTS,
+        name="first",
+        steps=2,
+        group="g",
+        tags=("a", "b"),
+        plan=Plan(total_epochs=3, steps_per_epoch=4),
+        config={"lr": 0.1},
     )
 
     (row,) = open_store(store_path).rows("SELECT * FROM runs")
@@ -82,7 +89,44 @@ def test_runs_is_one_row_a_run(store_record: Callable[..., Path], store_path: Pa
         "planned_steps": "12",
         "attempts": "1",
         "policy_digest": "None",
+        "config": '{"lr": 0.1}',
     }
+
+
+def test_the_configuration_of_runs_is_json(store_path: Path) -> None:
+    """DuckDB's JSON functions read it in the locked connection; secrets are redacted, and no NaN spoils it."""
+    config = {"lr": 0.5, "optimizer": {"betas": [0.9, 0.95]}, "api_key": "hush", "clip": math.inf, "größe": "ä'\""}
+    for name, its in (("a", config), ("b", {"lr": 0.25})):
+        with Recorder(store_path, name=name, config=its) as rec:
+            rec.step(loss=2.0)
+    store = open_store(store_path)
+    (row,) = store.rows(
+        "SELECT config->>'lr' AS lr, (config->>'$.optimizer.betas[1]')::DOUBLE AS beta, config->>'api_key' AS key, "
+        "config->>'clip' AS clip, config->>'größe' AS text, config->>'none' AS none FROM runs WHERE name = 'a'"
+    )
+
+    assert row == {
+        "lr": "0.5",
+        "beta": 0.95,
+        "key": "[redacted]",
+        "clip": "Infinity",
+        "text": "ä'\"",
+        "none": None,
+    }
+    best = "SELECT min_by(name, (config->>'lr')::DOUBLE) AS name FROM runs JOIN steps USING (run_id)"
+    assert store.rows(best) == [{"name": "b"}]
+    keys = store.rows("SELECT DISTINCT key FROM runs, json_each(config) ORDER BY key")
+    assert [row["key"] for row in keys] == sorted(config)
+    assert json.loads(store.runs()["config"].to_pylist()[1]) == {"lr": 0.25}
+
+
+def test_a_configuration_written_by_hand_spoils_no_view(store_folder: Callable[..., Path], store_path: Path) -> None:
+    """JSON may spell a character that no text can hold, and some programs write NaN."""
+    path = store_folder(config={"note": "X", "lr": "Y"}) / "run.json"
+    path.write_text(path.read_text().replace('"X"', '"\\ud800"').replace('"Y"', "NaN"))
+
+    rows = open_store(store_path).rows("SELECT config->>'note' AS note, config->>'lr' AS lr FROM runs")
+    assert rows == [{"note": "?", "lr": "NaN"}]
 
 
 def test_runs_tells_how_far_a_crashed_run_came(store_record: Callable[..., Path]) -> None:

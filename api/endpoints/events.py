@@ -16,7 +16,7 @@ from starlette.concurrency import run_in_threadpool
 
 from ...store.event_json import event_to_line
 from ...store.lineage import Cut
-from ...store.parquet.rows import events_of
+from ...store.parquet.rows import EventRows
 from ...store.reading.row_places import row_after, rows_at
 from ...store.reading.snapshot import Snapshot
 from ...store.reading.snapshot_parts import after, of_rank
@@ -137,5 +137,5 @@ def _place(table: Any, row: int) -> tuple[int, int]:
 def _items(page: Any, metric_of: dict[str, str], cuts: Mapping[int, Cut]) -> Iterator[EventItem]:
     return (
         EventItem.model_validate(json.loads(event_to_line(event)) | {"rolled_back": is_rolled_back})
-        for event, is_rolled_back in zip(events_of(page, metric_of), _marks(page, cuts), strict=True)
+        for event, is_rolled_back in zip(EventRows(page, metric_of), _marks(page, cuts), strict=True)
     )

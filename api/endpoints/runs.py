@@ -16,6 +16,7 @@ from ...store.reading.summary import RunSummary
 from ...store.store import Store
 from ..access import OpenStore
 from ..answers import IN_EVERY_FORM, page_answer
+from ..config_filters import PARAMETER
 from ..models import RunPage, RunProblem, RunRow
 from ..pagination import from_cursor, to_cursor
 from ..problems import detail_of, hint_of, sort_of
@@ -41,6 +42,7 @@ _LINKS: Final = {
     summary="Runs, newest first",
     response_model=RunPage,
     responses={200: {**IN_EVERY_FORM[200], "links": _LINKS}},
+    openapi_extra={"parameters": [PARAMETER]},
 )
 def list_runs(request: Request, store: OpenStore, query: Annotated[RunsQuery, InQuery()]) -> Response:  # type: ignore[valid-type]
     """Return the runs of the store that match the filters. `problems` names the runs that cannot be read."""
@@ -70,7 +72,7 @@ def runs_page(store: Store, query: Any) -> RunPage:
 def facts_of(summary: RunSummary) -> dict[str, Any]:
     """Return the run's row as the API shows it: times with their zone."""
     row = summary.to_row()
-    return row | {"started": _in_utc(summary.started), "ended": summary.ended and _in_utc(summary.ended)}
+    return row | {"started": _in_utc(summary.started), "ended": _in_utc(summary.ended)}
 
 
 def _problem_of(folder: Path, error: TelemetryError, store: Store) -> RunProblem:
@@ -84,5 +86,5 @@ def _problem_of(folder: Path, error: TelemetryError, store: Store) -> RunProblem
     )
 
 
-def _in_utc(moment: datetime) -> datetime:
-    return moment.replace(tzinfo=UTC)
+def _in_utc(moment: datetime | None) -> datetime | None:
+    return moment and moment.replace(tzinfo=UTC)

@@ -95,7 +95,7 @@ async def _stream(
             while True:
                 try:
                     events, status = await run_in_threadpool(_look, run, query.rank, passed)
-                except (TelemetryError, FileNotFoundError):
+                except TelemetryError:
                     # The response has started: a browser would retry a broken stream for ever.
                     events, status = [], "gone"
                 for event in events:

@@ -13,9 +13,10 @@ from fastapi import Query as InQuery
 from ...store.event_json import encoded
 from ...store.reading.snapshot import Snapshot
 from ...store.reading.summary import RunSummary, leading_metric, summarize
+from ...store.run_info import flattened
 from ...store.store import Store
 from ..access import OpenStore, find_run
-from .layout import PageRoute, flattened, page
+from .layout import PageRoute, page
 
 router = APIRouter(include_in_schema=False, route_class=PageRoute)
 

@@ -33,8 +33,6 @@ CONTENT_SECURITY_POLICY: Final = (
 
 _DASH: Final = "\N{EN DASH}"
 
-_EPOCH: Final = datetime(1970, 1, 1)
-
 #: Cookie that a signed-in browser sends.
 COOKIE: Final = "steptape_token"
 
@@ -114,33 +112,18 @@ def number(value: object) -> str:
 
 
 def moment(value: datetime | None) -> str:
-    """Format a UTC time to the minute; a dash for None and for the epoch, the time of runs without a clock."""
-    return _DASH if value is None or value == _EPOCH else f"{value:%Y-%m-%d %H:%M}"
+    """Format a UTC time to the minute; a dash for None."""
+    return _DASH if value is None else f"{value:%Y-%m-%d %H:%M}"
 
 
 def time_taken(run: RunSummary) -> str:
     """Format a run's duration; a dash where it has no clock."""
-    return _DASH if run.started == _EPOCH and not run.duration_s else duration(run.duration_s)
+    return _DASH if run.started is None and not run.duration_s else duration(run.duration_s)
 
 
 def compact(value: object) -> str:
     """Format a JSON value on one line; text stays as it is."""
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-
-
-def flattened(config: Any, prefix: str = "") -> dict[str, Any]:
-    """Flatten a configuration to one level of dotted keys.
-
-    >>> flattened({"optimizer": {"lr": 0.1}, "seed": 1})
-    {'optimizer.lr': 0.1, 'seed': 1}
-
-    """
-    if not isinstance(config, dict) or not config:
-        return {prefix: config} if prefix else {}
-    found: dict[str, Any] = {}
-    for key, value in config.items():
-        found |= flattened(value, f"{prefix}.{key}" if prefix else str(key))
-    return found
 
 
 def _data_block(value: Any) -> Markup:

@@ -9,9 +9,10 @@ from fastapi import APIRouter, Request, Response
 from ...store.event_json import encoded
 from ...store.reading.snapshot import Snapshot
 from ...store.reading.summary import leading_metric, summarize
+from ...store.run_info import flattened
 from ..access import RequestedRun
 from ..workers.run_questions import ask_run
-from .layout import PageRoute, flattened, page
+from .layout import PageRoute, page
 from .runs import share_done
 
 router = APIRouter(include_in_schema=False, route_class=PageRoute)

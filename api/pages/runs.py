@@ -24,9 +24,9 @@ PAGE_SIZE: Final = 40
 SortKey = Literal["started", "name", "status", "steps", "duration"]
 
 _KEYS: Final[dict[str, Callable[[RunSummary], Any]]] = {
-    "started": lambda run: (run.started, run.run_id),
+    "started": lambda run: run.age_order,
     "name": lambda run: (run.name.casefold(), run.run_id),
-    "status": lambda run: (run.status, run.started),
+    "status": lambda run: (run.status, run.age_order),
     "steps": lambda run: run.steps,
     "duration": lambda run: run.duration_s,
 }

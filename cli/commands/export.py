@@ -1,4 +1,4 @@
-"""``steptape export``: writes a run's events as text."""
+"""``steptape export``: writes a run's events as JSON lines, CSV or Parquet."""
 
 from __future__ import annotations
 
@@ -6,11 +6,14 @@ import sys
 from contextlib import nullcontext
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import IO, Annotated, Final
 
 import typer
 
 from ...store.event_json import event_to_line
+from ...store.parquet.formats import to_csv, to_parquet
+from ...store.reading.timeline import Attempts
+from ...store.run import Run
 from ..lookup import run_named
 from ..options import RunArgument, StoreOption
 from ..output_file import output_file
@@ -20,17 +23,41 @@ class ExportFormat(StrEnum):
     """The formats that ``export`` writes."""
 
     JSONL = "jsonl"
+    CSV = "csv"
+    PARQUET = "parquet"
+
+
+_SUFFIXES: Final = {".csv": ExportFormat.CSV, ".parquet": ExportFormat.PARQUET}
 
 
 def export(
     run: RunArgument,
     store: StoreOption = None,
-    form: Annotated[ExportFormat, typer.Option("--format", help="jsonl: one event per line.")] = ExportFormat.JSONL,
+    form: Annotated[
+        ExportFormat | None,
+        typer.Option("--format", help="Format; by default that of the file's suffix, else jsonl."),
+    ] = None,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Write to this file, not to stdout.")] = None,
     every: Annotated[bool, typer.Option("--all", help="Include the events that a resume rolled back.")] = False,
 ) -> None:
-    """Write a run's events as JSON lines, in order."""
-    as_line = {ExportFormat.JSONL: event_to_line}[form]
+    """Write a run's events as JSON lines, CSV or Parquet.
+
+    CSV and Parquet have one row per event, with a column for each metric, empty or null where the event lacks it.
+    """
+    form = form or _SUFFIXES.get(output.suffix.casefold() if output else "", ExportFormat.JSONL)
+    attempts: Attempts = "all" if every else "effective"
+    if form is ExportFormat.PARQUET:
+        if output is None:
+            raise typer.BadParameter("Parquet is binary: name a file with --output FILE")
+        with output_file(output, "wb") as binary:
+            binary.write(to_parquet(run_named(run, store).table(attempts=attempts)))
+        return
     with nullcontext(sys.stdout) if output is None else output_file(output) as file:
-        events = run_named(run, store).events(rank=None, attempts="all" if every else "effective")
-        file.writelines(as_line(event) + "\n" for event in events)
+        _write_text(run_named(run, store), form, attempts, file)
+
+
+def _write_text(run: Run, form: ExportFormat, attempts: Attempts, file: IO[str]) -> None:
+    if form is ExportFormat.CSV:
+        file.write(to_csv(run.table(attempts=attempts)).decode())
+    else:
+        file.writelines(event_to_line(event) + "\n" for event in run.events(rank=None, attempts=attempts))

@@ -9,7 +9,8 @@ from typing import Annotated, Final
 import typer
 
 from ...store.sql.statements import rows_of
-from ...store.store import open_run, open_store
+from ...store.store import Store, open_run, open_store
+from ..lookup import complain_of
 from ..options import JsonOption
 from ..output import print_json, print_rows
 
@@ -24,9 +25,12 @@ def query(
 ) -> None:
     """Run read-only SQL over a store.
 
-    Views: runs, events, steps, evals, saves, samples, decisions, windows. Table macros: series(name), rolling(n).
+    Views: runs, events, steps, evals, saves, samples, decisions, windows. Table macros: series(name), rolling(n),
+    spiking_samples(step).
     """
     source = open_run(store) if (store / "run.json").exists() else open_store(store)
+    if isinstance(source, Store):
+        complain_of(source.entries()[1])
     table = source.sql(sql)
     # In parts: all rows as Python objects would take 2 KB each, and a reader may have had enough after the first.
     parts = (rows_of(table.slice(start, _PART_ROWS)) for start in range(0, max(1, table.num_rows), _PART_ROWS))

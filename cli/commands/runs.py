@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 from ...store.reading.diagnosis import is_run_folder
@@ -9,7 +10,6 @@ from ...store.store import open_store
 from ..lookup import complain_of
 from ..options import JsonOption, StoreArgument
 from ..output import print_json, print_table, say
-from ..run_sheet import started_of
 
 
 def runs(store: StoreArgument = Path("runs"), as_json: JsonOption = False) -> None:
@@ -18,12 +18,11 @@ def runs(store: StoreArgument = Path("runs"), as_json: JsonOption = False) -> No
     rows = [entry.summary.to_row() for entry in entries]
     if as_json:
         for row in rows:
-            print_json(row)
+            print_json(row | {"config": json.loads(row["config"])})
     elif rows:
         columns = ("run_id", "name", "group", "status", "started", "duration_s", "steps", "planned_steps")
         headings = [f"{name} (UTC)" if name == "started" else name for name in columns]
-        shown = [row | {"started": started_of(row)} for row in rows]
-        print_table(headings, [[row[name] for name in columns] for row in shown], numeric=columns[5:])
+        print_table(headings, [[row[name] for name in columns] for row in rows], numeric=columns[5:])
     elif is_run_folder(store):
         say(f"{store} is one run: 'steptape show {store}' shows it")
     else:

@@ -133,7 +133,7 @@ def _writer(tape: Tape, position: Position, log_every: int | None) -> _Write:
                 step = position.step + 1
             if (
                 layout.segment != journal.segment
-                or time_ns >= journal.look_at_ns
+                or elapsed_ns >= journal.look_at_ns
                 or (step <= position.step and position.is_ordered)
                 or (log_every and not step % log_every)
             ):

@@ -6,7 +6,7 @@ import dataclasses
 import itertools
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from ...rules.engine.decisions import Decision, Outcome, canonical_line, decision_digest, outcome_from_event
 from ...rules.engine.resuming import resumed_engine
@@ -20,6 +20,9 @@ from ...store.parquet.digests import Digests, faults_of, kept_log_digest, read_d
 from ...store.reading.snapshot import Snapshot
 from ...store.run import Run
 from ...store.run_info import Attempt
+
+#: The note on a finished run with a journal: the sealer takes the digest.
+_UNSEALED: Final = "no log digest yet"
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +62,7 @@ class Verification:
         outcomes: Number of recorded decisions, rule errors and warnings compared.
         digest: Decision digest of the recorded outcomes.
         difference: The first difference between record and replay; None if they are identical.
-        note: Caveats: no rules were live, or the run was cut short.
+        note: Caveats: no rules were live, the run was cut short, or its journal is not sealed yet.
         fault: Evidence that the log is not the one that was written: missing events, a wrong or missing end, or another
             digest. Empty if there is none.
         log_digest: Digest of everything the run recorded, as kept at its end; empty if none was kept.
@@ -123,7 +126,8 @@ def _verification(snapshot: Snapshot, kept: Digests) -> Verification:
     def verdict(difference: Mismatch | None = None, fault: str = "") -> Verification:
         digest = decision_digest(recorded_all, version)
         log_digest = kept_log_digest(kept, snapshot.listing)
-        note = "; ".join(dict.fromkeys(notes))
+        unsealed = [_UNSEALED] if snapshot.listing.journals and snapshot.status != "running" else []
+        note = "; ".join(dict.fromkeys(notes + unsealed))
         return Verification(info.run_id, len(recorded_all), digest, difference, note, fault, log_digest)
 
     for attempt in info.attempts:

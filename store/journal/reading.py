@@ -7,13 +7,18 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Final
 
 from ..errors import DamagedLog, UnsupportedVersion
+from ..run_folder import read_file
 from .checksum import FRAME
 from .format import MAGIC, PREAMBLE, VERSION
 from .scan import segment_of
 from .segment import Record, Segment
 from .whole_frames import runs_of_frames
+
+#: Size limit of a segment, which is read as a whole. A writer closes one at 16 MiB, unless it cannot create the next.
+MOST_SEGMENT_BYTES: Final = 4 << 30
 
 __all__ = ["Record", "Segment", "idle", "is_being_written", "is_sound", "read_segment"]
 
@@ -28,10 +33,10 @@ def read_segment(path: Path, *, checks: bool = True) -> Segment:
 
     Raises:
         FileNotFoundError: The segment was sealed meanwhile.
-        DamagedLog: The file is not a journal.
+        DamagedLog: The file is not a journal, or is larger than ``MOST_SEGMENT_BYTES``.
         UnsupportedVersion: A newer steptape wrote it.
     """
-    data = path.read_bytes()
+    data = read_file(path.parent, path.name, MOST_SEGMENT_BYTES)
     # A power loss leaves zeros where the file's length was durable and its content was not.
     if len(data) < PREAMBLE.size or not any(data[: PREAMBLE.size]):
         return Segment(torn_bytes=len(data))
@@ -76,7 +81,7 @@ def idle(path: Path) -> Iterator[bool]:
     Raises:
         FileNotFoundError: The segment is gone.
     """
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     try:
         fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
         is_idle = True

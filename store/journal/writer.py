@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import resource
 import struct
 import weakref
 from collections.abc import Callable, Sequence
@@ -12,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias
 
+from ..descriptors import above_streams, inode_of
 from ..run_folder import journal_name
 from ..sample_losses import SampleLosses
 from .checksum import framed
@@ -22,10 +24,15 @@ from .syncing import SYNC_EVERY_S, Syncer
 #: than this.
 SEGMENT_BYTES: Final = 16 * 1024 * 1024
 
-#: Interval at which a writer checks that its file still exists, by the clock of the events.
+#: Interval at which a writer checks its file, by the monotonic clock of the events.
 LOOK_EVERY_NS: Final = 1_000_000_000
+#: A file that is closer to its size limit than this, besides the event's attributes and samples, may be at it.
+_ROOM_BYTES: Final = 1 << 16
+
 AT_ONCE: Final = -(2**63)
 
+DELETED: Final = "the run's folder was deleted"
+CLOSED: Final = "the program closed the journal's file descriptor; the events that it wrote since then are missing"
 
 #: The kind and the metric names of a layout.
 _Key: TypeAlias = tuple[str, tuple[str, ...]]
@@ -64,12 +71,13 @@ class JournalWriter:
         durability: ``process`` loses nothing at a ``SIGKILL``; ``power`` also syncs the journal from a separate thread,
             so that a power loss costs only the last ``sync_every_s`` seconds or so.
         on_sync_failed: Called in that thread with the error of a sync. Must not raise.
-        on_begun_anew: Called when a segment replaced one that was deleted. Must not raise.
+        on_begun_anew: Called when a segment replaced one that was lost, with ``DELETED`` or ``CLOSED``. Must not raise.
+        on_moved: Called with the new path of a folder that was moved. Must not raise.
 
     Attributes:
         seq: ``seq`` of the next event.
         segment: The number of the open segment, from 1.
-        look_at_ns: ``append`` checks the file before it writes once the event time has reached this.
+        look_at_ns: ``append`` checks the file before it writes once ``elapsed_ns`` has reached this.
 
     Raises:
         OSError: The first segment cannot be created.
@@ -89,7 +97,8 @@ class JournalWriter:
         durability: Literal["process", "power"] = "process",
         sync_every_s: float = SYNC_EVERY_S,
         on_sync_failed: Callable[[OSError], None] | None = None,
-        on_begun_anew: Callable[[], None] | None = None,
+        on_begun_anew: Callable[[str], None] | None = None,
+        on_moved: Callable[[Path], None] | None = None,
     ) -> None:
         self._folder = folder
         self._identity: dict[str, Any] = {"run_id": run_id, "attempt": attempt, "rank": rank}
@@ -97,10 +106,12 @@ class JournalWriter:
         self._segment_bytes = segment_bytes
         self._on_segment_closed = on_segment_closed
         self._on_begun_anew = on_begun_anew
+        self._on_moved = on_moved
         self._fd = -1
+        self._inode: tuple[int, int] | None = None
         self._size = 0
         self._is_torn = False
-        self._is_deleted = False
+        self._lost = ""
         self.look_at_ns = 0
         self._syncer: Syncer | None = None
         self.segment = 0
@@ -141,24 +152,31 @@ class JournalWriter:
             epoch: NaN when unknown.
             attrs: A JSON object, or empty.
 
+        A segment that has reached the process's limit of file sizes is followed by another one.
+
         Raises:
             OSError: The journal holds nothing of the event, and ``seq`` is unchanged. The next call tries again: it
                 succeeds once the disk has room, or the folder is back or can be created.
         """
-        if time_ns >= self.look_at_ns:
-            self._look(time_ns)
+        if elapsed_ns >= self.look_at_ns:
+            self._look(elapsed_ns)
         if self._fd < 0:
             raise OSError("the journal is closed")
         if self._is_torn:
             self._cut_torn_record()
-        layout = self._layouts.get((kind, names)) or self._new_layout(kind, names)
         seq = self.seq
         flags, tail = event_tail(attrs, samples)
-        payload = layout.pack(
-            TAG_EVENT, flags, layout.number, seq, step, micro_step, value_lag, time_ns, elapsed_ns, epoch, *values
-        )
-        self.append_payload(payload + tail, layout)
-        return seq
+        while True:
+            layout = self._layouts.get((kind, names)) or self._new_layout(kind, names)
+            payload = layout.pack(
+                TAG_EVENT, flags, layout.number, seq, step, micro_step, value_lag, time_ns, elapsed_ns, epoch, *values
+            )
+            try:
+                self.append_payload(payload + tail, layout)
+                return seq
+            except OSError:
+                if not self._has_rotated_at_limit(len(tail)):
+                    raise
 
     def layout(self, kind: str, names: tuple[str, ...]) -> Layout | None:
         """The layout of such events; None until the open segment holds one of them."""
@@ -171,7 +189,7 @@ class JournalWriter:
         Args:
             payload: The output of ``Layout.pack``, followed by that of ``event_tail``.
             layout: The event's layout, if the segment may lack its record. A caller that omits it must have checked
-                that the layout belongs to the current ``segment`` and that the time is before ``look_at_ns``.
+                that the layout belongs to the current ``segment`` and that ``elapsed_ns`` is before ``look_at_ns``.
 
         Raises:
             OSError: As ``append`` does.
@@ -196,10 +214,18 @@ class JournalWriter:
             self._rotate()
 
     def close(self) -> None:
-        """Release the journal. Its events remain for the next sealer."""
+        """Sync and release the journal. Its events remain for the next sealer.
+
+        Raises:
+            OSError: It could not be synced; it is released nevertheless.
+        """
         if self._syncer is not None:
             self._syncer.stop()
-        self._abandon()
+        try:
+            if self._inode is not None and inode_of(self._fd) == self._inode:
+                os.fsync(self._fd)
+        finally:
+            self._abandon()
 
     def discard(self) -> None:
         """Close and delete a journal without events."""
@@ -208,10 +234,8 @@ class JournalWriter:
 
     def _abandon(self) -> None:
         """Close only the file, as a forked child does: the sync thread belongs to its parent."""
-        self._syncer, self._is_deleted, self.look_at_ns = None, False, AT_ONCE
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
+        self._syncer, self._lost, self.look_at_ns = None, "", AT_ONCE
+        self._release()
         _open_writers.discard(self)
 
     def _new_layout(self, kind: str, names: tuple[str, ...]) -> Layout:
@@ -221,40 +245,84 @@ class JournalWriter:
         layout = self._layouts[kind, names] = Layout(self.segment, number, pack, layout_record(number, kind, names))
         return layout
 
+    def _release(self) -> None:
+        """Close the segment's file, unless the program has closed it: its number may belong to another file by now."""
+        if self._inode is not None and inode_of(self._fd) == self._inode:
+            os.close(self._fd)
+        self._fd, self._inode = -1, None
+
     def _cut_torn_record(self) -> None:
         """Truncate the file to its last whole record. Until that succeeds, nothing may follow the torn one."""
         self._is_torn, self.look_at_ns = True, AT_ONCE
-        os.ftruncate(self._fd, self._size)
-        self._is_torn = False
+        if inode_of(self._fd) == self._inode:
+            os.ftruncate(self._fd, self._size)
+            self._is_torn = False
 
-    def _look(self, time_ns: int) -> None:
-        """Detect that the segment or its folder was deleted: writes to the deleted file would be lost.
+    def _look(self, elapsed_ns: int) -> None:
+        """Detect that the segment is lost, where further writes would be lost too, or moved.
 
         Raises:
             FileNotFoundError: It was deleted. Raised once; the next check begins another segment.
             OSError: Another segment cannot be created.
         """
-        if self._is_deleted:
+        if self._lost:
+            self._begin_anew()
+        if self._fd >= 0 and inode_of(self._fd) != self._inode:
+            self._lose(CLOSED)
             self._begin_anew()
         if not self._is_torn:
-            self.look_at_ns = time_ns + LOOK_EVERY_NS
-        if self._fd < 0 or os.fstat(self._fd).st_nlink:
+            self.look_at_ns = elapsed_ns + LOOK_EVERY_NS
+        if self._fd < 0 or self._is_in_place() or self._follow():
             return
-        os.close(self._fd)
-        self._fd, self._is_deleted, self._is_torn, self.look_at_ns = -1, True, False, AT_ONCE
+        self._lose(DELETED)
         raise FileNotFoundError(errno.ENOENT, "the journal was deleted while it was being written", str(self._path))
 
+    def _is_in_place(self) -> bool:
+        """Whether the segment still has a name, and its path leads to a file as far as that can be examined."""
+        try:
+            return bool(os.fstat(self._fd).st_nlink and os.stat(self._path))
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        except OSError:
+            return True
+
+    def _follow(self) -> bool:
+        """Follow the file to the folder that it was moved to with its folder. Return whether it was."""
+        try:
+            path = Path(os.readlink(f"/proc/self/fd/{self._fd}"))
+            status = os.stat(path)
+        except OSError:  # Deleted, or a system without /proc.
+            return False
+        if (status.st_dev, status.st_ino) != self._inode or self._folder.is_dir():
+            return False
+        self._folder, self._path = path.parent, path
+        if self._syncer is not None:
+            self._syncer.follow(path)
+        if self._on_moved is not None:
+            self._on_moved(self._folder)
+        return True
+
+    def _lose(self, why: str) -> None:
+        self._release()
+        self._lost, self._is_torn, self.look_at_ns = why, False, AT_ONCE
+
     def _begin_anew(self) -> None:
+        """Begin a segment in place of a lost one."""
         self._folder.mkdir(parents=True, exist_ok=True)
+        if self._next_path() == self._path:
+            self._path.unlink(missing_ok=True)  # It holds no event, and the new segment gets its name.
         self._open_segment()
-        self._is_deleted = False
+        why, self._lost = self._lost, ""
         if self._syncer is not None:
             self._syncer.follow(self._path)
         if self._on_begun_anew is not None:
-            self._on_begun_anew()
+            self._on_begun_anew(why)
+
+    def _next_path(self) -> Path:
+        return self._folder / journal_name(self._identity["attempt"], self._identity["rank"], self.seq)
 
     def _open_segment(self) -> None:
-        path = self._folder / journal_name(self._identity["attempt"], self._identity["rank"], self.seq)
+        path = self._next_path()
         header = {**self._identity, "first_seq": self.seq, "writer": self._writer}
         beginning = PREAMBLE.pack(MAGIC, VERSION) + header_record(header)
         fd = _create_locked(path)
@@ -264,27 +332,43 @@ class JournalWriter:
             path.unlink(missing_ok=True)
             os.close(fd)
             raise
-        self._fd, self._path, self._size = fd, path, len(beginning)
+        self._release()
+        self._fd, self._inode, self._path, self._size = fd, inode_of(fd), path, len(beginning)
         self.segment, self._layouts = self.segment + 1, {}
 
     def _rotate(self) -> None:
-        finished_fd, finished_path = self._fd, self._path
+        finished_path = self._path
         try:
             self._open_segment()
         except OSError:
             # As on a full disk: keep this segment, and let the next append try again. Written events stay written.
             return
-        os.close(finished_fd)
         if self._syncer is not None:
             self._syncer.follow(self._path)
         if self._on_segment_closed is not None:
             self._on_segment_closed(finished_path)
 
+    def _has_rotated_at_limit(self, tail_bytes: int) -> bool:
+        """Begin the next segment if this one may have reached the process's limit of file sizes (``ulimit -f``).
+
+        Args:
+            tail_bytes: Size of the attributes and samples of the event that was refused.
+
+        Returns:
+            Whether it was begun. Not if this one holds no event: the next would have its name.
+        """
+        limit = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
+        if self._is_torn or limit == resource.RLIM_INFINITY or self._size + tail_bytes + _ROOM_BYTES < limit:
+            return False
+        segment = self.segment
+        self._rotate()
+        return self.segment != segment
+
 
 def _create_locked(path: Path) -> int:
     """Create a new file that this process holds locked."""
     while True:
-        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        fd = above_streams(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o644))
         fcntl.flock(fd, fcntl.LOCK_EX)
         if os.fstat(fd).st_nlink:
             return fd

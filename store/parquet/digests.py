@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from ..columns import Columns, read_columns
 from ..errors import DamagedLog
-from ..run_folder import Listing, SealedFile, list_files, replace_file
+from ..run_folder import Listing, SealedFile, list_files, read_file, replace_file
 from ..run_info import Attempt, RunInfo, read_run_info
 from .column_digests import ColumnDigest, TableDigests, table_digests
 from .digests_v1 import first_table_digests
@@ -96,7 +96,7 @@ def read_digests(folder: Path) -> Digests:
     """
     path = folder / DIGESTS_JSON
     try:
-        document = json.loads(path.read_bytes())
+        document = json.loads(read_file(folder, DIGESTS_JSON))
         if document["format"] > FORMAT:
             return Digests()
         return Digests(

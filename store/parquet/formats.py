@@ -62,7 +62,8 @@ def to_parquet(table: pa.Table) -> bytes:
 def to_csv(table: pa.Table) -> bytes:
     """Encode the table as CSV (RFC 4180): a header, quoted text, null as empty, lists and structs as JSON text.
 
-    Text is written as it is, also where a spreadsheet would take it for a formula (``=...``).
+    Text that a spreadsheet would run as a formula stays as it is: a program that reads it back must find what was
+    recorded.
     """
     sink = io.BytesIO()
     pacsv.write_csv(_flat(table), sink)

@@ -10,6 +10,8 @@ from typing import Any
 
 import pyarrow as pa
 
+from .long_values import LongValues, SparseColumn
+
 
 class _Scattered:
     """A column for access to single values; after many accesses, a list replaces it.
@@ -41,31 +43,51 @@ class _Scattered:
         return value
 
 
-class MetricColumns(dict[str, list[float | None] | _Scattered]):
+class MetricColumns(dict[str, list[float | None] | _Scattered | SparseColumn]):
     """The values of each metric, one per row of the table; a list once the metric is read often.
 
     Args:
         rows: The table, in one chunk.
         column_of: The column of each metric, in the order that rows list their metrics.
+        long: The values of further metrics, which are not columns.
 
     Raises:
         KeyError: On access, when there is no such metric.
     """
 
-    def __init__(self, rows: pa.Table, column_of: Mapping[str, str]) -> None:
+    def __init__(self, rows: pa.Table, column_of: Mapping[str, str], long: LongValues | None = None) -> None:
         super().__init__()
         self.column_of = column_of
         self._rows = rows
+        self._long = long
 
-    def __missing__(self, metric: str) -> _Scattered:
+    def __missing__(self, metric: str) -> _Scattered | SparseColumn:
+        if self._long is not None and metric in self._long:
+            sparse = self[metric] = self._long.of(metric)
+            return sparse
         scattered = self[metric] = _Scattered(self, metric, self._rows[self.column_of[metric]])
         return scattered
 
+    def has(self, metric: object) -> bool:
+        """Whether any row may hold this metric."""
+        return metric in self.column_of or (self._long is not None and metric in self._long)
+
+    def at(self, row: int) -> Iterator[str]:
+        """Yield the metrics that a row holds."""
+        for metric in self.column_of:
+            if self[metric][row] is not None:
+                yield metric
+        if self._long is not None:
+            yield from self._long.at(row)
+
     def whole(self, metric: str) -> list[float | None]:
         """All values of a metric; all None when there is no such metric."""
-        if metric not in self.column_of:
+        if not self.has(metric):
             return [None] * self._rows.num_rows
         values = self.get(metric)
+        if metric not in self.column_of:
+            column = self[metric]
+            return [column[row] for row in range(self._rows.num_rows)]
         if not isinstance(values, list):
             values = self[metric] = self._rows[self.column_of[metric]].to_pylist()
         return values
@@ -98,11 +120,10 @@ class LoggedMetrics(Mapping[str, float]):
         return value
 
     def __contains__(self, metric: object) -> bool:
-        return metric in self._columns.column_of and self._columns[str(metric)][self._row] is not None
+        return self._columns.has(metric) and self._columns[str(metric)][self._row] is not None
 
     def __iter__(self) -> Iterator[str]:
-        columns, row = self._columns, self._row
-        return (metric for metric in columns.column_of if columns[metric][row] is not None)
+        return self._columns.at(self._row)
 
     def __len__(self) -> int:
         return sum(1 for _ in self)

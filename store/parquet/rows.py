@@ -22,6 +22,7 @@ from ..event_json import decoded_attrs
 from ..events import ENVELOPE, Event
 from ..garbage import collection_paused
 from .lazy_metrics import LoggedMetrics, MetricColumns
+from .long_values import LongRows, LongValues
 
 #: Rows converted to events at a time.
 _AT_ONCE: Final = 16_384
@@ -31,40 +32,30 @@ _AT_ONCE: Final = 16_384
 _NO_ATTRS: Final[dict[str, Any]] = {}
 
 
-def events_of(table: pa.Table, metric_of: Mapping[str, str]) -> Iterator[Event]:
-    """Yield the rows of an events table as events.
-
-    Args:
-        table: The rows.
-        metric_of: The metric of each column whose name differs from its metric's.
-
-    Raises:
-        DamagedLog: A column is missing, or attributes cannot be parsed.
-    """
-    yield from EventRows(table, metric_of)
-
-
 class EventRows(Sequence[Event]):
     """The events of a table, each built on access.
 
     Args:
         table: The rows.
         metric_of: The metric of each column whose name differs from its metric's.
+        long: The values of metrics that are not columns.
 
     Raises:
         DamagedLog: A column is missing; on access, attributes cannot be parsed.
     """
 
-    def __init__(self, table: pa.Table, metric_of: Mapping[str, str]) -> None:
+    def __init__(self, table: pa.Table, metric_of: Mapping[str, str], long: LongRows | None = None) -> None:
         present = set(table.column_names)
         missing = [name for name in (*ENVELOPE, "attrs") if name not in present]
         if missing:
             raise DamagedLog("a table of events lacks a column", got=missing[0])
         self._table = table.combine_chunks()
         self._metric_of = metric_of
+        self._long = long
         self._lists: dict[str, list[Any]] = {}
         column_of = {metric_of.get(name, name): name for name in table.column_names if name not in RESERVED}
-        self._metrics = MetricColumns(self._table, column_of)
+        values = None if long is None else LongValues(long, self._table["seq"].to_numpy())
+        self._metrics = MetricColumns(self._table, column_of, values)
 
     def __len__(self) -> int:
         return int(self._table.num_rows)
@@ -122,7 +113,7 @@ class EventRows(Sequence[Event]):
     def of_kinds(self, kinds: Iterable[str], *, others: bool = False) -> EventRows:
         """The events of these kinds, or of all others, in order."""
         wanted = pc.is_in(self._table["kind"], pa.array(list(kinds), pa.string()))
-        return EventRows(self._table.filter(pc.invert(wanted) if others else wanted), self._metric_of)
+        return EventRows(self._table.filter(pc.invert(wanted) if others else wanted), self._metric_of, self._long)
 
     @cached_property
     def _envelope(self) -> list[list[Any]]:

@@ -84,13 +84,15 @@ def seal(folder: Path, *, other_hosts: bool = False) -> int:
 
     Raises:
         NotARun: The folder is not a run.
-        DamagedLog: A segment is not a journal; it is left unchanged.
+        DamagedLog: A segment is not a journal, or something is not a regular file; it is left unchanged.
     """
     info = read_run_info(folder)
     _keep_freed_memory()
     with _turn(folder), _no_leftovers(folder), ThreadPoolExecutor(1) as thread:
         sealer = _Sealer(folder, info, other_hosts, thread)
-        streams = itertools.groupby(list_files(folder).journals, key=lambda journal: journal[1:3])
+        listing = list_files(folder)
+        listing.require_files()
+        streams = itertools.groupby(listing.journals, key=lambda journal: journal[1:3])
         sealed = sum(sealer.seal_stream(list(journals)) for _, journals in streams)
         sealer.compact()
         compute_digests(folder, sealer.digests())
@@ -357,20 +359,22 @@ def _remove_leftovers(folder: Path) -> None:
     remove_files(path for path in folder.glob(".*.tmp") if _LEFTOVER.fullmatch(path.name))
 
 
+def complaints(folder: Path) -> list[str]:
+    """Seal a run folder; return why some or all of it could not be sealed."""
+    try:
+        seal(folder)
+        what = "another machine wrote it and may still be writing"
+        return [f"{path}: {what}" for path in foreign_journals(folder)]
+    except (TelemetryError, OSError) as error:
+        return [str(error)]
+
+
 def main(arguments: list[str]) -> int:
     """Seal the run folders named; return exit status 1 when one could not be sealed."""
     status = 0
     for argument in arguments:
-        try:
-            folder = Path(argument)
-            seal(folder)
-            for path in foreign_journals(folder):
-                print(
-                    f"steptape: {path}: left unsealed, because another machine wrote it and may still be writing",
-                    file=sys.stderr,
-                )
-        except (TelemetryError, OSError) as error:
-            print(f"steptape: cannot seal {argument}: {error}", file=sys.stderr)
+        for complaint in complaints(Path(argument)):
+            print(f"steptape: cannot seal {argument}: {complaint}", file=sys.stderr)
             status = 1
     return status
 

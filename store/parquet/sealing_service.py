@@ -1,36 +1,77 @@
-"""Serves requests to seal run folders, in its own process: takes frames with paths, answers whether sealing succeeded.
+"""Serves requests to seal runs, in its own process: takes frames with paths, answers why a run could not be sealed.
 
-A request is ``{"folders": [...], "is_quiet": false}``; with ``is_quiet``, folders that cannot be sealed are not
-reported. An answer is ``{"is_sealed": true}``. The process finishes all requests and ends with its input, even if its
-parent was killed.
+A request is ``{"folder": ...}``, answered with ``{"folder": ..., "why": ""}``, or ``{"store": ...}`` for all runs of a
+store that have a journal, which has no answer and comes after all requests for single runs. The process finishes all
+requests and ends with its input, even if its parent was killed.
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
+import queue
 import signal
 import sys
+import threading
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
 
 from ..processes.protocol import frames, write_frame
+from ..run_folder import folders_with_journals, has_journal
 
 
 def main() -> None:
     """Serve until the input ends."""
     # A terminal sends Ctrl-C to the whole process group; it is meant for the training.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    for request in frames(sys.stdin.fileno()):
-        # Imported late because it loads pyarrow, which a short run needs only at its end.
-        from .sealing import main as seal_all
+    requests: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
+    # A thread of its own, so that the pipe never fills: a program may close runs faster than they can be sealed.
+    threading.Thread(target=_take, args=(requests,), daemon=True).start()
+    stores: list[Iterator[Path]] = []
+    goes_on = True
+    while goes_on or stores:
+        try:
+            request = requests.get(block=not stores)
+        except queue.Empty:
+            _seal_next(stores)
+            continue
+        if request is None:
+            goes_on = False
+        elif "store" in request:
+            stores.append(iter(folders_with_journals(Path(request["store"]))))
+        else:
+            # The parent may have died meanwhile; the run is sealed all the same.
+            with suppress(BrokenPipeError):
+                write_frame(sys.stdout.fileno(), {"folder": request["folder"], "why": _seal(Path(request["folder"]))})
+    os._exit(0)
 
-        with (
-            open(os.devnull, "w") as nowhere,
-            contextlib.redirect_stderr(nowhere if request.head["is_quiet"] else sys.stderr),
-        ):
-            status = seal_all(request.head["folders"])
-        # The parent may have died meanwhile; the run is sealed all the same.
-        with contextlib.suppress(BrokenPipeError):
-            write_frame(sys.stdout.fileno(), {"is_sealed": not status})
+
+def _take(requests: queue.SimpleQueue[dict[str, Any] | None]) -> None:
+    for request in frames(sys.stdin.fileno()):
+        requests.put(request.head)
+    requests.put(None)
+
+
+def _seal_next(stores: list[Iterator[Path]]) -> None:
+    """Seal one run of the first of these stores."""
+    folder = next(stores[0], None)
+    if folder is None:
+        del stores[0]
+    else:
+        _seal(folder)
+
+
+def _seal(folder: Path) -> str:
+    """Seal a run; return why that failed, or an empty text."""
+    try:
+        # Imported late because it loads pyarrow, which a store without journals does not need.
+        from .sealing import complaints
+
+        why = "; ".join(complaints(folder))
+    except Exception as error:  # The process must survive for the runs that follow, whatever is wrong with this one.
+        why = repr(error)
+    return why if why and has_journal(folder) else ""  # A deleted run needs no sealing.
 
 
 if __name__ == "__main__":

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import errno
 import math
 import os
 import subprocess
 from collections.abc import Mapping
 from contextlib import suppress
-from typing import Any
+from typing import IO, Any, Final
 
+from ..descriptors import above_streams, inode_of
 from .limits import LIFELINE
 from .module_command import module_command
 from .protocol import MOST_BYTES, Frame, error_from_json, is_ready, read_frame, write_frame
+
+_STDERR: Final = 2
 
 
 class ChildProcess(subprocess.Popen[bytes]):
@@ -21,7 +25,7 @@ class ChildProcess(subprocess.Popen[bytes]):
         module: The module's full name.
         arguments: Its command-line arguments.
         environment: Its environment variables; by default this process's own.
-        shows_errors: Whether it shares this process's stderr; otherwise its stderr is discarded.
+        shows_errors: Whether it shares this process's stderr, if that is open; otherwise its stderr is discarded.
         is_bound: Whether it gets a lifeline: a pipe that breaks when this process ends. See ``end_with_parent``.
 
     Raises:
@@ -38,7 +42,7 @@ class ChildProcess(subprocess.Popen[bytes]):
     ) -> None:
         ours = theirs = None
         if is_bound:
-            theirs, ours = os.pipe()
+            theirs, ours = map(above_streams, os.pipe())
             environment = {**(os.environ if environment is None else environment), LIFELINE: str(theirs)}
         self._lifeline = ours
         try:
@@ -46,7 +50,7 @@ class ChildProcess(subprocess.Popen[bytes]):
                 module_command(module, *arguments),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
-                stderr=None if shows_errors else subprocess.DEVNULL,
+                stderr=None if shows_errors and inode_of(_STDERR) is not None else subprocess.DEVNULL,
                 env=environment,
                 pass_fds=() if theirs is None else (theirs,),
                 bufsize=0,
@@ -59,12 +63,19 @@ class ChildProcess(subprocess.Popen[bytes]):
                 os.close(theirs)
         assert self.stdin is not None
         assert self.stdout is not None
-        self.requests, self.answers = self.stdin, self.stdout
+        self.requests, self.answers = self.stdin, self.stdout = _clear(self.stdin), _clear(self.stdout)
+        self._pipe = inode_of(self.requests.fileno())
         # A child that does not read cannot block this process beyond a deadline.
         os.set_blocking(self.requests.fileno(), False)
 
     def send(self, head: Mapping[str, Any], *, until_s: float = math.inf) -> None:
-        """Send a request, as ``write_frame`` does."""
+        """Send a request, as ``write_frame`` does.
+
+        Raises:
+            OSError: As ``write_frame``; or the program has closed the pipe, whose number may be another file's now.
+        """
+        if inode_of(self.requests.fileno()) != self._pipe:
+            raise BrokenPipeError(errno.EBADF, "the program has closed this descriptor")
         write_frame(self.requests.fileno(), head, until_s=until_s)
 
     def receive(self, *, most_bytes: int = MOST_BYTES, until_s: float = math.inf) -> Frame:
@@ -89,6 +100,12 @@ class ChildProcess(subprocess.Popen[bytes]):
                 pipe.close()
         self._close_lifeline()
 
+    def abandon(self) -> None:
+        """Close this process's ends of the pipes and leave the child to itself, or to the parent of a forked child."""
+        self.close_pipes()
+        if self.returncode is None:
+            self.returncode = 0  # Otherwise Popen's destructor warns of a child that is still running.
+
     def end(self) -> None:
         """Kill the process, whatever it is computing, and wait until it has ended."""
         self.kill()
@@ -99,3 +116,11 @@ class ChildProcess(subprocess.Popen[bytes]):
         if self._lifeline is not None:
             os.close(self._lifeline)
             self._lifeline = None
+
+
+def _clear(pipe: IO[bytes]) -> IO[bytes]:
+    """Return the pipe on a descriptor that is none of the standard streams."""
+    if pipe.fileno() > _STDERR:
+        return pipe
+    with pipe:
+        return os.fdopen(above_streams(os.dup(pipe.fileno())), pipe.mode, 0)

@@ -12,7 +12,6 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from functools import cached_property
 from pathlib import Path
 from typing import Final
@@ -164,7 +163,8 @@ class Catalog:
         if len(self._settled) > len(entries):
             for gone in self._settled.keys() - set(folders):
                 self._settled.pop(gone, None)
-        return Look(tuple(sorted(entries.values(), key=_by_start)), tuple(problems))
+        # Run ids hold seconds alone, so the order of folders is not that of runs that follow fast.
+        return Look(tuple(sorted(entries.values(), key=lambda entry: entry.summary.age_order)), tuple(problems))
 
     def _read_all(
         self, folders: Sequence[Path], entries: dict[str, Entry], problems: list[tuple[Path, TelemetryError]]
@@ -238,11 +238,6 @@ class _TimedLook:
 def catalog_of(path: Path) -> Catalog:
     """Return the catalog of the store at an absolute path, cached per process."""
     return Catalog(path)
-
-
-def _by_start(entry: Entry) -> tuple[datetime, str]:
-    """Sort key: run ids hold seconds alone, so the order of folders is not that of runs that follow fast."""
-    return entry.summary.started, entry.summary.run_id
 
 
 def _read(folder: Path, stamp: tuple[int, int]) -> Entry:

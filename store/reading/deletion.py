@@ -29,8 +29,7 @@ def expendable(
     return [
         entry
         for entry in entries[:end]
-        if not entry.snapshot.is_live
-        and (older_than is None or (_has_age(entry) and now - _last_heard_of(entry) > older_than))
+        if not entry.snapshot.is_live and (older_than is None or _is_older(entry, now, older_than))
     ]
 
 
@@ -53,9 +52,7 @@ def delete_run(folder: Path) -> None:
         raise TelemetryError(f"the run cannot be deleted ({error})", where=str(folder)) from error
 
 
-def _has_age(entry: Entry) -> bool:
-    return entry.snapshot.info.attempts[0].started_ns > 0
-
-
-def _last_heard_of(entry: Entry) -> datetime:
-    return entry.summary.started + timedelta(seconds=entry.summary.duration_s)
+def _is_older(entry: Entry, now: datetime, age: timedelta) -> bool:
+    """Whether the run was last heard of longer ago; not if nobody knows when it was."""
+    started = entry.summary.started
+    return started is not None and now - (started + timedelta(seconds=entry.summary.duration_s)) > age

@@ -10,13 +10,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from ..errors import TelemetryError
+from ..annotations import read_annotations
+from ..errors import DamagedLog, TelemetryError
 from ..events import AWAITED, LATE_FOR
 from ..host import is_of_this_machine
 from ..journal.reading import is_being_written, read_segment
 from ..parquet.digests import digest_faults
 from ..parquet.reading import row_groups_of
-from ..run_folder import JournalFile, Listing, SealedFile, list_files
+from ..run_folder import MOVE_AWAY, JournalFile, Listing, SealedFile, list_files
 from ..run_info import RunInfo, read_run_info
 from .folder_content import NOT_THERE, stamp_of
 from .snapshot import Snapshot, read_snapshot, retrying
@@ -58,6 +59,8 @@ def diagnose(folder: Path) -> list[StoreFault]:
     """
     try:
         return retrying(lambda: _found_in(folder))
+    except TelemetryError as error:
+        return [StoreFault("unreadable", error.where or str(folder), error.what, error.fix)]
     except OSError as error:
         what = f"it cannot be read ({error.strerror})"
         return [StoreFault("unreadable", str(error.filename or folder), what, "Check its permissions and the disk")]
@@ -71,6 +74,9 @@ def _found_in(folder: Path) -> list[StoreFault]:
         return [
             StoreFault("no-run", error.where or str(folder), error.what, error.fix or "Restore run.json from a copy")
         ]
+    found = [*_irregular(listing), *_notes(folder)]
+    if found:
+        return found
     found = [*_journals(folder, listing, _has_just_ended(info)), *_leftovers(folder, listing), *_parquet(listing)]
     if any(one.code in ("unreadable-journal", "unreadable-parquet") for one in found):
         return found
@@ -104,7 +110,7 @@ def is_run_folder(folder: Path) -> bool:
     if stamp_of(folder)[1] != NOT_THERE:
         return True
     listing = list_files(folder)
-    return bool(listing.sealed or listing.journals)
+    return bool(listing.sealed or listing.journals or listing.irregular)
 
 
 def _has_just_ended(info: RunInfo) -> bool:
@@ -143,6 +149,18 @@ def _unsealed(folder: Path, journal: JournalFile, count: int, writer: dict[str, 
         return StoreFault("unsealed", where, what, f"Continue with Recorder(resume=...), or run '{seal}'")
     what = f"another machine ({writer.get('host')}) wrote its {count} events, and may still be writing"
     return StoreFault("foreign", where, what, f"If its process has ended, run '{seal} --other-hosts'")
+
+
+def _irregular(listing: Listing) -> Iterator[StoreFault]:
+    for path in listing.irregular:
+        yield StoreFault("unreadable", str(path), "not a regular file", MOVE_AWAY)
+
+
+def _notes(folder: Path) -> Iterator[StoreFault]:
+    try:
+        read_annotations(folder)
+    except DamagedLog as error:
+        yield StoreFault("unreadable", error.where, error.what, error.fix)
 
 
 def _leftovers(folder: Path, listing: Listing) -> Iterator[StoreFault]:

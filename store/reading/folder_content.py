@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from ..run_folder import COLUMNS_JSON, RUN_JSON, is_journal, read_file
+from ..run_folder import COLUMNS_JSON, RUN_JSON, is_journal, read_file, scan_folder
 from .summary_row import RunSummary
 
 #: A folder that changed this recently may change again without a new timestamp: file systems tick in milliseconds.
@@ -65,11 +65,12 @@ def settled_content(folder: Path) -> FolderContent | None:
     """Read the folder's content; None if it may change without a change of its stamp.
 
     Raises:
+        DamagedLog: ``run.json`` or ``columns.json`` is not a regular file, or too large.
         OSError: The folder cannot be read.
     """
     stamp = stamp_of(folder)
-    names = os.listdir(folder)
-    if any(map(is_journal, names)):
+    names, irregular = scan_folder(folder)
+    if irregular or any(map(is_journal, names)):
         return None
     columns_json = read_file(folder, COLUMNS_JSON) if COLUMNS_JSON in names else None
     content = FolderContent(stamp, names, read_file(folder, RUN_JSON), columns_json)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,13 +13,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ..columns import Columns, columns_of, read_columns
+from ..errors import RunChanging
 from ..events import Event
 from ..journal.reading import Segment, is_being_written, read_segment
 from ..lineage import Lineage, lineage_of
 from ..parquet.digests import kept_log_digest, read_digests
 from ..parquet.from_journal import Tail
-from ..parquet.reading import read_metrics, read_parquet, read_samples
-from ..parquet.rows import EventRows, events_of
+from ..parquet.long_values import LongRows
+from ..parquet.reading import read_long_values, read_metrics, read_parquet, read_samples
+from ..parquet.rows import EventRows
 from ..parquet.samples import SAMPLE_COLUMNS, with_samples
 from ..parquet.schemas import METRICS_SCHEMA, SAMPLES_SCHEMA, events_schema, joint_samples_schema, with_ids_of
 from ..run_folder import Listing, SealedFile, list_files, listing_of
@@ -33,7 +36,10 @@ _NO_TAIL: Final = Tail(())
 _Part = tuple[tuple[int, int], pa.Table]
 
 #: A file vanishes only when the sealer renamed or merged it after the listing; each retry sees the newer listing.
-ATTEMPTS_TO_READ: Final = 5
+ATTEMPTS_TO_READ: Final = 100
+
+#: A file that is missing this often is not one that a sealer replaces: the listing would lack it.
+_MOST_TIMES_MISSING: Final = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,29 +116,24 @@ class Snapshot:
         Args:
             samples: Whether events carry their sample losses.
         """
-        metric_of = self.columns.by_column()
         files = itertools.groupby(self.listing.table("events"), key=lambda file: file[2:4])
         sealed = {stream: list(group) for stream, group in files}
         unsealed = {_stream(tail.segments[0]): tail for tail in self.tail.streams()}
         for stream in sorted(sealed.keys() | unsealed.keys()):
             if rank in (None, stream[1]):
                 for file in sealed.get(stream, ()):
-                    events = self._with_long(file, events_of(read_parquet(file.path), metric_of))
+                    events = self._event_rows(file)
                     yield from with_samples(events, self._sample_rows(file)) if samples else events
                 for record in unsealed.get(stream, ()):
                     yield record.event._replace(samples=record.samples) if samples else record.event
 
     def event_rows(self, rank: int) -> EventRows | None:
-        """The events of a rank as the rows of its only file.
-
-        None if the rank has several files or a tail, or the run has metrics beyond the columns.
-        """
+        """The events of a rank as the rows of its only file; None if the rank has several files or a tail."""
         files = [file for file in self.listing.table("events") if file.rank == rank]
         tails = [tail for tail in self.tail.streams() if tail.segments[0].rank == rank]
-        if tails or len(files) != 1 or self.columns.long():
+        if tails or len(files) != 1:
             return None
-        columns = [name for name in events_schema(self.columns).names if name != "run_id"]
-        return EventRows(read_parquet(files[0].path, columns, threads=False), self.columns.by_column())
+        return self._event_rows(files[0], [name for name in events_schema(self.columns).names if name != "run_id"])
 
     def _sealed_events(self, file: SealedFile, wanted: Sequence[str], asked: Columns) -> pa.Table:
         """Read the wanted columns of an events file, including those stored in ``metrics`` files."""
@@ -151,18 +152,11 @@ class Snapshot:
             held[asked.by_metric[metric]] = values.values.take(place)
         return pa.table({name: held[name] for name in wanted if name in held})
 
-    def _with_long(self, file: SealedFile, events: Iterator[Event]) -> Iterator[Event]:
-        """Yield the events of a file with their metrics from ``metrics`` files added."""
-        rows = self._long_rows(file, self.columns.long())
-        if not rows.num_rows:
-            yield from events
-            return
-        found: dict[int, dict[str, float]] = {}
-        for seq, metric, value in zip(*(rows[name].to_pylist() for name in ("seq", "metric", "value")), strict=True):
-            found.setdefault(seq, {})[metric] = value
-        for event in events:
-            more = found.get(event.seq)
-            yield event._replace(metrics={**event.metrics, **more}) if more else event
+    def _event_rows(self, file: SealedFile, columns: Sequence[str] | None = None) -> EventRows:
+        """Return the events of a file; their metrics in ``metrics`` files are decoded when they are read."""
+        table = read_parquet(file.path, columns, threads=columns is None)
+        parts = [read_long_values(f.path) for f in self.listing.table("metrics") if f.overlaps(file)]
+        return EventRows(table, self.columns.by_column(), LongRows(pa.concat_tables(parts)) if parts else None)
 
     def _long_rows(self, file: SealedFile, metrics: Collection[str]) -> pa.Table:
         """Read the rows of ``metrics`` files for these metrics within the range of an events file."""
@@ -185,7 +179,8 @@ def read_snapshot(folder: Path) -> Snapshot:
 
     Raises:
         NotARun: The folder is not a run.
-        DamagedLog: One of its journals is not a journal.
+        DamagedLog: One of its journals is not a journal, or one of its files is not a regular file.
+        RunChanging: As ``retrying``.
     """
     return retrying(lambda: _read_snapshot(folder))
 
@@ -202,17 +197,26 @@ def snapshot_of(folder: Path, content: FolderContent) -> Snapshot:
 
 
 def retrying(read: Callable[[], _Result]) -> _Result:
-    """Call ``read``, retrying while it meets files that a sealer has just replaced."""
-    for _ in range(ATTEMPTS_TO_READ - 1):
+    """Call ``read``, retrying while it meets files that a sealer has just replaced.
+
+    Raises:
+        RunChanging: A file was missing each time.
+    """
+    missing: Counter[str] = Counter()
+    for _ in range(ATTEMPTS_TO_READ):
         try:
             return read()
-        except FileNotFoundError:
-            continue
-    return read()
+        except FileNotFoundError as error:
+            missing[str(error)] += 1
+            where = str(error.filename or "")
+            if missing[str(error)] == _MOST_TIMES_MISSING:
+                break
+    raise RunChanging("files of the run were replaced while they were read", where=where, fix="Try again")
 
 
 def _read_snapshot(folder: Path) -> Snapshot:
     listing = list_files(folder)
+    listing.require_files()
     # Liveness before run.json: a writer releases its journal only after it has recorded how it ended.
     is_live = _is_held(listing)
     info = read_run_info(folder)

@@ -28,6 +28,7 @@ RUNS_SCHEMA: Final = pa.schema(
         ("planned_steps", pa.int64()),
         ("attempts", pa.int32()),
         ("policy_digest", pa.string()),
+        ("config", pa.json_()),
     ]
 )
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
+from ..event_json import encoded
 from ..run_info import RunInfo
 
 
@@ -15,11 +17,13 @@ class RunSummary:
     """One row of the ``runs`` view.
 
     Attributes:
-        started, ended: UTC; ``ended`` is None while the run is live, or when it crashed.
+        started, ended: UTC; None where the source of an imported run has no clock. ``ended`` is also None while the run
+            is live, or when it crashed.
         duration_s: Seconds from the start to the end or, without one, to the last event.
         steps: Optimizer updates finished, without rolled-back ones.
         planned_steps: Updates that the loop declared; None when it did not.
         policy_digest: Digest of the newest attempt's policy; None without one.
+        config: The run's configuration, as JSON text: a server lists thousands of runs and reads few of them.
     """
 
     run_id: str
@@ -27,13 +31,19 @@ class RunSummary:
     group: str | None
     tags: tuple[str, ...]
     status: str
-    started: datetime
+    started: datetime | None
     ended: datetime | None
     duration_s: float
     steps: int
     planned_steps: int | None
     attempts: int
     policy_digest: str | None
+    config: str
+
+    @property
+    def age_order(self) -> tuple[datetime, str]:
+        """Sort key of the start, the oldest first; runs with an unknown start come before all others."""
+        return self.started or datetime.min, self.run_id
 
     def to_row(self) -> dict[str, Any]:
         """Return the row as a dictionary, in the order of ``RUNS_SCHEMA``."""
@@ -57,14 +67,21 @@ def row_of(info: RunInfo, status: str, steps: int, last_ns: int | None) -> RunSu
         tags=info.tags,
         status=status,
         started=_utc(started_ns),
-        ended=None if last.ended_ns is None else _utc(last.ended_ns),
+        ended=_utc(last.ended_ns),
         duration_s=((last_ns or started_ns) - started_ns) / 1e9,
         steps=steps,
         planned_steps=last.plan.max_steps(),
         attempts=len(info.attempts),
         policy_digest=last.policy.digest if last.policy else None,
+        config=_json(info.config),
     )
 
 
-def _utc(time_ns: int) -> datetime:
-    return datetime.fromtimestamp(time_ns / 1e9, tz=UTC).replace(tzinfo=None)
+def _json(config: dict[str, Any]) -> str:
+    """Return strict JSON in valid Unicode, also where ``run.json`` was written by hand."""
+    return json.dumps(encoded(config), ensure_ascii=False).encode(errors="replace").decode()
+
+
+def _utc(time_ns: int | None) -> datetime | None:
+    """Return the time without its zone; None for an unknown one, which ``run.json`` may hold as 0."""
+    return datetime.fromtimestamp(time_ns / 1e9, tz=UTC).replace(tzinfo=None) if time_ns else None

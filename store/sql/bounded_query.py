@@ -86,7 +86,7 @@ def run_bounded(snapshots: Sequence[Snapshot], statement: str, limits: QueryLimi
 
     def ask() -> QueryResult:
         left_s = max(0.001, limits.seconds - (time.monotonic() - started_s))
-        connection = connect(snapshots, memory_limit=limits.memory, threads=limits.threads)
+        connection = connect(snapshots, statement, memory_limit=limits.memory, threads=limits.threads)
         try:
             with _interrupted_after(connection, left_s, statement):
                 table, truncated = _read(connection, statement, limits)

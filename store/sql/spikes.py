@@ -53,9 +53,9 @@ WITH around AS (
     FROM samples SEMI JOIN shared USING (run_id, sample_id)
     WHERE step < spike - radius GROUP BY run_id, sample_id
 )
-SELECT run_id, step, attempt, rank, position, sample_id, loss, typical, excess, share,
+SELECT run_id, name, step, attempt, rank, position, sample_id, loss, typical, excess, share,
        CASE WHEN sample_id IS NOT NULL THEN coalesce(times, 0) END AS seen, earlier_loss, tokens
-FROM shared LEFT JOIN earlier USING (run_id, sample_id)
+FROM shared LEFT JOIN earlier USING (run_id, sample_id) JOIN (SELECT run_id, name FROM runs) USING (run_id)
 ORDER BY run_id, place
 """
 

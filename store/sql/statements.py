@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
@@ -50,6 +51,24 @@ _PIVOT_FIX: Final = (
     "PIVOT must list its columns: PIVOT t ON metric IN ('loss', 'lr') USING max(value) GROUP BY step. "
     "Or aggregate by a condition: max(value) FILTER (metric = 'loss') AS loss"
 )
+
+
+def names_in(statement: str) -> frozenset[str]:
+    """Return the names that a statement holds outside of texts and comments, case-folded: what may be a column."""
+    import duckdb
+
+    if not _is_unicode(statement):
+        return frozenset()
+    content = statement.encode()
+    kinds = (duckdb.token_type.identifier, duckdb.token_type.keyword)
+    tokens = [*duckdb.tokenize(statement), (len(content), None)]
+    words = [content[begin:end].decode().strip() for (begin, kind), (end, _) in pairwise(tokens) if kind in kinds]
+    return frozenset(_unquoted(word).casefold() for word in words)
+
+
+def _unquoted(name: str) -> str:
+    """Return the name that SQL text stands for."""
+    return name[1:-1].replace('""', '"') if name.startswith('"') else name
 
 
 @contextmanager

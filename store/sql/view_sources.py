@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Final
 
@@ -42,13 +43,15 @@ class ViewedRuns:
 
     Attributes:
         cut: Each run, with the cuts of its rolled-back attempts.
-        columns: One column for each metric of any run.
+        columns: One column for each metric that some run holds as a column.
+        beyond: The column of each further metric, which no view shows unless a statement names it.
         has_cuts: Whether any run has a cut.
         long: The metrics that some run holds in ``metrics`` files instead of columns.
     """
 
     cut: Sequence[tuple[Snapshot, Mapping[int, Cut]]]
     columns: Columns
+    beyond: Mapping[str, str]
     has_cuts: bool
     long: Set[str]
 
@@ -61,9 +64,14 @@ class ViewedRuns:
 def viewed_runs(snapshots: Sequence[Snapshot]) -> ViewedRuns:
     """Collect the runs of these snapshots."""
     cut = [(snapshot, effective_lineage(snapshot).cuts) for snapshot in snapshots]
-    long = {metric for snapshot in snapshots for metric in snapshot.columns.long()}
-    columns = _shared_columns(snapshot.columns.wide() for snapshot in snapshots)
-    return ViewedRuns(cut, columns, any(cuts for _, cuts in cut), long)
+    shared = Columns({"": ROLLED_BACK})  # Reserve the column, ...
+    del shared.by_metric[""]  # ... but not for a metric.
+    shared.extend(_commonest_first(snapshot.columns.wide().by_metric for snapshot in snapshots))
+    columns = Columns(shared.by_metric)
+    long = _commonest_first(snapshot.columns.long() for snapshot in snapshots)
+    shared.extend(long)
+    beyond = shared.without(columns.by_metric).by_metric
+    return ViewedRuns(cut, columns, beyond, any(cuts for _, cuts in cut), set(long))
 
 
 def view_tables(runs: ViewedRuns) -> dict[str, pa.Table]:
@@ -114,18 +122,9 @@ def _lineage_cuts(runs: ViewedRuns) -> pa.Table:
     return pa.Table.from_pylist(rows, schema=_CUTS_SCHEMA)
 
 
-def _shared_columns(all_columns: Iterable[Columns]) -> Columns:
-    """Assign one column to each metric of any run, the commonest metrics first.
-
-    For a single run these are its own columns, except for a metric named like ``ROLLED_BACK``.
-    """
-    counts: Counter[str] = Counter()
-    for columns in all_columns:
-        counts.update(columns.by_metric.keys())
-    shared = Columns({"": ROLLED_BACK})  # Reserve the column, ...
-    del shared.by_metric[""]  # ... but not for a metric.
-    shared.extend(metric for metric, _ in counts.most_common())
-    return shared
+def _commonest_first(metrics_of_runs: Iterable[Iterable[str]]) -> list[str]:
+    """Return the metrics of any run, the commonest first. Those of a single run keep their order."""
+    return [metric for metric, _ in Counter(chain.from_iterable(metrics_of_runs)).most_common()]
 
 
 def _marked(table: pa.Table, cuts: Mapping[int, Cut]) -> pa.Table:

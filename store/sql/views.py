@@ -6,7 +6,7 @@ costs 23 ms a query, a path 0.8 ms. It is locked before any user statement runs.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence, Set
 from typing import TYPE_CHECKING, Final
 
 from ..columns import Columns
@@ -14,13 +14,13 @@ from ..events import LOOP_KINDS
 from ..parquet.schemas import EVENT_FIELDS
 from ..reading.snapshot import Snapshot
 from .sql_text import parquet_source, path_pattern, quoted_name, text_list, text_literal
-from .statements import translated
+from .statements import names_in, translated
 from .view_sources import ENVELOPE, ROLLED_BACK, ViewedRuns, event_sources, sample_sources, view_tables, viewed_runs
 
 if TYPE_CHECKING:
     import duckdb
 
-#: Maximum metrics that views have as columns: the commonest over all runs. ``series(name)`` reaches every metric.
+#: Maximum metrics that views have as columns, besides those that a statement names: the commonest over all runs.
 METRIC_COLUMNS: Final = 256
 
 #: Default memory limit of user statements.
@@ -28,11 +28,12 @@ MEMORY_LIMIT: Final = "2GB"
 
 
 def connect(
-    snapshots: Sequence[Snapshot], *, memory_limit: str = MEMORY_LIMIT, threads: int | None = None
+    snapshots: Sequence[Snapshot], statement: str = "", *, memory_limit: str = MEMORY_LIMIT, threads: int | None = None
 ) -> duckdb.DuckDBPyConnection:
-    """Return a locked in-memory connection with the views over these runs.
+    """Return a locked in-memory connection with the views over these runs, for one statement.
 
-    Views: ``runs`` (one row per run), ``events`` (envelope, one column per metric, attrs, ``rolled_back``), ``steps``,
+    Views: ``runs`` (one row per run), ``events`` (envelope, a column for each of the ``METRIC_COLUMNS`` commonest
+    metrics and of those that the statement names, attrs, ``rolled_back``), ``steps``,
     ``evals`` and ``saves`` (the events of one kind), ``samples`` (per-sample losses), ``decisions`` (of rules),
     ``windows`` (rolling mean, min, max and std of every series over its last 10 and 100 values). Table macros:
     ``series(metric)``, ``rolling(n)``, ``spiking_samples(step)``.
@@ -50,7 +51,7 @@ def connect(
 
     connection = duckdb.connect(config={"python_enable_replacements": False, "autoinstall_known_extensions": False})
     with translated():
-        _create_views(connection, snapshots)
+        _create_views(connection, snapshots, names_in(statement))
     paths = [file.path for snapshot in snapshots for file in snapshot.listing.sealed]
     # DuckDB checks the pattern when it plans a statement, the path when it opens the file.
     allowed = sorted({str(path) for path in paths} | {path_pattern(path) for path in paths})
@@ -76,22 +77,27 @@ FROM events WHERE kind = 'decision'
 """
 
 
-def _create_views(connection: duckdb.DuckDBPyConnection, snapshots: Sequence[Snapshot]) -> None:
+def _create_views(connection: duckdb.DuckDBPyConnection, snapshots: Sequence[Snapshot], names: Set[str]) -> None:
     runs = viewed_runs(snapshots)
     for name, table in view_tables(runs).items():
         connection.register(name, table)
-    for name, select in _views(runs).items():
+    for name, select in _views(runs, names).items():
         connection.execute(f"CREATE VIEW {name} AS {select}")
     for name, select in _macros(runs).items():
         connection.execute(f"CREATE MACRO {name} AS TABLE {select}")
 
 
-def _views(runs: ViewedRuns) -> dict[str, str]:
-    """The SELECT of each view, ordered so that views follow those they read."""
+def _views(runs: ViewedRuns, names: Set[str]) -> dict[str, str]:
+    """The SELECT of each view, ordered so that views follow those they read.
+
+    Args:
+        runs: The runs to show.
+        names: The names in the statement.
+    """
     return {
         "all_events": _all_events(runs),
         "long_values": _long_values(runs),
-        "events": _events(runs),
+        "events": _events(runs, _exposed(runs, names)),
         "all_samples": _all_samples(runs),
         "samples": _samples(runs),
         "decisions": _decisions(runs),
@@ -125,10 +131,16 @@ def _long_values(runs: ViewedRuns) -> str:
     return "SELECT * FROM metric_tails" + (f" UNION ALL BY NAME SELECT * FROM {parquet_source(paths)}" if paths else "")
 
 
-def _events(runs: ViewedRuns) -> str:
-    """The events with the commonest metrics, including those that some run stores outside columns."""
-    exposed, long = dict(list(runs.columns.by_metric.items())[:METRIC_COLUMNS]), runs.long
-    split = {metric: column for metric, column in exposed.items() if metric in long}
+def _exposed(runs: ViewedRuns, names: Set[str]) -> dict[str, str]:
+    """The metrics that the views show, with their columns: the commonest, and those that the statement names."""
+    every = {**runs.columns.by_metric, **runs.beyond}
+    common = set(list(runs.columns.by_metric)[:METRIC_COLUMNS])
+    return {metric: column for metric, column in every.items() if metric in common or column.casefold() in names}
+
+
+def _events(runs: ViewedRuns, exposed: Mapping[str, str]) -> str:
+    """The events with these metrics, including those that some run stores outside columns."""
+    split = {metric: column for metric, column in exposed.items() if metric in runs.long}
     if not split:
         named = ", ".join([ENVELOPE, *map(quoted_name, exposed.values()), "attrs::JSON AS attrs", ROLLED_BACK])
         return f"SELECT {named} FROM all_events"
@@ -138,18 +150,20 @@ def _events(runs: ViewedRuns) -> str:
     )
     within = ", ".join(map(text_literal, split))
     envelope = ", ".join(f"e.{field.name}" for field in EVENT_FIELDS)
-    values = [
-        f"coalesce(e.{quoted_name(column)}, l.{quoted_name(column)}) AS {quoted_name(column)}"
-        if metric in split
-        else f"e.{quoted_name(column)}"
-        for metric, column in exposed.items()
-    ]
+    values = [_joined_value(quoted_name(column), metric, runs) for metric, column in exposed.items()]
     same = " AND ".join(f"e.{name} = l.{name}" for name in ("run_id", "attempt", "rank", "seq"))
     return (
         f"SELECT {', '.join([envelope, *values, 'e.attrs::JSON AS attrs', f'e.{ROLLED_BACK}'])} FROM all_events e "
         f"LEFT JOIN (SELECT run_id, attempt, rank, seq, {picked} FROM long_values WHERE metric IN ({within}) "
         f"GROUP BY run_id, attempt, rank, seq) l ON {same}"
     )
+
+
+def _joined_value(column: str, metric: str, runs: ViewedRuns) -> str:
+    """A metric's value: a column of the events ``e``, a row of the long values ``l``, or one or the other by run."""
+    if metric not in runs.long:
+        return f"e.{column}"
+    return f"l.{column}" if metric in runs.beyond else f"coalesce(e.{column}, l.{column}) AS {column}"
 
 
 def _all_samples(runs: ViewedRuns) -> str:

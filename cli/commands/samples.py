@@ -1,0 +1,54 @@
+"""``steptape samples``: prints the samples behind a loss spike."""
+
+from __future__ import annotations
+
+from typing import Annotated, Final
+
+import typer
+
+from ...store.errors import TelemetryError
+from ...store.plural import counted
+from ...store.run import Run
+from ..lookup import run_named
+from ..options import JsonOption, RunArgument, StoreOption
+from ..output import print_json, print_rows, say, shown
+
+#: Columns of the printed table; those without any value are left out.
+_COLUMNS: Final = ("step", "rank", "position", "sample_id", "loss", "excess", "share", "seen", "earlier_loss", "tokens")
+
+
+def samples(
+    run: RunArgument,
+    step: Annotated[int, typer.Option("--step", metavar="N", help="The step with the spike.")],
+    store: StoreOption = None,
+    radius: Annotated[int, typer.Option(metavar="N", help="Steps before and after it that belong to the spike.")] = 0,
+    top: Annotated[int, typer.Option(metavar="N", help="Most samples to print.")] = 20,
+    as_json: JsonOption = False,
+) -> None:
+    """Print the samples that drove a loss spike, the highest losses first.
+
+    The excess is a sample's loss minus the normal loss: the median of the 50 updates before. The share is its part of
+    all excess. A sample was seen and had its earlier loss before the spike.
+    """
+    opened = run_named(run, store)
+    rows = opened.spiking_samples(step, radius=radius, top=top).to_pylist()
+    if not rows:
+        raise _nothing_there(opened, step)
+    if as_json:
+        for row in rows:
+            print_json(row)
+        return
+    say(f"{counted(len(rows), 'sample')} at step {step}; normal loss {shown(rows[0]['typical'])}")
+    say()
+    print_rows(rows, [name for name in _COLUMNS if any(row[name] is not None for row in rows)])
+
+
+def _nothing_there(run: Run, step: int) -> TelemetryError:
+    """Return the error that names the nearest steps with samples."""
+    near = run.rows(f"SELECT DISTINCT step FROM samples ORDER BY abs(step - {step}), step LIMIT 3")
+    if not near:
+        fix = "Pass them to rec.step: samples=LOSSES, sample_ids=IDS"
+        return TelemetryError("the run recorded no sample losses", where=run.run_id, fix=fix)
+    steps = ", ".join(str(row["step"]) for row in near)
+    fix = f"Nearest steps with samples: {steps}"
+    return TelemetryError("no sample losses at this step", where=run.run_id, got=step, fix=fix)
