@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from pydantic import ValidationError
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from ..store.reading.summary import RunSummary
@@ -82,12 +81,10 @@ PARAMETER: Final[dict[str, Any]] = {
 }
 
 
-def check_parameters(given: dict[str, str]) -> None:
-    """Raise ValidationError for each parameter that does not filter by configuration."""
-    errors = [InitErrorDetails(type=fault, loc=(name,), input=text) for name, text in given.items()
-              if (fault := _fault(name, text))]  # fmt: skip
-    if errors:
-        raise ValidationError.from_exception_data("config", errors)
+def faults_of(given: Mapping[str, str]) -> list[InitErrorDetails]:
+    """Return a fault for each parameter that does not filter by configuration."""
+    faults = {name: _fault(name, text) for name, text in given.items()}
+    return [InitErrorDetails(type=fault, loc=(name,), input=given[name]) for name, fault in faults.items() if fault]
 
 
 def _fault(parameter: str, wanted: str) -> str | PydanticCustomError | None:

@@ -7,13 +7,21 @@ from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Annotated, Any, Final, Literal, Self
 
-from pydantic import AfterValidator, ConfigDict, Field, create_model, model_validator
-from pydantic_core import PydanticCustomError
+from pydantic import (
+    AfterValidator,
+    ConfigDict,
+    Field,
+    ModelWrapValidatorHandler,
+    ValidationError,
+    create_model,
+    model_validator,
+)
+from pydantic_core import ErrorDetails, InitErrorDetails, PydanticCustomError
 
 from ..store.reading.catalog import Entry
 from ..store.reading.summary import RunSummary
 from ..store.run_info import STATUSES
-from .config_filters import check_parameters, config_condition
+from .config_filters import config_condition, faults_of
 from .queries import FormedQuery
 
 _TEXTS: Final = ("run_id", "name", "group", "policy_digest")
@@ -84,6 +92,12 @@ def _parameters() -> dict[str, Any]:
     return found
 
 
+def _again(entry: ErrorDetails) -> InitErrorDetails:
+    """Return an error that can be raised beside others."""
+    kind = PydanticCustomError(entry["type"], "{message}", {"message": entry["msg"]})
+    return InitErrorDetails(type=kind, loc=entry["loc"], input=entry["input"])
+
+
 class _RunsQuery(FormedQuery):
     """Filters for runs. A run must match all of them. Further parameters filter by configuration."""
 
@@ -105,10 +119,18 @@ class _RunsQuery(FormedQuery):
     cursor: str | None = Field(default=None, max_length=1000)
     """`next` of the previous page."""
 
-    @model_validator(mode="after")
-    def _known(self) -> Self:
-        check_parameters(self.__pydantic_extra__)
-        return self
+    @model_validator(mode="wrap")
+    @classmethod
+    def _check(cls, given: Mapping[str, str], validate: ModelWrapValidatorHandler[Self]) -> Self:
+        """Report the faults of all parameters at once."""
+        faults = faults_of({name: text for name, text in given.items() if name not in cls.model_fields})
+        try:
+            query = validate(given)
+        except ValidationError as error:
+            faults += [_again(entry) for entry in error.errors()]
+        if faults:
+            raise ValidationError.from_exception_data("parameters", faults)
+        return query
 
     def filters(self) -> tuple[tuple[str, str], ...]:
         """Return filters and sort order as text that is equal for equal queries."""

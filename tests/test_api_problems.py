@@ -124,16 +124,6 @@ def test_an_unknown_run_is_not_found(untouched: Server, part: str) -> None:
     }
 
 
-def test_a_name_that_two_runs_share_names_neither(server: Server, store: Path) -> None:
-    """The hint lists both."""
-    make_run(store, "20260102T000000-bbbbbb")
-
-    problem = server.problem("/api/v1/runs/run")
-
-    assert problem["status"] == 404
-    assert problem["hint"] == f"Use an id: {RUN}, 20260102T000000-bbbbbb"
-
-
 @pytest.mark.parametrize("part", LOG_NAMES)
 @pytest.mark.parametrize(
     "key",

@@ -219,10 +219,10 @@ class JournalWriter:
         Raises:
             OSError: It could not be synced; it is released nevertheless.
         """
-        if self._syncer is not None:
-            self._syncer.stop()
         try:
-            if self._inode is not None and inode_of(self._fd) == self._inode:
+            if self._syncer is not None:
+                self._syncer.stop()  # It syncs once more.
+            elif self._inode is not None and inode_of(self._fd) == self._inode:
                 os.fsync(self._fd)
         finally:
             self._abandon()
