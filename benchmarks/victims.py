@@ -147,7 +147,10 @@ def fork(order: list[Any]) -> int:
         if what == "record":
             record(*arguments)
         else:
-            status = sealing.main(arguments)
+            complaints = [complaint for folder in arguments for complaint in sealing.complaints(Path(folder))]
+            for complaint in complaints:
+                print(complaint, file=sys.stderr, flush=True)
+            status = int(bool(complaints))
     except BaseException as error:
         print(f"{order[0]}: {error!r}", file=sys.stderr, flush=True)
     finally:

@@ -15,7 +15,6 @@ import uvicorn
 from api_serving import PATIENT
 from steptape import Recorder
 from steptape.api.app import create_app
-from steptape.store.parquet.sealing import seal
 
 STEPS = 200
 SPIKE = 150
@@ -57,7 +56,7 @@ def record_run(store: Path, name: str, *, rules: Path | None = None, scale: floa
                 rec.evaluate(eval_loss=loss * 1.1)
                 rec.save(f"step-{step}.pt", size_bytes=1000)
         rec.annotate("bad shard", first_step=SPIKE - 2, last_step=SPIKE + 2)
-    seal(rec.folder)
+    rec.close(seal=True)
     return rec.folder
 
 

@@ -21,7 +21,6 @@ from api_serving import RUN, begin, finish
 from steptape import Recorder, open_store
 from steptape.api.middleware.tokens import parse_tokens
 from steptape.store.annotations import read_annotations
-from steptape.store.parquet.sealing import seal
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 
@@ -71,7 +70,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with Recorder(runs, name="long") as rec:
         for step in range(100_000):
             rec.step(loss=float(step % 100 == 0) + 1.0)
-    seal(rec.folder)
+    rec.close(seal=True)
     return runs
 
 

@@ -430,8 +430,9 @@ def test_what_a_terminal_cannot_show_is_written_as_an_escape(tmp_path: Path) -> 
 
 def test_a_path_that_is_not_utf_8_is_refused_without_a_trace(tmp_path: Path) -> None:
     """Files of a run below such a path cannot be opened."""
-    with Recorder(tmp_path / "runs") as rec:
-        rec.step(loss=1.0)
+    rec = Recorder(tmp_path / "runs")
+    rec.step(loss=1.0)
+    rec.close(seal=True)
     folder = (tmp_path / "runs").rename(os.fsdecode(os.fsencode(tmp_path) + b"/runs-\xe9"))
 
     done = call("backtest", "loss_spike", "--store", folder)

@@ -13,7 +13,6 @@ import pytest
 from steptape import Recorder, open_store
 from steptape.store.columns import METRICS_AS_COLUMNS
 from steptape.store.events import KINDS
-from steptape.store.parquet.sealing import seal
 from steptape.store.sql.spikes import BASELINE, SPIKING_SAMPLES, TOP
 from steptape.store.sql.statements import VIEWS
 from steptape.store.sql.views import METRIC_COLUMNS
@@ -92,7 +91,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
             rec.step(loss=1 / step, samples=[1.0, 2.0], sample_ids=[step, f"s{step}"])
         rec.evaluate(eval_loss=0.5)
         rec.save("checkpoint-10")
-    seal(rec.folder)
+    rec.close(seal=True)
     return open_store(folder / "runs")
 
 

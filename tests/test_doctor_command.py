@@ -45,7 +45,7 @@ def sealed(tmp_path: Path) -> Path:
     with Recorder(tmp_path / "runs", name="sealed") as rec:
         for step in range(1, 101):
             rec.step(loss=1.0 / step)
-    seal(rec.folder)
+    rec.close(seal=True)
     return rec.folder
 
 

@@ -24,7 +24,7 @@ RECORD = """
 import logging, sys
 logging.basicConfig(format="%(message)s")
 from steptape import Recorder
-with Recorder("runs", name="bare", rules="policy.yaml") as rec:
+with Recorder("runs", name="bare", rules="policy.yaml", quiet=True) as rec:
     for step in range(1, 101):
         if rec.step(loss=1.0 / step, samples=[1.0, 2.0], sample_ids=[step, 0]).should_stop:
             break

@@ -23,6 +23,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Run]:
                 rec.step(loss=1.0 * step)
                 if step % 5 == 0:
                     rec.evaluate(loss=9.0, eval_loss=float("nan"))
+        rec.close(seal=True)
         opened.append(open_run(rec.folder))
     return opened
 

@@ -110,8 +110,9 @@ def test_a_log_that_lacks_what_was_decided_at_its_end_is_not_taken_for_whole(tmp
         "controllers:\n"
         "  - {name: last, triggers: [on_train_end], rule: loss > 0, operations: [hfcontrols.should_save]}\n"
     )
-    with Recorder(tmp_path / "runs", rules=tmp_path / "policy.yaml") as rec:
-        rec.step(loss=1.0)
+    rec = Recorder(tmp_path / "runs", rules=tmp_path / "policy.yaml")
+    rec.step(loss=1.0)
+    rec.close(seal=True)
 
     assert verify(open_run(rec.folder)).identical
     assert not verify(tampered(open_run(rec.folder), lambda table: table.slice(0, table.num_rows - cut))).identical

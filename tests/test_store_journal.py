@@ -155,6 +155,30 @@ print(status)
 """
 
 
+COPIED = f"""
+import ctypes, os, sys
+from pathlib import Path
+from steptape.store.journal.reading import is_being_written
+from steptape.store.journal.writer import JournalWriter
+
+writer = JournalWriter(Path(sys.argv[1]), run_id="run-1")
+{APPEND}
+waiting, ends = os.pipe()
+if ctypes.CDLL(None).fork() == 0:  # Without Python's own handlers, as when a program is started.
+    os.close(ends)
+    os.read(waiting, 1)
+    os._exit(0)
+writer.close()
+print(is_being_written(next(Path(sys.argv[1]).glob("journal-*"))))
+os.close(ends)
+"""
+
+
+def test_a_closed_journal_is_free_although_a_child_process_has_its_descriptor(tmp_path: Path) -> None:
+    """A program that is being started holds all descriptors for a moment; the sealer would pass the journal over."""
+    assert run_script(COPIED, tmp_path) == "False\n"
+
+
 def test_a_forked_child_cannot_write_into_its_parents_journal(tmp_path: Path) -> None:
     """A DataLoader's worker might try; the parent's journal is not disturbed."""
     exit_code = int(run_script(FORKED, tmp_path))

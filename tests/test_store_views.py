@@ -589,7 +589,7 @@ def test_a_query_that_meets_a_damaged_file_says_so(tmp_path: Path, damage: Calla
     """The error names a remedy and does not show the text of a view, which the user did not write."""
     with Recorder(tmp_path) as rec:
         rec.step(loss=1.0)
-    seal(rec.folder)
+    rec.close(seal=True)
     (path,) = rec.folder.glob("events-*.parquet")
     path.write_bytes(damage(path.read_bytes()))
 

@@ -59,12 +59,12 @@ def near_names(policy: Policy, rule: BoundRule) -> Iterator[Doubt]:
     if policy.series is not None:
         return
     others = _metrics_read(policy)
-    compared = {id(name) for name in _compared_for_equality(rule.expression.tree)}
+    compared = list(_compared_for_equality(rule.expression.tree))
     seen: set[str] = set()
     for node in ast.walk(rule.expression.tree):
         if not isinstance(node, ast.Name) or not isinstance(rule.references.get(node), SeriesValue):
             continue
-        if node.id in seen or (node.id.casefold() in NOT_FINITE and id(node) in compared):
+        if node.id in seen or (node.id.casefold() in NOT_FINITE and node in compared):
             continue
         seen.add(node.id)
         fix = _nearest(node.id, others)

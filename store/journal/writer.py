@@ -232,10 +232,10 @@ class JournalWriter:
         self._path.unlink(missing_ok=True)
         self.close()
 
-    def _abandon(self) -> None:
+    def _abandon(self, *, unlocks: bool = True) -> None:
         """Close only the file, as a forked child does: the sync thread belongs to its parent."""
         self._syncer, self._lost, self.look_at_ns = None, "", AT_ONCE
-        self._release()
+        self._release(unlocks=unlocks)
         _open_writers.discard(self)
 
     def _new_layout(self, kind: str, names: tuple[str, ...]) -> Layout:
@@ -245,9 +245,16 @@ class JournalWriter:
         layout = self._layouts[kind, names] = Layout(self.segment, number, pack, layout_record(number, kind, names))
         return layout
 
-    def _release(self) -> None:
-        """Close the segment's file, unless the program has closed it: its number may belong to another file by now."""
+    def _release(self, *, unlocks: bool = True) -> None:
+        """Close the segment's file, unless the program has closed it: its number may belong to another file by now.
+
+        Args:
+            unlocks: Free the segment for sealing even if a child process holds a copy of the descriptor, as one that is
+                just being started does. A forked child must leave the lock to its parent.
+        """
         if self._inode is not None and inode_of(self._fd) == self._inode:
+            if unlocks:
+                fcntl.flock(self._fd, fcntl.LOCK_UN)
             os.close(self._fd)
         self._fd, self._inode = -1, None
 
@@ -392,7 +399,7 @@ _open_writers: weakref.WeakSet[JournalWriter] = weakref.WeakSet()
 def _close_inherited_journals() -> None:
     """Close the parent's descriptors in a forked child, so that neither journal nor lock outlives the parent here."""
     for writer in list(_open_writers):
-        writer._abandon()
+        writer._abandon(unlocks=False)
 
 
 os.register_at_fork(after_in_child=_close_inherited_journals)

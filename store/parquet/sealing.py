@@ -21,7 +21,6 @@ import functools
 import itertools
 import os
 import re
-import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -367,17 +366,3 @@ def complaints(folder: Path) -> list[str]:
         return [f"{path}: {what}" for path in foreign_journals(folder)]
     except (TelemetryError, OSError) as error:
         return [str(error)]
-
-
-def main(arguments: list[str]) -> int:
-    """Seal the run folders named; return exit status 1 when one could not be sealed."""
-    status = 0
-    for argument in arguments:
-        for complaint in complaints(Path(argument)):
-            print(f"steptape: cannot seal {argument}: {complaint}", file=sys.stderr)
-            status = 1
-    return status
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
