@@ -58,7 +58,9 @@ def record(store: Path, number: int, steps: int, metrics: int) -> Path:
     """Record one run of a noisy descent, and seal it."""
     noise = random.Random(number)
     names = [f"metric_{index}" for index in range(metrics)]
-    with Recorder(store, name=f"recorded {number}", config={"lr": 0.1, "layers": [64, 10]}, tags=["bench"]) as recorder:
+    with Recorder(
+        store, name=f"recorded {number}", config={"lr": 0.1, "layers": [64, 10]}, tags=["bench"], quiet=True
+    ) as recorder:
         for step in range(1, steps + 1):
             base = 1 / math.sqrt(step)
             recorder.step({name: base + noise.random() for name in names})

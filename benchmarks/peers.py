@@ -68,7 +68,7 @@ def open_steptape(folder: Path) -> tuple[Log, Close]:
     """Open a recorder."""
     from steptape import Recorder
 
-    recorder = Recorder(folder / "runs")
+    recorder = Recorder(folder / "runs", quiet=True)
     return lambda _step, metrics: recorder.step(metrics), recorder.close
 
 

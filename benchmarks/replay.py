@@ -45,7 +45,7 @@ def write_runs(store: Path, runs: int, steps: int, *, settles: bool) -> None:
     for number in range(runs):
         random = np.random.default_rng(number)
         values = random.standard_normal((steps, len(NUMBERS))).tolist()
-        with Recorder(store, name=f"run-{number}") as rec:
+        with Recorder(store, name=f"run-{number}", quiet=True) as rec:
             for step, others in enumerate(values, 1):
                 evaluated = 3.0 * (math.exp(-step / 2_500) if not settles else 0.3 + math.exp(-step / 500))
                 rec.step(loss=evaluated * (1 + 0.1 * others[0]), **dict(zip(NUMBERS, others, strict=True)))

@@ -80,7 +80,7 @@ def train(training: Training, store: Path, rules: Path | None = None) -> Path:
     model = training.model()
     optimizer = training.optimizer(model)
     count = len(data.inputs) - data.held_out
-    with Recorder(store, name=training.name, rules=rules, total_steps=training.steps) as rec:
+    with Recorder(store, name=training.name, rules=rules, total_steps=training.steps, quiet=True) as rec:
         checkpoints = rec.folder / "checkpoints"
         checkpoints.mkdir()
         for step in range(1, training.steps + 1):

@@ -69,7 +69,7 @@ def write_runs(store: Path, runs: int, steps: int) -> None:
             losses[begin : begin + random.integers(1, 15)] *= random.choice([1.2, 1.6, 2.5, 5.0])
         losses[random.integers(0, steps, 3)] = (np.nan, np.inf, -np.inf)
         norms = np.abs(random.standard_normal(steps)) + (number % 4) / 2
-        with Recorder(store, name=f"run-{number}") as rec:
+        with Recorder(store, name=f"run-{number}", quiet=True) as rec:
             for step, (loss, norm) in enumerate(zip(losses.tolist(), norms.tolist(), strict=True), 1):
                 rec.step(loss=loss, grad_norm=norm)
                 if step % 500 == 0:

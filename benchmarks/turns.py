@@ -94,7 +94,7 @@ class Case:
         policy = place / "policy.yaml"
         policy.write_text(self.rules)
         fd = os.open(place / f"floor-{id(self)}", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-        with Recorder(place / "runs", rules=policy if self.rules else None) as self.recorder:
+        with Recorder(place / "runs", rules=policy if self.rules else None, quiet=True) as self.recorder:
             self.step = partial(self.call, self.recorder)
             # The second record of its kind is like all later ones.
             for values in self.values[:2]:

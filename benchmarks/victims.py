@@ -115,7 +115,13 @@ def record(name: str, seed: int, store: str, acks: str) -> None:
     with open(acks, "r+b") as file:
         counter = memoryview(mmap.mmap(file.fileno(), ACKS_BYTES)).cast("q")
     recorder = Recorder(
-        store, name=name, rules=policy, log_every=variety.log_every, durability=variety.durability, sync_every_s=0.01
+        store,
+        name=name,
+        rules=policy,
+        log_every=variety.log_every,
+        durability=variety.durability,
+        sync_every_s=0.01,
+        quiet=True,
     )
     counter[0] = 1
     for call in calls_of(variety, seed):
