@@ -8,6 +8,7 @@ function in ``commands``, in a module of the same name. The module is imported o
 from __future__ import annotations
 
 import sys
+from difflib import get_close_matches
 from importlib import import_module
 from importlib.metadata import version
 from typing import Annotated, Any, Final
@@ -62,9 +63,12 @@ class Commands(typer.core.TyperGroup):
         """Return the names of all commands, in the order of the help."""
         return list(SUMMARIES)
 
-    def get_command(self, ctx: Any, cmd_name: str) -> Any:  # noqa: ARG002
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """Import a command; return None if there is no command of that name."""
         if cmd_name not in SUMMARIES:
+            near = get_close_matches(cmd_name, SUMMARIES, n=1)
+            if near:
+                ctx.fail(f"No such command '{cmd_name}'. Did you mean '{near[0]}'?")
             return None
         name = _FUNCTIONS.get(cmd_name, cmd_name)
         function = getattr(import_module(f".commands.{name}", __package__), name)

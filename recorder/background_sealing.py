@@ -101,17 +101,20 @@ class BackgroundSealing:
 
     def _finish(self) -> None:
         """Wait for pending runs at the program's exit; after that the process continues alone."""
-        with suppress(KeyboardInterrupt):  # Ctrl-C ends the wait.
+        limit = f"within {self._wait_s:g} s (seal_wait_s)"
+        try:
             self._wait(lambda: bool(self._pending), until_s=time.monotonic() + self._wait_s)
+        except KeyboardInterrupt:
+            limit = "before Ctrl-C ended the wait"
         with self._lock:
             self._report(list(self._unsealed))
             if self._pending and self._wait_s > 0:
                 logger.warning(
-                    "%s not sealed within %g s (seal_wait_s), the first is %s. Sealing continues without the program; "
+                    "%s not sealed %s, the first is %s. Sealing continues without the program; "
                     "journals that it leaves stay readable, and the next recorder of the store, or 'steptape seal', "
                     "will try again",
                     "1 run is" if len(self._pending) == 1 else f"{len(self._pending)} runs are",
-                    self._wait_s,
+                    limit,
                     next(iter(self._pending)),
                 )
             process, self._process = self._process, None

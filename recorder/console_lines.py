@@ -39,12 +39,13 @@ class ConsoleLines:
         """Print that the run is recorded."""
         self._say(f"recording {self._name!r}. {self._how_to_look()}")
 
-    def end(self, status: str, steps: int, metrics: Mapping[str, float]) -> None:
+    def end(self, status: str, steps: int, metrics: Mapping[str, float], lost_events: int) -> None:
         """Print how the run ended, with the first of its last values."""
         values = ", ".join(f"{name} {value:.4g}" for name, value in islice(metrics.items(), _SHOWN))
         more = f" and {len(metrics) - _SHOWN} more" if len(metrics) > _SHOWN else ""
         ended = f"{self._name!r} {status} after {counted(steps, 'step')}"
-        self._say(f"{ended}{': ' if values else ''}{values}{more}. {self._how_to_look()}")
+        lost = f". {counted(lost_events, 'event')} could not be recorded" if lost_events else ""
+        self._say(f"{ended}{': ' if values else ''}{values}{more}{lost}. {self._how_to_look()}")
 
     def _how_to_look(self) -> str:
         return f"To look at it: steptape show {shlex.quote(str(self.folder))}"

@@ -462,6 +462,8 @@ class Recorder:
                 self._emit("train_end", attrs={"status": status, **({"rule_errors": counts} if counts else {})})
             else:
                 self._emit("failure", attrs={**failure, "traceback": failure["traceback"].splitlines()})
+            if self._steering is not None:
+                self._steering.end()
         finally:
             # A callback that a rule calls at the very end may raise. The run has ended all the same.
             try:
@@ -499,4 +501,4 @@ class Recorder:
                 end()
             except Exception as failed:
                 self._warnings.once(f"the end of the run in {self.folder} could not be recorded completely: {failed!r}")
-        self._lines.end(status, self._position.step, self._tape.latest_metrics())
+        self._lines.end(status, self._position.step, self._tape.latest_metrics(), self._tape.lost_events)

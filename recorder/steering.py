@@ -79,6 +79,11 @@ class Steering:
         _warn_of(self._policy)
         return self._engine.start()
 
+    def end(self) -> None:
+        """Log which series the rules read and the run never had."""
+        for line in self._engine.never_recorded():
+            logger.warning("%s", line)
+
     def observe(self, event: Event) -> Sequence[Outcome]:
         """Return what rules decide at an event that is already in the journal."""
         return self._engine.observe(event)
@@ -106,8 +111,10 @@ class Steering:
         for outcome in outcomes:
             if isinstance(outcome, Decision):
                 failures += self._carry_out(outcome)
+            elif isinstance(outcome, RuleError):
+                logger.warning("%s", outcome.error)
             else:
-                logger.warning("%s", outcome.error if isinstance(outcome, RuleError) else outcome.warning)
+                logger.warning("controller '%s': %s", outcome.controller, outcome.warning)
         return failures
 
     def _carry_out(self, decision: Decision) -> list[str]:

@@ -154,3 +154,10 @@ def test_a_store_that_cannot_be_created_is_refused(tmp_path: Path) -> None:
         2,
         "error: file/runs: the store cannot be created (Not a directory)\n",
     )
+
+
+def test_a_misspelt_command_is_answered_with_the_nearest(tmp_path: Path) -> None:
+    """No command is imported for it."""
+    done = call(tmp_path, "backtst")
+
+    assert (done.returncode, "No such command 'backtst'. Did you mean 'backtest'?" in done.stderr) == (2, True)

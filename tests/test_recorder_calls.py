@@ -499,3 +499,51 @@ def test_the_lines_do_without_a_standard_error(tmp_path: Path) -> None:
         printed(f"import sys\n{begin}\n{loop}", str(tmp_path))
 
     assert [open_run(folder).status for folder in tmp_path.iterdir()] == ["completed"] * 2
+
+
+def test_a_rule_whose_series_never_came_is_named_at_the_end(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Too few evaluations for the warning during the run: one line for the series, with the metric that is meant."""
+    with Recorder(tmp_path, rules="overfitting") as rec:
+        rec.step(loss=1.0)
+        rec.evaluate(val_loss=2.0)
+
+    (line,) = [record.message for record in caplog.records if "has carried this series" in record.message]
+    assert "in this run; got 'eval_loss'. Did you mean 'val_loss'?" in line
+    assert line.startswith("controllers 'save_best', 'stop_overfitting'")
+
+
+def test_rules_whose_series_came_say_nothing_at_the_end(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Nor do rules of a run without any metric."""
+    with Recorder(tmp_path, rules="overfitting") as rec:
+        rec.step(loss=1.0)
+        rec.evaluate(eval_loss=2.0)
+
+    assert "has carried this series" not in caplog.text
+
+
+@pytest.mark.parametrize("method", ["evaluate", "log"])
+def test_a_step_given_to_another_call_is_warned_of(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, method: str
+) -> None:
+    """The value is a metric there, and stays one."""
+    with Recorder(tmp_path) as rec:
+        rec.step(loss=1.0)
+        getattr(rec, method)(accuracy=0.5, step=7)
+
+    assert f"'step' is recorded as a metric: {method} has no such argument" in caplog.text
+    assert open_run(rec.folder).series("step")["value"].to_pylist() == [7.0]
+
+
+def test_the_last_line_counts_the_events_that_were_lost(tmp_path: Path) -> None:
+    """A wrong call records nothing."""
+    script = """
+import sys
+from steptape import Recorder
+with Recorder(sys.argv[1]) as rec:
+    rec.step(1.0)
+    rec.step(loss=2.0)
+"""
+    environment = {**os.environ, "STEPTAPE_QUIET": "0"}
+    done = subprocess.run([sys.executable, "-c", script, tmp_path], env=environment, capture_output=True, text=True)
+
+    assert "loss 2. 1 event could not be recorded. To look at it" in done.stderr.splitlines()[-1]

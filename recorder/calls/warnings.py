@@ -133,6 +133,11 @@ def values_by_name(kind: str, metrics: Any, scalars: Mapping[str, Any], warnings
     Raises:
         InvalidEvent: The positional argument is not one mapping.
     """
+    if "step" in scalars and kind != "step_end":
+        warnings.object_to(
+            f"'step' is recorded as a metric: {kind} has no such argument, and records at the current step",
+            fix="Call rec.step(step=...) before it",
+        )
     if metrics is None:
         return scalars
     try:

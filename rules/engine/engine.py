@@ -91,6 +91,10 @@ class Engine:
         """Failures of each controller's rule and each metric, by name; those that never failed are left out."""
         return self._fold.error_counts
 
+    def never_recorded(self) -> list[str]:
+        """Return one line for each series that rules read and no event has carried, if no warning has named it."""
+        return self._fold.never_recorded()
+
     def kinds_read(self, controller: str) -> frozenset[str]:
         """Return the kinds of events whose numbers a controller's rule reads.
 

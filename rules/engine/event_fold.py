@@ -31,7 +31,7 @@ from .decisions import Outcome, RuleError, RuleWarning
 from .gates import FiringGate, FiringLimits, shared_timers
 from .metric_runners import MetricRunner, compute_all
 from .missing_keys import ExpectedKeys
-from .missing_series import MISSING_SERIES_AFTER, REMEMBERED_NAMES, missing_series
+from .missing_series import MISSING_SERIES_AFTER, REMEMBERED_NAMES, missing_series, never_recorded
 from .outcomes import OutcomeMaker, place_of
 from .standing_answers import StandingAnswers
 from .triggered_controllers import ControllerState, Listener, TriggeredController
@@ -332,6 +332,15 @@ class EventFold:
         ]
 
     # --- queries ------------------------------------------------------------------------------------------------
+
+    def never_recorded(self) -> list[str]:
+        """Return one line for each series that rules read and no event has carried, if no warning has named it."""
+        readers: dict[SeriesKey, list[str]] = {}
+        for state in self._states:
+            for series in state.unseen:
+                if series.bound_kind is None:
+                    readers.setdefault(series.key, []).append(state.declaration.name)
+        return [never_recorded(key, names, self._names_seen) for key, names in readers.items()]
 
     @property
     def error_counts(self) -> Mapping[str, int]:
