@@ -417,10 +417,14 @@ class Tape:
             self._gap_error = f"{type(error).__name__}: {error}"
         self._gap += 1
         self._note_whether_clear()
+        what = f"steptape could not record an event of kind {kind!r} in {self._folder}"
+        if why := self.journal.why_closed():
+            self._warnings.once(f"{what}: {why}. Training continues, unrecorded", about="closed")
+            return
         # Calls may be wrong in several ways. Failures of the disk share one message.
         self._warnings.once(
-            f"steptape could not record an event of kind {kind!r} in {self._folder} ({type(error).__name__}: {error}). "
-            "Training continues. Further lost events are counted, and the count is recorded once recording works again",
+            f"{what} ({type(error).__name__}: {error}). Training continues. "
+            "Further lost events are counted, and the count is recorded once recording works again",
             about=error.what if isinstance(error, InvalidEvent) else "lost events",
         )
 

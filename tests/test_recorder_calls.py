@@ -547,3 +547,32 @@ with Recorder(sys.argv[1]) as rec:
     done = subprocess.run([sys.executable, "-c", script, tmp_path], env=environment, capture_output=True, text=True)
 
     assert "loss 2. 1 event could not be recorded. To look at it" in done.stderr.splitlines()[-1]
+
+
+def test_a_call_after_the_end_says_that_the_run_has_ended(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Once, and the loop goes on."""
+    with Recorder(tmp_path) as rec:
+        rec.step(loss=1.0)
+    rec.step(loss=2.0)
+    rec.log(loss=3.0)
+
+    (line,) = [record.message for record in caplog.records]
+    assert "'step_end'" in line
+    assert line.endswith(": the run has ended. Training continues, unrecorded")
+
+
+def test_a_forked_child_that_records_is_told_whose_run_it_is(tmp_path: Path) -> None:
+    """The parent's run goes on."""
+    script = """
+import os, sys
+from steptape import Recorder
+with Recorder(sys.argv[1]) as rec:
+    if os.fork() == 0:
+        rec.step(loss=1.0)
+        os._exit(0)
+    os.wait()
+    rec.step(loss=2.0)
+"""
+    done = subprocess.run([sys.executable, "-c", script, tmp_path], capture_output=True, text=True)
+
+    assert done.stderr.count("the run belongs to the parent process. Training continues, unrecorded") == 1

@@ -107,7 +107,7 @@ class JournalWriter:
         self._on_segment_closed = on_segment_closed
         self._on_begun_anew = on_begun_anew
         self._on_moved = on_moved
-        self._fd = -1
+        self._fd, self._pid = -1, os.getpid()
         self._inode: tuple[int, int] | None = None
         self._size = 0
         self._is_torn = False
@@ -161,7 +161,7 @@ class JournalWriter:
         if elapsed_ns >= self.look_at_ns:
             self._look(elapsed_ns)
         if self._fd < 0:
-            raise OSError("the journal is closed")
+            raise OSError(self.why_closed())
         if self._is_torn:
             self._cut_torn_record()
         seq = self.seq
@@ -226,6 +226,12 @@ class JournalWriter:
                 os.fsync(self._fd)
         finally:
             self._abandon()
+
+    def why_closed(self) -> str:
+        """Return why nothing can be appended any more; empty while the journal is open."""
+        if self._fd >= 0 or self._lost:
+            return ""
+        return "the run has ended" if os.getpid() == self._pid else "the run belongs to the parent process"
 
     def discard(self) -> None:
         """Close and delete a journal without events."""
