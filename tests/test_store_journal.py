@@ -214,7 +214,7 @@ def test_a_closed_journal_refuses_events(tmp_path: Path) -> None:
     writer.close()
     writer.close()
 
-    with pytest.raises(OSError, match="closed"):
+    with pytest.raises(OSError, match="the run has ended"):
         writer.append("log", (), (), step=0, time_ns=0, elapsed_ns=0)
 
 
