@@ -9,7 +9,6 @@ import errno
 import fcntl
 import json
 import os
-import secrets
 import stat
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -50,7 +49,7 @@ class Annotation:
 
 def new_annotation_id() -> str:
     """Return twelve random hex digits."""
-    return secrets.token_hex(6)
+    return os.urandom(6).hex()
 
 
 def append_annotation(folder: Path, annotation: Annotation) -> None:

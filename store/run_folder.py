@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import secrets
 import stat
 import time
 from collections.abc import Iterable
@@ -225,7 +224,7 @@ def sealed_name(table: str, attempt: int, rank: int, first: int, last: int) -> s
 
 def new_run_id() -> str:
     """Return a fresh run id: UTC to the second and six random hex digits, so that ids sort by time."""
-    return f"{time.strftime('%Y%m%dT%H%M%S', time.gmtime())}-{secrets.token_hex(3)}"
+    return f"{time.strftime('%Y%m%dT%H%M%S', time.gmtime())}-{os.urandom(3).hex()}"
 
 
 def replace_file(path: Path, content: bytes, *, is_durable: bool = True) -> None:
