@@ -81,8 +81,11 @@ class Steering:
 
     def end(self) -> None:
         """Log which series the rules read and the run never had."""
-        for line in self._engine.never_recorded():
-            logger.warning("%s", line)
+        try:
+            for line in self._engine.never_recorded():
+                logger.warning("%s", line)
+        except Exception:  # The run has ended: no failure of this advice may reach the loop.
+            logger.exception("the series that rules read could not be checked")
 
     def observe(self, event: Event) -> Sequence[Outcome]:
         """Return what rules decide at an event that is already in the journal."""

@@ -24,7 +24,7 @@ RUN_ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _JOURNAL: Final = re.compile(r"journal-(\d+)-(\d+)-(\d{12,})")
 _SEALED: Final = re.compile(r"(events|samples|metrics)-(\d+)-(\d+)-(\d{12,})-(\d{12,})\.parquet")
 
-#: Read size for small files, nearly all of which are smaller, and for large ones.
+#: Bytes per read: first a size that most files fit into, then a larger one.
 _SMALL_BYTES: Final = 16384
 _LARGE_BYTES: Final = 64 << 20
 

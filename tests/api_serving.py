@@ -70,6 +70,18 @@ def patiently(ask: Callable[[], httpx.Response]) -> httpx.Response:
     return answer
 
 
+def ended(client: httpx.Client, job: dict[str, Any]) -> dict[str, Any]:
+    """Wait for the end of a job and return it."""
+
+    def over() -> dict[str, Any] | None:
+        now: dict[str, Any] = client.get(f"/api/v1/jobs/{job['id']}").json()
+        return None if now["status"] in ("queued", "running") else now
+
+    found = until(over)
+    assert found is not None
+    return found
+
+
 def begin(store: Path, run_id: str = RUN, **info: Any) -> JournalWriter:
     """Write the metadata of a live run without events, and open its journal."""
     folder = store / run_id

@@ -12,13 +12,12 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
 from waiting import PATIENCE_S, until
 
-from api_serving import PATIENT, RUN, SMALL, recorded, served
+from api_serving import PATIENT, RUN, SMALL, ended, recorded, served
 from steptape import open_run, verify
 
 #: Jobs that are started and cancelled at random moments.
@@ -69,18 +68,6 @@ def note(client: httpx.Client, text: str) -> httpx.Response:
 def noted(client: httpx.Client) -> list[str]:
     """Return the texts of all annotations."""
     return [item["text"] for item in client.get(f"/api/v1/runs/{RUN}/annotations").json()["items"]]
-
-
-def ended(client: httpx.Client, job: dict[str, Any]) -> dict[str, Any]:
-    """Wait until a job is over, and return it."""
-
-    def over() -> dict[str, Any] | None:
-        now: dict[str, Any] = client.get(f"/api/v1/jobs/{job['id']}").json()
-        return None if now["status"] in ("queued", "running") else now
-
-    found = until(over)
-    assert found is not None
-    return found
 
 
 def test_a_note_that_cannot_be_written_is_a_problem_that_names_its_file(store: Path) -> None:

@@ -15,7 +15,7 @@ import httpx
 import pytest
 from waiting import until
 
-from api_serving import RUN, SMALL, begin, patiently, recorded, served, step
+from api_serving import RUN, SMALL, begin, ended, patiently, recorded, served, step
 from steptape import backtest, open_store
 from steptape.api.workers.job_worker import run_job
 from steptape.replay.backtests.baselines import BASELINES
@@ -57,18 +57,6 @@ def start(client: httpx.Client, kind: str, **body: Any) -> dict[str, Any]:
     job: dict[str, Any] = answer.json()
     assert answer.headers["location"] == f"/api/v1/jobs/{job['id']}"
     return job
-
-
-def ended(client: httpx.Client, job: dict[str, Any]) -> dict[str, Any]:
-    """Wait for the end of a job and return it."""
-
-    def over() -> dict[str, Any] | None:
-        now: dict[str, Any] = client.get(f"/api/v1/jobs/{job['id']}").json()
-        return None if now["status"] in ("queued", "running") else now
-
-    found = until(over)
-    assert found is not None
-    return found
 
 
 def test_a_backtest_is_what_the_command_says(client: httpx.Client, store: Path) -> None:

@@ -276,7 +276,7 @@ def test_slow_heads_are_given_up_and_others_are_served(client: httpx.Client, mon
 
 
 def test_a_request_with_two_lengths_is_refused_and_ends_its_connection(client: httpx.Client) -> None:
-    """What a proxy may take for the rest of a body is never answered as a second request."""
+    """A proxy and the server could disagree where such a body ends, and so smuggle a second request."""
     body = b'{"sql": "SELECT 1 AS n"}'
     head = b"POST /api/v1/query HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
     chunked = b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body)

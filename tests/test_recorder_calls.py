@@ -493,7 +493,7 @@ def test_the_lines_can_be_silenced_and_other_ranks_print_none(
 
 
 def test_the_lines_do_without_a_standard_error(tmp_path: Path) -> None:
-    """A daemon closes it, at the start or while the run goes on."""
+    """Daemons close it, before or during the run."""
     loop = textwrap.dedent(LOOP)
     for begin in ("sys.stderr = None", "sys.stderr.close()"):
         printed(f"import sys\n{begin}\n{loop}", str(tmp_path))
@@ -550,7 +550,7 @@ with Recorder(sys.argv[1]) as rec:
 
 
 def test_a_call_after_the_end_says_that_the_run_has_ended(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Once, and the loop goes on."""
+    """It warns once and does not raise."""
     with Recorder(tmp_path) as rec:
         rec.step(loss=1.0)
     rec.step(loss=2.0)
@@ -562,7 +562,7 @@ def test_a_call_after_the_end_says_that_the_run_has_ended(tmp_path: Path, caplog
 
 
 def test_a_forked_child_that_records_is_told_whose_run_it_is(tmp_path: Path) -> None:
-    """The parent's run goes on."""
+    """The child's call is not recorded; the parent continues to record."""
     script = """
 import os, sys
 from steptape import Recorder

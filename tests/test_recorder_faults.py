@@ -235,7 +235,7 @@ def test_a_disk_that_is_full_at_the_start_is_left_as_it_was(tmp_path: Path) -> N
 
 
 def test_a_callback_may_record(tmp_path: Path) -> None:
-    """What it records follows the step that called it, in order and each once."""
+    """Its events follow the step that called it, in order and without duplicates."""
     rules = tmp_path / "rules.yaml"
     rules.write_text(
         "controllers:\n"

@@ -42,7 +42,7 @@ def messages(text: str) -> Iterator[Message]:
 
 
 def policy_of(heading: str, block: list[str]) -> tuple[str, int, int]:
-    """Return a policy with the block in it, and how far down and to the right the block stands there."""
+    """Return a policy that contains the block, and the line and column offsets of the block."""
     before, _, indent = FRAMES[heading]
     lines = [" " * indent + line for line in block]
     after: list[str] = []

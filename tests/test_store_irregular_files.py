@@ -1,4 +1,4 @@
-"""What is no file in place of a run's file is a problem of that run, which no reader waits for."""
+"""A FIFO, a device or a folder in place of a run's file is reported for that run; no reader waits for it."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ from ...store.sql.bounded_query import QueryLimits, run_bounded
 from ...store.store import open_store
 from ..errors import Busy
 
-#: What a statement is told that needs more memory than its worker may use.
+#: The refusal of a statement that needs more memory than its worker may use.
 EXCEEDS_MEMORY: Final = "the query exceeded its memory limit"
 
 

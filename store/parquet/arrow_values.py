@@ -72,7 +72,7 @@ def _value(scalar: pa.Scalar) -> Any:
 
 
 def _moment(type_: pa.DataType, count: int, scalar: pa.Scalar) -> Any:
-    """Return a date, a time or a timestamp, of which Arrow keeps this count."""
+    """Convert the count that Arrow stores for a date, a time or a timestamp."""
     if not _is_python_s(type_, count) or (_is_fine(type_) and count % 1000):
         return _text(type_, count)
     if _is_fine(type_):

@@ -1,6 +1,6 @@
-"""Finds values of metrics that are rows of ``metrics`` files: takes those rows, returns the values of single metrics.
+"""Reads the values of single metrics from the rows of ``metrics`` files, when something asks for them.
 
-A dictionary for each event took 550 MiB in a run of 1,000 steps and 2,000 metrics, of which a policy reads a few.
+A policy reads few metrics. One dictionary per event took 550 MiB for 1,000 steps with 2,000 metrics.
 """
 
 from __future__ import annotations
