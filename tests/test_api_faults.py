@@ -105,8 +105,10 @@ def test_a_server_on_a_full_disk_says_so_and_loses_nothing(store: Path) -> None:
 def test_two_servers_share_a_store(store: Path) -> None:
     """Both answer and annotate at once; each shows the notes of both."""
     with served(store, limits=PATIENT) as one, served(store, limits=PATIENT) as other:
+        # FastAPI prepares an endpoint at its first request and changes the warning filters, which all threads share.
+        answers = [note(client, str(number)).status_code for number, client in enumerate((one, other))]
         with ThreadPoolExecutor() as pool:
-            answers = list(pool.map(lambda n: note((one, other)[n % 2], str(n)).status_code, range(40)))
+            answers += pool.map(lambda n: note((one, other)[n % 2], str(n)).status_code, range(2, 40))
         lists = [noted(client) for client in (one, other)]
         recorded(store, f"{RUN[:-1]}b")
         runs = [client.get("/api/v1/runs").json()["items"] for client in (one, other)]
