@@ -5,7 +5,6 @@ Tensors and arrays are recognised by their attributes; neither torch nor numpy i
 
 from __future__ import annotations
 
-import ctypes
 import dataclasses
 import heapq
 import json
@@ -190,7 +189,7 @@ def _packed(values: Any, code: str, what: str) -> bytes:
             return _array_bytes(values, dtype, _NUMPY_TYPE[code])
         if dtype is not _as_wanted.get(code) or not values.is_cpu or not values.is_contiguous():
             return _converted_tensor_bytes(values, code)
-        return ctypes.string_at(data_ptr(), values.nbytes)
+        return _memory(data_ptr(), values.nbytes)
     except (TypeError, ValueError, OverflowError, RuntimeError) as error:
         raise InvalidEvent(
             f"{what} must be a one-dimensional sequence of numbers ({error})", got=described(values)
@@ -201,7 +200,13 @@ def _converted_tensor_bytes(tensor: Any, code: str) -> bytes:
     """Convert a torch tensor with torch itself and copy its memory; numpy may be absent."""
     wanted = _as_wanted[code] = getattr(sys.modules["torch"], _TORCH_TYPE[code])
     tensor = tensor.detach().to(device="cpu", dtype=wanted).contiguous()
-    return ctypes.string_at(tensor.data_ptr(), tensor.nbytes)
+    return _memory(tensor.data_ptr(), tensor.nbytes)
+
+
+def _memory(address: int, size: int) -> bytes:
+    import ctypes  # Only tensors need it; importing it takes 3 ms.
+
+    return ctypes.string_at(address, size)
 
 
 def _array_bytes(values: Any, dtype: Any, wanted: str) -> bytes:

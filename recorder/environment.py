@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import functools
 import os
-import platform
 import subprocess
 import sys
 import time
 from contextlib import suppress
+from pathlib import Path
 from typing import Any, Final
 
 from ..store.host import boot_id, host_name
@@ -33,12 +33,22 @@ def describe_environment() -> dict[str, Any]:
     loaded = {name: getattr(sys.modules[name], "__version__", None) for name in PACKAGES if name in sys.modules}
     return {
         **describe_process(),
-        "platform": platform.platform(),
-        "python": platform.python_version(),
+        "platform": _platform(),
+        "python": sys.version.partition(" ")[0],
         "versions": {"steptape": _own_version(), **loaded},
         "argv": redacted_arguments(sys.argv),
         "git": _git_commit(),
     }
+
+
+@functools.cache
+def _platform() -> str:
+    """Return system, release and machine, and the C library if it is glibc. ``platform.platform`` starts a process."""
+    parts = [os.uname().sysname, os.uname().release, os.uname().machine]
+    with suppress(OSError, ValueError):
+        if libc := os.confstr("CS_GNU_LIBC_VERSION"):
+            parts.append(f"with-{libc.replace(' ', '')}")
+    return "-".join(parts)
 
 
 @functools.cache
@@ -55,13 +65,21 @@ def _own_version() -> str | None:
 def _git_commit() -> dict[str, Any] | None:
     """Return the commit of the current folder, which may have been deleted; None without a commit."""
     try:
-        status = _git_status(os.getcwd(), int(time.monotonic() / _GIT_HOLDS_S))
+        folder = os.getcwd()
     except FileNotFoundError:
         return None
+    if "GIT_DIR" not in os.environ and not _in_repository(folder):
+        return None
+    status = _git_status(folder, int(time.monotonic() / _GIT_HOLDS_S))
     commit = status.partition("# branch.oid ")[2].partition("\n")[0]
     if not commit or commit == "(initial)":
         return None
     return {"commit": commit, "dirty": any(not line.startswith("# ") for line in status.splitlines())}
+
+
+def _in_repository(folder: str) -> bool:
+    """Return whether git would look for a commit here; asking git starts a process."""
+    return any(os.path.lexists(os.path.join(place, ".git")) for place in (folder, *map(str, Path(folder).parents)))
 
 
 @functools.lru_cache(maxsize=1)

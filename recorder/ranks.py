@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
-from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from ..store.errors import TelemetryError
 
@@ -21,8 +20,7 @@ _VARIABLES: Final = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Rank:
+class Rank(NamedTuple):
     """One process of a job.
 
     Attributes:

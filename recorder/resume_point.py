@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from ..store.errors import TelemetryError
 from ..store.run_info import RunInfo
@@ -74,8 +74,7 @@ class ResumePoint:
         return {"format": STATE_FORMAT, **dataclasses.asdict(self)}
 
 
-@dataclass(frozen=True, slots=True)
-class Opening:
+class Opening(NamedTuple):
     """The state with which an attempt begins.
 
     Attributes:

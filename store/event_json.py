@@ -7,7 +7,6 @@ parser also accepts the bare tokens.
 
 from __future__ import annotations
 
-import difflib
 import json
 import math
 from collections.abc import Iterable, Iterator, Mapping
@@ -153,7 +152,9 @@ def _document(line: str, where: str) -> dict[str, Any]:
     if not isinstance(document, dict) or not isinstance(document.get("event"), str):
         raise InvalidEvent('a line must be an object with the key "event"', where=where, got=line.rstrip())
     if document["event"] not in _KINDS:
-        near = difflib.get_close_matches(document["event"], _KINDS, n=1)
+        from difflib import get_close_matches  # The recorder imports this module, and never gets here.
+
+        near = get_close_matches(document["event"], _KINDS, n=1)
         fix = f"Did you mean {near[0]!r}?" if near else f"Known kinds: {', '.join(sorted(_KINDS))}"
         raise InvalidEvent("unknown kind of event", where=where, got=document["event"], fix=fix)
     unknown = sorted(document.keys() - _KEYS)

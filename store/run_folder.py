@@ -8,7 +8,6 @@ import re
 import stat
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass
 from operator import itemgetter
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -67,8 +66,7 @@ class SealedFile(NamedTuple):
 _PLACE: Final = itemgetter(slice(1, None))
 
 
-@dataclass(frozen=True, slots=True)
-class Listing:
+class Listing(NamedTuple):
     """The files of a run's folder at one moment, in (attempt, rank, first) order.
 
     Attributes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -225,3 +226,26 @@ def test_a_loop_in_a_folder_that_has_been_deleted_is_recorded(tmp_path: Path, mo
     (event,) = recorded(tmp_path / "runs")
 
     assert event.metrics == {"loss": 1.0}
+
+
+def test_the_commit_of_a_loop_is_kept_wherever_in_the_repository_it_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    repository = tmp_path / "repository"
+    (repository / "training").mkdir(parents=True)
+    for command in (
+        "init -q",
+        "-c user.name=a -c user.email=a@example.org commit -q --allow-empty -m first",
+        "worktree add -q ../tree",
+    ):
+        subprocess.run(["git", *command.split()], cwd=repository, check=True)
+    head = subprocess.check_output(["git", "rev-parse", "HEAD"], cwd=repository, text=True).strip()
+
+    kept = []
+    for folder in (repository, repository / "training", tmp_path / "tree", tmp_path):
+        monkeypatch.chdir(folder)
+        with Recorder(folder / "runs") as rec:
+            rec.step(loss=1.0)
+        kept.append(open_run(rec.folder).info.last.environment["git"])
+
+    assert kept == [{"commit": head, "dirty": False}] * 3 + [None]

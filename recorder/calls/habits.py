@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from difflib import get_close_matches
 from typing import Final
 
 #: What replaces an argument of another tool's run.
@@ -49,5 +48,7 @@ def unknown_attribute(name: str, known: Iterable[str]) -> str:
 
 
 def _nearest(name: str, known: Iterable[str]) -> str:
+    from difflib import get_close_matches  # Only a wrong call needs it.
+
     close = get_close_matches(name, list(known), n=1)
     return f"Did you mean {close[0]!r}?" if close else ""

@@ -24,5 +24,5 @@ def after(snapshot: Snapshot, place: tuple[int, int]) -> Snapshot:
 def _only(snapshot: Snapshot, keeps: Callable[[int, int, int], bool]) -> Snapshot:
     """Return the snapshot with only the events whose (attempt, rank, seq) passes; a file passes by its last event."""
     sealed = tuple(file for file in snapshot.listing.sealed if keeps(file.attempt, file.rank, file.last))
-    listing = dataclasses.replace(snapshot.listing, sealed=sealed)
+    listing = snapshot.listing._replace(sealed=sealed)
     return dataclasses.replace(snapshot, listing=listing, tail=snapshot.tail.only(keeps))
