@@ -524,6 +524,15 @@ def test_the_caret_under_what_does_not_parse_ends_its_line(
         open_store(store_path).sql("SELEC 1")
 
 
+@pytest.mark.parametrize("statement", ["DESCRIBE spiking_samples(5)", "desc rolling (3)"])
+def test_whoever_asks_for_the_columns_of_a_macro_is_told_how_to(store_path: Path, statement: str) -> None:
+    with pytest.raises(QueryRefused, match=r"DESCRIBE SELECT \* FROM spiking_samples\(5\)"):
+        open_store(store_path).sql(statement)
+
+    columns = open_store(store_path).rows("DESCRIBE SELECT * FROM spiking_samples(5)")
+    assert {"run_id", "sample_id", "loss"} <= {row["column_name"] for row in columns}
+
+
 @pytest.mark.parametrize(
     "statement",
     [

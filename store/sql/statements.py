@@ -163,6 +163,12 @@ _DAMAGED_FILE: Final = re.compile(
 )
 
 
+#: Matches DuckDB's message for DESCRIBE of a table macro, which is a syntax error.
+_DESCRIBED_MACRO: Final = re.compile(r"LINE 1: DESC(RIBE)?\s+\w+\s*\(", re.IGNORECASE)
+
+_MACRO_FIX: Final = "The columns of a macro: DESCRIBE SELECT * FROM spiking_samples(5)"
+
+
 @contextmanager
 def translated() -> Iterator[None]:
     """Translate DuckDB's errors to QueryRefused; a missing file to FileNotFoundError, on which readers retry."""
@@ -179,7 +185,8 @@ def translated() -> Iterator[None]:
         if damaged is not None:
             fix = "Restore it, or move it away; 'steptape doctor' names the file and what is lost"
             raise QueryRefused(DAMAGED_FILE, where=damaged["path"] or "", fix=fix) from None
-        raise QueryRefused(f"the query failed: {error}", fix=f"Views: {', '.join(VIEWS)}") from None
+        fix = _MACRO_FIX if _DESCRIBED_MACRO.search(str(error)) else f"Views: {', '.join(VIEWS)}"
+        raise QueryRefused(f"the query failed: {error}", fix=fix) from None
 
 
 def _is_unicode(text: str) -> bool:
