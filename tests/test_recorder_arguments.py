@@ -231,6 +231,7 @@ def test_a_loop_in_a_folder_that_has_been_deleted_is_recorded(tmp_path: Path, mo
 def test_the_commit_of_a_loop_is_kept_wherever_in_the_repository_it_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """In a subfolder and in another work tree as well; outside a repository there is none."""
     repository = tmp_path / "repository"
     (repository / "training").mkdir(parents=True)
     for command in (

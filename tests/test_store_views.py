@@ -526,6 +526,7 @@ def test_the_caret_under_what_does_not_parse_ends_its_line(
 
 @pytest.mark.parametrize("statement", ["DESCRIBE spiking_samples(5)", "desc rolling (3)"])
 def test_whoever_asks_for_the_columns_of_a_macro_is_told_how_to(store_path: Path, statement: str) -> None:
+    """DuckDB describes views and statements, not macros."""
     with pytest.raises(QueryRefused, match=r"DESCRIBE SELECT \* FROM spiking_samples\(5\)"):
         open_store(store_path).sql(statement)
 
