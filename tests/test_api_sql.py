@@ -165,6 +165,7 @@ PATHS = {
     "information-schema-quoted": """SELECT * FROM "information_schema" . "views" """,
     "pg-views": "SELECT * FROM pg_catalog.pg_views",
     "secrets": "SELECT * FROM duckdb_secrets()",
+    "which-secret": "FROM which_secret('s3://bucket/x', 's3')",
     "extensions": "SELECT * FROM duckdb_extensions()",
     "databases": "SELECT * FROM duckdb_databases()",
     "functions": "SELECT macro_definition FROM duckdb_functions()",

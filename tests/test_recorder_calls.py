@@ -57,6 +57,7 @@ WRONG: dict[str, tuple[list[Call], str]] = {
     "a masked value": ([step(loss=np.ma.masked)], "'loss' is masked"),
     "a masked array": ([step(loss=np.ma.masked_array([1.0], [True]))], "'loss' is masked"),
     "a list": ([step(loss=[1.0, 2.0])], "'loss' is not a number but a list"),
+    "a tensor of two": ([step(loss=torch.ones(2))], "'loss' is not a number but a Tensor of shape (2,)"),
 }
 
 

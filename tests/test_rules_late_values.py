@@ -299,6 +299,16 @@ def test_a_step_without_a_late_value_waits_for_those_of_earlier_steps() -> None:
     assert {(events[outcome.seq].step, events[outcome.seq].value_lag) for outcome in late} == {(2, 2)}
 
 
+def test_a_value_of_the_host_is_judged_beside_the_late_value_of_its_own_step() -> None:
+    """Not the newest one by the time at which the late value arrives."""
+    steps = [{"loss": 5.0, "lr": 0.01}, {"loss": 5.0, "lr": 0.5}, {"loss": 1.0, "lr": 0.5}, {"loss": 1.0, "lr": 0.5}]
+    low = rule("low", "loss > 2 and lr < 0.1")
+
+    at_once, late = (observed(engine(low), stream(steps, late=frozenset(names))) for names in ((), ("loss",)))
+
+    assert fired(late) == fired(at_once) == [("low", "on_step_end", 1, {"loss": "5.0", "lr": "0.01"})]
+
+
 def test_a_policy_that_was_recorded_under_semantics_2_decides_as_then() -> None:
     """Each step without a late value was judged at once, on values older than its own step."""
     text = f"controllers:\n{rule('high', 'loss > 2')}"

@@ -266,6 +266,18 @@ def test_a_metric_that_runs_hold_as_column_as_rows_or_unsealed_is_one_column(
     ]
 
 
+@pytest.mark.parametrize("sealed", [False, True])
+def test_a_statement_reaches_a_column_beyond_those_that_views_show(
+    store_record: Callable[..., Path], sealed: bool
+) -> None:
+    """Between the 256 metrics that ``SELECT *`` shows and the 512 that files hold as columns."""
+    events = [Event("step_end", step=step, metrics={f"w/{i}": float(step + i) for i in range(400)}) for step in (1, 2)]
+    run = open_run(store_record(events, sealed=sealed))
+
+    (row,) = run.rows('SELECT sum("w/256") AS first, max("w/399") AS last FROM steps')
+    assert row == {"first": 515.0, "last": 401.0}
+
+
 @pytest.mark.parametrize(
     "statement",
     ["FROM steps", "SELECT * FROM steps WHERE 'loss' <> 'val/loss'", "FROM steps -- loss", "FROM steps /* loss */"],
