@@ -128,3 +128,17 @@ def test_a_large_journal_is_read_in_time_that_is_linear_in_its_size(tmp_path: Pa
 
         assert len(open_run(rec.folder).table()) == 2
     assert [run.run_id for run in open_store(tmp_path)] == ["large"]
+
+
+@pytest.mark.parametrize("content", [b"{", b"\xff"], ids=["half a file", "no text"])
+def test_doctor_checks_the_runs_beside_one_whose_columns_cannot_be_read(tmp_path: Path, content: bytes) -> None:
+    """The file is a finding of its run."""
+    for name in ("first", "second", "third"):
+        recorded(tmp_path, name, steps=3)
+    (tmp_path / "second" / "columns.json").write_bytes(content)
+
+    checked = steptape("doctor", tmp_path)
+
+    assert checked.returncode == 1, checked
+    assert "second/columns.json: not a valid mapping of metrics to columns" in checked.stdout
+    assert "3 runs: " in checked.stdout
