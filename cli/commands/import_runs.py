@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Final, TypeAlias
 
@@ -21,7 +20,7 @@ from ...store.plural import counted
 from ...store.run import Run
 from ...store.store import open_run
 from ..exit_status import FINDINGS
-from ..options import JsonOption, user_cache
+from ..options import JsonOption, RenameOption, renames_of, user_cache
 from ..output import print_json, print_table, progress, say
 from ..streams import complain
 
@@ -33,15 +32,6 @@ Signatures: TypeAlias = dict[tuple[str, Path], tuple[tuple[str, int, int], ...]]
 
 #: Seconds between two scans of growing sources.
 FOLLOW_EVERY_S: Final = 2.0
-
-RenameOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--rename",
-        metavar="OLD=NEW",
-        help="Rename a metric as policies call it, such as val_loss=eval_loss.",
-    ),
-]
 
 _HEADINGS: Final = ("run_id", "name", "kind", "state", "events", "steps")
 
@@ -76,7 +66,7 @@ def import_runs(
     if pattern is not None and kind == AUTO:
         raise typer.BadParameter("--pattern applies to text logs: give the kind 'text', not 'auto'")
     chosen = _every_reader() if kind == AUTO else (reader_of(kind),)
-    options = ReadOptions(pattern, step, renamed(renames), is_growing=follow)
+    options = ReadOptions(pattern, step, renames_of(renames), is_growing=follow)
     seen: Signatures = {}
     outcomes = list(_told(find_and_import(paths, chosen, store, options, seen), as_json))
     if follow:
@@ -85,15 +75,6 @@ def import_runs(
         _summarise(outcomes)
     if any(outcome.problem for outcome in outcomes):
         raise typer.Exit(FINDINGS)
-
-
-def renamed(renames: Iterable[str] | None) -> dict[str, str]:
-    """Parse ``OLD=NEW`` settings into new names by old ones."""
-    pairs = [rename.partition("=") for rename in renames or ()]
-    for old, _, new in pairs:
-        if not old or not new:
-            raise typer.BadParameter(f"--rename takes OLD=NEW; got {old or new!r}")
-    return {old: new for old, _, new in pairs}
 
 
 def find_and_import(
@@ -123,14 +104,11 @@ def find_and_import(
             yield from import_sources(store, changed, options, lambda _: bar.advance(task))
 
 
-def imported_history(paths: Sequence[Path], renames: Mapping[str, str]) -> tuple[list[Run], list[TelemetryError]]:
+def imported_history(paths: Sequence[Path]) -> tuple[list[Run], list[TelemetryError]]:
     """Import other tools' logs into the user's cache. Return the runs, and the problems with some of them.
-
-    Each set of renames has its own store there, so the same log renamed otherwise is another run.
 
     Args:
         paths: Files and folders of logs.
-        renames: New metric names, by their names in the logs.
 
     Raises:
         TelemetryError: The user has no cache, or no log can be read.
@@ -138,9 +116,8 @@ def imported_history(paths: Sequence[Path], renames: Mapping[str, str]) -> tuple
     cache = user_cache()
     if cache is None:
         raise TelemetryError("there is no cache folder", fix="Name one in STEPTAPE_CACHE")
-    named = "\n".join(f"{old}={new}" for old, new in sorted(renames.items()))
-    store = cache.folder / (f"{HISTORY}-{hashlib.sha256(named.encode()).hexdigest()[:10]}" if named else HISTORY)
-    outcomes = list(find_and_import(paths, _every_reader(), store, ReadOptions(renamed=renames), {}))
+    store = cache.folder / HISTORY
+    outcomes = list(find_and_import(paths, _every_reader(), store, ReadOptions(), {}))
     problems = [UnreadableSource(outcome.problem) for outcome in outcomes if outcome.problem is not None]
     found = dict.fromkeys(outcome.run_id for outcome in outcomes if outcome.run_id)
     if not found:
