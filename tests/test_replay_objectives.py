@@ -106,6 +106,7 @@ def test_whole_words_of_a_name_say_which_direction_is_better(names: tuple[str, .
         (("validation/accuracy", "test/accuracy", "test/loss"), "validation/accuracy"),
         (("test_acc", "train_acc"), "test_acc"),
         (("Val Loss", "Val Box Loss"), "Val Loss"),
+        (("valid_loss_epoch", "valid_loss_step/epoch_0", "valid_loss_step/epoch_1"), "valid_loss_epoch"),
         (("eval_accuracy", "eval_f1"), None),
         (("val_box_loss", "val_cls_loss", "test_loss"), None),
         (("train/loss", "eval_runtime"), None),
@@ -137,7 +138,7 @@ def test_each_run_of_a_mixed_store_is_judged_by_its_own_metric(mixed: list[Run])
         "Runs are judged by: eval_loss (1 run), val_loss (1), validation/loss (1), eval_answer_f1 (1, higher is "
         "better). Lower is better unless it says otherwise (guessed run by run; change with --objective)."
     ) in lines
-    assert "2 runs have no evaluation that says how good the run is." in lines
+    assert "2 runs have no evaluation that says how good they are." in lines
     assert report.runs_frame()["objective_mode"].to_list() == ["min", "min", "min", "max", None, None]
     assert "val/box_loss" in told["runs"][4]["notes"][0]
     assert "validation/loss" in report_page(report)

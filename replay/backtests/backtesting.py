@@ -27,7 +27,7 @@ from ..runs.run_result import DEFAULT_SETTINGS, BacktestSettings, ReplayedRun, f
 from ..value_encoding import ValueCodec
 from .baselines import Baseline, BaselineOutcome, baseline_outcomes, reads_runs
 from .frames import decisions_frame, runs_frame
-from .lacked_metrics import LackedMetric, lacked_metrics
+from .lacked_metrics import LackedMetric, lacked_in
 
 if TYPE_CHECKING:
     import polars as pl
@@ -214,7 +214,7 @@ def backtest_runs(request: Request, readers: RunPool) -> tuple[Backtest, list[Ru
         tuple(excluded),
         settings=request.settings,
         declared=declared,
-        lacking=lacked_metrics(facts),
+        lacking=lacked_in(facts),
         read_events=read_events,
     )
     return report, judged_runs

@@ -26,7 +26,7 @@ class LackedMetric:
     nearest: dict[str, int]
 
 
-def lacked_metrics(facts: Sequence[ReplayedRun]) -> tuple[LackedMetric, ...]:
+def lacked_in(facts: Sequence[ReplayedRun]) -> tuple[LackedMetric, ...]:
     """Return the metrics for which a rename would help, in the order of their names."""
     found = []
     for name in sorted({name for one in facts for name in one.lacked}):

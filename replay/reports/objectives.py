@@ -47,8 +47,8 @@ def objective_sentences(objectives: Sequence[Objective | None]) -> list[str]:
         said = [f"Runs are judged by: {', '.join(listed)}. {_how({objective.origin for objective, _ in judged})}"]
     without = sum(objective is None for objective in objectives)
     if without:
-        have = "has" if without == 1 else "have"
-        said.append(f"{counted(without, 'run', ',')} {have} no evaluation that says how good the run is.")
+        have, they = ("has", "it is") if without == 1 else ("have", "they are")
+        said.append(f"{counted(without, 'run', ',')} {have} no evaluation that says how good {they}.")
     return said
 
 

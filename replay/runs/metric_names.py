@@ -62,7 +62,7 @@ _NEGATED: Final = frozenset(("neg", "negative"))
 _HELD_OUT: Final = ("eval", "evaluation", "evals", "val", "valid", "validation", "dev", "heldout", "holdout")
 _TEST: Final = ("test", "testing")
 _TRAINING: Final = ("train", "training")
-_DATA: Final = frozenset((*_HELD_OUT, *_TEST, *_TRAINING))
+_LEFT_OUT: Final = frozenset((*_HELD_OUT, *_TEST, *_TRAINING, "epoch"))
 
 #: Most pieces of a word, as in ``mIoU``.
 _MOST_PIECES: Final = 3
@@ -120,13 +120,13 @@ def rank_of(metric: str) -> int:
 
 
 def measure_of(metric: str) -> tuple[str, ...]:
-    """Return what a metric measures: its words apart from those that name the data.
+    """Return what a metric measures: its words apart from those that name the data, and Lightning's ``epoch``.
 
     >>> measure_of("validation/loss"), measure_of("eval_acc")
     (('loss',), ('accuracy',))
     """
     pieces = (piece.casefold() for piece in _PIECE.findall(metric))
-    return tuple("accuracy" if piece == "acc" else piece for piece in pieces if piece not in _DATA)
+    return tuple("accuracy" if piece == "acc" else piece for piece in pieces if piece not in _LEFT_OUT)
 
 
 def nearest_metric(metric: str, names: Iterable[str]) -> str:

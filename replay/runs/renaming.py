@@ -1,4 +1,7 @@
-"""Renames the metrics of recorded runs while they are read, as policies call them. Files stay as they are."""
+"""Renames the metrics of recorded runs while they are read, as policies call them. Files stay as they are.
+
+Also says which metrics of a policy a run lacks, and which of its own would do in their place.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +9,14 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TypeAlias
 
 from ...rules.errors import suggestion
+from ...rules.language.references import ALSO_CALLED
 from ...rules.late_events import awaited_names
+from ...rules.policy_file.policy import Policy
 from ...store.errors import TelemetryError
 from ...store.events import AWAITED, Event
 from ...store.reading.snapshot import Snapshot
 from ...store.run import Run
+from .metric_names import nearest_metric
 
 #: Pairs of an old and a new name, in the user's order.
 Renames: TypeAlias = tuple[tuple[str, str], ...]
@@ -66,6 +72,15 @@ def check_recorded(runs: Iterable[Run], renames: Renames) -> None:
         if names and old not in names:
             fix = suggestion(old, names).replace("Known here:", "They recorded:")
             raise TelemetryError("no run recorded the metric to rename", got=f"{old}={new}", fix=fix)
+
+
+def lacked_metrics(policy: Policy, snapshot: Snapshot, renames: Renames) -> dict[str, str]:
+    """Return the metrics that rules read and the run lacks, each with the closest one that it has; "" without any."""
+    names = renamed_columns(snapshot, renames)
+    known = {*names, *snapshot.info.last.plan.constants}
+    keys = {key for controller in policy.controllers for key in controller.rule.bound.series if not key.is_derived}
+    read = sorted({key.name for key in keys if known.isdisjoint((key.name, ALSO_CALLED.get(key.name)))})
+    return {name: nearest_metric(name, names) for name in read}
 
 
 def _renamed(event: Event, called: Mapping[str, str]) -> Event:

@@ -11,7 +11,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from ...rules.language.references import ALSO_CALLED
 from ...rules.policy_file.operations import Effect
 from ...rules.policy_file.policy import Policy
 from ...store.events import Event
@@ -25,9 +24,8 @@ from .history import NOTHING_ROLLED_BACK, Checkpoint, History, RolledBack, histo
 from .human_action import Lead, lead_over
 from .identity import UNKNOWN, RunIdentity, identity_of
 from .incidents import Incident, IncidentLabels, incidents_in, incidents_noted
-from .metric_names import nearest_metric
 from .objective import Evaluation, Objective, best, objective_among, objective_of_study
-from .renaming import Renames, renamed_columns, renames_in
+from .renaming import Renames, lacked_metrics, renames_in
 from .replaying import Ending, Replay, replay_stream
 from .results import Outlay, RunResult
 from .validity import Validity
@@ -129,7 +127,7 @@ def _facts_at(policy: Policy, snapshot: Snapshot, settings: BacktestSettings) ->
         identity=identity,
         restored_steps=restored,
         of_study=study_of(snapshot, settings.renames),
-        lacked=_lacked(policy, snapshot, settings.renames),
+        lacked=lacked_metrics(policy, snapshot, settings.renames),
     )
 
 
@@ -138,15 +136,6 @@ def study_of(snapshot: Snapshot, renames: Renames) -> Objective | None:
     found = objective_of_study(snapshot.info.source)
     called = renames_in(snapshot.columns.by_metric, renames)
     return None if found is None else dataclasses.replace(found, metric=called.get(found.metric, found.metric))
-
-
-def _lacked(policy: Policy, snapshot: Snapshot, renames: Renames) -> dict[str, str]:
-    """Return the metrics that rules read and the run lacks, each with the closest one that it has; "" without any."""
-    names = renamed_columns(snapshot, renames)
-    known = {*names, *snapshot.info.last.plan.constants}
-    keys = {key for controller in policy.controllers for key in controller.rule.bound.series if not key.is_derived}
-    read = sorted({key.name for key in keys if known.isdisjoint((key.name, ALSO_CALLED.get(key.name)))})
-    return {name: nearest_metric(name, names) for name in read}
 
 
 def facts_of(
