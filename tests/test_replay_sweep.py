@@ -174,7 +174,7 @@ def test_a_registered_metric_is_known_here_and_refused_by_name_in_processes_of_t
 
     assert sweep(policy, axes, runs, processes=2).totals["stopped"].tolist() == [2, 0]
     with pytest.raises(PolicyError, match="LossOfASweep"), RunPool(2) as pool:
-        list(pool.mapped(SweepTask(policy, axes, None), runs))
+        list(pool.mapped(SweepTask(policy, axes, ()), runs))
 
 
 def test_variants_that_are_laid_out_in_lots_come_to_the_same(runs: list[Run]) -> None:
