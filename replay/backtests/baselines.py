@@ -197,7 +197,8 @@ def _policy_outcomes(
     cache: Cache | None,
 ) -> tuple[dict[Baseline, BaselineOutcome], int]:
     """Return the outcomes of the baselines that are policies, and the number of events read, all in one pass."""
-    objectives = list(dict.fromkeys(result.objective for result in results)) or [None]
+    # None comes first: a reason that concerns an objective says more.
+    objectives = sorted({result.objective for result in results} or {None}, key=lambda one: (one is not None, str(one)))
     asked: list[tuple[Baseline, dict[Objective | None, Policy]]] = []
     outcomes: dict[Baseline, BaselineOutcome] = {}
     for baseline in baselines:
@@ -221,7 +222,7 @@ def _policy_outcomes(
 
 
 def _policies(baseline: Baseline, objectives: Sequence[Objective | None]) -> tuple[dict[Objective | None, Policy], str]:
-    """Return a baseline's policy for each objective that it is defined for, and why it has none for another."""
+    """Return a baseline's policy for each objective that it is defined for, and why it has none for the last other."""
     if not baseline.reads_merit:
         return dict.fromkeys(objectives, baseline_policy(baseline, None)), ""
     policies: dict[Objective | None, Policy] = {}

@@ -60,7 +60,10 @@ def objectives_json(objectives: Iterable[Objective | None]) -> list[dict[str, An
 
 def renamed_text(renames: Renames) -> str:
     """Return the renames as part of a title; empty without any."""
-    return ", ".join(f"{old} read as {new}" for old, new in renames)
+    names: dict[str, list[str]] = {}
+    for old, new in renames:
+        names.setdefault(new, []).append(old)
+    return "; ".join(f"{', '.join(old)} read as {new}" for new, old in names.items())
 
 
 def rename_hints(lacking: Iterable[LackedMetric]) -> Iterator[str]:

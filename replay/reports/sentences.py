@@ -173,7 +173,7 @@ def _comparison_lines(backtest: Backtest) -> Iterator[str]:
     for row, outcome in zip(rows[1:], backtest.baselines, strict=True):
         if outcome.baseline.pruner is not None and 0 < row.get("runs", 0) < len(backtest.results):
             scored = f"{row['runs']} of {len(backtest.results)} runs"
-            yield f"{row['title']}: scored on {scored}; the others have no clock times."
+            yield f"{row['title']}: scored on {scored}; the others have no clock times, or no metric judges them."
     clear = [row["policy_less_this"]["share_saved"]["low"] is not None for row in rows if "policy_less_this" in row]
     if any(clear):
         yield "Δ: the policy minus the baseline, in percentage points; * marks a 95% interval that excludes 0."

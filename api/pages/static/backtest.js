@@ -229,12 +229,18 @@ function figureOf(entry) {
     element("figcaption", {}, element("b", {}, entry.name), " ", element("span", { class: "faint" }, stop)), div);
 }
 
+/** The name under which a run recorded a metric of the report, among its names; null without one. */
+function recordedAs(metric, names) {
+  if (names.includes(metric)) return metric;
+  return Object.entries(report.renames).find(([old, now]) => now === metric && names.includes(old))?.[0] ?? null;
+}
+
 /** The training loss and the objective of a run; read once, drawn after every job. */
 async function curvesOf(entry) {
   if (!curves.has(entry.run_id)) {
     const { metrics } = await ask(runPath(entry.run_id));
     const names = metrics.map((metric) => metric.name);
-    const wanted = [names.includes("loss") ? "loss" : names[0], entry.objective?.metric].filter((name) => names.includes(name));
+    const wanted = [recordedAs("loss", names) ?? names[0], recordedAs(entry.objective?.metric, names)].filter(Boolean);
     const { items } = await ask(address(runPath(entry.run_id, "/series"), { metric: [...new Set(wanted)], points: 600 }));
     curves.set(entry.run_id, distinct(items.filter((item) => item.step.length)));
   }
@@ -245,7 +251,8 @@ async function drawRun(entry) {
   try {
     const items = await curvesOf(entry);
     if (!items.length || !plots.has(entry.run_id)) return;
-    const main = items.find((item) => item.metric === entry.objective?.metric) ?? items[0];
+    const judging = recordedAs(entry.objective?.metric, items.map((item) => item.metric));
+    const main = items.find((item) => item.metric === judging) ?? items[0];
     const marks = entry.decisions.map((one) => ({ step: one.step, text: `step ${one.step}: ${one.controller} (${one.validity})`, colour: colour(VALIDITY[one.validity] ?? "--faint") }));
     const traces = items.map((item) => lineOf(item, { name: item.metric, colour: item === main ? COLOURS[0] : colour("--faint"), width: item === main ? 1.8 : 1, opacity: item === main ? 1 : 0.6 }));
     if (marks.length) traces.push(marksOf("decision", main, marks));
