@@ -251,8 +251,8 @@ async function drawRun(entry) {
   try {
     const items = await curvesOf(entry);
     if (!items.length || !plots.has(entry.run_id)) return;
-    const judging = recordedAs(entry.objective?.metric, items.map((item) => item.metric));
-    const main = items.find((item) => item.metric === judging) ?? items[0];
+    const own = recordedAs(entry.objective?.metric, items.map((item) => item.metric));
+    const main = items.find((item) => item.metric === own) ?? items[0];
     const marks = entry.decisions.map((one) => ({ step: one.step, text: `step ${one.step}: ${one.controller} (${one.validity})`, colour: colour(VALIDITY[one.validity] ?? "--faint") }));
     const traces = items.map((item) => lineOf(item, { name: item.metric, colour: item === main ? COLOURS[0] : colour("--faint"), width: item === main ? 1.8 : 1, opacity: item === main ? 1 : 0.6 }));
     if (marks.length) traces.push(marksOf("decision", main, marks));
