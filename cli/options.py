@@ -51,6 +51,15 @@ ProcessesOption = Annotated[
     int | None, typer.Option("--processes", metavar="N", min=1, help="Number of processes that read runs.")
 ]
 
+FamilyOption = Annotated[
+    str | None,
+    typer.Option(
+        "--family",
+        metavar="KEY",
+        help="What tells families of dependent runs apart: group, tags, name, folder, run, or a configuration key.",
+    ),
+]
+
 #: Number of runs that makes one more process worth its start.
 _RUNS_A_PROCESS: Final = 8
 

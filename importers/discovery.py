@@ -6,7 +6,7 @@ import hashlib
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Final
 
 from ..store.plural import counted
@@ -46,12 +46,14 @@ class Source:
         path: The file, or the folder that the files belong to.
         files: All files, sorted by name.
         name: Name for the source's runs that have none of their own.
+        folder: The folder of the files, from the name of the import root on, such as ``logs/resnet/run-3``.
     """
 
     reader: Reader
     path: Path
     files: tuple[Path, ...]
     name: str
+    folder: str = ""
 
     def watched(self) -> list[Path]:
         """Return the files and their existing companion files, sorted."""
@@ -132,6 +134,7 @@ class _Search:
         self._options = options
         self._groups: dict[tuple[str, Path], list[Path]] = {}
         self._names: dict[tuple[str, Path], str] = {}
+        self._folders: dict[tuple[str, Path], str] = {}
         self._failures: dict[str, list[UnreadableSource]] = {}
         self._missed: dict[str, list[UnreadableSource]] = {}
         self._unknown: list[Path] = []
@@ -154,6 +157,7 @@ class _Search:
             return
         files = self._groups.setdefault((reader.kind, place), [])
         self._names.setdefault((reader.kind, place), _name(place, root))
+        self._folders.setdefault((reader.kind, place), _folder(path, root))
         if path not in files:
             files.append(path)
 
@@ -165,7 +169,7 @@ class _Search:
         """
         by_kind = {reader.kind: reader for reader in self._readers}
         sources = tuple(
-            Source(by_kind[kind], place, tuple(sorted(files)), self._names[kind, place])
+            Source(by_kind[kind], place, tuple(sorted(files)), self._names[kind, place], self._folders[kind, place])
             for (kind, place), files in self._groups.items()
         )
         problems = (*self.problems, *map(_told_once, self._failures.values()))
@@ -272,6 +276,12 @@ def _name(place: Path, root: Path) -> str:
     if parts:
         return "/".join(parts)
     return place.resolve().name if place.is_dir() else place.resolve().parent.name
+
+
+def _folder(path: Path, root: Path) -> str:
+    """Return the folder of a file below the root that the user named, the root's own name first."""
+    base = root if root.is_dir() else root.parent
+    return str(PurePosixPath(base.resolve().name, *path.parent.relative_to(base).parts))
 
 
 def _content_digest(path: Path) -> bytes:

@@ -153,7 +153,12 @@ def _import_run(
     store: Path, source: Source, run: ImportedRun, digest: str, known: dict[str, Path], renamed: Mapping[str, str]
 ) -> Outcome:
     identity = source.identity(run.identity)
-    provenance: dict[str, Any] = {"kind": source.reader.kind, "path": storable(str(source.path)), "sha256": digest}
+    provenance: dict[str, Any] = {
+        "kind": source.reader.kind,
+        "path": storable(str(source.path)),
+        "folder": storable(source.folder),
+        "sha256": digest,
+    }
     run = replace(run, started_ns=storable_time(run.started_ns), ended_ns=storable_time(run.ended_ns))
     folder = known.get(identity)
     try:

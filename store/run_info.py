@@ -88,8 +88,8 @@ class RunInfo:
         group, tags: The user's own classification.
         config: Hyper-parameters and the like, secrets redacted.
         attempts: In order; at least one.
-        source: The origin of an imported run: ``kind``, ``path``, ``sha256``, and in ``problem`` what could not be
-            read; None when it was recorded here.
+        source: The origin of an imported run: ``kind``, ``path``, ``folder``, ``sha256``, and in ``problem`` what could
+            not be read; None when it was recorded here.
         format: The FORMAT.md version that its folder was written with.
     """
 

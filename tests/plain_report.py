@@ -148,11 +148,13 @@ def at_random(rows: Sequence[Row], rate: float, steps_kept: Collection[int] | No
     return saved, (total + rest * (min(reached.values()) - best)) / (weight + rest) / abs(best)
 
 
-def spread(values: Sequence[float | None]) -> tuple[int, float, float, float, int]:
-    """Return count, mean, median, worst, and number above one percent, over the known values."""
-    known = [value for value in values if value is not None]
-    above = sum(value > 0.01 for value in known)
-    return len(known), statistics.fmean(known), statistics.median(known), max(known), above
+def spread(values: Sequence[float | None]) -> tuple[int, int, list[float]]:
+    """Return count, number above one percent, and mean, trimmed mean, median and worst, over the known values."""
+    known = sorted(value for value in values if value is not None)
+    tenth = len(known) // 10
+    inner = known[tenth:-tenth] if tenth else known
+    middles = [statistics.fmean(known), statistics.fmean(inner), statistics.median(known), known[-1]]
+    return len(known), sum(value > 0.01 for value in known), middles
 
 
 def _best(rows: Sequence[Row], indices: range, steps: Collection[int] | None = None) -> float | None:

@@ -61,18 +61,19 @@ def start(client: httpx.Client, kind: str, **body: Any) -> dict[str, Any]:
 
 def test_a_backtest_is_what_the_command_says(client: httpx.Client, store: Path) -> None:
     """The report is a self-contained page, and repeating the request returns the same job."""
-    job = ended(client, start(client, "backtests", policy_text=POLICY, coverage=True, baselines=["never"]))
+    asked: dict[str, Any] = {"policy_text": POLICY, "coverage": True, "baselines": ["never"], "family": "run"}
+    job = ended(client, start(client, "backtests", **asked))
     result = client.get(job["result"])
     page = client.get(job["report"])
 
     policy = parse_policy(POLICY, source="policy")
     runs = [open_store(store).run(name) for name in (RUN, f"{RUN[:-1]}b")]
-    expected = report_json(backtest(policy, runs, baselines=[BASELINES["never"]], with_coverage=True))
+    expected = report_json(backtest(policy, runs, baselines=[BASELINES["never"]], with_coverage=True, family="run"))
     assert (job["status"], job["runs_done"]) == ("done", 2)
     assert result.json()["runs"] == json.loads(json.dumps(expected["runs"]))
     assert page.headers["content-type"].startswith("text/html")
     assert "default-src 'none'" in page.headers["content-security-policy"]
-    assert start(client, "backtests", policy_text=POLICY, coverage=True, baselines=["never"])["id"] == job["id"]
+    assert start(client, "backtests", **asked)["id"] == job["id"]
     assert client.get(job["result"], headers={"If-None-Match": result.headers["etag"]}).status_code == 304
 
 

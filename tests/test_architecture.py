@@ -193,6 +193,7 @@ PUBLIC: dict[str, set[str]] = {
         "runs/incidents",
         "runs/metric_names",
         "runs/objective",
+        "runs/regret",
         "runs/replaying",
         "runs/results",
         "runs/verification",

@@ -245,15 +245,15 @@ def test_notes_that_differ_in_numbers_share_a_line_that_names_a_run(
 def test_the_aggregate_is_the_sum_of_the_runs(policy: Policy, record: Callable[..., Run]) -> None:
     """The sum covers all judged runs."""
     runs = [
-        record([1, 3, 1, 1], evals={1: 0.5, 4: 0.4}, run_id="a"),
-        record([1, 1], evals={2: 0.5}, run_id="b"),
+        record([1, 1, 1, 3, 1, 1], evals={1: 0.9, 2: 0.8, 3: 0.6, 4: 0.5, 6: 0.4}, run_id="a"),
+        record([1] * 6, evals={step: 1 / step for step in range(1, 7)}, run_id="b"),
         record([3, 1], evals={2: 0.5}, run_id="c"),
     ]
 
     total = aggregate(backtest(policy, runs))
 
     assert (total["runs"], total["fired"], total["stopped"]) == (3, 2, 2)
-    assert (total["steps"], total["steps_saved"], total["seconds_saved"]) == (8, 3, 3.0)
+    assert (total["steps"], total["steps_saved"], total["seconds_saved"]) == (14, 3, 3.0)
     assert total["relative_regret"]["runs"] == 2
     assert total["relative_regret"]["max"] == pytest.approx(0.25)
     assert total["validity"] == {"prefix-exact": 2}

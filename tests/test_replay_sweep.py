@@ -59,8 +59,8 @@ def runs(tmp_path: Path) -> list[Run]:
         with Recorder(tmp_path / "runs", name=name) as rec:
             for step, loss in enumerate((2.0, 1.5, 1.0, float("nan"), 1.0, 1.0, 4.0, 4.0, 1.0, 0.5), 1):
                 rec.step(loss=loss)
-                if step in (5, 10):
-                    rec.evaluate(eval_loss=1.0 if step == 5 else last)
+                if step in (1, 2, 3, 5, 10):
+                    rec.evaluate(eval_loss={5: 1.0, 10: last}.get(step, 2.0))
         made.append(open_run(rec.folder))
     return made
 
@@ -121,7 +121,7 @@ def test_the_order_of_the_runs_changes_no_bit_of_a_total(tmp_path: Path) -> None
 def test_a_stop_keeps_fewer_checkpoints_and_deploys_a_worse_value(tmp_path: Path) -> None:
     """Both count up to the stop; regret is relative to the best recorded value with a checkpoint."""
     with Recorder(tmp_path / "runs") as rec:
-        for step, loss in enumerate((1.0, 1.0, 9.0, 1.0), 1):
+        for step, loss in enumerate((1.0, 1.0, 9.0, 1.0, 1.0), 1):
             rec.step(loss=loss)
             rec.evaluate(eval_loss=8.0 / step)
             if step in (2, 4):
@@ -208,6 +208,20 @@ def test_a_run_that_might_have_gone_on_counts_in_no_regret(runs: list[Run], tmp_
     assert (beside.runs[-1].outcomes.regret > 0).any()
     assert beside.totals["mean_regret"].tolist() == alone.totals["mean_regret"].tolist()
     assert beside.totals["worst_regret"].tolist() == alone.totals["worst_regret"].tolist()
+
+
+def test_a_run_with_few_evaluations_counts_in_no_regret_of_a_sweep(runs: list[Run], tmp_path: Path) -> None:
+    """Its savings count, as in a backtest."""
+    with Recorder(tmp_path / "runs", name="few") as rec:
+        for step, loss in enumerate((1.0, 1.0, 1.0, 9.0, 1.0), 1):
+            rec.step(loss=loss)
+            if step != 3:
+                rec.evaluate(eval_loss=10.0 / step)
+    alone, beside = (sweep(parse_policy(POLICY), AXES, chosen) for chosen in (runs, [*runs, open_run(rec.folder)]))
+
+    assert (beside.totals["steps_saved"] > alone.totals["steps_saved"]).any()
+    assert beside.runs[-1].outcomes.regret.max() > 0
+    assert beside.totals["mean_regret"].tolist() == alone.totals["mean_regret"].tolist()
 
 
 def test_frames_have_a_row_a_variant_and_a_row_a_variant_and_run(runs: list[Run]) -> None:

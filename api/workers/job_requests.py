@@ -73,6 +73,9 @@ class BacktestRequest(PolicyJobRequest):
     """Cost of one rank for one hour."""
     baselines: list[str] = Field(default_factory=list, max_length=100)
     """Simpler policies to compare with, by name; `all` for every one."""
+    family: str | None = Field(default=None, min_length=1, max_length=1000)
+    """What tells families of dependent runs apart, which intervals draw: `group`, `tags`, `name`, `folder`, `run` or a
+    key of the configuration. By default the first of a run's group, source folder and configuration."""
     coverage: bool = False
     """Whether to report which clauses were ever true."""
 

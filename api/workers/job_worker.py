@@ -71,6 +71,7 @@ def _backtest(request: dict[str, Any], document: dict[str, Any], runs: Sequence[
         tolerance_steps=request["tolerance_steps"],
         baselines=_baselines(request["baselines"]),
         with_coverage=request["coverage"],
+        family=request["family"],
     )
     return {"document": report_json(result), "page": report_page(result)}
 

@@ -31,6 +31,7 @@ from ...rules.policy_file.policy import Policy
 from ...store.run import Run
 from ..lookup import complain_of, params_of, policy_named, runs_chosen
 from ..options import (
+    FamilyOption,
     JsonOption,
     ModeOption,
     NoCacheOption,
@@ -99,6 +100,7 @@ def backtest(
     delay: DelayOption = 0,
     cost_per_hour: CostOption = None,
     html: HtmlOption = None,
+    family: FamilyOption = None,
     processes: ProcessesOption = None,
     no_cache: NoCacheOption = False,
     as_json: JsonOption = False,
@@ -133,6 +135,7 @@ def backtest(
             with_coverage=coverage or html is not None,
             processes=processes_for(len(chosen), processes),
             cache=None if no_cache else user_cache(),
+            family=family,
         )
     _report(dataclasses.replace(result, took_s=time.monotonic() - began_s), html, as_json)
     if not as_json and not policy.startswith(f"{_BASELINE}:") and _is_silent(result):

@@ -14,6 +14,7 @@ from ...replay.reports.diff_report import diff_json, diff_lines
 from ..exit_status import FINDINGS
 from ..lookup import complain_of, policy_named, runs_chosen
 from ..options import (
+    FamilyOption,
     JsonOption,
     ModeOption,
     NoCacheOption,
@@ -45,6 +46,7 @@ def diff(
     new_settings: Annotated[
         list[str] | None, typer.Option("--set-new", metavar="PARAM=VALUE", help="Set a param of NEW; repeatable.")
     ] = None,
+    family: FamilyOption = None,
     processes: ProcessesOption = None,
     no_cache: NoCacheOption = False,
     as_json: JsonOption = False,
@@ -67,6 +69,7 @@ def diff(
             on_progress=on_progress,
             processes=processes_for(2 * len(chosen), processes),
             cache=None if no_cache else user_cache(),
+            family=family,
         )
     if as_json:
         print_json(diff_json(found))

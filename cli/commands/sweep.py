@@ -13,6 +13,7 @@ import typer
 
 from ...replay.reports.objectives import objective_sentences, objectives_json, renamed_text
 from ...replay.reports.sentences import DEPLOYABLE_REGRET, REGRET
+from ...replay.runs.regret import FEWEST_EVALUATIONS
 from ...replay.sweeps.sweeping import Sweep
 from ...replay.sweeps.sweeping import sweep as sweep_runs
 from ...rules.language.references import Param
@@ -191,6 +192,10 @@ def _print_lines(result: Sweep, rows: Sequence[dict[str, Any]]) -> None:
 
 
 def _limits(result: Sweep) -> Iterator[str]:
+    few = sum(bool(run.outcomes.has_few_evaluations.all()) for run in result.runs)
+    if few and result.objective is not None:
+        evaluations = f"fewer than {FEWEST_EVALUATIONS} evaluations of {result.objective.metric}"
+        yield f"Left out of regret: {counted(few, 'run', ',')} with {evaluations}."
     for what, reason in result.engine_reasons.items():
         yield f"Evaluated event by event, which is slower, {what}: {reason}."
     for run in result.excluded:

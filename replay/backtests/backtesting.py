@@ -15,15 +15,19 @@ from ...rules.policy_file.policy import Policy
 from ...rules.semantics import SEMANTICS_VERSION
 from ...store.errors import TelemetryError
 from ...store.run import Run
+from ...store.run_info import read_run_info
 from ..cache import Cache, cached_answer, policy_identity
 from ..policies.conduct import Conduct
 from ..policies.coverage import ControllerCoverage, Coverage, coverage_of
 from ..run_pool import Progress, RunPool
+from ..runs.families import check_family_key, family_of
 from ..runs.incidents import IncidentLabels
 from ..runs.objective import Declared, Objective, check_evaluated, declared_objectives, shared_objective
+from ..runs.regret import FEWEST_EVALUATIONS
 from ..runs.renaming import check_recorded
 from ..runs.results import Excluded, RunResult
 from ..runs.run_result import DEFAULT_SETTINGS, BacktestSettings, ReplayedRun, facts_of_run, result_of
+from ..runs.same_series import repeated_by
 from ..value_encoding import ValueCodec
 from .baselines import Baseline, BaselineOutcome, baseline_outcomes, reads_runs
 from .frames import decisions_frame, runs_frame
@@ -40,6 +44,8 @@ ASSUMPTIONS = (
     "A resumed run is judged along the lineage of its newest attempt; rolled-back work counts in no number.",
     "Deployable is an evaluation at a step that has a checkpoint.",
     "Regret statistics cover runs that ran as long as planned; for the others, regret is a lower bound.",
+    f"They leave out runs with fewer than {FEWEST_EVALUATIONS} evaluations, whose best says little.",
+    "Several logs of one training count once: they hold the same series of losses or scores.",
 )
 
 
@@ -51,6 +57,7 @@ class Backtest:
         policy: The policy.
         results: One for each run that was judged, with the objective that judges it.
         excluded: The runs that were not, each with its reason.
+        repeated: The runs that repeat another's series and are counted once, each with the run that counts.
         semantics_version: Version of the rule semantics; the current one by default.
         settings: The settings of the backtest.
         declared: The objectives that the user declared, the preferred one first; empty if they were not.
@@ -67,6 +74,7 @@ class Backtest:
     policy: Policy
     results: tuple[RunResult, ...]
     excluded: tuple[Excluded, ...] = ()
+    repeated: tuple[Excluded, ...] = ()
     semantics_version: int = SEMANTICS_VERSION
     settings: BacktestSettings = DEFAULT_SETTINGS
     declared: tuple[Objective, ...] = ()
@@ -135,6 +143,7 @@ def backtest(
     with_coverage: bool = False,
     processes: int = 1,
     cache: Cache | None = None,
+    family: str | None = None,
 ) -> Backtest:
     """Replay a policy over recorded runs, and compute what it would have saved and cost.
 
@@ -155,13 +164,15 @@ def backtest(
             its own process alone: with more than one, only installed ones are found.
         cache: Cache of results of finished runs, read and written. None by default, because a library writes nothing
             unless asked to.
+        family: The key of the families that intervals draw: ``group``, ``tags``, ``name``, ``folder``, ``run`` or a key
+            of the configuration. By default the first of a run's group, source folder and configuration.
 
     Raises:
-        TelemetryError: The runs evaluated other metrics, but not the given objective, or recorded no metric that is to
-            be renamed.
+        TelemetryError: The runs evaluated other metrics, but not the given objective, recorded no metric that is to be
+            renamed, or lack the key of families.
     """
     settings = BacktestSettings(delay_steps, labels, tolerance_steps, tuple((renames or {}).items()))
-    request = Request(policy, tuple(runs), settings, cache, declared_objectives(objective))
+    request = Request(policy, tuple(runs), settings, cache, declared_objectives(objective), family)
     with RunPool(processes, on_progress) as readers:
         report = _compared(request, baselines, with_coverage, readers)
     if cache is not None:
@@ -179,6 +190,7 @@ class Request:
         settings: The settings of the backtest.
         cache: Cache of results; None for no cache.
         declared: The declared objectives, the preferred one first; empty to guess.
+        family: The key of families; None for the default.
     """
 
     policy: Policy
@@ -186,6 +198,7 @@ class Request:
     settings: BacktestSettings = DEFAULT_SETTINGS
     cache: Cache | None = None
     declared: tuple[Objective, ...] = ()
+    family: str | None = None
 
 
 def backtest_runs(request: Request, readers: RunPool) -> tuple[Backtest, list[Run]]:
@@ -195,7 +208,7 @@ def backtest_runs(request: Request, readers: RunPool) -> tuple[Backtest, list[Ru
     judged_runs: list[Run] = []
     excluded: list[Excluded] = []
     read_events = 0
-    asked = _Facts(request.policy, request.settings, request.cache)
+    asked = _Facts(request.policy, request.settings, request.cache, request.family)
     for run, (found, events) in zip(request.runs, readers.mapped(asked, request.runs), strict=True):
         read_events += events
         if isinstance(found, TelemetryError):
@@ -208,16 +221,33 @@ def backtest_runs(request: Request, readers: RunPool) -> tuple[Backtest, list[Ru
     names = {name for one in facts for name in one.history.evaluations}
     declared = request.declared
     check_evaluated(declared, names)
+    if request.family is not None:
+        check_family_key(request.family, [one.family for one in facts], (run.info for run in judged_runs))
+    results = [result_of(one, one.objective(declared), declared) for one in facts]
+    repeats = repeated_by([one.series for one in facts], list(map(_knowledge, results)))
+    counted = [index for index in range(len(results)) if index not in repeats]
     report = Backtest(
         request.policy,
-        tuple(result_of(one, one.objective(declared), declared) for one in facts),
+        tuple(results[index] for index in counted),
         tuple(excluded),
+        tuple(_repeated(results[index], results[by]) for index, by in sorted(repeats.items())),
         settings=request.settings,
         declared=declared,
-        lacking=lacked_in(facts),
+        lacking=lacked_in([facts[index] for index in counted]),
         read_events=read_events,
     )
-    return report, judged_runs
+    return report, [judged_runs[index] for index in counted]
+
+
+def _knowledge(result: RunResult) -> tuple[object, ...]:
+    """Return how much a log of a training knows, in an order that no path decides."""
+    identity = result.identity
+    clocks = (result.recorded.elapsed_s is not None) + (result.began_ns > 0)
+    return len(result.evaluations), clocks, identity.event_count, identity.log_digest
+
+
+def _repeated(result: RunResult, by: RunResult) -> Excluded:
+    return Excluded(result.run_id, result.name, f"it repeats the series of {by.name} ({by.run_id})")
 
 
 def _compared(request: Request, baselines: Sequence[Baseline], with_coverage: bool, readers: RunPool) -> Backtest:
@@ -245,12 +275,14 @@ def _compared(request: Request, baselines: Sequence[Baseline], with_coverage: bo
 class _Facts:
     """The function mapped over runs: returns the facts of a run, and the number of events read.
 
-    For a run that cannot be read it returns the error, so that the others are still judged.
+    For a run that cannot be read it returns the error, so that the others are still judged. The cache keeps facts of
+    any key of families: a family is told from ``run.json`` alone.
     """
 
     policy: Policy
     settings: BacktestSettings
     cache: Cache | None
+    family: str | None = None
 
     def __call__(self, run: Run) -> tuple[ReplayedRun | TelemetryError, int]:
         identity = None if self.cache is None else policy_identity(self.policy)
@@ -258,6 +290,7 @@ class _Facts:
             asked = None if identity is None else ("facts", *identity, self.settings.cache_key_parts(run))
             codec = ValueCodec(ReplayedRun, given=self.policy)
             facts, was_kept = cached_answer(self.cache, run, asked, codec, lambda: self._read(run))
+            facts = replace(facts, family=family_of(read_run_info(run.folder), self.family))
         except TelemetryError as error:
             return error, 0
         return facts, 0 if was_kept else facts.identity.event_count

@@ -55,6 +55,8 @@ def run_row(result: RunResult, cost_per_hour: float | None) -> dict[str, object]
         "run_id": result.run_id,
         "name": result.name,
         "status": result.status,
+        "family_key": result.family.key,
+        "family": result.family.value,
         "fired": result.fired,
         "decisions": len(result.decisions),
         "stop_step": None if stop is None else stop.outcome.step,

@@ -165,7 +165,7 @@ class PolicyDiff:
 
     def mean(self, amount: Callable[[RunDiff], float | None]) -> Interval:
         """Return the mean of an amount over the runs where it is known, with its interval."""
-        return interval([amount(run) for run in self.runs])
+        return interval([amount(run) for run in self.runs], [run.new.family for run in self.runs])
 
 
 def diff_policies(
@@ -178,6 +178,7 @@ def diff_policies(
     on_progress: Callable[[Progress], object] | None = None,
     processes: int = 1,
     cache: Cache | None = None,
+    family: str | None = None,
 ) -> PolicyDiff:
     """Compare two policies over recorded runs.
 
@@ -189,12 +190,13 @@ def diff_policies(
         on_progress: Called after each run that is read: once for each policy.
         processes: Number of processes to read runs with, as for ``backtest``.
         cache: Cache of results of finished runs, read and written.
+        family: The key of the families that intervals draw, as for ``backtest``.
     """
     chosen = tuple(runs)
     with RunPool(processes, on_progress) as readers:
         readers.expect(2 * len(chosen))
         settings = BacktestSettings(renames=tuple((renames or {}).items()))
-        request = Request(old, chosen, settings, cache, declared_objectives(objective))
+        request = Request(old, chosen, settings, cache, declared_objectives(objective), family)
         before, _ = backtest_runs(request, readers)
         after, _ = backtest_runs(replace(request, policy=new), readers)
     if cache is not None:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, Final
 
 from ..backtests.backtesting import Backtest
 from ..backtests.baselines import BaselineOutcome, BaselineScore, standing_of
-from ..intervals import interval, paired_interval
+from ..intervals import interval, paired_interval, trimmed_mean
 from ..runs.detection import middle_and_p90, together
+from ..runs.regret import FEWEST_EVALUATIONS
 from ..runs.results import Excluded, RunResult
 from .survival import median_steps_to_stop
 
@@ -19,6 +21,10 @@ NOTABLE_REGRET: Final = 0.01
 
 #: The fields of a score by which policies are compared.
 _COMPARED: Final = ("share_saved", "relative_regret", "relative_deployable_regret")
+_SCORED: Final = ("stopped", *_COMPARED)
+
+#: The name of the policy's own row.
+_POLICY: Final = "policy"
 
 
 def aggregate(backtest: Backtest) -> dict[str, Any]:
@@ -32,6 +38,8 @@ def aggregate(backtest: Backtest) -> dict[str, Any]:
     return {
         "runs": len(results),
         "excluded": len(backtest.excluded),
+        "repeated": len(backtest.repeated),
+        "families": families_json(results),
         "not_known": len(results) - len(judged),
         "right_censored": sum(bool(result.right_censored) for result in results),
         "fired": sum(result.fired for result in results),
@@ -50,9 +58,11 @@ def aggregate(backtest: Backtest) -> dict[str, Any]:
         "checkpoints_never_restored_predicted": _total(judged, _wasted),
         "evaluations": sum(result.recorded.evaluations for result in judged),
         "evaluations_saved": _total(judged, lambda result: result.evaluations_saved),
-        "share_saved": asdict(interval([result.share_saved for result in results])),
-        "relative_regret": _spread(regrets(backtest)),
-        "relative_deployable_regret": _spread(deployable_regrets(backtest)),
+        "share_saved": _typical([result.share_saved for result in results], backtest),
+        "relative_regret": _spread(regrets(backtest), backtest),
+        "relative_deployable_regret": _spread(deployable_regrets(backtest), backtest),
+        "absolute_regret": _absolute(backtest, lambda result: result.regret),
+        "absolute_deployable_regret": _absolute(backtest, lambda result: result.deployable_regret),
         "median_steps_to_stop": median_steps_to_stop(results),
         "validity": backtest.validity_counts(),
     }
@@ -60,12 +70,12 @@ def aggregate(backtest: Backtest) -> dict[str, Any]:
 
 def regrets(backtest: Backtest) -> list[float | None]:
     """Return the relative regret of each run, in order; None for runs excluded from the regret statistics."""
-    return [_complete(result, result.relative_regret) for result in backtest.results]
+    return [_counted(result, result.relative_regret) for result in backtest.results]
 
 
 def deployable_regrets(backtest: Backtest) -> list[float | None]:
     """Return the relative deployable regret of each run, likewise."""
-    return [_complete(result, result.relative_deployable_regret) for result in backtest.results]
+    return [_counted(result, result.relative_deployable_regret) for result in backtest.results]
 
 
 def without_regret(backtest: Backtest) -> list[Excluded]:
@@ -76,15 +86,25 @@ def without_regret(backtest: Backtest) -> list[Excluded]:
     return [Excluded(result.run_id, result.name, reason) for result, reason in reasons if reason]
 
 
+def with_few_evaluations(backtest: Backtest) -> list[RunResult]:
+    """Return the runs whose evaluations are too few for the regret statistics."""
+    return [result for result in backtest.results if 0 < len(result.evaluations) < FEWEST_EVALUATIONS]
+
+
 def comparison(backtest: Backtest) -> list[dict[str, Any]]:
     """Return a row for the policy, and one per baseline with the run-by-run difference from the policy.
 
-    Differences are the policy's value less the baseline's, over the runs for which both are known.
+    All rows are over the same runs: those that each of them scores, and in each column those for which each of them
+    knows the number. Differences are the policy's value less the baseline's.
     """
-    own = [standing_of(result) for result in backtest.results]
+    scores: dict[str, Sequence[BaselineScore | None]] = {
+        outcome.baseline.name: outcome.standings for outcome in backtest.baselines if outcome.standings
+    }
+    scores[_POLICY] = [standing_of(result) for result in backtest.results]
+    table = {name: _common([_values(own, name, backtest) for own in scores.values()], list(scores)) for name in _SCORED}
     title = backtest.policy.name or "this policy"
-    rows = [{"name": "policy", "title": title, "digest": backtest.policy.digest, **_summary(own, backtest)}]
-    rows.extend(_baseline_row(outcome, own, backtest) for outcome in backtest.baselines)
+    rows = [{"name": _POLICY, "title": title, "digest": backtest.policy.digest, **_summary(_POLICY, table, backtest)}]
+    rows.extend(_baseline_row(outcome, table, backtest) for outcome in backtest.baselines)
     return rows
 
 
@@ -130,41 +150,66 @@ def human_json(backtest: Backtest) -> dict[str, Any] | None:
     }
 
 
+def families_json(results: Sequence[RunResult]) -> dict[str, Any]:
+    """Return the families that intervals draw: their number, by key, and the largest."""
+    counts = Counter(result.family for result in results)
+    by_key = Counter(family.key for family in counts)
+    # Of equally large families the first by name, so that the order of the runs changes nothing.
+    largest = min(counts, key=lambda family: (-counts[family], family.key, family.value), default=None)
+    return {
+        "count": len(counts),
+        "keys": dict(sorted(by_key.items())),
+        "largest": None if largest is None else {"key": largest.key, "value": largest.value, "runs": counts[largest]},
+    }
+
+
 def _wasted(result: RunResult) -> int | None:
     return None if result.predicted is None else result.predicted.checkpoints_wasted
 
 
-def _baseline_row(outcome: BaselineOutcome, own: Sequence[BaselineScore | None], backtest: Backtest) -> dict[str, Any]:
-    about = {"name": outcome.baseline.name, "title": outcome.baseline.title, "digest": outcome.digest}
+#: The values of one column of the comparison: one for each run, by the row's name. All rows know the same runs.
+_Column = Mapping[str, Sequence[float | None]]
+
+
+def _baseline_row(outcome: BaselineOutcome, table: Mapping[str, _Column], backtest: Backtest) -> dict[str, Any]:
+    name = outcome.baseline.name
+    about = {"name": name, "title": outcome.baseline.title, "digest": outcome.digest}
     if not outcome.standings:
         return {**about, "reason": outcome.reason or "no run was judged"}
-    less = {
-        name: asdict(paired_interval(_values(own, name, backtest), _values(outcome.standings, name, backtest)))
-        for name in _COMPARED
-    }
-    return {**about, **_summary(outcome.standings, backtest), "policy_less_this": less}
+    families = [result.family for result in backtest.results]
+    less = {key: asdict(paired_interval(table[key][_POLICY], table[key][name], families)) for key in _COMPARED}
+    return {**about, **_summary(name, table, backtest), "policy_less_this": less}
 
 
-def _summary(standings: Sequence[BaselineScore | None], backtest: Backtest) -> dict[str, Any]:
-    known = [standing for standing in standings if standing is not None]
+def _summary(name: str, table: Mapping[str, _Column], backtest: Backtest) -> dict[str, Any]:
+    stopped = [value for value in table["stopped"][name] if value is not None]
     return {
-        "runs": len(known),
-        "stopped": sum(sorted(standing.stopped for standing in known)),
-        **{name: asdict(interval(_values(standings, name, backtest))) for name in _COMPARED},
+        "runs": len(stopped),
+        "stopped": sum(sorted(stopped)),
+        **{key: _typical(table[key][name], backtest) for key in _COMPARED},
+    }
+
+
+def _common(rows: Sequence[Sequence[float | None]], names: Sequence[str]) -> _Column:
+    """Return the rows of a column with only the runs that all of them know."""
+    known = [None not in values for values in zip(*rows, strict=True)]
+    return {
+        name: [value if is_known else None for value, is_known in zip(row, known, strict=True)]
+        for name, row in zip(names, rows, strict=True)
     }
 
 
 def _values(standings: Sequence[BaselineScore | None], name: str, backtest: Backtest) -> list[float | None]:
-    """Return one field of each run's score; regrets only for runs that ran as long as planned."""
+    """Return one field of each run's score; regrets only for runs that count for regret."""
     values = [None if standing is None else getattr(standing, name) for standing in standings]
     if "regret" not in name:
         return values
-    return [_complete(*pair) for pair in zip(backtest.results, values, strict=True)]
+    return [_counted(*pair) for pair in zip(backtest.results, values, strict=True)]
 
 
-def _complete(result: RunResult, value: float | None) -> float | None:
-    """Return the value for a run that ran as long as planned, else None."""
-    return None if result.right_censored else value
+def _counted(result: RunResult, value: float | None) -> float | None:
+    """Return the value for a run that ran as long as planned and has enough evaluations, else None."""
+    return None if result.right_censored or len(result.evaluations) < FEWEST_EVALUATIONS else value
 
 
 def _reason_without_regret(result: RunResult) -> str:
@@ -174,6 +219,8 @@ def _reason_without_regret(result: RunResult) -> str:
         return result.right_censored
     if result.objective is None:
         return "it recorded no evaluation that says how good it is"
+    if len(result.evaluations) < FEWEST_EVALUATIONS:
+        return f"it has fewer than {FEWEST_EVALUATIONS} evaluations, so its best says little"
     if result.recorded.best is None:
         return "each of its evaluations is NaN"
     if result.predicted.best is None:
@@ -183,19 +230,38 @@ def _reason_without_regret(result: RunResult) -> str:
     return ""
 
 
-def _spread(values: Sequence[float | None]) -> dict[str, Any]:
+def _spread(values: Sequence[float | None], backtest: Backtest) -> dict[str, Any]:
     known = [value for value in values if value is not None]
-    found = interval(values)
+    above = sum(value > NOTABLE_REGRET for value in known)
     return {
-        "runs": len(known),
-        "mean": statistics.fmean(known) if known else None,
-        "low": found.low,
-        "high": found.high,
-        "median": statistics.median(known) if known else None,
+        **_typical(values, backtest),
         "max": max(known, default=None),
-        "above_1_percent": sum(value > NOTABLE_REGRET for value in known),
-        "share_above_1_percent": sum(value > NOTABLE_REGRET for value in known) / len(known) if known else None,
+        "above_1_percent": above,
+        "share_above_1_percent": above / len(known) if known else None,
     }
+
+
+def _typical(values: Sequence[float | None], backtest: Backtest) -> dict[str, Any]:
+    """Return the mean of a value of each run with its interval, and the median and the trimmed mean beside it."""
+    known = [value for value in values if value is not None]
+    return {
+        **asdict(interval(values, [result.family for result in backtest.results])),
+        "median": statistics.median(known) if known else None,
+        "trimmed_mean": trimmed_mean(known) if known else None,
+    }
+
+
+def _absolute(backtest: Backtest, amount: Callable[[RunResult], float | None]) -> dict[str, dict[str, Any]]:
+    """Return the spread of a regret in the units of its metric, by metric: values of unlike metrics have no mean."""
+    metrics = [None if result.objective is None else result.objective.metric for result in backtest.results]
+    found = {}
+    for metric in sorted({one for one in metrics if one is not None}):
+        own = [
+            _counted(result, amount(result)) if one == metric else None
+            for result, one in zip(backtest.results, metrics, strict=True)
+        ]
+        found[metric] = {**_typical(own, backtest), "max": max((v for v in own if v is not None), default=None)}
+    return found
 
 
 def _total(results: Sequence[RunResult], amount: Callable[[RunResult], float | None]) -> float | None:

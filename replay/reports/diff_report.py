@@ -11,10 +11,10 @@ from ...rules.policy_file.declarations import ACT
 from ...rules.policy_file.policy import Policy, shipped_policies
 from ...store.plural import counted
 from ..backtests.policy_diff import Order, PolicyDiff, RunDiff, StopChange
-from ..intervals import FEWEST_RUNS
+from .aggregation import families_json
 from .amounts import duration
 from .objectives import objective_sentences, objectives_json, renamed_text
-from .sentences import REGRET
+from .sentences import REGRET, family_sentence
 
 
 def diff_json(difference: PolicyDiff) -> dict[str, Any]:
@@ -36,6 +36,8 @@ def diff_json(difference: PolicyDiff) -> dict[str, Any]:
             "steps": difference.total(lambda run: run.steps),
             "seconds": difference.total(lambda run: run.seconds),
             "checkpoints": difference.total(lambda run: run.checkpoints),
+            "families": families_json([run.new for run in difference.runs]),
+            "repeated": len(difference.new.repeated),
             "regret": asdict(difference.mean(lambda run: run.regret if objective else None)),
             "deployable_regret": asdict(difference.mean(lambda run: run.deployable_regret if objective else None)),
             "relative_regret": asdict(difference.mean(lambda run: run.relative_regret)),
@@ -174,7 +176,8 @@ def _footnotes(difference: PolicyDiff) -> list[str]:
     else:
         notes.append(
             f"- {' '.join(said)} {REGRET} It is relative to that best, so unlike metrics compare; + is worse than "
-            f"before. Means over runs, with 95% bootstrap intervals from {FEWEST_RUNS} runs on."
+            "before. Means over runs, with 95% bootstrap intervals. "
+            f"{family_sentence(families_json([run.new for run in difference.runs]))}"
         )
     return ["", *notes]
 

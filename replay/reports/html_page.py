@@ -15,7 +15,7 @@ from markupsafe import Markup
 
 from ...store.plural import counted
 from ..backtests.backtesting import Backtest
-from ..intervals import COVERAGE, FEWEST_RUNS, RESAMPLES, SEED
+from ..intervals import COVERAGE, FEWEST_FAMILIES, RESAMPLES, SEED
 from ..runs.results import RunResult
 from ..runs.validity import Validity
 from .aggregation import aggregate, comparison, detection_json, human_json, without_regret
@@ -25,7 +25,17 @@ from .glossary import glossary
 from .html_templates import html_environment
 from .objectives import objective_sentences, rename_hints, renamed_text
 from .plots import Mark, run_plot, savings_plot
-from .sentences import BASELINE_NOTES, CLAUSE, DEPLOYABLE_REGRET, REGRET, headline, no_objective_sentence
+from .sentences import (
+    BASELINE_NOTES,
+    CLAUSE,
+    DEPLOYABLE_REGRET,
+    REGRET,
+    TRIMMED_MEAN,
+    headline,
+    no_objective_sentence,
+    notices,
+    same_runs_sentence,
+)
 
 _STYLE: Final = Path(__file__).with_name("page.css")
 
@@ -42,7 +52,7 @@ LISTED: Final = 240
 #: The words that a report explains at its end, by their anchors in the glossary.
 _WORDS: Final = frozenset(
     {"baseline", "censored", "clause", "deployable-regret", "flap", "objective", "oracle", "patience", "prefix-exact"}
-    | {"regret", "rung", "shadow"}
+    | {"family", "regret", "rung", "shadow"}
 )
 
 #: Maximum number of values shown per decision.
@@ -75,6 +85,8 @@ def report_page(backtest: Backtest) -> str:
         cards=_cards(backtest, total),
         left_out=_left_out(backtest),
         left_out_sentence=_left_out_sentence(backtest),
+        notices=notices(backtest, total),
+        same_runs=same_runs_sentence(compared, len(backtest.results)),
         baseline_notes=[text for one, text in BASELINE_NOTES.items() if one in scored],
         clause=CLAUSE,
         labels=[(label, NOTES[Validity(label)]) for label in backtest.validity_counts()],
@@ -114,12 +126,21 @@ def _cards(backtest: Backtest, total: Mapping[str, Any]) -> Iterator[tuple[str, 
         regret = total[key]
         if regret["runs"]:
             within = "" if regret["low"] is None else f" [{regret['low']:.2%}, {regret['high']:.2%}]"
-            yield f"{regret['mean']:.2%}", f"mean {title}{within}, worst {regret['max']:.2%}"
+            typical = f"median {regret['median']:.2%}, trimmed mean {regret['trimmed_mean']:.2%}"
+            yield f"{regret['mean']:.2%}", f"mean {title}{within}, {typical}, worst {regret['max']:.2%}"
+    for metric, absolute in total["absolute_regret"].items():
+        if absolute["runs"]:
+            typical = f"median {absolute['median']:.4g}, trimmed mean {absolute['trimmed_mean']:.4g}"
+            yield f"{absolute['mean']:.4g}", f"mean regret in units of {metric}, {typical}, worst {absolute['max']:.4g}"
 
 
 def _left_out(backtest: Backtest) -> dict[str, Sequence[Any]]:
     """Return the runs that were left out, by what they are missing from. They come first: no number mentions them."""
-    runs = {"not judged": backtest.excluded, "left out of regret": without_regret(backtest)}
+    runs = {
+        "not judged": backtest.excluded,
+        "counted once": backtest.repeated,
+        "left out of regret": without_regret(backtest),
+    }
     return {what: left for what, left in runs.items() if left}
 
 
@@ -129,6 +150,9 @@ def _left_out_sentence(backtest: Backtest) -> str:
     parts = []
     if backtest.excluded:
         parts.append(f"{counted(len(backtest.excluded), 'run', ',')} could not be judged")
+    if backtest.repeated:
+        verb = "repeats" if len(backtest.repeated) == 1 else "repeat"
+        parts.append(f"{counted(len(backtest.repeated), 'run', ',')} {verb} another's series and counted once")
     if left:
         without = {result.run_id for result in backtest.results if result.objective is None}
         lacking = sum(run.run_id in without for run in left)
@@ -186,8 +210,8 @@ def _first(rows: Sequence[DecisionRow]) -> Sequence[DecisionRow]:
 
 def _rests_on(backtest: Backtest) -> Iterator[str]:
     yield (
-        f"Intervals are {COVERAGE:.0%} bootstrap intervals, from {RESAMPLES:,} draws of whole runs (seed {SEED}); "
-        f"fewer than {FEWEST_RUNS} runs have none."
+        f"Intervals are {COVERAGE:.0%} bootstrap intervals, from {RESAMPLES:,} draws of whole families of runs "
+        f"(seed {SEED}); fewer than {FEWEST_FAMILIES} families have none. {TRIMMED_MEAN}"
     )
     if any(outcome.baseline.pruner is not None for outcome in backtest.baselines):
         yield (

@@ -8,18 +8,19 @@ from typing import Any
 
 from ...store.event_json import encoded
 from ..backtests.backtesting import Backtest
-from ..intervals import COVERAGE, RESAMPLES, SEED
+from ..intervals import COVERAGE, FEWEST_FAMILIES, RESAMPLES, SEED, TRIMMED
 from ..policies.conduct import Conduct
 from ..runs.replaying import LabelledOutcome
 from ..runs.results import Excluded, RunResult
 from .aggregation import aggregate, comparison, detection_json, human_json, without_regret
 from .decision_rows import DecisionRow, decision_json, decision_rows
 from .objectives import objectives_json
+from .sentences import notices
 
 
 def report_json(backtest: Backtest) -> dict[str, Any]:
     """Return the whole report as JSON: identity, assumptions, runs, exclusions, aggregate."""
-    objective = backtest.objective
+    objective, total = backtest.objective, aggregate(backtest)
     document = {
         "policy": {
             "source": backtest.policy.source,
@@ -29,7 +30,13 @@ def report_json(backtest: Backtest) -> dict[str, Any]:
         },
         "event_count": backtest.event_count,
         "events_per_s": backtest.events_per_s,
-        "bootstrap": {"seed": SEED, "resamples": RESAMPLES, "coverage": COVERAGE},
+        "bootstrap": {
+            "seed": SEED,
+            "resamples": RESAMPLES,
+            "coverage": COVERAGE,
+            "fewest_families": FEWEST_FAMILIES,
+            "trimmed": TRIMMED,
+        },
         "objective": None if objective is None else objective.to_json(),
         "objectives": objectives_json(result.objective for result in backtest.results),
         "renames": dict(backtest.settings.renames),
@@ -39,8 +46,10 @@ def report_json(backtest: Backtest) -> dict[str, Any]:
         "cost_per_hour": backtest.cost_per_hour,
         "runs": _runs_json(backtest),
         "excluded": [_excluded_json(run) for run in backtest.excluded],
+        "repeated": [_excluded_json(run) for run in backtest.repeated],
         "excluded_from_regret": [_excluded_json(run) for run in without_regret(backtest)],
-        "aggregate": aggregate(backtest),
+        "aggregate": total,
+        "notices": notices(backtest, total),
         "comparison": comparison(backtest),
         "detection": detection_json(backtest),
         "human": human_json(backtest),
@@ -71,6 +80,7 @@ def _run_json(
         "status": result.status,
         "objective": None if result.objective is None else result.objective.to_json(),
         "identity": asdict(result.identity),
+        "family": asdict(result.family),
         "fired": result.fired,
         "stop": None if result.stop is None else _stop_json(result.stop),
         "recorded": asdict(result.recorded),

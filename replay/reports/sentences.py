@@ -3,16 +3,26 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Final
 
 from ...store.plural import counted
 from ..backtests.backtesting import Backtest
 from ..backtests.baselines import ASHA, ORACLE, RANDOM
+from ..intervals import FEWEST_FAMILIES, TRIMMED
+from ..runs.regret import FEWEST_EVALUATIONS
 from ..runs.run_result import asks_for_checkpoints
 from ..runs.validity import Validity
-from .aggregation import NOTABLE_REGRET, aggregate, comparison, detection_json, human_json, without_regret
+from .aggregation import (
+    NOTABLE_REGRET,
+    aggregate,
+    comparison,
+    detection_json,
+    human_json,
+    with_few_evaluations,
+    without_regret,
+)
 from .amounts import duration, short_duration, size
 from .decision_rows import NOTES
 from .objectives import objective_sentences, renamed_text
@@ -27,6 +37,7 @@ _NUMBER: Final = re.compile(r"(?<![\w'])\d[\d.]*(?![\w'])")
 #: Explanations of terms, for readers who see their first report.
 REGRET: Final = "Regret is how much worse the best evaluation before a stop is than the run's best."
 DEPLOYABLE_REGRET: Final = "Deployable regret compares only evaluations at steps with a checkpoint."
+TRIMMED_MEAN: Final = f"A trimmed mean leaves out the lowest and the highest {TRIMMED:.0%} of the runs."
 CLAUSE: Final = "A clause is one of the conditions that a rule joins by 'and', 'or' and 'not'."
 BASELINE_NOTES: Final = MappingProxyType(
     {
@@ -61,7 +72,9 @@ def _savings(total: Mapping[str, Any]) -> str:
     regret = total["relative_regret"]
     if not regret["runs"]:
         return saved
-    return f"{saved}, at a mean regret of {regret['mean']:.2%} (worst {regret['max']:.2%})"
+    return (
+        f"{saved}, at a mean regret of {regret['mean']:.2%} (median {regret['median']:.2%}, worst {regret['max']:.2%})"
+    )
 
 
 def _unknown(total: Mapping[str, Any]) -> Iterator[str]:
@@ -74,6 +87,49 @@ def _unknown(total: Mapping[str, Any]) -> Iterator[str]:
         )
     if total["excluded"]:
         yield f"{counted(total['excluded'], 'run', ',')} could not be judged."
+    if warning := family_warning(total["families"], total["runs"]):
+        yield warning
+
+
+def family_sentence(families: Mapping[str, Any]) -> str:
+    """Return which families intervals draw, or why there are no intervals; empty without runs."""
+    keys, count = families["keys"], families["count"]
+    by = next(iter(keys)) if len(keys) == 1 else ", ".join(f"{number} by {key}" for key, number in keys.items())
+    what = f"{count:,} {'family' if count == 1 else 'families'} ({by})"
+    if count >= FEWEST_FAMILIES:
+        return f"Intervals draw {what}."
+    return f"These runs are {what}; fewer than {FEWEST_FAMILIES} have no interval." if count else ""
+
+
+def family_warning(families: Mapping[str, Any], runs: int) -> str:
+    """Return a warning that one family has more than half of the runs; empty if none has."""
+    largest = families["largest"]
+    if largest is None or runs < 2 or largest["runs"] * 2 <= runs:
+        return ""
+    which = f"{largest['key']} {largest['value']!r}" if largest["value"] else f"one {largest['key']}"
+    if largest["runs"] == runs:
+        return f"All {runs:,} runs are one family ({which}); --family names another key."
+    of = f"{largest['runs']:,} of {runs:,}"
+    return f"{of} runs are one family ({which}), which the means mostly describe; --family names another key."
+
+
+def notices(backtest: Backtest, total: Mapping[str, Any]) -> list[str]:
+    """Return over which families and runs the numbers are, in sentences."""
+    if len(backtest.results) + len(backtest.repeated) < 2:  # A single run is no question of families.
+        return []
+    families = total["families"]
+    warning = family_warning(families, total["runs"])
+    return [text for text in (family_sentence(families), warning, repeated_sentence(backtest)) if text]
+
+
+def repeated_sentence(backtest: Backtest) -> str:
+    """Return which runs count once with another; empty without any."""
+    repeated = backtest.repeated
+    if not repeated:
+        return ""
+    verb = "repeats" if len(repeated) == 1 else "repeat"
+    such = f"{repeated[0].name} ({repeated[0].run_id}): {repeated[0].reason}"
+    return f"Counted once: {counted(len(repeated), 'run', ',')} that {verb} another's series, such as {such}."
 
 
 def no_objective_sentence(backtest: Backtest) -> str:
@@ -105,7 +161,7 @@ def summary_lines(backtest: Backtest) -> list[str]:
         labels = "; ".join(f"{count} {label} ({NOTES[Validity(label)]})" for label, count in total["validity"].items())
         lines.append(f"Decisions: {labels}.")
     notes = [(result.run_id, note) for result in backtest.results for note in result.notes]
-    noted = {run_id for run_id, _ in notes}
+    noted = {run_id for run_id, _ in notes} | {run.run_id for run in with_few_evaluations(backtest)}
     notes += [
         (run.run_id, f"left out of regret: {run.reason}") for run in without_regret(backtest) if run.run_id not in noted
     ]
@@ -144,11 +200,13 @@ def _cost_lines(total: Mapping[str, Any], backtest: Backtest) -> Iterator[str]:
         hours = total["rank_hours_saved"]
         yield f"That saves {total['cost_saved']:,.2f}: {hours:,.3g} rank-hours at {backtest.cost_per_hour:g} each."
     share = total["share_saved"]
-    if share["low"] is not None:
+    if share["runs"] >= FEWEST_FAMILIES:
+        within = "" if share["low"] is None else f" [{share['low']:.1%}, {share['high']:.1%}]"
         yield (
-            f"It saves {share['mean']:.1%} of a run's steps on average [{share['low']:.1%}, {share['high']:.1%}], "
-            "if long and short runs count alike."
+            f"It saves {share['mean']:.1%} of a run's steps on average{within}, median {share['median']:.1%}, "
+            f"trimmed mean {share['trimmed_mean']:.1%}, if long and short runs count alike."
         )
+    yield from notices(backtest, total)
     if total["right_censored"]:
         yield _bounds_sentence(total["right_censored"])
 
@@ -181,14 +239,25 @@ def _comparison_lines(backtest: Backtest) -> Iterator[str]:
     rows = comparison(backtest)
     yield from (f"{row['title']}: {row['reason']}." for row in rows if "reason" in row)
     for row, outcome in zip(rows[1:], backtest.baselines, strict=True):
-        if outcome.baseline.pruner is not None and 0 < row.get("runs", 0) < len(backtest.results):
-            scored = f"{row['runs']} of {len(backtest.results)} runs"
+        known = sum(standing is not None for standing in outcome.standings)
+        if outcome.baseline.pruner is not None and 0 < known < len(backtest.results):
+            scored = f"{known} of {len(backtest.results)} runs"
             yield f"{row['title']}: scored on {scored}; the others have no clock times, or no metric judges them."
+    if len(rows) > 1 and (same := same_runs_sentence(rows, len(backtest.results))):
+        yield same
     clear = [row["policy_less_this"]["share_saved"]["low"] is not None for row in rows if "policy_less_this" in row]
     if any(clear):
         yield "Δ: the policy minus the baseline, in percentage points; * marks a 95% interval that excludes 0."
     with_scores = [outcome.baseline for outcome in backtest.baselines if outcome.standings]
     yield from (BASELINE_NOTES[baseline] for baseline in with_scores if baseline in BASELINE_NOTES)
+
+
+def same_runs_sentence(rows: Sequence[Mapping[str, Any]], runs: int) -> str:
+    """Return over which runs the rows of a comparison are; empty if over all."""
+    own, regret = rows[0]["runs"], rows[0]["relative_regret"]["runs"]
+    if own == regret == runs:
+        return ""
+    return f"All rows are over the same runs: those that every row scores, {own:,} of {runs:,}; for regret {regret:,}."
 
 
 def _regret_lines(total: Mapping[str, Any], backtest: Backtest) -> Iterator[str]:
@@ -204,18 +273,27 @@ def _regret_lines(total: Mapping[str, Any], backtest: Backtest) -> Iterator[str]
             f"In {share} the best evaluation before the stop was "
             f"more than {NOTABLE_REGRET:.0%} worse than the run's best."
         )
-        yield f"Regret, how much worse it was: {_spread_text(regret)}."
+        yield f"Regret, how much worse it was: {_spread_text(regret, '.2%')}. {TRIMMED_MEAN}"
+    for metric, absolute in total["absolute_regret"].items():
+        if absolute["runs"]:
+            yield f"The same in units of {metric}: {_spread_text(absolute, '.4g')}."
+    if few := with_few_evaluations(backtest):
+        names = ", ".join(run.name for run in few[:_NAMED]) + (", ..." if len(few) > _NAMED else "")
+        runs = counted(len(few), "run", ",")
+        yield f"Left out of regret: {runs} with fewer than {FEWEST_EVALUATIONS} evaluations ({names})."
     if deployable["runs"]:
         yield (
-            f"Deployable regret, the same for evaluations at steps with a checkpoint: {_spread_text(deployable)}; "
+            "Deployable regret, the same for evaluations at steps with a checkpoint: "
+            f"{_spread_text(deployable, '.2%')}; "
             f"above {NOTABLE_REGRET:.0%} in {deployable['share_above_1_percent']:.0%} of "
             f"{counted(deployable['runs'], 'run', ',')}."
         )
 
 
-def _spread_text(regret: Mapping[str, Any]) -> str:
-    within = "" if regret["low"] is None else f" [{regret['low']:.2%}, {regret['high']:.2%}]"
-    return f"median {regret['median']:.2%}, mean {regret['mean']:.2%}{within}, worst {regret['max']:.2%}"
+def _spread_text(regret: Mapping[str, Any], form: str) -> str:
+    median, mean, trimmed, worst = (format(regret[key], form) for key in ("median", "mean", "trimmed_mean", "max"))
+    within = "" if regret["low"] is None else f" [{regret['low']:{form}}, {regret['high']:{form}}]"
+    return f"median {median}, mean {mean}{within}, trimmed mean {trimmed}, worst {worst}"
 
 
 def _detection_lines(backtest: Backtest) -> Iterator[str]:

@@ -17,7 +17,7 @@ TABLE_HEADINGS: Final = ("run", "stop", "of", "saved", "time", "saves", "regret"
 TABLE_LEGEND: Final = "of: recorded steps. saves: checkpoints recorded→under the policy. deploy: deployable regret."
 
 #: Headings of the table that ``comparison_rows`` fills.
-COMPARISON_HEADINGS: Final = ("", "stops", "saved", "regret", "deploy", "Δ saved", "Δ regret")
+COMPARISON_HEADINGS: Final = ("", "stops", "saved", "regret", "median", "deploy", "Δ saved", "Δ regret")
 
 #: Maximum length of a run's name.
 _LONGEST_NAME: Final = 20
@@ -29,7 +29,7 @@ def table_rows(backtest: Backtest) -> list[tuple[str, ...]]:
 
 
 def comparison_rows(rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, ...]]:
-    """Return the cells of the comparison with baselines: means over runs.
+    """Return the cells of the comparison with baselines: means over the same runs, and the median regret.
 
     The last two columns are the policy less the baseline, in points, with a star if the interval excludes zero.
     """
@@ -79,13 +79,15 @@ def _comparison_cells(row: Mapping[str, Any]) -> tuple[str, ...]:
     return (
         row["title"],
         f"{row['stopped']:.3g}",
-        *(_mean(row[key]) for key in ("share_saved", "relative_regret", "relative_deployable_regret")),
+        _percent(row["share_saved"]["mean"]),
+        *(_percent(row["relative_regret"][key]) for key in ("mean", "median")),
+        _percent(row["relative_deployable_regret"]["mean"]),
         *(_difference(less.get(key)) for key in ("share_saved", "relative_regret")),
     )
 
 
-def _mean(found: Mapping[str, Any]) -> str:
-    return "-" if found["mean"] is None else f"{found['mean']:.2%}"
+def _percent(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2%}"
 
 
 def _difference(found: Mapping[str, Any] | None) -> str:

@@ -9,6 +9,9 @@ from .objective import Objective
 #: Magnitudes below this are too near zero to divide a regret by.
 NEAR_ZERO: Final = 1e-12
 
+#: Runs with fewer evaluations are left out of means of regret: with one evaluation, no stop after it costs anything.
+FEWEST_EVALUATIONS: Final = 5
+
 
 def regret_of(objective: Objective, reached: float | None, reference: float | None) -> float | None:
     """Compute how much worse a value is than the reference: negative where it is better, None where one is missing."""

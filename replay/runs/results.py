@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from .curves import Curve
 from .detection import Detection
+from .families import UNKNOWN_FAMILY, Family
 from .human_action import Lead
 from .identity import UNKNOWN, RunIdentity
 from .objective import Evaluation, Objective
@@ -76,6 +77,7 @@ class RunResult:
         human: What a person did about the run, and how much earlier the policy acts; None when no person acted.
         identity: The log, events and decisions that the result rests on.
         objective: The metric that judges the run; None if no evaluation of it says how good it is.
+        family: The runs that it is not independent of.
     """
 
     run_id: str
@@ -101,6 +103,7 @@ class RunResult:
     human: Lead | None = None
     identity: RunIdentity = UNKNOWN
     objective: Objective | None = None
+    family: Family = UNKNOWN_FAMILY
 
     @property
     def fired(self) -> bool:

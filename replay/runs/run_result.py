@@ -20,6 +20,7 @@ from ...store.reading.snapshot import Snapshot
 from ...store.run import Run
 from .detection import Alarm, Detection, detect
 from .event_stream import event_stream
+from .families import UNKNOWN_FAMILY, Family
 from .history import NOTHING_ROLLED_BACK, Checkpoint, History, RolledBack, history_of, read_lineage, restored_steps
 from .human_action import Lead, lead_over
 from .identity import UNKNOWN, RunIdentity, identity_of
@@ -28,6 +29,7 @@ from .objective import Evaluation, Objective, best, objective_among, objective_o
 from .renaming import Renames, lacked_metrics, renames_in
 from .replaying import Ending, Replay, replay_stream
 from .results import Outlay, RunResult
+from .same_series import series_digests
 from .validity import Validity
 
 #: Most evaluation metrics that a note names.
@@ -52,6 +54,8 @@ class ReplayedRun:
         identity: The log, events and decisions that the facts rest on.
         of_study: The metric that its study optimises; None if its source names none.
         lacked: The metrics that rules read and the run did not record, each with its metric that comes closest.
+        series: Digests of the series by which another log of the same training is found.
+        family: The runs that it is not independent of.
     """
 
     run_id: str
@@ -69,6 +73,8 @@ class ReplayedRun:
     identity: RunIdentity = UNKNOWN
     of_study: Objective | None = None
     lacked: Mapping[str, str] = field(default_factory=dict)
+    series: frozenset[str] = frozenset()
+    family: Family = UNKNOWN_FAMILY
 
     def objective(self, declared: Sequence[Objective] = ()) -> Objective | None:
         """Return the metric that judges the run; None if none of its evaluations says how good it is."""
@@ -166,6 +172,7 @@ def facts_of(
         is_empty="step_end" not in stream.kinds and not any(event.metrics for event in events),
         human=lead_over(stream, history, status, replayed),
         identity=identity_of(stream, replayed),
+        series=series_digests(stream),
     )
 
 
@@ -217,6 +224,7 @@ def result_of(facts: ReplayedRun, objective: Objective | None, declared: Sequenc
         human=facts.human,
         identity=facts.identity,
         objective=objective,
+        family=facts.family,
     )
 
 

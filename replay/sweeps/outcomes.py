@@ -14,7 +14,7 @@ import numpy as np
 
 from ..runs.metric_names import Mode
 from ..runs.objective import Objective
-from ..runs.regret import NEAR_ZERO
+from ..runs.regret import FEWEST_EVALUATIONS, NEAR_ZERO
 from ..runs.replaying import BEFORE_A_STEP, WITHIN_A_STEP
 from ..runs.results import RunResult
 from ..runs.run_result import why_right_censored
@@ -41,6 +41,7 @@ class Outcomes:
         regret, relative_regret: How much worse the best value up to the stop is than that of the whole run.
         deployable_regret, relative_deployable_regret: The same among the values at steps that have a checkpoint.
         is_right_censored: Whether the run might have continued, so that the other numbers are lower bounds.
+        has_few_evaluations: Whether its evaluations are too few for a mean of regret.
     """
 
     stop_step: Ints
@@ -54,6 +55,7 @@ class Outcomes:
     deployable_regret: Floats
     relative_deployable_regret: Floats
     is_right_censored: Truths
+    has_few_evaluations: Truths
 
 
 def outcomes_of(
@@ -92,6 +94,7 @@ def outcomes_of(
         deployable_regret=deployable[0],
         relative_deployable_regret=deployable[1],
         is_right_censored=np.full(len(stops), bool(why_right_censored(status, length, stream.plan))),
+        has_few_evaluations=np.full(len(stops), len(evaluations_of(stream, objective)[0]) < FEWEST_EVALUATIONS),
     )
 
 
@@ -115,6 +118,7 @@ def outcomes_of_results(results: Sequence[RunResult]) -> Outcomes:
         deployable_regret=numbers(result.deployable_regret for result in results),
         relative_deployable_regret=numbers(result.relative_deployable_regret for result in results),
         is_right_censored=np.array([bool(result.right_censored) for result in results], np.bool_),
+        has_few_evaluations=np.array([len(result.evaluations) < FEWEST_EVALUATIONS for result in results], np.bool_),
     )
 
 

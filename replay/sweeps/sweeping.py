@@ -69,7 +69,8 @@ class Sweep:
 
         Each has shape (variants,), NaN where no run knows the number. ``stopped``, ``fired`` and ``not_known`` count
         runs. ``decisions``, ``steps_saved``, ``seconds_saved``, ``checkpoints`` and ``checkpoint_bytes`` are sums. The
-        mean and the worst of regret and of deployable regret are relative, over runs that ran as long as planned.
+        mean and the worst of regret and of deployable regret are relative, over runs that ran as long as planned and
+        have at least ``FEWEST_EVALUATIONS`` evaluations.
         """
         mean_regret, worst_regret = self._mean_and_worst("relative_regret")
         mean_deployable, worst_deployable = self._mean_and_worst("relative_deployable_regret")
@@ -134,9 +135,12 @@ class Sweep:
         return pl.concat(frames) if frames else pl.DataFrame()
 
     def _mean_and_worst(self, name: str) -> tuple[Floats, Floats]:
-        """Return mean and maximum of a regret over the runs that are not right-censored; NaN where none is known."""
+        """Return mean and maximum of a regret over the runs that a backtest counts for it; NaN where none is known."""
         regrets = self._table(name)
-        known = ~np.isnan(regrets) & ~self._table("is_right_censored").astype(np.bool_)
+        is_left_out = self._table("is_right_censored").astype(np.bool_) | self._table("has_few_evaluations").astype(
+            np.bool_
+        )
+        known = ~np.isnan(regrets) & ~is_left_out
         counts = known.sum(axis=1)
         with np.errstate(all="ignore"):
             mean = _added(known, regrets) / counts

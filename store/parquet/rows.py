@@ -97,6 +97,11 @@ class EventRows(Sequence[Event]):
             values = self._lists[name] = _texts_of(column) if name == "kind" else column.to_pylist()
         return values
 
+    @property
+    def metrics(self) -> list[str]:
+        """The metrics that an event may hold, each once."""
+        return list(dict.fromkeys((*self._metrics.column_of, *(self._long.metrics if self._long else ()))))
+
     def values(self, metric: str) -> list[float | None]:
         """The value of a metric at each event; None where it was not logged."""
         return self._metrics.whole(metric)
@@ -150,6 +155,11 @@ class EventList(list[Event]):
     def column(self, name: str) -> list[Any]:
         """One envelope column, an entry for each event."""
         return list(map(attrgetter(name), self))
+
+    @property
+    def metrics(self) -> list[str]:
+        """The metrics that an event may hold, each once."""
+        return list(dict.fromkeys(name for event in self for name in event.metrics))
 
     def values(self, metric: str) -> list[float | None]:
         """The value of a metric at each event; None where it was not logged."""

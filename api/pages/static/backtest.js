@@ -149,7 +149,7 @@ function cards() {
   if (total.steps) list.push([bound + percent((total.steps_saved ?? 0) / total.steps, 0), `of ${shown(total.steps)} steps saved`]);
   if (total.seconds_saved !== null) list.push([bound + duration(total.seconds_saved), `of ${duration(total.elapsed_s)} saved`]);
   for (const [key, title] of [["relative_regret", "mean regret"], ["relative_deployable_regret", "mean deployable regret"]]) {
-    if (total[key].runs) list.push([percent(total[key].mean, 2), `${title}, worst ${percent(total[key].max, 2)}`]);
+    if (total[key].runs) list.push([percent(total[key].mean, 2), `${title}, median ${percent(total[key].median, 2)}, worst ${percent(total[key].max, 2)}`]);
   }
   for (const one of report.objectives.slice(0, OBJECTIVES)) list.push([one.metric, judging(one)]);
   return element("div", { class: "figures" }, list.map(([figure, text]) => element("div", {}, element("b", {}, figure), element("span", {}, text))));
@@ -177,6 +177,7 @@ function glossary() {
     words.push("Deployable regret counts only evaluations at steps with a checkpoint.");
   }
   if (report.aggregate.right_censored) words.push("≥ marks a lower bound: the recorded run ended early, or its own rules stopped it.");
+  words.push(...report.notices);
   words.push("Validity: how far the record supports the decision. Point at a label for its meaning.");
   return element("p", { class: "faint legend" }, words.join(" "));
 }
@@ -208,16 +209,16 @@ const toFigure = (value) => (value === null || value === undefined ? null : toNu
 function comparisonTable() {
   const rows = report.comparison.map((row) =>
     row.reason
-      ? [row.title, row.reason, "", "", ""]
-      : [row.name === "policy" ? element("b", {}, row.title) : row.title, `${Number(row.stopped.toPrecision(3))} of ${row.runs}`, percent(row.share_saved.mean), percent(row.relative_regret.mean, 2), percent(row.relative_deployable_regret.mean, 2)],
+      ? [row.title, row.reason, "", "", "", ""]
+      : [row.name === "policy" ? element("b", {}, row.title) : row.title, `${Number(row.stopped.toPrecision(3))} of ${row.runs}`, percent(row.share_saved.mean), percent(row.relative_regret.mean, 2), percent(row.relative_regret.median, 2), percent(row.relative_deployable_regret.mean, 2)],
   );
   if (!rows.length) return "";
-  const words = "The oracle stops at the best evaluation, which no rule can know in advance. A rung is a step at which ASHA compares runs.";
-  return element("details", {}, element("summary", {}, "Comparison with simpler policies"), element("p", { class: "faint legend" }, words), table(["", "stops", "steps saved", "regret", "deployable regret"], rows));
+  const words = "All rows are over the same runs: those that every row scores. The oracle stops at the best evaluation, which no rule can know in advance. A rung is a step at which ASHA compares runs.";
+  return element("details", {}, element("summary", {}, "Comparison with simpler policies"), element("p", { class: "faint legend" }, words), table(["", "stops", "steps saved", "regret", "median regret", "deployable regret"], rows));
 }
 
 function limits() {
-  const left = report.excluded.map((one) => `${one.name || one.run_id}: ${one.reason}`);
+  const left = [...report.excluded, ...report.repeated].map((one) => `${one.name || one.run_id}: ${one.reason}`);
   return element("details", {}, element("summary", {}, "Assumptions and excluded runs"), element("ul", {}, [...report.assumptions, ...left].map((text) => element("li", {}, text))));
 }
 

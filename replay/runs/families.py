@@ -1,0 +1,141 @@
+"""Finds the family of a run: the runs that it is not independent of, because one project or sweep made them.
+
+Takes what ``run.json`` says of a run, returns a key and a value. Intervals draw whole families.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import PurePath
+from typing import Any, Final
+
+from ...rules.errors import suggestion
+from ...store.errors import TelemetryError
+from ...store.run_info import RunInfo, flattened
+
+#: Keys that name a fact of the run. Any other key is one of its configuration.
+OF_THE_RUN: Final = ("group", "tags", "name", "folder", "run")
+
+#: Words of configuration keys whose values differ between runs of one configuration: seeds, paths and names of the run.
+_OWN_WORDS: Final = frozenset(
+    ("seed", "seeds", "path", "paths", "dir", "directory", "folder", "file", "logdir", "host", "hostname", "timestamp")
+)
+_OWN_KEYS: Final = frozenset(("random_state", "run_name", "run_id"))
+_PATH_STARTS: Final = ("/", "./", "../", "~")
+
+#: Parts of a source's folder that name its family: the import root and the first folder in it.
+_FOLDER_PARTS: Final = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """A set of runs that are not independent of each other.
+
+    Attributes:
+        key: What tells it: the key that a user named, else ``group``, ``source folder`` or ``configuration``.
+        value: The value that its runs share.
+    """
+
+    key: str
+    value: str
+
+
+#: The family of results that no run on disk belongs to.
+UNKNOWN_FAMILY: Final = Family("configuration", "")
+
+
+def family_of(info: RunInfo, key: str | None = None) -> Family:
+    """Return the family of a run: the first of the named key, its group, its source folder, its configuration.
+
+    Args:
+        info: The run.
+        key: ``group``, ``tags``, ``name``, ``folder``, ``run`` (each run is a family), or a key of the configuration,
+            dotted where it is nested. A run without it has the family that it would have without a key.
+    """
+    if key is not None and (value := _value_of(info, key)):
+        return Family(key, value)
+    if info.group:
+        return Family("group", info.group)
+    if folder := _source_folder(info):
+        return Family("source folder", folder)
+    return Family("configuration", _configuration(info))
+
+
+def check_family_key(key: str, families: list[Family], infos: Iterator[RunInfo]) -> None:
+    """Check that any run has the key of families that a user named.
+
+    Args:
+        key: The key.
+        families: The families of the runs.
+        infos: The runs, read only when no run has the key, for the error's suggestion.
+
+    Raises:
+        TelemetryError: None has.
+    """
+    if not families or any(family.key == key for family in families):
+        return
+    known = {*OF_THE_RUN, *(name for info in infos for name in flattened(info.config))}
+    raise TelemetryError("no run has this key of families", got=key, fix=suggestion(key, known))
+
+
+def _value_of(info: RunInfo, key: str) -> str:
+    facts = {
+        "group": info.group or "",
+        "tags": ", ".join(sorted(info.tags)),
+        "name": info.name,
+        "folder": _source_folder(info),
+        "run": info.run_id,
+    }
+    if key in facts:
+        return facts[key]
+    value = flattened(info.config).get(key)
+    return "" if value is None else value if isinstance(value, str) else json.dumps(value)
+
+
+def _source_folder(info: RunInfo) -> str:
+    """Return the import root's name and the first folder in it that leads to the source; empty for a recorded run.
+
+    An import of an earlier steptape did not keep the root: its family is the folder that the source lies in.
+    """
+    source = info.source or {}
+    folder, path = source.get("folder"), source.get("path")
+    if isinstance(folder, str) and folder:
+        return "/".join(PurePath(folder).parts[:_FOLDER_PARTS])
+    return str(PurePath(path).parent) if isinstance(path, str) else ""
+
+
+def _configuration(info: RunInfo) -> str:
+    """Return the program that recorded a run, and the digest of its configuration without seeds, paths and numbers.
+
+    Runs that differ only in numbers are a parameter sweep, and a sweep is one family.
+    """
+    argv = info.attempts[0].environment.get("argv")
+    program = PurePath(str(argv[0])).name if isinstance(argv, list) and argv else ""
+    kept = {name: value for name, value in flattened(info.config).items() if not _is_own(name, value)}
+    if not kept:
+        return program
+    digest = hashlib.sha256(json.dumps(kept, sort_keys=True).encode(errors="surrogatepass")).hexdigest()[:10]
+    return f"{program} {digest}".strip()
+
+
+def _is_own(name: str, value: Any) -> bool:
+    """Whether an entry of a configuration says nothing of a run's family: a number, a seed, a path, a name of a run."""
+    key = name.rpartition(".")[2].casefold().replace("-", "_")
+    if key in _OWN_KEYS or not _OWN_WORDS.isdisjoint(key.split("_")):
+        return True
+    if isinstance(value, list):
+        return all(_is_number(entry) for entry in value)
+    return _is_number(value) or (isinstance(value, str) and value.startswith(_PATH_STARTS))
+
+
+def _is_number(value: Any) -> bool:
+    if not isinstance(value, str):
+        return value is None or isinstance(value, (bool, int, float))
+    try:
+        float(value)
+    except ValueError:
+        return False
+    return True

@@ -1,0 +1,307 @@
+"""Runs that are not independent form families, logs of one training count once, and rows compare the same runs."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import struct
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from steptape import Policy, TelemetryError, backtest, open_run, open_store
+from steptape.importers.discovery import find_sources
+from steptape.importers.importing import import_sources
+from steptape.importers.registry import all_readers
+from steptape.importers.source import ReadOptions
+from steptape.replay.backtests.baselines import BASELINES
+from steptape.replay.reports.aggregation import aggregate, comparison, without_regret
+from steptape.replay.reports.html_page import report_page
+from steptape.replay.reports.json_report import report_json
+from steptape.replay.reports.sentences import summary_lines
+from steptape.replay.runs.families import Family, family_of
+from steptape.rules.policy_file.policy import parse_policy
+from steptape.store.events import Event
+from steptape.store.run import Run
+from steptape.store.run_info import Attempt, RunInfo
+
+POLICY = """
+controllers:
+  - {name: stop, triggers: [on_evaluate], rule: eval_loss > 2, operations: [hfcontrols.should_training_stop]}
+"""
+
+
+@pytest.fixture
+def policy() -> Policy:
+    """A policy that stops at the first evaluation loss above 2."""
+    return parse_policy(POLICY)
+
+
+@pytest.fixture
+def record(store_record: Callable[..., Path]) -> Callable[..., Run]:
+    """A function that makes runs with a training step and an evaluation per value."""
+
+    def make(
+        run_id: str,
+        values: Sequence[float],
+        *,
+        metric: str = "eval_loss",
+        loss: str = "loss",
+        clock: bool = False,
+        **info: Any,
+    ) -> Run:
+        events = []
+        for step, value in enumerate(values, start=1):
+            time_ns = step * 10**9 if clock else 0
+            events.append(Event("step_end", step=step, metrics={loss: value * 2}, time_ns=time_ns))
+            events.append(Event("evaluate", step=step, metrics={metric: value}, time_ns=time_ns))
+        return open_run(store_record(events, run_id=run_id, sealed=True, **info))
+
+    return make
+
+
+def info(*, argv: Sequence[str] = ("train.py",), **facts: Any) -> RunInfo:
+    """Return what is known of a recorded run."""
+    return RunInfo("r1", "first", (Attempt(0, "completed", 1, environment={"argv": list(argv)}),), **facts)
+
+
+def curve(number: int, length: int = 6) -> list[float]:
+    """Return a falling curve, another for each number, that peaks above 2 for odd numbers."""
+    values = [1 + 1 / step + number / 1000 for step in range(1, length + 1)]
+    return [*values[:-2], 2.5, values[-1]] if number % 2 else values
+
+
+@pytest.mark.parametrize(
+    ("facts", "key", "family"),
+    [
+        ({"group": "night", "config": {"model": "a"}}, "model", Family("model", "a")),
+        ({"group": "night", "config": {"optimizer": {"lr": 0.1}}}, "optimizer.lr", Family("optimizer.lr", "0.1")),
+        ({"tags": ("b", "a")}, "tags", Family("tags", "a, b")),
+        ({"group": "night"}, "run", Family("run", "r1")),
+        ({"group": "night", "source": {"folder": "logs/a"}}, "model", Family("group", "night")),
+        ({"source": {"folder": "logs/nanogpt/run-3/tb", "path": "x"}}, None, Family("source folder", "logs/nanogpt")),
+        ({"source": {"folder": "logs", "path": "logs/a.csv"}}, None, Family("source folder", "logs")),
+        ({"source": {"path": "/data/logs/a.csv"}}, None, Family("source folder", "/data/logs")),
+        ({}, None, Family("configuration", "train.py")),
+    ],
+)
+def test_the_family_of_a_run_is_the_first_fact_that_tells_it(
+    facts: dict[str, Any], key: str | None, family: Family
+) -> None:
+    """They are the named key, the group, the folder of the source below the import root, and the configuration."""
+    assert family_of(info(**facts), key) == family
+
+
+def test_seeds_paths_and_a_parameter_sweep_are_one_family_of_a_program() -> None:
+    """Another model is another family, and so is another program."""
+    config = {"model": "resnet", "seed": 1, "out_dir": "a", "data": "/mnt/a", "optim": {"lr": 0.1, "betas": [0.9]}}
+    again = {"model": "resnet", "seed": 2, "out_dir": "b", "data": "/mnt/b", "optim": {"lr": "1e-3", "betas": [0.8]}}
+
+    family = family_of(info(config=config))
+
+    assert family.key == "configuration"
+    assert family == family_of(info(config=again))
+    assert family != family_of(info(config=config | {"model": "vit"}))
+    assert family != family_of(info(config=config, argv=("tune.py",)))
+
+
+def test_an_import_keeps_the_folder_below_its_root(tmp_path: Path, policy: Policy) -> None:
+    """Two projects with runs of their own are two families, also when the import names the root in another way."""
+    for place in ("gpt/run-1/metrics.csv", "gpt/run-2/metrics.csv", "vit/a.csv"):
+        path = tmp_path / "logs" / place
+        path.parent.mkdir(parents=True)
+        path.write_text("step,loss,val_loss\n1,2,2\n2,1,1\n")
+    root = Path(os.path.relpath(tmp_path / "logs"))
+    sources = find_sources([root], all_readers()).sources
+    list(import_sources(tmp_path / "runs", sources, ReadOptions()))
+
+    runs = list(open_store(tmp_path / "runs"))
+
+    assert sorted((run.info.source or {})["folder"] for run in runs) == ["logs/gpt/run-1", "logs/gpt/run-2", "logs/vit"]
+    assert {str(result.family.value) for result in backtest(policy, runs).results} == {"logs/gpt", "logs/vit"}
+
+
+@pytest.fixture
+def unequal(record: Callable[..., Run]) -> list[Run]:
+    """Twelve runs of one group, which the policy stops, and nine of groups of their own, which it does not."""
+    return [
+        *(record(f"same-{number:02}", curve(2 * number + 1), group="one") for number in range(12)),
+        *(record(f"own-{number}", curve(30 + 2 * number), group=f"g{number}") for number in range(9)),
+    ]
+
+
+def test_intervals_draw_families_and_the_report_names_key_and_number(policy: Policy, unequal: list[Run]) -> None:
+    """A family with more than half of the runs is warned of, and ``family`` names another key."""
+    report = backtest(policy, unequal)
+    alone = backtest(policy, unequal, family="run")
+
+    found, single = aggregate(report)["share_saved"], aggregate(alone)["share_saved"]
+    said = " ".join(summary_lines(report))
+    assert (found["runs"], found["families"], single["families"]) == (21, 10, 21)
+    assert found["high"] - found["low"] > single["high"] - single["low"]
+    assert "Intervals draw 10 families (group)." in said
+    assert "12 of 21 runs are one family (group 'one')" in said
+    assert "Intervals draw 21 families (run)." in " ".join(summary_lines(alone))
+    assert report_json(report)["runs"][0]["family"] == {"key": "group", "value": "one"}
+    assert "Intervals draw 10 families (group)." in report_page(report)
+
+
+def test_fewer_than_eight_families_have_no_interval_however_many_runs(policy: Policy, unequal: list[Run]) -> None:
+    """The report says why."""
+    report = backtest(policy, unequal[:12])
+
+    assert aggregate(report)["share_saved"]["low"] is None
+    assert "These runs are 1 family (group); fewer than 8 have no interval." in summary_lines(report)
+
+
+def test_a_key_of_families_that_no_run_has_is_refused(policy: Policy, record: Callable[..., Run]) -> None:
+    """The error names a key that is near. A run without a key that others have keeps its own family."""
+    runs = [record("a", curve(0), config={"dataset": "c4"}), record("b", curve(1), group="g")]
+    with pytest.raises(TelemetryError, match=r"no run has this key of families; got 'datset'. Did you mean 'dataset'"):
+        backtest(policy, runs, family="datset")
+
+    families = [result.family for result in backtest(policy, runs, family="dataset").results]
+
+    assert families == [Family("dataset", "c4"), Family("group", "g")]
+
+
+def repeating(record: Callable[..., Run], count: int = 30) -> list[Run]:
+    """Return two logs of one training, the second at 32 bits and under other names, and another training."""
+    values = [2 / step + 0.1 for step in range(1, count + 1)]
+    single = list(struct.unpack(f"{count}f", struct.pack(f"{count}f", *values)))
+    return [
+        record("csv", values, clock=True),
+        record("tb", single, metric="val_loss"),
+        record("other", [value + 1e-3 for value in values]),
+    ]
+
+
+def test_several_logs_of_one_training_count_once(policy: Policy, record: Callable[..., Run]) -> None:
+    """The report says which; the one with evaluations of the objective counts, in any order of the runs."""
+    runs = repeating(record)
+
+    report, turned = backtest(policy, runs), backtest(policy, runs[::-1])
+
+    assert [result.run_id for result in report.results] == ["csv", "other"]
+    assert {result.run_id for result in turned.results} == {"csv", "other"}
+    assert [run.run_id for run in report.repeated] == ["tb"]
+    assert report_json(report)["repeated"] == [
+        {"run_id": "tb", "name": "tb", "reason": "it repeats the series of csv (csv)"}
+    ]
+    assert any(line.startswith("Counted once: 1 run that repeats another's") for line in summary_lines(report))
+    assert "counted once" in report_page(report)
+
+
+def test_the_logs_of_two_tools_of_one_training_count_once(tmp_path: Path, policy: Policy) -> None:
+    """MLflow's counts, because it has a clock. Another seed's log lies in the same folder."""
+    folder = tmp_path / "logs" / "mlruns" / "1" / "abc"
+    (folder / "metrics").mkdir(parents=True)
+    (folder / "meta.yaml").write_text("artifact_uri: x\nrun_id: abc\nrun_name: tracked\nstart_time: 1000\n")
+    values = [2 / step + 0.1 for step in range(1, 41)]
+    lines = [f"{1000 + step} {value!r} {step}\n" for step, value in enumerate(values, start=1)]
+    (folder / "metrics" / "val_loss").write_text("".join(lines))
+    for name, shift in (("csv", 0.0), ("seed-2", 1e-3)):
+        rows = [f"{step},{value * 2 + shift!r},{value + shift!r}\n" for step, value in enumerate(values, start=1)]
+        (tmp_path / "logs" / f"{name}.csv").write_text("step,train_loss,valid/loss\n" + "".join(rows))
+    sources = find_sources([tmp_path / "logs"], all_readers()).sources
+    list(import_sources(tmp_path / "runs", sources, ReadOptions()))
+
+    report = backtest(policy, open_store(tmp_path / "runs"))
+
+    assert sorted(result.name for result in report.results) == ["1/tracked", "seed-2"]
+    assert [run.name for run in report.repeated] == ["csv"]
+
+
+def test_short_series_and_schedules_make_no_repetition(policy: Policy, record: Callable[..., Run]) -> None:
+    """Few values agree by chance, and every run of a sweep may have the same warm-up."""
+    short = [record("a", curve(0)), record("b", curve(0))]
+    schedules = [record(run_id, [1 / step for step in range(1, 60)], metric="lr", loss="epoch") for run_id in "cd"]
+
+    assert len(backtest(policy, [*short, *schedules]).results) == 4
+
+
+def test_rows_of_the_baseline_table_are_over_the_same_runs(policy: Policy, record: Callable[..., Run]) -> None:
+    """A run without evaluations has no oracle, and one without a clock no ASHA: no row counts either."""
+    runs = [
+        *(record(f"clock-{number}", curve(number), clock=True) for number in range(4)),
+        record("plain", curve(5)),
+        record("bare", curve(6), metric="eval_other", clock=True),
+    ]
+    rows = comparison(backtest(policy, runs, baselines=[BASELINES[name] for name in ("oracle", "random", "asha")]))
+
+    own, oracle = rows[0], rows[1]
+    assert {row["runs"] for row in rows} == {4}
+    assert {row["share_saved"]["runs"] for row in rows} == {row["relative_regret"]["runs"] for row in rows} == {4}
+    assert oracle["policy_less_this"]["share_saved"]["mean"] == pytest.approx(
+        own["share_saved"]["mean"] - oracle["share_saved"]["mean"]
+    )
+    assert len({row["title"] for row in rows}) == 4
+
+
+def test_how_many_runs_every_row_scores_is_said(policy: Policy, record: Callable[..., Run]) -> None:
+    """The terminal and the page count them."""
+    runs = [record("a", curve(1)), record("b", curve(2)), record("bare", curve(3), metric="eval_other")]
+    report = backtest(policy, runs, baselines=[BASELINES["oracle"]])
+    said = "All rows are over the same runs: those that every row scores, 2 of 3; for regret 2."
+
+    assert said in summary_lines(report)
+    assert said in report_page(report)
+
+
+def test_a_run_with_few_evaluations_counts_in_no_mean_of_regret(policy: Policy, record: Callable[..., Run]) -> None:
+    """It is listed with the reason. A regret of 0 % of a run with one evaluation would be a tautology."""
+    runs = [record("one", [1.0]), record("four", [1.0, 2.5, 0.5, 0.4]), record("five", [1.0, 2.5, 0.5, 0.4, 0.5])]
+    report = backtest(policy, runs, baselines=[BASELINES["oracle"]])
+
+    total = aggregate(report)
+    assert (total["share_saved"]["runs"], total["relative_regret"]["runs"]) == (3, 1)
+    assert total["relative_regret"]["mean"] == pytest.approx(0.6 / 0.4)
+    assert [row["relative_regret"]["runs"] for row in comparison(report)] == [1, 1]
+    assert [(run.run_id, run.reason) for run in without_regret(report)] == [
+        (run_id, "it has fewer than 5 evaluations, so its best says little") for run_id in ("one", "four")
+    ]
+    assert "Left out of regret: 2 runs with fewer than 5 evaluations (one, four)." in summary_lines(report)
+
+
+def test_medians_trimmed_means_and_absolute_regret_stand_beside_the_mean(
+    policy: Policy, record: Callable[..., Run]
+) -> None:
+    """One run with a loss near zero moves the mean of relative regret by hundreds of percent, and nothing else."""
+    runs = [record(f"run-{number:02}", [1.0, 1.0, 2.5, 1.0, 0.8 - number / 1000]) for number in range(19)]
+    runs.append(record("tiny", [1.0, 1.0, 2.5, 1.0, 0.002]))
+
+    total = aggregate(backtest(policy, runs, family="run"))
+
+    regret, absolute = total["relative_regret"], total["absolute_regret"]["eval_loss"]
+    kept = sorted(1 / (0.8 - number / 1000) - 1 for number in range(19))
+    assert regret["mean"] > 20
+    assert regret["median"] == pytest.approx((kept[9] + kept[10]) / 2)
+    assert regret["trimmed_mean"] == pytest.approx(math.fsum([*kept[2:18]]) / 16)
+    assert (absolute["runs"], absolute["max"]) == (20, pytest.approx(0.998))
+    assert absolute["mean"] < 0.3
+
+
+def test_the_command_takes_the_key_of_families(record: Callable[..., Run], store_path: Path, tmp_path: Path) -> None:
+    """So does ``diff``, whose intervals draw them too."""
+    (tmp_path / "policy.yaml").write_text(POLICY)
+    (tmp_path / "later.yaml").write_text(POLICY.replace("> 2", "> 3"))
+    for number in range(9):
+        record(f"run-{number}", curve(number), config={"task": f"t{number}"})
+
+    def call(command: str, *arguments: str) -> Any:
+        whole = [sys.executable, "-m", "steptape", command, *arguments, "--store", str(store_path), "--json"]
+        result = subprocess.run(whole, cwd=tmp_path, capture_output=True, text=True, check=False)
+        assert result.stdout, result.stderr
+        return json.loads(result.stdout)["aggregate"]
+
+    found = call("backtest", "policy.yaml", "--family", "task")
+    changed = call("diff", "policy.yaml", "later.yaml", "--family", "task")
+
+    assert (found["families"]["keys"], found["share_saved"]["families"]) == ({"task": 9}, 9)
+    assert changed["families"]["keys"] == {"task": 9}
+    assert changed["regret"]["low"] is not None
