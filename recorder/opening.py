@@ -6,6 +6,7 @@ An attempt is the first of a new run, or resumes from a checkpoint. This module 
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import os
 import re
 import sys
@@ -179,6 +180,31 @@ def steering_of(
     from .steering import Steering
 
     return Steering(engine, control, callbacks)
+
+
+def declared_callbacks(**callbacks: Callable[[], object] | None) -> dict[str, Callable[[], object] | None]:
+    """Return the callbacks ``on_save``, ``on_evaluate`` and ``on_stop`` without their prefix.
+
+    Raises:
+        TelemetryError: One is no function, or needs an argument.
+    """
+    for name, callback in callbacks.items():
+        if callback is not None and not _takes_no_argument(callback):
+            fix = f"Write {name}=function, or {name}=lambda: ..."
+            raise TelemetryError(f"{name} must be a function without arguments", got=callback, fix=fix)
+    return {name.removeprefix("on_"): callback for name, callback in callbacks.items()}
+
+
+def _takes_no_argument(callback: object) -> bool:
+    if not callable(callback):
+        return False
+    try:
+        inspect.signature(callback).bind()
+    except TypeError:
+        return False
+    except ValueError:  # A built-in function without a signature.
+        return True
+    return True
 
 
 def declared(value: Any, what: str) -> int | None:

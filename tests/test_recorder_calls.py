@@ -56,6 +56,18 @@ WRONG: dict[str, tuple[list[Call], str]] = {
     "a large numpy integer": ([step(flos=np.uint64(2**63))], "'flos' is an integer beyond 2**53"),
     "a masked value": ([step(loss=np.ma.masked)], "'loss' is masked"),
     "a masked array": ([step(loss=np.ma.masked_array([1.0], [True]))], "'loss' is masked"),
+    "an incident nowhere": (
+        [step(loss=1.0), lambda rec: rec.annotate("bad", incident="spike")],
+        "an incident without first_step and last_step counts in no backtest",
+    ),
+    "an incident backwards": (
+        [step(loss=1.0), lambda rec: rec.annotate("bad", incident="spike", first_step=120, last_step=90)],
+        "an incident that ends before it begins counts in no backtest; got (120, 90)",
+    ),
+    "an incident in words": (
+        [step(loss=1.0), lambda rec: rec.annotate("bad", incident="spike", first_step="abc")],
+        "an incident whose steps are no whole numbers counts in no backtest; got 'abc'",
+    ),
     "a list": ([step(loss=[1.0, 2.0])], "'loss' is not a number but a list"),
     "a tensor of two": ([step(loss=torch.ones(2))], "'loss' is not a number but a Tensor of shape (2,)"),
 }
@@ -93,6 +105,11 @@ RIGHT: dict[str, list[Call]] = {
     "a mapping and keywords": [lambda rec: rec.step({"loss": 1.0}, lr=0.1)],
     "None after a number": [step(loss=1.0), step(loss=None)],
     "integers up to 2**53": [step(tokens=2**53), step(tokens=-(2**53))],
+    "an incident up to now": [step(loss=1.0, step=9), lambda rec: rec.annotate("x", incident="y", first_step=5)],
+    "an incident of numpy's steps": [
+        lambda rec: rec.annotate("x", incident="y", first_step=np.int64(5), last_step=np.float64(7))
+    ],
+    "a note of a step": [lambda rec: rec.annotate("x", first_step="abc")],
     "an array that masks nothing": [step(loss=np.ma.masked_array([1.0], [False]))],
 }
 

@@ -11,9 +11,11 @@ from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
+from ...store.annotations import INCIDENT, labelled_steps
 from ...store.errors import InvalidEvent
+from ...store.run_info import RunInfo
 from ..position import Position
-from ..values import Payload
+from ..values import Payload, json_value
 
 _Taken = TypeVar("_Taken")
 
@@ -99,6 +101,21 @@ class CallWarnings:
             self.object_to(
                 "log does not count steps; rec.step does. Values logged before the first step are recorded at step 0"
             )
+
+    def rules_left_out(self, info: RunInfo) -> None:
+        """Check a resume: rules continue only where they are given again. It may be meant, so this never raises."""
+        parent = next((each for each in info.attempts if each.attempt == info.last.parent), None)
+        if info.last.policy is None and parent is not None and parent.policy is not None:
+            had = f"attempt {parent.attempt}, which it resumes, had {parent.policy.source}"
+            self.once(f"this attempt has no rules, but {had}. Give rules= to continue them")
+
+    def incident(self, attrs: Mapping[str, Any], step: int) -> None:
+        """Check a note: if it labels an incident, it must have a range of steps."""
+        if INCIDENT in attrs:
+            try:
+                labelled_steps(json_value(dict(attrs)), step)
+            except InvalidEvent as error:
+                self.object_to(error.what, got=error.got, fix=error.fix)
 
     def lone_samples(self, given: Mapping[str, Any]) -> None:
         """Warn of the sample arguments of a step without ``samples``."""
