@@ -13,7 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from ..store.errors import InvalidEvent, TelemetryError, shortened
 from ..store.plan import Plan
@@ -91,15 +91,35 @@ def described_run(name: str | None, group: str | None, tags: Sequence[str], conf
         group, tags: Labels for sorting runs; a single tag may be text.
         config: Hyper-parameters, whose secrets are redacted.
         attempt: The new attempt.
+
+    Raises:
+        TelemetryError: The tags are no texts, or the config cannot be written as JSON.
     """
     return RunInfo(
         run_id="",
         name=as_text(name or Path(sys.argv[0] or "run").stem),
         attempts=(attempt,),
         group=None if group is None else as_text(group),
-        tags=(as_text(tags),) if isinstance(tags, str) else tuple(as_text(tag) for tag in tags),
-        config=redacted(as_config(config)),
+        tags=_texts(tags),
+        config=_config(config),
     )
+
+
+def _texts(tags: Any) -> tuple[str, ...]:
+    if isinstance(tags, str):
+        return (as_text(tags),)
+    try:
+        return tuple(as_text(tag) for tag in tags)
+    except TypeError:
+        raise TelemetryError("tags must be texts", got=tags, fix="Write tags=['one', 'two']") from None
+
+
+def _config(config: Any) -> dict[str, Any]:
+    try:
+        return cast("dict[str, Any]", redacted(as_config(config)))
+    except RecursionError:
+        what = "config cannot be recorded: it holds itself, or is nested too deeply"
+        raise TelemetryError(what, fix="Give a mapping of values") from None
 
 
 def described_attempt(plan: Plan, policy: Policy | None, sync_every_s: float | None, rank: Rank) -> Attempt:

@@ -263,7 +263,7 @@ class Recorder:
 
         Args:
             path: Path of the checkpoint.
-            size_bytes: Its size; looked up if not given and the path is a file.
+            size_bytes: Its size; looked up if not given and the path is a file or a folder.
             is_final: Whether it is the run's last checkpoint.
             **scalars: Values by name, as for ``step``.
         """

@@ -14,9 +14,9 @@ from typing import Any, Final
 from ..rules.checks.findings import FindingCode, findings_of
 from ..rules.engine.decisions import Decision, DecisionDigest, Outcome, RuleError, outcome_payload
 from ..rules.engine.engine import Engine
-from ..rules.policy_file.lookup import existing, policy_path
+from ..rules.policy_file.lookup import existing
 from ..rules.policy_file.operations import Effect
-from ..rules.policy_file.policy import Policy, load_policy, load_recorded_policy
+from ..rules.policy_file.policy import Policy, load_policy, load_recorded_policy, policy_path
 from ..rules.policy_file.registration import OPERATION_CLASSES
 from ..store.errors import TelemetryError
 from ..store.events import Event

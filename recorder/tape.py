@@ -250,6 +250,8 @@ class Tape:
             given = values_by_name(kind, metrics, scalars, self._warnings)
             payload = payload_of(given, attrs, reads_devices=not may_be_late)
             self._warnings.values(payload)
+            if kind == "step_end":
+                self._warnings.step_names(payload)
             late_samples = samples if may_be_late and any(map(is_on_device, samples.values())) else _NO_SAMPLES
             kept = None if late_samples or not samples else self._kept(step, samples)
             with self.lock:

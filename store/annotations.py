@@ -160,10 +160,23 @@ def labelled_steps(attrs: Mapping[str, Any], step: int) -> tuple[int, int]:
     return first, last
 
 
-def _step_of(value: object) -> int:
-    if isinstance(value, (int, float)) and not isinstance(value, bool) and value == value // 1:
+def step_told(value: object) -> int | None:
+    """Return the step in an attribute of a training program's note; None when it holds no step.
+
+    >>> step_told(1200), step_told(1200.0), step_told("1200"), step_told(True)
+    (1200, 1200, None, None)
+    """
+    if isinstance(value, float) and value.is_integer():
         return int(value)
-    raise InvalidEvent("an incident whose steps are no whole numbers counts in no backtest", got=value, fix=_LABEL)
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def _step_of(value: object) -> int:
+    step = step_told(value)
+    if step is None:
+        what = "an incident whose steps are no whole numbers counts in no backtest"
+        raise InvalidEvent(what, got=value, fix=_LABEL)
+    return step
 
 
 def _text(value: object) -> str | None:

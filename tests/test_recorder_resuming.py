@@ -205,6 +205,7 @@ def test_a_run_that_is_being_written_is_not_resumed(tmp_path: Path) -> None:
     [
         ({"resume": "nowhere"}, "no such run"),
         ({"resume": "../escape"}, "not a valid run id"),
+        ({"resume": "my loop"}, "resume takes a run's id; got 'my loop'. The newest run of this name is a-run"),
         ({"resume": 3}, "resume must be a run id or"),
         ({"resume": {"format": 1}}, "resume must be a run id or"),
         ({"resume_step": 3}, "resume_step is only for resume="),
@@ -220,7 +221,7 @@ def test_what_cannot_be_resumed_is_told_and_changes_nothing(
     tmp_path: Path, arguments: dict[str, object], message: str
 ) -> None:
     """The error comes before anything is written."""
-    with Recorder(tmp_path, run_id="a-run") as rec:
+    with Recorder(tmp_path, run_id="a-run", name="my loop") as rec:
         rec.step(loss=1.0)
         rec.step(loss=1.0)
     rec.close(seal=True)

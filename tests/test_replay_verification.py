@@ -363,3 +363,9 @@ def test_any_bit_that_is_flipped_in_a_file_is_found_or_changes_nothing(run: Run,
     path.write_bytes(content)
     assert verify(run).identical
     assert unseen < len(content) / 41
+
+
+def test_a_path_is_no_run() -> None:
+    """The message says how to open one."""
+    with pytest.raises(TelemetryError, match=r"verify takes a run; got 'runs'\. Write verify\(open_run\(\.\.\.\)\)"):
+        verify("runs")  # type: ignore[arg-type]

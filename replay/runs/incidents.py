@@ -55,6 +55,11 @@ class IncidentLabels:
     def __init__(self, by_run: Mapping[str, Sequence[Incident]]) -> None:
         self._by_run = by_run
 
+    @property
+    def runs(self) -> list[str]:
+        """The ids and names of the labelled runs."""
+        return [*self._by_run]
+
     def of(self, run_id: str, name: str) -> tuple[Incident, ...] | None:
         """Return the incidents of a run in order, looked up by id, else by name; None for an unlabelled run."""
         found = self._by_run.get(run_id, self._by_run.get(name))
@@ -84,7 +89,7 @@ def read_labels(path: str | Path) -> IncidentLabels:
 
 
 def incidents_in(annotations: Iterable[Event]) -> list[Incident]:
-    """Return the incidents that annotations of the training program label, without those that give no range of steps."""
+    """Return the incidents that annotations of the training program label with a range of steps."""
     found = []
     for event in annotations:
         if INCIDENT in event.attrs:

@@ -63,7 +63,7 @@ class Verification:
         outcomes: Number of recorded decisions, rule errors and warnings compared.
         digest: Decision digest of the recorded outcomes.
         difference: The first difference between record and replay; None if they are identical.
-        note: Caveats: no rules were live, or not in every attempt; the run was cut short, or its journal is not sealed yet.
+        note: Caveats, such as attempts without rules, a run that was cut short, a journal that is not sealed yet.
         fault: Evidence that the log is not the one that was written: missing events, a wrong or missing end, or another
             digest. Empty if there is none.
         log_digest: Digest of everything the run recorded, as kept at its end; empty if none was kept.
@@ -105,9 +105,11 @@ def verify(run: Run) -> Verification:
     rolled back are compared too: they were decided.
 
     Raises:
-        TelemetryError: The run or its policy cannot be read.
+        TelemetryError: The run or its policy cannot be read, or it is no ``Run``.
         UnsupportedVersion: It was recorded under other rule semantics.
     """
+    if not isinstance(run, Run):
+        raise TelemetryError("verify takes a run", got=run, fix="Write verify(open_run(...))")
     # Digests are read first: the sealer writes them last, so the later snapshot holds everything they cover.
     kept = read_digests(run.folder)
     return run.read(lambda snapshot: _verification(snapshot, kept))
