@@ -159,7 +159,7 @@ def runs_chosen(keys: list[str] | None, store: Path | None) -> tuple[list[Run], 
     """Return the named runs, each once, or all runs of the store with the problems of those that cannot be read."""
     if keys:
         named = [run_named(key, store) for key in keys]
-        return [*{run.folder.resolve(): run for run in reversed(named)}.values()][::-1], []
+        return [*{run.folder.resolve(): run for run in named}.values()], []
     if store is None:
         raise typer.BadParameter("name a RUN, or give --store STORE")
     entries, problems = open_store(store).entries()
