@@ -85,18 +85,14 @@ class CallWarnings:
         self.once(f"{what}; got {path!r}. Give size_bytes= if you know it", about=what)
         return None
 
-    def step_names(self, payload: Payload) -> None:
-        """Check the names of a step: they must not all be of an evaluation."""
-        names = (*payload.names, *payload.on_device)
-        if names and names[0].startswith(_EVALUATES) and all(map(_OF_EVALUATION.match, names)):
-            what = f"a step counts an update, but this one has only {', '.join(map(repr, names))}"
-            self.object_to(what, fix="Record them with evaluate(...), or together with the loss of their update")
-
-    def values(self, payload: Payload) -> None:
+    def values(self, kind: str, payload: Payload) -> None:
         """Check the values of an event."""
         if payload.oddities or payload.texts:
             self._odd_values(payload)
-        self._numbers.update(payload.names)
+        names = payload.names
+        if kind == "step_end" and (names or (*payload.on_device, ""))[0].startswith(_EVALUATES):
+            self._step_names((*names, *payload.on_device))
+        self._numbers.update(names)
         if payload.on_device:
             self._numbers.update(payload.on_device)
 
@@ -137,6 +133,12 @@ class CallWarnings:
         for name, value in given.items():
             if value is not None:
                 self.object_to(f"{name} are recorded only with samples", fix="Give the losses as samples=")
+
+    def _step_names(self, names: tuple[str, ...]) -> None:
+        """Check the names of a step: they must not all be of an evaluation."""
+        if all(map(_OF_EVALUATION.match, names)):
+            what = f"a step counts an update, but this one has only {', '.join(map(repr, names))}"
+            self.object_to(what, fix="Record them with evaluate(...), or together with the loss of their update")
 
     def _odd_values(self, payload: Payload) -> None:
         for oddity in payload.oddities:
