@@ -17,7 +17,6 @@ from ..store.reading.snapshot import Snapshot, read_snapshot
 from ..store.reading.timeline import ancestry
 from ..store.run_folder import RUN_ID, RUN_JSON
 from ..store.run_info import Attempt
-from ..store.store import Store
 from .position import Position
 from .resume_point import Opening, ResumePoint
 
@@ -72,6 +71,9 @@ def resumed_run(store: Path, point: ResumePoint, attempt: Attempt, policy: Polic
 
 def _refuse_name(store: Path, name: str) -> None:
     """Raise an error with the id of the newest run of this name, if there is one."""
+    # Only this error needs the store, whose SQL loads DuckDB.
+    from ..store.store import Store
+
     # No name is taken: it means another run as soon as a script has run twice.
     namesakes = Store(store).recent().by_name.get(name) if store.is_dir() else None
     if namesakes:
