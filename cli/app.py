@@ -20,7 +20,7 @@ import typer.main
 from ..store.errors import TelemetryError
 from .examples import epilog
 from .exit_status import CANNOT_OPEN, INTERRUPTED
-from .streams import complain, print_line, wrap_standard_output
+from .streams import complain, complain_of_error, print_line, wrap_standard_output
 
 #: The message of the RuntimeError that DuckDB raises, instead of KeyboardInterrupt, when Ctrl-C interrupts a query.
 _QUERY_INTERRUPTED: Final = "Query interrupted"
@@ -116,7 +116,7 @@ def main() -> None:
     try:
         app()
     except (TelemetryError, OSError) as error:
-        complain(f"error: {error}")
+        complain_of_error(error)
         sys.exit(CANNOT_OPEN)
     except RuntimeError as error:
         if str(error) != _QUERY_INTERRUPTED:

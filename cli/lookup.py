@@ -13,8 +13,8 @@ from typing import Final
 
 import typer
 
-from ..rules.policy_file.lookup import existing, policy_path
-from ..rules.policy_file.policy import Policy, load_policy
+from ..rules.policy_file.lookup import existing
+from ..rules.policy_file.policy import Policy, load_policy, policy_path
 from ..store.errors import RunNotFound, TelemetryError
 from ..store.event_json import events_from_lines
 from ..store.events import Event
@@ -156,9 +156,10 @@ def _nearest(key: str, names: Iterable[str]) -> str:
 
 
 def runs_chosen(keys: list[str] | None, store: Path | None) -> tuple[list[Run], list[TelemetryError]]:
-    """Return the named runs, or all runs of the store with the problems of those that cannot be read."""
+    """Return the named runs, each once, or all runs of the store with the problems of those that cannot be read."""
     if keys:
-        return [run_named(key, store) for key in keys], []
+        named = [run_named(key, store) for key in keys]
+        return [*{run.folder.resolve(): run for run in named}.values()], []
     if store is None:
         raise typer.BadParameter("name a RUN, or give --store STORE")
     entries, problems = open_store(store).entries()

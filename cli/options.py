@@ -12,9 +12,21 @@ import typer
 from ..replay.cache import Cache
 from ..replay.runs.metric_names import Mode
 from ..replay.runs.objective import Objective, declared_objective
+from ..store.store import NO_FOLDER
+
+
+def store_path(text: str | Path) -> Path:
+    """Parse the path of a store. An empty text, such as an unset variable of a shell, is none."""
+    if not str(text).strip():
+        raise typer.BadParameter(f"{NO_FOLDER}; got {text!r}")
+    return Path(text)
+
 
 StoreOption = Annotated[
-    Path | None, typer.Option("--store", metavar="STORE", help="Folder of runs. RUN is then an id, a name or NAME@N.")
+    Path | None,
+    typer.Option(
+        "--store", parser=store_path, metavar="STORE", help="Folder of runs. RUN is then an id, a name or NAME@N."
+    ),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
 RunArgument = Annotated[
@@ -23,7 +35,9 @@ RunArgument = Annotated[
 PolicyArgument = Annotated[
     str, typer.Argument(metavar="POLICY", help="A policy file, or the name of a shipped policy.")
 ]
-StoreArgument = Annotated[Path, typer.Argument(metavar="STORE", envvar="STEPTAPE_STORE", help="Folder of runs.")]
+StoreArgument = Annotated[
+    Path, typer.Argument(parser=store_path, metavar="STORE", envvar="STEPTAPE_STORE", help="Folder of runs.")
+]
 SetOption = Annotated[
     list[str] | None, typer.Option("--set", metavar="PARAM=VALUE", help="Set a param of the policy; repeatable.")
 ]

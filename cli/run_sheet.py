@@ -35,6 +35,9 @@ SHOWN_DECISIONS: Final = 20
 _PLOT_LINES: Final = 8
 _PLOT_COLUMNS: Final = 110
 
+#: What the user calls the signal behind an exception.
+_SIGNALS: Final = {"Terminated": "SIGTERM", "KeyboardInterrupt": "Ctrl-C", "CancelledError": "Ctrl-C"}
+
 #: The terminal must show this character for plots in dots.
 _DOT: Final = "\N{BRAILLE PATTERN DOTS-1}"
 
@@ -86,7 +89,7 @@ def run_sheet(run: Run, plotted: Sequence[str] = ()) -> None:
     say(f"{shown['steps']}{planned} {plural(shown['steps'], 'step')}{when}")
     if shown["tags"] or shown["group"]:
         say(f"group {shown['group'] or '-'}, tags {', '.join(shown['tags']) or '-'}")
-    for line in _failure_lines(shown["failure"]):
+    for line in _failure_lines(shown["failure"], shown["status"]):
         say(line)
     if shown["policy"]:
         say(f"rules: {shown['policy']} (digest {shown['policy_digest'][:12]})")
@@ -110,12 +113,15 @@ def run_sheet(run: Run, plotted: Sequence[str] = ()) -> None:
             say(f"... and {len(shown['decisions']) - SHOWN_DECISIONS} more decisions; 'steptape query' lists them all")
 
 
-def _failure_lines(failure: Mapping[str, str] | None) -> list[str]:
+def _failure_lines(failure: Mapping[str, str] | None, status: str) -> list[str]:
     """Return the lines about the exception that ended the run, if any; older runs have no traceback."""
     if failure is None:
         return []
     traceback = failure.get("traceback", "").splitlines()
-    return [f"failed with {failure['type']}: {failure['message']}", *(f"  {line}" for line in traceback)]
+    what = f"failed with {failure['type']}: {failure['message']}"
+    if status == "interrupted":
+        what = f"interrupted by {_SIGNALS.get(failure['type'], failure['type'])}"
+    return [what, *(f"  {line}" for line in traceback)]
 
 
 def _first_metric(run: Run) -> list[str]:

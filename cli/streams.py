@@ -9,6 +9,7 @@ import sys
 from io import TextIOWrapper
 from typing import Final, NoReturn
 
+from ..store.errors import DamagedLog
 from .exit_status import CLOSED_PIPE
 
 #: ASCII replacements for steptape's own symbols, if the encoding lacks them.
@@ -60,6 +61,14 @@ def print_line(text: str) -> None:
 def complain(text: str) -> None:
     """Print a line on stderr."""
     print(text, file=sys.stderr)
+
+
+def complain_of_error(error: Exception) -> None:
+    """Print an error on stderr. If a file of a run is damaged, name the command that says more."""
+    line = f"error: {error}"
+    if isinstance(error, DamagedLog) and error.where and not error.fix:
+        line += f". 'steptape doctor {os.path.dirname(error.where)}' says what is damaged"
+    complain(line)
 
 
 def can_show(text: str) -> bool:

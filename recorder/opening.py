@@ -6,13 +6,14 @@ An attempt is the first of a new run, or resumes from a checkpoint. This module 
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import os
 import re
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from ..store.errors import InvalidEvent, TelemetryError, shortened
 from ..store.plan import Plan
@@ -90,15 +91,35 @@ def described_run(name: str | None, group: str | None, tags: Sequence[str], conf
         group, tags: Labels for sorting runs; a single tag may be text.
         config: Hyper-parameters, whose secrets are redacted.
         attempt: The new attempt.
+
+    Raises:
+        TelemetryError: The tags are no texts, or the config cannot be written as JSON.
     """
     return RunInfo(
         run_id="",
         name=as_text(name or Path(sys.argv[0] or "run").stem),
         attempts=(attempt,),
         group=None if group is None else as_text(group),
-        tags=(as_text(tags),) if isinstance(tags, str) else tuple(as_text(tag) for tag in tags),
-        config=redacted(as_config(config)),
+        tags=_texts(tags),
+        config=_config(config),
     )
+
+
+def _texts(tags: Any) -> tuple[str, ...]:
+    if isinstance(tags, str):
+        return (as_text(tags),)
+    try:
+        return tuple(as_text(tag) for tag in tags)
+    except TypeError:
+        raise TelemetryError("tags must be texts", got=tags, fix="Write tags=['one', 'two']") from None
+
+
+def _config(config: Any) -> dict[str, Any]:
+    try:
+        return cast("dict[str, Any]", redacted(as_config(config)))
+    except RecursionError:
+        what = "config cannot be recorded: it holds itself, or is nested too deeply"
+        raise TelemetryError(what, fix="Give a mapping of values") from None
 
 
 def described_attempt(plan: Plan, policy: Policy | None, sync_every_s: float | None, rank: Rank) -> Attempt:
@@ -179,6 +200,31 @@ def steering_of(
     from .steering import Steering
 
     return Steering(engine, control, callbacks)
+
+
+def declared_callbacks(**callbacks: Callable[[], object] | None) -> dict[str, Callable[[], object] | None]:
+    """Return the callbacks ``on_save``, ``on_evaluate`` and ``on_stop`` without their prefix.
+
+    Raises:
+        TelemetryError: One is no function, or needs an argument.
+    """
+    for name, callback in callbacks.items():
+        if callback is not None and not _takes_no_argument(callback):
+            fix = f"Write {name}=function, or {name}=lambda: ..."
+            raise TelemetryError(f"{name} must be a function without arguments", got=callback, fix=fix)
+    return {name.removeprefix("on_"): callback for name, callback in callbacks.items()}
+
+
+def _takes_no_argument(callback: object) -> bool:
+    if not callable(callback):
+        return False
+    try:
+        inspect.signature(callback).bind()
+    except TypeError:
+        return False
+    except ValueError:  # A built-in function without a signature.
+        return True
+    return True
 
 
 def declared(value: Any, what: str) -> int | None:

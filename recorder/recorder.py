@@ -28,6 +28,7 @@ from .ending import blocked_failure, failure_of, status_of
 from .late_values import VALUE_LAG
 from .opening import (
     declared,
+    declared_callbacks,
     declared_choice,
     declared_plan,
     declared_policy,
@@ -161,6 +162,7 @@ class Recorder:
         policy = declared_policy(rules, resumes=resume is not None)
         plan = declared_plan(total_steps, total_epochs, steps_per_epoch, world_size, constants)
         self._choice = declared_choice(samples_every, samples_top, token_losses_over)
+        callbacks = declared_callbacks(on_save=on_save, on_evaluate=on_evaluate, on_stop=on_stop)
         own = this_rank(None if rank is None else as_whole(rank, "rank"))
         described = described_run(name, group, tags, config, described_attempt(plan, policy, sync_s, own))
         opening = open_run(folder, described, policy, own, run_id, resume, resume_step)
@@ -168,9 +170,9 @@ class Recorder:
         self.folder, self.run_id = opening.folder, opening.info.run_id
         self._log_every, self._decides, self._strict = declared(log_every, "log_every"), own.decides, strict
         self._pid, self._closed = os.getpid(), False
-        callbacks = {"save": on_save, "evaluate": on_evaluate, "stop": on_stop}
         self._steering = steering_of(opening.engine, self.control, callbacks)
         self._warnings = CallWarnings(strict=strict, read_by_rules=self._steering.reads if self._steering else ())
+        self._warnings.rules_left_out(self._info)
         self._tape = self._open_tape(own.rank, as_whole(value_lag, "value_lag"))
         self._lines = ConsoleLines(opening.folder, self._info.name, is_quiet=quiet or not own.decides)
         self._lines.begin()
@@ -261,7 +263,7 @@ class Recorder:
 
         Args:
             path: Path of the checkpoint.
-            size_bytes: Its size; looked up if not given and the path is a file.
+            size_bytes: Its size; looked up if not given and the path is a file or a folder.
             is_final: Whether it is the run's last checkpoint.
             **scalars: Values by name, as for ``step``.
         """
@@ -292,7 +294,11 @@ class Recorder:
         return self.control
 
     def annotate(self, text: str, **attrs: Any) -> None:
-        """Record a note at the current step, with any details as JSON values. Rules do not see it."""
+        """Record a note at the current step, with any details as JSON values. Rules do not see it.
+
+        With ``incident=``, ``first_step=`` and ``last_step=`` the note labels its steps for backtests.
+        """
+        self._warnings.incident(attrs, self._position.step)
         self._emit("annotation", attrs={"text": text, **attrs})
 
     def state_dict(self) -> dict[str, int | float | str | None]:
@@ -501,4 +507,6 @@ class Recorder:
                 end()
             except Exception as failed:
                 self._warnings.once(f"the end of the run in {self.folder} could not be recorded completely: {failed!r}")
-        self._lines.end(status, self._position.step, self._tape.latest_metrics(), self._tape.lost_events)
+        steps, asked_at = self._position.step, self._steering.stop_asked_at if self._steering else None
+        ignored = 0 if asked_at is None else steps - asked_at
+        self._lines.end(status, steps, self._tape.latest_metrics(), self._tape.lost_events, ignored)

@@ -15,7 +15,7 @@ from ..store.events import Event
 from ..store.lineage import DECIDING_RANK, lineage_of
 from ..store.reading.snapshot import Snapshot, read_snapshot
 from ..store.reading.timeline import ancestry
-from ..store.run_folder import RUN_ID
+from ..store.run_folder import RUN_ID, RUN_JSON
 from ..store.run_info import Attempt
 from .position import Position
 from .resume_point import Opening, ResumePoint
@@ -37,6 +37,8 @@ def resumed_run(store: Path, point: ResumePoint, attempt: Attempt, policy: Polic
         TelemetryError: The run does not exist, is still being written, or has no such checkpoint.
     """
     folder = store / point.run_id
+    if not RUN_ID.fullmatch(point.run_id) or not (folder / RUN_JSON).exists():
+        _refuse_name(store, point.run_id)
     if not RUN_ID.fullmatch(point.run_id):
         raise TelemetryError("not a valid run id", where=str(store), got=point.run_id)
     snapshot = read_snapshot(folder)
@@ -65,6 +67,18 @@ def resumed_run(store: Path, point: ResumePoint, attempt: Attempt, policy: Polic
     elif epoch is not None:
         position.epochs_begun = int(epoch) + 1
     return Opening(folder, dataclasses.replace(info, attempts=(*info.attempts, attempt)), position, engine)
+
+
+def _refuse_name(store: Path, name: str) -> None:
+    """Raise an error with the id of the newest run of this name, if there is one."""
+    # Only this error needs the store, whose SQL loads DuckDB.
+    from ..store.store import Store
+
+    # No name is taken: it means another run as soon as a script has run twice.
+    namesakes = Store(store).recent().by_name.get(name) if store.is_dir() else None
+    if namesakes:
+        fix = f"The newest run of this name is {namesakes[-1].folder.name}"
+        raise TelemetryError("resume takes a run's id", where=str(store), got=name, fix=fix)
 
 
 def _checkpoint(snapshot: Snapshot, point: ResumePoint) -> tuple[int, int | None, int, float | None]:

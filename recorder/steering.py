@@ -14,9 +14,9 @@ from typing import Any, Final
 from ..rules.checks.findings import FindingCode, findings_of
 from ..rules.engine.decisions import Decision, DecisionDigest, Outcome, RuleError, outcome_payload
 from ..rules.engine.engine import Engine
-from ..rules.policy_file.lookup import existing, policy_path
+from ..rules.policy_file.lookup import existing
 from ..rules.policy_file.operations import Effect
-from ..rules.policy_file.policy import Policy, load_policy, load_recorded_policy
+from ..rules.policy_file.policy import Policy, load_policy, load_recorded_policy, policy_path
 from ..rules.policy_file.registration import OPERATION_CLASSES
 from ..store.errors import TelemetryError
 from ..store.events import Event
@@ -39,6 +39,10 @@ _LEVELS: Final[Mapping[str, int]] = logging.getLevelNamesMapping()
 _SEVERITY_LEVELS: Final[Mapping[str, int]] = {"warning": logging.WARNING, "critical": logging.CRITICAL}
 
 
+#: Updates after which a loop that continues is taken to ignore a stop.
+_IGNORED_STEPS: Final = 10
+
+
 class Steering:
     """The engine of one attempt, with the flags and callbacks through which it steers the loop.
 
@@ -54,6 +58,9 @@ class Steering:
     Attributes:
         reads_samples: Whether the rules read sample losses.
         reads: The metrics that the rules read.
+        observe: Returns what rules decide at an event that is already in the journal. It is replaced for as long as a
+            stop waits for the loop, so that other events cost no check.
+        stop_asked_at: The step at which the loop was first asked to stop; None before.
     """
 
     def __init__(self, engine: Engine, control: Control, callbacks: Mapping[str, Callable[[], object] | None]) -> None:
@@ -68,6 +75,8 @@ class Steering:
             entry.name: OPERATION_CLASSES[entry.class_name](entry.arguments) for entry in engine.policy.operations
         }
         self._running: set[str] = set()
+        self.observe: Callable[[Event], Sequence[Outcome]] = engine.observe
+        self.stop_asked_at: int | None = None
 
     @property
     def error_counts(self) -> Mapping[str, int]:
@@ -86,10 +95,6 @@ class Steering:
                 logger.warning("%s", line)
         except Exception:  # The run has ended: no failure of this advice may reach the loop.
             logger.exception("the series that rules read could not be checked")
-
-    def observe(self, event: Event) -> Sequence[Outcome]:
-        """Return what rules decide at an event that is already in the journal."""
-        return self._engine.observe(event)
 
     @property
     def decision_digest(self) -> str:
@@ -137,11 +142,28 @@ class Steering:
                 logger.log(_LEVELS[message.level], "%s", message.text)
             if effect in FLAGS:
                 setattr(self._control, FLAGS[effect], True)
+            if effect is Effect.STOP and self.stop_asked_at is None:
+                self._await_stop(decision.step + decision.value_lag)
             failures += self._act(operation, decision)
             callback = self._callbacks.get(effect)
             if callback is not None:
                 self._call(effect, callback)
         return failures
+
+    def _await_stop(self, step: int) -> None:
+        """Note that the loop is asked to stop. Without a callback that may do it, watch whether the loop continues."""
+        self.stop_asked_at = step
+        if self._callbacks.get(Effect.STOP) is None:
+            self.observe = self._observe_unheeded
+
+    def _observe_unheeded(self, event: Event) -> Sequence[Outcome]:
+        """Observe an event after a stop, and warn once when the loop has ignored it for some steps."""
+        asked_at = self.stop_asked_at or 0
+        if event.step >= asked_at + _IGNORED_STEPS and event.kind == "step_end":
+            self.observe = self._engine.observe
+            what = f"a rule asked for a stop at step {asked_at}, but the loop continues at step {event.step}"
+            logger.warning("%s. End it when rec.step(...).should_stop is true, or give on_stop=", what)
+        return self._engine.observe(event)
 
     def _act(self, operation: str, decision: Decision) -> list[str]:
         """Call the method of a user-defined operation. Return a line if it failed."""

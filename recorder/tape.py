@@ -249,7 +249,7 @@ class Tape:
             may_be_late = kind in _MAY_BE_LATE
             given = values_by_name(kind, metrics, scalars, self._warnings)
             payload = payload_of(given, attrs, reads_devices=not may_be_late)
-            self._warnings.values(payload)
+            self._warnings.values(kind, payload)
             late_samples = samples if may_be_late and any(map(is_on_device, samples.values())) else _NO_SAMPLES
             kept = None if late_samples or not samples else self._kept(step, samples)
             with self.lock:
@@ -359,7 +359,7 @@ class Tape:
                 raise
             names = [*awaited.metrics, *([SAMPLES] if samples else [])]
             payload = payload_of(metrics, {AWAITED: names, LATE_FOR: awaited.seq})
-            self._warnings.values(payload)
+            self._warnings.values("late", payload)
             kept = self._kept(awaited.step, samples) if samples else None
             self._record(
                 awaited.kind, payload, awaited.step, awaited.epoch, awaited.micro_step, kept, step - awaited.step

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import numbers
 import operator
 import os
 from collections.abc import Iterable, Mapping
@@ -138,6 +139,8 @@ def json_value(value: Any) -> Any:
         return as_text(value)
     if isinstance(value, float):
         return encoded(value)
+    if isinstance(value, numbers.Integral):  # numpy's
+        return int(value)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {field.name: json_value(getattr(value, field.name)) for field in dataclasses.fields(value)}
     if isinstance(value, Mapping):

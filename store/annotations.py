@@ -15,11 +15,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from .errors import DamagedLog, NotWritten
+from .errors import DamagedLog, InvalidEvent, NotWritten
 from .event_json import encoded_attrs
 from .run_folder import read_file
 
 ANNOTATIONS: Final = "annotations.jsonl"
+
+#: Attribute that makes a note the label of an incident; its value names the incident.
+INCIDENT: Final = "incident"
+
+_LABEL: Final = "Write annotate(text, incident=..., first_step=1200, last_step=1260)"
 
 #: Size limit of an annotations file, in bytes: it is read as a whole.
 MAX_BYTES: Final = 16 << 20
@@ -130,6 +135,31 @@ def _annotations(content: bytes) -> Iterator[Annotation]:
             continue
 
 
+def labelled_steps(attrs: Mapping[str, Any], step: int) -> tuple[int, int]:
+    """Return the first and the last step that a training program's note labels as an incident.
+
+    Args:
+        attrs: The note's attributes. ``first_step`` or ``last_step``, but not both, defaults to ``step``.
+        step: The step of the note.
+
+    Raises:
+        InvalidEvent: The attributes give no range of steps.
+
+    >>> labelled_steps({"first_step": 1200.0, "last_step": 1260}, 2000)
+    (1200, 1260)
+    >>> labelled_steps({"first_step": 1200}, 2000)
+    (1200, 2000)
+    """
+    given = [attrs.get(name) for name in ("first_step", "last_step")]
+    if given == [None, None]:
+        raise InvalidEvent("an incident without first_step and last_step counts in no backtest", fix=_LABEL)
+    first, last = (step if value is None else _step_of(value) for value in given)
+    if last < first:
+        what = "an incident that ends before it begins counts in no backtest"
+        raise InvalidEvent(what, got=(first, last), fix=_LABEL)
+    return first, last
+
+
 def step_told(value: object) -> int | None:
     """Return the step in an attribute of a training program's note; None when it holds no step.
 
@@ -139,6 +169,14 @@ def step_told(value: object) -> int | None:
     if isinstance(value, float) and value.is_integer():
         return int(value)
     return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def _step_of(value: object) -> int:
+    step = step_told(value)
+    if step is None:
+        what = "an incident whose steps are no whole numbers counts in no backtest"
+        raise InvalidEvent(what, got=value, fix=_LABEL)
+    return step
 
 
 def _text(value: object) -> str | None:

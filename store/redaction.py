@@ -24,13 +24,22 @@ _ASSIGNED_TEXT: Final = re.compile(
 )
 
 
+#: The password in an address, ``https://user:password@host``.
+_PASSWORD: Final = re.compile(r"(://[^\s/:@]*:)[^\s/@]+(?=@)")
+
+
 def redacted(value: Any, key: str = "") -> Any:
-    """Return the JSON value with the text under every key that names a secret replaced; numbers stay."""
+    """Return the JSON value with secrets replaced; numbers stay.
+
+    Secrets are the text under every key that names one, and passwords in addresses.
+    """
     if isinstance(value, dict):
         return {name: redacted(entry, name) for name, entry in value.items()}
     if isinstance(value, list):
         return [redacted(entry, key) for entry in value]
-    return REDACTED if isinstance(value, str) and value and names_secret(key) else value
+    if not isinstance(value, str) or not value:
+        return value
+    return REDACTED if names_secret(key) else _PASSWORD.sub(rf"\1{REDACTED}", value)
 
 
 def redacted_arguments(arguments: list[str]) -> list[str]:
@@ -41,7 +50,7 @@ def redacted_arguments(arguments: list[str]) -> list[str]:
         option, equals, _ = argument.partition("=")
         is_secret = option.startswith("-") and names_secret(option.lstrip("-"))
         hidden = f"{option}={REDACTED}" if is_secret and equals else REDACTED if hide_next else argument
-        result.append(hidden)
+        result.append(_PASSWORD.sub(rf"\1{REDACTED}", hidden))
         hide_next = is_secret and not equals
     return result
 

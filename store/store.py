@@ -19,6 +19,9 @@ from .run_folder import RUN_ID, RUN_JSON
 from .sql.statements import rows_of, run_query
 from .sql.views import connect
 
+#: Said of a path that names no folder.
+NO_FOLDER: Final = "the store must be the path of a folder"
+
 #: The N of ``NAME@N``.
 _COUNT: Final = re.compile("[1-9][0-9]{0,8}")
 
@@ -27,8 +30,13 @@ def open_store(path: str | Path) -> Store:
     """Open the store at a path.
 
     Raises:
-        StoreNotFound: There is no such folder.
+        StoreNotFound: There is no such folder, or it is a run.
     """
+    if not str(path).strip():
+        raise StoreNotFound(NO_FOLDER, got=path)
+    if (Path(path) / RUN_JSON).exists():
+        fix = "Open it with open_run, or name the folder that it lies in"
+        raise StoreNotFound("this is a run, not a store", where=str(path), fix=fix)
     return Store(Path(path))
 
 

@@ -137,6 +137,7 @@ PUBLIC: dict[str, set[str]] = {
         "engine/decisions",
         "engine/engine",
         "engine/gates",
+        "engine/missing_series",
         "engine/resuming",
         "errors",
         "excerpts",

@@ -170,3 +170,26 @@ def test_several_objectives_and_renames_are_options_of_each_command_that_judges(
         )  # fmt: skip
         assert "Runs are judged by: eval_loss (2 runs), score (1, higher is better)" in shown.stdout, shown.stderr
         assert "train/loss read as loss" in shown.stdout
+
+
+@pytest.mark.usefixtures("backtest")
+def test_labels_of_runs_that_are_not_there_are_named(store_path: Path, tmp_path: Path) -> None:
+    """A misspelt name would lose its labels. Those of runs that the store has, but that were not named, are fine."""
+    labels = tmp_path / "labels.csv"
+    rows = ["nope,1,2,x", "run-0,5,5,spike", "run-1,,,", "nope,3,4,x", "nopq,1,2,x"]
+    labels.write_text("\n".join(["run,first_step,last_step,name", *rows]))
+    command = [sys.executable, "-m", "steptape", "backtest", "loss_spike", "run-0", "--store", str(store_path)]
+
+    said = subprocess.run([*command, "--labels", str(labels)], capture_output=True, text=True, check=True).stderr
+
+    assert said == f"warning: {labels}: 2 labelled runs are not here: nope, nopq\n"
+
+
+def test_a_run_that_is_named_twice_counts_once(backtest: Callable[..., str]) -> None:
+    """Its id, its name and its number name the same run."""
+    once = json.loads(backtest("run-0", "--json"))
+    twice = json.loads(backtest("run-0", "run-0", "--json"))
+    by_folders = json.loads(backtest("run-0", "run-1", "run-0", "--json"))
+
+    assert [run["run_id"] for run in twice["runs"]] == [run["run_id"] for run in once["runs"]] == ["run-0"]
+    assert [run["run_id"] for run in by_folders["runs"]] == ["run-0", "run-1"]

@@ -12,7 +12,7 @@ import httpx
 import pytest
 from waiting import PATIENCE_S, until
 
-from steptape import Recorder, open_store
+from steptape import Recorder, TelemetryError, open_store
 
 POLICY = """
 params:
@@ -161,3 +161,54 @@ def test_a_misspelt_command_is_answered_with_the_nearest(tmp_path: Path) -> None
     done = call(tmp_path, "backtst")
 
     assert (done.returncode, "No such command 'backtst'. Did you mean 'backtest'?" in done.stderr) == (2, True)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [("verify", "--all", "--store", ""), ("show", "twice", "--store", " "), ("runs", ""), ("query", "", "SELECT 1")],
+    ids=str,
+)
+def test_an_empty_store_name_is_not_the_current_folder(folder: Path, arguments: tuple[str, ...]) -> None:
+    """An unset variable of a shell gives one."""
+    result = call(folder / "runs", *arguments)
+
+    assert (result.returncode, result.stdout) == (2, "")
+    assert "the store must be the path of a folder" in result.stderr
+
+
+def test_a_store_is_a_folder_of_runs_and_no_run(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The library refuses an empty path as well."""
+    monkeypatch.chdir(folder / "runs")
+    run = next((folder / "runs").iterdir())
+
+    with pytest.raises(TelemetryError, match="the store must be the path of a folder; got ''"):
+        open_store("")
+    with pytest.raises(TelemetryError, match=r"this is a run, not a store\. Open it with open_run"):
+        open_store(run)
+    assert "this is a run, not a store" in call(folder, "verify", "--all", "--store", run).stderr
+
+
+@pytest.mark.parametrize("statement", ["SELECT 1", "from runs"])
+def test_sql_without_a_store_is_said_to_lack_the_store(folder: Path, statement: str) -> None:
+    """``runs`` has a default store; ``query`` has none."""
+    result = call(folder, "query", statement)
+
+    assert (result.returncode, result.stdout) == (2, "")
+    assert f"the first argument is the store: steptape query STORE '{statement}'" in " ".join(result.stderr.split())
+
+
+@pytest.mark.parametrize("command", ["verify", "export"])
+def test_a_damaged_file_points_to_the_doctor(folder: Path, tmp_path: Path, command: str) -> None:
+    """One flipped bit is enough; the doctor says what it means."""
+    with Recorder(tmp_path, name="one") as rec:
+        rec.step(loss=1.0)
+    rec.close(seal=True)
+    path = next(rec.folder.glob("events-*.parquet"))
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+    said = call(folder, command, rec.folder)
+
+    assert (said.returncode, said.stdout) == (2, "")
+    assert said.stderr.endswith(f"'steptape doctor {rec.folder}' says what is damaged\n")

@@ -74,3 +74,15 @@ def test_parquet_is_not_written_to_standard_output(run: Run) -> None:
 
     assert (result.returncode, result.stdout) == (2, "")
     assert "name a file with --output FILE" in result.stderr
+
+
+@pytest.mark.parametrize("name", ["run.xlsx", "run.csv.gz", "run.json"])
+def test_a_suffix_that_names_no_format_is_refused(run: Run, tmp_path: Path, name: str) -> None:
+    """Nothing is written; ``--format`` allows any suffix."""
+    refused = call(run.folder, "--output", tmp_path / name)
+    is_there = (tmp_path / name).exists()
+    chosen = call(run.folder, "--output", tmp_path / name, "--format", "jsonl")
+
+    assert (refused.returncode, is_there, chosen.returncode) == (2, False, 0)
+    assert "no format has the suffix" in " ".join(refused.stderr.split())
+    assert json.loads((tmp_path / name).read_text().splitlines()[0])["event"] == "train_begin"

@@ -162,6 +162,31 @@ def test_a_plan_that_is_none_is_refused_before_anything_is_written(tmp_path: Pat
     assert not (tmp_path / "runs").exists()
 
 
+@pytest.mark.parametrize("name", ["on_save", "on_evaluate", "on_stop"])
+@pytest.mark.parametrize("callback", [3, "save", lambda control: control], ids=["number", "text", "takes an argument"])
+def test_a_callback_that_cannot_be_called_is_refused_before_anything_is_written(
+    tmp_path: Path, name: str, callback: Any
+) -> None:
+    """The rule that calls it may fire hours later."""
+    with pytest.raises(TelemetryError, match=f"{name} must be a function without arguments; got "):
+        Recorder(tmp_path / "runs", **{name: callback})
+
+    assert not (tmp_path / "runs").exists()
+
+
+def test_tags_and_configs_of_no_kind_are_refused_before_anything_is_written(tmp_path: Path) -> None:
+    """The errors are steptape's own."""
+    cycle: dict[str, Any] = {"lr": 0.1}
+    cycle["self"] = cycle
+
+    with pytest.raises(TelemetryError, match=r"tags must be texts; got 3\. Write tags=\["):
+        Recorder(tmp_path / "runs", tags=3)  # type: ignore[arg-type]
+    with pytest.raises(TelemetryError, match="config cannot be recorded: it holds itself, or is nested too deeply"):
+        Recorder(tmp_path / "runs", config=cycle)
+
+    assert not (tmp_path / "runs").exists()
+
+
 def test_names_and_configs_may_hold_what_utf_8_cannot(tmp_path: Path) -> None:
     """Half a surrogate pair is escaped; numpy integers in a plan are whole numbers; a text is one tag."""
     steps: Any = np.int64(7)

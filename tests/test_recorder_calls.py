@@ -56,6 +56,22 @@ WRONG: dict[str, tuple[list[Call], str]] = {
     "a large numpy integer": ([step(flos=np.uint64(2**63))], "'flos' is an integer beyond 2**53"),
     "a masked value": ([step(loss=np.ma.masked)], "'loss' is masked"),
     "a masked array": ([step(loss=np.ma.masked_array([1.0], [True]))], "'loss' is masked"),
+    "an incident nowhere": (
+        [step(loss=1.0), lambda rec: rec.annotate("bad", incident="spike")],
+        "an incident without first_step and last_step counts in no backtest",
+    ),
+    "an incident backwards": (
+        [step(loss=1.0), lambda rec: rec.annotate("bad", incident="spike", first_step=120, last_step=90)],
+        "an incident that ends before it begins counts in no backtest; got (120, 90)",
+    ),
+    "an incident in words": (
+        [step(loss=1.0), lambda rec: rec.annotate("bad", incident="spike", first_step="abc")],
+        "an incident whose steps are no whole numbers counts in no backtest; got 'abc'",
+    ),
+    "an evaluation as a step": (
+        [step(loss=1.0), step(**{"eval_loss": 0.5, "val/acc": 0.9})],
+        "a step counts an update, but this one has only 'eval_loss', 'val/acc'. Record them with evaluate(...)",
+    ),
     "a list": ([step(loss=[1.0, 2.0])], "'loss' is not a number but a list"),
     "a tensor of two": ([step(loss=torch.ones(2))], "'loss' is not a number but a Tensor of shape (2,)"),
 }
@@ -93,6 +109,14 @@ RIGHT: dict[str, list[Call]] = {
     "a mapping and keywords": [lambda rec: rec.step({"loss": 1.0}, lr=0.1)],
     "None after a number": [step(loss=1.0), step(loss=None)],
     "integers up to 2**53": [step(tokens=2**53), step(tokens=-(2**53))],
+    "an incident up to now": [step(loss=1.0, step=9), lambda rec: rec.annotate("x", incident="y", first_step=5)],
+    "an incident of numpy's steps": [
+        lambda rec: rec.annotate("x", incident="y", first_step=np.int64(5), last_step=np.float64(7))
+    ],
+    "a note of a step": [lambda rec: rec.annotate("x", first_step="abc")],
+    "an evaluation within a step": [step(loss=1.0, eval_loss=0.5), step(loss=1.0), step(loss=1.0, eval_loss=0.5)],
+    "a step without values": [step()],
+    "a name that only begins so": [step(values=1.0), step(evaluated_tokens=3)],
     "an array that masks nothing": [step(loss=np.ma.masked_array([1.0], [False]))],
 }
 
@@ -158,14 +182,26 @@ def test_a_metric_that_cannot_be_copied_costs_itself_alone(tmp_path: Path, caplo
     ]
 
 
-@pytest.mark.parametrize("path", ["missing.pt", "s3://bucket/model.pt", "."])
+@pytest.mark.parametrize("path", ["missing.pt", "s3://bucket/model.pt", "/dev/null"])
 def test_a_checkpoint_of_unknown_size_is_said_once(tmp_path: Path, path: str, caplog: pytest.LogCaptureFixture) -> None:
-    """It may be elsewhere or a folder; the loop can give the size."""
+    """It may be elsewhere; the loop can give the size."""
     recorded(tmp_path, step(loss=1.0), *[lambda rec: rec.save(path)] * 2, strict=True)
 
-    assert [message.partition(".")[0] for message in caplog.messages] == [
-        f"save: the size of the checkpoint is unknown, because its path is not a file; got {path!r}".partition(".")[0]
-    ]
+    what = "save: the size of the checkpoint is unknown, because its path is neither a file nor a folder"
+    assert caplog.messages == [f"{what}; got {path!r}. Give size_bytes= if you know it"]
+
+
+def test_the_size_of_a_folder_is_that_of_its_files(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Sharded checkpoints are folders. A link counts as itself, so that a loop of links ends."""
+    folder = tmp_path / "checkpoint"
+    (folder / "shards").mkdir(parents=True)
+    (folder / "model.json").write_bytes(b"x" * 10)
+    (folder / "shards" / "1.pt").write_bytes(b"x" * 1000)
+    (folder / "shards" / "again").symlink_to(folder)
+
+    (event,) = recorded(tmp_path / "runs", lambda rec: rec.save(folder), strict=True)
+
+    assert (event.attrs["size_bytes"], caplog.messages) == (1010, [])
 
 
 MISCALLED: dict[str, tuple[Call, str]] = {

@@ -356,3 +356,23 @@ def test_a_child_that_is_forked_in_the_middle_of_a_step_does_not_hang(tmp_path: 
     printed, errors = process.communicate(timeout=PATIENCE_S)
 
     assert printed == b"7\n", errors
+
+
+@pytest.mark.parametrize(("signal_name", "how"), [("SIGTERM", "SIGTERM"), ("SIGINT", "Ctrl-C")])
+def test_show_says_which_signal_interrupted_a_run(tmp_path: Path, signal_name: str, how: str) -> None:
+    """An interruption is no failure."""
+    program = f"""
+        import os, signal, sys
+        from steptape import Recorder
+        with Recorder(sys.argv[1], name="one") as rec:
+            rec.step(loss=1.0)
+            os.kill(os.getpid(), signal.{signal_name})
+            signal.pause()
+    """
+    subprocess.run([sys.executable, "-c", textwrap.dedent(program), str(tmp_path)], capture_output=True, check=False)
+    command = [sys.executable, "-m", "steptape", "show", "one", "--store", str(tmp_path)]
+
+    shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+    assert f"\ninterrupted by {how}\n  Traceback (most recent call last):\n" in shown
+    assert "failed" not in shown

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
@@ -149,3 +149,43 @@ def test_a_callback_that_raises_at_the_very_begin_ends_the_run(tmp_path: Path) -
     (folder,) = (tmp_path / "runs").iterdir()
     assert open_run(folder).status == "failed"
     until(lambda: not list(folder.glob("journal-*")))
+
+
+STOP = """
+controllers:
+  - {name: high, triggers: [on_step_end], rule: loss > 2, operations: [hfcontrols.should_training_stop]}
+"""
+
+
+@pytest.mark.parametrize(
+    ("ignored", "callback", "warned", "end"),
+    [
+        (0, None, False, "'run' stopped after 3 steps: "),
+        (9, None, False, "'run' stopped after 12 steps, 9 of them after a rule asked for a stop: "),
+        (30, None, True, "'run' stopped after 33 steps, 30 of them after a rule asked for a stop: "),
+        (30, HAPPENED.clear, False, "'run' stopped after 33 steps, 30 of them after a rule asked for a stop: "),
+    ],
+    ids=["obeyed", "obeyed late", "ignored", "left to a callback"],
+)
+def test_a_loop_that_ignores_a_stop_is_warned_once_and_at_its_end(
+    tmp_path: Path,
+    ignored: int,
+    callback: Callable[[], object] | None,
+    warned: bool,
+    end: str,
+    caplog: pytest.LogCaptureFixture,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Ten steps are patience enough. The status remains ``stopped``, and the run verifies."""
+    monkeypatch.setenv("STEPTAPE_QUIET", "0")
+    with Recorder(tmp_path, name="run", rules=parse_policy(STOP), on_stop=callback) as rec:
+        for loss in (1.0, 1.0, *[3.0] * (ignored + 1)):
+            rec.step(loss=loss)
+    said = [message for message in caplog.messages if "should_stop" in message]
+
+    message = "a rule asked for a stop at step 3, but the loop continues at step 13. End it when "
+    assert [text.startswith(message) for text in said] == [True] * warned
+    assert capsys.readouterr().err.splitlines()[-1].startswith(f"steptape: {end}")
+    assert open_run(rec.folder).status == "stopped"
+    assert verify(open_run(rec.folder)).identical

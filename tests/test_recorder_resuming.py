@@ -205,6 +205,7 @@ def test_a_run_that_is_being_written_is_not_resumed(tmp_path: Path) -> None:
     [
         ({"resume": "nowhere"}, "no such run"),
         ({"resume": "../escape"}, "not a valid run id"),
+        ({"resume": "my loop"}, "resume takes a run's id; got 'my loop'. The newest run of this name is a-run"),
         ({"resume": 3}, "resume must be a run id or"),
         ({"resume": {"format": 1}}, "resume must be a run id or"),
         ({"resume_step": 3}, "resume_step is only for resume="),
@@ -220,7 +221,7 @@ def test_what_cannot_be_resumed_is_told_and_changes_nothing(
     tmp_path: Path, arguments: dict[str, object], message: str
 ) -> None:
     """The error comes before anything is written."""
-    with Recorder(tmp_path, run_id="a-run") as rec:
+    with Recorder(tmp_path, run_id="a-run", name="my loop") as rec:
         rec.step(loss=1.0)
         rec.step(loss=1.0)
     rec.close(seal=True)
@@ -232,6 +233,31 @@ def test_what_cannot_be_resumed_is_told_and_changes_nothing(
 
     assert sorted(path.name for path in tmp_path.rglob("*")) == before
     assert rec.run_id == "a-run"
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "warned"),
+    [(True, False, True), (True, True, False), (False, False, False), (False, True, False)],
+    ids=["dropped", "kept", "never", "added"],
+)
+def test_a_resume_without_the_rules_of_its_checkpoint_is_warned_of(
+    tmp_path: Path, first: bool, second: bool, warned: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Rules do not continue by themselves. It may be meant, so ``strict`` does not raise."""
+    policy = parse_policy(RULES, source="my.yaml")
+    with Recorder(tmp_path, rules=policy if first else None) as rec:
+        rec.step(loss=1.0)
+        state = rec.state_dict()
+    caplog.clear()
+
+    with Recorder(tmp_path, resume=state, rules=policy if second else None, strict=True):
+        said = [message for message in caplog.messages if "my.yaml" in message and "rules=" in message]
+
+    assert said == (
+        ["this attempt has no rules, but attempt 0, which it resumes, had my.yaml. Give rules= to continue them"]
+        if warned
+        else []
+    )
 
 
 def test_a_step_alone_says_where_a_run_without_checkpoints_goes_on(tmp_path: Path) -> None:

@@ -150,3 +150,30 @@ def test_a_folder_of_runs_is_left_as_it_is(runs: list[Run]) -> None:
     told("loss > 1", runs)
 
     assert sorted((path, path.stat().st_mtime_ns) for path in runs[0].folder.iterdir()) == before
+
+
+@pytest.mark.parametrize(
+    ("rule", "trigger", "meant"),
+    [
+        ("loss > 1", "on_step_end", "train/loss"),
+        ("loss > 1", "on_evaluate", "val_loss"),
+        ('series("loss", kind="evaluate") > 1', "on_step_end", "val_loss"),
+        ('series("accuracy", kind="log") > 1', "on_evaluate", "top1_accuracy"),
+    ],
+)
+def test_a_missing_series_is_answered_with_a_metric_of_its_kind(
+    rule: str, trigger: str, meant: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The same last word counts more than similar letters, when checked and at the end of a live run."""
+    text = (
+        f"controllers:\n  - {{name: r, triggers: [{trigger}], rule: '{rule}', operations: [hfcontrols.should_log]}}\n"
+    )
+    policy = parse_policy(text)
+    with Recorder(tmp_path, rules=policy) as rec:
+        for step in range(1, 4):
+            rec.step({"train/loss": 1.0 / step, "lost": 1.0})
+            rec.evaluate(val_loss=1.0 / step, top1_accuracy=0.5)
+
+    (live,) = [message for message in caplog.messages if "in this run" in message]
+    (checked,) = told(f"'{rule}'", [open_run(rec.folder)], trigger=trigger)
+    assert [text.rpartition(". ")[2] for text in (live, checked)] == [f"Did you mean '{meant}'?"] * 2

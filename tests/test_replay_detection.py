@@ -90,6 +90,21 @@ def test_annotations_label_incidents(store_record: Callable[..., Path], first_st
     assert any("found 1 of 1 labelled incident in 1 run" in line for line in summary_lines(report))
 
 
+@pytest.mark.parametrize(
+    "steps",
+    [{}, {"first_step": None}, {"first_step": 7, "last_step": 5}, {"first_step": "abc"}, {"last_step": "7"}],
+    ids=str,
+)
+def test_an_incident_without_a_range_of_steps_is_not_scored(
+    store_record: Callable[..., Path], steps: dict[str, object]
+) -> None:
+    """The recorder warns of it at the call."""
+    events = [Event("step_end", step=s, metrics={"loss": 3.0}) for s in range(1, 11)]
+    run = open_run(store_record([*events, Event("annotation", step=10, attrs={"incident": "spike", **steps})]))
+
+    assert report_json(backtest(parse_policy(NOTES), [run]))["detection"] is None
+
+
 def test_annotations_made_afterwards_label_incidents_too(store_record: Callable[..., Path], tmp_path: Path) -> None:
     """They come over HTTP and count even for a run judged before and cached."""
     events = [Event("step_end", step=s, metrics={"loss": 3.0 if s in (6, 9) else 1.0}) for s in range(1, 11)]

@@ -229,6 +229,29 @@ def test_a_run_without_rules_has_nothing_to_differ_in(tmp_path: Path) -> None:
     assert (verdict.identical, verdict.outcomes, verdict.note) == (True, 0, "no rules were live")
 
 
+@pytest.mark.parametrize(
+    ("rules", "note"),
+    [
+        ((POLICY, None), "no rules were live in attempt 1"),
+        ((None, POLICY, None), "no rules were live in attempts 0, 2"),
+        ((None, None), "no rules were live"),
+        ((POLICY, POLICY), ""),
+    ],
+    ids=["resumed without", "only in the middle", "never", "always"],
+)
+def test_the_note_names_the_attempts_without_rules(tmp_path: Path, rules: tuple[str | None, ...], note: str) -> None:
+    """The others decided live, and their decisions were compared."""
+    resume = None
+    for text in rules:
+        policy = None if text is None else parse_policy(text)
+        with Recorder(tmp_path, rules=policy, resume=resume) as rec:
+            rec.step(loss=9.0)
+            resume = rec.state_dict()
+    rec.close(seal=True)
+
+    assert verify(open_run(rec.folder)).note == note
+
+
 def test_the_digest_is_the_same_before_and_after_sealing(run: Run) -> None:
     """It covers the decisions, not their storage."""
     assert dataclasses.asdict(verify(run)) == dataclasses.asdict(verify(open_run(run.folder)))
@@ -340,3 +363,9 @@ def test_any_bit_that_is_flipped_in_a_file_is_found_or_changes_nothing(run: Run,
     path.write_bytes(content)
     assert verify(run).identical
     assert unseen < len(content) / 41
+
+
+def test_a_path_is_no_run() -> None:
+    """The message says how to open one."""
+    with pytest.raises(TelemetryError, match=r"verify takes a run; got 'runs'\. Write verify\(open_run\(\.\.\.\)\)"):
+        verify("runs")  # type: ignore[arg-type]

@@ -243,3 +243,15 @@ def test_the_paper_s_fig_4_is_shipped_unmodified_but_for_its_layout() -> None:
     shipped = " ".join(line for line in lines if not line.startswith(("#", "name:")))
 
     assert shipped.split() == figure.split()
+
+
+def test_a_shipped_policy_loads_by_its_name_unless_a_file_has_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As ``Recorder(rules=...)`` and the commands take it."""
+    monkeypatch.chdir(tmp_path)
+    shipped = load_policy("loss_spike", params={"spike": 3.0})
+    (tmp_path / "loss_spike").write_text("name: mine\ncontrollers: []\n")
+
+    assert (shipped.name, shipped.params["spike"]) == ("loss_spike", 3.0)
+    assert load_policy("loss_spike").name == "mine"

@@ -25,10 +25,11 @@ from ...replay.reports.terminal_tables import (
     comparison_rows,
     table_rows,
 )
-from ...replay.runs.incidents import read_labels
+from ...replay.runs.incidents import IncidentLabels, read_labels
 from ...replay.runs.objective import Objective, declared_objective
 from ...rules.policy_file.policy import Policy
 from ...store.run import Run
+from ...store.store import open_store
 from ..lookup import complain_of, params_of, policy_named, runs_chosen
 from ..options import (
     FamilyOption,
@@ -47,10 +48,14 @@ from ..options import (
 )
 from ..output import print_json, print_table, reading_runs, say
 from ..output_file import check_output, output_file
+from ..streams import complain
 from .import_runs import imported_history
 
 #: Prefix of a baseline's name in place of a policy.
 _BASELINE: Final = "baseline"
+
+#: Maximum number of strange names in a file of labels to list.
+_STRANGE: Final = 5
 
 
 RunsArgument = Annotated[list[str] | None, typer.Argument(metavar="RUN...", help="Runs to replay the policy over.")]
@@ -118,6 +123,7 @@ def backtest(
     if not chosen and not as_json and html is None:
         say(f"no runs in {store}, so nothing to replay the policy over")
         return
+    labelled = _labels(labels, chosen, store)
     compared = _baselines(baselines or (["all"] if html else []))
     began_s = time.monotonic()
     with reading_runs() as on_progress:
@@ -129,7 +135,7 @@ def backtest(
             on_progress=on_progress,
             delay_steps=delay,
             cost_per_hour=cost_per_hour,
-            labels=read_labels(labels) if labels else None,
+            labels=labelled,
             tolerance_steps=tolerance,
             baselines=compared,
             with_coverage=coverage or html is not None,
@@ -148,6 +154,21 @@ def _chosen(runs: list[str] | None, store: Path | None, history: list[Path] | No
     chosen, problems = runs_chosen(runs, store) if history is None else imported_history(history)
     complain_of(problems)
     return chosen
+
+
+def _labels(path: Path | None, chosen: list[Run], store: Path | None) -> IncidentLabels | None:
+    """Read a file of labels. Name on stderr the runs that are neither chosen nor in the store."""
+    if path is None:
+        return None
+    labels = read_labels(path)
+    entries = [] if store is None else open_store(store).entries()[0]
+    known = {name for entry in entries for name in (entry.summary.run_id, entry.summary.name)}
+    known |= {name for run in chosen if not entries for name in (run.info.run_id, run.info.name)}
+    if strange := [name for name in labels.runs if name not in known]:
+        more = f" and {len(strange) - _STRANGE} more" if len(strange) > _STRANGE else ""
+        runs = "labelled run is" if len(strange) == 1 else "labelled runs are"
+        complain(f"warning: {path}: {len(strange)} {runs} not here: {', '.join(strange[:_STRANGE])}{more}")
+    return labels
 
 
 def _report(result: Backtest, html: Path | None, as_json: bool) -> None:

@@ -13,8 +13,7 @@ from ...replay.policies.findings_on_runs import LackedSeries, compared_with
 from ...rules.checks.findings import Finding, FindingCode, findings_of
 from ...rules.errors import PolicyError, PolicyProblem
 from ...rules.excerpts import excerpt
-from ...rules.policy_file.lookup import policy_path
-from ...rules.policy_file.policy import Policy, load_policy
+from ...rules.policy_file.policy import Policy, load_policy, policy_path
 from ...store.errors import TelemetryError
 from ...store.plural import counted
 from ...store.run import Run

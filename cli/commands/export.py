@@ -27,7 +27,14 @@ class ExportFormat(StrEnum):
     PARQUET = "parquet"
 
 
-_SUFFIXES: Final = {".csv": ExportFormat.CSV, ".parquet": ExportFormat.PARQUET}
+#: The format of a file, by its suffix; devices and pipes have none.
+_SUFFIXES: Final = {
+    ".csv": ExportFormat.CSV,
+    ".parquet": ExportFormat.PARQUET,
+    ".jsonl": ExportFormat.JSONL,
+    ".ndjson": ExportFormat.JSONL,
+    "": ExportFormat.JSONL,
+}
 
 
 def export(
@@ -35,7 +42,7 @@ def export(
     store: StoreOption = None,
     form: Annotated[
         ExportFormat | None,
-        typer.Option("--format", help="Format; by default that of the file's suffix, else jsonl."),
+        typer.Option("--format", help="Format; by default that of the file's suffix, jsonl without one."),
     ] = None,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Write to this file, not to stdout.")] = None,
     every: Annotated[bool, typer.Option("--all", help="Include the events that a resume rolled back.")] = False,
@@ -44,7 +51,7 @@ def export(
 
     CSV and Parquet have one row per event, with a column for each metric, empty or null where the event lacks it.
     """
-    form = form or _SUFFIXES.get(output.suffix.casefold() if output else "", ExportFormat.JSONL)
+    form = form or _format_of(output)
     attempts: Attempts = "all" if every else "effective"
     if form is ExportFormat.PARQUET:
         if output is None:
@@ -54,6 +61,14 @@ def export(
         return
     with nullcontext(sys.stdout) if output is None else output_file(output) as file:
         _write_text(run_named(run, store), form, attempts, file)
+
+
+def _format_of(output: Path | None) -> ExportFormat:
+    suffix = output.suffix.casefold() if output else ""
+    if suffix not in _SUFFIXES:
+        known = ", ".join(filter(None, _SUFFIXES))
+        raise typer.BadParameter(f"no format has the suffix {suffix!r} of {output}. Use {known}, or give --format")
+    return _SUFFIXES[suffix]
 
 
 def _write_text(run: Run, form: ExportFormat, attempts: Attempts, file: IO[str]) -> None:

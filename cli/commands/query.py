@@ -11,7 +11,7 @@ import typer
 from ...store.sql.statements import rows_of
 from ...store.store import Store, open_run, open_store
 from ..lookup import complain_of
-from ..options import JsonOption
+from ..options import JsonOption, store_path
 from ..output import print_json, print_rows
 
 #: Rows that are converted and printed at once. The width of a table's columns follows from the first ones.
@@ -19,8 +19,12 @@ _PART_ROWS: Final = 1000
 
 
 def query(
-    store: Annotated[Path, typer.Argument(metavar="STORE", help="Folder of runs, or one run's folder.")],
-    sql: Annotated[str, typer.Argument(metavar="SQL", help="One read-only SQL statement over the views.")],
+    store: Annotated[
+        Path, typer.Argument(parser=store_path, metavar="STORE", help="Folder of runs, or one run's folder.")
+    ],
+    sql: Annotated[
+        str, typer.Argument(metavar="SQL", show_default=False, help="One read-only SQL statement over the views.")
+    ] = "",
     as_json: JsonOption = False,
 ) -> None:
     """Run read-only SQL over a store.
@@ -28,6 +32,9 @@ def query(
     Views: runs, events, steps, evals, saves, samples, decisions, windows. Table macros: series(name), rolling(n),
     spiking_samples(step).
     """
+    if not sql:
+        missing = f"the first argument is the store: steptape query STORE '{store}'"
+        raise typer.BadParameter("give a statement, such as 'SELECT * FROM runs'" if store.exists() else missing)
     source = open_run(store) if (store / "run.json").exists() else open_store(store)
     if isinstance(source, Store):
         complain_of(source.entries()[1])

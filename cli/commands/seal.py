@@ -33,11 +33,17 @@ def seal(
     complain_of(problems)
     if not chosen and not as_json:
         say(f"no runs in {store}")
+    done = 0
     for run in chosen:
         events = seal_run(run.folder, other_hosts=other_hosts)
+        foreign = foreign_journals(run.folder)
         if as_json:
             print_json({"run_id": run.run_id, "events_sealed": events})
-        else:
+        elif events or foreign:
             say(f"{run.run_id}: {counted(events, 'event')} sealed")
-        for path in foreign_journals(run.folder):
+        else:
+            done += 1
+        for path in foreign:
             complain(f"{path}: another machine wrote it and may still write; --other-hosts seals it nevertheless")
+    if done:
+        say(f"{counted(done, 'run')} {'is' if done == 1 else 'are'} sealed already")

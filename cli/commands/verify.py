@@ -14,7 +14,7 @@ from ..exit_status import CANNOT_OPEN, FINDINGS
 from ..lookup import complain_of, runs_chosen
 from ..options import JsonOption, StoreOption
 from ..output import print_json, say
-from ..streams import complain
+from ..streams import complain_of_error
 
 
 def verify(
@@ -40,7 +40,7 @@ def verify(
         try:
             verdict = verify_run(run)
         except TelemetryError as error:
-            complain(f"error: {error}")
+            complain_of_error(error)
             status = CANNOT_OPEN
             continue
         _print(verdict, as_json)

@@ -16,7 +16,7 @@ from typing import Final
 
 from ...rules.checks.findings import Finding, FindingCode, PolicyPlaces, contradict, length_findings
 from ...rules.engine.decisions import Decision
-from ...rules.errors import suggestion
+from ...rules.engine.missing_series import meant_series
 from ...rules.language.bound_rule import BoundRule
 from ...rules.language.references import ALSO_CALLED, SeriesChange, SeriesFold, SeriesKey, SeriesValue, Window
 from ...rules.late_events import awaited_names
@@ -139,14 +139,14 @@ def _given(count: int) -> str:
 
 def _series(policy: Policy, places: PolicyPlaces, facts: Sequence[Recorded]) -> Iterator[Finding]:
     """Yield findings for series that were never recorded, and for windows longer than any recording of their series."""
-    names = {name for fact in facts for name in fact.first_kinds}
+    kinds = {name: kind for fact in facts for name, kind in fact.first_kinds.items()}
     for controller in policy.controllers:
         bound = controller.rule.bound
         for key, offset, length in _looks(bound):
             longest = _longest(facts, key)
             place = controller.rule.place_at(offset)
             if longest == 0:
-                fix = suggestion(key.name, names - {key.name}).replace("Known here:", "Recorded there:")
+                fix = meant_series([controller], key, kinds).replace("Known here:", "Recorded there:")
                 what = f"{_shown(key)} was not recorded in {_given(len(facts))}. {fix}".strip()
                 yield places.finding(place, FindingCode.UNRECORDED, controller, what)
             elif length > longest:

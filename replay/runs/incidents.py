@@ -4,27 +4,26 @@ An annotation with the attribute ``incident`` is a label::
 
     rec.annotate("loss spike after the restart", incident="spike", first_step=1200, last_step=1260)
 
-``first_step`` and ``last_step`` default to the step of the annotation. Annotations added after the run
-(``POST /api/v1/runs/{id}/annotations``) count too; one without a step covers the whole run.
+One of ``first_step`` and ``last_step`` may be left out, and is then the step of the annotation. An annotation without a
+range of steps labels nothing. Annotations added after the run (``POST /api/v1/runs/{id}/annotations``) count too; one
+without a step covers the whole run.
 """
 
 from __future__ import annotations
 
 import csv
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from ...store.annotations import read_annotations, step_told
-from ...store.errors import TelemetryError
+from ...store.annotations import INCIDENT, labelled_steps, read_annotations
+from ...store.errors import InvalidEvent, TelemetryError
 from ...store.events import Event
 
 #: Columns of a label file; ``name`` is optional.
 COLUMNS: Final = ("run", "first_step", "last_step", "name")
-
-#: Attribute that makes an annotation a label; its value names the incident.
-_INCIDENT: Final = "incident"
 
 _LAST_STEP: Final = 2**63 - 1
 
@@ -56,6 +55,11 @@ class IncidentLabels:
     def __init__(self, by_run: Mapping[str, Sequence[Incident]]) -> None:
         self._by_run = by_run
 
+    @property
+    def runs(self) -> list[str]:
+        """The ids and names of the labelled runs."""
+        return [*self._by_run]
+
     def of(self, run_id: str, name: str) -> tuple[Incident, ...] | None:
         """Return the incidents of a run in order, looked up by id, else by name; None for an unlabelled run."""
         found = self._by_run.get(run_id, self._by_run.get(name))
@@ -85,8 +89,14 @@ def read_labels(path: str | Path) -> IncidentLabels:
 
 
 def incidents_in(annotations: Iterable[Event]) -> list[Incident]:
-    """Return the incidents that annotations of the training program label."""
-    return [_annotated(event) for event in annotations if _INCIDENT in event.attrs]
+    """Return the incidents that annotations of the training program label with a range of steps."""
+    found = []
+    for event in annotations:
+        if INCIDENT in event.attrs:
+            with suppress(InvalidEvent):
+                first_step, last_step = labelled_steps(event.attrs, event.step)
+                found.append(Incident(first_step, last_step, str(event.attrs[INCIDENT])))
+    return found
 
 
 def incidents_noted(folder: Path) -> list[Incident]:
@@ -95,23 +105,18 @@ def incidents_noted(folder: Path) -> list[Incident]:
     Raises:
         DamagedLog: The annotations cannot be read.
     """
-    notes = (note for note in read_annotations(folder) if _INCIDENT in note.attrs)
+    notes = (note for note in read_annotations(folder) if INCIDENT in note.attrs)
     return [
-        Incident(0, _LAST_STEP, str(note.attrs[_INCIDENT]))
+        Incident(0, _LAST_STEP, str(note.attrs[INCIDENT]))
         if note.first_step is None
         else _incident_between(note.first_step, note.last_step, note.attrs)
         for note in notes
     ]
 
 
-def _annotated(event: Event) -> Incident:
-    first, last = (step_told(event.attrs.get(name)) for name in ("first_step", "last_step"))
-    return _incident_between(event.step if first is None else first, event.step if last is None else last, event.attrs)
-
-
 def _incident_between(first_step: int, last_step: int | None, attrs: Mapping[str, Any]) -> Incident:
     last_step = first_step if last_step is None else last_step
-    return Incident(first_step, max(first_step, last_step), str(attrs[_INCIDENT]))
+    return Incident(first_step, max(first_step, last_step), str(attrs[INCIDENT]))
 
 
 def _incident(row: Mapping[str, str | None], where: str) -> list[Incident]:

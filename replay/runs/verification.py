@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -62,7 +63,7 @@ class Verification:
         outcomes: Number of recorded decisions, rule errors and warnings compared.
         digest: Decision digest of the recorded outcomes.
         difference: The first difference between record and replay; None if they are identical.
-        note: Caveats: no rules were live, the run was cut short, or its journal is not sealed yet.
+        note: Caveats, such as attempts without rules, a run that was cut short, a journal that is not sealed yet.
         fault: Evidence that the log is not the one that was written: missing events, a wrong or missing end, or another
             digest. Empty if there is none.
         log_digest: Digest of everything the run recorded, as kept at its end; empty if none was kept.
@@ -104,9 +105,11 @@ def verify(run: Run) -> Verification:
     rolled back are compared too: they were decided.
 
     Raises:
-        TelemetryError: The run or its policy cannot be read.
+        TelemetryError: The run or its policy cannot be read, or it is no ``Run``.
         UnsupportedVersion: It was recorded under other rule semantics.
     """
+    if not isinstance(run, Run):
+        raise TelemetryError("verify takes a run", got=run, fix="Write verify(open_run(...))")
     # Digests are read first: the sealer writes them last, so the later snapshot holds everything they cover.
     kept = read_digests(run.folder)
     return run.read(lambda snapshot: _verification(snapshot, kept))
@@ -127,7 +130,7 @@ def _verification(snapshot: Snapshot, kept: Digests) -> Verification:
         digest = decision_digest(recorded_all, version)
         log_digest = kept_log_digest(kept, snapshot.listing)
         unsealed = [_UNSEALED] if snapshot.listing.journals and snapshot.status != "running" else []
-        note = "; ".join(dict.fromkeys(notes + unsealed))
+        note = "; ".join(dict.fromkeys([*_unruled(info.attempts), *notes, *unsealed]))
         return Verification(info.run_id, len(recorded_all), digest, difference, note, fault, log_digest)
 
     for attempt in info.attempts:
@@ -137,8 +140,6 @@ def _verification(snapshot: Snapshot, kept: Digests) -> Verification:
         fault = _fault(attempt, own, is_imported=info.source is not None)
         if fault:
             return verdict(fault=fault)
-        if attempt.policy is None:
-            notes.append("no rules were live")
         replayed = _replayed(attempt, policies[attempt.attempt], info.attempts, events)
         difference = _first_difference(attempt.attempt, recorded, replayed)
         if difference is not None and _is_cut_short(_status_of(attempt, snapshot), own, recorded, replayed):
@@ -149,6 +150,14 @@ def _verification(snapshot: Snapshot, kept: Digests) -> Verification:
         if fault:
             return verdict(fault=fault)
     return verdict(fault="; ".join(faults_of(kept, info, snapshot.listing, snapshot.columns)))
+
+
+def _unruled(attempts: tuple[Attempt, ...]) -> Iterator[str]:
+    """Yield the note about attempts without rules, if there are any."""
+    without = [str(attempt.attempt) for attempt in attempts if attempt.policy is None]
+    if without:
+        which = "" if len(without) == len(attempts) else f" in attempt{'s' * (len(without) > 1)} {', '.join(without)}"
+        yield f"no rules were live{which}"
 
 
 def _fault(attempt: Attempt, events: list[Event], *, is_imported: bool) -> str:

@@ -77,7 +77,7 @@ class EventFold:
         self._states = [self._build_controller(controller, timers) for controller in policy.controllers]
         self._build_watches()
         self._conclusions = OutcomeMaker(policy, self._workspace)
-        self._names_seen: dict[str, None] = {}
+        self._seen: dict[str, str] = {}
         self.standing = StandingAnswers()
         self._reminds = any(state.unseen for state in self._states)
 
@@ -181,8 +181,8 @@ class EventFold:
         """
         if not metrics or not self._unseen:
             return
-        if self._reminds and len(self._names_seen) < REMEMBERED_NAMES:
-            self._names_seen.update(dict.fromkeys(metrics))
+        if self._reminds and len(self._seen) < REMEMBERED_NAMES:
+            self._seen.update(dict.fromkeys(metrics, kind))
         for series in self._unseen:
             name = self._name_among(series.key, metrics)
             if name is not None and series.key.kind in (None, kind):
@@ -327,7 +327,7 @@ class EventFold:
         state.unseen = ()
         place, lag = place_of(watch, event), lag_of(event)
         return [
-            RuleWarning(*place, warning=missing_series(series.key, self._names_seen), value_lag=lag)
+            RuleWarning(*place, warning=missing_series(state.declaration, series.key, self._seen), value_lag=lag)
             for series in missing
         ]
 
@@ -335,12 +335,12 @@ class EventFold:
 
     def never_recorded(self) -> list[str]:
         """Return one line for each series that rules read and no event has carried, if no warning has named it."""
-        readers: dict[SeriesKey, list[str]] = {}
+        readers: dict[SeriesKey, list[Controller]] = {}
         for state in self._states:
             for series in state.unseen:
                 if series.bound_kind is None:
-                    readers.setdefault(series.key, []).append(state.declaration.name)
-        return [never_recorded(key, names, self._names_seen) for key, names in readers.items()]
+                    readers.setdefault(series.key, []).append(state.declaration)
+        return [never_recorded(declared, key, self._seen) for key, declared in readers.items()]
 
     @property
     def error_counts(self) -> Mapping[str, int]:

@@ -9,12 +9,6 @@ from ..errors import suggestion
 from .policy import shipped_policies, shipped_tests
 
 
-def policy_path(name: str) -> Path:
-    """Return the rule file that a name refers to: a path, or the name of a shipped policy."""
-    path = Path(name)
-    return path if path.exists() else shipped_policies().get(name, path)
-
-
 def tests_path(name: str) -> Path:
     """Return the file of tests that a name refers to: a path, or the name of a shipped policy."""
     path = Path(name)

@@ -110,12 +110,13 @@ def load_policy(path: str | Path, *, params: Mapping[str, Param] | None = None) 
     """Read, check and compile a policy file.
 
     Args:
-        path: The file, UTF-8.
+        path: The file, UTF-8, or the name of a shipped policy.
         params: Values that override those of the file's params.
 
     Raises:
         PolicyError: The file cannot be read, or anything in it is wrong. The error holds all problems.
     """
+    path = policy_path(str(path))
     return parse_policy(read_text(path), source=str(path), params=params)
 
 
@@ -146,6 +147,12 @@ def parse_policy(
         semantics_version=semantics_version,
         blueprint=draw_blueprint(declarations.controllers, declarations.names),
     )
+
+
+def policy_path(name: str) -> Path:
+    """Return the rule file that a name refers to: a path, or the name of a shipped policy."""
+    path = Path(name)
+    return path if path.exists() else shipped_policies().get(name, path)
 
 
 def shipped_policies() -> Mapping[str, Path]:
