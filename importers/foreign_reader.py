@@ -93,7 +93,7 @@ def _checked(run: ImportedRun) -> ImportedRun:
 
     Raises:
         TypeError: It is not a run, or one of its fields has the wrong type.
-        ValueError: Its status is unknown.
+        ValueError: Its status or the direction of its objective is unknown.
     """
     if not isinstance(run, ImportedRun):
         raise TypeError(f"{type(run).__name__} is not an ImportedRun")
@@ -103,8 +103,12 @@ def _checked(run: ImportedRun) -> ImportedRun:
         raise TypeError("a run's plan is not a Plan, or its config is not a dict")
     if run.status not in (None, *STATUSES):
         raise ValueError(f"unknown status: {run.status!r}")
+    if run.objective is not None and run.objective[1] not in ("min", "max"):
+        raise ValueError(f"an objective is min or max, not {run.objective[1]!r}")
     return replace(
         run,
+        objective=None if run.objective is None else (str(run.objective[0]), run.objective[1]),
+        nan_filtered=tuple(map(str, run.nan_filtered)),
         tags=tuple(map(str, run.tags)),
         started_ns=None if run.started_ns is None else index(run.started_ns),
         ended_ns=None if run.ended_ns is None else index(run.ended_ns),

@@ -151,7 +151,8 @@ def _import_run(
         if folder is not None:
             return _grow(folder, source, run, provenance)
         facts = with_names(run.facts, renamed)
-        return _make(store, identity, source, replace(run, facts=facts), provenance | {"renamed": dict(renamed)}, known)
+        provenance |= _declared(run, renamed)
+        return _make(store, identity, source, replace(run, facts=facts), provenance, known)
     except TelemetryError as error:
         return Outcome(State.FAILED, source.reader.kind, source.path, problem=str(_with_place(error, source)))
 
@@ -185,7 +186,7 @@ def _grow(folder: Path, source: Source, run: ImportedRun, provenance: dict[str, 
         return Outcome(
             State.UNCHANGED, source.reader.kind, source.path, info.run_id, info.name, 0, info.last.steps or 0, problem
         )
-    provenance["renamed"] = before.get("renamed") or {}
+    provenance |= _declared(run, before.get("renamed") or {})
     stored = list(open_run(folder).events(attempts="all"))
     courses = _courses_of(stored, info)
     count = courses.events
@@ -199,14 +200,22 @@ def _grow(folder: Path, source: Source, run: ImportedRun, provenance: dict[str, 
     return _outcome(State.GROWN if added else State.UNCHANGED, source, told, courses, added)
 
 
+def _declared(run: ImportedRun, renamed: Mapping[str, str]) -> dict[str, Any]:
+    """Return what ``source`` in ``run.json`` keeps of the source's own words, with the metrics' names in the run."""
+    metric, mode = run.objective or ("", "")
+    return {
+        "renamed": dict(renamed),
+        "objective": {"metric": storable(renamed.get(metric, metric)), "mode": mode} if metric else None,
+        "nan_filtered": [storable(renamed.get(name, name)) for name in run.nan_filtered],
+    }
+
+
 def _courses_of(stored: Sequence[Any], info: RunInfo) -> Courses:
     """Rebuild the totals of a run's attempts from its stored events."""
     courses = Courses()
     for event in stored:
         course = courses.by_attempt.setdefault(event.attempt, Course(event.attempt, 0, event.step, event.step))
-        course.events += 1
-        course.steps = max(course.steps, event.step)
-        course.ended_ns = max(course.ended_ns, event.time_ns)
+        course.add(event.step, event.time_ns)
     for attempt in info.attempts:
         if attempt.attempt in courses.by_attempt:
             courses.by_attempt[attempt.attempt].started_ns = attempt.started_ns

@@ -10,6 +10,7 @@ import shutil
 import struct
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
+from enum import StrEnum
 from pathlib import Path
 from typing import Any, Final
 
@@ -27,6 +28,19 @@ from .storable import storable
 _UNKNOWN: Final = float("nan")
 
 
+class Ending(StrEnum):
+    """How far the end of an imported run is known; FORMAT.md describes the values."""
+
+    STATED = "stated"
+    BEFORE_PLAN = "before_plan"
+    OPEN = "open"
+    UNKNOWN = "unknown"
+
+
+#: The statuses of runs whose source does not say how they ended.
+_ASSUMED: Final = {Ending.BEFORE_PLAN: "interrupted", Ending.OPEN: "interrupted", Ending.UNKNOWN: "completed"}
+
+
 @dataclass(slots=True)
 class Course:
     """The totals of one attempt's events that ``run.json`` needs.
@@ -36,6 +50,7 @@ class Course:
         events: Number of events.
         first_step: Step of the first event.
         steps: The highest step.
+        spacing: The largest distance between two steps in succession.
         started_ns, ended_ns: Wall clock of the first event that has one, and the latest wall clock; 0 when no event has
             one.
     """
@@ -44,8 +59,16 @@ class Course:
     events: int = 0
     first_step: int = 0
     steps: int = 0
+    spacing: int = 0
     started_ns: int = 0
     ended_ns: int = 0
+
+    def add(self, step: int, time_ns: int) -> None:
+        """Count an event."""
+        self.events += 1
+        self.spacing = max(self.spacing, step - self.steps)
+        self.steps = max(self.steps, step)
+        self.ended_ns = max(self.ended_ns, time_ns)
 
 
 @dataclass(slots=True)
@@ -64,8 +87,8 @@ class Courses:
         """Return the attempts as ``run.json`` lists them.
 
         An attempt that another one followed is ``interrupted``: no more is known of its end. The last attempt has the
-        source's status, or else ``completed``. A later attempt continues from the step before the first one that it
-        logged.
+        source's status or, where the source does not say, the one that its ending suggests. A later attempt continues
+        from the step before the first one that it logged.
         """
         courses = sorted((number, course) for number, course in self.by_attempt.items() if course.events)
         last = courses[-1][0]
@@ -73,7 +96,7 @@ class Courses:
         for number, course in courses:
             entry = Attempt(
                 number,
-                "interrupted" if number < last else run.status or "completed",
+                "interrupted" if number < last else _ASSUMED.get(self.ending(run)) or run.status or "completed",
                 (run.started_ns if number == 0 else None) or course.started_ns,
                 (run.ended_ns if number == last else None) or course.ended_ns or None,
                 plan=run.plan,
@@ -84,6 +107,19 @@ class Courses:
                 entry = replace(entry, parent=entries[-1].attempt, from_step=course.first_step - 1)
             entries.append(entry)
         return tuple(entries)
+
+    def ending(self, run: ImportedRun) -> Ending:
+        """Return how far the run's end is known.
+
+        A log of every hundredth step need not hold the last one: it ends before its plan only if it lacks more steps
+        than it skips elsewhere.
+        """
+        if run.status is not None:
+            return Ending.OPEN if run.status == "running" else Ending.STATED
+        planned, done = run.plan.max_steps(), self.by_attempt[max(self.by_attempt)].steps
+        spacing = max(course.spacing for course in self.by_attempt.values())
+        lacks = planned is not None and planned - done > spacing
+        return Ending.BEFORE_PLAN if (lacks if run.is_unfinished is None else run.is_unfinished) else Ending.UNKNOWN
 
 
 def write_new(
@@ -109,7 +145,7 @@ def write_new(
         append_facts(aside, run_id, facts, courses, run.started_ns)
         if not courses.events:
             raise courses.problem or UnreadableSource("the source holds no events")
-        told = _told(RunInfo(run_id, attempts=courses.attempts(run), **info), courses)
+        told = _told(RunInfo(run_id, attempts=courses.attempts(run), **info), courses, run)
         write_run_info(aside, told)
         seal(aside)
         aside.rename(folder)
@@ -132,16 +168,16 @@ def write_grown(folder: Path, known: RunInfo, run: ImportedRun, news: Iterable[F
     """
     (folder / DIGESTS_JSON).unlink(missing_ok=True)
     append_facts(folder, known.run_id, news, courses, run.started_ns)
-    told = _told(replace(known, attempts=courses.attempts(run)), courses)
+    told = _told(replace(known, attempts=courses.attempts(run)), courses, run)
     write_run_info(folder, told)
     seal(folder)
     return told
 
 
-def _told(info: RunInfo, courses: Courses) -> RunInfo:
-    """Return the run info with the source's problem stored, so that the next import reports it again."""
+def _told(info: RunInfo, courses: Courses, run: ImportedRun) -> RunInfo:
+    """Return the run info with what is known of its end, and its problem, so that the next import reports it again."""
     problem = None if courses.problem is None else storable(str(courses.problem))
-    return replace(info, source={**(info.source or {}), "problem": problem})
+    return replace(info, source={**(info.source or {}), "ending": str(courses.ending(run)), "problem": problem})
 
 
 def append_facts(
@@ -181,10 +217,8 @@ def append_facts(
                 elapsed_ns=elapsed_ns,
                 attrs=encoded_attrs(fact.attrs).encode() if fact.attrs else b"",
             )
-            course.events += 1
-            course.steps = max(course.steps, fact.step)
+            course.add(fact.step, fact.time_ns)
             course.started_ns = course.started_ns or fact.time_ns
-            course.ended_ns = max(course.ended_ns, fact.time_ns)
     except TelemetryError as error:
         courses.problem = error
     except (struct.error, RecursionError) as error:

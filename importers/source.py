@@ -47,9 +47,14 @@ class ImportedRun:
         name: Its name in the source; empty where it has only the source's name.
         group, tags, config: As in ``run.json``.
         plan: The planned length of the training, where the source has it.
-        status: How the run ended, one of ``steptape.store.run_info.STATUSES``; None where the source does not say.
+        status: How the run ended, one of ``steptape.store.run_info.STATUSES``; ``running`` where the source says that it
+            has not ended, None where the source does not say.
         started_ns, ended_ns: Wall clock; None to take it from the facts.
         failure: The exception that ended it, where the source has it.
+        is_unfinished: Whether the source ends before its plan; None to compare the last step with the plan.
+        objective: The metric of ``evaluate`` events that the source optimises, and ``min`` or ``max``; None where the
+            source does not say.
+        nan_filtered: Metrics whose tool replaces NaN and infinities before it logs them, as far as the source says.
     """
 
     facts: Iterator[Fact]
@@ -63,6 +68,9 @@ class ImportedRun:
     started_ns: int | None = None
     ended_ns: int | None = None
     failure: dict[str, str] | None = None
+    is_unfinished: bool | None = None
+    objective: tuple[str, str] | None = None
+    nan_filtered: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -140,6 +140,55 @@ def test_a_database_whose_error_message_is_no_text_is_told(tmp_path: Path) -> No
         connection.execute("SELECT 1 FROM studies")
 
 
+def optuna_database(path: Path, direction: str, trials: Sequence[tuple[str, list[float], float | None]]) -> Path:
+    """Make Optuna's tables with one study: state, intermediate values and result of each trial."""
+    states = [(i, i, 1, state, "2026-01-02 03:04:05", None) for i, (state, _, _) in enumerate(trials)]
+    between = [
+        (i, step, value, "FINITE") for i, (_, values, _) in enumerate(trials) for step, value in enumerate(values)
+    ]
+    return database(
+        path,
+        {
+            "studies": ("study_id, study_name", [(1, "s")]),
+            "study_directions": ("direction, study_id, objective", [(direction, 1, 0)]),
+            "trials": ("trial_id, number, study_id, state, datetime_start, datetime_complete", states),
+            "trial_params": ("trial_id, param_id, param_name, param_value, distribution_json", []),
+            "trial_intermediate_values": ("trial_id, step, intermediate_value, intermediate_value_type", between),
+            "trial_values": (
+                "trial_id, objective, value, value_type",
+                [(i, 0, value, "FINITE") for i, (_, _, value) in enumerate(trials) if value is not None],
+            ),
+        },
+    )
+
+
+@pytest.mark.parametrize(("direction", "mode"), [("MINIMIZE", "min"), ("MAXIMIZE", "max")])
+def test_a_trial_of_optuna_keeps_its_value_its_end_and_the_study_s_direction(
+    tmp_path: Path, imports: Imports, direction: str, mode: str
+) -> None:
+    """A trial pruned at its first step has a result; a running one has no end; a waiting one has not begun."""
+    trials = [
+        ("COMPLETE", [0.5, 0.25], 0.25),
+        ("PRUNED", [0.75], 0.75),
+        ("FAIL", [0.5], None),
+        ("RUNNING", [0.5], None),
+        ("WAITING", [0.5], None),
+    ]
+
+    runs = [run for _, run in imports(optuna_database(tmp_path / "study.db", direction, trials))]
+
+    assert [(run.status, (run.info.source or {})["ending"]) for run in runs] == [
+        ("completed", "stated"),
+        ("stopped", "stated"),
+        ("failed", "stated"),
+        ("interrupted", "open"),
+    ]
+    assert events_of(runs[1]) == [(0, "evaluate", 0, {"intermediate_value": 0.75}), (0, "log", 0, {"value": 0.75})]
+    assert {str((run.info.source or {})["objective"]) for run in runs} == {
+        str({"metric": "intermediate_value", "mode": mode})
+    }
+
+
 def test_a_folder_of_mlflow_s_file_store_is_a_run(tmp_path: Path, imports: Imports) -> None:
     """A metric's file has one line per value; its name may hold slashes."""
     folder = tmp_path / "mlruns" / "1" / "abc"

@@ -235,6 +235,11 @@ def test_a_pattern_says_how_lines_look(written: Written) -> None:
     ]
 
 
+def state_of(**counts: int) -> str:
+    """Return a trainer's state of one row with these counts as JSON."""
+    return json.dumps({"log_history": [{"step": 1, "loss": 0.5}], **counts})
+
+
 def state(rows: list[dict[str, Any]], **more: Any) -> str:
     """Return a trainer's state as JSON."""
     return json.dumps({"log_history": rows, "global_step": 20, "max_steps": 40, "num_train_epochs": 2, **more})
@@ -266,6 +271,40 @@ def test_a_trainer_s_rows_are_updates_with_their_logs_evaluations_and_a_summary(
     first = next(iter(run.events()))
     assert (first.epoch, dict(first.attrs), first.time_ns) == (0.5, {"remaining": "1h"}, 0)
     assert (run.status, run.info.last.plan.total_steps) == ("interrupted", 40)
+    assert (run.info.source or {})["ending"] == "before_plan"
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "ending"),
+    [
+        ("trainer_state.json", json.dumps({"log_history": [{"step": 1, "loss": 0.5}]}), ("completed", "unknown")),
+        ("trainer_state.json", state_of(global_step=5000, max_steps=5001), ("interrupted", "before_plan")),
+        ("trainer_state.json", state_of(global_step=40, max_steps=40), ("completed", "stated")),
+        ("x.log", "step:5/30 loss:2.5\nstep:10/30 loss:2.25\n", ("interrupted", "before_plan")),
+        ("x.log", "step:0/3 loss:2.5\nstep:1/3 loss:2.25\nstep:2/3 loss:2\n", ("completed", "unknown")),
+        ("x.log", "step:100/250 loss:2.5\nstep:200/250 loss:2.25\n", ("completed", "unknown")),
+        ("x.csv", "step,loss\n1,2.5\n2,2.25\n", ("completed", "unknown")),
+    ],
+)
+def test_a_log_that_ends_before_its_plan_is_not_said_to_have_been_stopped_by_anybody(
+    written: Written, tmp_path: Path, name: str, content: str, ending: tuple[str, str]
+) -> None:
+    """A log that skips steps need not hold the last one, nor one that counts from 0."""
+    written(name, content)
+
+    run = only_run(tmp_path)
+    assert (run.status, (run.info.source or {})["ending"]) == ending
+
+
+@pytest.mark.parametrize(("last", "filtered"), [(0.5, ["train"]), (math.nan, [])])
+def test_a_trainer_s_losses_may_hide_nan_unless_one_is_not_finite(
+    written: Written, tmp_path: Path, last: float, filtered: list[str]
+) -> None:
+    """By default the Trainer replaces such a loss; a log that holds one had the filter off."""
+    rows = [{"step": 1, "loss": 1.0, "eval_loss": math.nan}, {"step": 2, "loss": last}]
+    written("trainer_state.json", json.dumps({"log_history": rows}), renamed={"loss": "train"})
+
+    assert (only_run(tmp_path).info.source or {})["nan_filtered"] == filtered
 
 
 def test_states_of_checkpoints_are_one_run_with_its_checkpoints(tmp_path: Path) -> None:

@@ -19,8 +19,14 @@ from ..storable import storable_time
 _MS: Final = 1_000_000
 
 #: Run status: by name in the database, by number in files.
-_STATUS: Final = {"FINISHED": "completed", "FAILED": "failed", "KILLED": "interrupted"}
-_STATUS_NUMBERS: Final = {"3": "FINISHED", "4": "FAILED", "5": "KILLED"}
+_STATUS: Final = {
+    "RUNNING": "running",
+    "SCHEDULED": "running",
+    "FINISHED": "completed",
+    "FAILED": "failed",
+    "KILLED": "interrupted",
+}
+_STATUS_NUMBERS: Final = {"1": "RUNNING", "2": "SCHEDULED", "3": "FINISHED", "4": "FAILED", "5": "KILLED"}
 
 META: Final = "meta.yaml"
 _RUN_NAME: Final = "mlflow.runName"

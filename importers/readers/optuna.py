@@ -17,7 +17,13 @@ from ..source import Fact, ImportedRun, ReadOptions
 INTERMEDIATE: Final = "intermediate_value"
 FINAL: Final = "value"
 
-_STATUS: Final = {"COMPLETE": "completed", "PRUNED": "stopped", "FAIL": "failed", "RUNNING": None, "WAITING": None}
+_STATUS: Final = {
+    "COMPLETE": "completed",
+    "PRUNED": "stopped",
+    "FAIL": "failed",
+    "RUNNING": "running",
+}
+_MODES: Final = {"MINIMIZE": "min", "MAXIMIZE": "max"}
 _TYPES: Final = {"NAN": math.nan, "INF_POS": math.inf, "INF_NEG": -math.inf}
 
 _TRIALS: Final = """
@@ -46,9 +52,12 @@ class OptunaReader(DatabaseFile):
 
 def _run(connection: sqlite3.Connection, trial: tuple[Any, ...], path: Path) -> Iterator[ImportedRun]:
     trial_id, index, study, study_id, state, started, completed = trial
+    if state == "WAITING":  # It may hold the values of the failed trial that it is to repeat.
+        return
     if state not in _STATUS:
         raise UnreadableSource("a trial's state is unknown", where=f"{path}, trial {index}", got=state)
-    facts = list(_facts(connection, trial_id, study_id, state, unix_ns(str(completed)) or 0, str(path)))
+    modes = _modes(connection, study_id)
+    facts = list(_facts(connection, trial_id, len(modes), unix_ns(str(completed)) or 0, str(path)))
     if not facts:
         return
     yield ImportedRun(
@@ -60,7 +69,14 @@ def _run(connection: sqlite3.Connection, trial: tuple[Any, ...], path: Path) -> 
         status=_STATUS[state],
         started_ns=_local_ns(started),
         ended_ns=_local_ns(completed),
+        objective=(INTERMEDIATE, modes[0]) if len(modes) == 1 and modes[0] else None,
     )
+
+
+def _modes(connection: sqlite3.Connection, study_id: Any) -> list[str]:
+    """Return whether each objective of a study is to be low (``min``) or high (``max``); empty where it is not set."""
+    query = "SELECT direction FROM study_directions WHERE study_id = ? ORDER BY objective"
+    return [_MODES.get(str(direction), "") for (direction,) in connection.execute(query, (study_id,))]
 
 
 def _local_ns(shown: Any) -> int | None:
@@ -69,7 +85,7 @@ def _local_ns(shown: Any) -> int | None:
 
 
 def _facts(
-    connection: sqlite3.Connection, trial_id: Any, study_id: Any, state: str, ended_ns: int, where: str
+    connection: sqlite3.Connection, trial_id: Any, objectives: int, ended_ns: int, where: str
 ) -> Iterator[Fact]:
     last = 0
     typed = "intermediate_value_type" in columns_of(connection, "trial_intermediate_values")
@@ -78,19 +94,16 @@ def _facts(
     for step, value, sort in connection.execute(query, (trial_id,)):
         last = step_of(step, where)
         yield Fact("evaluate", last, {INTERMEDIATE: _value(value, sort, where)})
-    if state == "COMPLETE" or last:
-        finals = _finals(connection, trial_id, study_id, where)
-        if finals:
-            yield Fact("log", last, finals, time_ns=ended_ns)
+    if finals := _finals(connection, trial_id, objectives, where):
+        yield Fact("log", last, finals, time_ns=ended_ns)
 
 
-def _finals(connection: sqlite3.Connection, trial_id: Any, study_id: Any, where: str) -> dict[str, float]:
+def _finals(connection: sqlite3.Connection, trial_id: Any, objectives: int, where: str) -> dict[str, float]:
     typed = "value_type" in columns_of(connection, "trial_values")
     kind = "value_type" if typed else "'FINITE'"
     query = f"SELECT objective, value, {kind} FROM trial_values WHERE trial_id = ? ORDER BY objective"
     rows = connection.execute(query, (trial_id,)).fetchall()
-    count = connection.execute("SELECT count(*) FROM study_directions WHERE study_id = ?", (study_id,)).fetchone()[0]
-    return {FINAL if count == 1 else f"{FINAL}_{index}": _value(value, sort, where) for index, value, sort in rows}
+    return {FINAL if objectives == 1 else f"{FINAL}_{index}": _value(value, sort, where) for index, value, sort in rows}
 
 
 def _value(value: Any, sort: Any, where: str) -> float:

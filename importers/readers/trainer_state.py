@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -18,6 +19,9 @@ from ..source import Fact, ImportedRun, ReadOptions
 NAME: Final = "trainer_state.json"
 
 _CHECKPOINT: Final = re.compile(r"checkpoint-(\d{1,18})")
+
+#: The mean training loss since the last row.
+_LOSS: Final = "loss"
 
 #: A state with a million log entries has about 200 MB.
 MOST_BYTES: Final = 512 * 1024 * 1024
@@ -63,11 +67,14 @@ class TrainerStateReader:
         if not states:
             raise problems[0]
         path, state = max(states, key=lambda entry: len(entry[1]["log_history"]))
+        is_unfinished = _is_unfinished(state)
         yield ImportedRun(
             _facts(path, state, _checkpoints(files, state), problems),
             config={name: state[name] for name in _SETTINGS if state.get(name) is not None},
             plan=_plan(state),
-            status=_status(state),
+            status=None if is_unfinished in (None, True) else "completed",
+            is_unfinished=is_unfinished,
+            nan_filtered=_nan_filtered(state),
         )
 
 
@@ -152,9 +159,19 @@ def _plan(state: Mapping[str, Any]) -> Plan:
     )
 
 
-def _status(state: Mapping[str, Any]) -> str | None:
-    """Return ``completed`` if the planned steps were done, else ``interrupted``; None without both numbers."""
+def _is_unfinished(state: Mapping[str, Any]) -> bool | None:
+    """Whether fewer steps were done than planned; None without both numbers."""
     done, planned = state.get("global_step"), state.get("max_steps")
     if type(done) is not int or type(planned) is not int or planned <= 0:
         return None
-    return "completed" if done >= planned else "interrupted"
+    return done < planned
+
+
+def _nan_filtered(state: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return ``loss``, unless the history holds one that is not finite.
+
+    By default the Trainer logs the mean of earlier losses for such a loss (``logging_nan_inf_filter``). Its state does
+    not say whether it did.
+    """
+    losses = (number_of(row.get(_LOSS)) for row in state["log_history"] if isinstance(row, dict))
+    return (_LOSS,) if all(loss is None or math.isfinite(loss) for loss in losses) else ()

@@ -75,7 +75,8 @@ class WandbReader(SingleFile):
             group=recorded.group or recorded.project,
             tags=tuple(recorded.tags),
             config=config,
-            status=None if recorded.exit_code is None else "failed" if recorded.exit_code else "completed",
+            status="running" if recorded.exit_code is None else "failed" if recorded.exit_code else "completed",
+            nan_filtered=("train/loss",) if config.get("logging_nan_inf_filter") is True else (),
             started_ns=recorded.started_ns,
         )
 
