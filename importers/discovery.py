@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from ..store.plural import counted
 from .errors import UnreadableSource
-from .source import Reader
+from .source import OptionReader, Reader, ReadOptions
 
 #: Bytes from the start of a file that readers see to recognise it.
 HEAD_BYTES: Final = 64 * 1024
@@ -85,53 +86,152 @@ class Discovery:
 
     Attributes:
         sources: The sources, in the order of the paths.
-        problems: Paths that could not be examined, or that no reader reads.
-        unknown: Number of files in folders that no reader recognises.
+        problems: Paths that could not be examined, or that no reader reads; that nothing was found, with the reasons.
+        passed_over: Why files in folders were skipped, though they resemble what a reader reads: one error for all
+            files that lack the same.
     """
 
     sources: tuple[Source, ...]
     problems: tuple[UnreadableSource, ...]
-    unknown: int
+    passed_over: tuple[UnreadableSource, ...]
 
 
-def find_sources(paths: Sequence[Path], readers: Sequence[Reader]) -> Discovery:
+def find_sources(paths: Sequence[Path], readers: Sequence[Reader], options: ReadOptions | None = None) -> Discovery:
     """Find the sources under files and folders.
 
     Args:
         paths: Files and folders. A folder contributes every file in it that a reader recognises.
         readers: The candidate readers; the first that recognises a file gets it. A single reader also gets files that
             are named explicitly and that it does not recognise.
+        options: What the user said about the files.
     """
-    groups: dict[tuple[str, Path], list[Path]] = {}
-    by_kind = {reader.kind: reader for reader in readers}
-    names: dict[tuple[str, Path], str] = {}
-    problems: list[UnreadableSource] = []
-    failures: dict[str, list[UnreadableSource]] = {}
-    unknown = 0
+    search = _Search(readers, options or ReadOptions())
     for root in paths:
         if not root.exists():
-            problems.append(UnreadableSource("no such file or folder", where=str(root)))
+            search.problems.append(UnreadableSource("no such file or folder", where=str(root)))
             continue
         for path in _files_of(root):
+            search.look_at(path, root)
+    return search.discovery(paths)
+
+
+class _Search:
+    """Sorts files into sources, by the readers that recognise them.
+
+    Args:
+        readers: The candidate readers.
+        options: What the user said about the files.
+
+    Attributes:
+        problems: Errors of files that were named, or that cannot be opened.
+    """
+
+    def __init__(self, readers: Sequence[Reader], options: ReadOptions) -> None:
+        self.problems: list[UnreadableSource] = []
+        self._readers = readers
+        self._options = options
+        self._groups: dict[tuple[str, Path], list[Path]] = {}
+        self._names: dict[tuple[str, Path], str] = {}
+        self._failures: dict[str, list[UnreadableSource]] = {}
+        self._missed: dict[str, list[UnreadableSource]] = {}
+        self._unknown: list[Path] = []
+
+    def look_at(self, path: Path, root: Path) -> None:
+        """Add a file to its source.
+
+        Args:
+            path: The file.
+            root: The file or folder that the user named.
+        """
+        try:
+            reader = self._reader_of(path, is_named=path == root)
+            if reader is None:
+                self._unknown.append(path)
+                return
+            place = reader.source_of(path)
+        except UnreadableSource as error:
+            self.problems.append(error)
+            return
+        files = self._groups.setdefault((reader.kind, place), [])
+        self._names.setdefault((reader.kind, place), _name(place, root))
+        if path not in files:
+            files.append(path)
+
+    def discovery(self, paths: Sequence[Path]) -> Discovery:
+        """Return what was found. Where that is nothing, the reasons are problems.
+
+        Args:
+            paths: The paths that the user named.
+        """
+        by_kind = {reader.kind: reader for reader in self._readers}
+        sources = tuple(
+            Source(by_kind[kind], place, tuple(sorted(files)), self._names[kind, place])
+            for (kind, place), files in self._groups.items()
+        )
+        problems = (*self.problems, *map(_told_once, self._failures.values()))
+        passed_over = tuple(map(_told_once, self._missed.values()))
+        if not sources and not problems:
+            return Discovery((), passed_over or (_nothing(paths, self._unknown),), ())
+        return Discovery(sources, problems, passed_over)
+
+    def _reader_of(self, path: Path, *, is_named: bool) -> Reader | None:
+        """Return the reader of a file; None for no regular file, or for an unrecognised one that was not named.
+
+        Raises:
+            UnreadableSource: The file cannot be opened; or it was named, and is empty or unrecognised.
+        """
+        try:
+            if not path.is_file():
+                return None
+            with open(path, "rb") as file:
+                head = file.read(HEAD_BYTES)
+        except OSError as error:
+            raise UnreadableSource(f"cannot be read ({error.strerror or error})", where=str(path)) from None
+        for reader in self._readers:
             try:
-                reader = _reader_of(path, readers, failures, is_named=path == root)
-                if reader is None:
-                    unknown += 1
-                    continue
-                place = reader.source_of(path)
+                if reader.recognises(path, head):
+                    return reader
+            except UnreadableSource as error:  # The reader of another package failed to decide.
+                self._failures.setdefault(reader.kind, []).append(error)
+        if is_named and not head:
+            raise UnreadableSource("the file is empty", where=str(path))
+        if is_named and len(self._readers) == 1:
+            return self._readers[0]
+        return self._with_options(path, head, is_named=is_named)
+
+    def _with_options(self, path: Path, head: bytes, *, is_named: bool) -> Reader | None:
+        """Return the reader that the user's options enable to read a file; None if they enable none.
+
+        Raises:
+            UnreadableSource: The file was named: what the nearest reader misses in it.
+        """
+        nearest: UnreadableSource | None = None
+        for reader in self._readers:
+            try:
+                if isinstance(reader, OptionReader) and reader.could_read(path, head, self._options):
+                    return reader
             except UnreadableSource as error:
-                problems.append(error)
-                continue
-            files = groups.setdefault((reader.kind, place), [])
-            names.setdefault((reader.kind, place), _name(place, root))
-            if path not in files:
-                files.append(path)
-    sources = tuple(
-        Source(by_kind[kind], place, tuple(sorted(files)), names[kind, place])
-        for (kind, place), files in groups.items()
-    )
-    problems += map(_told_once, failures.values())
-    return Discovery(sources, tuple(problems), unknown)
+                nearest = nearest or error
+        if is_named:
+            fix = "If you know its kind, name it instead of auto"
+            raise nearest or UnreadableSource("no reader recognises this file", where=str(path), fix=fix)
+        if nearest is not None:
+            self._missed.setdefault(nearest.what, []).append(nearest)
+        return None
+
+
+def _nothing(paths: Sequence[Path], unknown: Sequence[Path]) -> UnreadableSource:
+    """Return the error for paths without any file that resembles a log."""
+    where = str(paths[0]) + (f" and {len(paths) - 1} more" if len(paths) > 1 else "")
+    if unknown:
+        others = f" and {len(unknown) - 1} more" if len(unknown) > 1 else ""
+        fix = "If you know the kind of a file, name it instead of auto"
+        return UnreadableSource(f"no reader recognises {unknown[0].name}{others}", where=where, fix=fix)
+    hidden = next((file for path in paths for file in sorted(path.rglob(".*")) if file.is_file()), None)
+    if hidden is None:
+        return UnreadableSource("it holds no files", where=where)
+    what = "its files are hidden, or in hidden folders"
+    return UnreadableSource(what, where=where, got=hidden.name, fix="Name a file itself to import it")
 
 
 def _files_of(root: Path) -> Iterator[Path]:
@@ -150,50 +250,13 @@ def _files_of(root: Path) -> Iterator[Path]:
         yield from (Path(folder, name) for name in sorted(files) if not name.startswith("."))
 
 
-def _reader_of(
-    path: Path, readers: Sequence[Reader], failures: dict[str, list[UnreadableSource]], *, is_named: bool
-) -> Reader | None:
-    """Return the reader of a file; None for no regular file, or for an unrecognised one that was not named explicitly.
-
-    Args:
-        path: The file.
-        readers: The candidate readers.
-        failures: Errors of readers that failed to decide, by kind; appended to. The next reader is tried then.
-        is_named: Whether the user named this very file.
-
-    Raises:
-        UnreadableSource: The file cannot be opened; or it was named, and is empty or unrecognised.
-    """
-    try:
-        if not path.is_file():
-            return None
-        with open(path, "rb") as file:
-            head = file.read(HEAD_BYTES)
-    except OSError as error:
-        raise UnreadableSource(f"cannot be read ({error.strerror or error})", where=str(path)) from None
-    for reader in readers:
-        try:
-            if reader.recognises(path, head):
-                return reader
-        except UnreadableSource as error:
-            failures.setdefault(reader.kind, []).append(error)
-    if not is_named:
-        return None
-    if not head:
-        raise UnreadableSource("the file is empty", where=str(path))
-    if len(readers) == 1:
-        return readers[0]
-    raise UnreadableSource(
-        "no reader recognises this file", where=str(path), fix="If you know its kind, name it instead of auto"
-    )
-
-
 def _told_once(failures: Sequence[UnreadableSource]) -> UnreadableSource:
-    """Merge one reader's failures into the first one plus a count: a reader fails alike on most files."""
+    """Merge failures that are alike into the first one plus a count."""
     first, *others = failures
     if not others:
         return first
-    return UnreadableSource(f"{first.what}; {len(others)} more files failed too", where=first.where, fix=first.fix)
+    what = f"{first.what}; {counted(len(others), 'more file')} alike"
+    return UnreadableSource(what, where=first.where, got=first.got, fix=first.fix)
 
 
 def _name(place: Path, root: Path) -> str:

@@ -39,6 +39,7 @@ class State(StrEnum):
     GROWN = "grown"
     UNCHANGED = "unchanged"
     FAILED = "failed"
+    SKIPPED = "skipped"
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,12 +48,12 @@ class Outcome:
 
     Attributes:
         state: The effect on the run.
-        kind: The source's kind.
+        kind: The source's kind; empty where no reader reads it.
         path: The source.
         run_id, name: The run; empty where nothing was imported.
         events: Number of events written.
         steps: The highest step of the run.
-        problem: The part that could not be read; everything else was imported.
+        problem: The part that could not be read; everything else was imported. Of a skipped file, what it lacks.
     """
 
     state: State

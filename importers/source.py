@@ -47,8 +47,8 @@ class ImportedRun:
         name: Its name in the source; empty where it has only the source's name.
         group, tags, config: As in ``run.json``.
         plan: The planned length of the training, where the source has it.
-        status: How the run ended, one of ``steptape.store.run_info.STATUSES``; ``running`` where the source says that it
-            has not ended, None where the source does not say.
+        status: How the run ended, one of ``steptape.store.run_info.STATUSES``; ``running`` where the source says that
+            it has not ended, None where it does not say.
         started_ns, ended_ns: Wall clock; None to take it from the facts.
         failure: The exception that ended it, where the source has it.
         is_unfinished: Whether the source ends before its plan; None to compare the last step with the plan.
@@ -129,6 +129,24 @@ class Reader(Protocol):
 
         Raises:
             TelemetryError: The source cannot be read, or not beyond this point.
+        """
+        ...
+
+
+@runtime_checkable
+class OptionReader(Protocol):
+    """A reader that can read more files when the user's options describe them, and says what a file lacks."""
+
+    def could_read(self, path: Path, head: bytes, options: ReadOptions) -> bool:
+        """Whether the reader can read a file that it does not recognise by itself.
+
+        Args:
+            path: The file.
+            head: Its first 64 KiB.
+            options: What the user said about it.
+
+        Raises:
+            UnreadableSource: The file has the form that it reads, but lacks something. The error names what is missing.
         """
         ...
 

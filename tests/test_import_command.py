@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from event_files import losses, write_events
@@ -151,14 +152,63 @@ def test_a_wrong_command_line_is_told(call: Call, logs: Path, arguments: tuple[s
     assert said in result.stderr.replace("\n", " ").replace("│ ", "")
 
 
-def test_nothing_to_import_is_no_success(call: Call, tmp_path: Path) -> None:
-    """The status is 1, with a sentence."""
-    (tmp_path / "notes.md").write_text("nothing")
+@pytest.mark.parametrize(
+    ("names", "said"),
+    [
+        (("notes.md",), "logs: no reader recognises notes.md. If you know the kind of a file, name it"),
+        (("notes.md", "picture.png"), "logs: no reader recognises notes.md and 1 more. If you know the kind"),
+        ((".monitor.csv",), "logs: its files are hidden, or in hidden folders; got '.monitor.csv'. Name a file itself"),
+        ((), "logs: it holds no files"),
+        (
+            ("a.csv",),
+            "logs/a.csv: no column holds the step; got 'tokens, loss'. Name the step column with --step COLUMN",
+        ),
+        (("a.csv", "b.csv"), "logs/a.csv: no column holds the step; 1 more file alike; got 'tokens, loss'. Name"),
+        (("a.txt",), "logs/a.txt: no two lines hold a step and a value. Describe its lines: steptape import text"),
+        (("a.jsonl",), "logs/a.jsonl: no column holds the step; got 'tokens, loss'. Name"),
+    ],
+)
+def test_nothing_to_import_is_no_success_and_says_why(
+    call: Call, tmp_path: Path, names: tuple[str, ...], said: str
+) -> None:
+    """The status is 1, with what the nearest reader misses in a file, or the files that no reader resembles."""
+    (tmp_path / "logs").mkdir()
+    for name in names:
+        is_json = name.endswith(".jsonl")
+        (tmp_path / "logs" / name).write_text('{"tokens": 1, "loss": 2}\n' if is_json else "tokens,loss\n1,2\n")
 
-    result = call("import", "auto", tmp_path, "--store", tmp_path / "runs")
+    result = call("import", "auto", "logs", "--store", "runs")
 
     assert result.returncode == 1
-    assert "no reader knows any of its 1 files" in result.stderr
+    assert result.stderr.startswith(f"warning: {said}")
+
+
+def test_what_is_passed_over_beside_logs_is_told_with_what_it_lacks(call: Call, logs: Path) -> None:
+    """It is no failure; with --json it is an object of its own."""
+    (logs / "tokens.csv").write_text("tokens,loss\n1,0.5\n")
+
+    result = call("import", "auto", logs, "--store", "runs")
+    again = call("import", "auto", logs, "--store", "runs", "--json")
+
+    said = f"{logs}/tokens.csv: no column holds the step; got 'tokens, loss'. Name the step column with --step COLUMN"
+    assert (result.returncode, result.stderr) == (0, f"skipped: {said}\n")
+    assert result.stdout.splitlines()[-1] == "2 runs: 2 new"
+    assert next((doc["state"], doc["problem"]) for doc in documents(again)) == ("skipped", said)
+
+
+def test_auto_hands_the_step_s_name_to_its_readers(call: Call, logs: Path, tmp_path: Path) -> None:
+    """Files with a step of a known name are read by the named one, too."""
+    (logs / "tokens.csv").write_text("tokens,loss\n1,0.5\n")
+    (logs / "tokens.jsonl").write_text('{"tokens": 1, "loss": 0.5}\n')
+    pq.write_table(pa.table({"tokens": [1], "loss": [0.5]}), logs / "tokens.parquet")
+    (logs / "metrics.csv").unlink()
+
+    result = call("import", "auto", *logs.glob("tokens.*"), "--step", "tokens", "--store", "runs")
+
+    assert (result.returncode, result.stderr) == (0, "")
+    runs = list(open_store(tmp_path / "runs"))
+    assert sorted((run.info.source or {})["kind"] for run in runs) == ["jsonl", "parquet", "table"]
+    assert [[(event.step, dict(event.metrics)) for event in run.events()] for run in runs] == [[(1, {"loss": 0.5})]] * 3
 
 
 def test_follow_keeps_up_with_a_log_that_grows(tmp_path: Path, logs: Path) -> None:

@@ -158,5 +158,5 @@ def test_a_reader_that_cannot_recognise_anything_is_told_of_once(logs: Path) -> 
 
     assert failed.path == logs / "a.log"
     assert "the reader 'mine' failed (IndexError(" in str(failed.problem)
-    assert "; 2 more files failed too. " in str(failed.problem)
+    assert "; 2 more files alike. " in str(failed.problem)
     assert (table.kind, table.state) == ("table", "new")

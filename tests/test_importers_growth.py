@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import csv
+import io
+import json
 import math
+import tempfile
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from steptape import open_run, open_store
 from steptape.importers.discovery import find_sources
@@ -19,6 +26,7 @@ from steptape.store.events import Event
 from steptape.store.run import Run
 
 Imports = Callable[..., list[Outcome]]
+Rows: TypeAlias = list[tuple[int, float, float | None, str | None]]
 
 HEADING = "step,loss,val_loss\n"
 
@@ -195,6 +203,10 @@ CUT: dict[str, bytes] = {
     "c.tsv": b"step\tloss\tval_loss\n1\t0.5\t\n2\t0.4375\t0.625\n",
     "d.csv": "step;loss\n1;0.5\n2;12.25\n".encode("utf-16"),
     "e.log": "größe\nstep 1 loss 0.5\nstep 12/300 loss 12.25 größe 3\nstep 13 loss 0.25 time:12.5ms\n".encode(),
+    "trainer_state.json": (
+        b'{"log_history": [{"step": 1, "loss": 0.5}, {"step": 12, "eval_loss": 12.25}],\n'
+        b'"global_step": 12, "max_steps": 12}\n'
+    ),
     "f.jsonl": '{"step": 1, "loss": 0.5}\n{"step": 12, "eval": {"größe": 12.25}, "note": "größe"}\n'.encode(),
 }
 
@@ -203,7 +215,7 @@ CUT: dict[str, bytes] = {
 def test_a_source_cut_at_any_byte_and_completed_is_the_whole_source(tmp_path: Path, name: str) -> None:
     """Half of a number is another number: an unfinished last line is left out until it is whole."""
     content = CUT[name]
-    kind = {".log": "text", ".jsonl": "jsonl"}.get(Path(name).suffix, "table")
+    kind = {".log": "text", ".jsonl": "jsonl", ".json": "trainer_state"}.get(Path(name).suffix, "table")
     whole = imported_from(tmp_path / "whole", name, kind, content)
     assert len(whole) > 1
 
@@ -213,6 +225,94 @@ def test_a_source_cut_at_any_byte_and_completed_is_the_whole_source(tmp_path: Pa
 
         assert begun == whole[: len(begun)], content[:end]
         assert completed == whole, content[:end]
+
+
+#: Steps with values of a training and, here and there, of an evaluation and a note. A step may go backwards.
+ROWS = st.lists(
+    st.tuples(
+        st.integers(0, 120),
+        st.floats() | st.integers(-99, 9999).map(float),
+        st.none() | st.floats(),
+        st.none() | st.text(st.sampled_from('aä",;:\n ')),
+    ),
+    min_size=2,
+    max_size=6,
+)
+
+
+def as_csv(rows: Rows, newline: str, separator: str = ",") -> str:
+    """Write rows as a table."""
+    file = io.StringIO()
+    writer = csv.writer(file, delimiter=separator, lineterminator=newline)
+    writer.writerow(("step", "loss", "val_loss", "note"))
+    writer.writerows([["" if cell is None else cell for cell in row] for row in rows])
+    return file.getvalue()
+
+
+def as_json_lines(rows: Rows, newline: str) -> str:
+    """Write rows as objects."""
+    names = ("step", "loss", "val_loss", "note")
+    return "".join(json.dumps(dict(zip(names, row, strict=True)), ensure_ascii=False) + newline for row in rows)
+
+
+def as_text(rows: Rows, newline: str) -> str:
+    """Write rows as lines of a log; a note becomes a line of its own."""
+    lines = [f"step {step}/120 loss: {loss!r} | val_loss: {val or 0.0!r}" for step, loss, val, _ in rows]
+    return "".join(f"größe {index}{newline}{line}{newline}" for index, line in enumerate(lines))
+
+
+WRITERS: dict[str, Callable[[Rows, str], str]] = {
+    "a.csv": as_csv,
+    "a.tsv": partial(as_csv, separator="\t"),
+    "a.jsonl": as_json_lines,
+    "a.log": as_text,
+}
+
+
+@given(
+    st.sampled_from(sorted(WRITERS)),
+    ROWS,
+    st.sampled_from(["\n", "\r\n"]),
+    st.sampled_from(["utf-8", "utf-8-sig", "utf-16"]),
+    st.lists(st.tuples(st.floats(0, 1), st.booleans()), min_size=1, max_size=3),
+)
+def test_a_source_that_grows_by_any_bytes_never_holds_a_wrong_value_and_ends_whole(
+    name: str, rows: Rows, newline: str, encoding: str, cuts: list[tuple[float, bool]]
+) -> None:
+    """Each import of a part, with ``--follow`` or without, holds the first events of the whole source, bit for bit."""
+    content = WRITERS[name](rows, newline).encode(encoding)
+    with tempfile.TemporaryDirectory() as folder:
+        path, store = Path(folder, name), Path(folder, "runs")
+        path.write_bytes(content)
+        import_as_found(path, Path(folder, "whole"))
+        whole = bits_of(Path(folder, "whole"))
+        for share, is_growing in sorted(cuts):
+            path.write_bytes(content[: int(share * len(content))])
+            import_as_found(path, store, is_growing=is_growing)
+            for part, events in bits_of(store).items():
+                assert events == whole[part][: len(events)]
+
+        path.write_bytes(content)
+        outcomes = import_as_found(path, store)
+
+        assert [outcome.problem for outcome in outcomes] == [None] * len(whole)
+        assert bits_of(store) == whole
+
+
+def import_as_found(path: Path, store: Path, *, is_growing: bool = False) -> list[Outcome]:
+    """Import a file as ``auto`` does."""
+    return list(import_sources(store, find_sources([path], all_readers()).sources, ReadOptions(is_growing=is_growing)))
+
+
+def bits_of(store: Path) -> dict[str, list[str]]:
+    """Return the events of each run of a store, with all attempts, as text that distinguishes every value."""
+    runs = list(open_store(store)) if store.is_dir() else []
+    return {
+        run.run_id: [
+            repr((e.attempt, e.kind, e.step, dict(e.metrics), dict(e.attrs))) for e in run.events(attempts="all")
+        ]
+        for run in runs
+    }
 
 
 def imported_from(folder: Path, name: str, kind: str, content: bytes) -> list[tuple[Any, ...]]:

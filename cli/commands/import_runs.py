@@ -83,7 +83,7 @@ def import_runs(
         _follow(paths, chosen, store, options, seen, as_json)
     elif not as_json:
         _summarise(outcomes)
-    if any(outcome.problem for outcome in outcomes):
+    if any(outcome.problem for outcome in outcomes if outcome.state is not State.SKIPPED):
         raise typer.Exit(FINDINGS)
 
 
@@ -108,12 +108,11 @@ def find_and_import(
         options: The user's options for the sources.
         seen: The signature of each source when it was last read; unchanged sources are skipped. Updated in place.
     """
-    found = find_sources(paths, chosen)
+    found = find_sources(paths, chosen, options)
     for problem in found.problems:
         yield Outcome(State.FAILED, "", Path(problem.where), problem=str(problem))
-    if not found.sources and not found.problems:
-        what = f"no reader knows any of its {found.unknown} files" if found.unknown else "it holds no files"
-        yield Outcome(State.FAILED, "", paths[0], problem=f"{paths[0]}: {what}")
+    for reason in found.passed_over:
+        yield Outcome(State.SKIPPED, "", Path(reason.where), problem=str(reason))
     now = {(source.reader.kind, source.path): signature(source) for source in found.sources}
     changed = [source for source in found.sources if seen.get(key := (source.reader.kind, source.path)) != now[key]]
     seen.update(now)
@@ -141,7 +140,8 @@ def imported_history(paths: Sequence[Path], renames: Mapping[str, str]) -> tuple
     named = "\n".join(f"{old}={new}" for old, new in sorted(renames.items()))
     store = cache.folder / (f"{HISTORY}-{hashlib.sha256(named.encode()).hexdigest()[:10]}" if named else HISTORY)
     outcomes = list(find_and_import(paths, _every_reader(), store, ReadOptions(renamed=renames), {}))
-    problems = [UnreadableSource(outcome.problem) for outcome in outcomes if outcome.problem is not None]
+    failed = (outcome.problem for outcome in outcomes if outcome.state is not State.SKIPPED)
+    problems = [UnreadableSource(problem) for problem in failed if problem is not None]
     found = dict.fromkeys(outcome.run_id for outcome in outcomes if outcome.run_id)
     if not found:
         raise problems[0]
@@ -161,7 +161,7 @@ def _told(outcomes: Iterator[Outcome], as_json: bool) -> Iterator[Outcome]:
         if as_json:
             print_json(_document(outcome))
         if outcome.problem is not None:
-            complain(f"warning: {outcome.problem}")
+            complain(f"{'skipped' if outcome.state is State.SKIPPED else 'warning'}: {outcome.problem}")
         yield outcome
 
 
@@ -200,14 +200,14 @@ def _document(outcome: Outcome) -> dict[str, Any]:
 
 
 def _summarise(outcomes: list[Outcome]) -> None:
-    rows = [outcome for outcome in outcomes if outcome.state is not State.FAILED]
+    rows = [outcome for outcome in outcomes if outcome.run_id]
     if rows:
         print_table(
             _HEADINGS, [[_document(row)[name] for name in _HEADINGS] for row in rows], numeric=("events", "steps")
         )
         say()
     counts = Counter(outcome.state for outcome in outcomes)
-    told = [f"{counts[state]} {state}" for state in State if counts[state]]
+    told = [f"{counts[state]} {state}" for state in State if counts[state] and state is not State.SKIPPED]
     incomplete = sum(outcome.problem is not None for outcome in rows)
     told += [f"{incomplete} read only in part"] if incomplete else []
     say(f"{counted(len(rows), 'run')}: {', '.join(told) or 'nothing to import'}")

@@ -13,7 +13,7 @@ from ..errors import UnreadableSource
 from ..omissions import DecimalCommas, Omissions
 from ..rows import MOST_METRICS, Row, runs_of
 from ..source import ImportedRun, ReadOptions, SingleFile
-from ..table_columns import TableColumns, layout_of, wall_clock_ns
+from ..table_columns import TableColumns, layout_of, unknown_step_column, wall_clock_ns
 
 #: Lines inspected to recognise a file: the first may be a configuration.
 _LOOKED_AT: Final = 20
@@ -29,16 +29,32 @@ class JsonLinesReader(SingleFile):
 
     def recognises(self, path: Path, head: bytes) -> bool:
         """Whether the file begins with a JSON object, and one of the first lines has a step."""
-        text = decoded_head(head).lstrip()
-        if path.suffix.casefold() not in _SUFFIXES or not text.startswith("{"):
-            return False
-        rows = [row for line in text.splitlines()[:_LOOKED_AT] if (row := _object(line)) is not None]
-        return any("event" not in row and layout_of(list(row)) is not None for row in rows)
+        return any(layout_of(list(row)) is not None for row in _first_rows(path, head))
+
+    def could_read(self, path: Path, head: bytes, options: ReadOptions) -> bool:
+        """Whether one of the first lines has the user's step key.
+
+        Raises:
+            UnreadableSource: There are objects, but none has a step.
+        """
+        rows = _first_rows(path, head)
+        if not rows or any(layout_of(list(row), options.step_column) is not None for row in rows):
+            return bool(rows)
+        raise unknown_step_column(str(path), list(rows[-1]), options.step_column)
 
     def read(self, files: Sequence[Path], options: ReadOptions) -> Iterator[ImportedRun]:
         """Yield the runs of a file, usually one."""
         (path,) = files
         yield from runs_of(_rows(path, options))
+
+
+def _first_rows(path: Path, head: bytes) -> list[dict[str, Any]]:
+    """Return the first objects of a file that begins with one, without the events that steptape itself prints."""
+    text = decoded_head(head).lstrip()
+    if path.suffix.casefold() not in _SUFFIXES or not text.startswith("{"):
+        return []
+    rows = (_object(line) for line in text.splitlines()[:_LOOKED_AT])
+    return [row for row in rows if row and "event" not in row]
 
 
 def _object(line: str) -> dict[str, Any] | None:

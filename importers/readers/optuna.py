@@ -84,9 +84,7 @@ def _local_ns(shown: Any) -> int | None:
     return unix_ns(shown) if isinstance(shown, str) else None
 
 
-def _facts(
-    connection: sqlite3.Connection, trial_id: Any, objectives: int, ended_ns: int, where: str
-) -> Iterator[Fact]:
+def _facts(connection: sqlite3.Connection, trial_id: Any, objectives: int, ended_ns: int, where: str) -> Iterator[Fact]:
     last = 0
     typed = "intermediate_value_type" in columns_of(connection, "trial_intermediate_values")
     kind = "intermediate_value_type" if typed else "'FINITE'"

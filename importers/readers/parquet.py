@@ -34,18 +34,34 @@ class ParquetReader(SingleFile):
 
     def recognises(self, path: Path, head: bytes) -> bool:
         """Whether the file is Parquet with a step column, but no table of a steptape run, which is no log."""
-        if not head.startswith(_MAGIC):
-            return False
-        try:
-            schema = pq.read_schema(path)
-        except _DAMAGED:
-            return False
-        return _OURS not in (schema.metadata or {}) and layout_of(schema.names) is not None
+        return layout_of(_columns(path, head)) is not None
+
+    def could_read(self, path: Path, head: bytes, options: ReadOptions) -> bool:
+        """Whether the table has the user's step column.
+
+        Raises:
+            UnreadableSource: The file is such a table without a step column.
+        """
+        columns = _columns(path, head)
+        if columns and layout_of(columns, options.step_column) is None:
+            raise unknown_step_column(str(path), columns, options.step_column)
+        return bool(columns)
 
     def read(self, files: Sequence[Path], options: ReadOptions) -> Iterator[ImportedRun]:
         """Yield the runs of a table, usually one."""
         (path,) = files
         yield from runs_of(_rows(path, options))
+
+
+def _columns(path: Path, head: bytes) -> list[str]:
+    """Return the columns of a Parquet file; empty for another file, and for a table of a steptape run."""
+    if not head.startswith(_MAGIC):
+        return []
+    try:
+        schema = pq.read_schema(path)
+    except _DAMAGED:
+        return []
+    return [] if _OURS in (schema.metadata or {}) else list(schema.names)
 
 
 def _rows(path: Path, options: ReadOptions) -> Iterator[Row]:

@@ -30,6 +30,9 @@ _SETTINGS: Final = ("hparams.json", "meta_data_0.json")
 #: Prefixes of AlgoPerf's metadata about the machine, which are not settings of the run.
 _READINGS: Final = ("cpu", "gpu", "mem.", "net.", "os_", "python_", "git_")
 
+#: Columns of the least table: a step and a metric.
+_FEWEST_COLUMNS: Final = 2
+
 _MOST_SETTINGS_BYTES: Final = 1024 * 1024
 
 
@@ -41,11 +44,21 @@ class TableReader(SingleFile):
 
     def recognises(self, path: Path, head: bytes) -> bool:
         """Whether the suffix fits and the first line names a step column and a metric."""
-        if path.suffix.casefold() not in _SEPARATORS:
-            return False
-        first = decoded_head(head).partition("\n")[0]
-        layout = layout_of(_cells(first, _separator(path, first)))
+        layout = layout_of(_header(path, head))
         return layout is not None and bool(layout.metrics)
+
+    def could_read(self, path: Path, head: bytes, options: ReadOptions) -> bool:
+        """Whether the first line names the user's step column.
+
+        Raises:
+            UnreadableSource: It names several columns, but no step.
+        """
+        columns = _header(path, head)
+        if len(columns) < _FEWEST_COLUMNS:
+            return False
+        if layout_of(columns, options.step_column) is None:
+            raise unknown_step_column(str(path), columns, options.step_column)
+        return True
 
     def read(self, files: Sequence[Path], options: ReadOptions) -> Iterator[ImportedRun]:
         """Yield the runs of a table, usually one."""
@@ -66,6 +79,12 @@ class TableReader(SingleFile):
                 yield from runs_of(rows)
         except csv.Error as error:
             raise UnreadableSource(f"not a table ({error})", where=str(path)) from None
+
+
+def _header(path: Path, head: bytes) -> list[str]:
+    """Return the cells of a file's first line; empty where its suffix is not that of a table."""
+    first = decoded_head(head).partition("\n")[0]
+    return _cells(first, _separator(path, first)) if path.suffix.casefold() in _SEPARATORS else []
 
 
 def _separator(path: Path, first: str) -> str:
