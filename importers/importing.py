@@ -14,14 +14,16 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, Final
 
+from ..store.columns import read_columns
 from ..store.errors import TelemetryError
 from ..store.run_info import RunInfo, read_run_info
 from ..store.store import open_run
 from .discovery import Source
 from .errors import UnreadableSource
-from .evaluation_names import with_names
+from .evaluation_names import is_evaluation, with_names
 from .growth import news_of
-from .run_writing import Course, Courses, write_grown, write_new
+from .omissions import REST_IMPORTED
+from .run_writing import Course, Courses, is_update, write_grown, write_new
 from .source import ImportedRun, ReadOptions
 from .storable import storable, storable_config, storable_time
 
@@ -54,6 +56,9 @@ class Outcome:
         events: Number of events written.
         steps: The highest step of the run.
         problem: The part that could not be read; everything else was imported. Of a skipped file, what it lacks.
+        evaluated: The run's evaluation metrics.
+        updates: Number of its events with a value of the training; None for an unchanged run.
+        rolled_back: How many of them its resumes rolled back.
     """
 
     state: State
@@ -64,6 +69,9 @@ class Outcome:
     events: int = 0
     steps: int = 0
     problem: str | None = None
+    evaluated: tuple[str, ...] = ()
+    updates: int | None = None
+    rolled_back: int = 0
 
 
 def import_source(store: Path, source: Source, options: ReadOptions, known: dict[str, Path]) -> Iterator[Outcome]:
@@ -91,7 +99,7 @@ def import_source(store: Path, source: Source, options: ReadOptions, known: dict
             raise UnreadableSource(NO_EVENT)
     except TelemetryError as error:
         # An unchanged run reports its stored problem, and the reader raises the same one at the end: report it once.
-        if (problem := str(_with_place(error, source))) not in told:
+        if (problem := _failure(error, source, is_all=not told)) not in told:
             yield Outcome(State.FAILED, source.reader.kind, source.path, problem=problem)
 
 
@@ -155,7 +163,7 @@ def _import_run(
         provenance |= _declared(run, renamed)
         return _make(store, identity, source, replace(run, facts=facts), provenance, known)
     except TelemetryError as error:
-        return Outcome(State.FAILED, source.reader.kind, source.path, problem=str(_with_place(error, source)))
+        return Outcome(State.FAILED, source.reader.kind, source.path, problem=_failure(error, source, is_all=True))
 
 
 def _make(
@@ -176,7 +184,7 @@ def _make(
     folder = store / run_id
     courses, told = write_new(folder, run_id, run, chain((first,), run.facts), info)
     known[identity] = folder
-    return _outcome(State.NEW, source, told, courses, courses.events)
+    return _outcome(State.NEW, source, folder, told, courses, courses.events)
 
 
 def _grow(folder: Path, source: Source, run: ImportedRun, provenance: dict[str, Any]) -> Outcome:
@@ -184,9 +192,8 @@ def _grow(folder: Path, source: Source, run: ImportedRun, provenance: dict[str, 
     before = info.source or {}
     if before.get("sha256") == provenance["sha256"]:
         problem = before.get("problem")
-        return Outcome(
-            State.UNCHANGED, source.reader.kind, source.path, info.run_id, info.name, 0, info.last.steps or 0, problem
-        )
+        seen = (info.run_id, info.name, 0, info.last.steps or 0, problem, _evaluated(folder))
+        return Outcome(State.UNCHANGED, source.reader.kind, source.path, *seen)
     provenance |= _declared(run, before.get("renamed") or {})
     stored = list(open_run(folder).events(attempts="all"))
     courses = _courses_of(stored, info)
@@ -198,7 +205,7 @@ def _grow(folder: Path, source: Source, run: ImportedRun, provenance: dict[str, 
     facts = news if first is None else chain((first,), news)
     told = write_grown(folder, replace(info, source=provenance), run, facts, courses)
     added = courses.events - count
-    return _outcome(State.GROWN if added else State.UNCHANGED, source, told, courses, added)
+    return _outcome(State.GROWN if added else State.UNCHANGED, source, folder, told, courses, added)
 
 
 def _declared(run: ImportedRun, renamed: Mapping[str, str]) -> dict[str, Any]:
@@ -216,17 +223,47 @@ def _courses_of(stored: Sequence[Any], info: RunInfo) -> Courses:
     courses = Courses()
     for event in stored:
         course = courses.by_attempt.setdefault(event.attempt, Course(event.attempt, 0, event.step, event.step))
-        course.add(event.step, event.time_ns)
+        course.add(event)
     for attempt in info.attempts:
         if attempt.attempt in courses.by_attempt:
             courses.by_attempt[attempt.attempt].started_ns = attempt.started_ns
     return courses
 
 
-def _outcome(state: State, source: Source, told: RunInfo, courses: Courses, events: int) -> Outcome:
+def _outcome(state: State, source: Source, folder: Path, told: RunInfo, courses: Courses, events: int) -> Outcome:
     steps = max(course.steps for course in courses.by_attempt.values())
     problem = None if courses.problem is None else str(_with_place(courses.problem, source))
-    return Outcome(state, source.reader.kind, source.path, told.run_id, told.name, events, steps, problem)
+    kept = sum(map(is_update, open_run(folder).events())) if len(courses.by_attempt) > 1 else courses.updates
+    return Outcome(
+        state,
+        source.reader.kind,
+        source.path,
+        told.run_id,
+        told.name,
+        events,
+        steps,
+        problem,
+        _evaluated(folder),
+        courses.updates,
+        courses.updates - kept,
+    )
+
+
+def _evaluated(folder: Path) -> tuple[str, ...]:
+    return tuple(filter(is_evaluation, read_columns(folder).by_metric))
+
+
+def _failure(error: TelemetryError, source: Source, *, is_all: bool) -> str:
+    """Return the message for a source that could not be read, or not to its end.
+
+    Args:
+        error: The error.
+        source: The source.
+        is_all: Whether nothing of the source was imported.
+    """
+    if is_all and error.fix == REST_IMPORTED:
+        error = UnreadableSource(error.what, where=error.where, got=error.got, fix="Nothing was imported")
+    return str(_with_place(error, source))
 
 
 def _with_place(error: TelemetryError, source: Source) -> TelemetryError:

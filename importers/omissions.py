@@ -19,6 +19,10 @@ _WITH_DECIMAL_COMMA: Final = re.compile(r"[+-]?(\d+|\d{1,3}(\.\d{3})+)?,\d+([eE]
 UNFINISHED: Final = "no line end, so it may be unfinished (append a newline if the file is complete)"
 
 
+#: What follows the rows that were skipped, if there were others.
+REST_IMPORTED: Final = "Everything else was imported"
+
+
 class Omissions:
     """Counter of a source's skipped rows; keeps the first one."""
 
@@ -48,7 +52,7 @@ class Omissions:
             raise UnreadableSource(
                 f"{self._count} {rows} skipped; the first is {self._first}",
                 where=self._where,
-                fix="Everything else was imported",
+                fix=REST_IMPORTED,
             )
 
 

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from ..store.errors import TelemetryError
 from ..store.event_json import encoded_attrs
-from ..store.events import KINDS
+from ..store.events import KINDS, Event
 from ..store.journal.writer import JournalWriter
 from ..store.parquet.digests import DIGESTS_JSON
 from ..store.parquet.sealing import seal
@@ -28,7 +28,7 @@ from .storable import storable
 _UNKNOWN: Final = float("nan")
 
 
-class Ending(StrEnum):
+class SourceEnding(StrEnum):
     """How far the end of an imported run is known; FORMAT.md describes the values."""
 
     STATED = "stated"
@@ -38,7 +38,11 @@ class Ending(StrEnum):
 
 
 #: The statuses of runs whose source does not say how they ended.
-_ASSUMED: Final = {Ending.BEFORE_PLAN: "interrupted", Ending.OPEN: "interrupted", Ending.UNKNOWN: "completed"}
+_ASSUMED: Final = {
+    SourceEnding.BEFORE_PLAN: "interrupted",
+    SourceEnding.OPEN: "interrupted",
+    SourceEnding.UNKNOWN: "completed",
+}
 
 
 @dataclass(slots=True)
@@ -48,6 +52,7 @@ class Course:
     Attributes:
         attempt: Number of the attempt.
         events: Number of events.
+        updates: Number of them that hold a value of the training.
         first_step: Step of the first event.
         steps: The highest step.
         spacing: The largest distance between two steps in succession.
@@ -57,18 +62,25 @@ class Course:
 
     attempt: int
     events: int = 0
+    updates: int = 0
     first_step: int = 0
     steps: int = 0
     spacing: int = 0
     started_ns: int = 0
     ended_ns: int = 0
 
-    def add(self, step: int, time_ns: int) -> None:
+    def add(self, event: Fact | Event) -> None:
         """Count an event."""
         self.events += 1
-        self.spacing = max(self.spacing, step - self.steps)
-        self.steps = max(self.steps, step)
-        self.ended_ns = max(self.ended_ns, time_ns)
+        self.updates += is_update(event)
+        self.spacing = max(self.spacing, event.step - self.steps)
+        self.steps = max(self.steps, event.step)
+        self.ended_ns = max(self.ended_ns, event.time_ns)
+
+
+def is_update(event: Fact | Event) -> bool:
+    """Whether an event holds a value of the training."""
+    return event.kind == "step_end" and bool(event.metrics)
 
 
 @dataclass(slots=True)
@@ -82,6 +94,11 @@ class Courses:
     def events(self) -> int:
         """Number of events in all attempts."""
         return sum(course.events for course in self.by_attempt.values())
+
+    @property
+    def updates(self) -> int:
+        """Number of events with a value of the training, in all attempts."""
+        return sum(course.updates for course in self.by_attempt.values())
 
     def attempts(self, run: ImportedRun) -> tuple[Attempt, ...]:
         """Return the attempts as ``run.json`` lists them.
@@ -108,18 +125,22 @@ class Courses:
             entries.append(entry)
         return tuple(entries)
 
-    def ending(self, run: ImportedRun) -> Ending:
+    def ending(self, run: ImportedRun) -> SourceEnding:
         """Return how far the run's end is known.
 
         A log of every hundredth step need not hold the last one: it ends before its plan only if it lacks more steps
         than it skips elsewhere.
         """
         if run.status is not None:
-            return Ending.OPEN if run.status == "running" else Ending.STATED
+            return SourceEnding.OPEN if run.status == "running" else SourceEnding.STATED
         planned, done = run.plan.max_steps(), self.by_attempt[max(self.by_attempt)].steps
         spacing = max(course.spacing for course in self.by_attempt.values())
         lacks = planned is not None and planned - done > spacing
-        return Ending.BEFORE_PLAN if (lacks if run.is_unfinished is None else run.is_unfinished) else Ending.UNKNOWN
+        return (
+            SourceEnding.BEFORE_PLAN
+            if (lacks if run.is_unfinished is None else run.is_unfinished)
+            else SourceEnding.UNKNOWN
+        )
 
 
 def write_new(
@@ -217,7 +238,7 @@ def append_facts(
                 elapsed_ns=elapsed_ns,
                 attrs=encoded_attrs(fact.attrs).encode() if fact.attrs else b"",
             )
-            course.add(fact.step, fact.time_ns)
+            course.add(fact)
             course.started_ns = course.started_ns or fact.time_ns
     except TelemetryError as error:
         courses.problem = error

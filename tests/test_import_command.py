@@ -211,6 +211,65 @@ def test_auto_hands_the_step_s_name_to_its_readers(call: Call, logs: Path, tmp_p
     assert [[(event.step, dict(event.metrics)) for event in run.events()] for run in runs] == [[(1, {"loss": 0.5})]] * 3
 
 
+def test_runs_that_may_have_been_read_wrongly_are_told_by_name(call: Call, tmp_path: Path) -> None:
+    """Runs with the same doubt share a line; a run that holds most of its training raises none."""
+    for name in "abcd":
+        (tmp_path / f"{name}.csv").write_text("step,val_loss\n1,0.5\n")
+    (tmp_path / "back.csv").write_text("step,loss\n0,5\n50,4\n60,3\n70,2\n1,1\n")
+    (tmp_path / "good.csv").write_text("step,loss\n0,5\n50,4\n40,3\n")
+
+    result = call("import", "auto", *(tmp_path / f"{name}.csv" for name in ("a", "b", "c", "d")), "--store", "runs")
+    more = call("import", "auto", tmp_path / "back.csv", tmp_path / "good.csv", "--store", "runs", "--json")
+
+    said = "no value of the training in 4 runs, such as a, b, c: rules that on_step_end triggers never run there"
+    assert (result.returncode, result.stderr) == (0, f"note: {said}\n")
+    assert more.stderr.startswith(
+        "note: most of the training was rolled back in run back (3 of 5 updates): their steps"
+    )
+    assert [(doc["updates"], doc["rolled_back"]) for doc in documents(more)] == [(5, 3), (3, 1)]
+
+
+def test_an_import_ends_with_the_names_of_the_evaluation_losses(call: Call, tmp_path: Path) -> None:
+    """Those that shipped rules read by another name come with the option that renames them."""
+    logs = tmp_path / "logs"
+    logs.mkdir()
+    for name, column in enumerate(["val_loss", "Val Loss", "val_loss", "eval_loss", "val/box_loss", "val_acc"]):
+        (logs / f"{name}.csv").write_text(f"step,loss,{column}\n1,0.5,0.5\n")
+
+    first = call("import", "auto", logs, "--store", "runs")
+    again = call("import", "auto", logs, "--store", "runs")
+    shipped = call("import", "auto", logs / "3.csv", "--store", "runs")
+
+    ending = [
+        "Evaluation losses: val_loss (2 runs), Val Loss (1), eval_loss (1), val/box_loss (1). "
+        "Shipped rules read eval_loss.",
+        "To judge these runs by them, add to 'steptape backtest': "
+        "--rename val_loss=eval_loss --rename 'Val Loss=eval_loss'",
+    ]
+    assert first.stdout.splitlines()[-3:] == ["6 runs: 6 new", *ending]
+    assert again.stdout.splitlines()[-3:] == ["6 runs: 6 unchanged", *ending]
+    assert shipped.stdout.splitlines()[-1] == "1 run: 1 unchanged"
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ('{"loss": [1, 2], "val_loss": [3, 4]}\n', "(name one with --step KEY). Nothing was imported"),
+        ('{"step": 1, "loss": 2}\n{"loss": 2}\n', "no step number in None. Everything else was imported"),
+    ],
+)
+def test_everything_else_was_imported_only_if_something_was(
+    call: Call, tmp_path: Path, content: str, said: str
+) -> None:
+    """A file whose one row is no step is left out as a whole."""
+    (tmp_path / "history.jsonl").write_text(content)
+
+    result = call("import", "jsonl", "history.jsonl", "--store", "runs")
+
+    assert result.returncode == 1
+    assert result.stderr.endswith(f"{said}\n")
+
+
 def test_follow_keeps_up_with_a_log_that_grows(tmp_path: Path, logs: Path) -> None:
     """It runs until Ctrl-C."""
     command = [*COMMAND, "import", "auto", str(logs), "--store", str(tmp_path / "runs"), "--follow", "--json"]

@@ -21,6 +21,7 @@ from ...store.plural import counted
 from ...store.run import Run
 from ...store.store import open_run
 from ..exit_status import FINDINGS
+from ..import_notes import doubts, evaluation_losses
 from ..options import JsonOption, user_cache
 from ..output import print_json, print_table, progress, say
 from ..streams import complain
@@ -79,10 +80,14 @@ def import_runs(
     options = ReadOptions(pattern, step, renamed(renames), is_growing=follow)
     seen: Signatures = {}
     outcomes = list(_told(find_and_import(paths, chosen, store, options, seen), as_json))
+    for note in doubts(outcomes):
+        complain(f"note: {note}")
     if follow:
         _follow(paths, chosen, store, options, seen, as_json)
     elif not as_json:
         _summarise(outcomes)
+        for line in evaluation_losses(outcomes):
+            say(line)
     if any(outcome.problem for outcome in outcomes if outcome.state is not State.SKIPPED):
         raise typer.Exit(FINDINGS)
 
@@ -196,6 +201,9 @@ def _document(outcome: Outcome) -> dict[str, Any]:
         "events": outcome.events,
         "steps": outcome.steps,
         "problem": outcome.problem,
+        "evaluated": list(outcome.evaluated),
+        "updates": outcome.updates,
+        "rolled_back": outcome.rolled_back,
     }
 
 

@@ -79,8 +79,10 @@ def step_of(value: Any, where: str) -> int:
     """Convert a number or its text to a step.
 
     Raises:
-        UnreadableSource: It is not a whole number of 64 bits.
+        UnreadableSource: It is missing, or not a whole number of 64 bits.
     """
+    if value is None:
+        raise UnreadableSource("there is no step", where=where)
     step = value
     if isinstance(step, str):
         text = step.strip()
