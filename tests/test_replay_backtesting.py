@@ -227,6 +227,21 @@ def test_what_is_to_be_said_of_many_runs_is_said_once(
     assert all(any("regret is unknown" in note for note in run["notes"]) for run in report_json(report)["runs"])
 
 
+def test_notes_that_differ_in_numbers_share_a_line_that_names_a_run(
+    policy: Policy, store_record: Callable[..., Path]
+) -> None:
+    """The line does not name runs by id, which says nothing to a reader."""
+    events = {f"run-{step}": [Event("step_end", step=step, metrics={"loss": 3.0})] for step in range(1, 5)}
+    runs = [
+        open_run(store_record(own, run_id=run_id, name=f"try-{run_id[-1]}", status="failed"))
+        for run_id, own in events.items()
+    ]
+
+    said = [line for line in summary_lines(backtest(policy, runs)) if "savings are a lower bound" in line]
+
+    assert said == ["4 runs, such as try-1: failed at step 1: savings are a lower bound."]
+
+
 def test_the_aggregate_is_the_sum_of_the_runs(policy: Policy, record: Callable[..., Run]) -> None:
     """The sum covers all judged runs."""
     runs = [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any, Final
@@ -18,6 +19,10 @@ from .decision_rows import NOTES
 
 #: Maximum number of runs that a note lists one by one.
 _NAMED: Final = 3
+_NO_NAMES: Final[Mapping[str, str]] = MappingProxyType({})
+
+#: A number that is a word of its own, not a part of a metric's name.
+_NUMBER: Final = re.compile(r"(?<![\w'])\d[\d.]*(?![\w'])")
 
 #: Explanations of terms, for readers who see their first report.
 REGRET: Final = "Regret is how much worse the best evaluation before a stop is than the run's best."
@@ -101,7 +106,7 @@ def summary_lines(backtest: Backtest) -> list[str]:
     notes += [
         (run.run_id, f"left out of regret: {run.reason}") for run in without_regret(backtest) if run.run_id not in noted
     ]
-    lines += _note_lines(notes)
+    lines += _note_lines(notes, {result.run_id: result.name for result in backtest.results})
     lines += [f"Excluded {run.run_id}: {run.reason}." for run in backtest.excluded]
     return lines
 
@@ -151,16 +156,21 @@ def _bounds_sentence(count: int) -> str:
     return f"{count:,} runs are unfinished or ended early themselves; for these the numbers are lower bounds (≥)."
 
 
-def _note_lines(notes: Iterable[tuple[str, str]]) -> Iterator[str]:
-    """Yield notes on runs, by id. A note that many runs share is printed once; JSON and page list it run by run."""
-    sharing: dict[str, list[str]] = {}
+def _note_lines(notes: Iterable[tuple[str, str]], names: Mapping[str, str] = _NO_NAMES) -> Iterator[str]:
+    """Yield notes on runs. Notes of many runs that differ at most in numbers share a line; JSON and page list them all.
+
+    Args:
+        notes: The notes, each with the id of its run.
+        names: Names of runs by id, shown instead of the id.
+    """
+    sharing: dict[str, list[tuple[str, str]]] = {}
     for run_id, note in notes:
-        sharing.setdefault(note, []).append(run_id)
-    for note, run_ids in sharing.items():
-        if len(run_ids) <= _NAMED:
-            yield from (f"{run_id}: {note}." for run_id in run_ids)
+        sharing.setdefault(_NUMBER.sub("", note), []).append((names.get(run_id) or run_id, note))
+    for noted in sharing.values():
+        if len(noted) <= _NAMED:
+            yield from (f"{name}: {note}." for name, note in noted)
         else:
-            yield f"{len(run_ids):,} runs, such as {run_ids[0]}: {note}."
+            yield f"{len(noted):,} runs, such as {noted[0][0]}: {noted[0][1]}."
 
 
 def _comparison_lines(backtest: Backtest) -> Iterator[str]:
