@@ -56,6 +56,14 @@ def run_document(run: Run) -> dict[str, Any]:
     }
 
 
+#: What is known of the end of an imported run whose source does not state its status.
+_ENDINGS: Final = {
+    "before_plan": " (ends before its plan)",
+    "open": " (its source says that it has not ended)",
+    "unknown": " (assumed: its source does not say)",
+}
+
+
 def run_sheet(run: Run, plotted: Sequence[str] = ()) -> None:
     """Print the page.
 
@@ -70,7 +78,8 @@ def run_sheet(run: Run, plotted: Sequence[str] = ()) -> None:
     plots = [line for metric in plotted for line in _plot(run, metric) or [f"{metric}: too few numbers to plot"]]
     plots = plots or [line for metric in _first_metric(run) for line in _plot(run, metric)]
     planned = f" of {shown['planned_steps']}" if shown["planned_steps"] else ""
-    say(f"{shown['name']}  {shown['run_id']}  {shown['status']}")
+    ending = _ENDINGS.get(str((run.info.source or {}).get("ending")), "")
+    say(f"{shown['name']}  {shown['run_id']}  {shown['status']}{ending}")
     began = shown["started"]
     took = duration(shown["duration_s"])
     when = f" in {took}, started {began:%Y-%m-%d %H:%M:%S} UTC" if began else ", start time unknown"
