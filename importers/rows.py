@@ -23,6 +23,8 @@ class Row(NamedTuple):
         metrics: Its numbers.
         attrs: Its text.
         time_ns, elapsed_ns: Its clocks, as in ``Fact``.
+        run: The columns that tell its run from the table's others, and their values.
+        epoch: Epochs finished, where the source counts steps and epochs.
     """
 
     step: int
@@ -30,6 +32,8 @@ class Row(NamedTuple):
     attrs: Mapping[str, Any]
     time_ns: int = 0
     elapsed_ns: int | None = None
+    run: tuple[tuple[str, str], ...] = ()
+    epoch: float | None = None
 
 
 def runs_of(

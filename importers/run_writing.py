@@ -20,7 +20,7 @@ from ..store.journal.writer import JournalWriter
 from ..store.parquet.digests import DIGESTS_JSON
 from ..store.parquet.sealing import seal
 from ..store.run_info import Attempt, RunInfo, write_run_info
-from .errors import UnreadableSource
+from .errors import RefusedRun, UnreadableSource
 from .source import Fact, ImportedRun
 from .storable import storable
 
@@ -99,7 +99,7 @@ def write_new(
         info: Name, group, tags, config and source, as ``RunInfo`` takes them.
 
     Raises:
-        TelemetryError: The source holds no event, or none that a run can hold.
+        TelemetryError: The source holds no event, or none that a run can hold; or the run is refused.
     """
     aside = folder.with_name(f".{run_id}.importing")
     shutil.rmtree(aside, ignore_errors=True)
@@ -107,7 +107,7 @@ def write_new(
     try:
         courses = Courses()
         append_facts(aside, run_id, facts, courses, run.started_ns)
-        if not courses.events:
+        if not courses.events or isinstance(courses.problem, RefusedRun):
             raise courses.problem or UnreadableSource("the source holds no events")
         told = _told(RunInfo(run_id, attempts=courses.attempts(run), **info), courses)
         write_run_info(aside, told)

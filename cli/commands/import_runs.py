@@ -64,6 +64,9 @@ def import_runs(
     step: Annotated[
         str | None, typer.Option(metavar="COLUMN", help="The column or key that counts steps, if several could.")
     ] = None,
+    run: Annotated[
+        str | None, typer.Option(metavar="COLUMN", help="The column or key that tells the runs of a table apart.")
+    ] = None,
     renames: RenameOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -76,7 +79,7 @@ def import_runs(
     if pattern is not None and kind == AUTO:
         raise typer.BadParameter("--pattern applies to text logs: give the kind 'text', not 'auto'")
     chosen = _every_reader() if kind == AUTO else (reader_of(kind),)
-    options = ReadOptions(pattern, step, renamed(renames), is_growing=follow)
+    options = ReadOptions(pattern, step, run, renamed(renames), is_growing=follow)
     seen: Signatures = {}
     outcomes = list(_told(find_and_import(paths, chosen, store, options, seen), as_json))
     if follow:

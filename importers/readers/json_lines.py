@@ -2,23 +2,38 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import itertools
 import json
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 from ..encodings.lines import TextLines, decoded_head
-from ..encodings.numbers import flattened, nanoseconds, number_of, sorted_out, step_of
+from ..encodings.numbers import flattened
 from ..errors import UnreadableSource
+from ..long_tables import joined, row_of, runs_in_table
 from ..omissions import DecimalCommas, Omissions
-from ..rows import MOST_METRICS, Row, runs_of
-from ..source import ImportedRun, ReadOptions, SingleFile
-from ..table_columns import TableColumns, layout_of, wall_clock_ns
+from ..rows import MOST_METRICS, Row
+from ..source import Fact, ImportedRun, ReadOptions, SingleFile
+from ..table_columns import TableColumns, layout_of
 
 #: Lines inspected to recognise a file: the first may be a configuration.
 _LOOKED_AT: Final = 20
 
+#: Layouts remembered: a log has few kinds of lines.
+_LAYOUTS: Final = 64
+
 _SUFFIXES: Final = (".jsonl", ".ndjson", ".json", ".log", ".txt")
+
+#: MMEngine's log, and the same log under the name of its start.
+_SCALARS: Final = "scalars.json"
+_SCALARS_AGAIN: Final = re.compile(r"\d{8}_\d{6}\.json")
+
+#: Hugging Face's summaries of a training and its evaluations: they have no steps.
+_SUMMARY: Final = re.compile(r"(?:all|train|eval|test|predict)_results\.json")
 
 
 class JsonLinesReader(SingleFile):
@@ -30,15 +45,56 @@ class JsonLinesReader(SingleFile):
     def recognises(self, path: Path, head: bytes) -> bool:
         """Whether the file begins with a JSON object, and one of the first lines has a step."""
         text = decoded_head(head).lstrip()
-        if path.suffix.casefold() not in _SUFFIXES or not text.startswith("{"):
+        if path.suffix.casefold() not in _SUFFIXES or not text.startswith("{") or _SUMMARY.fullmatch(path.name):
             return False
         rows = [row for line in text.splitlines()[:_LOOKED_AT] if (row := _object(line)) is not None]
         return any("event" not in row and layout_of(list(row)) is not None for row in rows)
 
+    def source_of(self, path: Path) -> Path:
+        """Return the file itself; MMEngine's ``scalars.json`` for the copy of it in the same folder."""
+        original = path.with_name(_SCALARS)
+        return original if _SCALARS_AGAIN.fullmatch(path.name) and original.is_file() else path
+
     def read(self, files: Sequence[Path], options: ReadOptions) -> Iterator[ImportedRun]:
         """Yield the runs of a file, usually one."""
-        (path,) = files
-        yield from runs_of(_rows(path, options))
+        path = files[-1]  # Of MMEngine's two names, ``scalars.json`` is the last.
+        beginning = _beginning(path)
+        rows = _rows(path, options)
+        if any("iter" in row and row.get("iter") == row.get("step") for row in beginning):
+            yield from runs_in_table(_with_steps_of_mmengine(rows), path, facts_of=_facts_of_mmengine)
+        else:
+            layouts = [layout_of(list(row), options.step_column, options.run_column) for row in beginning]
+            is_long = any(layout is not None and layout.long for layout in layouts)
+            yield from runs_in_table(joined(rows) if is_long else rows, path)
+
+
+def _beginning(path: Path) -> list[dict[str, Any]]:
+    """Return the objects in the first lines."""
+    with contextlib.suppress(UnreadableSource):  # Reading the rows reports it.
+        lines = itertools.islice(TextLines(path), _LOOKED_AT)
+        return [row for line in lines if (row := _object(line)) is not None]
+    return []
+
+
+def _with_steps_of_mmengine(rows: Iterator[Row]) -> Iterator[Row]:
+    """Give each evaluation that counts epochs the step of the training row before it, and its epoch.
+
+    MMEngine counts iterations in the rows of training, whose ``iter`` is their ``step``. Rows of evaluation count
+    epochs, or iterations too, as its hook is set.
+    """
+    newest = 0
+    for row in rows:
+        if "iter" in row.metrics:
+            newest = row.step
+        elif row.step < newest:
+            row = row._replace(step=newest, epoch=float(row.step))
+        yield row
+
+
+def _facts_of_mmengine(row: Row, attempt: int) -> Iterator[Fact]:
+    """Yield the event of a row: a training's has ``iter``."""
+    kind = "step_end" if "iter" in row.metrics else "evaluate"
+    yield Fact(kind, row.step, row.metrics, row.epoch, row.time_ns, row.elapsed_ns, row.attrs, attempt)
 
 
 def _object(line: str) -> dict[str, Any] | None:
@@ -54,6 +110,7 @@ def _rows(path: Path, options: ReadOptions) -> Iterator[Row]:
     omissions = Omissions(str(path))
     commas = DecimalCommas(str(path))
     layout: TableColumns | None = None
+    layouts = functools.lru_cache(maxsize=_LAYOUTS)(layout_of)
     lines = TextLines(path)
     for line_number, line in enumerate(lines if options.is_growing else lines.all(), start=1):
         if not line.strip():
@@ -62,13 +119,13 @@ def _rows(path: Path, options: ReadOptions) -> Iterator[Row]:
         if document is None:
             omissions.add(f"line {line_number}", "not a JSON object")
             continue
-        if layout is None or layout.step not in document:
-            layout = layout_of(list(document), options.step_column) or layout
+        step = layout.step if layout is not None and layout.step in document else options.step_column
+        layout = layouts(tuple(document), step, options.run_column) or layout
         if layout is None:
             omissions.add(f"line {line_number}", "no key holds the step (name one with --step KEY)")
             continue
         try:
-            row = _row(document, layout)
+            row = row_of(document, layout)
         except UnreadableSource as error:
             omissions.add(f"line {line_number}", f"no step number in {error.got!r:.60}")
             continue
@@ -78,12 +135,3 @@ def _rows(path: Path, options: ReadOptions) -> Iterator[Row]:
         yield row
     omissions.tell()
     commas.tell()
-
-
-def _row(document: dict[str, Any], layout: TableColumns) -> Row:
-    step = step_of(document.pop(layout.step, None), "")
-    wall_clock = document.pop(layout.wall_clock, None) if layout.wall_clock else None
-    stopwatch = document.pop(layout.stopwatch, None) if layout.stopwatch else None
-    metrics, attrs = sorted_out(document)
-    elapsed_ns = None if layout.stopwatch is None else nanoseconds(number_of(stopwatch))
-    return Row(step, metrics, attrs, 0 if wall_clock is None else wall_clock_ns(str(wall_clock)), elapsed_ns)
