@@ -207,6 +207,7 @@ def _courses_of(stored: Sequence[Any], info: RunInfo) -> Courses:
         course.events += 1
         course.steps = max(course.steps, event.step)
         course.ended_ns = max(course.ended_ns, event.time_ns)
+        course.elapsed_ns = max(course.elapsed_ns, event.elapsed_ns)
     for attempt in info.attempts:
         if attempt.attempt in courses.by_attempt:
             courses.by_attempt[attempt.attempt].started_ns = attempt.started_ns

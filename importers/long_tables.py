@@ -80,13 +80,17 @@ def runs_in_table(
         return
     by_key, problem = _gathered(rows)
     for index, (key, own) in enumerate(by_key.items()):
-        is_last = index == len(by_key) - 1
-        ordered = chain(own, _raised(problem if is_last else None))
+        ordered = chain(own, _raised(problem if index == len(by_key) - 1 else None))
         named = "/".join(value if column.casefold() in _NAMING else f"{column}={value}" for column, value in key)
-        for run in runs_of(repeats.seen(ordered), config=lambda key=key: {**config(), **dict(key)}, facts_of=facts_of):
-            identity = run.identity if index == 0 else "-".join(filter(None, (named, run.identity)))
-            name = f"{path.stem}/{named}" if len(by_key) > 1 else ""
-            yield replace(run, facts=repeats.refused(run.facts), identity=identity, name=name)
+        for run in runs_of(repeats.seen(ordered), config=config, facts_of=facts_of):
+            again = f"-{int(run.identity) + 1}" if run.identity else ""
+            yield replace(
+                run,
+                facts=repeats.refused(run.facts),
+                identity=run.identity if index == 0 else named + again,
+                name=f"{path.stem}/{named}{again}" if len(by_key) > 1 else "",
+                config={**run.config, **dict(key)},
+            )
 
 
 def joined(rows: Iterable[Row]) -> Iterator[Row]:

@@ -38,6 +38,7 @@ class Course:
         steps: The highest step.
         started_ns, ended_ns: Wall clock of the first event that has one, and the latest wall clock; 0 when no event has
             one.
+        elapsed_ns: The longest time since its begin. An event without a clock has it: at least so much had passed.
     """
 
     attempt: int
@@ -46,6 +47,7 @@ class Course:
     steps: int = 0
     started_ns: int = 0
     ended_ns: int = 0
+    elapsed_ns: int = 0
 
 
 @dataclass(slots=True)
@@ -171,6 +173,7 @@ def append_facts(
             elapsed_ns = fact.elapsed_ns
             if elapsed_ns is None:
                 elapsed_ns = max(0, fact.time_ns - course.started_ns) if fact.time_ns and course.started_ns else 0
+            elapsed_ns = elapsed_ns or course.elapsed_ns
             writer.append(
                 fact.kind,
                 names,
@@ -185,6 +188,7 @@ def append_facts(
             course.steps = max(course.steps, fact.step)
             course.started_ns = course.started_ns or fact.time_ns
             course.ended_ns = max(course.ended_ns, fact.time_ns)
+            course.elapsed_ns = max(course.elapsed_ns, elapsed_ns)
     except TelemetryError as error:
         courses.problem = error
     except (struct.error, RecursionError) as error:
