@@ -24,7 +24,7 @@ PLACE_NAMES: Final = frozenset(
 NO_STEP_NAMES: Final = frozenset(("hp_metric",))
 
 #: Words of a name: between separators, and at the capitals of ``valLoss`` and ``ValLoss``.
-_WORD: Final = re.compile(r"[A-Z]?[^/_.\-\sA-Z]+|[A-Z]+(?![a-z])")
+_WORD: Final = re.compile(r"[A-Z]?[^/_.\-\s'A-Z]+|[A-Z]+(?![a-z])")
 
 #: Results that tools measure on held-out data without a word for it: detectron2's ``bbox/AP``, MMEngine's
 #: ``coco/bbox_mAP``, Ultralytics' ``metrics/mAP50(B)``.

@@ -45,7 +45,12 @@ def row_of(document: dict[str, Any], layout: TableColumns) -> Row:
     metrics, attrs = sorted_out(document)
     elapsed_ns = None if layout.stopwatch is None else nanoseconds(number_of(stopwatch))
     time_ns = 0 if wall_clock is None else wall_clock_ns(str(wall_clock))
-    return Row(step, metrics, attrs, time_ns, elapsed_ns, run)
+    return Row(step, metrics, attrs, time_ns, elapsed_ns, run=run)
+
+
+def no_step(error: UnreadableSource) -> str:
+    """Return the reason to skip a row that ``row_of`` refused."""
+    return "it has no step" if error.got is None else f"no step number in {error.got!r:.60}"
 
 
 def _text(value: Any) -> str:

@@ -155,13 +155,17 @@ def checked_layout(columns: Sequence[str], options: ReadOptions, where: str) -> 
         UnreadableSource: No column counts steps, or the table lacks a column that the user named.
     """
     layout = layout_of(columns, options.step_column, options.run_column)
-    got = ", ".join(columns[:20])
     if layout is None:
-        what = "no column holds the step"
-        if options.step_column is not None:
-            what = f"no column is named {options.step_column!r}"
-        raise UnreadableSource(what, where=where, got=got, fix="Name the step column with --step COLUMN")
+        raise unknown_step_column(where, columns, options.step_column)
     if options.run_column is not None and not layout.runs:
-        what = f"no column is named {options.run_column!r}"
-        raise UnreadableSource(what, where=where, got=got, fix="Name one that tells the runs apart with --run COLUMN")
+        what, fix = f"no column is named {options.run_column!r}", "Name one that tells the runs apart with --run COLUMN"
+        raise UnreadableSource(what, where=where, got=", ".join(columns[:20]), fix=fix)
     return layout
+
+
+def unknown_step_column(where: str, columns: Sequence[str], step_column: str | None) -> UnreadableSource:
+    """Build the error for a table without a step column."""
+    what = "no column holds the step" if step_column is None else f"no column is named {step_column!r}"
+    return UnreadableSource(
+        what, where=where, got=", ".join(columns[:20]), fix="Name the step column with --step COLUMN"
+    )

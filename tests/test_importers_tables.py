@@ -116,6 +116,14 @@ def test_evaluations_of_mmengine_that_count_iterations_keep_their_steps(reads: R
     assert [(kind, step) for kind, step, _ in events] == [("step_end", 4), ("evaluate", 6), ("step_end", 8)]
 
 
+def test_rows_that_count_epochs_among_rows_that_count_steps_have_the_step_before(reads: Reads) -> None:
+    """Such a row would else lie far back."""
+    rows = lines({"step": 50, "epoch": 1, "loss": 2.0}, {"epoch": 1, "val_loss": 3.0}, {"step": 60, "loss": 1.0})
+    runs, _ = reads({"a.jsonl": rows})
+
+    assert [(kind, step) for kind, step, _ in runs["a"]] == [("step_end", 50), ("evaluate", 50), ("step_end", 60)]
+
+
 @pytest.mark.parametrize("column", ["run_id", "run_name", "run", "trial", "experiment", "seed", "Agent"])
 def test_a_run_column_makes_several_runs_of_a_table(reads: Reads, tmp_path: Path, column: str) -> None:
     """Rows of several runs may alternate; the column is in the configuration of each run."""

@@ -11,7 +11,7 @@ from typing import Any, Final
 from ..encodings.lines import decoded_head
 from ..encodings.numbers import flattened, number_of
 from ..errors import UnreadableSource
-from ..long_tables import joined, row_of, runs_in_table
+from ..long_tables import joined, no_step, row_of, runs_in_table
 from ..omissions import Omissions
 from ..rows import MOST_METRICS, Row
 from ..source import ImportedRun, ReadOptions, SingleFile
@@ -116,5 +116,5 @@ def _rows(records: Sequence[dict[str, Any]], layout: TableColumns, omissions: Om
         try:
             yield row_of(dict(record), layout)
         except UnreadableSource as error:
-            omissions.add(f"row {index}", f"no step number in {error.got!r:.60}")
+            omissions.add(f"row {index}", no_step(error))
     omissions.tell()

@@ -14,10 +14,10 @@ from typing import Any, Final
 from ..encodings.lines import TextLines, decoded_head
 from ..encodings.numbers import flattened
 from ..errors import UnreadableSource
-from ..long_tables import joined, row_of, runs_in_table
+from ..long_tables import joined, no_step, row_of, runs_in_table
 from ..omissions import DecimalCommas, Omissions
 from ..rows import MOST_METRICS, Row
-from ..source import Fact, ImportedRun, ReadOptions, SingleFile
+from ..source import ImportedRun, ReadOptions, SingleFile
 from ..table_columns import TableColumns, layout_of
 
 #: Lines inspected to recognise a file: the first may be a configuration.
@@ -60,12 +60,12 @@ class JsonLinesReader(SingleFile):
         path = files[-1]  # Of MMEngine's two names, ``scalars.json`` is the last.
         beginning = _beginning(path)
         rows = _rows(path, options)
+        layouts = [layout_of(list(row), options.step_column, options.run_column) for row in beginning]
         if any("iter" in row and row.get("iter") == row.get("step") for row in beginning):
-            yield from runs_in_table(_with_steps_of_mmengine(rows), path, facts_of=_facts_of_mmengine)
-        else:
-            layouts = [layout_of(list(row), options.step_column, options.run_column) for row in beginning]
-            is_long = any(layout is not None and layout.long for layout in layouts)
-            yield from runs_in_table(joined(rows) if is_long else rows, path)
+            rows = _of_mmengine(rows)
+        elif any(layout is not None and layout.long for layout in layouts):
+            rows = joined(rows)
+        yield from runs_in_table(rows, path)
 
 
 def _beginning(path: Path) -> list[dict[str, Any]]:
@@ -76,7 +76,7 @@ def _beginning(path: Path) -> list[dict[str, Any]]:
     return []
 
 
-def _with_steps_of_mmengine(rows: Iterator[Row]) -> Iterator[Row]:
+def _of_mmengine(rows: Iterator[Row]) -> Iterator[Row]:
     """Give each evaluation that counts epochs the step of the training row before it, and its epoch.
 
     MMEngine counts iterations in the rows of training, whose ``iter`` is their ``step``. Rows of evaluation count
@@ -86,15 +86,11 @@ def _with_steps_of_mmengine(rows: Iterator[Row]) -> Iterator[Row]:
     for row in rows:
         if "iter" in row.metrics:
             newest = row.step
+            yield row._replace(kinds=("step_end",))
         elif row.step < newest:
-            row = row._replace(step=newest, epoch=float(row.step))
-        yield row
-
-
-def _facts_of_mmengine(row: Row, attempt: int) -> Iterator[Fact]:
-    """Yield the event of a row: a training's has ``iter``."""
-    kind = "step_end" if "iter" in row.metrics else "evaluate"
-    yield Fact(kind, row.step, row.metrics, row.epoch, row.time_ns, row.elapsed_ns, row.attrs, attempt)
+            yield row._replace(step=newest, epoch=float(row.step), kinds=("evaluate",))
+        else:
+            yield row._replace(kinds=("evaluate",))
 
 
 def _object(line: str) -> dict[str, Any] | None:
@@ -110,6 +106,7 @@ def _rows(path: Path, options: ReadOptions) -> Iterator[Row]:
     omissions = Omissions(str(path))
     commas = DecimalCommas(str(path))
     layout: TableColumns | None = None
+    counter, newest = "", 0
     layouts = functools.lru_cache(maxsize=_LAYOUTS)(layout_of)
     lines = TextLines(path)
     for line_number, line in enumerate(lines if options.is_growing else lines.all(), start=1):
@@ -127,8 +124,12 @@ def _rows(path: Path, options: ReadOptions) -> Iterator[Row]:
         try:
             row = row_of(document, layout)
         except UnreadableSource as error:
-            omissions.add(f"line {line_number}", f"no step number in {error.got!r:.60}")
+            omissions.add(f"line {line_number}", no_step(error))
             continue
+        counter = counter or layout.step
+        if layout.step != counter and layout.step.casefold() == "epoch":
+            row = row._replace(step=newest, epoch=float(row.step))
+        newest = row.step
         if len(row.metrics) > MOST_METRICS:
             raise UnreadableSource(f"more than {MOST_METRICS} metrics", where=f"{path}:{line_number}")
         commas.look_at(row.attrs, line_number)

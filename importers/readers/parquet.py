@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 
 from ..encodings.numbers import flattened
 from ..errors import UnreadableSource
-from ..long_tables import joined, row_of, runs_in_table
+from ..long_tables import joined, no_step, row_of, runs_in_table
 from ..omissions import Omissions
 from ..rows import MOST_METRICS, Row
 from ..source import ImportedRun, ReadOptions, SingleFile
@@ -71,7 +71,7 @@ def _parsed(documents: Iterable[dict[str, Any]], layout: TableColumns, omissions
         try:
             row = row_of(flattened(document), layout)
         except UnreadableSource as error:
-            omissions.add(f"row {index}", f"no step number in {error.got!r:.60}")
+            omissions.add(f"row {index}", no_step(error))
             continue
         texts = {name: held if isinstance(held, (str, bool, int)) else str(held) for name, held in row.attrs.items()}
         yield row._replace(attrs=texts)

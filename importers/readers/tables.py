@@ -189,7 +189,7 @@ def _row(cells: list[str], columns: list[str], places: _Places) -> Row | None:
     wall_ns = 0 if places.wall_clock is None else wall_clock_ns(cells[places.wall_clock])
     elapsed_ns = None if places.stopwatch is None else nanoseconds(number(cells[places.stopwatch]))
     run = tuple((name, cells[index].strip()) for index, name in places.runs)
-    return Row(step, metrics, attrs, wall_ns, elapsed_ns, run)
+    return Row(step, metrics, attrs, wall_ns, elapsed_ns, run=run)
 
 
 def _values(cells: list[str], metrics: Sequence[tuple[int, str]]) -> tuple[dict[str, float], dict[str, str]]:
