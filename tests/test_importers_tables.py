@@ -393,3 +393,17 @@ def test_an_event_without_a_clock_has_the_time_of_the_event_before(reads: Reads,
 
     (folder,) = (tmp_path / "store").glob("import-*")
     assert [event.elapsed_ns // 10**9 for event in open_run(folder).events()] == [5, 5, 9]
+
+
+def test_the_configuration_in_each_line_of_rllib_is_the_run_s(reads: Reads, tmp_path: Path) -> None:
+    """Its settings are no metrics of the training."""
+    rows = [
+        {"training_iteration": n, "evaluation": {"return": 2.0}, "config": {"lr": 0.1, "env": "E"}, "loss": 3.0}
+        for n in (1, 2)
+    ]
+    runs, _ = reads({"result.json": lines(*rows)})
+
+    ((_, events),) = runs.items()
+    assert events[:2] == [("step_end", 1, {"loss": 3.0}), ("evaluate", 1, {"evaluation/return": 2.0})]
+    (folder,) = (tmp_path / "store").glob("import-*")
+    assert open_run(folder).info.config == {"lr": 0.1, "env": "E"}

@@ -59,20 +59,21 @@ class JsonLinesReader(SingleFile):
         """Yield the runs of a file, usually one."""
         path = files[-1]  # Of MMEngine's two names, ``scalars.json`` is the last.
         beginning = _beginning(path)
+        config = next((row["config"] for row in beginning if isinstance(row.get("config"), dict)), {})
         rows = _rows(path, options)
         layouts = [layout_of(list(row), options.step_column, options.run_column) for row in beginning]
         if any("iter" in row and row.get("iter") == row.get("step") for row in beginning):
             rows = _of_mmengine(rows)
         elif any(layout is not None and layout.long for layout in layouts):
             rows = joined(rows)
-        yield from runs_in_table(rows, path)
+        yield from runs_in_table(rows, path, config=lambda: dict(config))
 
 
 def _beginning(path: Path) -> list[dict[str, Any]]:
     """Return the objects in the first lines."""
     with contextlib.suppress(UnreadableSource):  # Reading the rows reports it.
         lines = itertools.islice(TextLines(path), _LOOKED_AT)
-        return [row for line in lines if (row := _object(line)) is not None]
+        return [document for line in lines if (document := _parsed(line)) is not None]
     return []
 
 
@@ -93,13 +94,23 @@ def _of_mmengine(rows: Iterator[Row]) -> Iterator[Row]:
             yield row._replace(kinds=("evaluate",))
 
 
-def _object(line: str) -> dict[str, Any] | None:
-    """Parse a line to the leaves of its object; None where it holds none."""
+def _parsed(line: str) -> dict[str, Any] | None:
+    """Parse a line to its object; None where it holds none."""
     try:
         document = json.loads(line)
     except (ValueError, RecursionError):
         return None
-    return flattened(document) if isinstance(document, dict) else None
+    return document if isinstance(document, dict) else None
+
+
+def _object(line: str) -> dict[str, Any] | None:
+    """Parse a line to the leaves of its object, without the configuration that RLlib repeats in each."""
+    document = _parsed(line)
+    if document is None:
+        return None
+    if isinstance(document.get("config"), dict):
+        del document["config"]
+    return flattened(document)
 
 
 def _rows(path: Path, options: ReadOptions) -> Iterator[Row]:
