@@ -11,6 +11,7 @@ from typing import Any, Final, TypeAlias
 from ..store.plural import counted
 from .encodings.numbers import nanoseconds, number_of, sorted_out, step_of
 from .errors import RefusedRun, UnreadableSource
+from .evaluation_names import EVALUATION_WORDS, is_evaluation
 from .rows import Row, runs_of
 from .source import Fact, ImportedRun
 from .table_columns import TableColumns, wall_clock_ns
@@ -20,6 +21,9 @@ _Key: TypeAlias = tuple[tuple[str, str], ...]
 
 #: Run columns whose values are names by themselves; of others, the name of the column is part of the run's name.
 _NAMING: Final = ("run_id", "run_uuid", "run_name", "run", "experiment", "agent")
+
+#: Columns that say on which part of the data a row was measured.
+_PART_COLUMNS: Final = ("split", "phase", "stage", "subset", "mode", "partition")
 
 #: One in so many steps may be repeated, as at a resume.
 _STEPS_PER_REPEAT: Final = 100
@@ -73,7 +77,7 @@ def runs_in_table(
         path: The table.
         config, facts_of: As for ``rows.runs_of``.
     """
-    rest = iter(rows)
+    rest = map(_with_part, rows)
     first = next(rest, None)
     if first is None:
         return
@@ -96,6 +100,15 @@ def runs_in_table(
                 name=f"{path.stem}/{named}{again}" if len(by_key) > 1 else "",
                 config={**run.config, **dict(key)},
             )
+
+
+def _with_part(row: Row) -> Row:
+    """Prefix the metrics of a row of held-out data with its part, such as ``val/loss``, if a column names the part."""
+    for column, part in row.attrs.items():
+        if column.casefold() in _PART_COLUMNS and isinstance(part, str) and part.casefold() in EVALUATION_WORDS:
+            metrics = {name if is_evaluation(name) else f"{part}/{name}": value for name, value in row.metrics.items()}
+            return row._replace(metrics=metrics)
+    return row
 
 
 def joined(rows: Iterable[Row]) -> Iterator[Row]:

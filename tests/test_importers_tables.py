@@ -189,6 +189,21 @@ def test_rows_that_stand_side_by_side_at_a_step_are_no_repeats(reads: Reads) -> 
     assert problems == []
 
 
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("a.csv", "epoch,phase,loss\n1,train,2\n1,val,3\n"),
+        ("a.jsonl", lines({"epoch": 1, "mode": "train", "loss": 2}, {"epoch": 1, "mode": "val", "loss": 3})),
+    ],
+)
+def test_a_column_that_names_the_part_of_the_data_tells_rows_apart(reads: Reads, name: str, content: str) -> None:
+    """A value of held-out data has its part in front."""
+    runs, problems = reads({name: content})
+
+    assert runs["a"] == [("step_end", 1, {"loss": 2.0}), ("evaluate", 1, {"val/loss": 3.0})]
+    assert problems == []
+
+
 def test_a_long_table_is_joined_by_step(reads: Reads) -> None:
     """Its rows come by metric; events come by step."""
     table = "run,step,metric,value\n" + "".join(
