@@ -85,7 +85,7 @@ def runs_in_table(
     repeats = _Repeats(str(path))
     if not first.run:
         for run in runs_of(repeats.seen(rows), config=config, facts_of=facts_of):
-            yield replace(run, facts=repeats.refused(run.facts))
+            yield replace(run, facts=repeats.refused(run.facts, "the same run"))
         return
     by_key, problem = _gathered(rows)
     for index, (key, own) in enumerate(by_key.items()):
@@ -95,7 +95,7 @@ def runs_in_table(
             again = f"-{int(run.identity) + 1}" if run.identity else ""
             yield replace(
                 run,
-                facts=repeats.refused(run.facts),
+                facts=repeats.refused(run.facts, f"the run {named}"),
                 identity=run.identity if index == 0 else named + again,
                 name=f"{path.stem}/{named}{again}" if len(by_key) > 1 else "",
                 config={**run.config, **dict(key)},
@@ -175,8 +175,12 @@ class _Repeats:
             names.update(row.metrics)
             yield row
 
-    def refused(self, facts: Iterator[Fact]) -> Iterator[Fact]:
+    def refused(self, facts: Iterator[Fact], run: str) -> Iterator[Fact]:
         """Yield the facts of a run, then raise an error if more of its steps repeat than a resume explains.
+
+        Args:
+            facts: Its facts.
+            run: What the error calls it.
 
         Raises:
             RefusedRun: More do.
@@ -191,7 +195,7 @@ class _Repeats:
         self._first = None
         if repeats > max(1, steps // _STEPS_PER_REPEAT):
             raise RefusedRun(
-                f"{counted(repeats, 'row')} repeat the step and the metrics of another row of the same run;"
+                f"{counted(repeats, 'row')} repeat the step and the metrics of another row of {run};"
                 f" the first is at step {first}, of {counted(steps, 'step')}",
                 where=self._where,
                 fix="Name the column that tells the runs apart with --run COLUMN, or one that counts each row with"
