@@ -72,7 +72,8 @@ def import_runs(
 ) -> None:
     """Import past runs from the logs of other tools.
 
-    Kinds: auto, jsonl, mlflow, optuna, parquet, table (CSV, TSV), tensorboard, text, trackio, trainer_state, wandb.
+    Kinds: auto, json, jsonl, mlflow, optuna, parquet, stable_baselines, table (CSV, TSV), tensorboard, text, trackio,
+    trainer_state, wandb.
     IMPORT.md, installed in steptape/reference, describes what each log becomes. Importing again adds only what is new.
     Exit status 1 when a log could not be read; the others are still imported.
     """
