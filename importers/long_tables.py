@@ -111,7 +111,7 @@ def _with_part(row: Row) -> Row:
     return row
 
 
-def joined(rows: Iterable[Row]) -> Iterator[Row]:
+def joined_by_step(rows: Iterable[Row]) -> Iterator[Row]:
     """Join the rows of a long table that belong to one step of a run. The runs follow each other, each by step.
 
     A second value of a metric at a step begins another row.

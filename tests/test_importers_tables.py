@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import json
+import subprocess
+import sys
 from collections.abc import Callable
 from decimal import Decimal
 from pathlib import Path
@@ -54,7 +56,7 @@ def lines(*rows: dict[str, Any]) -> str:
 
 @pytest.mark.parametrize(
     "name",
-    ["ValLoss", "valLoss", "TestAcc", "ptl/val_loss", "actor/eval_return", "Loss/test", "bbox/AP", "coco/bbox_mAP"],
+    ["ValLoss", "valLoss", "TestAcc", "ptl/val_loss", "actor/eval_return", "Loss/test", "bbox/AP", "metrics/mAP50(B)"],
 )
 def test_a_name_of_held_out_data_is_an_evaluation_in_any_spelling(reads: Reads, name: str) -> None:
     """Words begin at capitals and after slashes; some tools' results have no word for it."""
@@ -422,3 +424,16 @@ def test_the_configuration_in_each_line_of_rllib_is_the_run_s(reads: Reads, tmp_
     assert events[:2] == [("step_end", 1, {"loss": 3.0}), ("evaluate", 1, {"evaluation/return": 2.0})]
     (folder,) = (tmp_path / "store").glob("import-*")
     assert open_run(folder).info.config == {"lr": 0.1, "env": "E"}
+
+
+def test_the_command_takes_the_run_column(tmp_path: Path) -> None:
+    """A column that the table lacks is named, with those that it has."""
+    (tmp_path / "all.csv").write_text("model,step,loss\na,1,4\nb,1,3\n")
+    command = [sys.executable, "-m", "steptape", "import", "table", "all.csv", "--store", "runs", "--run"]
+    told, lacking = (
+        subprocess.run([*command, column], capture_output=True, text=True, check=False, cwd=tmp_path)
+        for column in ("model", "modle")
+    )
+
+    assert told.stdout.splitlines()[-1] == "2 runs: 2 new"
+    assert "no column is named 'modle'; got 'model, step, loss'. Name one that tells the runs apart" in lacking.stderr

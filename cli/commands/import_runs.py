@@ -80,7 +80,7 @@ def import_runs(
     if pattern is not None and kind == AUTO:
         raise typer.BadParameter("--pattern applies to text logs: give the kind 'text', not 'auto'")
     chosen = _every_reader() if kind == AUTO else (reader_of(kind),)
-    options = ReadOptions(pattern, step, run, renamed(renames), is_growing=follow)
+    options = ReadOptions(pattern, step, renamed(renames), is_growing=follow, run_column=run)
     seen: Signatures = {}
     outcomes = list(_told(find_and_import(paths, chosen, store, options, seen), as_json))
     if follow:

@@ -11,7 +11,7 @@ from typing import Any, Final
 from ..encodings.lines import decoded_head
 from ..encodings.numbers import flattened, number_of
 from ..errors import UnreadableSource
-from ..long_tables import joined, no_step, row_of, runs_in_table
+from ..long_tables import joined_by_step, no_step, row_of, runs_in_table
 from ..omissions import Omissions
 from ..rows import MOST_METRICS, Row
 from ..source import ImportedRun, ReadOptions, SingleFile
@@ -59,7 +59,7 @@ class JsonDocumentReader(SingleFile):
             records = [{"": index, **record} for index, record in enumerate(records)]
         layout = checked_layout(names, options, str(path))
         rows = _rows(records, layout, omissions)
-        yield from runs_in_table(joined(rows) if layout.long else rows, path, config=lambda: dict(config))
+        yield from runs_in_table(joined_by_step(rows) if layout.long else rows, path, config=lambda: dict(config))
 
 
 def _first_row(text: str) -> dict[str, Any] | None:

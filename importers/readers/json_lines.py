@@ -14,7 +14,7 @@ from typing import Any, Final
 from ..encodings.lines import TextLines, decoded_head
 from ..encodings.numbers import flattened
 from ..errors import UnreadableSource
-from ..long_tables import joined, no_step, row_of, runs_in_table
+from ..long_tables import joined_by_step, no_step, row_of, runs_in_table
 from ..omissions import DecimalCommas, Omissions
 from ..rows import MOST_METRICS, Row
 from ..source import ImportedRun, ReadOptions, SingleFile
@@ -59,14 +59,14 @@ class JsonLinesReader(SingleFile):
         """Yield the runs of a file, usually one."""
         path = files[-1]  # Of MMEngine's two names, ``scalars.json`` is the last.
         beginning = _beginning(path)
-        config = next((row["config"] for row in beginning if isinstance(row.get("config"), dict)), {})
+        configs = [row["config"] for row in beginning if isinstance(row.get("config"), dict)]
         rows = _rows(path, options)
         layouts = [layout_of(list(row), options.step_column, options.run_column) for row in beginning]
         if any("iter" in row and row.get("iter") == row.get("step") for row in beginning):
             rows = _of_mmengine(rows)
         elif any(layout is not None and layout.long for layout in layouts):
-            rows = joined(rows)
-        yield from runs_in_table(rows, path, config=lambda: dict(config))
+            rows = joined_by_step(rows)
+        yield from runs_in_table(rows, path, config=lambda: dict(*configs[:1]))
 
 
 def _beginning(path: Path) -> list[dict[str, Any]]:

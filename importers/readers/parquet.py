@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 
 from ..encodings.numbers import flattened
 from ..errors import UnreadableSource
-from ..long_tables import joined, no_step, row_of, runs_in_table
+from ..long_tables import joined_by_step, no_step, row_of, runs_in_table
 from ..omissions import Omissions
 from ..rows import MOST_METRICS, Row
 from ..source import ImportedRun, ReadOptions, SingleFile
@@ -58,7 +58,7 @@ def _rows(path: Path, options: ReadOptions) -> Iterator[Row]:
                 raise UnreadableSource(f"more than {MOST_METRICS} columns", where=str(path), got=len(columns))
             documents = (document for batch in file.iter_batches(_ROWS_AT_ONCE) for document in batch.to_pylist())
             rows = _parsed(documents, layout, Omissions(str(path)))
-            yield from joined(rows) if layout.long else rows
+            yield from joined_by_step(rows) if layout.long else rows
     except _DAMAGED as error:
         raise UnreadableSource(f"not a Parquet file, or damaged ({error})", where=str(path)) from None
 

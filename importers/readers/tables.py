@@ -17,7 +17,7 @@ from ..encodings.lines import TextLines, decoded_head
 from ..encodings.numbers import nanoseconds, number, step_of
 from ..errors import UnreadableSource
 from ..evaluation_names import is_evaluation
-from ..long_tables import joined, runs_in_table
+from ..long_tables import joined_by_step, runs_in_table
 from ..omissions import UNFINISHED, DecimalCommas, Omissions
 from ..rows import MOST_METRICS, Row, facts_by_name
 from ..source import Fact, ImportedRun, ReadOptions, SingleFile
@@ -64,7 +64,7 @@ class TableReader(SingleFile):
             elif layout.is_fastai:
                 yield from runs_in_table(rows, path, facts_of=_facts_of_fastai)
             else:
-                yield from runs_in_table(joined(rows) if layout.long else rows, path)
+                yield from runs_in_table(joined_by_step(rows) if layout.long else rows, path)
         except csv.Error as error:
             raise UnreadableSource(f"not a table ({error})", where=str(path)) from None
 
