@@ -34,7 +34,7 @@ STEP_COLUMNS: Final = (
 )
 
 #: Columns that tell the runs of a table apart, together.
-RUN_COLUMNS: Final = ("run_id", "run_uuid", "run_name", "run", "trial", "experiment", "agent", "seed")
+RUN_COLUMNS: Final = ("run_id", "run_uuid", "run_name", "agent", "experiment", "trial", "run", "seed")
 
 #: Columns of a long table, which has one value in a row: the metric's name, and its value.
 _NEPTUNE: Final = "attribute_path"

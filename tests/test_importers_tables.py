@@ -296,22 +296,37 @@ def test_a_shorter_list_of_a_history_is_left_out_and_told(reads: Reads) -> None:
     assert "'val_loss': 1 values for 3 epochs, and which is unknown" in problem
 
 
-def test_a_list_of_rows_with_agents_is_a_run_for_each_agent_and_each_restart(reads: Reads) -> None:
-    """Dopamine's results name the agent; its repeats are told apart by iterations that begin again."""
+@pytest.mark.parametrize("is_by_iteration", [False, True])
+def test_results_of_dopamine_are_a_run_for_each_agent_and_repeat(reads: Reads, is_by_iteration: bool) -> None:
+    """The n-th row of an iteration is of the n-th run, whether runs follow each other or stand side by side."""
     rows = [
         {"Iteration": iteration, "Value": 10.0 * repeat + iteration, "Agent": agent}
         for agent in ("DQN", "C51")
-        for repeat in range(2)
-        for iteration in range(2)
+        for repeat in (1, 2)
+        for iteration in (0, 1)
     ]
+    if is_by_iteration:
+        rows.sort(key=lambda row: row["Iteration"])
     runs, problems = reads({"alien.json": json.dumps(rows, indent=1)})
 
     assert runs == {
-        f"alien/{agent}{repeat}": [("step_end", 0, {"Value": value}), ("step_end", 1, {"Value": value + 1})]
+        f"alien/{agent}/{repeat}": [
+            ("step_end", 0, {"Value": 10.0 * repeat}),
+            ("step_end", 1, {"Value": 10.0 * repeat + 1}),
+        ]
         for agent in ("DQN", "C51")
-        for repeat, value in (("", 0.0), ("-2", 10.0))
+        for repeat in (1, 2)
     }
     assert problems == []
+
+
+def test_results_of_dopamine_with_a_run_that_ended_before_are_refused(reads: Reads) -> None:
+    """Nobody knows which of them it was."""
+    rows = [{"Iteration": n, "Value": 1.0, "Agent": "DQN"} for n in (0, 0, 0, 1, 1, 1, 2, 2)]
+    runs, (problem,) = reads({"alien.json": json.dumps(rows)})
+
+    assert runs == {}
+    assert "5 rows repeat the step and the metrics of another row of the run DQN" in problem
 
 
 @pytest.mark.parametrize("content", ['{"name": "x", "loss": "no"}', '[{"step": 1, "text": "Stir"}]', "[1, 2]", "[]"])

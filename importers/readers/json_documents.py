@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -26,6 +27,8 @@ _LOSS: Final = re.compile(r'"(?:\w+_)?loss"\s*:\s*(?:\[|\{\s*"0"\s*:)\s*[-\dNI]'
 
 #: The first row of a list of rows.
 _FIRST_ROW: Final = re.compile(r"\s*\[\s*(\{[^{}]*\})")
+
+_DOPAMINE: Final = {"Agent", "Iteration", "Value"}
 
 
 class JsonDocumentReader(SingleFile):
@@ -51,6 +54,7 @@ class JsonDocumentReader(SingleFile):
         (path,) = files
         omissions = Omissions(str(path))
         records, config = _records(_document(path), omissions)
+        records = _with_runs_of_dopamine(records)
         names = list(dict.fromkeys(name for record in records for name in record))
         if len(names) > MOST_METRICS:
             raise UnreadableSource(f"more than {MOST_METRICS} metrics", where=str(path), got=len(names))
@@ -109,6 +113,24 @@ def _records(document: Any, omissions: Omissions) -> tuple[list[dict[str, Any]],
     for name in [name for name, column in columns.items() if len(column) < length]:
         omissions.add(f"{name!r}", f"{len(columns.pop(name))} values for {length} epochs, and which is unknown")
     return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)], config
+
+
+def _with_runs_of_dopamine(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Number the runs in Dopamine's results: the n-th row of an agent and iteration is of the agent's n-th run.
+
+    Curves of one number are far smoother than shuffled ones, in all published results. Where an agent has iterations
+    with more rows than others, a run ended before, and nobody knows which: rows stay as they are.
+    """
+    if not records or any(record.keys() != _DOPAMINE for record in records):
+        return records
+    counts: Counter[tuple[Any, Any]] = Counter()
+    numbered = []
+    for record in records:
+        place = (record["Agent"], record["Iteration"])
+        counts[place] += 1
+        numbered.append({**record, "run": counts[place]})
+    is_even = len(set(counts.values())) == 1
+    return numbered if is_even and counts.total() > len(counts) else records
 
 
 def _rows(records: Sequence[dict[str, Any]], layout: TableColumns, omissions: Omissions) -> Iterator[Row]:
