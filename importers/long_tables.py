@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from itertools import chain
@@ -86,6 +87,8 @@ def runs_in_table(
     if not first.run:
         for run in runs_of(repeats.seen(rows), config=config, facts_of=facts_of):
             yield replace(run, facts=repeats.refused(run.facts, "the same run"))
+            if repeats.within_epoch is not None:
+                return  # Each epoch would be refused like the first.
         return
     by_key, problem = _gathered(rows)
     for index, (key, own) in enumerate(by_key.items()):
@@ -154,18 +157,27 @@ class _Repeats:
     """Detects steps that several rows of one run claim with nothing to tell them apart.
 
     Rows at one step are fine if each brings a metric that the others lack, such as those of training and evaluation.
+
+    Attributes:
+        within_epoch: The step that an epoch began with after a higher one, while ``epoch`` went on; None as long as
+            none did. Such steps count within an epoch.
     """
 
     def __init__(self, where: str) -> None:
         self._where = where
         self._steps = self._repeats = 0
         self._first: int | None = None
+        self.within_epoch: int | None = None
 
     def seen(self, rows: Iterable[Row]) -> Iterator[Row]:
         """Yield the rows, and count the repeats among them."""
         step: int | None = None
         names: set[str] = set()
+        epoch = math.inf
         for row in rows:
+            if step is not None and row.step < step and row.metrics.get("epoch", -math.inf) > epoch:
+                self.within_epoch = row.step
+            epoch = row.metrics.get("epoch", epoch)
             if row.step != step:
                 step, names = row.step, set()
                 self._steps += 1
@@ -176,14 +188,14 @@ class _Repeats:
             yield row
 
     def refused(self, facts: Iterator[Fact], run: str) -> Iterator[Fact]:
-        """Yield the facts of a run, then raise an error if more of its steps repeat than a resume explains.
+        """Yield the facts of a run, then raise an error if its steps count within epochs, or repeat too often.
 
         Args:
             facts: Its facts.
             run: What the error calls it.
 
         Raises:
-            RefusedRun: More do.
+            RefusedRun: They do, and more of them repeat than a resume explains.
         """
         problem: UnreadableSource | None = None
         try:
@@ -193,6 +205,12 @@ class _Repeats:
         repeats, steps, first = self._repeats, self._steps, self._first
         self._repeats = self._steps = 0
         self._first = None
+        if self.within_epoch is not None:
+            raise RefusedRun(
+                f"the step begins again, at {self.within_epoch}, while 'epoch' goes on: it counts within an epoch",
+                where=self._where,
+                fix="Name a column that counts through all epochs with --step COLUMN",
+            )
         if repeats > max(1, steps // _STEPS_PER_REPEAT):
             raise RefusedRun(
                 f"{counted(repeats, 'row')} repeat the step and the metrics of another row of {run};"

@@ -178,6 +178,16 @@ def test_repeated_steps_are_refused_with_their_count(reads: Reads, name: str, co
     assert "the first is at step 1, of 3 steps. Name the column that tells the runs apart with --run COLUMN" in problem
 
 
+def test_steps_that_begin_again_in_each_epoch_are_refused(reads: Reads) -> None:
+    """Each epoch would else seem to be a run. A resume, whose epoch goes back as well, is none of this."""
+    rows = [{"mode": "train", "epoch": epoch, "iter": n, "loss": 1.0} for epoch in (1, 2, 3) for n in (50, 100)]
+    runs, (problem,) = reads({"a.log.json": lines(*rows)})
+
+    assert runs == {}
+    assert "the step begins again, at 50, while 'epoch' goes on: it counts within an epoch" in problem
+    assert len(reads({"a.log.json": "", "b.jsonl": lines(*rows[:2], rows[2] | {"iter": 150}, rows[1])})[0]["b"]) == 4
+
+
 def test_rows_that_stand_side_by_side_at_a_step_are_no_repeats(reads: Reads) -> None:
     """Each brings a metric of its own. A resume may repeat one step."""
     rows: list[dict[str, Any]] = [
