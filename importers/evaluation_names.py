@@ -20,7 +20,7 @@ PLACE_NAMES: Final = frozenset(("epoch", "train/epoch", "global_step", "train/gl
 #: Names that alone make a row a ``log`` and no ``step_end``: Lightning's placeholder.
 NO_STEP_NAMES: Final = frozenset(("hp_metric",))
 
-_FIRST_WORD: Final = re.compile(r"[^/_.\-\s]+")
+_FIRST_WORD: Final = re.compile(r"[^/_.\-\s']+")
 
 #: An event's kind, and the names of the row's metrics that it carries.
 _Parts: TypeAlias = tuple[tuple[str, tuple[str, ...]], ...]

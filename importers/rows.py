@@ -23,6 +23,8 @@ class Row(NamedTuple):
         metrics: Its numbers.
         attrs: Its text.
         time_ns, elapsed_ns: Its clocks, as in ``Fact``.
+        epoch: Epochs finished, as in ``Fact``.
+        kinds: The events that it becomes, each with all metrics. By default the names of the metrics decide.
     """
 
     step: int
@@ -30,6 +32,8 @@ class Row(NamedTuple):
     attrs: Mapping[str, Any]
     time_ns: int = 0
     elapsed_ns: int | None = None
+    epoch: float | None = None
+    kinds: tuple[str, ...] = ()
 
 
 def runs_of(
@@ -61,8 +65,9 @@ def runs_of(
 def facts_by_name(row: Row, attempt: int) -> Iterator[Fact]:
     """Yield the events of a row: metrics split by name into training and evaluation, the text on the first event."""
     attrs = row.attrs
-    for kind, metrics in split_row(row.metrics):
-        yield Fact(kind, row.step, metrics, None, row.time_ns, row.elapsed_ns, attrs, attempt)
+    parts = [(kind, row.metrics) for kind in row.kinds] or split_row(row.metrics)
+    for kind, metrics in parts:
+        yield Fact(kind, row.step, metrics, row.epoch, row.time_ns, row.elapsed_ns, attrs, attempt)
         attrs = {}
     if not row.metrics and attrs:
         yield Fact("log", row.step, {}, None, row.time_ns, row.elapsed_ns, attrs, attempt)
