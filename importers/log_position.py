@@ -46,7 +46,7 @@ class Positions:
             return self._evaluated(counter)
         if finest == EPOCH_RANK and counter.inner is None:
             return Place(*self._after_epoch(counter))
-        place = self._counted(counter, epoch)
+        place = self._counted(counter)
         self._step = place.step
         return place
 
@@ -74,7 +74,7 @@ class Positions:
             return Place((epoch.count - self._first_epoch + 1) * self._steps_per_epoch)
         return Place(epoch.count, epoch.total) if self._step is None else Place(self._step)
 
-    def _counted(self, counter: Counter, epoch: Counter | None) -> Place:
+    def _counted(self, counter: Counter) -> Place:
         if counter.rank == EPOCH_RANK and counter.inner is not None:
             if counter.within is None:
                 return Place(self._continued(counter.count, counter.inner, None))

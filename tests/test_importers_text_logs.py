@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -144,7 +143,7 @@ Epoch 1/2
 Epoch 2/2
 \x1b[1m1563/1563\x1b[0m \x1b[32m━━━━━━━━━━━━━━━━━━━━\x1b[0m\x1b[37m\x1b[0m \x1b[1m6s\x1b[0m 4ms/step - acc: 0.5 - loss: 1.1 - val_loss: 1.0
 313/313 [==============================] - 1s 2ms/step - loss: 0.7 - acc: 0.8
-"""
+"""  # noqa: E501
 KERAS_LINES = """\
 Epoch 1/15
 67s - loss: 0.9 - acc: 0.5 - val_loss: 0.95
@@ -212,8 +211,11 @@ FORMS: dict[str, tuple[str, list[Told]]] = {
                     "number of nan iterations": 0,
                 },
             ),
-            ("evaluate", 1, {"validation/lm loss value": 7.1742, "validation/lm loss PPL": 1305.315}),
-            ("evaluate", 1, {"test/lm loss value": 7.5}),
+            (
+                "evaluate",
+                1,
+                {"validation/lm loss value": 7.1742, "validation/lm loss PPL": 1305.315, "test/lm loss value": 7.5},
+            ),
             ("step_end", 2, {"lm loss": 5.0}),
         ],
     ),
@@ -443,3 +445,51 @@ def test_a_trainer_that_begins_again_is_another_run(imported: Import) -> None:
 
     assert len(outcomes) == 2
     assert repr(events[:6]) == repr(events[6:])
+
+
+MLLOG = """\
+launching on 4 nodes, step 1 of 3: pull the image, 12 GB
+:::MLLOG {"namespace": "", "time_ms": 1662603025256, "event_type": "POINT_IN_TIME", "key": "opt_lr", "value": 0.0025, "metadata": {"lineno": 1}}
+:::MLLOG {"namespace": "", "time_ms": 1662603115000, "event_type": "INTERVAL_START", "key": "run_start", "value": null, "metadata": {"lineno": 2}}
+0: :::MLLOG {"namespace": "", "time_ms": 1662603495499, "event_type": "POINT_IN_TIME", "key": "learning_rate", "value": 0.0024, "metadata": {"epoch_num": 1, "step_num": 473}}
+0: :::MLLOG {"namespace": "", "time_ms": 1662603495500, "event_type": "POINT_IN_TIME", "key": "train_loss", "value": 0.018, "metadata": {"epoch_num": 1, "step_num": 473}}
+:::MLLOG {"namespace": "", "time_ms": 1662603495501, "event_type": "POINT_IN_TIME", "key": "tracked_stats", "value": {"throughput": 318.5}, "metadata": {"epoch": 1, "step": 473}}
+:::MLLOG {"namespace": "", "time_ms": 1662603543547, "event_type": "POINT_IN_TIME", "key": "eval_accuracy", "value": 0.58, "metadata": {"epoch_num": 1, "step_num": 473}}
+:::MLLOG {"namespace": "", "time_ms": 1662603543548, "event_type": "POINT_IN_TIME", "key": "eval_loss", "value": 0.044, "metadata": {"epoch_num": 1, "step_num": 473}}
+:::MLLOG {"namespace": "", "time_ms": 1662603600000, "event_type": "INTERVAL_END", "key": "run_stop", "value": null, "metadata": {"status": "STATUS"}}
+"""  # noqa: E501
+
+
+@pytest.mark.parametrize(("status", "ending"), [("success", "completed"), ("aborted", "failed")])
+def test_a_log_of_mlperf_is_a_run_with_its_clock(imported: Import, tmp_path: Path, status: str, ending: str) -> None:
+    """Results have a counter; settings have none. What is measured at one step is one event."""
+    (outcome,), events = imported(MLLOG.replace("STATUS", status), "result_0.txt")
+
+    assert (outcome.kind, outcome.problem) == ("mllog", None)
+    assert events == [
+        ("step_end", 473, {"learning_rate": 0.0024, "train_loss": 0.018, "tracked_stats/throughput": 318.5}),
+        ("evaluate", 473, {"eval_accuracy": 0.58, "eval_loss": 0.044}),
+    ]
+    run = open_run(tmp_path / "store" / outcome.run_id)
+    assert [(event.time_ns, event.elapsed_ns) for event in run.events()] == [
+        (1_662_603_495_501_000_000, 380_501_000_000),
+        (1_662_603_543_548_000_000, 428_548_000_000),
+    ]
+    assert (run.status, run.info.config) == (ending, {"opt_lr": 0.0025})
+
+
+def test_a_log_of_mlperf_counts_what_its_evaluations_count(imported: Import) -> None:
+    """Here they count samples; a result that counts something else is left out, and told."""
+    text = "".join(
+        f':::MLLOG {{"time_ms": 1662603495499, "key": "{key}", "value": 0.5, "metadata": {{{where}}}}}\n'
+        for key, where in (
+            ("train_loss", '"samples_count": 32'),
+            ("eval_loss", '"samples_count": 64'),
+            ("power", '"step": 2'),
+        )
+    )
+    (outcome,), events = imported(text)
+
+    assert events == [("step_end", 32, {"train_loss": 0.5}), ("evaluate", 64, {"eval_loss": 0.5})]
+    assert outcome.problem is not None
+    assert "line 3: 'power' counts no samples, as the evaluations do" in outcome.problem

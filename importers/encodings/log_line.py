@@ -31,11 +31,11 @@ _RANKS: Final = {
 GLOBAL_RANK: Final = 0
 EPOCH_RANK: Final = 5
 
-#: Names of counters in lower-case text, and what may follow: ``step 5/30``, ``Epoch [3/10]``, ``Iter(train) [50/160000]``,
-#: ``epoch 001:  100 / 1102``, ``Epoch [1][50/962]`` and ``Epoch: 1 [640/60000 (1%)]``. Inner numbers count within epochs.
+#: Names of counters in lower-case text, and what may follow: ``step 5/30``, ``Epoch [3/10]``, ``Iter(train) [5/160]``,
+#: ``epoch 001:  100 / 1102``, ``Epoch [1][50/962]``, ``Epoch: 1 [640/60000 (1%)]``. Inner numbers count within epochs.
 _COUNTER_NAME: Final = re.compile(
-    r"(?<![\w.\-(])(?:global[_ ]step|num_updates|train_step|steps?|iter(?:ation)?s?|it|s|updates?|batch(?:_idx)?|epochs?)"
-    r"(?=[\s:=\#\[(])"
+    r"(?<![\w.\-(])(?:global[_ ]step|num_updates|train_step|steps?|iter(?:ation)?s?|it|s|updates?|batch(?:_idx)?"
+    r"|epochs?)(?=[\s:=\#\[(])"
 )
 _COUNT: Final = r"\d{1,3}(?:,\d{3})+|\d{1,18}"
 _COUNTED: Final = re.compile(
@@ -93,23 +93,8 @@ _PHASES: Final = {
 }
 #: Words that may stand before a counter; after others, such as "wait on step 1", it counts nothing.
 _BEFORE: Final = frozenset(
-    (
-        *_PHASES,
-        "train",
-        "training",
-        "trainer",
-        "current",
-        "optimizer",
-        "finished",
-        "end",
-        "of",
-        "at",
-        "the",
-        "in",
-        "after",
-    )
-    + ("loss", "summary", "results", "result", "for", "on")
-)
+    (*_PHASES, "train", "training", "trainer", "current", "optimizer", "finished", "end", "loss", "summary", "results")
+).union(("of", "at", "the", "in", "on", "for", "after"))
 _MARKS_BEFORE: Final = re.compile(r"[|,;:()\[\]{}<>/]|\s-\s|\s{2,}|\t|\b(?:info|debug|warning|error)\b")
 _PHASE_AFTER: Final = re.compile(r"\s*\bon (?:the )?'?(\w+)'? (?:set|subset|data)\b", re.IGNORECASE)
 _SEGMENT: Final = re.compile(
@@ -159,8 +144,8 @@ class LogLine(NamedTuple):
 
     Attributes:
         counters: Its counters by rank, at most one of each.
-        phase: First word for the names of its metrics: ``val`` and the like for an evaluation, ``train`` for the summary
-            of an epoch; empty otherwise.
+        phase: First word for the names of its metrics: ``val`` and the like for an evaluation, ``train`` for an
+            epoch's summary; empty otherwise.
         metrics, attrs: Its numbers and its text.
         elapsed_ns: Time since the training began.
         bar: Count and total of its progress bar.

@@ -1,4 +1,4 @@
-"""Reads training values from plain text: ``step:100 val_loss:3.2``, ``Epoch 3/10 | loss: 2.1``, or lines of a given regex.
+"""Reads training values from plain text: ``step:100 val_loss:3.2``, ``Epoch 3/10 | loss: 2.1``, or lines of a regex.
 
 ``log_line`` parses a line, ``log_position`` finds its step. This module turns both into rows, and recognises files.
 """
@@ -19,7 +19,7 @@ from ..errors import UnreadableSource
 from ..evaluation_names import is_evaluation
 from ..log_position import Positions
 from ..omissions import UNFINISHED, DecimalCommas, Omissions, RepeatedNames
-from ..rows import Row, runs_of
+from ..rows import Row, joined, runs_of
 from ..source import ImportedRun, ReadOptions, SingleFile
 
 _SUFFIXES: Final = (".log", ".txt", ".out", ".err", "")
@@ -94,7 +94,7 @@ class TextLogReader(SingleFile):
                 omissions.add(f"line {line_number + 1}", UNFINISHED)
 
         def rows() -> Iterator[Row]:
-            yield from _joined(lines_with_rows())
+            yield from joined(_last_states(lines_with_rows()))
             omissions.tell()
             commas.tell()
             repeated.tell()
@@ -113,7 +113,7 @@ class TextLogReader(SingleFile):
 
 
 def _is_log(lines: Iterable[str]) -> bool:
-    """Whether enough lines have a step and a value that trainings measure, or a name that comes again at another step."""
+    """Whether enough lines have a step and what trainings measure, or a name that comes again at another step."""
     parse = _parser(None)
     telling = 0
     seen: dict[str, int] = {}
@@ -206,7 +206,7 @@ class _Lines:
             if self._bar_total is None or self._bar_total[0] != step:
                 self._bar_total = (step, total)
             # Another total is another bar's: Keras' ``evaluate`` after its ``fit``.
-            return (done == total or done == step) and total == self._bar_total[1]
+            return done in (total, step) and total == self._bar_total[1]
         if line.counters:
             return True
         return line.is_whole and any(map(_MEASURED.search, line.metrics)) and not any(map(_STALE.search, line.metrics))
@@ -241,29 +241,17 @@ def _named(line: LogLine) -> dict[str, float]:
     }
 
 
-def _joined(lines: Iterable[_Line]) -> Iterator[Row]:
-    """Yield the rows; lines of one step that follow one another are one row, where each has its own training values.
-
-    A tool may write a step's loss and its learning rate in two lines. Of a progress bar the last state counts.
-    """
-    held: _Line | None = None
+def _last_states(lines: Iterable[_Line]) -> Iterator[Row]:
+    """Yield the rows of lines, of a progress bar only its last state at a step."""
+    held: Row | None = None
     for line in lines:
-        if held is not None and _belong_together(held, line):
-            row = held.row
-            joined = row._replace(metrics={**row.metrics, **line.row.metrics}, attrs={**row.attrs, **line.row.attrs})
-            held = held._replace(row=joined._replace(elapsed_ns=row.elapsed_ns or line.row.elapsed_ns))
+        if held is not None and line.is_state and held.step == line.row.step:
+            held = line.row._replace(metrics={**held.metrics, **line.row.metrics})
             continue
         if held is not None:
-            yield held.row
-        held = line
+            yield held
+        held = line.row if line.is_state else None
+        if held is None:
+            yield line.row
     if held is not None:
-        yield held.row
-
-
-def _belong_together(held: _Line, line: _Line) -> bool:
-    if held.row.step != line.row.step or held.row.kinds or line.row.kinds:
-        return False
-    if held.is_state and line.is_state:
-        return True
-    names = (*held.row.metrics, *line.row.metrics)
-    return len({*names}) == len(names) and not any(map(is_evaluation, names))
+        yield held
