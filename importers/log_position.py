@@ -56,7 +56,7 @@ class Positions:
             return Place(self._step)
         if self._epoch is not None:
             return Place(self._epoch)
-        return None if line.bar is None else Place(*line.bar)
+        return None if line.bar is None else Place(line.bar.done, line.bar.total)
 
     def _evaluated(self, counter: Counter) -> Place | None:
         """Place an evaluation that counts its own batches; between its batches it has no result yet."""

@@ -46,6 +46,7 @@ iter 250: loss 6.2030, time 2ms, mfu 1.21%
 """
 TORCHTITAN = """\
 [rank0]:[titan] 2025-10-30 14:32:58,897 - root - INFO - step:  1  loss:  8.1661  grad_norm:  3.6855  memory:  2.47GiB(3.12%)  tps: 3,502
+[rank1]:[titan] 2025-10-30 14:32:58,898 - root - INFO - step:  1  loss:  8.1661  grad_norm:  3.6855  tps: 3,503
 [rank0]:[titan] 2025-10-30 14:32:58,990 - root - INFO - \x1b[31mstep:  2  \x1b[32mloss:  6.1098  \x1b[34mmemory:  2.49GiB(3.14%)\x1b[39m
 [rank0]:[titan] 2025-10-30 14:32:59,090 - root - INFO - validate step:  2  loss:  6.2098  memory:  2.49GiB(3.14%)  tps: 9,138
 """  # noqa: E501
@@ -73,6 +74,7 @@ FAIRSEQ = """\
 FAIRSEQ_JSON = """\
 2021-03-08 12:31:36 | INFO | train_inner | {"epoch": 1, "update": 0.012, "loss": "16.475", "num_updates": "100"}
 2021-03-08 12:32:33 | INFO | valid | {"epoch": 1, "valid_loss": "15.5", "valid_num_updates": "487"}
+[2020-12-19 17:41:25,566][train][INFO] - {"epoch": 1, "train_loss": "16.0", "train_num_updates": "487"}
 """
 MMDET = """\
 2022-11-12 14:30:37,044 - mmdet - INFO - Epoch [1][50/962]\tlr: 1.978e-03, eta: 2:03:32, s0.acc: 88.1094, loss: 1.0950
@@ -142,6 +144,7 @@ Epoch 1/2
 1563/1563 [==============================] - 67s 43ms/step - loss: 1.5 - acc: 0.4 - val_loss: 1.2 - val_acc: 0.5
 Epoch 2/2
 \x1b[1m1563/1563\x1b[0m \x1b[32m━━━━━━━━━━━━━━━━━━━━\x1b[0m\x1b[37m\x1b[0m \x1b[1m6s\x1b[0m 4ms/step - acc: 0.5 - loss: 1.1 - val_loss: 1.0
+1563/1563 [==============================] - 9s 6ms/step - loss: 0.7 - acc: 0.8
 313/313 [==============================] - 1s 2ms/step - loss: 0.7 - acc: 0.8
 """  # noqa: E501
 KERAS_LINES = """\
@@ -239,6 +242,7 @@ FORMS: dict[str, tuple[str, list[Told]]] = {
         [
             ("step_end", 100, {"update": 0.012, "loss": 16.475, "epoch": 1}),
             ("evaluate", 487, {"valid_loss": 15.5, "epoch": 1}),
+            ("step_end", 487, {"train_loss": 16, "epoch": 1}),
         ],
     ),
     "mmdet": (

@@ -116,7 +116,8 @@ _JSON_OBJECT: Final = re.compile(r'\{".*\}\s*$')
 _ANNOUNCEMENT: Final = re.compile(rf"\s*({'|'.join(_PHASES)})(?: \w+)?\s*:\s*", re.IGNORECASE)
 #: A number after a name, or a round in brackets.
 _MAY_TELL: Final = re.compile(r"\d")
-_COMMENT: Final = re.compile(r"\s*(?:#|//)")
+#: Source code's remarks, and lines of processes that repeat what rank 0 says.
+_ASIDE_LINE: Final = re.compile(r"\s*(?:#|//|\[rank ?[1-9]\d*\])", re.IGNORECASE)
 
 
 class Counter(NamedTuple):
@@ -139,6 +140,14 @@ class Counter(NamedTuple):
     counts_evaluation: bool = False
 
 
+class Bar(NamedTuple):
+    """A progress bar: batches done, all batches, and whether it is tqdm's, whose values change until it is gone."""
+
+    done: int
+    total: int
+    is_tqdm: bool = False
+
+
 class LogLine(NamedTuple):
     """What a line says.
 
@@ -148,7 +157,7 @@ class LogLine(NamedTuple):
             epoch's summary; empty otherwise.
         metrics, attrs: Its numbers and its text.
         elapsed_ns: Time since the training began.
-        bar: Count and total of its progress bar.
+        bar: Its progress bar.
         is_object: Whether the names and values are those of an object.
         is_whole: Whether it holds nothing but names with their values; False for a line with a counter.
         repeated: A name with two different values; empty where there is none. The first value is taken.
@@ -159,7 +168,7 @@ class LogLine(NamedTuple):
     metrics: Mapping[str, float]
     attrs: Mapping[str, Any]
     elapsed_ns: int | None = None
-    bar: tuple[int, int] | None = None
+    bar: Bar | None = None
     is_object: bool = False
     is_whole: bool = False
     repeated: str = ""
@@ -176,7 +185,7 @@ def parsed_line(text: str) -> LogLine | None:
     if len(text) > _LONGEST or not _MAY_TELL.search(text):
         return None
     text = _ESCAPES.sub("", text.rpartition("\b")[2])
-    if _COMMENT.match(text):
+    if _ASIDE_LINE.match(text):
         return None
     return _of_object(text) or _of_pairs(text)
 
@@ -218,7 +227,8 @@ def _of_object(text: str) -> LogLine | None:
     values = _Values()
     phase = _phase_before(text[:start]).strip()
     for name, shown in items:
-        rank = _RANKS.get(name.removeprefix(f"{phase}_").casefold())
+        first, _, rest = name.casefold().partition("_")
+        rank = _RANKS.get(rest if first in _PHASES or first == "train" else name.casefold())
         if rank is not None and shown.isdigit() and len(shown) <= 18:
             counters.setdefault(rank, Counter(rank, int(shown)))
         elif (value := number(shown)) is not None:
@@ -255,12 +265,14 @@ def _of_pairs(text: str) -> LogLine | None:
     )
 
 
-def _without_bar(text: str) -> tuple[tuple[int, int] | None, str]:
-    """Return the count and total of a line's progress bar, and the line without it."""
-    if (match := _KERAS_BAR.match(text)) or (match := _TQDM_BAR.search(text)):
-        bar = (int(match[1]), int(match[2])) if match[1] else (1, 1)
-        return bar, f"{text[: match.start()]} | {text[match.end() :]}"
-    return None, text
+def _without_bar(text: str) -> tuple[Bar | None, str]:
+    """Return a line's progress bar, and the line without it."""
+    keras, tqdm = _KERAS_BAR.match(text), _TQDM_BAR.search(text)
+    match = keras or tqdm
+    if match is None:
+        return None, text
+    bar = Bar(int(match[1] or 1), int(match[2] or 1), keras is None)
+    return bar, f"{text[: match.start()]} | {text[match.end() :]}"
 
 
 def _without_counters(text: str) -> tuple[dict[int, Counter], str, str]:

@@ -6,14 +6,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from ...store.plan import Plan
 from ..encodings.lines import TextLines, decoded_head
-from ..encodings.log_line import EPOCH_RANK, LogLine, announced_phase, parsed_line
+from ..encodings.log_line import EPOCH_RANK, Bar, LogLine, announced_phase, parsed_line
 from ..encodings.numbers import number, step_of
 from ..errors import UnreadableSource
 from ..evaluation_names import is_evaluation
@@ -44,13 +44,13 @@ class _Line(NamedTuple):
         row: The row.
         total_steps: Planned steps.
         repeated: A name with two values.
-        is_state: Whether it is the newest state of a progress bar, which later ones replace.
+        bar: The number of its progress bar, from 1, if it is a bar's state: a later state of a bar replaces it.
     """
 
     row: Row
     total_steps: int | None = None
     repeated: str = ""
-    is_state: bool = False
+    bar: int = 0
 
 
 class TextLogReader(SingleFile):
@@ -176,7 +176,8 @@ class _Lines:
         self._positions = Positions()
         self._logged = 0
         self._epoch = 0.0
-        self._bar_total: tuple[int | None, int] | None = None
+        self._bars = 0
+        self._state: tuple[int, int, Mapping[str, float]] = (0, 0, {})
         self._announced = ""
 
     def next(self, text: str) -> _Line | None:
@@ -190,26 +191,41 @@ class _Lines:
         if line.is_object and not line.counters:
             return self._trainer_row(line)
         place = self._positions.place_of(line)
-        if place is None or not line.metrics or not self._is_row(line, place.step):
+        if not line.metrics:
+            self._bars += bool(line.counters)  # "Epoch 2/15" is above another bar.
+            return None
+        if place is None or not self._is_row(line, place.step):
             return None
         metrics = _named(line)
         epoch = line.counters.get(EPOCH_RANK)
         if epoch is not None and len(line.counters) > 1:
             metrics.setdefault("epoch", float(epoch.count))
         row = Row(place.step, metrics, line.attrs, 0, line.elapsed_ns)
-        return _Line(row, place.total_steps, line.repeated, line.bar is not None)
+        return _Line(row, place.total_steps, line.repeated, 0 if line.bar is None else self._state[0])
 
     def _is_row(self, line: LogLine, step: int) -> bool:
         """Whether a line's values are those of its position, and not of a part or of something else."""
         if line.bar is not None:
-            done, total = line.bar
-            if self._bar_total is None or self._bar_total[0] != step:
-                self._bar_total = (step, total)
-            # Another total is another bar's: Keras' ``evaluate`` after its ``fit``.
-            return done in (total, step) and total == self._bar_total[1]
+            return self._is_result(line.bar, line.metrics, step)
         if line.counters:
             return True
         return line.is_whole and any(map(_MEASURED.search, line.metrics)) and not any(map(_STALE.search, line.metrics))
+
+    def _is_result(self, bar: Bar, metrics: Mapping[str, float], step: int) -> bool:
+        """Whether a state of a progress bar is the last one of its epoch, or of a training without epochs."""
+        if bar.done not in (bar.total, step):
+            return False
+        number, total, held = self._state
+        if bar.is_tqdm:
+            self._state = (self._bars + 1, bar.total, metrics)
+            return True
+        if number == self._bars + 1:
+            # Keras adds its validation to the same values. With others it is the bar of ``evaluate``, after ``fit``.
+            is_longer = total == bar.total and all(metrics.get(name) == value for name, value in held.items())
+            if not is_longer:
+                return False
+        self._state = (self._bars + 1, bar.total, metrics)
+        return True
 
     def _trainer_row(self, line: LogLine) -> _Line | None:
         """Return a row that Hugging Face's Trainer printed: it has no step, so training rows are counted."""
@@ -244,13 +260,14 @@ def _named(line: LogLine) -> dict[str, float]:
 def _last_states(lines: Iterable[_Line]) -> Iterator[Row]:
     """Yield the rows of lines, of a progress bar only its last state at a step."""
     held: Row | None = None
+    bar = 0
     for line in lines:
-        if held is not None and line.is_state and held.step == line.row.step:
+        if held is not None and line.bar and line.bar == bar and held.step == line.row.step:
             held = line.row._replace(metrics={**held.metrics, **line.row.metrics})
             continue
         if held is not None:
             yield held
-        held = line.row if line.is_state else None
+        held, bar = (line.row if line.bar else None), line.bar
         if held is None:
             yield line.row
     if held is not None:
