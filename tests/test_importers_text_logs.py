@@ -85,7 +85,7 @@ MMDET = """\
 MMENGINE = """\
 11/08 15:58:16 - mmengine - INFO - Epoch(train)  [1][ 50/100]  lr: 7.9e-05  eta: 2 days, 7:32:05  grad_norm: nan  loss: 859.5
 11/08 15:58:26 - mmengine - INFO - Epoch(val)  [1][ 50/196]    eta: 0:01:00  time: 0.3  memory: 500
-11/08 15:58:36 - mmengine - INFO - Epoch(val)  [1][196/196]  coco/bbox_mAP: 0.3570  time: 0.2
+11/08 15:58:36 - mmengine - INFO - Epoch(val)  [1][196/196]  coco/AP: 0.3570  coco/AP .5: 0.5  time: 0.2
 11/08 15:58:46 - mmengine - INFO - Epoch(train)  [2][ 50/100]  lr: 7.9e-05  eta: 1 day, 7:32:05  loss: 800.5
 """  # noqa: E501
 EPOCHS = """\
@@ -162,7 +162,7 @@ Epoch 1: 100%|██████████| 100/100 [00:11<00:00,  9.00it/s, t
 TRAINER = """\
 {'loss': 2.075, 'learning_rate': 0.0002, 'epoch': 0.5}
  50%|█████     | 10/20 [00:01<00:01,  9.5it/s]
-{'loss': '1.2', 'grad_norm': 'nan', 'epoch': '1.0'}
+{'loss': '1.2', 'grad_norm': 'nan', 'epoch': '1'}
 {'eval_loss': 1.1, 'epoch': 1.0}
 {'train_runtime': 60.0, 'train_loss': 1.5, 'epoch': 1.0}
 """
@@ -258,7 +258,7 @@ FORMS: dict[str, tuple[str, list[Told]]] = {
         MMENGINE,
         [
             ("step_end", 50, {"lr": 7.9e-5, "grad_norm": math.nan, "loss": 859.5}),
-            ("evaluate", 100, {"val/coco/bbox_mAP": 0.357, "val/time": 0.2}),
+            ("evaluate", 100, {"val/coco/AP": 0.357, "val/coco/AP .5": 0.5, "val/time": 0.2}),
             ("step_end", 150, {"lr": 7.9e-5, "loss": 800.5}),
         ],
     ),

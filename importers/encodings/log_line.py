@@ -59,7 +59,7 @@ _TQDM_BAR: Final = re.compile(r"\d+%\|[^|]*\|\s*(\d{1,18})/(\d{1,18})\s*\[[^\]]*
 #: another comma does not match, since its meaning is ambiguous; nor does a version or a time of day.
 _NUMBER: Final = (
     r"[+-]?(?:(?:[1-9]\d{0,2}(?:,\d{3})+|\d+)(?:\.\d*)?(?:[eE][+-]?\d+)?|\.\d+(?:[eE][+-]?\d+)?|nan|inf(?:inity)?)"
-    r"(?!\.?\d|,\d|[\w.]*:\d|\s+days?\b)"
+    r"(?!\.?\d|,\d|[\w.]*:\d|\s{0,2}[:=]|\s+days?\b)"
 )
 _VALUE: Final = re.compile(
     # "number of nan iterations: 0" counts iterations.
@@ -70,7 +70,7 @@ _VALUE: Final = re.compile(
 )
 #: The name before a separator: words with one blank between them.
 _WORD: Final = r"[A-Za-z_][\w./@'-]*"
-_NAME: Final = re.compile(rf"(?<![\w./'-]){_WORD}(?: (?:{_WORD}|\(\w+\)))*\Z")
+_NAME: Final = re.compile(rf"(?<![\w./'-]){_WORD}(?: (?:{_WORD}|\(\w+\)|\.\d+))*\Z")
 _LONGEST_NAME: Final = 120
 _MOST_WORDS: Final = 7
 _MOST_BLANK_WORDS: Final = 3
@@ -184,7 +184,7 @@ def parsed_line(text: str) -> LogLine | None:
     """
     if len(text) > _LONGEST or not _MAY_TELL.search(text):
         return None
-    text = _ESCAPES.sub("", text.rpartition("\b")[2])
+    text = _ESCAPES.sub("", text.rstrip("\b\r\n").rpartition("\b")[2])
     if _ASIDE_LINE.match(text):
         return None
     return _of_object(text) or _of_pairs(text)
@@ -226,10 +226,12 @@ def _of_object(text: str) -> LogLine | None:
     counters: dict[int, Counter] = {}
     values = _Values()
     phase = _phase_before(text[:start]).strip()
+    # Hugging Face's Trainer puts the epoch last; it is a fraction, also where that is whole.
+    fraction = items[-1][0] if python and items else None
     for name, shown in items:
         first, _, rest = name.casefold().partition("_")
         rank = _RANKS.get(rest if first in _PHASES or first == "train" else name.casefold())
-        if rank is not None and shown.isdigit() and len(shown) <= 18:
+        if rank is not None and shown.isdigit() and len(shown) <= 18 and (name, rank) != (fraction, EPOCH_RANK):
             counters.setdefault(rank, Counter(rank, int(shown)))
         elif (value := number(shown)) is not None:
             values.add(name, value)
