@@ -435,11 +435,24 @@ def test_two_values_for_one_name_in_a_line_are_told(imported: Import) -> None:
     assert "'loss' on line 1" in outcome.problem
 
 
+def test_lines_that_ranks_repeat_are_left_out_and_told(imported: Import) -> None:
+    """A rule's patience would count each. Another value of the same step is no repetition."""
+    lines = [
+        f"step: {step} loss: {loss} tps: {tps}\n"
+        for step, loss, tps in ((1, 2.5, 7), (1, 2.5, 8), (2, 2.4, 7), (2, 2.3, 7))
+    ]
+    (outcome,), events = imported("".join(lines))
+
+    assert [(step, metrics["loss"]) for _, step, metrics in events] == [(1, 2.5), (2, 2.4), (2, 2.3)]
+    assert outcome.problem is not None
+    assert "1 row was skipped; the first is line 2: it repeats the line before it" in outcome.problem
+
+
 def test_a_training_that_is_resumed_goes_on_where_it_was(imported: Import) -> None:
     """The epochs go back; so do the steps that they count."""
-    (outcome,), events = imported(MMDET + MMDET.splitlines(keepends=True)[-1])
+    (outcome,), events = imported(MMDET + MMDET.splitlines(keepends=True)[1])
 
-    assert [step for _, step, _ in events] == [50, 950, 962, 1012, 1012]
+    assert [step for _, step, _ in events] == [50, 950, 962, 1012, 950]
     assert outcome.steps == 1012
 
 

@@ -37,6 +37,10 @@ _MEASURED: Final = re.compile(
 _STALE: Final = re.compile(r"\b(?:best|min|max|target|patience)\b", re.IGNORECASE)
 
 
+#: Why a line is left out: a rule's patience would count each.
+_REPEATED: Final = "it repeats the line before it, as the ranks of a job do"
+
+
 class _Line(NamedTuple):
     """A row, and what is known with it.
 
@@ -82,9 +86,13 @@ class TextLogReader(SingleFile):
         def lines_with_rows() -> Iterator[_Line]:
             lines = TextLines(path, errors="replace")
             line_number = 0
+            before: Row | None = None
             for line_number, line in enumerate(lines, start=1):
                 parsed = parse(line)
-                if parsed is not None:
+                if parsed is not None and before is not None and _is_repeated(before, parsed):
+                    omissions.add(f"line {line_number}", _REPEATED)
+                elif parsed is not None:
+                    before = parsed.row
                     if parsed.total_steps is not None:
                         totals[:] = [parsed.total_steps]
                     commas.look_at(parsed.row.attrs, line_number)
@@ -110,6 +118,15 @@ class TextLogReader(SingleFile):
                 else "The pattern matches none of its lines"
             )
             raise UnreadableSource("no line holds a step and a value", where=str(path), fix=fix)
+
+
+def _is_repeated(before: Row, line: _Line) -> bool:
+    """Whether a line has the step, the names and the losses of the row before it; without a loss, all values."""
+    row = line.row
+    if before.step != row.step or line.bar or row.kinds or before.metrics.keys() != row.metrics.keys():
+        return False
+    losses = [name for name in row.metrics if "loss" in name.casefold()] or row.metrics
+    return all(repr(before.metrics[name]) == repr(row.metrics[name]) for name in losses)
 
 
 def _is_log(lines: Iterable[str]) -> bool:
