@@ -51,9 +51,13 @@ TORCHTITAN = """\
 [rank0]:[titan] 2025-10-30 14:32:59,090 - root - INFO - validate step:  2  loss:  6.2098  memory:  2.49GiB(3.14%)  tps: 9,138
 """  # noqa: E501
 DEEPSPEED = """\
+***** Evaluating perplexity, Epoch 0/16 *****
+ppl: 4998.5
+Beginning of Epoch 1/16, Total Micro Batches 920
 steps: 10 loss: 8.9300 iter time (s): 1.234 samples/sec: 3.241
 [2023-12-29 13:02:49,647] [INFO] [logging.py:96:log_dist] [Rank 0] step=10, skipped=0, lr=[0.0003, 0.0003], mom=[(0.9, 0.999)]
 [2023-12-29 13:02:49,654] [INFO] [timer.py:260:stop] epoch=0/micro_step=20/global_step=20, CurrSamplesPerSec=11.5, MemAllocated=1.87GB
+Epoch 1/16 with loss 8.5
 """  # noqa: E501
 MEGATRON = """\
  iteration        1/    5000 | consumed samples:           96 | elapsed time per iteration (ms): 18706.1 | learning rate: 6.000E-05 | lm loss: 6.444662E+00 | number of nan iterations:   0 |
@@ -196,8 +200,9 @@ FORMS: dict[str, tuple[str, list[Told]]] = {
     "DeepSpeed": (
         DEEPSPEED,
         [
+            ("evaluate", 0, {"eval/ppl": 4998.5}),
             ("step_end", 10, {"loss": 8.93, "iter time (s)": 1.234, "samples/sec": 3.241, "skipped": 0, "lr": 0.0003}),
-            ("step_end", 20, {"CurrSamplesPerSec": 11.5, "epoch": 0}),
+            ("step_end", 20, {"CurrSamplesPerSec": 11.5, "epoch": 0, "loss": 8.5}),
         ],
     ),
     "Megatron": (

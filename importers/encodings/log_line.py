@@ -71,6 +71,7 @@ _VALUE: Final = re.compile(
 #: The name before a separator: words with one blank between them.
 _WORD: Final = r"[A-Za-z_][\w./@'-]*"
 _NAME: Final = re.compile(rf"(?<![\w./'-]){_WORD}(?: (?:{_WORD}|\(\w+\)|\.\d+))*\Z")
+_LINKING_WORD: Final = re.compile(r"(?:with|and) ", re.IGNORECASE)
 _LONGEST_NAME: Final = 120
 _MOST_WORDS: Final = 7
 _MOST_BLANK_WORDS: Final = 3
@@ -112,10 +113,10 @@ _PROSE_WORD: Final = re.compile(r"[^\W\d_]{2,}")
 _PYTHON_OBJECT: Final = re.compile(r"\{('[^{}]*)\}\s*$")
 _PYTHON_ITEM: Final = re.compile(r"'([^']{1,100})': '?([^',}]*)'?(?:,|$)")
 _JSON_OBJECT: Final = re.compile(r'\{".*\}\s*$')
-#: A line that announces the results of an evaluation below it.
-_ANNOUNCEMENT: Final = re.compile(rf"\s*({'|'.join(_PHASES)})(?: \w+)?\s*:\s*", re.IGNORECASE)
-#: A number after a name, or a round in brackets.
-_MAY_TELL: Final = re.compile(r"\d")
+#: A line that announces the results of an evaluation below it: ``Test Error:``, ``***** Evaluating perplexity *****``.
+_ANNOUNCEMENT: Final = re.compile(rf"[\W_]*(?:running )?({'|'.join(_PHASES)})\b", re.IGNORECASE)
+#: A line without a digit says nothing.
+_DIGIT: Final = re.compile(r"\d")
 #: Source code's remarks, and lines of processes that repeat what rank 0 says.
 _ASIDE_LINE: Final = re.compile(r"\s*(?:#|//|\[rank ?[1-9]\d*\])", re.IGNORECASE)
 
@@ -182,7 +183,7 @@ def parsed_line(text: str) -> LogLine | None:
     (3, {'train loss': 0.5, 'val loss': 0.6})
 
     """
-    if len(text) > _LONGEST or not _MAY_TELL.search(text):
+    if len(text) > _LONGEST or not _DIGIT.search(text):
         return None
     text = _ESCAPES.sub("", text.rstrip("\b\r\n").rpartition("\b")[2])
     if _ASIDE_LINE.match(text):
@@ -191,8 +192,8 @@ def parsed_line(text: str) -> LogLine | None:
 
 
 def announced_phase(text: str) -> str:
-    """Return the phase whose results a line announces, such as ``Test Error:``; empty where it announces none."""
-    match = _ANNOUNCEMENT.fullmatch(text)
+    """Return the phase whose results a line without values announces; empty where it announces none."""
+    match = _ANNOUNCEMENT.match(text)
     return _PHASES[match[1].casefold()] if match else ""
 
 
@@ -384,5 +385,5 @@ def _candidates(text: str) -> Iterator[_Pair]:
         name = _NAME.search(text, start, match.start())
         if name is not None:
             before = text[start : name.start()]
-            yield _Pair(name[0], name.start(), bool(_MARK.search(before)), match)
+            yield _Pair(_LINKING_WORD.sub("", name[0], count=1), name.start(), bool(_MARK.search(before)), match)
             end = match.end()

@@ -199,8 +199,10 @@ class _Lines:
 
     def next(self, text: str) -> _Line | None:
         """Parse the next line; None where it holds no values, or no step."""
-        announced, self._announced = self._announced, announced_phase(text)
+        announced, self._announced = self._announced, ""
         line = parsed_line(text)
+        if line is None or not line.metrics:
+            self._announced = announced_phase(text) or (announced if not text.strip() else "")
         if line is None:
             return None
         if announced and line.is_whole:
