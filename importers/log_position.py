@@ -7,7 +7,7 @@ from typing import NamedTuple
 from .encodings.log_line import EPOCH_RANK, GLOBAL_RANK, Counter, LogLine
 
 
-class Place(NamedTuple):
+class LinePlace(NamedTuple):
     """A line's step, and the last step that the training plans."""
 
     step: int
@@ -31,7 +31,7 @@ class Positions:
         self._before: dict[int, int] = {}
         self._count = 0
 
-    def place_of(self, line: LogLine) -> Place | None:
+    def place_of(self, line: LogLine) -> LinePlace | None:
         """Return the step of the next line; None where nothing tells it, or where it shows how far an evaluation is."""
         finest = min(line.counters, default=None)
         if finest is None:
@@ -45,45 +45,45 @@ class Positions:
         if counter.counts_evaluation:
             return self._evaluated(counter)
         if finest == EPOCH_RANK and counter.inner is None:
-            return Place(*self._after_epoch(counter))
+            return LinePlace(*self._after_epoch(counter))
         place = self._counted(counter)
         self._step = place.step
         return place
 
-    def _uncounted(self, line: LogLine) -> Place | None:
-        """Place a line without counters."""
+    def _uncounted(self, line: LogLine) -> LinePlace | None:
+        """LinePlace a line without counters."""
         if self._step is not None:
-            return Place(self._step)
+            return LinePlace(self._step)
         if self._epoch is not None:
-            return Place(self._epoch)
-        return None if line.bar is None else Place(line.bar.done, line.bar.total)
+            return LinePlace(self._epoch)
+        return None if line.bar is None else LinePlace(line.bar.done, line.bar.total)
 
-    def _evaluated(self, counter: Counter) -> Place | None:
-        """Place an evaluation that counts its own batches; between its batches it has no result yet."""
+    def _evaluated(self, counter: Counter) -> LinePlace | None:
+        """LinePlace an evaluation that counts its own batches; between its batches it has no result yet."""
         at, last = (counter.count, counter.total) if counter.inner is None else (counter.inner, counter.within)
         if last is not None and at < last:
             return None
-        return Place(*self._after_epoch(counter)) if counter.rank == EPOCH_RANK else self._newest()
+        return LinePlace(*self._after_epoch(counter)) if counter.rank == EPOCH_RANK else self._newest()
 
-    def _newest(self) -> Place | None:
-        return None if self._step is None else Place(self._step)
+    def _newest(self) -> LinePlace | None:
+        return None if self._step is None else LinePlace(self._step)
 
-    def _after_epoch(self, epoch: Counter) -> Place:
-        """Place what is known when an epoch is over."""
+    def _after_epoch(self, epoch: Counter) -> LinePlace:
+        """LinePlace what is known when an epoch is over."""
         if self._steps_per_epoch is not None:
-            return Place((epoch.count - self._first_epoch + 1) * self._steps_per_epoch)
-        return Place(epoch.count, epoch.total) if self._step is None else Place(self._step)
+            return LinePlace((epoch.count - self._first_epoch + 1) * self._steps_per_epoch)
+        return LinePlace(epoch.count, epoch.total) if self._step is None else LinePlace(self._step)
 
-    def _counted(self, counter: Counter) -> Place:
+    def _counted(self, counter: Counter) -> LinePlace:
         if counter.rank == EPOCH_RANK and counter.inner is not None:
             if counter.within is None:
-                return Place(self._continued(counter.count, counter.inner, None))
+                return LinePlace(self._continued(counter.count, counter.inner, None))
             self._steps_per_epoch = counter.within
             total = None if counter.total is None else counter.total * counter.within
-            return Place((counter.count - self._first_epoch) * counter.within + counter.inner, total)
+            return LinePlace((counter.count - self._first_epoch) * counter.within + counter.inner, total)
         if counter.rank == GLOBAL_RANK or self._epoch is None:
-            return Place(counter.count, counter.total)
-        return Place(self._continued(self._epoch, counter.count, counter.total))
+            return LinePlace(counter.count, counter.total)
+        return LinePlace(self._continued(self._epoch, counter.count, counter.total))
 
     def _continued(self, epoch: int, count: int, total: int | None) -> int:
         """Return the step of a count that may begin again with each epoch."""
