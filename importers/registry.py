@@ -17,8 +17,8 @@ AUTO: Final = "auto"
 
 #: Order of trying readers on a file: those that check a file signature first, guesses last.
 _ORDER: Final = (
-    *("tensorboard", "wandb", "optuna", "mlflow", "trackio", "trainer_state", "stable_baselines", "parquet", "table"),
-    *("json", "jsonl"),
+    *("tensorboard", "wandb", "optuna", "mlflow", "trackio", "trainer_state", "stable_baselines", "parquet", "mllog"),
+    *("table", "json", "jsonl"),
 )
 _LAST: Final = "text"
 

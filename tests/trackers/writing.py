@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from trackers.loops import LOOPS
+from trackers.text_logs import TEXT_TOOLS
 
 STEPS = 8
 
@@ -257,6 +258,7 @@ TOOLS: dict[str, Callable[[Path], dict[str, Series]]] = {
     "transformers": write_transformers,
     "optuna": write_optuna,
     **LOOPS,
+    **TEXT_TOOLS,
 }
 
 
