@@ -237,6 +237,7 @@ ROWS = st.lists(
     ),
     min_size=2,
     max_size=6,
+    unique_by=lambda row: row[0],
 )
 
 
