@@ -26,7 +26,8 @@ from steptape.importers.importing import import_sources
 from steptape.importers.registry import all_readers
 from steptape.importers.source import ReadOptions
 from steptape.replay.backtests.baselines import BASELINES
-from steptape.replay.runs.objective import Mode, Objective
+from steptape.replay.runs.metric_names import Mode
+from steptape.replay.runs.objective import Objective
 from steptape.rules.policy_file.policy import shipped_policies
 
 #: Rules on evaluations, on spikes and on nothing at all.

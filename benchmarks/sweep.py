@@ -29,7 +29,8 @@ import numpy as np
 import simpleeval  # type: ignore[import-untyped]
 
 from steptape import Recorder, open_store, sweep
-from steptape.replay.runs.objective import Mode, Objective
+from steptape.replay.runs.metric_names import Mode
+from steptape.replay.runs.objective import Objective
 from steptape.replay.runs.replaying import replay_events
 from steptape.replay.sweeps.outcomes import NO_STEP, Outcomes
 from steptape.replay.sweeps.run import RunSweep
@@ -152,7 +153,7 @@ def measure(runs: Sequence[Run], rounds: int, checked: int) -> None:
     """Time and check the sweep over those runs."""
     policy = parse_policy(POLICY)
     variants = variants_of(policy, AXES)
-    wanted = metrics_read(variants, OBJECTIVE)
+    wanted = metrics_read(variants) | {OBJECTIVE.metric}
     streams = [read_stream(run.snapshot(), wanted) for run in runs]
     pairs = len(variants) * len(runs)
 

@@ -9,7 +9,7 @@ EXAMPLES: Final = {
     "backtest": (
         "steptape backtest overfitting --store runs",
         "steptape backtest policy.yaml digits --store runs --set spike=2.5 --html report.html",
-        "steptape backtest loss_spike --history logs",
+        "steptape backtest loss_spike --history logs --rename train/loss=loss",
     ),
     "check": ("steptape check policy.yaml --store runs",),
     "delete": ("steptape delete --store runs --older-than 90d --dry-run", "steptape delete digits --store runs"),

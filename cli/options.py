@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Final
 
 import typer
 
 from ..replay.cache import Cache
-from ..replay.runs.objective import Mode, Objective, declared_objective
+from ..replay.runs.metric_names import Mode
+from ..replay.runs.objective import Objective, declared_objective
 
 StoreOption = Annotated[
     Path | None, typer.Option("--store", metavar="STORE", help="Folder of runs. RUN is then an id, a name or NAME@N.")
@@ -27,10 +28,23 @@ SetOption = Annotated[
     list[str] | None, typer.Option("--set", metavar="PARAM=VALUE", help="Set a param of the policy; repeatable.")
 ]
 ObjectiveOption = Annotated[
-    str | None, typer.Option(metavar="METRIC", help="The evaluation metric that judges runs; guessed if left out.")
+    list[str] | None,
+    typer.Option(
+        "--objective",
+        metavar="METRIC[:min|max]",
+        help="The evaluation metric that judges runs; repeat it for a second choice. Guessed run by run if left out.",
+    ),
 ]
 ModeOption = Annotated[
-    Mode | None, typer.Option(metavar="min|max", help="Whether lower or higher values of it are better.")
+    Mode | None, typer.Option(metavar="min|max", help="Whether lower or higher values of the one METRIC are better.")
+]
+RenameOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--rename",
+        metavar="OLD=NEW",
+        help="Rename a metric as policies call it, such as val_loss=eval_loss; repeatable.",
+    ),
 ]
 NoCacheOption = Annotated[bool, typer.Option("--no-cache", help="Neither use nor store cached results.")]
 ProcessesOption = Annotated[
@@ -41,11 +55,24 @@ ProcessesOption = Annotated[
 _RUNS_A_PROCESS: Final = 8
 
 
-def objective_of(metric: str | None, mode: Mode | None) -> Objective | None:
-    """Return the objective that --objective and --mode declare; None if neither is given."""
-    if mode and not metric:
+def objectives_of(metrics: Sequence[str] | None, mode: Mode | None) -> tuple[Objective, ...]:
+    """Return the objectives that --objective and --mode declare, in the user's order; empty if none is given."""
+    if mode and not metrics:
         raise typer.BadParameter("--mode applies to the metric that --objective names: give both")
-    return declared_objective(metric, mode) if metric else None
+    if mode and metrics and len(metrics) > 1:
+        raise typer.BadParameter(
+            "--mode applies to one --objective; of several, write each as METRIC:min or METRIC:max"
+        )
+    return tuple(declared_objective(metric, mode) for metric in dict.fromkeys(metrics or ()))
+
+
+def renames_of(renames: Iterable[str] | None) -> dict[str, str]:
+    """Parse ``OLD=NEW`` settings into new names by old ones."""
+    pairs = [rename.partition("=") for rename in renames or ()]
+    for old, _, new in pairs:
+        if not old or not new:
+            raise typer.BadParameter(f"--rename takes OLD=NEW; got {old or new!r}")
+    return {old: new for old, _, new in pairs}
 
 
 def processes_for(runs: int, asked: int | None) -> int:

@@ -16,7 +16,7 @@ import pytest
 from waiting import until
 
 from api_serving import RUN, SMALL, begin, ended, patiently, recorded, served, step
-from steptape import backtest, open_store
+from steptape import Recorder, backtest, open_store
 from steptape.api.workers.job_worker import run_job
 from steptape.replay.backtests.baselines import BASELINES
 from steptape.replay.reports.json_report import report_json
@@ -74,6 +74,38 @@ def test_a_backtest_is_what_the_command_says(client: httpx.Client, store: Path) 
     assert "default-src 'none'" in page.headers["content-security-policy"]
     assert start(client, "backtests", policy_text=POLICY, coverage=True, baselines=["never"])["id"] == job["id"]
     assert client.get(job["result"], headers={"If-None-Match": result.headers["etag"]}).status_code == 304
+
+
+def test_jobs_judge_each_run_by_the_first_objective_that_it_has_and_rename_metrics(
+    client: httpx.Client, store: Path
+) -> None:
+    """Backtests and sweeps take the same options as the commands; a rename of nothing fails with the nearest name."""
+    for name, metric in (("loses", "val_loss"), ("scores", "score")):
+        with Recorder(store, name=name) as rec:
+            for number in range(1, 6):
+                rec.step({"train_loss": 1 / number})
+                rec.evaluate({metric: 1 / number})
+    asked: dict[str, Any] = {
+        "policy_text": POLICY,
+        "runs": ["loses", "scores"],
+        "objective": ["val_loss", "score:max"],
+        "renames": {"train_loss": "loss"},
+    }
+    axes = {"least": [0.1, 0.3]}
+
+    found = client.get(ended(client, start(client, "backtests", **asked, params={"least": 0.3}))["result"]).json()
+    swept = client.get(ended(client, start(client, "sweeps", **asked, axes=axes))["result"]).json()
+    refused = ended(client, start(client, "backtests", **{**asked, "objective": ["val_loss", "scor:max"]}))
+    lost = ended(client, start(client, "sweeps", **{**asked, "renames": {"train_los": "loss"}}, axes=axes))
+
+    for document in (found, swept):
+        modes = {run["objective"]["metric"]: run["objective"]["mode"] for run in document["runs"]}
+        assert (modes, document["objective"]) == ({"val_loss": "min", "score": "max"}, None)
+        assert document["renames"] == asked["renames"]
+    assert [run["stop"]["step"] for run in found["runs"]] == [4, 4]
+    assert [variant["stopped"] for variant in swept["variants"]] == [0, 2]
+    assert "Did you mean 'score'" in refused["error"]
+    assert "Did you mean 'train_loss'" in lost["error"]
 
 
 def test_a_job_is_done_in_any_locale(client: httpx.Client, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -218,6 +250,7 @@ def test_a_job_that_no_process_can_be_started_for_fails_and_the_next_one_runs(
         ("backtests", {"policy_text": POLICY, "baselines": ["nothing"]}, "invalid-request"),
         ("backtests", {"policy_text": POLICY, "runs": ["../outside"]}, "run-not-found"),
         ("backtests", {"policy_text": POLICY, "objective": "score"}, "invalid-parameter"),
+        ("backtests", {"policy_text": POLICY, "objective": ["a_loss", "b_loss"], "mode": "min"}, "invalid-parameter"),
         ("sweeps", {"policy_text": POLICY, "axes": {}}, "invalid-parameter"),
         ("sweeps", {"policy_text": POLICY, "axes": {"least": [0.1]}, "objective": "score"}, "invalid-parameter"),
         ("sweeps", {"policy_text": POLICY, "axes": {"other": [1, 2]}}, "invalid-policy"),

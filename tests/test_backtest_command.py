@@ -133,3 +133,40 @@ def test_a_baseline_is_backtested_by_its_name(backtest: Callable[..., str]) -> N
     assert [run["stop"]["step"] for run in backwards["runs"]] == [2, 2]
     assert "not a policy file" in backtest(policy="baseline:oracle", status=2)
     assert "no such baseline" in backtest(policy="baseline:hugging", status=2)
+
+
+def test_several_objectives_and_renames_are_options_of_each_command_that_judges(
+    backtest: Callable[..., str], store_path: Path, store_record: Callable[..., Path], tmp_path: Path
+) -> None:
+    """Each run is judged by the first of them that it has; a rename lets the rules see it."""
+    events = [
+        each
+        for step in range(1, 11)
+        for each in (
+            Event("step_end", step=step, metrics={"train/loss": 3.0 if step == 4 else 1.0}),
+            Event("evaluate", step=step, metrics={"score": step / 10}),
+        )
+    ]
+    store_record(events, run_id="run-x")
+    options = ("--objective", "eval_loss", "--objective", "score:max", "--rename", "train/loss=loss")
+
+    hint, *_ = backtest().splitlines()
+    told = json.loads(backtest(*options, "--json"))
+    assert hint == (
+        "1 of 3 runs lacks loss, which the rules read; nearest: train/loss (1). "
+        "To replay over these: --rename train/loss=loss"
+    )
+    assert [run["objective"]["metric"] for run in told["runs"]] == ["eval_loss", "eval_loss", "score"]
+    assert told["runs"][2]["stop"]["step"] == 4
+    assert "train/loss read as loss" in backtest(*options)
+    assert "of several, write each as METRIC:min" in backtest(*options, "--mode", "min", status=2)
+    policy, strict = tmp_path / "policy.yaml", tmp_path / "strict.yaml"
+    policy.write_text("params: {high: 2}\n" + POLICY.replace("loss > 2", "loss > high"))
+    strict.write_text(policy.read_text().replace("high: 2", "high: 5"))
+    for command in (["sweep", policy, "--set", "high=2,5"], ["diff", policy, strict]):
+        shown = subprocess.run(
+            [sys.executable, "-m", "steptape", *map(str, command), "--store", str(store_path), *options],
+            capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        assert "Runs are judged by: eval_loss (2 runs), score (1, higher is better)" in shown.stdout, shown.stderr
+        assert "train/loss read as loss" in shown.stdout

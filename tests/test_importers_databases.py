@@ -303,6 +303,24 @@ def test_records_of_wandb_that_cross_blocks_are_put_together(tmp_path: Path, imp
     assert run.status == "failed"
 
 
+def test_a_run_that_its_source_calls_running_has_no_known_end(tmp_path: Path, imports: Imports) -> None:
+    """MLflow says so; W&B writes an exit record at the end. Nobody is said to have stopped it."""
+    folder = tmp_path / "mlruns" / "1" / "abc"
+    (folder / "metrics").mkdir(parents=True)
+    (folder / "meta.yaml").write_text("artifact_uri: x\nrun_id: abc\nstatus: 1\n")
+    (folder / "metrics" / "loss").write_text("2000 0.5 1\n")
+    setting = field(4, field(1, field(1, "logging_nan_inf_filter") + field(16, "true")))
+    (tmp_path / "wandb").mkdir()
+    wandb_file(tmp_path / "wandb" / "run-r.wandb", field(17, field(1, "r") + setting), history(1, **{"train/loss": 1}))
+
+    sources = [run.info.source or {} for _, run in imports(tmp_path)]
+
+    assert [(source["kind"], source["ending"], source["nan_filtered"]) for source in sources] == [
+        ("mlflow", "open", []),
+        ("wandb", "open", ["train/loss"]),
+    ]
+
+
 def test_what_json_cannot_hold_is_spelled_in_a_configuration(tmp_path: Path, imports: Imports) -> None:
     """NaN is spelled, half a surrogate pair becomes a question mark; a time out of range is dropped."""
     run = field(1, "r") + field(8, "n") + field(4, field(1, field(1, "lr") + field(16, "NaN")))

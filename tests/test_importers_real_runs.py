@@ -17,11 +17,12 @@ from pathlib import Path
 import pytest
 from real_logs import FOLDER
 
-from steptape import open_run
+from steptape import backtest, open_run
 from steptape.importers.discovery import find_sources
 from steptape.importers.importing import Outcome, State, import_sources
 from steptape.importers.registry import all_readers
 from steptape.importers.source import ReadOptions
+from steptape.rules.policy_file.policy import parse_policy
 from steptape.store.run import Run
 
 pytestmark = pytest.mark.skipif(not FOLDER.is_dir(), reason=f"no real logs in {FOLDER}")
@@ -237,6 +238,18 @@ def test_the_page_s_example_of_real_history_is_what_its_commands_print(tmp_path:
 
     lines = [line for result in printed for line in result.stdout.splitlines()]
     assert [line for line in lines if line in shown] == shown
+
+
+def test_runs_of_all_kinds_in_one_backtest_are_each_judged_by_their_own_validation_loss(runs: dict[str, Run]) -> None:
+    """AlgoPerf evaluates training, validation and test data at once; nobody means the test data."""
+    report = backtest(parse_policy("controllers: []"), runs.values())
+    by_id = {result.run_id: result.objective and result.objective.metric for result in report.results}
+    judged = {path: by_id[run.run_id] for path, run in runs.items()}
+
+    assert {metric for path, metric in judged.items() if path.startswith("algoperf_csv/")} == {"validation/loss"}
+    assert {metric for path, metric in judged.items() if path.startswith("lightning_csv/")} == {"val_loss", None}
+    assert set(judged.values()) >= {"eval_loss", "eval/loss", "valid_loss_epoch"}
+    assert all(result.objective and result.objective.mode == "min" for result in report.results if result.evaluations)
 
 
 def test_a_study_s_trials_are_runs(imported: list[Outcome], runs: dict[str, Run]) -> None:

@@ -174,8 +174,8 @@ def test_the_objective_is_declared_or_guessed_only_when_one_can_be_meant(record:
     guessed = report_json(backtest(policy, [run]))["objective"]
     declared = report_json(backtest(policy, [run], objective=declared_objective("eval_loss", "max")))["objective"]
 
-    assert guessed == {"metric": "eval_loss", "mode": "min", "guessed": True}
-    assert declared == {"metric": "eval_loss", "mode": "max", "guessed": False}
+    assert guessed == {"metric": "eval_loss", "mode": "min", "guessed": True, "origin": "guessed"}
+    assert declared == {"metric": "eval_loss", "mode": "max", "guessed": False, "origin": "declared"}
 
 
 def test_an_objective_that_no_run_evaluated_is_refused(record: Callable[..., Run]) -> None:
@@ -187,7 +187,7 @@ def test_an_objective_that_no_run_evaluated_is_refused(record: Callable[..., Run
     assert len(backtest(policy, [record([1], run_id="bare")], objective=objective).results) == 1
 
 
-@pytest.mark.parametrize(("metric", "mode"), [("reward", None), ("eval_loss", "least")])
+@pytest.mark.parametrize(("metric", "mode"), [("score", None), ("eval_loss", "least"), ("eval_loss:max", "min")])
 def test_an_objective_whose_direction_is_not_clear_is_refused(metric: str, mode: str | None) -> None:
     """The wrong direction would invert the report."""
     with pytest.raises(TelemetryError):

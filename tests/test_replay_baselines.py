@@ -247,12 +247,11 @@ def test_a_comparison_pairs_runs(report: Backtest) -> None:
 def test_a_baseline_that_has_nothing_to_watch_says_so(store_record: Callable[..., Path]) -> None:
     """The cases are no evaluations, and a metric that the baseline is not defined for."""
     run = open_run(store_record([Event("step_end", step=1, metrics={"loss": 1.0})]))
+    scored = open_run(store_record([Event("evaluate", step=1, metrics={"eval_acc": 1.0})], run_id="scored"))
     policy = parse_policy("controllers: []")
 
     without = backtest(policy, [run], baselines=[BASELINES["hf_early_stopping"]])
-    high = backtest(
-        policy, [run], baselines=[BASELINES["prechelt_gl"]], objective=declared_objective("eval_acc", "max")
-    )
+    high = backtest(policy, [run, scored], baselines=[BASELINES["prechelt_gl"]])
 
     assert "there is none" in comparison(without)[1]["reason"]
     assert "higher values of the objective are better" in comparison(high)[1]["reason"]

@@ -106,7 +106,7 @@ def test_everything_from_the_first_change_of_the_learning_rate_on_is_censored(
 
     assert {judged.validity for judged in result.decisions} == {Validity.CENSORED}
     assert result.predicted is None
-    assert (result.steps_saved, result.seconds_saved, result.regret(declared_objective("eval_loss", "min"))) == (
+    assert (result.steps_saved, result.seconds_saved, result.regret) == (
         None,
         None,
         None,

@@ -506,6 +506,6 @@ def test_sweep_equals_engine(drawn: list[tuple[str, float]]) -> None:
         assert sorted(
             (index, found.controller) for found in columns.firings(variant) for index in found.events.tolist()
         ) == sorted((entry.event_index, entry.outcome.controller) for entry in engine)
-    expected = outcomes_of_results(judged, objective)
+    expected = outcomes_of_results(judged)
     for field in fields(Outcomes):
         assert repr(getattr(outcomes, field.name).tolist()) == repr(getattr(expected, field.name).tolist()), field.name

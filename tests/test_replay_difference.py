@@ -172,7 +172,7 @@ def test_the_command_writes_markdown_and_exits_with_1_when_behaviour_changes(run
     assert changed.stdout.startswith(
         "### old.yaml → new.yaml\n\nBehaviour changes in 1 of 2 runs: 1 ends earlier, 10 steps"
     )
-    assert "| 35 → 25 | -10 | -2 | +0 |" in changed.stdout
+    assert "| 35 → 25 | -10 | -2 | +0.00% |" in changed.stdout
 
 
 def test_policies_that_come_with_steptape_are_called_by_their_names(runs: list[Run], tmp_path: Path) -> None:

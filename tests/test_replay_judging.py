@@ -63,9 +63,9 @@ def test_deployable_regret_counts_only_steps_with_a_checkpoint(policy: Policy, r
     result = only(report)
 
     assert (result.recorded.deployable, result.recorded.deployable_step) == (0.6, 6)
-    assert result.deployable_regret(report.objective) == pytest.approx(0.3)
-    assert result.relative_deployable_regret(report.objective) == pytest.approx(0.5)
-    assert result.regret(report.objective) == pytest.approx(0.1)
+    assert result.deployable_regret == pytest.approx(0.3)
+    assert result.relative_deployable_regret == pytest.approx(0.5)
+    assert result.regret == pytest.approx(0.1)
 
 
 def test_deployable_regret_is_negative_where_rules_save_better_than_the_run(record: Callable[..., Run]) -> None:
@@ -76,7 +76,7 @@ controllers:
 """)
     report = backtest(keeps, [record()])
 
-    assert only(report).deployable_regret(report.objective) == pytest.approx(0.4 - 0.6)
+    assert only(report).deployable_regret == pytest.approx(0.4 - 0.6)
 
 
 def test_a_late_stop_saves_less(policy: Policy, record: Callable[..., Run]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -36,7 +37,18 @@ def result_of(values: Sequence[float], began_ns: int, every_ns: int, status: str
     outlay = Outlay(len(values), None, 0, None, None, None, None)
     ended_ns = began_ns + (len(values) + 1) * every_ns
     return RunResult(
-        "run", "run", status, outlay, outlay, None, (), {}, evaluations=made, began_ns=began_ns, ended_ns=ended_ns
+        "run",
+        "run",
+        status,
+        outlay,
+        outlay,
+        None,
+        (),
+        {},
+        evaluations=made,
+        began_ns=began_ns,
+        ended_ns=ended_ns,
+        objective=LOSS,
     )
 
 
@@ -90,7 +102,7 @@ def test_pruners_stop_where_the_tools_would(runs: list[list[float]]) -> None:
     results = [result_of(values, began_ns=1000 * number, every_ns=1) for number, values in enumerate(runs, start=1)]
 
     for pruner, plain in ((median_pruner, plain_median), (asha, plain_asha)):
-        found = [None if stop is None else stop.event_index for stop in pruned_at(pruner, results, LOSS)]
+        found = [None if stop is None else stop.event_index for stop in pruned_at(pruner, results)]
         assert found == plain(runs)
 
 
@@ -100,7 +112,7 @@ def test_a_run_sees_no_run_that_began_later_and_of_earlier_ones_only_what_they_h
     bad = result_of([9.0], began_ns=2, every_ns=1)
     after = result_of([9.0], began_ns=3000, every_ns=1)
 
-    stops = pruned_at(asha, [after, late, bad, slow], LOSS)
+    stops = pruned_at(asha, [after, late, bad, slow])
 
     assert [stop is not None for stop in stops] == [True, False, False, False]
 
@@ -118,8 +130,8 @@ def test_the_order_in_which_runs_stand_ends_none(runs: list[tuple[int, list[floa
     order = seed.sample(range(len(results)), len(results))
 
     for pruner in (median_pruner, asha):
-        shuffled = pruned_at(pruner, [results[index] for index in order], LOSS)
-        assert [pruned_at(pruner, results, LOSS)[index] for index in order] == shuffled
+        shuffled = pruned_at(pruner, [results[index] for index in order])
+        assert [pruned_at(pruner, results)[index] for index in order] == shuffled
 
 
 @pytest.mark.parametrize("status", ["failed", "crashed", "running", "interrupted"])
@@ -128,7 +140,7 @@ def test_a_run_that_did_not_end_well_is_no_measure_for_the_median(status: str) -
     states = ["completed"] * 4 + [status]
     before = [result_of([0.1], began_ns=10 + n, every_ns=1, status=state) for n, state in enumerate(states)]
 
-    assert pruned_at(median_pruner, [*before, result_of([9.0], began_ns=100, every_ns=1)], LOSS)[-1] is None
+    assert pruned_at(median_pruner, [*before, result_of([9.0], began_ns=100, every_ns=1)])[-1] is None
 
 
 def test_where_high_is_better_the_low_run_is_pruned() -> None:
@@ -137,7 +149,9 @@ def test_where_high_is_better_the_low_run_is_pruned() -> None:
     runs = [*before, result_of([0.2], began_ns=100, every_ns=1), result_of([0.95], began_ns=200, every_ns=1)]
 
     for pruner in (median_pruner, asha):
-        assert [stop is not None for stop in pruned_at(pruner, runs, ACCURACY)] == [False] * 5 + [True, False]
+        assert [stop is not None for stop in pruned_at(pruner, [replace(run, objective=ACCURACY) for run in runs])] == [
+            False
+        ] * 5 + [True, False]
 
 
 @pytest.fixture
@@ -187,5 +201,6 @@ def test_a_run_that_does_not_say_when_it_was_is_compared_with_none(store_record:
     free = backtest(policy, [timeless], baselines=baselines)
 
     assert comparison(mixed)[1]["runs"] == 1
-    assert "ASHA (Ray Tune): scored on 1 of 2 runs; the others have no clock times." in summary_lines(mixed)
+    why = "the others have no clock times, or no metric judges them"
+    assert f"ASHA (Ray Tune): scored on 1 of 2 runs; {why}." in summary_lines(mixed)
     assert comparison(free)[1]["reason"] == "no run has clock times"

@@ -102,10 +102,10 @@ def check(result: RunResult, expected: plain.Plain) -> None:
     assert (result.recorded.checkpoints, predicted.checkpoints) == (expected.checkpoints, expected.checkpoints_left)
     assert result.recorded.checkpoints_wasted == expected.checkpoints
     assert result.bytes_saved == expected.bytes_saved
-    assert result.regret(EVAL_LOSS) == expected.regret
-    assert result.relative_regret(EVAL_LOSS) == pytest.approx(expected.relative_regret)
-    assert result.deployable_regret(EVAL_LOSS) == expected.deployable_regret
-    assert result.relative_deployable_regret(EVAL_LOSS) == pytest.approx(expected.relative_deployable_regret)
+    assert result.regret == expected.regret
+    assert result.relative_regret == pytest.approx(expected.relative_regret)
+    assert result.deployable_regret == expected.deployable_regret
+    assert result.relative_deployable_regret == pytest.approx(expected.relative_deployable_regret)
     if result.seconds_saved is not None:
         assert result.seconds_saved == pytest.approx(expected.seconds_saved, abs=1e-6)
 

@@ -13,7 +13,8 @@ from steptape import Recorder, TelemetryError, backtest, open_run, sweep
 from steptape.cli.app import app
 from steptape.replay.reports.aggregation import aggregate
 from steptape.replay.run_pool import RunPool, can_share_work
-from steptape.replay.runs.objective import Mode, Objective
+from steptape.replay.runs.metric_names import Mode
+from steptape.replay.runs.objective import Objective
 from steptape.replay.sweeps.processes import SweepTask, worthwhile_processes
 from steptape.replay.sweeps.schedule import schedule_of, schedules_of
 from steptape.replay.sweeps.stream import read_stream
@@ -93,7 +94,7 @@ def test_checkpoints_and_what_can_be_deployed_are_those_of_each_backtest(tmp_pat
         assert swept.totals["checkpoints"].tolist() == [outlay.checkpoints for outlay in predicted]
         assert swept.totals["checkpoint_bytes"].tolist() == [outlay.checkpoint_bytes for outlay in predicted]
         assert swept.runs[0].outcomes.deployable_regret.tolist() == pytest.approx(
-            [nan if (r := one.deployable_regret(swept.objective)) is None else r for one in results], nan_ok=True, abs=0
+            [nan if (r := one.deployable_regret) is None else r for one in results], nan_ok=True, abs=0
         )
 
 
@@ -135,9 +136,9 @@ def test_a_stop_keeps_fewer_checkpoints_and_deploys_a_worse_value(tmp_path: Path
 def test_several_processes_find_what_one_does(runs: list[Run]) -> None:
     """Results keep the order of the runs."""
     policy = parse_policy(POLICY)
-    alone = map(RunSweeper(variants_of(policy, AXES), OBJECTIVE), runs)
+    alone = map(RunSweeper(variants_of(policy, AXES), (OBJECTIVE,)), runs)
     with RunPool(2) as pool:
-        shared = list(pool.mapped(SweepTask(policy, AXES, OBJECTIVE), runs))
+        shared = list(pool.mapped(SweepTask(policy, AXES, (OBJECTIVE,)), runs))
 
     for one, other in zip(alone, shared, strict=True):
         assert isinstance(one, SweptRun)
@@ -173,7 +174,7 @@ def test_a_registered_metric_is_known_here_and_refused_by_name_in_processes_of_t
 
     assert sweep(policy, axes, runs, processes=2).totals["stopped"].tolist() == [2, 0]
     with pytest.raises(PolicyError, match="LossOfASweep"), RunPool(2) as pool:
-        list(pool.mapped(SweepTask(policy, axes, None), runs))
+        list(pool.mapped(SweepTask(policy, axes, ()), runs))
 
 
 def test_variants_that_are_laid_out_in_lots_come_to_the_same(runs: list[Run]) -> None:

@@ -11,7 +11,8 @@ from drawing import examples
 from hypothesis import given
 from hypothesis import strategies as st
 
-from steptape.replay.runs.objective import Mode, Objective
+from steptape.replay.runs.metric_names import Mode
+from steptape.replay.runs.objective import Objective
 from steptape.replay.runs.replaying import replay_events
 from steptape.replay.runs.run_result import judge_run
 from steptape.replay.sweeps.outcomes import Outcomes, outcomes_of_results
@@ -225,7 +226,7 @@ def test_every_number_of_a_sweep_is_that_of_a_backtest(text: str, events: list[E
     variants = variants_of(parse_policy(text), {"threshold": [0.3, 2], "window": [1, 4], "tolerated": [0, 3]})
     found, _ = sweep_stream(schedules_of(variants), stream_of_events(events, PLAN), OBJECTIVE, lambda: events, status)
     results = [judge_run(variant.policy(), "", "", status, events, PLAN, OBJECTIVE) for variant in variants]
-    expected = outcomes_of_results(results, OBJECTIVE)
+    expected = outcomes_of_results(results)
 
     for name in [field.name for field in fields(Outcomes)]:
         assert repr(getattr(found, name).tolist()) == repr(getattr(expected, name).tolist()), name

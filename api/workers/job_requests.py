@@ -6,12 +6,13 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from ...replay.runs.objective import mode_of
+from ...replay.runs.objective import declared_objective
 from ...rules.language.references import Param
-from ...store.errors import shortened
+from ...store.errors import TelemetryError, shortened
 
 Kind = Literal["backtest", "sweep", "verification"]
 
+_Metric = Annotated[str, Field(max_length=1000)]
 _Keys = Annotated[list[str], Field(min_length=1, max_length=10_000)]
 
 
@@ -31,19 +32,31 @@ class PolicyJobRequest(JobRequest):
     """Name of a policy that `GET /policies` lists."""
     policy_text: str | None = Field(default=None, max_length=200_000)
     """Alternatively, the text of a rule file, YAML."""
-    objective: str | None = Field(default=None, max_length=1000)
-    """The evaluation metric that judges the runs; guessed if not given."""
+    objective: _Metric | Annotated[list[_Metric], Field(min_length=1, max_length=100)] | None = None
+    """The evaluation metric that judges the runs, as `METRIC`, `METRIC:min` or `METRIC:max`; or several, in order of
+    preference: each run is judged by the first that it evaluated. Guessed run by run if not given."""
     mode: Literal["min", "max"] | None = None
-    """Whether lower (`min`) or higher (`max`) objectives are better; guessed from the metric's name if not given."""
+    """Whether lower (`min`) or higher (`max`) values of the one objective are better; inferred from the metric's name
+    if given nowhere."""
+    renames: dict[_Metric, _Metric] = Field(default_factory=dict, max_length=100)
+    """New names of metrics, as the rules call them, by the names that runs recorded."""
+
+    @property
+    def objectives(self) -> list[str]:
+        """The objectives, the preferred one first; empty to guess."""
+        return list(filter(None, [self.objective] if isinstance(self.objective, str) else self.objective or ()))
 
     @model_validator(mode="after")
     def _clear_question(self) -> PolicyJobRequest:
         if (self.policy is None) == (self.policy_text is None):
             raise ValueError("give either 'policy' or 'policy_text'")
-        if self.mode is not None and self.objective is None:
-            raise ValueError("'mode' is the direction of the metric 'objective', which is not given")
-        if self.objective and self.mode is None and mode_of(self.objective) is None:
-            raise ValueError("unclear whether a lower or a higher 'objective' is better: give 'mode'")
+        if self.mode is not None and len(self.objectives) != 1:
+            raise ValueError("'mode' is the direction of the one metric 'objective'; write several as 'METRIC:min'")
+        for metric in self.objectives:
+            try:
+                declared_objective(metric, self.mode)
+            except TelemetryError as error:
+                raise ValueError(f"'objective': {error}") from None
         return self
 
 

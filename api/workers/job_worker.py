@@ -16,8 +16,9 @@ from ...replay.backtests.backtesting import backtest
 from ...replay.backtests.baselines import BASELINES, Baseline
 from ...replay.reports.html_page import report_page
 from ...replay.reports.json_report import report_json
+from ...replay.reports.objectives import objectives_json
 from ...replay.run_pool import Progress
-from ...replay.runs.objective import declared_objective
+from ...replay.runs.objective import Objective, declared_objective
 from ...replay.runs.verification import verify
 from ...replay.sweeps.sweeping import sweep
 from ...rules.policy_file.policy import Policy, parse_policy
@@ -62,7 +63,8 @@ def _backtest(request: dict[str, Any], document: dict[str, Any], runs: Sequence[
     result = backtest(
         _policy(document, request["params"]),
         runs,
-        objective=_objective(request),
+        objective=_objectives(request),
+        renames=request["renames"],
         on_progress=told,
         delay_steps=request["delay_steps"],
         cost_per_hour=request["cost_per_hour"],
@@ -74,15 +76,30 @@ def _backtest(request: dict[str, Any], document: dict[str, Any], runs: Sequence[
 
 
 def _sweep(request: dict[str, Any], document: dict[str, Any], runs: Sequence[Run], told: Told) -> dict[str, Any]:
-    result = sweep(_policy(document, {}), request["axes"], runs, objective=_objective(request), on_progress=told)
+    result = sweep(
+        _policy(document, {}),
+        request["axes"],
+        runs,
+        objective=_objectives(request),
+        renames=request["renames"],
+        on_progress=told,
+    )
     objective = result.objective
     found = {
         "policy": {"source": result.policy.source, "digest": result.policy.digest},
         "axes": {name: list(values) for name, values in result.axes.items()},
-        "objective": None
-        if objective is None
-        else {"metric": objective.metric, "mode": str(objective.mode), "guessed": objective.guessed},
-        "runs": [{"run_id": run.run_id, "name": run.name, "steps": run.steps} for run in result.runs],
+        "objective": None if objective is None else objective.to_json(),
+        "objectives": objectives_json(run.objective for run in result.runs),
+        "renames": dict(result.renames),
+        "runs": [
+            {
+                "run_id": run.run_id,
+                "name": run.name,
+                "steps": run.steps,
+                "objective": None if run.objective is None else run.objective.to_json(),
+            }
+            for run in result.runs
+        ],
         "excluded": [{"run_id": one.run_id, "name": one.name, "reason": one.reason} for one in result.excluded],
         "variants": result.frame().to_dicts(),
         "front": list(result.front),
@@ -108,8 +125,10 @@ def _policy(document: dict[str, Any], params: dict[str, Any]) -> Policy:
     return parse_policy(document["policy_text"], source=document["policy_source"], params=params)
 
 
-def _objective(request: dict[str, Any]) -> Any:
-    return declared_objective(request["objective"], request["mode"]) if request["objective"] else None
+def _objectives(request: dict[str, Any]) -> list[Objective]:
+    named = request["objective"] or []
+    metrics = [named] if isinstance(named, str) else named
+    return [declared_objective(metric, request["mode"]) for metric in metrics if metric]
 
 
 def _baselines(names: Sequence[str]) -> list[Baseline]:

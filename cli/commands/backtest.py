@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -15,6 +16,7 @@ from ...replay.backtests.baselines import BASELINES, Baseline, baseline_policy
 from ...replay.reports.aggregation import aggregate, comparison
 from ...replay.reports.html_page import report_page
 from ...replay.reports.json_report import report_json
+from ...replay.reports.objectives import rename_hints
 from ...replay.reports.sentences import summary_lines
 from ...replay.reports.terminal_tables import (
     COMPARISON_HEADINGS,
@@ -34,15 +36,17 @@ from ..options import (
     NoCacheOption,
     ObjectiveOption,
     ProcessesOption,
+    RenameOption,
     SetOption,
     StoreOption,
-    objective_of,
+    objectives_of,
     processes_for,
+    renames_of,
     user_cache,
 )
 from ..output import print_json, print_table, reading_runs, say
 from ..output_file import check_output, output_file
-from .import_runs import RenameOption, imported_history, renamed
+from .import_runs import imported_history
 
 #: Prefix of a baseline's name in place of a policy.
 _BASELINE: Final = "baseline"
@@ -104,11 +108,11 @@ def backtest(
     Replays the policy over the named runs, over all runs of --store, or over the logs at --history. The cost is regret:
     how much worse the best evaluation before a stop is than the best of the whole run.
     """
-    declared = objective_of(objective, mode)
+    declared, renaming = objectives_of(objective, mode), renames_of(renames)
     if html is not None:
         check_output(html)
     loaded = _policy(policy, settings, declared)
-    chosen = _chosen(runs, store, history, renames)
+    chosen = _chosen(runs, store, history)
     if not chosen and not as_json and html is None:
         say(f"no runs in {store}, so nothing to replay the policy over")
         return
@@ -119,6 +123,7 @@ def backtest(
             loaded,
             chosen,
             objective=declared,
+            renames=renaming,
             on_progress=on_progress,
             delay_steps=delay,
             cost_per_hour=cost_per_hour,
@@ -135,13 +140,9 @@ def backtest(
         say(_how_to_check(policy, where, is_imported=history is not None))
 
 
-def _chosen(
-    runs: list[str] | None, store: Path | None, history: list[Path] | None, renames: list[str] | None
-) -> list[Run]:
+def _chosen(runs: list[str] | None, store: Path | None, history: list[Path] | None) -> list[Run]:
     """Return the runs to judge a policy on. Print problems with other runs on stderr."""
-    if renames and history is None:
-        raise typer.BadParameter("--rename renames metrics of --history: give both")
-    chosen, problems = runs_chosen(runs, store) if history is None else imported_history(history, renamed(renames))
+    chosen, problems = runs_chosen(runs, store) if history is None else imported_history(history)
     complain_of(problems)
     return chosen
 
@@ -168,6 +169,8 @@ def _how_to_check(policy: str, where: str, *, is_imported: bool) -> str:
 
 
 def _print(result: Backtest) -> None:
+    for hint in rename_hints(result.lacking):
+        say(hint)
     print_table(TABLE_HEADINGS, table_rows(result), numeric=TABLE_HEADINGS[1:-1])
     if result.results:
         say(TABLE_LEGEND)
@@ -183,14 +186,18 @@ def _print(result: Backtest) -> None:
         say(line)
 
 
-def _policy(name: str, settings: list[str] | None, objective: Objective | None) -> Policy:
-    """Load a rule file, a shipped policy, or a baseline, which watches ``eval_loss`` if no objective is declared."""
+def _policy(name: str, settings: list[str] | None, declared: Sequence[Objective]) -> Policy:
+    """Load a rule file, a shipped policy, or a baseline.
+
+    A baseline watches the preferred objective, or ``eval_loss`` if none is declared.
+    """
     prefix, _, baseline = name.partition(":")
     if prefix != _BASELINE or not baseline:
         return policy_named(name, settings)
     (chosen,) = _baselines([baseline])
     try:
-        return baseline_policy(chosen, objective or declared_objective("eval_loss", "min"), params_of(settings))
+        objective = declared[0] if declared else declared_objective("eval_loss", "min")
+        return baseline_policy(chosen, objective, params_of(settings))
     except ValueError as error:
         raise typer.BadParameter(f"baseline {baseline}: {error}") from None
 

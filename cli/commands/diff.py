@@ -19,9 +19,11 @@ from ..options import (
     NoCacheOption,
     ObjectiveOption,
     ProcessesOption,
+    RenameOption,
     StoreOption,
-    objective_of,
+    objectives_of,
     processes_for,
+    renames_of,
     user_cache,
 )
 from ..output import print_json, reading_runs, say
@@ -36,6 +38,7 @@ def diff(
     store: StoreOption = None,
     objective: ObjectiveOption = None,
     mode: ModeOption = None,
+    renames: RenameOption = None,
     old_settings: Annotated[
         list[str] | None, typer.Option("--set-old", metavar="PARAM=VALUE", help="Set a param of OLD; repeatable.")
     ] = None,
@@ -51,7 +54,7 @@ def diff(
     Prints the changes per run and in total, as Markdown for a pull request. Behaviour is which operations are ordered,
     and when: renaming or rewriting a controller is no change. Exit status 1 when the behaviour changes in any run.
     """
-    declared = objective_of(objective, mode)
+    declared, renaming = objectives_of(objective, mode), renames_of(renames)
     policies = policy_named(old, old_settings), policy_named(new, new_settings)
     chosen, problems = runs_chosen(runs, store)
     complain_of(problems)
@@ -60,6 +63,7 @@ def diff(
             *policies,
             chosen,
             objective=declared,
+            renames=renaming,
             on_progress=on_progress,
             processes=processes_for(2 * len(chosen), processes),
             cache=None if no_cache else user_cache(),

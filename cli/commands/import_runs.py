@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Final, TypeAlias
 
@@ -34,15 +33,6 @@ Signatures: TypeAlias = dict[tuple[str, Path], tuple[tuple[str, int, int], ...]]
 
 #: Seconds between two scans of growing sources.
 FOLLOW_EVERY_S: Final = 2.0
-
-RenameOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--rename",
-        metavar="OLD=NEW",
-        help="Rename a metric as policies call it, such as val_loss=eval_loss.",
-    ),
-]
 
 _HEADINGS: Final = ("run_id", "name", "kind", "state", "events", "steps")
 
@@ -96,15 +86,6 @@ def import_runs(
         raise typer.Exit(FINDINGS)
 
 
-def renamed(renames: Iterable[str] | None) -> dict[str, str]:
-    """Parse ``OLD=NEW`` settings into new names by old ones."""
-    pairs = [rename.partition("=") for rename in renames or ()]
-    for old, _, new in pairs:
-        if not old or not new:
-            raise typer.BadParameter(f"--rename takes OLD=NEW; got {old or new!r}")
-    return {old: new for old, _, new in pairs}
-
-
 def find_and_import(
     paths: Sequence[Path], chosen: Sequence[Reader], store: Path, options: ReadOptions, seen: Signatures
 ) -> Iterator[Outcome]:
@@ -131,14 +112,11 @@ def find_and_import(
             yield from import_sources(store, changed, options, lambda _: bar.advance(task))
 
 
-def imported_history(paths: Sequence[Path], renames: Mapping[str, str]) -> tuple[list[Run], list[TelemetryError]]:
+def imported_history(paths: Sequence[Path]) -> tuple[list[Run], list[TelemetryError]]:
     """Import other tools' logs into the user's cache. Return the runs, and the problems with some of them.
-
-    Each set of renames has its own store there, so the same log renamed otherwise is another run.
 
     Args:
         paths: Files and folders of logs.
-        renames: New metric names, by their names in the logs.
 
     Raises:
         TelemetryError: The user has no cache, or no log can be read.

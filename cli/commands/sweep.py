@@ -11,14 +11,24 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from ...replay.reports.sentences import DEPLOYABLE_REGRET, REGRET, objective_sentence
+from ...replay.reports.objectives import objective_sentences, objectives_json, renamed_text
+from ...replay.reports.sentences import DEPLOYABLE_REGRET, REGRET
 from ...replay.sweeps.sweeping import Sweep
 from ...replay.sweeps.sweeping import sweep as sweep_runs
 from ...rules.language.references import Param
 from ...store.errors import TelemetryError
 from ...store.plural import counted
 from ..lookup import complain_of, policy_named, runs_chosen, setting_value
-from ..options import JsonOption, ModeOption, ObjectiveOption, PolicyArgument, StoreOption, objective_of
+from ..options import (
+    JsonOption,
+    ModeOption,
+    ObjectiveOption,
+    PolicyArgument,
+    RenameOption,
+    StoreOption,
+    objectives_of,
+    renames_of,
+)
 from ..output import print_json, print_table, reading_runs, say
 from ..streams import complain
 
@@ -52,6 +62,7 @@ def sweep(
     store: StoreOption = None,
     objective: ObjectiveOption = None,
     mode: ModeOption = None,
+    renames: RenameOption = None,
     processes: Annotated[
         int | None,
         typer.Option(metavar="N", min=1, help="Maximum number of processes; by default one per core."),
@@ -67,7 +78,7 @@ def sweep(
     """
     if not settings:
         raise typer.BadParameter("give the values to try, such as --set patience=1,2,3")
-    declared = objective_of(objective, mode)
+    declared, renaming = objectives_of(objective, mode), renames_of(renames)
     axes = _axes(settings)
     loaded = policy_named(policy, None)
     _check_numbers(axes, loaded.params)
@@ -79,6 +90,7 @@ def sweep(
             axes,
             chosen,
             objective=declared,
+            renames=renaming,
             on_progress=on_progress,
             processes=processes or os.cpu_count() or 1,
         )
@@ -149,11 +161,13 @@ def _print_front(result: Sweep, rows: Sequence[dict[str, Any]]) -> None:
     runs = counted(len(result.runs), "run")
     say(f"{counted(len(rows), 'variant', ',')} replayed over {runs}; best trade-offs: {len(shown)}.")
     say("The best of many variants looks better on the runs that chose it than it will on other runs.")
-    if result.objective is None:
+    if result.renames:
+        say(f"Metrics were renamed: {renamed_text(result.renames)}.")
+    said = objective_sentences([run.objective for run in result.runs])
+    if not said:
         say("No metric judges the runs, so no best variants are known: name one with --objective.")
     else:
-        say(objective_sentence(result.objective))
-        say(f"{REGRET} {DEPLOYABLE_REGRET}")
+        say(f"{' '.join(said)} {REGRET} {DEPLOYABLE_REGRET}")
     for sentence in _limits(result):
         say(sentence)
 
@@ -167,6 +181,8 @@ def _print_lines(result: Sweep, rows: Sequence[dict[str, Any]]) -> None:
         "steps_recorded": result.steps,
         "objective": declared.metric if declared else None,
         "mode": str(declared.mode) if declared else None,
+        "objectives": objectives_json(run.objective for run in result.runs),
+        "renames": dict(result.renames),
     }
     for row in rows:
         print_json({**row, **tried})

@@ -7,7 +7,7 @@ does not grow with the size of the logs.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -20,12 +20,14 @@ from ..policies.conduct import Conduct
 from ..policies.coverage import ControllerCoverage, Coverage, coverage_of
 from ..run_pool import Progress, RunPool
 from ..runs.incidents import IncidentLabels
-from ..runs.objective import Objective, check_evaluated, guessed_objective
+from ..runs.objective import Declared, Objective, check_evaluated, declared_objectives, shared_objective
+from ..runs.renaming import check_recorded
 from ..runs.results import Excluded, RunResult
 from ..runs.run_result import DEFAULT_SETTINGS, BacktestSettings, ReplayedRun, facts_of_run, result_of
 from ..value_encoding import ValueCodec
 from .baselines import Baseline, BaselineOutcome, baseline_outcomes, reads_runs
 from .frames import decisions_frame, runs_frame
+from .lacked_metrics import LackedMetric, lacked_in
 
 if TYPE_CHECKING:
     import polars as pl
@@ -47,11 +49,12 @@ class Backtest:
 
     Attributes:
         policy: The policy.
-        objective: The objective; None if none was declared and none could be guessed.
-        results: One for each run that was judged.
+        results: One for each run that was judged, with the objective that judges it.
         excluded: The runs that were not, each with its reason.
         semantics_version: Version of the rule semantics; the current one by default.
         settings: The settings of the backtest.
+        declared: The objectives that the user declared, the preferred one first; empty if they were not.
+        lacking: The metrics that rules read and many runs lack.
         cost_per_hour: Cost of an hour of one rank, in any currency; None if it was not given.
         baselines: Scores of simpler policies on the same runs; empty if none were requested.
         coverage: Coverage of each controller and clause over all runs; empty if it was not requested.
@@ -62,11 +65,12 @@ class Backtest:
     """
 
     policy: Policy
-    objective: Objective | None
     results: tuple[RunResult, ...]
     excluded: tuple[Excluded, ...] = ()
     semantics_version: int = SEMANTICS_VERSION
     settings: BacktestSettings = DEFAULT_SETTINGS
+    declared: tuple[Objective, ...] = ()
+    lacking: tuple[LackedMetric, ...] = ()
     cost_per_hour: float | None = None
     baselines: tuple[BaselineOutcome, ...] = ()
     coverage: tuple[ControllerCoverage, ...] = ()
@@ -78,6 +82,11 @@ class Backtest:
     def policy_digest(self) -> str:
         """Digest of the policy's canonical form."""
         return self.policy.digest
+
+    @property
+    def objective(self) -> Objective | None:
+        """The objective of every run that has one; None if they differ, or no run has one."""
+        return shared_objective(result.objective for result in self.results)
 
     @property
     def event_count(self) -> int:
@@ -99,7 +108,7 @@ class Backtest:
 
     def runs_frame(self) -> pl.DataFrame:
         """Return one row per run: what was recorded, predicted and saved."""
-        return runs_frame(self.results, self.objective, self.cost_per_hour)
+        return runs_frame(self.results, self.cost_per_hour)
 
     def decisions_frame(self) -> pl.DataFrame:
         """Return one row per decision, over all runs."""
@@ -115,7 +124,8 @@ def backtest(
     policy: Policy,
     runs: Iterable[Run],
     *,
-    objective: Objective | None = None,
+    objective: Declared = None,
+    renames: Mapping[str, str] | None = None,
     on_progress: Callable[[Progress], object] | None = None,
     delay_steps: int = 0,
     cost_per_hour: float | None = None,
@@ -131,7 +141,9 @@ def backtest(
     Args:
         policy: The rules.
         runs: The runs; those that cannot be judged are listed as excluded.
-        objective: The objective; guessed if not given and unambiguous.
+        objective: The objective, or several in order of preference: each run is judged by the first that it evaluated.
+            If not given, each run is judged by what its study optimises, or by the metric whose name clearly says it.
+        renames: New names of metrics, as the rules call them, by the names that runs recorded.
         on_progress: Called after each run that is read: once for the policy, once for all baselines, once for coverage.
         delay_steps: Updates that the loop still makes between the decision to stop and the stop.
         cost_per_hour: Cost of an hour of one rank.
@@ -145,9 +157,11 @@ def backtest(
             unless asked to.
 
     Raises:
-        TelemetryError: The runs evaluated other metrics, but not the given objective.
+        TelemetryError: The runs evaluated other metrics, but not the given objective, or recorded no metric that is to
+            be renamed.
     """
-    request = Request(policy, tuple(runs), BacktestSettings(delay_steps, labels, tolerance_steps), cache, objective)
+    settings = BacktestSettings(delay_steps, labels, tolerance_steps, tuple((renames or {}).items()))
+    request = Request(policy, tuple(runs), settings, cache, declared_objectives(objective))
     with RunPool(processes, on_progress) as readers:
         report = _compared(request, baselines, with_coverage, readers)
     if cache is not None:
@@ -164,18 +178,19 @@ class Request:
         runs: The runs.
         settings: The settings of the backtest.
         cache: Cache of results; None for no cache.
-        objective: The objective; None to guess it.
+        declared: The declared objectives, the preferred one first; empty to guess.
     """
 
     policy: Policy
     runs: tuple[Run, ...]
     settings: BacktestSettings = DEFAULT_SETTINGS
     cache: Cache | None = None
-    objective: Objective | None = None
+    declared: tuple[Objective, ...] = ()
 
 
 def backtest_runs(request: Request, readers: RunPool) -> tuple[Backtest, list[Run]]:
     """Return the backtest of a policy alone, in one pass over the runs, and the runs that could be judged."""
+    check_recorded(request.runs, request.settings.renames)
     facts: list[ReplayedRun] = []
     judged_runs: list[Run] = []
     excluded: list[Excluded] = []
@@ -191,12 +206,16 @@ def backtest_runs(request: Request, readers: RunPool) -> tuple[Backtest, list[Ru
             facts.append(found)
             judged_runs.append(run)
     names = {name for one in facts for name in one.history.evaluations}
-    if request.objective is not None:
-        check_evaluated(request.objective, names)
-    objective = request.objective or guessed_objective(names)
-    results = tuple(result_of(one, objective) for one in facts)
+    declared = request.declared
+    check_evaluated(declared, names)
     report = Backtest(
-        request.policy, objective, results, tuple(excluded), settings=request.settings, read_events=read_events
+        request.policy,
+        tuple(result_of(one, one.objective(declared), declared) for one in facts),
+        tuple(excluded),
+        settings=request.settings,
+        declared=declared,
+        lacking=lacked_in(facts),
+        read_events=read_events,
     )
     return report, judged_runs
 
@@ -208,11 +227,11 @@ def _compared(request: Request, baselines: Sequence[Baseline], with_coverage: bo
     report, runs = backtest_runs(request, readers)
     readers.expect((passes - 1) * (len(runs) - len(request.runs)))
     cache, results = request.cache, report.results
-    outcomes, for_baselines = baseline_outcomes(
-        baselines, runs, results, report.objective, request.settings, readers, cache
-    )
+    outcomes, for_baselines = baseline_outcomes(baselines, runs, results, request.settings, readers, cache)
     endings = [None if one.ending is None else one.ending.event_index for one in results]
-    covered = coverage_of(request.policy, runs, readers, cache, endings) if with_coverage else Coverage()
+    covered = Coverage()
+    if with_coverage:
+        covered = coverage_of(request.policy, runs, readers, cache, endings, request.settings.renames)
     return replace(
         report,
         baselines=outcomes,

@@ -20,7 +20,8 @@ from ...rules.policy_file.policy import Policy, parse_policy
 from ...store.run import Run
 from ..cache import Cache, cached_answer, policy_identity
 from ..run_pool import RunPool
-from ..runs.objective import Evaluation, Mode, Objective, best
+from ..runs.metric_names import Mode
+from ..runs.objective import Evaluation, Objective, best
 from ..runs.regret import relative
 from ..runs.results import RunResult
 from ..runs.run_result import BacktestSettings, facts_of_run, result_of
@@ -111,7 +112,8 @@ class BaselineOutcome:
 
     Attributes:
         baseline: The baseline.
-        digest: Digest of its policy with the objective substituted; None if it is not a policy.
+        digest: Digest of its policy with the objective substituted; None if it is not a policy, or if runs are judged
+            by several objectives and it reads them.
         standings: One score per result of the backtest, in order; None where it has none.
         reason: Why it has no scores at all; empty if it has.
     """
@@ -157,18 +159,16 @@ def baseline_outcomes(
     baselines: Sequence[Baseline],
     runs: Sequence[Run],
     results: Sequence[RunResult],
-    objective: Objective | None,
     settings: BacktestSettings,
     readers: RunPool,
     cache: Cache | None = None,
 ) -> tuple[tuple[BaselineOutcome, ...], int]:
-    """Score each baseline on the runs of a backtest.
+    """Score each baseline on the runs of a backtest, each run by its own objective.
 
     Args:
         baselines: The baselines.
         runs: The runs that were judged.
         results: The policy's result on each.
-        objective: The objective.
         settings: The settings of the backtest.
         readers: The pool to read the runs with.
         cache: Cache of earlier scores.
@@ -177,91 +177,124 @@ def baseline_outcomes(
         The outcome of each baseline, and the number of events read.
     """
     outcomes, read_events = _policy_outcomes(
-        [baseline for baseline in baselines if baseline.path is not None], runs, objective, settings, readers, cache
+        [baseline for baseline in baselines if baseline.path is not None], runs, results, settings, readers, cache
     )
     for baseline in baselines:
         if baseline.pruner is not None:
-            outcomes[baseline] = _pruner_outcome(baseline, baseline.pruner, results, objective, settings.delay_steps)
+            outcomes[baseline] = _pruner_outcome(baseline, baseline.pruner, results, settings.delay_steps)
     outcomes[NEVER] = BaselineOutcome(NEVER, None, tuple(map(_never, results)))
-    outcomes[ORACLE] = BaselineOutcome(ORACLE, None, tuple(_oracle(result, objective) for result in results))
-    outcomes[RANDOM] = BaselineOutcome(RANDOM, None, _random(results, objective))
+    outcomes[ORACLE] = BaselineOutcome(ORACLE, None, tuple(map(_oracle, results)))
+    outcomes[RANDOM] = BaselineOutcome(RANDOM, None, _random(results))
     return tuple(outcomes[baseline] for baseline in baselines), read_events
 
 
 def _policy_outcomes(
     baselines: Sequence[Baseline],
     runs: Sequence[Run],
-    objective: Objective | None,
+    results: Sequence[RunResult],
     settings: BacktestSettings,
     readers: RunPool,
     cache: Cache | None,
 ) -> tuple[dict[Baseline, BaselineOutcome], int]:
     """Return the outcomes of the baselines that are policies, and the number of events read, all in one pass."""
-    policies: dict[Baseline, Policy] = {}
+    # None comes first: a reason that concerns an objective says more.
+    objectives = sorted({result.objective for result in results} or {None}, key=lambda one: (one is not None, str(one)))
+    asked: list[tuple[Baseline, dict[Objective | None, Policy]]] = []
     outcomes: dict[Baseline, BaselineOutcome] = {}
     for baseline in baselines:
-        try:
-            policies[baseline] = baseline_policy(baseline, objective)
-        except ValueError as error:
-            outcomes[baseline] = BaselineOutcome(baseline, None, (), str(error))
-    if not policies:
+        policies, reason = _policies(baseline, objectives)
+        if policies:
+            asked.append((baseline, policies))
+        else:
+            outcomes[baseline] = BaselineOutcome(baseline, None, (), reason)
+    if not asked:
         readers.expect(-len(runs) if baselines else 0)
         return outcomes, 0
-    answers = list(readers.mapped(_BaselineScores(tuple(policies.values()), objective, settings, cache), runs))
-    by_policy = zip(*(standings for standings, _ in answers), strict=True) if answers else repeat(())
-    for (baseline, policy), standings in zip(policies.items(), by_policy, strict=False):
-        outcomes[baseline] = BaselineOutcome(baseline, policy.digest, standings)
+    by_objective = {each: tuple(policies.get(each) for _, policies in asked) for each in objectives}
+    judged_by = [result.objective for result in results]
+    scores = _BaselineScores(by_objective, settings, cache)
+    answers = list(readers.mapped(scores, list(zip(runs, judged_by, strict=True))))
+    by_baseline = zip(*(standings for standings, _ in answers), strict=True) if answers else repeat(())
+    for (baseline, policies), standings in zip(asked, by_baseline, strict=False):
+        digests = {policy.digest for policy in policies.values()}
+        outcomes[baseline] = BaselineOutcome(baseline, digests.pop() if len(digests) == 1 else None, standings)
     return outcomes, sum(events for _, events in answers)
 
 
+def _policies(baseline: Baseline, objectives: Sequence[Objective | None]) -> tuple[dict[Objective | None, Policy], str]:
+    """Return a baseline's policy for each objective that it is defined for, and why it has none for the last other."""
+    if not baseline.reads_merit:
+        return dict.fromkeys(objectives, baseline_policy(baseline, None)), ""
+    policies: dict[Objective | None, Policy] = {}
+    reason = ""
+    for objective in objectives:
+        try:
+            policies[objective] = baseline_policy(baseline, objective)
+        except ValueError as error:
+            reason = str(error)
+    return policies, reason
+
+
 def _pruner_outcome(
-    baseline: Baseline, pruner: Pruner, results: Sequence[RunResult], objective: Objective | None, delay_steps: int
+    baseline: Baseline, pruner: Pruner, results: Sequence[RunResult], delay_steps: int
 ) -> BaselineOutcome:
-    """Return the outcome of a baseline that compares runs with each other."""
-    if objective is None:
-        return BaselineOutcome(baseline, None, (), NO_MERIT)
+    """Return the outcome of a baseline that compares runs with each other: those that one objective judges."""
+    objectives = {result.objective for result in results} - {None}
+    if not objectives:
+        return BaselineOutcome(baseline, None, (), NO_MERIT if results else "")
     if not any(map(says_when, results)):
-        return BaselineOutcome(baseline, None, (), NO_CLOCK if results else "")
-    pairs = zip(results, pruned_at(pruner, results, objective), strict=True)
-    return BaselineOutcome(baseline, None, tuple(_pruned(*pair, objective, delay_steps) for pair in pairs))
+        return BaselineOutcome(baseline, None, (), NO_CLOCK)
+    standings: list[BaselineScore | None] = [None] * len(results)
+    for objective in objectives:
+        alike = [index for index, result in enumerate(results) if result.objective == objective]
+        stops = pruned_at(pruner, [results[index] for index in alike])
+        for index, stop in zip(alike, stops, strict=True):
+            standings[index] = _pruned(results[index], stop, delay_steps)
+    return BaselineOutcome(baseline, None, tuple(standings))
 
 
-def standing_of(result: RunResult, objective: Objective | None) -> BaselineScore | None:
+def standing_of(result: RunResult) -> BaselineScore | None:
     """Return a policy's result as a score; None where it is unknown."""
     if result.predicted is None:
         return None
     return BaselineScore(
         float(result.stop is not None),
         result.share_saved,
-        result.relative_regret(objective),
-        result.relative_deployable_regret(objective),
+        result.relative_regret,
+        result.relative_deployable_regret,
     )
 
 
 @dataclass(frozen=True, slots=True)
 class _BaselineScores:
-    """The function mapped over runs: returns the score of each policy, and the number of events read."""
+    """The function mapped over runs and their objectives: the score of each policy, and the number of events read.
 
-    policies: tuple[Policy, ...]
-    objective: Objective | None
+    A baseline that has no policy for an objective has no score on the runs that it judges.
+    """
+
+    policies: Mapping[Objective | None, tuple[Policy | None, ...]]
     settings: BacktestSettings
     cache: Cache | None
 
-    def __call__(self, run: Run) -> tuple[tuple[BaselineScore | None, ...], int]:
-        answers = [self._standing(policy, run) for policy in self.policies]
+    def __call__(self, asked: tuple[Run, Objective | None]) -> tuple[tuple[BaselineScore | None, ...], int]:
+        run, objective = asked
+        answers = [
+            (None, 0) if policy is None else self._standing(policy, run, objective)
+            for policy in self.policies[objective]
+        ]
         return tuple(standing for standing, _ in answers), sum(events for _, events in answers)
 
-    def _standing(self, policy: Policy, run: Run) -> tuple[BaselineScore | None, int]:
+    def _standing(self, policy: Policy, run: Run, objective: Objective | None) -> tuple[BaselineScore | None, int]:
         identity = None if self.cache is None else policy_identity(policy)
-        asked = (
-            None if identity is None else ("standing", *identity, self.objective, self.settings.cache_key_parts(run))
+        asked = None if identity is None else ("standing", *identity, objective, self.settings.cache_key_parts(run))
+        (standing, events), was_kept = cached_answer(
+            self.cache, run, asked, _CODEC, lambda: self._read(policy, run, objective)
         )
-        (standing, events), was_kept = cached_answer(self.cache, run, asked, _CODEC, lambda: self._read(policy, run))
         return standing, 0 if was_kept else events
 
-    def _read(self, policy: Policy, run: Run) -> tuple[BaselineScore | None, int]:
+    def _read(self, policy: Policy, run: Run, objective: Objective | None) -> tuple[BaselineScore | None, int]:
         facts = facts_of_run(policy, run, self.settings)
-        return standing_of(result_of(facts, self.objective), self.objective), facts.identity.event_count
+        return standing_of(result_of(facts, objective)), facts.identity.event_count
 
 
 _CODEC: Final = ValueCodec(tuple[BaselineScore | None, int])
@@ -281,12 +314,13 @@ def _never(result: RunResult) -> BaselineScore:
     )
 
 
-def _pruned(result: RunResult, stop: Evaluation | None, objective: Objective, delay_steps: int) -> BaselineScore | None:
+def _pruned(result: RunResult, stop: Evaluation | None, delay_steps: int) -> BaselineScore | None:
     """Score a stop at an evaluation: what is due at its step is still made, then ``delay_steps`` updates.
 
     None for a run without a clock.
     """
-    if not says_when(result):
+    objective = result.objective
+    if objective is None or not says_when(result):
         return None
     if stop is None:
         return _never(result)
@@ -308,9 +342,9 @@ def _relative_loss(objective: Objective, reached: Evaluation | None, reference: 
     return relative(objective.loss_of(reached.value, reference), reference)
 
 
-def _oracle(result: RunResult, objective: Objective | None) -> BaselineScore | None:
+def _oracle(result: RunResult) -> BaselineScore | None:
     """Score a stop at the best evaluation, with a checkpoint of it."""
-    recorded = result.recorded
+    recorded, objective = result.recorded, result.objective
     if objective is None or recorded.best is None or recorded.best_step is None:
         return None
     regret = None if recorded.deployable is None else objective.loss_of(recorded.best, recorded.deployable)
@@ -318,7 +352,7 @@ def _oracle(result: RunResult, objective: Objective | None) -> BaselineScore | N
     return BaselineScore(1.0, share, 0.0, relative(regret, recorded.deployable))
 
 
-def _random(results: Sequence[RunResult], objective: Objective | None) -> tuple[BaselineScore | None, ...]:
+def _random(results: Sequence[RunResult]) -> tuple[BaselineScore | None, ...]:
     """Return the expected scores of a random stop after each step, at the policy's rate of stops per step.
 
     They are expectations, not draws: luck plays no part.
@@ -326,10 +360,10 @@ def _random(results: Sequence[RunResult], objective: Objective | None) -> tuple[
     known = [result for result in results if result.predicted is not None]
     spent = sum(result.predicted.steps for result in known if result.predicted is not None)
     rate = sum(result.stop is not None for result in known) / spent if spent else 0.0
-    return tuple(_at_random(result, objective, min(rate, 1.0)) for result in results)
+    return tuple(_at_random(result, min(rate, 1.0)) for result in results)
 
 
-def _at_random(result: RunResult, objective: Objective | None, rate: float) -> BaselineScore | None:
+def _at_random(result: RunResult, rate: float) -> BaselineScore | None:
     steps = result.recorded.steps
     if not steps or rate == 0:
         return _never(result)
@@ -340,8 +374,8 @@ def _at_random(result: RunResult, objective: Objective | None, rate: float) -> B
     return BaselineScore(
         1 - (1 - rate) ** steps,
         share,
-        _regret_at_random(result.evaluations, recorded.best, objective, rate),
-        _regret_at_random(kept, recorded.deployable, objective, rate),
+        _regret_at_random(result.evaluations, recorded.best, result.objective, rate),
+        _regret_at_random(kept, recorded.deployable, result.objective, rate),
     )
 
 

@@ -6,20 +6,17 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ...rules.engine.decisions import Decision
-from ..runs.objective import Objective
 from ..runs.results import RunResult
 
 if TYPE_CHECKING:
     import polars as pl
 
 
-def runs_frame(
-    results: Sequence[RunResult], objective: Objective | None, cost_per_hour: float | None = None
-) -> pl.DataFrame:
+def runs_frame(results: Sequence[RunResult], cost_per_hour: float | None = None) -> pl.DataFrame:
     """Return one row per run: what was recorded, predicted and saved. Empty without runs."""
     import polars as pl  # Importing polars takes 0.13 s; only callers that ask for a frame should wait for it.
 
-    return pl.DataFrame([run_row(result, objective, cost_per_hour) for result in results], infer_schema_length=None)
+    return pl.DataFrame([run_row(result, cost_per_hour) for result in results], infer_schema_length=None)
 
 
 def decisions_frame(results: Sequence[RunResult]) -> pl.DataFrame:
@@ -50,10 +47,10 @@ def decisions_frame(results: Sequence[RunResult]) -> pl.DataFrame:
     return pl.DataFrame(rows, infer_schema_length=None)
 
 
-def run_row(result: RunResult, objective: Objective | None, cost_per_hour: float | None) -> dict[str, object]:
+def run_row(result: RunResult, cost_per_hour: float | None) -> dict[str, object]:
     """Return the row of a run, by column."""
     recorded, predicted, stop = result.recorded, result.predicted, result.stop
-    hours = result.rank_hours_saved
+    hours, objective = result.rank_hours_saved, result.objective
     return {
         "run_id": result.run_id,
         "name": result.name,
@@ -79,17 +76,20 @@ def run_row(result: RunResult, objective: Objective | None, cost_per_hour: float
         "evaluations_predicted": predicted.evaluations if predicted else None,
         "checkpoint_bytes": recorded.checkpoint_bytes,
         "bytes_saved": result.bytes_saved,
+        "objective": None if objective is None else objective.metric,
+        "objective_mode": None if objective is None else str(objective.mode),
+        "objective_origin": None if objective is None else str(objective.origin),
         "best": recorded.best,
         "best_step": recorded.best_step,
         "final": recorded.final,
         "best_at_stop": predicted.best if predicted else None,
         "final_at_stop": predicted.final if predicted else None,
-        "regret": result.regret(objective),
-        "relative_regret": result.relative_regret(objective),
+        "regret": result.regret,
+        "relative_regret": result.relative_regret,
         "deployable": recorded.deployable,
         "deployable_at_stop": predicted.deployable if predicted else None,
-        "deployable_regret": result.deployable_regret(objective),
-        "relative_deployable_regret": result.relative_deployable_regret(objective),
+        "deployable_regret": result.deployable_regret,
+        "relative_deployable_regret": result.relative_deployable_regret,
         "human_action": None if result.human is None else result.human.action.what,
         "human_lead_steps": None if result.human is None else result.human.steps,
         "notes": "; ".join(result.notes),

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import NamedTuple
 
@@ -18,9 +18,10 @@ from ...store.run import Run
 from ..cache import Cache
 from ..intervals import Interval, interval
 from ..run_pool import Progress, RunPool
-from ..runs.objective import Objective
+from ..runs.objective import Declared, Objective, declared_objectives
 from ..runs.replaying import LabelledOutcome
 from ..runs.results import Excluded, RunResult
+from ..runs.run_result import BacktestSettings
 from .backtesting import Backtest, Request, backtest_runs
 
 
@@ -62,14 +63,12 @@ class RunDiff:
 
     Attributes:
         old, new: The result under each.
-        objective: The objective, if any.
         lost: Orders that only the old policy gives, in stream order.
         gained: Orders that only the new policy gives, in stream order.
     """
 
     old: RunResult
     new: RunResult
-    objective: Objective | None
     lost: tuple[Order, ...]
     gained: tuple[Order, ...]
 
@@ -107,13 +106,26 @@ class RunDiff:
 
     @property
     def regret(self) -> float | None:
-        """Regret under the new policy less that under the old; negative if the best value is better."""
-        return _more(self.new.regret(self.objective), self.old.regret(self.objective))
+        """Regret under the new policy less that under the old; negative if the best value is better.
+
+        In units of the run's own objective: a mean over runs with several objectives has no meaning.
+        """
+        return _more(self.new.regret, self.old.regret)
 
     @property
     def deployable_regret(self) -> float | None:
         """The same for the deployable regret."""
-        return _more(self.new.deployable_regret(self.objective), self.old.deployable_regret(self.objective))
+        return _more(self.new.deployable_regret, self.old.deployable_regret)
+
+    @property
+    def relative_regret(self) -> float | None:
+        """The difference of the relative regrets, which runs with other objectives have, too."""
+        return _more(self.new.relative_regret, self.old.relative_regret)
+
+    @property
+    def relative_deployable_regret(self) -> float | None:
+        """The same for the deployable regret."""
+        return _more(self.new.relative_deployable_regret, self.old.relative_deployable_regret)
 
     @property
     def first(self) -> int | None:
@@ -143,7 +155,7 @@ class PolicyDiff:
 
     @property
     def objective(self) -> Objective | None:
-        """The objective."""
+        """The objective of every run that has one; None if they differ, or no run has one."""
         return self.old.objective
 
     def total(self, amount: Callable[[RunDiff], float | None]) -> float | None:
@@ -161,7 +173,8 @@ def diff_policies(
     new: Policy,
     runs: Iterable[Run],
     *,
-    objective: Objective | None = None,
+    objective: Declared = None,
+    renames: Mapping[str, str] | None = None,
     on_progress: Callable[[Progress], object] | None = None,
     processes: int = 1,
     cache: Cache | None = None,
@@ -171,7 +184,8 @@ def diff_policies(
     Args:
         old, new: The policies.
         runs: The runs; those that cannot be judged are listed as excluded.
-        objective: The objective; guessed if not given and unambiguous.
+        objective: The objective, or several in order of preference, as for ``backtest``.
+        renames: New names of metrics, as the rules call them, by the names that runs recorded.
         on_progress: Called after each run that is read: once for each policy.
         processes: Number of processes to read runs with, as for ``backtest``.
         cache: Cache of results of finished runs, read and written.
@@ -179,8 +193,10 @@ def diff_policies(
     chosen = tuple(runs)
     with RunPool(processes, on_progress) as readers:
         readers.expect(2 * len(chosen))
-        before, _ = backtest_runs(Request(old, chosen, cache=cache, objective=objective), readers)
-        after, _ = backtest_runs(Request(new, chosen, cache=cache, objective=before.objective), readers)
+        settings = BacktestSettings(renames=tuple((renames or {}).items()))
+        request = Request(old, chosen, settings, cache, declared_objectives(objective))
+        before, _ = backtest_runs(request, readers)
+        after, _ = backtest_runs(replace(request, policy=new), readers)
     if cache is not None:
         cache.prune()
     return diff_backtests(before, after)
@@ -191,15 +207,13 @@ def diff_backtests(old: Backtest, new: Backtest) -> PolicyDiff:
     results = {result.run_id: result for result in new.results}
     pairs = [(result, results[result.run_id]) for result in old.results if result.run_id in results]
     excluded = {run.run_id: run for run in (*old.excluded, *new.excluded)}
-    return PolicyDiff(
-        old, new, tuple(_run_difference(*pair, old.objective) for pair in pairs), tuple(excluded.values())
-    )
+    return PolicyDiff(old, new, tuple(_run_difference(*pair) for pair in pairs), tuple(excluded.values()))
 
 
-def _run_difference(old: RunResult, new: RunResult, objective: Objective | None) -> RunDiff:
+def _run_difference(old: RunResult, new: RunResult) -> RunDiff:
     before, after = Counter(_orders(old.decisions)), Counter(_orders(new.decisions))
     lost, gained = sorted((before - after).elements()), sorted((after - before).elements())
-    return RunDiff(old, new, objective, tuple(lost), tuple(gained))
+    return RunDiff(old, new, tuple(lost), tuple(gained))
 
 
 def _orders(decisions: Iterable[LabelledOutcome]) -> Iterable[Order]:

@@ -14,7 +14,8 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import groupby
 from typing import Final, NamedTuple
 
-from ..runs.objective import Evaluation, Mode, Objective
+from ..runs.metric_names import Mode
+from ..runs.objective import Evaluation
 from ..runs.results import RunResult
 
 #: ``MedianPruner`` of Optuna (class reference, version 4): n_startup_trials. Its n_warmup_steps is 0, and its
@@ -85,13 +86,12 @@ def says_when(run: RunResult) -> bool:
     return run.began_ns > 0 and all(evaluation.time_ns > 0 for evaluation in run.evaluations)
 
 
-def pruned_at(pruner: Pruner, results: Sequence[RunResult], objective: Objective) -> list[Evaluation | None]:
+def pruned_at(pruner: Pruner, results: Sequence[RunResult]) -> list[Evaluation | None]:
     """Return for each result the evaluation at which a pruner would have ended the run; None where it would not.
 
     Args:
         pruner: The pruner.
-        results: The results of the runs, in any order.
-        objective: The objective.
+        results: The results of runs that one objective judges, in any order.
     """
     stops: list[Evaluation | None] = [None] * len(results)
     earlier: list[Earlier] = []
@@ -100,7 +100,8 @@ def pruned_at(pruner: Pruner, results: Sequence[RunResult], objective: Objective
         begun: list[Earlier] = []
         for _, index in beginning:
             run = results[index]
-            costs = [one.value if objective.mode is Mode.MIN else -one.value for one in run.evaluations]
+            is_max = run.objective is not None and run.objective.mode is Mode.MAX
+            costs = [-one.value if is_max else one.value for one in run.evaluations]
             times = [one.time_ns for one in run.evaluations]
             made = next((n for n, now in enumerate(times, start=1) if pruner(costs[:n], earlier, now)), None)
             if made is not None:

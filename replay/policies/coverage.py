@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from ...rules.engine.engine import Engine
 from ...rules.policy_file.policy import Policy
-from ...store.events import BEFORE_STREAM
+from ...store.events import BEFORE_STREAM, Event
 from ...store.garbage import collection_paused
 from ...store.reading.snapshot import Snapshot
 from ...store.run import Run
@@ -21,6 +21,7 @@ from ..cache import Cache, cached_answer, policy_identity
 from ..run_pool import RunPool
 from ..runs.event_stream import event_stream
 from ..runs.history import read_lineage
+from ..runs.renaming import Renames
 from ..runs.replaying import observed_in
 from ..value_encoding import ValueCodec
 from .conduct import Conduct, Observer
@@ -94,6 +95,7 @@ def coverage_of(
     readers: RunPool,
     cache: Cache | None = None,
     endings: Sequence[int | None] | None = None,
+    renames: Renames = (),
 ) -> Coverage:
     """Return the coverage of a policy's controllers and their clauses over runs.
 
@@ -103,9 +105,10 @@ def coverage_of(
         readers: The pool to read them with.
         cache: Cache of earlier results.
         endings: For each run, the index of its last event under the policy; None for all events.
+        renames: The metrics to rename.
     """
     asked = list(zip(runs, endings or [None] * len(runs), strict=True))
-    found = list(readers.mapped(_Conducts(policy, cache), asked))
+    found = list(readers.mapped(_Conducts(policy, cache, renames), asked))
     conducts = tuple(conduct for conduct, _ in found)
     seen = Counter(name for conduct in conducts for name in conduct.answered)
     controllers = []
@@ -133,11 +136,12 @@ class _Conducts:
 
     policy: Policy
     cache: Cache | None
+    renames: Renames
 
     def __call__(self, asked: tuple[Run, int | None]) -> tuple[Conduct, int]:
         run, until = asked
         identity = policy_identity(self.policy)
-        about = None if identity is None else ("coverage", until, *identity)
+        about = None if identity is None else ("coverage", until, self.renames, *identity)
         (conduct, events), was_kept = cached_answer(self.cache, run, about, _CODEC, lambda: self._read(run, until))
         return conduct, 0 if was_kept else events
 
@@ -147,13 +151,16 @@ class _Conducts:
 
     def _conduct(self, snapshot: Snapshot, until: int | None) -> tuple[Conduct, int]:
         with_probes, probes = probed(self.policy)
-        stream = event_stream(read_lineage(snapshot, samples=self.policy.reads_samples)[0])
+        stream = event_stream(self._events(snapshot))
         engine = Engine(with_probes, snapshot.info.last.plan)
         observer = Observer(self.policy, probes, until)
         observer.observe(BEFORE_STREAM, 0, engine.start())
         for index, event, outcomes in observed_in(engine, stream, everything=True):
             observer.observe(index, event.step, outcomes)
         return observer.conduct(), len(stream.kinds)
+
+    def _events(self, snapshot: Snapshot) -> Sequence[Event]:
+        return read_lineage(snapshot, samples=self.policy.reads_samples, renames=self.renames)[0]
 
 
 def _coverage(text: str, controller: int, number: int, seen: Counter[str], runs: int) -> ClauseCoverage:

@@ -60,19 +60,19 @@ def aggregate(backtest: Backtest) -> dict[str, Any]:
 
 def regrets(backtest: Backtest) -> list[float | None]:
     """Return the relative regret of each run, in order; None for runs excluded from the regret statistics."""
-    return [_complete(result, result.relative_regret(backtest.objective)) for result in backtest.results]
+    return [_complete(result, result.relative_regret) for result in backtest.results]
 
 
 def deployable_regrets(backtest: Backtest) -> list[float | None]:
     """Return the relative deployable regret of each run, likewise."""
-    return [_complete(result, result.relative_deployable_regret(backtest.objective)) for result in backtest.results]
+    return [_complete(result, result.relative_deployable_regret) for result in backtest.results]
 
 
 def without_regret(backtest: Backtest) -> list[Excluded]:
     """Return the runs that the regret statistics leave out, each with the reason."""
-    if backtest.objective is None:
+    if not any(result.objective for result in backtest.results):
         return []
-    reasons = [(result, _reason_without_regret(result, backtest)) for result in backtest.results]
+    reasons = [(result, _reason_without_regret(result)) for result in backtest.results]
     return [Excluded(result.run_id, result.name, reason) for result, reason in reasons if reason]
 
 
@@ -81,7 +81,7 @@ def comparison(backtest: Backtest) -> list[dict[str, Any]]:
 
     Differences are the policy's value less the baseline's, over the runs for which both are known.
     """
-    own = [standing_of(result, backtest.objective) for result in backtest.results]
+    own = [standing_of(result) for result in backtest.results]
     title = backtest.policy.name or "this policy"
     rows = [{"name": "policy", "title": title, "digest": backtest.policy.digest, **_summary(own, backtest)}]
     rows.extend(_baseline_row(outcome, own, backtest) for outcome in backtest.baselines)
@@ -167,18 +167,18 @@ def _complete(result: RunResult, value: float | None) -> float | None:
     return None if result.right_censored else value
 
 
-def _reason_without_regret(result: RunResult, backtest: Backtest) -> str:
+def _reason_without_regret(result: RunResult) -> str:
     if result.predicted is None:
         return "censored: the record does not show how this policy's run would have continued"
     if result.right_censored:
         return result.right_censored
-    if not result.evaluations and backtest.objective is not None:
-        return f"it recorded no evaluation of {backtest.objective.metric!r}"
+    if result.objective is None:
+        return "it recorded no evaluation that says how good it is"
     if result.recorded.best is None:
         return "each of its evaluations is NaN"
     if result.predicted.best is None:
         return "the policy would have stopped it before its first evaluation"
-    if result.relative_regret(backtest.objective) is None:
+    if result.relative_regret is None:
         return "its best evaluation is too near zero to divide by"
     return ""
 

@@ -13,18 +13,20 @@ from ...store.plural import counted
 from ..backtests.policy_diff import Order, PolicyDiff, RunDiff, StopChange
 from ..intervals import FEWEST_RUNS
 from .amounts import duration
-from .sentences import REGRET, objective_sentence
+from .objectives import objective_sentences, objectives_json, renamed_text
+from .sentences import REGRET
 
 
 def diff_json(difference: PolicyDiff) -> dict[str, Any]:
     """Return everything as JSON: the policies, the sum, each changed run."""
     stops = Counter(str(run.stop) for run in difference.changed)
+    objective = difference.objective
     return {
         "old": _policy_json(difference.old.policy),
         "new": _policy_json(difference.new.policy),
-        "objective": None
-        if difference.objective is None
-        else {"metric": difference.objective.metric, "mode": str(difference.objective.mode)},
+        "objective": None if objective is None else objective.to_json(),
+        "objectives": objectives_json(run.old.objective for run in difference.runs),
+        "renames": dict(difference.old.settings.renames),
         "changed": bool(difference.changed),
         "aggregate": {
             "runs": len(difference.runs),
@@ -34,8 +36,10 @@ def diff_json(difference: PolicyDiff) -> dict[str, Any]:
             "steps": difference.total(lambda run: run.steps),
             "seconds": difference.total(lambda run: run.seconds),
             "checkpoints": difference.total(lambda run: run.checkpoints),
-            "regret": asdict(difference.mean(lambda run: run.regret)),
-            "deployable_regret": asdict(difference.mean(lambda run: run.deployable_regret)),
+            "regret": asdict(difference.mean(lambda run: run.regret if objective else None)),
+            "deployable_regret": asdict(difference.mean(lambda run: run.deployable_regret if objective else None)),
+            "relative_regret": asdict(difference.mean(lambda run: run.relative_regret)),
+            "relative_deployable_regret": asdict(difference.mean(lambda run: run.relative_deployable_regret)),
         },
         "runs": [_run_json(run) for run in difference.changed],
         "excluded": [{"run_id": run.run_id, "name": run.name, "reason": run.reason} for run in difference.excluded],
@@ -50,6 +54,7 @@ def _run_json(run: RunDiff) -> dict[str, Any]:
     return {
         "run_id": run.new.run_id,
         "name": run.new.name,
+        "objective": None if run.old.objective is None else run.old.objective.to_json(),
         "stop": str(run.stop),
         "old_steps": None if run.old.predicted is None else run.old.predicted.steps,
         "new_steps": None if run.new.predicted is None else run.new.predicted.steps,
@@ -58,6 +63,8 @@ def _run_json(run: RunDiff) -> dict[str, Any]:
         "checkpoints": run.checkpoints,
         "regret": run.regret,
         "deployable_regret": run.deployable_regret,
+        "relative_regret": run.relative_regret,
+        "relative_deployable_regret": run.relative_deployable_regret,
         "first_event_index": run.first,
         "lost": [_order_json(order) for order in run.lost],
         "gained": [_order_json(order) for order in run.gained],
@@ -94,6 +101,8 @@ def diff_lines(difference: PolicyDiff) -> list[str]:
     changed, runs = len(difference.changed), len(difference.runs)
     old, new = difference.old.policy, difference.new.policy
     title = f"### {_called(old)}{_settings(old, new)} → {_called(new)}{_settings(new, old)}"
+    if renames := difference.old.settings.renames:
+        title += f", {renamed_text(renames)}"
     if not changed:
         return [title, "", f"Behaviour is the same in {counted(runs, 'run')}.", *_footnotes(difference)]
     lines = [title, "", f"Behaviour changes in {changed} of {counted(runs, 'run')}: {_summary(difference)}.", ""]
@@ -119,12 +128,12 @@ def _summary(difference: PolicyDiff) -> str:
     if checkpoints := difference.total(lambda run: run.checkpoints):
         parts.append(f"{counted(abs(checkpoints), 'checkpoint', ',.0f')} {'fewer' if checkpoints < 0 else 'more'}")
     for word, regret in (
-        ("regret", difference.mean(lambda run: run.regret)),
-        ("deployable regret", difference.mean(lambda run: run.deployable_regret)),
+        ("regret", difference.mean(lambda run: run.relative_regret)),
+        ("deployable regret", difference.mean(lambda run: run.relative_deployable_regret)),
     ):
         if regret.mean is not None:
-            ends = "" if regret.low is None else f" [{regret.low:+.4g}, {regret.high:+.4g}]"
-            parts.append(f"{word} {regret.mean:+.4g}{ends}")
+            ends = "" if regret.low is None else f" [{regret.low:+.2%}, {regret.high:+.2%}]"
+            parts.append(f"{word} {regret.mean:+.2%}{ends}")
     return ", ".join(parts) or "other operations, but the same ends"
 
 
@@ -136,7 +145,7 @@ def _row(run: RunDiff) -> str:
         ends[0] if ends[0] == ends[1] else " → ".join(ends),
         _signed(run.steps),
         _signed(run.checkpoints),
-        "-" if run.regret is None else f"{run.regret:+.4g}",
+        "-" if run.relative_regret is None else f"{run.relative_regret:+.2%}",
         _orders_text(run.lost),
         _orders_text(run.gained),
     )
@@ -159,13 +168,13 @@ def _footnotes(difference: PolicyDiff) -> list[str]:
         notes += [f"- {run.new.run_id}: controller '{name}' now fails." for name in sorted(new - old)]
         notes += [f"- {run.new.run_id}: controller '{name}' no longer fails." for name in sorted(old - new)]
     notes += [f"- Excluded {run.run_id}: {run.reason}." for run in difference.excluded]
-    objective = difference.objective
-    if objective is None:
+    said = objective_sentences([run.old.objective for run in difference.runs])
+    if not said:
         notes.append("- No metric judges the runs: name one with --objective to see regret.")
     else:
         notes.append(
-            f"- {objective_sentence(objective)} {REGRET} It is in units of {objective.metric}; "
-            f"+ is worse than before. Means over runs, with 95% bootstrap intervals from {FEWEST_RUNS} runs on."
+            f"- {' '.join(said)} {REGRET} It is relative to that best, so unlike metrics compare; + is worse than "
+            f"before. Means over runs, with 95% bootstrap intervals from {FEWEST_RUNS} runs on."
         )
     return ["", *notes]
 

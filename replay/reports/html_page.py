@@ -23,8 +23,9 @@ from .amounts import duration, short_duration, size
 from .decision_rows import NOTES, DecisionRow, decision_rows
 from .glossary import glossary
 from .html_templates import html_environment
+from .objectives import objective_sentences, rename_hints, renamed_text
 from .plots import Mark, run_plot, savings_plot
-from .sentences import BASELINE_NOTES, CLAUSE, DEPLOYABLE_REGRET, REGRET, headline, objective_sentence
+from .sentences import BASELINE_NOTES, CLAUSE, DEPLOYABLE_REGRET, REGRET, headline, no_objective_sentence
 
 _STYLE: Final = Path(__file__).with_name("page.css")
 
@@ -67,8 +68,9 @@ def report_page(backtest: Backtest) -> str:
         style=Markup(_STYLE.read_text(encoding="utf-8")),
         total=total,
         verdict=headline(backtest),
-        terms=(REGRET, DEPLOYABLE_REGRET) if backtest.objective else (),
-        objective_sentence=objective_sentence,
+        judged_by=_judged_by(backtest),
+        renamed=renamed_text(backtest.settings.renames),
+        hints=list(rename_hints(backtest.lacking)),
         words=[term for term in glossary() if term.anchor in _WORDS],
         cards=_cards(backtest, total),
         left_out=_left_out(backtest),
@@ -89,6 +91,11 @@ def report_page(backtest: Backtest) -> str:
         assumptions=(*backtest.assumptions, *_rests_on(backtest)),
         notes=[f"{result.name}: {note}" for result in backtest.results for note in result.notes],
     )
+
+
+def _judged_by(backtest: Backtest) -> Sequence[str]:
+    said = objective_sentences([result.objective for result in backtest.results])
+    return (*said, REGRET, DEPLOYABLE_REGRET) if said else (no_objective_sentence(backtest),)
 
 
 def _cards(backtest: Backtest, total: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
@@ -122,10 +129,11 @@ def _left_out_sentence(backtest: Backtest) -> str:
     parts = []
     if backtest.excluded:
         parts.append(f"{counted(len(backtest.excluded), 'run', ',')} could not be judged")
-    if left and backtest.objective is not None:
-        without = {result.run_id for result in backtest.results if not result.evaluations}
+    if left:
+        without = {result.run_id for result in backtest.results if result.objective is None}
         lacking = sum(run.run_id in without for run in left)
-        lack = f"recorded no {backtest.objective.metric}"
+        metric = "evaluation that says how good it is" if backtest.objective is None else backtest.objective.metric
+        lack = f"recorded no {metric}"
         if lacking == len(left):
             parts.append(
                 f"{counted(lacking, 'run', ',')} {lack} and {'is' if lacking == 1 else 'are'} left out of regret"
@@ -139,7 +147,7 @@ def _left_out_sentence(backtest: Backtest) -> str:
 def _marks(backtest: Backtest, rows: Sequence[Mapping[str, Any]]) -> list[Mark]:
     marks = []
     for result in backtest.results:
-        own_regret, own_share = result.relative_regret(backtest.objective), result.share_saved
+        own_regret, own_share = result.relative_regret, result.share_saved
         if result.stop is not None and own_regret is not None and own_share is not None:
             marks.append(Mark(100 * own_share, 100 * own_regret, result.name, "run"))
     for row in rows:
@@ -154,7 +162,7 @@ def _marks(backtest: Backtest, rows: Sequence[Mapping[str, Any]]) -> list[Mark]:
 def _figures(backtest: Backtest) -> list[Figure]:
     """Return the curves of the runs. Runs with a stop or a decision come first: readers look for these."""
     ordered = sorted(backtest.results, key=lambda result: (result.stop is None, not result.fired))
-    drawn = ((result, run_plot(result, backtest.objective)) for result in ordered[:PLOTTED])
+    drawn = ((result, run_plot(result)) for result in ordered[:PLOTTED])
     return [Figure(result, _caption(result), plot) for result, plot in drawn if plot]
 
 

@@ -14,6 +14,7 @@ from ..runs.replaying import LabelledOutcome
 from ..runs.results import Excluded, RunResult
 from .aggregation import aggregate, comparison, detection_json, human_json, without_regret
 from .decision_rows import DecisionRow, decision_json, decision_rows
+from .objectives import objectives_json
 
 
 def report_json(backtest: Backtest) -> dict[str, Any]:
@@ -29,9 +30,10 @@ def report_json(backtest: Backtest) -> dict[str, Any]:
         "event_count": backtest.event_count,
         "events_per_s": backtest.events_per_s,
         "bootstrap": {"seed": SEED, "resamples": RESAMPLES, "coverage": COVERAGE},
-        "objective": None
-        if objective is None
-        else {"metric": objective.metric, "mode": str(objective.mode), "guessed": objective.guessed},
+        "objective": None if objective is None else objective.to_json(),
+        "objectives": objectives_json(result.objective for result in backtest.results),
+        "renames": dict(backtest.settings.renames),
+        "lacking": [asdict(one) for one in backtest.lacking],
         "assumptions": list(backtest.assumptions),
         "delay_steps": backtest.settings.delay_steps,
         "cost_per_hour": backtest.cost_per_hour,
@@ -67,6 +69,7 @@ def _run_json(
         "run_id": result.run_id,
         "name": result.name,
         "status": result.status,
+        "objective": None if result.objective is None else result.objective.to_json(),
         "identity": asdict(result.identity),
         "fired": result.fired,
         "stop": None if result.stop is None else _stop_json(result.stop),
@@ -83,12 +86,12 @@ def _run_json(
         "rank_hours_saved": hours,
         "cost_saved": None if hours is None or cost is None else hours * cost,
         "regret": {
-            "absolute": result.regret(backtest.objective),
-            "relative": result.relative_regret(backtest.objective),
+            "absolute": result.regret,
+            "relative": result.relative_regret,
         },
         "deployable_regret": {
-            "absolute": result.deployable_regret(backtest.objective),
-            "relative": result.relative_deployable_regret(backtest.objective),
+            "absolute": result.deployable_regret,
+            "relative": result.relative_deployable_regret,
         },
         "right_censored": result.right_censored or None,
         "planned_steps": result.planned_steps,

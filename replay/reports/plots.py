@@ -50,9 +50,9 @@ class Mark:
     kind: str
 
 
-def run_plot(result: RunResult, objective: Objective | None) -> Markup:
+def run_plot(result: RunResult) -> Markup:
     """Plot a run's objective and training loss over steps, with the policy's decisions; empty without a curve."""
-    curves = _drawn(result.curves, objective)
+    curves = _drawn(result.curves, result.objective)
     last_step = max((step for curve in curves for step in curve.steps), default=0)
     if not last_step:
         return Markup()
@@ -61,7 +61,7 @@ def run_plot(result: RunResult, objective: Objective | None) -> Markup:
     parts = []
     for number, curve in enumerate(curves):
         top = _TOP + number * (_PANEL + _GAP)
-        parts += _panel(curve, across, top, number == 0, result, objective)
+        parts += _panel(curve, across, top, number == 0, result)
     bottom = height - _BOTTOM
     parts += _decisions(result, across, bottom)
     parts += [_text(across.at(tick), bottom + 24, tick_text(tick), "tick middle") for tick in across.ticks()]
@@ -107,9 +107,7 @@ def _drawn(curves: Iterable[Curve], objective: Objective | None) -> list[Curve]:
     return merit + [curve for curve in curves if curve.kind != "evaluate" and curve.metric == TRAINING_SERIES]
 
 
-def _panel(
-    curve: Curve, across: Scale, top: float, is_first: bool, result: RunResult, objective: Objective | None
-) -> list[Markup]:
+def _panel(curve: Curve, across: Scale, top: float, is_first: bool, result: RunResult) -> list[Markup]:
     upwards = scale_of(curve.values, top + _PANEL, top, may_be_log=True)
     name = curve.metric if curve.kind == "evaluate" else f"{curve.metric} (training)"
     if upwards is None:
@@ -118,8 +116,8 @@ def _panel(
     parts += [_text(_LEFT - 5, upwards.at(tick) + 4, tick_text(tick), "tick end") for tick in upwards.ticks()]
     parts.append(_text(_LEFT, top - 5, name + (", log scale" if upwards.is_log else ""), "axis"))
     parts.append(_polyline(curve, across, upwards))
-    if curve.kind == "evaluate" and objective is not None:
-        parts += _bests(result, objective, across, upwards)
+    if curve.kind == "evaluate" and result.objective is not None:
+        parts += _bests(result, result.objective, across, upwards)
     parts += [
         _path("gap", f"M{across.at(step):.1f} {top}v6", f"not finite at step {step}")
         for step, value in zip(curve.steps, curve.values, strict=True)

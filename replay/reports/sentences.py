@@ -10,12 +10,12 @@ from typing import Any, Final
 from ...store.plural import counted
 from ..backtests.backtesting import Backtest
 from ..backtests.baselines import ASHA, ORACLE, RANDOM
-from ..runs.objective import Mode, Objective
 from ..runs.run_result import asks_for_checkpoints
 from ..runs.validity import Validity
 from .aggregation import NOTABLE_REGRET, aggregate, comparison, detection_json, human_json, without_regret
 from .amounts import duration, short_duration, size
 from .decision_rows import NOTES
+from .objectives import objective_sentences, renamed_text
 
 #: Maximum number of runs that a note lists one by one.
 _NAMED: Final = 3
@@ -76,11 +76,12 @@ def _unknown(total: Mapping[str, Any]) -> Iterator[str]:
         yield f"{counted(total['excluded'], 'run', ',')} could not be judged."
 
 
-def objective_sentence(objective: Objective) -> str:
-    """Return by which metric runs are judged, and whether the user declared it."""
-    better = "lower" if objective.mode is Mode.MIN else "higher"
-    how = "guessed; change with --objective" if objective.guessed else "declared"
-    return f"Runs are judged by {objective.metric}, {better} is better ({how})."
+def no_objective_sentence(backtest: Backtest) -> str:
+    """Return why no metric judges any run."""
+    if backtest.declared:
+        metrics = " or ".join(objective.metric for objective in backtest.declared)
+        return f"No run recorded an evaluation of {metrics}, so the cost of a stop is unknown."
+    return "No metric judges the runs: name one with --objective to see what a stop would have cost."
 
 
 def summary_lines(backtest: Backtest) -> list[str]:
@@ -88,6 +89,8 @@ def summary_lines(backtest: Backtest) -> list[str]:
     total = aggregate(backtest)
     stopped = f"{total['stopped']} of {counted(total['runs'], 'run', ',')} would have been stopped"
     lines = [f"{stopped}; rules fired in {counted(total['fired'], 'run', ',')}."]
+    if backtest.settings.renames:
+        lines.append(f"Metrics were renamed: {renamed_text(backtest.settings.renames)}.")
     if total["steps"]:
         lines.append(_saved_line(total))
     if total["checkpoints"] or total["checkpoints_saved"]:
@@ -180,7 +183,7 @@ def _comparison_lines(backtest: Backtest) -> Iterator[str]:
     for row, outcome in zip(rows[1:], backtest.baselines, strict=True):
         if outcome.baseline.pruner is not None and 0 < row.get("runs", 0) < len(backtest.results):
             scored = f"{row['runs']} of {len(backtest.results)} runs"
-            yield f"{row['title']}: scored on {scored}; the others have no clock times."
+            yield f"{row['title']}: scored on {scored}; the others have no clock times, or no metric judges them."
     clear = [row["policy_less_this"]["share_saved"]["low"] is not None for row in rows if "policy_less_this" in row]
     if any(clear):
         yield "Δ: the policy minus the baseline, in percentage points; * marks a 95% interval that excludes 0."
@@ -189,13 +192,11 @@ def _comparison_lines(backtest: Backtest) -> Iterator[str]:
 
 
 def _regret_lines(total: Mapping[str, Any], backtest: Backtest) -> Iterator[str]:
-    objective = backtest.objective
-    if objective is None:
-        yield "No metric judges the runs: name one with --objective to see what a stop would have cost."
+    said = objective_sentences([result.objective for result in backtest.results])
+    if not said:
+        yield no_objective_sentence(backtest)
         return
-    yield objective_sentence(objective)
-    if backtest.results and not any(result.evaluations for result in backtest.results):
-        yield f"No run recorded an evaluation of {objective.metric}, so the cost of a stop is unknown."
+    yield from said
     regret, deployable = total["relative_regret"], total["relative_deployable_regret"]
     if regret["runs"]:
         share = f"{regret['share_above_1_percent']:.0%} of {counted(regret['runs'], 'run', ',')}"

@@ -25,10 +25,7 @@ _LONGEST_NAME: Final = 20
 
 def table_rows(backtest: Backtest) -> list[tuple[str, ...]]:
     """Return one row of cells per run: share and time saved, checkpoints, relative regret and deployable regret."""
-    return [
-        (label, *_cells(result, backtest))
-        for label, result in zip(_labels(backtest.results), backtest.results, strict=True)
-    ]
+    return [(label, *_cells(result)) for label, result in zip(_labels(backtest.results), backtest.results, strict=True)]
 
 
 def comparison_rows(rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, ...]]:
@@ -55,15 +52,12 @@ def _shortened(label: str) -> str:
     return f"{label[: _LONGEST_NAME - 1 - half]}…{label[-half:]}"
 
 
-def _cells(result: RunResult, backtest: Backtest) -> tuple[str, ...]:
+def _cells(result: RunResult) -> tuple[str, ...]:
     recorded, predicted, stop = result.recorded, result.predicted, result.stop
     if predicted is None:
         return ("unknown", f"{recorded.steps:,}", "", "", "", "", "", "censored")
     bound = "≥" if result.right_censored else ""
-    regret, deployable = (
-        result.relative_regret(backtest.objective),
-        result.relative_deployable_regret(backtest.objective),
-    )
+    regret, deployable = result.relative_regret, result.relative_deployable_regret
     return (
         "-" if stop is None else f"{stop.outcome.step:,}",
         f"{recorded.steps:,}",

@@ -19,6 +19,7 @@ from ...store.run_info import Attempt
 from .curves import Curve, curves_of
 from .event_stream import EventStream
 from .objective import Evaluation, Objective
+from .renaming import Renames, renamed_events, renames_in
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,16 +111,19 @@ class RolledBack:
 NOTHING_ROLLED_BACK = RolledBack({}, 0)
 
 
-def read_lineage(snapshot: Snapshot, *, samples: bool = False) -> tuple[Sequence[Event], RolledBack]:
+def read_lineage(
+    snapshot: Snapshot, *, samples: bool = False, renames: Renames = ()
+) -> tuple[Sequence[Event], RolledBack]:
     """Return the deciding rank's events along the lineage of a run's newest attempt, and what was rolled back.
 
     Args:
         snapshot: The run.
         samples: Whether to load the events' sample losses.
+        renames: The metrics to rename.
     """
-    lineage = snapshot.lineage
+    lineage, called = snapshot.lineage, renames_in(snapshot.columns.by_metric, renames)
     if not lineage.cuts:
-        return deciding_stream(snapshot, samples=samples), NOTHING_ROLLED_BACK
+        return renamed_events(deciding_stream(snapshot, samples=samples), called), NOTHING_ROLLED_BACK
     with collection_paused():
         recorded = list(snapshot.events(DECIDING_RANK, samples=samples))
     held = list(lineage.events(recorded))
@@ -127,7 +131,8 @@ def read_lineage(snapshot: Snapshot, *, samples: bool = False) -> tuple[Sequence
     for attempt, count in _steps(held).items():
         steps[attempt] -= count
     elapsed_ns = sum(_spans(recorded).values()) - sum(_spans(held).values())
-    return held, RolledBack({attempt: count for attempt, count in steps.items() if count}, elapsed_ns)
+    rolled_back = RolledBack({attempt: count for attempt, count in steps.items() if count}, elapsed_ns)
+    return renamed_events(held, called), rolled_back
 
 
 def restored_steps(attempts: Iterable[Attempt]) -> frozenset[int]:

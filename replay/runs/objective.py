@@ -1,33 +1,34 @@
-"""The objective: the evaluation metric by which runs are judged, and whether lower or higher is better."""
+"""The objective: the evaluation metric by which a run is judged, and whether lower or higher is better."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Final
+from typing import Any, Final, TypeAlias
 
 from ...rules.errors import suggestion
 from ...store.errors import TelemetryError
+from .metric_names import Mode, Split, is_loss, is_plain_loss, mode_of, rank_of, split_of
 
 
-class Mode(StrEnum):
-    """Whether a lower or a higher value of a metric is better."""
+class Origin(StrEnum):
+    """Who says that a run is judged by a metric.
 
-    MIN = "min"
-    MAX = "max"
+    Attributes:
+        DECLARED: The user.
+        STUDY: The study that the run was imported from, which optimises that metric.
+        GUESSED: Nobody; the metric's name suggests it.
+    """
+
+    DECLARED = "declared"
+    STUDY = "study"
+    GUESSED = "guessed"
 
 
-#: Parts of a metric's name from which its mode is inferred. Checked in this order.
-_TELLING: Final = (
-    (Mode.MIN, ("loss", "perplexity", "ppl", "error", "wer", "rmse", "mae")),
-    (Mode.MAX, ("acc", "f1", "bleu", "auc")),
-)
-
-
-#: The metric that is chosen wherever it is evaluated, whatever others there are.
-SURE_OBJECTIVE: Final = "eval_loss"
+#: The loss that judges a run wherever it is evaluated, before the losses on other data.
+_SURE: Final = "eval_loss"
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,12 +38,17 @@ class Objective:
     Attributes:
         metric: A metric that ``evaluate`` events carry.
         mode: Whether lower or higher is better.
-        guessed: Whether it was guessed instead of declared.
+        origin: Who says so.
     """
 
     metric: str
     mode: Mode
-    guessed: bool = False
+    origin: Origin = Origin.DECLARED
+
+    @property
+    def guessed(self) -> bool:
+        """Whether it was guessed from the metrics' names."""
+        return self.origin is Origin.GUESSED
 
     def is_better(self, value: float, than: float) -> bool:
         """Whether one value is better than another. NaN is never better."""
@@ -51,6 +57,16 @@ class Objective:
     def loss_of(self, value: float, best: float) -> float:
         """Return how much worse a value is than the best; never negative if the best is the true best."""
         return value - best if self.mode is Mode.MIN else best - value
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as reports have it."""
+        return {
+            "metric": self.metric, "mode": str(self.mode), "guessed": self.guessed, "origin": str(self.origin)
+        }  # fmt: skip
+
+
+#: What a caller may declare: nothing, one objective, or several in order of preference.
+Declared: TypeAlias = Objective | Sequence[Objective] | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,53 +86,102 @@ class Evaluation:
     time_ns: int = 0
 
 
-def declared_objective(metric: str, mode: str | None) -> Objective:
-    """Return the objective that a user named; infer its mode from the name if none is given.
+def declared_objective(named: str, mode: str | None = None) -> Objective:
+    """Return the objective that a user named: ``METRIC``, ``METRIC:min`` or ``METRIC:max``.
+
+    Args:
+        named: The metric, with or without its mode.
+        mode: The mode, if not named with the metric; inferred from the metric's name if given nowhere.
 
     Raises:
-        TelemetryError: The mode is unknown, or cannot be inferred from the name.
+        TelemetryError: The mode is unknown, given twice, or cannot be inferred from the name.
     """
-    if mode is not None:
-        if mode not in tuple(Mode):
-            raise TelemetryError("the mode of an objective is min or max", got=mode)
-        return Objective(metric, Mode(mode))
-    told = mode_of(metric)
+    metric, _, suffix = named.rpartition(":")
+    if metric and suffix in tuple(Mode):
+        if mode is not None:
+            raise TelemetryError("the mode of this objective is given twice", got=f"{named}, {mode}")
+        return Objective(metric, Mode(suffix))
+    if mode is not None and mode not in tuple(Mode):
+        raise TelemetryError("the mode of an objective is min or max", got=mode)
+    told = mode_of(named) if mode is None else Mode(mode)
     if told is None:
         raise TelemetryError(
             "the name of this metric does not say whether lower or higher is better",
-            got=metric,
-            fix="Add --mode min or --mode max",
+            got=named,
+            fix=f"Name it as {named}:min or {named}:max",
         )
-    return Objective(metric, told)
+    return Objective(named, told)
 
 
-def check_evaluated(objective: Objective, names: Set[str]) -> None:
-    """Check that a declared objective is among the metrics that runs evaluated; runs without any evaluation pass.
+def declared_objectives(declared: Declared) -> tuple[Objective, ...]:
+    """Return the declared objectives, the preferred one first; empty if none was declared."""
+    if declared is None:
+        return ()
+    return (declared,) if isinstance(declared, Objective) else tuple(declared)
+
+
+def shared_objective(objectives: Iterable[Objective | None]) -> Objective | None:
+    """Return the objective of every run that has one; None if they differ, or no run has one."""
+    found = set(objectives) - {None}
+    return found.pop() if len(found) == 1 else None
+
+
+def check_evaluated(declared: Iterable[Objective], names: Set[str]) -> None:
+    """Check that each declared objective is among the metrics that runs evaluated; without any evaluation, all pass.
 
     Raises:
-        TelemetryError: It is not. The error suggests a metric.
+        TelemetryError: One is not. The error suggests a metric.
     """
-    if names and objective.metric not in names:
-        fix = suggestion(objective.metric, names).replace("Known here:", "They evaluated:")
-        raise TelemetryError("no run recorded an evaluation of this metric", got=objective.metric, fix=fix)
+    for objective in declared:
+        if names and objective.metric not in names:
+            fix = suggestion(objective.metric, names).replace("Known here:", "They evaluated:")
+            raise TelemetryError("no run recorded an evaluation of this metric", got=objective.metric, fix=fix)
+
+
+def objective_among(
+    names: Set[str], declared: Sequence[Objective] = (), of_study: Objective | None = None
+) -> Objective | None:
+    """Return the objective of one run; None if none of its evaluation metrics clearly says how good it is.
+
+    Args:
+        names: The metrics that the run evaluated.
+        declared: What the user declared, in order of preference; nothing else then counts.
+        of_study: The metric that the run's study optimises.
+    """
+    if declared:
+        return next((objective for objective in declared if objective.metric in names), None)
+    return of_study if of_study is not None and of_study.metric in names else guessed_objective(names)
 
 
 def guessed_objective(names: Set[str]) -> Objective | None:
-    """Return the unambiguous metric: ``eval_loss``, or the only loss, or the only one whose name gives its mode."""
-    losses = sorted(name for name in names if "loss" in name.casefold())
-    telling = sorted(name for name in names if mode_of(name) is not None)
-    for candidates in ([SURE_OBJECTIVE] if SURE_OBJECTIVE in names else [], losses, telling):
-        if len(candidates) == 1:
-            return Objective(candidates[0], mode_of(candidates[0]) or Mode.MIN, guessed=True)
-        if candidates:
-            return None
+    """Return the metric that says how good a run is, if one clearly does.
+
+    Metrics on validation data come before those on test data; training data never counts. On the same data, the plain
+    loss comes first (``eval_loss``, ``val/loss``, ...), then the only other loss, then the only metric whose name says
+    whether lower or higher is better.
+    """
+    modes = {name: mode for name in sorted(names) if (mode := mode_of(name)) is not None}
+    for split in (Split.VALIDATION, Split.TEST):
+        own = [name for name in modes if split_of(name) is split]
+        losses = list(filter(is_loss, own))
+        plain = sorted(filter(is_plain_loss, losses), key=lambda name: (rank_of(name), name != _SURE, name))
+        for candidates in (plain[:1], losses, own):
+            if candidates:
+                return _only(candidates, modes)
     return None
 
 
-def mode_of(metric: str) -> Mode | None:
-    """Infer from a metric's name whether lower or higher is better; None if the name does not say."""
-    name = metric.casefold()
-    return next((mode for mode, words in _TELLING if any(word in name for word in words)), None)
+def _only(candidates: Sequence[str], modes: Mapping[str, Mode]) -> Objective | None:
+    metric, *others = candidates
+    return None if others else Objective(metric, modes[metric], Origin.GUESSED)
+
+
+def objective_of_study(source: Mapping[str, Any] | None) -> Objective | None:
+    """Return the objective that an imported run's source names; None if it names none."""
+    named = (source or {}).get("objective")
+    if not isinstance(named, Mapping) or named.get("mode") not in tuple(Mode) or not named.get("metric"):
+        return None
+    return Objective(str(named["metric"]), Mode(named["mode"]), Origin.STUDY)
 
 
 def best(evaluations: Iterable[Evaluation], objective: Objective) -> Evaluation | None:

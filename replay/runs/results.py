@@ -75,6 +75,7 @@ class RunResult:
         began_ns, ended_ns: Wall clock at the first and the last event; 0 when the log has none.
         human: What a person did about the run, and how much earlier the policy acts; None when no person acted.
         identity: The log, events and decisions that the result rests on.
+        objective: The metric that judges the run; None if no evaluation of it says how good it is.
     """
 
     run_id: str
@@ -99,6 +100,7 @@ class RunResult:
     ended_ns: int = 0
     human: Lead | None = None
     identity: RunIdentity = UNKNOWN
+    objective: Objective | None = None
 
     @property
     def fired(self) -> bool:
@@ -144,28 +146,32 @@ class RunResult:
             return None
         return _difference(self.recorded.checkpoint_bytes, self.predicted.checkpoint_bytes)
 
-    def regret(self, objective: Objective | None) -> float | None:
-        """Return how much worse the best value up to the stop is than the run's best; None without evaluations."""
-        if objective is None or self.predicted is None:
+    @property
+    def regret(self) -> float | None:
+        """How much worse the best value up to the stop is than the run's best; None without evaluations."""
+        if self.objective is None or self.predicted is None:
             return None
-        return regret_of(objective, self.predicted.best, self.recorded.best)
+        return regret_of(self.objective, self.predicted.best, self.recorded.best)
 
-    def relative_regret(self, objective: Objective | None) -> float | None:
-        """Return the regret over the magnitude of the run's best; None where that is too near zero to divide by."""
-        return relative(self.regret(objective), self.recorded.best)
+    @property
+    def relative_regret(self) -> float | None:
+        """The regret over the magnitude of the run's best; None where that is too near zero to divide by."""
+        return relative(self.regret, self.recorded.best)
 
-    def deployable_regret(self, objective: Objective | None) -> float | None:
-        """Return how much worse the best value with a checkpoint is than the recorded run's best with one.
+    @property
+    def deployable_regret(self) -> float | None:
+        """How much worse the best value with a checkpoint is than the recorded run's best with one.
 
         Negative where the policy's checkpoints are better; None where either side has no evaluated checkpoint.
         """
-        if objective is None or self.predicted is None:
+        if self.objective is None or self.predicted is None:
             return None
-        return regret_of(objective, self.predicted.deployable, self.recorded.deployable)
+        return regret_of(self.objective, self.predicted.deployable, self.recorded.deployable)
 
-    def relative_deployable_regret(self, objective: Objective | None) -> float | None:
-        """Return the same over the magnitude of the run's best with a checkpoint; None where that is too near zero."""
-        return relative(self.deployable_regret(objective), self.recorded.deployable)
+    @property
+    def relative_deployable_regret(self) -> float | None:
+        """The same over the magnitude of the run's best with a checkpoint; None where that is too near zero."""
+        return relative(self.deployable_regret, self.recorded.deployable)
 
 
 @dataclass(frozen=True, slots=True)

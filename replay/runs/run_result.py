@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
 
 from ...rules.policy_file.operations import Effect
 from ...rules.policy_file.policy import Policy
@@ -23,10 +24,14 @@ from .history import NOTHING_ROLLED_BACK, Checkpoint, History, RolledBack, histo
 from .human_action import Lead, lead_over
 from .identity import UNKNOWN, RunIdentity, identity_of
 from .incidents import Incident, IncidentLabels, incidents_in, incidents_noted
-from .objective import Evaluation, Objective, best
+from .objective import Evaluation, Objective, best, objective_among, objective_of_study
+from .renaming import Renames, lacked_metrics, renames_in
 from .replaying import Ending, Replay, replay_stream
 from .results import Outlay, RunResult
 from .validity import Validity
+
+#: Most evaluation metrics that a note names.
+_NAMED: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +50,8 @@ class ReplayedRun:
         restored_steps: Steps of the checkpoints from which an attempt of the run resumed.
         human: What a person did about the run, compared with the policy; None when no person acted.
         identity: The log, events and decisions that the facts rest on.
+        of_study: The metric that its study optimises; None if its source names none.
+        lacked: The metrics that rules read and the run did not record, each with its metric that comes closest.
     """
 
     run_id: str
@@ -60,6 +67,12 @@ class ReplayedRun:
     restored_steps: frozenset[int] = frozenset()
     human: Lead | None = None
     identity: RunIdentity = UNKNOWN
+    of_study: Objective | None = None
+    lacked: Mapping[str, str] = field(default_factory=dict)
+
+    def objective(self, declared: Sequence[Objective] = ()) -> Objective | None:
+        """Return the metric that judges the run; None if none of its evaluations says how good it is."""
+        return objective_among(self.history.evaluations.keys(), declared, self.of_study)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,18 +83,21 @@ class BacktestSettings:
         delay_steps: Updates that the loop still makes between the decision to stop and the stop.
         labels: Incidents by run; if None, those that annotations label.
         tolerance_steps: Steps around an incident within which an alarm still counts as true.
+        renames: The metrics to rename, as policies call them.
     """
 
     delay_steps: int = 0
     labels: IncidentLabels | None = None
     tolerance_steps: int = 0
+    renames: Renames = ()
 
     def cache_key_parts(self, run: Run) -> tuple[object, ...]:
         """Return the settings that apply to one run, as parts of a cache key."""
+        parts = self.delay_steps, self.tolerance_steps, self.renames
         if self.labels is None:
-            return self.delay_steps, self.tolerance_steps
+            return parts
         info = run.info
-        return self.delay_steps, self.tolerance_steps, "labels", self.labels.of(info.run_id, info.name)
+        return *parts, "labels", self.labels.of(info.run_id, info.name)
 
 
 DEFAULT_SETTINGS = BacktestSettings()
@@ -100,12 +116,26 @@ def facts_of_run(policy: Policy, run: Run, settings: BacktestSettings = DEFAULT_
 def _facts_at(policy: Policy, snapshot: Snapshot, settings: BacktestSettings) -> ReplayedRun:
     """Return the facts of one snapshot of a run."""
     info = snapshot.info
-    events, rolled_back = read_lineage(snapshot, samples=policy.reads_samples)
+    events, rolled_back = read_lineage(snapshot, samples=policy.reads_samples, renames=settings.renames)
     noted = incidents_noted(snapshot.folder)
     facts = facts_of(policy, info.run_id, info.name, snapshot.status, events, info.last.plan, settings, noted)
     identity = dataclasses.replace(facts.identity, log_digest=snapshot.log_digest)
     restored = restored_steps(info.attempts)
-    return dataclasses.replace(facts, rolled_back=rolled_back, identity=identity, restored_steps=restored)
+    return dataclasses.replace(
+        facts,
+        rolled_back=rolled_back,
+        identity=identity,
+        restored_steps=restored,
+        of_study=study_of(snapshot, settings.renames),
+        lacked=lacked_metrics(policy, snapshot, settings.renames),
+    )
+
+
+def study_of(snapshot: Snapshot, renames: Renames) -> Objective | None:
+    """Return the metric that the run's study optimises, under its new name; None if its source names none."""
+    found = objective_of_study(snapshot.info.source)
+    called = renames_in(snapshot.columns.by_metric, renames)
+    return None if found is None else dataclasses.replace(found, metric=called.get(found.metric, found.metric))
 
 
 def facts_of(
@@ -152,8 +182,14 @@ def judge_run(
     return result_of(facts_of(policy, run_id, name, status, events, plan), objective)
 
 
-def result_of(facts: ReplayedRun, objective: Objective | None) -> RunResult:
-    """Return the result of a run's facts under an objective."""
+def result_of(facts: ReplayedRun, objective: Objective | None, declared: Sequence[Objective] = ()) -> RunResult:
+    """Return the result of a run's facts under the objective that judges this run.
+
+    Args:
+        facts: The facts.
+        objective: The objective; None if none of the run's evaluations says how good it is.
+        declared: What the user declared, to say why there is none.
+    """
     replayed, history = facts.replayed, facts.history
     horizon = None if replayed.is_point else replayed.horizon
     censored = _right_censored(facts)
@@ -167,7 +203,7 @@ def result_of(facts: ReplayedRun, objective: Objective | None) -> RunResult:
         stop=replayed.stop,
         decisions=replayed.reached,
         error_counts=replayed.error_counts,
-        notes=(*_notes(facts, objective, censored),),
+        notes=(*_notes(facts, objective, declared, censored),),
         right_censored=censored,
         ranks=facts.plan.world_size or 1,
         planned_steps=facts.plan.max_steps(),
@@ -180,6 +216,7 @@ def result_of(facts: ReplayedRun, objective: Objective | None) -> RunResult:
         ended_ns=history.ended_ns,
         human=facts.human,
         identity=facts.identity,
+        objective=objective,
     )
 
 
@@ -311,12 +348,14 @@ def why_right_censored(status: str, steps: int, plan: Plan) -> str:
     return ""
 
 
-def _notes(facts: ReplayedRun, objective: Objective | None, right_censored: str) -> Iterable[str]:
+def _notes(
+    facts: ReplayedRun, objective: Objective | None, declared: Sequence[Objective], right_censored: str
+) -> Iterable[str]:
     replayed = facts.replayed
     if right_censored:
         yield right_censored
-    if objective is not None and not facts.history.merit(objective):
-        yield f"it recorded no evaluation of {objective.metric!r}, so its regret is unknown"
+    if objective is None:
+        yield f"{_why_unjudged(facts.history, declared)}, so its regret is unknown"
     if not replayed.is_point:
         unknown = "the record does not show how this policy's run would have continued"
         yield f"censored after event {replayed.censored_from}: {unknown}"
@@ -329,6 +368,17 @@ def _notes(facts: ReplayedRun, objective: Objective | None, right_censored: str)
     if facts.lacks_samples:
         yield "it recorded no sample losses: rules that read them were undefined throughout"
     yield from _notes_of_resumes(facts.rolled_back)
+
+
+def _why_unjudged(history: History, declared: Sequence[Objective]) -> str:
+    """Return why no metric judges the run."""
+    if declared:
+        return f"it recorded no evaluation of {' or '.join(repr(objective.metric) for objective in declared)}"
+    if not history.evaluations:
+        return "it recorded no evaluation"
+    first, *rest = sorted(history.evaluations)
+    names = ", ".join((first, *rest[: _NAMED - 1])) + (", ..." if len(rest) >= _NAMED else "")
+    return f"none of its evaluation metrics clearly says how good it is ({names})"
 
 
 def _notes_of_resumes(rolled_back: RolledBack) -> Iterable[str]:

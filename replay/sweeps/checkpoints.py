@@ -11,7 +11,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..runs.objective import Mode, Objective
+from ..runs.metric_names import Mode
+from ..runs.objective import Objective
 from .stream import Floats, Ints, Stream
 from .tally import Tally
 

@@ -12,7 +12,8 @@ from typing import Final
 
 import numpy as np
 
-from ..runs.objective import Mode, Objective
+from ..runs.metric_names import Mode
+from ..runs.objective import Objective
 from ..runs.regret import NEAR_ZERO
 from ..runs.replaying import BEFORE_A_STEP, WITHIN_A_STEP
 from ..runs.results import RunResult
@@ -94,7 +95,7 @@ def outcomes_of(
     )
 
 
-def outcomes_of_results(results: Sequence[RunResult], objective: Objective | None) -> Outcomes:
+def outcomes_of_results(results: Sequence[RunResult]) -> Outcomes:
     """Convert backtest results, one per variant, to outcomes."""
 
     def numbers(values: Iterable[float | None]) -> Floats:
@@ -109,10 +110,10 @@ def outcomes_of_results(results: Sequence[RunResult], objective: Objective | Non
         seconds_saved=numbers(result.seconds_saved for result in results),
         checkpoints=numbers(None if outlay is None else outlay.checkpoints for outlay in predicted),
         checkpoint_bytes=numbers(None if outlay is None else outlay.checkpoint_bytes for outlay in predicted),
-        regret=numbers(result.regret(objective) for result in results),
-        relative_regret=numbers(result.relative_regret(objective) for result in results),
-        deployable_regret=numbers(result.deployable_regret(objective) for result in results),
-        relative_deployable_regret=numbers(result.relative_deployable_regret(objective) for result in results),
+        regret=numbers(result.regret for result in results),
+        relative_regret=numbers(result.relative_regret for result in results),
+        deployable_regret=numbers(result.deployable_regret for result in results),
+        relative_deployable_regret=numbers(result.relative_deployable_regret for result in results),
         is_right_censored=np.array([bool(result.right_censored) for result in results], np.bool_),
     )
 

@@ -11,6 +11,7 @@ from ...rules.policy_file.policy import Policy
 from ...rules.policy_file.registration import METRIC_CLASSES, OPERATION_CLASSES
 from ...store.run import Run
 from ..runs.objective import Objective
+from ..runs.renaming import Renames
 from ..runs.results import Excluded
 from .task import RunSweeper, SweptRun
 from .variants import Variant, variants_of
@@ -32,18 +33,20 @@ class SweepTask:
     Attributes:
         policy: The rules.
         axes: The params to vary, with their values.
-        objective: The objective.
+        declared: The declared objectives, the preferred one first; empty to guess run by run.
+        renames: The metrics to rename.
     """
 
     policy: Policy
     axes: Mapping[str, Sequence[Param]]
-    objective: Objective | None
+    declared: Sequence[Objective] = ()
+    renames: Renames = ()
     _sweeper: RunSweeper | None = None
 
     def __call__(self, run: Run) -> SweptRun | Excluded:
         """Evaluate the variants on a run."""
         if self._sweeper is None:
-            self._sweeper = RunSweeper(variants_of(self.policy, self.axes), self.objective)
+            self._sweeper = RunSweeper(variants_of(self.policy, self.axes), self.declared, self.renames)
         return self._sweeper(run)
 
 

@@ -22,6 +22,7 @@ from ...store.plan import Plan
 from ...store.reading.snapshot import Snapshot
 from ...store.reading.timeline import events_table_along, rows_with_late_values
 from ..runs.history import size_of
+from ..runs.renaming import Renames, renamed_columns
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -77,6 +78,11 @@ class Stream:
 
     def __len__(self) -> int:
         return len(self.codes)
+
+    def has_evaluated(self, metric: str) -> bool:
+        """Whether an ``evaluate`` event carried a metric, among those that were read."""
+        found = self.metrics.get(metric)
+        return found is not None and bool(self.is_any(("evaluate",))[found.at].any())
 
     @cached_property
     def is_loop(self) -> Truths:
@@ -134,17 +140,18 @@ class Stream:
         return np.cumsum(self.is_any(("evaluate",)))
 
 
-def read_stream(snapshot: Snapshot, metrics: Collection[str]) -> Stream:
+def read_stream(snapshot: Snapshot, metrics: Collection[str], renames: Renames = ()) -> Stream:
     """Return the columns of a run along the lineage of its newest attempt.
 
     Args:
         snapshot: The run.
-        metrics: The metrics to read; those that it lacks are left out.
+        metrics: The metrics to read, by their new names; those that it lacks are left out.
+        renames: The metrics to rename.
 
     Raises:
         TelemetryError: The run cannot be read.
     """
-    known = snapshot.columns.by_metric
+    known = renamed_columns(snapshot, renames)
     column_of = {name: known[name] for name in metrics if name in known}
     table = events_table_along(snapshot, (*_ENVELOPE, *column_of.values()))
     kinds = table["kind"].combine_chunks().dictionary_encode()

@@ -18,12 +18,13 @@ from ...rules.language.references import Param
 from ...rules.policy_file.policy import Policy
 from ...store.run import Run
 from ..run_pool import Progress, RunPool
-from ..runs.objective import Objective
+from ..runs.objective import Declared, Objective, declared_objectives, shared_objective
+from ..runs.renaming import Renames, check_recorded
 from ..runs.results import Excluded
 from .outcomes import NO_STEP, Outcomes
 from .processes import SweepTask, worthwhile_processes
 from .stream import Floats
-from .task import RunSweeper, SweptRun, check_declared, guessed_from, reasons_of
+from .task import RunSweeper, SweptRun, check_declared, reasons_of
 from .variants import Variant, variants_of
 
 if TYPE_CHECKING:
@@ -37,20 +38,25 @@ class Sweep:
     Attributes:
         policy: The policy with its own params.
         axes: The varied params, with their values.
-        objective: The objective; None if none was declared and none could be guessed.
         variants: Every combination, the last axis varying fastest.
         runs: The runs that were judged.
         excluded: The runs that were not, each with its reason.
         engine_reasons: What the event engine had to decide, and why: by controller, or by run.
+        renames: The metrics that were renamed.
     """
 
     policy: Policy
     axes: Mapping[str, tuple[Param, ...]]
-    objective: Objective | None
     variants: tuple[Variant, ...]
     runs: tuple[SweptRun, ...]
     excluded: tuple[Excluded, ...]
     engine_reasons: Mapping[str, str]
+    renames: Renames = ()
+
+    @property
+    def objective(self) -> Objective | None:
+        """The objective of every run that has one; None if they differ, or no run has one."""
+        return shared_objective(run.objective for run in self.runs)
 
     @property
     def steps(self) -> int:
@@ -119,6 +125,7 @@ class Sweep:
                     "variant": np.arange(count),
                     "run_id": [run.run_id] * count,
                     "name": [run.name] * count,
+                    "objective": [None if run.objective is None else run.objective.metric] * count,
                     **{field.name: getattr(run.outcomes, field.name) for field in fields(Outcomes)},
                 }
             )
@@ -147,7 +154,8 @@ def sweep(
     axes: Mapping[str, Sequence[Param]],
     runs: Iterable[Run],
     *,
-    objective: Objective | None = None,
+    objective: Declared = None,
+    renames: Mapping[str, str] | None = None,
     on_progress: Callable[[Progress], object] | None = None,
     processes: int = 1,
 ) -> Sweep:
@@ -157,7 +165,8 @@ def sweep(
         policy: The rules.
         axes: The params to vary, with the values to try.
         runs: The runs; those that cannot be judged are listed as excluded.
-        objective: The objective; guessed if not given and unambiguous.
+        objective: The objective, or several in order of preference, as for ``backtest``.
+        renames: New names of metrics, as the rules call them, by the names that runs recorded.
         on_progress: Called after each run that is finished.
         processes: Maximum number of worker processes. Work that finishes sooner than they start stays in this process,
             and so do rules that a script may have registered. Workers import the main script, which must be guarded by
@@ -165,19 +174,18 @@ def sweep(
 
     Raises:
         PolicyError: A combination does not load.
-        TelemetryError: An axis has no values, there are too many combinations, or the runs evaluated other metrics, but
-            not the given objective.
+        TelemetryError: An axis has no values, there are too many combinations, the runs evaluated other metrics, but
+            not the given objective, or they recorded no metric that is to be renamed.
     """
     variants = variants_of(policy, axes)
     chosen = list(runs)
-    declared = objective
-    if objective is None:
-        objective = guessed_from(chosen)
+    declared, renaming = declared_objectives(objective), tuple((renames or {}).items())
+    check_recorded(chosen, renaming)
     processes = worthwhile_processes(policy, variants, chosen, processes)
     swept: list[SweptRun] = []
     excluded: list[Excluded] = []
     reasons = reasons_of(variants)
-    work = RunSweeper(variants, objective) if processes == 1 else SweepTask(policy, axes, objective)
+    work = RunSweeper(variants, declared, renaming) if processes == 1 else SweepTask(policy, axes, declared, renaming)
     with RunPool(processes, on_progress) as pool:
         pool.expect(len(chosen))
         for found in pool.mapped(work, chosen):
@@ -187,10 +195,9 @@ def sweep(
                 swept.append(found)
                 if found.engine_reason:
                     reasons[found.run_id] = found.engine_reason
-    if declared is not None and all(np.isnan(run.outcomes.regret).all() for run in swept):
-        check_declared(declared, chosen)  # Reads the runs again, which a regret of one of them makes needless.
+    check_declared(declared, swept, chosen)
     named = {name: tuple(values) for name, values in axes.items()}
-    return Sweep(policy, named, objective, tuple(variants), tuple(swept), tuple(excluded), reasons)
+    return Sweep(policy, named, tuple(variants), tuple(swept), tuple(excluded), reasons, renaming)
 
 
 def _summed(table: npt.NDArray[Any]) -> Floats:

@@ -5,7 +5,7 @@ Takes variants and a run; returns the outcomes of each variant on it, or why the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 from ...rules.language.references import ALSO_CALLED
@@ -14,9 +14,11 @@ from ...store.events import Event
 from ...store.reading.snapshot import Snapshot
 from ...store.run import Run
 from ..runs.history import read_lineage
-from ..runs.objective import SURE_OBJECTIVE, Objective, check_evaluated, guessed_objective, mode_of
+from ..runs.metric_names import mode_of
+from ..runs.objective import Objective, check_evaluated, objective_among
+from ..runs.renaming import Renames, renamed_columns
 from ..runs.results import Excluded
-from ..runs.run_result import judge_run
+from ..runs.run_result import judge_run, study_of
 from .outcomes import Outcomes, joined_outcomes, outcomes_of, outcomes_of_results
 from .run import RunSweep
 from .schedule import Schedule, schedules_of
@@ -32,6 +34,8 @@ class SweptRun:
         run_id, name: The run.
         steps: Optimizer updates that it made.
         outcomes: The outcomes of each variant on it.
+        objective: The metric that judges the run; None if none of its evaluations says how good it is.
+        evaluated: The metrics that it evaluated, among those that could judge it.
         engine_reason: Why the event engine decided controllers of columnar form on this run; empty if columns decided
             them.
     """
@@ -40,6 +44,8 @@ class SweptRun:
     name: str
     steps: int
     outcomes: Outcomes
+    objective: Objective | None = None
+    evaluated: frozenset[str] = frozenset()
     engine_reason: str = ""
 
 
@@ -48,13 +54,15 @@ class RunSweeper:
 
     Args:
         variants: The variants of one policy.
-        objective: The objective.
+        declared: The declared objectives, the preferred one first; empty to guess run by run.
+        renames: The metrics to rename.
     """
 
-    def __init__(self, variants: Sequence[Variant], objective: Objective | None) -> None:
+    def __init__(self, variants: Sequence[Variant], declared: Sequence[Objective] = (), renames: Renames = ()) -> None:
         self._schedules = schedules_of(variants)
-        self._objective = objective
-        self._metrics = metrics_read(variants, objective)
+        self._declared = declared
+        self._renames = renames
+        self._metrics = metrics_read(variants)
         self._reads_samples = any(variant.structure.policy.reads_samples for variant in variants)
 
     def __call__(self, run: Run) -> SweptRun | Excluded:
@@ -67,15 +75,27 @@ class RunSweeper:
     def _swept(self, snapshot: Snapshot) -> SweptRun | Excluded:
         """Evaluate all variants on one snapshot of a run."""
         info = snapshot.info
-        stream = read_stream(snapshot, self._metrics)
+        study = study_of(snapshot, self._renames)
+        judging = self._could_judge(snapshot, study)
+        stream = read_stream(snapshot, self._metrics | judging, self._renames)
         if not _is_judged(snapshot, stream):
             return Excluded(info.run_id, info.name, "it recorded no step and no metric")
 
         def events() -> Sequence[Event]:
-            return read_lineage(snapshot, samples=self._reads_samples)[0]
+            return read_lineage(snapshot, samples=self._reads_samples, renames=self._renames)[0]
 
-        outcomes, reason = sweep_stream(self._schedules, stream, self._objective, events, snapshot.status)
-        return SweptRun(info.run_id, info.name, int(stream.steps.max(initial=0)), outcomes, reason)
+        evaluated = frozenset(filter(stream.has_evaluated, judging))
+        objective = objective_among(evaluated, self._declared, study)
+        outcomes, reason = sweep_stream(self._schedules, stream, objective, events, snapshot.status)
+        steps = int(stream.steps.max(initial=0))
+        return SweptRun(info.run_id, info.name, steps, outcomes, objective, evaluated, reason)
+
+    def _could_judge(self, snapshot: Snapshot, study: Objective | None) -> set[str]:
+        """Return the metrics from which the objective of a run is chosen, as a backtest chooses it."""
+        if self._declared:
+            return {objective.metric for objective in self._declared}
+        told = {name for name in renamed_columns(snapshot, self._renames) if mode_of(name) is not None}
+        return told if study is None else told | {study.metric}
 
 
 def sweep_stream(
@@ -100,7 +120,7 @@ def sweep_stream(
     if reason:
         own, plan = events(), stream.plan
         results = [judge_run(variant.policy(), "", "", status, own, plan, objective) for variant in variants]
-        return outcomes_of_results(results, objective), reason
+        return outcomes_of_results(results), reason
     swept = RunSweep(stream, events)
     saves = any(watcher.saves for structure in structures for watcher in structure.watchers)
     parts = [
@@ -110,9 +130,9 @@ def sweep_stream(
     return joined_outcomes(parts), "; ".join(sorted(swept.reasons))
 
 
-def metrics_read(variants: Sequence[Variant], objective: Objective | None) -> set[str]:
-    """Return the names of the metrics to load as columns."""
-    names = {"epoch"} if objective is None else {"epoch", objective.metric}
+def metrics_read(variants: Sequence[Variant]) -> set[str]:
+    """Return the names of the metrics that rules read, to load as columns."""
+    names = {"epoch"}
     for structure in {id(variant.structure): variant.structure for variant in variants}.values():
         for watcher in structure.watchers:
             for key in watcher.declaration.rule.bound.series:
@@ -142,37 +162,25 @@ def _reason_for_engine(stream: Stream, steers: Collection[str]) -> str:
     return f"rules order {', '.join(sorted(steers))}" if steers else ""
 
 
-def guessed_from(runs: Iterable[Run]) -> Objective | None:
-    """Guess the objective as a backtest does, from only the metrics whose names give their mode."""
-    return guessed_objective(_evaluated(runs, lambda name: mode_of(name) is not None, SURE_OBJECTIVE))
-
-
-def check_declared(objective: Objective, runs: Sequence[Run]) -> None:
-    """Check that a run evaluated the objective, or none evaluated anything.
+def check_declared(declared: Sequence[Objective], swept: Sequence[SweptRun], runs: Sequence[Run]) -> None:
+    """Check that a run evaluated each declared objective, or none evaluated anything.
 
     Raises:
         TelemetryError: The runs evaluated other metrics.
     """
-    if not _evaluated(runs, lambda name: name == objective.metric, objective.metric):
-        check_evaluated(objective, _evaluated(runs, lambda _: True, ""))
+    found = {name for run in swept for name in run.evaluated}
+    missing = [objective for objective in declared if objective.metric not in found]
+    if missing:
+        check_evaluated(missing, found.union(*map(_evaluated, runs)))
 
 
-def _evaluated(runs: Iterable[Run], is_candidate: Callable[[str], bool], enough: str) -> set[str]:
-    """Return the candidates that runs evaluated; only the first runs are read if one of them evaluated ``enough``."""
-    names: set[str] = set()
-    for run in runs:
-        try:
-            names |= run.read(lambda snapshot: _evaluated_in(snapshot, is_candidate))
-        except TelemetryError:
-            continue
-        if enough in names:
-            break
-    return names
-
-
-def _evaluated_in(snapshot: Snapshot, is_candidate: Callable[[str], bool]) -> set[str]:
-    stream = read_stream(snapshot, [name for name in snapshot.columns.by_metric if is_candidate(name)])
-    return {name for name, found in stream.metrics.items() if stream.is_any(("evaluate",))[found.at].any()}
+def _evaluated(run: Run) -> set[str]:
+    """Return all metrics that a run evaluated; nothing if it cannot be read."""
+    try:
+        stream = run.read(lambda snapshot: read_stream(snapshot, snapshot.columns.by_metric))
+    except TelemetryError:
+        return set()
+    return set(filter(stream.has_evaluated, stream.metrics))
 
 
 def _is_judged(snapshot: Snapshot, stream: Stream) -> bool:

@@ -9,6 +9,9 @@ const boxes = () => [...document.querySelectorAll("input[name=run]")];
 /** Runs whose curves are drawn; the table has them all. */
 const PLOTTED = 24;
 
+/** Objectives that are named above the tables; each run names its own. */
+const OBJECTIVES = 4;
+
 /** Between two looks at a job, in milliseconds. */
 const PAUSE = 250;
 
@@ -46,6 +49,18 @@ function params() {
   return Object.fromEntries(changed.map((input) => [input.name, valueOf(input)]));
 }
 
+/** The names in a field, separated by commas: a name may hold blanks. */
+const words = (id) => by(id).value.split(",").map((text) => text.trim()).filter(Boolean);
+
+/** New names of metrics by old ones, from OLD=NEW. */
+function renames() {
+  return Object.fromEntries(words("renames").map((text) => {
+    const [old, ...rest] = text.split("=");
+    if (!old || !rest.join("=")) throw new Error(`Renames: OLD=NEW is needed, not “${text}”.`);
+    return [old, rest.join("=")];
+  }));
+}
+
 const chosen = () => boxes().filter((box) => box.checked).map((box) => box.value);
 
 function showCount() {
@@ -56,7 +71,9 @@ function showCount() {
 async function start() {
   let asked;
   try {
-    asked = { policy: data.policy, params: params(), runs: chosen(), baselines: ["all"], coverage: true };
+    asked = { policy: data.policy, params: params(), runs: chosen(), renames: renames(), baselines: ["all"], coverage: true };
+    const objective = words("objective");
+    if (objective.length) asked.objective = objective;
   } catch (error) {
     return state(error.message, true);
   }
@@ -114,7 +131,7 @@ async function showReport(now) {
   place.replaceChildren(
     element("div", { class: "tools" }, element("h2", {}, `${data.policy}: ${counted(report.runs.length, "run")}`), element("span", { class: "grow" }),
       now.report ? element("a", { class: "button", href: now.report, target: "_blank", rel: "noopener" }, "Full report") : null),
-    cards(), glossary(), runsTable(), comparisonTable(),
+    ...hints(), cards(), glossary(), runsTable(), comparisonTable(),
     element("h2", {}, "Curves and firings"),
     element("p", { class: "faint legend" }, "▼ a rule fires. Shaded: the part of the run that the stop would have saved."),
     element("div", { class: "plots" }, figures),
@@ -134,8 +151,22 @@ function cards() {
   for (const [key, title] of [["relative_regret", "mean regret"], ["relative_deployable_regret", "mean deployable regret"]]) {
     if (total[key].runs) list.push([percent(total[key].mean, 2), `${title}, worst ${percent(total[key].max, 2)}`]);
   }
-  if (report.objective) list.push([report.objective.metric, `${report.objective.mode === "min" ? "lower" : "higher"} is better${report.objective.guessed ? " (guessed)" : ""}`]);
+  for (const one of report.objectives.slice(0, OBJECTIVES)) list.push([one.metric, judging(one)]);
   return element("div", { class: "figures" }, list.map(([figure, text]) => element("div", {}, element("b", {}, figure), element("span", {}, text))));
+}
+
+/** How a metric judges, how many runs, and whether nobody said so. */
+function judging(one) {
+  const runs = one.runs === report.runs.length ? "" : `judges ${counted(one.runs, "run")}, `;
+  return `${runs}${one.mode === "min" ? "lower" : "higher"} is better${one.guessed ? " (guessed)" : ""}`;
+}
+
+/** Metrics that the rules read and that runs recorded under other names. */
+function hints() {
+  return report.lacking.map((one) => {
+    const names = Object.entries(one.nearest).map(([name, runs]) => `${name} (${counted(runs, "run")})`).join(", ");
+    return element("p", { class: "notice" }, `${one.runs} of ${counted(one.of, "run")} lack ${one.name}, which the rules read. They recorded ${names} instead: see “Renamed metrics”.`);
+  });
 }
 
 /** What the words of the page mean, in one sentence each. */
@@ -160,13 +191,14 @@ function runsTable() {
       shown(one.recorded.steps),
       known && one.recorded.steps ? bound + percent(one.saved.steps / one.recorded.steps, 0) : "–",
       shown(one.decisions.length),
+      one.objective?.metric ?? "–",
       shown(toFigure(one.recorded.best)),
       shown(toFigure(one.predicted?.best)),
       one.regret.relative === null ? "–" : bound + percent(one.regret.relative, 2),
       one.stop ? chip(one.stop.validity) : known ? "no stop" : chip("censored"),
     ];
   });
-  return element("section", {}, table(["run", "stop at", "of steps", "saved", "firings", "best of run", "best until stop", "regret", "validity"], rows, [0, 8]));
+  return element("section", {}, table(["run", "stop at", "of steps", "saved", "firings", "judged by", "best of run", "best until stop", "regret", "validity"], rows, [0, 5, 9]));
 }
 
 const chip = (validity) => element("span", { class: `chip ${validity}`, title: MEANING[validity] ?? null }, validity);
@@ -197,12 +229,18 @@ function figureOf(entry) {
     element("figcaption", {}, element("b", {}, entry.name), " ", element("span", { class: "faint" }, stop)), div);
 }
 
+/** The name under which a run recorded a metric of the report, among its names; null without one. */
+function recordedAs(metric, names) {
+  if (names.includes(metric)) return metric;
+  return Object.entries(report.renames).find(([old, now]) => now === metric && names.includes(old))?.[0] ?? null;
+}
+
 /** The training loss and the objective of a run; read once, drawn after every job. */
 async function curvesOf(entry) {
   if (!curves.has(entry.run_id)) {
     const { metrics } = await ask(runPath(entry.run_id));
     const names = metrics.map((metric) => metric.name);
-    const wanted = [names.includes("loss") ? "loss" : names[0], report.objective?.metric].filter((name) => names.includes(name));
+    const wanted = [recordedAs("loss", names) ?? names[0], recordedAs(entry.objective?.metric, names)].filter(Boolean);
     const { items } = await ask(address(runPath(entry.run_id, "/series"), { metric: [...new Set(wanted)], points: 600 }));
     curves.set(entry.run_id, distinct(items.filter((item) => item.step.length)));
   }
@@ -213,7 +251,8 @@ async function drawRun(entry) {
   try {
     const items = await curvesOf(entry);
     if (!items.length || !plots.has(entry.run_id)) return;
-    const main = items.find((item) => item.metric === report.objective?.metric) ?? items[0];
+    const own = recordedAs(entry.objective?.metric, items.map((item) => item.metric));
+    const main = items.find((item) => item.metric === own) ?? items[0];
     const marks = entry.decisions.map((one) => ({ step: one.step, text: `step ${one.step}: ${one.controller} (${one.validity})`, colour: colour(VALIDITY[one.validity] ?? "--faint") }));
     const traces = items.map((item) => lineOf(item, { name: item.metric, colour: item === main ? COLOURS[0] : colour("--faint"), width: item === main ? 1.8 : 1, opacity: item === main ? 1 : 0.6 }));
     if (marks.length) traces.push(marksOf("decision", main, marks));
