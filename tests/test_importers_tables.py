@@ -408,6 +408,15 @@ def test_what_is_wrong_with_files_of_stable_baselines_is_said(
     assert problem in told
 
 
+def test_a_damaged_archive_of_evaluations_leaves_the_episodes(reads: Reads) -> None:
+    """The problem names the file."""
+    whole = archive(timesteps=[1], results=[[1.0]])
+    runs, (problem,) = reads({"ppo/monitor.csv": monitor(1.0, (1.0, 2, 3.0)), "ppo/evaluations.npz": whole[:-30]})
+
+    assert runs == {"ppo": [("step_end", 2, {"r": 1.0, "l": 2.0})]}
+    assert "evaluations.npz: no evaluations of Stable-Baselines3" in problem
+
+
 @pytest.mark.parametrize(
     ("columns", "step"),
     [

@@ -7,7 +7,6 @@ import itertools
 import json
 import math
 import re
-import zipfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -64,29 +63,34 @@ class StableBaselinesReader:
 
     def read(self, files: Sequence[Path], options: ReadOptions) -> Iterator[ImportedRun]:
         """Yield the run: its episodes as ``step_end``, its evaluations as ``evaluate``, by step."""
-        monitors = [path for path in files if path.name != _EVALUATIONS]
         omissions = Omissions(str(files[0] if len(files) == 1 else files[0].parent))
         config: dict[str, Any] = {}
-        episodes = [
-            episode
-            for path in monitors
-            for episode in _episodes(path, omissions, config, is_growing=options.is_growing)
-        ]
+        episodes: list[_Episode] = []
+        evaluations: list[Fact] = []
+        problems: list[UnreadableSource] = []
+        for path in files:
+            try:
+                if path.name == _EVALUATIONS:
+                    evaluations += _evaluations(path)
+                else:
+                    episodes += _episodes(path, omissions, config, is_growing=options.is_growing)
+            except UnreadableSource as error:
+                problems.append(error)
         episodes.sort(key=lambda episode: episode.ended_s)
         steps = itertools.accumulate(episode.length for episode in episodes)
         facts = [
             Fact("step_end", step, episode.values, time_ns=nanoseconds(episode.ended_s))
             for step, episode in zip(steps, episodes, strict=True)
         ]
-        for path in files:
-            if path.name == _EVALUATIONS:
-                facts += _evaluations(path)
-        facts.sort(key=lambda fact: fact.step)
-        yield ImportedRun(_told(facts, omissions), config=config, started_ns=nanoseconds(config.get("t_start")) or None)
+        facts = sorted(facts + evaluations, key=lambda fact: fact.step)
+        started_ns = nanoseconds(config.get("t_start")) or None
+        yield ImportedRun(_told(facts, problems, omissions), config=config, started_ns=started_ns)
 
 
-def _told(facts: Iterable[Fact], omissions: Omissions) -> Iterator[Fact]:
+def _told(facts: Iterable[Fact], problems: Sequence[UnreadableSource], omissions: Omissions) -> Iterator[Fact]:
     yield from facts
+    for problem in problems:
+        raise problem
     omissions.tell()
 
 
@@ -100,7 +104,7 @@ def _episodes(path: Path, omissions: Omissions, config: dict[str, Any], *, is_gr
     except (ValueError, KeyError, TypeError):
         raise UnreadableSource("its first line holds no settings with t_start", where=str(path)) from None
     if started_s < config.get("t_start", math.inf):
-        config.update(settings)
+        config.update(settings, t_start=started_s)
     for index, row in enumerate(csv.DictReader(text), start=3):
         try:
             values = {name: held for name, cell in row.items() if cell and (held := number(cell)) is not None}
@@ -114,12 +118,14 @@ def _episodes(path: Path, omissions: Omissions, config: dict[str, Any], *, is_gr
 def _evaluations(path: Path) -> Iterator[Fact]:
     """Yield the evaluations of the archive: means over their episodes."""
     try:
-        with np.load(path, allow_pickle=False) as arrays:
+        with open(path, "rb") as file, np.load(file, allow_pickle=False) as arrays:
             steps = arrays["timesteps"].tolist()
             held = {name: arrays[array].tolist() for array, name in _MEANS.items() if array in arrays.files}
         for step, *episodes in zip(steps, *held.values(), strict=True):
-            yield Fact("evaluate", step, {name: _mean(own) for name, own in zip(held, episodes, strict=True)})
-    except (OSError, ValueError, KeyError, TypeError, zipfile.BadZipFile) as error:
+            yield Fact(
+                "evaluate", step_of(step, ""), {name: _mean(own) for name, own in zip(held, episodes, strict=True)}
+            )
+    except Exception as error:  # numpy raises whatever its parsers of zip, headers and arrays do.
         raise UnreadableSource(f"no evaluations of Stable-Baselines3 ({error})", where=str(path)) from None
 
 
