@@ -103,7 +103,7 @@ def _records(document: Any, omissions: Omissions) -> tuple[list[dict[str, Any]],
     columns: dict[str, list[Any]] = {}
     config: dict[str, Any] = {}
     for name, held in document.items():
-        if isinstance(held, dict) and all(map(str.isdecimal, held)):
+        if isinstance(held, dict) and list(held) == [str(index) for index in range(len(held))]:
             held = list(held.values())
         if isinstance(held, list):
             columns[name] = held
@@ -123,10 +123,10 @@ def _with_runs_of_dopamine(records: list[dict[str, Any]]) -> list[dict[str, Any]
     """
     if not records or any(record.keys() != _DOPAMINE for record in records):
         return records
-    counts: Counter[tuple[Any, Any]] = Counter()
+    counts: Counter[tuple[str, str]] = Counter()
     numbered = []
     for record in records:
-        place = (record["Agent"], record["Iteration"])
+        place = (str(record["Agent"]), str(record["Iteration"]))
         counts[place] += 1
         numbered.append({**record, "run": counts[place]})
     is_even = len(set(counts.values())) == 1
