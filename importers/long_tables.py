@@ -93,7 +93,8 @@ def runs_in_table(
     by_key, problem = _gathered(rows)
     for index, (key, own) in enumerate(by_key.items()):
         ordered = chain(own, _raised(problem if index == len(by_key) - 1 else None))
-        named = "/".join(value if column.casefold() in _NAMING else f"{column}={value}" for column, value in key)
+        told = {column: value for column, value in key if value}
+        named = "/".join(value if name.casefold() in _NAMING else f"{name}={value}" for name, value in told.items())
         for run in runs_of(repeats.seen(ordered), config=config, facts_of=facts_of):
             again = f"-{int(run.identity) + 1}" if run.identity else ""
             yield replace(
@@ -101,7 +102,7 @@ def runs_in_table(
                 facts=repeats.refused(run.facts, f"the run {named}"),
                 identity=run.identity if index == 0 else named + again,
                 name=f"{path.stem}/{named}{again}" if len(by_key) > 1 else "",
-                config={**run.config, **dict(key)},
+                config={**run.config, **told},
             )
 
 

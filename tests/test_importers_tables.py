@@ -331,11 +331,12 @@ def test_results_of_dopamine_are_a_run_for_each_agent_and_repeat(reads: Reads, i
 
 
 def test_results_of_dopamine_with_a_run_that_ended_before_are_refused(reads: Reads) -> None:
-    """Nobody knows which of them it was."""
+    """Nobody knows which of them it was. Other agents are imported."""
     rows = [{"Iteration": n, "Value": 1.0, "Agent": "DQN"} for n in (0, 0, 0, 1, 1, 1, 2, 2)]
+    rows += [{"Iteration": n, "Value": 1.0, "Agent": "C51"} for n in (0, 1)]
     runs, (problem,) = reads({"alien.json": json.dumps(rows)})
 
-    assert runs == {}
+    assert list(runs) == ["alien/C51/1"]
     assert "5 rows repeat the step and the metrics of another row of the run DQN" in problem
 
 

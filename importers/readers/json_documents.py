@@ -129,8 +129,11 @@ def _with_runs_of_dopamine(records: list[dict[str, Any]]) -> list[dict[str, Any]
         place = (str(record["Agent"]), str(record["Iteration"]))
         counts[place] += 1
         numbered.append({**record, "run": counts[place]})
-    is_even = len(set(counts.values())) == 1
-    return numbered if is_even and counts.total() > len(counts) else records
+    rows_of: dict[str, set[int]] = {}
+    for (agent, _), count in counts.items():
+        rows_of.setdefault(agent, set()).add(count)
+    even = {agent for agent, found in rows_of.items() if len(found) == 1}
+    return [row if str(row["Agent"]) in even else record for row, record in zip(numbered, records, strict=True)]
 
 
 def _rows(records: Sequence[dict[str, Any]], layout: TableColumns, omissions: Omissions) -> Iterator[Row]:
