@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any, Final, TypeAlias
@@ -83,27 +84,41 @@ def runs_in_table(
     if first is None:
         return
     rows = chain((first,), rest)
-    repeats = _Repeats(str(path))
+    read = partial(_checked_runs, where=str(path), config=config, facts_of=facts_of)
     if not first.run:
-        for run in runs_of(repeats.seen(rows), config=config, facts_of=facts_of):
-            yield replace(run, facts=repeats.refused(run.facts, "the same run"))
-            if repeats.within_epoch is not None:
-                return  # Each epoch would be refused like the first.
+        yield from read(rows)
         return
     by_key, problem = _gathered(rows)
     for index, (key, own) in enumerate(by_key.items()):
-        ordered = chain(own, _raised(problem if index == len(by_key) - 1 else None))
         told = {column: value for column, value in key if value}
         named = "/".join(value if name.casefold() in _NAMING else f"{name}={value}" for name, value in told.items())
-        for run in runs_of(repeats.seen(ordered), config=config, facts_of=facts_of):
+        # The first run keeps the identity that it had while the table held no other.
+        identity = "/".join(f"{name}={value}" for name, value in key) if index else ""
+        ordered = chain(own, _raised(problem if index == len(by_key) - 1 else None))
+        for run in read(ordered, called=f"the run {named}"):
             again = f"-{int(run.identity) + 1}" if run.identity else ""
             yield replace(
                 run,
-                facts=repeats.refused(run.facts, f"the run {named}"),
-                identity=run.identity if index == 0 else named + again,
+                identity=identity + again if index else run.identity,
                 name=f"{path.stem}/{named}{again}" if len(by_key) > 1 else "",
                 config={**run.config, **told},
             )
+
+
+def _checked_runs(
+    rows: Iterable[Row],
+    *,
+    where: str,
+    config: Callable[[], dict[str, Any]],
+    facts_of: Callable[[Row, int], Iterator[Fact]] | None,
+    called: str = "the same run",
+) -> Iterator[ImportedRun]:
+    """Yield the runs of rows, each with an error at its end if its steps repeat or count within epochs."""
+    repeats = _Repeats(where)
+    for run in runs_of(repeats.seen(rows), config=config, facts_of=facts_of):
+        yield replace(run, facts=repeats.refused(run.facts, called))
+        if repeats.within_epoch is not None:
+            return  # Each epoch would be refused like the first.
 
 
 def _with_part(row: Row) -> Row:
