@@ -37,6 +37,7 @@ _RESULT: Final = re.compile(
 _Parts: TypeAlias = tuple[tuple[str, tuple[str, ...]], ...]
 
 
+@functools.lru_cache(maxsize=4096)
 def is_evaluation(name: str) -> bool:
     """Whether a metric's name says that it was measured on held-out data.
 
