@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from .encodings.log_line import EPOCH_RANK, GLOBAL_RANK, Counter, LogLine
+from .encodings.numbers import INT64_MAX
 
 
 class LinePlace(NamedTuple):
@@ -33,6 +34,12 @@ class Positions:
 
     def place_of(self, line: LogLine) -> LinePlace | None:
         """Return the step of the next line; None where nothing tells it, or where it shows how far an evaluation is."""
+        place = self._place_of(line)
+        if place is None or place.step > INT64_MAX:
+            return None
+        return place if (place.total_steps or 0) <= INT64_MAX else LinePlace(place.step)
+
+    def _place_of(self, line: LogLine) -> LinePlace | None:
         finest = min(line.counters, default=None)
         if finest is None:
             return self._uncounted(line)

@@ -192,9 +192,9 @@ def write_mmengine(folder: Path) -> dict[str, Series]:
 
 
 TEXT_TOOLS = {
-    "keras": write_keras,
-    "lightgbm": write_lightgbm,
-    "xgboost": write_xgboost,
-    "trainer": write_trainer,
-    "mmengine": write_mmengine,
+    "keras-text": write_keras,
+    "lightgbm-text": write_lightgbm,
+    "xgboost-text": write_xgboost,
+    "trainer-text": write_trainer,
+    "mmengine-text": write_mmengine,
 }
