@@ -59,7 +59,7 @@ MMDET = """\
 MMENGINE = """\
 11/08 15:58:16 - mmengine - INFO - Epoch(train)  [1][ 50/100]  lr: 7.9e-05  eta: 2 days, 7:32:05  grad_norm: nan  loss: 859.5
 11/08 15:58:26 - mmengine - INFO - Epoch(val)  [1][ 50/196]    eta: 0:01:00  time: 0.3  memory: 500
-11/08 15:58:36 - mmengine - INFO - Epoch(val)  [1][196/196]  coco/AP: 0.3570  coco/AP .5: 0.5  time: 0.2
+11/08 15:58:36 - mmengine - INFO - Epoch(val)  [1][196/196]  accuracy/top1: 0.3570  AP .5: 0.5  time: 0.2
 11/08 15:58:46 - mmengine - INFO - Epoch(train)  [2][ 50/100]  lr: 7.9e-05  eta: 1 day, 7:32:05  loss: 800.5
 """  # noqa: E501
 EPOCHS = """\
@@ -233,7 +233,7 @@ FORMS: dict[str, tuple[str, list[Told]]] = {
         MMENGINE,
         [
             ("step_end", 50, {"lr": 7.9e-5, "grad_norm": math.nan, "loss": 859.5}),
-            ("evaluate", 100, {"val/coco/AP": 0.357, "val/coco/AP .5": 0.5, "val/time": 0.2}),
+            ("evaluate", 100, {"val/accuracy/top1": 0.357, "val/AP .5": 0.5, "val/time": 0.2}),
             ("step_end", 150, {"lr": 7.9e-5, "loss": 800.5}),
         ],
     ),
