@@ -77,11 +77,18 @@ def test_prose_and_source_code_are_no_log(imported: Import, text: str) -> None:
     assert imported(text, "notes.txt") == ([], [])
 
 
+CODE = """\
+def orthogonalized(G, steps=10, eps=1e-7):
+    # wait on step 1, then compute update of 1
+    if step == 1: work(step=3, lr=1)
+    val_loss = 0
+    return 1.0
+"""
+
+
 def test_source_code_before_a_log_is_no_part_of_it(imported: Import) -> None:
-    """Its comments mention steps, too."""
-    _, events = imported(
-        "    # wait on step 1, then compute update of 1\n    work(step=3, lr=1)\nstep 7 loss 2.5\nstep 8 loss 2.4\n"
-    )
+    """It has steps and losses, too."""
+    _, events = imported(CODE + "step 7, loss = 2.5\nstep 8, loss = 2.4\n")
 
     assert events == [("step_end", 7, {"loss": 2.5}), ("step_end", 8, {"loss": 2.4})]
 

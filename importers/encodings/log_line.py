@@ -117,8 +117,11 @@ _JSON_OBJECT: Final = re.compile(r'\{".*\}\s*$')
 _ANNOUNCEMENT: Final = re.compile(rf"[\W_]*(?:running )?({'|'.join(_PHASES)})\b", re.IGNORECASE)
 #: A line without a digit says nothing.
 _DIGIT: Final = re.compile(r"\d")
-#: Source code's remarks, and lines of processes that repeat what rank 0 says.
-_ASIDE_LINE: Final = re.compile(r"\s*(?:#|//|\[rank ?[1-9]\d*\])", re.IGNORECASE)
+#: Source code, which some scripts print first, and lines of processes that repeat what rank 0 says.
+_ASIDE_LINE: Final = re.compile(
+    r"\s*(?:#|//|@|\[[Rr]ank ?[1-9]\d*\]|(?:def|class|import|from|elif|assert|raise|return)\s"
+    r"|(?:if|for|while|with)\s.*(?::\s*$|\w\()|[\w.\[\]]+(?:, ?[\w.\[\]]+)* [-+*/]?=\s)"
+)
 
 
 class Counter(NamedTuple):
