@@ -32,6 +32,11 @@ class Positions:
         self._before: dict[int, int] = {}
         self._count = 0
 
+    @property
+    def is_counted_by_bars(self) -> bool:
+        """Whether nothing but progress bars has counted steps."""
+        return self._step is None and self._epoch is None
+
     def place_of(self, line: LogLine) -> LinePlace | None:
         """Return the step of the next line; None where nothing tells it, or where it shows how far an evaluation is."""
         place = self._place_of(line)

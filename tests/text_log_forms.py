@@ -113,6 +113,7 @@ loss: 2.158000  [   64/60000]
 """
 KERAS_BAR = """\
 Epoch 1/2
+   1/1563 [..............................] - ETA: 9:23 - loss: 2.9 - acc: 0.0
  100/1563 [>.............................] - ETA: 1:23 - loss: 2.3 - acc: 0.1
 1563/1563 [==============================] - 60s 38ms/step - loss: 1.5 - acc: 0.4
 1563/1563 [==============================] - 67s 43ms/step - loss: 1.5 - acc: 0.4 - val_loss: 1.2 - val_acc: 0.5
@@ -126,6 +127,10 @@ Epoch 1/15
 67s - loss: 0.9 - acc: 0.5 - val_loss: 0.95
 Epoch 2/15
 1563/1563 - 67s - loss: 0.8 - acc: 0.6 - val_loss: 0.9 - 67s/epoch - 43ms/step
+"""
+DIFFUSERS = """\
+Steps:  50%|█████     | 100/200 [03:55<00:00,  1.18s/it, lr=5e-5, step_loss=1.05]
+Steps: 100%|██████████| 200/200 [07:55<00:00,  1.18s/it, lr=5e-5, step_loss=1.01]
 """
 LIGHTNING_BAR = """\
 Epoch 0:  50%|█████     | 50/100 [00:10<00:10,  5.00it/s, train_loss=0.700]
@@ -315,6 +320,13 @@ FORMS: dict[str, tuple[str, list[Told]]] = {
             ("evaluate", 0, {"val_loss": 0.6}),
             ("step_end", 1, {"train_loss": 0.4}),
             ("evaluate", 1, {"val_loss": 0.5}),
+        ],
+    ),
+    "diffusers' progress bar": (
+        DIFFUSERS,
+        [
+            ("step_end", 100, {"lr": 5e-5, "step_loss": 1.05}),
+            ("step_end", 200, {"lr": 5e-5, "step_loss": 1.01}),
         ],
     ),
     "Hugging Face's Trainer": (

@@ -235,7 +235,7 @@ class _Lines:
         if not line.metrics:
             self._bars += bool(line.counters)  # "Epoch 2/15" is above another bar.
             return None
-        if place is None or not self._is_row(line, place.step):
+        if place is None or not self._is_row(line):
             return None
         metrics = _named(line)
         epoch = line.counters.get(EPOCH_RANK)
@@ -244,17 +244,17 @@ class _Lines:
         row = Row(place.step, metrics, line.attrs, 0, line.elapsed_ns)
         return _Line(row, place.total_steps, line.repeated, 0 if line.bar is None else self._state[0])
 
-    def _is_row(self, line: LogLine, step: int) -> bool:
+    def _is_row(self, line: LogLine) -> bool:
         """Whether a line's values are those of its position, and not of a part or of something else."""
         if line.bar is not None:
-            return self._is_result(line.bar, line.metrics, step)
+            return self._is_result(line.bar, line.metrics)
         if line.counters:
             return True
         return line.is_whole and any(map(_MEASURED.search, line.metrics)) and not any(map(_STALE.search, line.metrics))
 
-    def _is_result(self, bar: Bar, metrics: Mapping[str, float], step: int) -> bool:
+    def _is_result(self, bar: Bar, metrics: Mapping[str, float]) -> bool:
         """Whether a state of a progress bar is the last one of its epoch, or of a training without epochs."""
-        if bar.done not in (bar.total, step):
+        if bar.done != bar.total and not (bar.is_tqdm and self._positions.is_counted_by_bars):
             return False
         number, total, held = self._state
         if bar.is_tqdm:
