@@ -51,8 +51,8 @@ class Positions:
         counter = line.counters[finest]
         epoch = line.counters.get(EPOCH_RANK)
         if epoch is not None:
-            self._epoch = epoch.count
-            if epoch.count == 0 or epoch.is_from_zero:
+            self._epoch = epoch.done
+            if epoch.done == 0 or epoch.is_from_zero:
                 self._first_epoch = 0
         if counter.counts_evaluation:
             return self._evaluated(counter)
@@ -72,7 +72,7 @@ class Positions:
 
     def _evaluated(self, counter: Counter) -> LinePlace | None:
         """LinePlace an evaluation that counts its own batches; between its batches it has no result yet."""
-        at, last = (counter.count, counter.total) if counter.inner is None else (counter.inner, counter.within)
+        at, last = (counter.done, counter.total) if counter.inner is None else (counter.inner, counter.within)
         if last is not None and at < last:
             return None
         return LinePlace(*self._after_epoch(counter)) if counter.rank == EPOCH_RANK else self._newest()
@@ -83,19 +83,19 @@ class Positions:
     def _after_epoch(self, epoch: Counter) -> LinePlace:
         """LinePlace what is known when an epoch is over."""
         if self._steps_per_epoch is not None:
-            return LinePlace((epoch.count - self._first_epoch + 1) * self._steps_per_epoch)
-        return LinePlace(epoch.count, epoch.total) if self._step is None else LinePlace(self._step)
+            return LinePlace((epoch.done - self._first_epoch + 1) * self._steps_per_epoch)
+        return LinePlace(epoch.done, epoch.total) if self._step is None else LinePlace(self._step)
 
     def _counted(self, counter: Counter) -> LinePlace:
         if counter.rank == EPOCH_RANK and counter.inner is not None:
             if counter.within is None:
-                return LinePlace(self._continued(counter.count, counter.inner, None))
+                return LinePlace(self._continued(counter.done, counter.inner, None))
             self._steps_per_epoch = counter.within
             total = None if counter.total is None else counter.total * counter.within
-            return LinePlace((counter.count - self._first_epoch) * counter.within + counter.inner, total)
+            return LinePlace((counter.done - self._first_epoch) * counter.within + counter.inner, total)
         if counter.rank == GLOBAL_RANK or self._epoch is None:
-            return LinePlace(counter.count, counter.total)
-        return LinePlace(self._continued(self._epoch, counter.count, counter.total))
+            return LinePlace(counter.done, counter.total)
+        return LinePlace(self._continued(self._epoch, counter.done, counter.total))
 
     def _continued(self, epoch: int, count: int, total: int | None) -> int:
         """Return the step of a count that may begin again with each epoch."""

@@ -129,14 +129,14 @@ class Counter(NamedTuple):
 
     Attributes:
         rank: Its rank: 0 counts updates of the whole training, 5 epochs.
-        count, total: Its number, and the last one, where the line has it.
+        done, total: Its number, and the last one, where the line has it.
         inner, within: Number within the epoch and the last one, where they follow an epoch's number in brackets.
         is_from_zero: Whether the tool that writes it so counts epochs from 0.
         counts_evaluation: Whether it counts the batches of an evaluation.
     """
 
     rank: int
-    count: int
+    done: int
     total: int | None = None
     inner: int | None = None
     within: int | None = None
@@ -182,7 +182,7 @@ def parsed_line(text: str) -> LogLine | None:
     """Parse a line; None where it holds neither a counter nor a name with a number.
 
     >>> line = parsed_line("Epoch 3/10 | train loss: 0.5 | val loss: 0.6")
-    >>> line.counters[EPOCH_RANK].count, dict(line.metrics)
+    >>> line.counters[EPOCH_RANK].done, dict(line.metrics)
     (3, {'train loss': 0.5, 'val loss': 0.6})
 
     """
@@ -323,11 +323,19 @@ def _lower(character: str) -> str:
 
 
 def _counter(rank: int, match: re.Match[str]) -> Counter:
-    counts = {name: match[name] and int(match[name].replace(",", "")) for name in ("count", "total", "inner", "within")}
-    if match["count2"]:
-        counts["inner"], counts["within"] = int(match["count2"].replace(",", "")), int(match["within2"])
-    is_from_zero = match["open"] is not None and ":" in match[0]
-    return Counter(rank, **counts, is_from_zero=is_from_zero, counts_evaluation=match["mode"] in ("val", "test"))
+    return Counter(
+        rank,
+        _whole(match["count"]) or 0,
+        _whole(match["total"]),
+        _whole(match["inner"] or match["count2"]),
+        _whole(match["within"] or match["within2"]),
+        is_from_zero=match["open"] is not None and ":" in match[0],
+        counts_evaluation=match["mode"] in ("val", "test"),
+    )
+
+
+def _whole(shown: str | None) -> int | None:
+    return None if shown is None else int(shown.replace(",", ""))
 
 
 def _phase_before(text: str) -> str:

@@ -48,15 +48,15 @@ class _Entry(NamedTuple):
     metadata: Mapping[str, Any]
     time_ns: int
 
-    def count(self, unit: str) -> int | None:
+    def counted(self, unit: str) -> int | None:
         """Return the steps, samples or epochs done; None where it does not say."""
         found = (self.metadata.get(name) for name in _COUNTERS[unit])
-        counted = next((number_of(value) for value in found if value is not None), None)
-        return int(counted) if counted is not None and counted.is_integer() and abs(counted) < 2**53 else None
+        number = next((number_of(value) for value in found if value is not None), None)
+        return int(number) if number is not None and number.is_integer() and abs(number) < 2**53 else None
 
     def is_result(self) -> bool:
         """Whether it has a value and a counter."""
-        return self.value is not None and any(self.count(unit) is not None for unit in _COUNTERS)
+        return self.value is not None and any(self.counted(unit) is not None for unit in _COUNTERS)
 
 
 class MllogReader(SingleFile):
@@ -128,12 +128,12 @@ def _time_ns(milliseconds: Any) -> int:
 def _unit_of(results: Sequence[_Entry]) -> str:
     """Return what the run's steps are: the finest that each evaluation counts, or each result where none evaluates."""
     counting = [entry for entry in results if is_evaluation(entry.key)] or results
-    return next((unit for unit in _COUNTERS if all(entry.count(unit) is not None for entry in counting)), "epochs")
+    return next((unit for unit in _COUNTERS if all(entry.counted(unit) is not None for entry in counting)), "epochs")
 
 
 def _rows(results: Sequence[_Entry], unit: str, omissions: Omissions) -> Iterator[Row]:
     for entry in results:
-        step = entry.count(unit)
+        step = entry.counted(unit)
         if step is None:
             omissions.add(entry.place, f"{entry.key!r} counts no {unit}, as the evaluations do")
             continue

@@ -240,7 +240,7 @@ class _Lines:
         metrics = _named(line)
         epoch = line.counters.get(EPOCH_RANK)
         if epoch is not None and len(line.counters) > 1:
-            metrics.setdefault("epoch", float(epoch.count))
+            metrics.setdefault("epoch", float(epoch.done))
         row = Row(place.step, metrics, line.attrs, 0, line.elapsed_ns)
         return _Line(row, place.total_steps, line.repeated, 0 if line.bar is None else self._state[0])
 
