@@ -85,19 +85,6 @@ def is_update(event: Fact | Event) -> bool:
     """Whether an event holds a value of the training."""
     return event.kind == "step_end" and bool(event.metrics)
 
-    def add(self, event: Fact | Event) -> None:
-        """Count an event."""
-        self.events += 1
-        self.updates += is_update(event)
-        self.spacing = max(self.spacing, event.step - self.steps)
-        self.steps = max(self.steps, event.step)
-        self.ended_ns = max(self.ended_ns, event.time_ns)
-
-
-def is_update(event: Fact | Event) -> bool:
-    """Whether an event holds a value of the training."""
-    return event.kind == "step_end" and bool(event.metrics)
-
 
 @dataclass(slots=True)
 class Courses:

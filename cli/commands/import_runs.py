@@ -21,7 +21,7 @@ from ...store.run import Run
 from ...store.store import open_run
 from ..exit_status import FINDINGS
 from ..import_notes import doubts, evaluation_losses
-from ..options import JsonOption, user_cache
+from ..options import JsonOption, RenameOption, renames_of, user_cache
 from ..output import print_json, print_table, progress, say
 from ..streams import complain
 
@@ -71,7 +71,7 @@ def import_runs(
     if pattern is not None and kind == AUTO:
         raise typer.BadParameter("--pattern applies to text logs: give the kind 'text', not 'auto'")
     chosen = _every_reader() if kind == AUTO else (reader_of(kind),)
-    options = ReadOptions(pattern, step, renamed(renames), is_growing=follow, run_column=run)
+    options = ReadOptions(pattern, step, renames_of(renames), is_growing=follow, run_column=run)
     seen: Signatures = {}
     outcomes = list(_told(find_and_import(paths, chosen, store, options, seen), as_json))
     for note in doubts(outcomes):
@@ -124,9 +124,8 @@ def imported_history(paths: Sequence[Path]) -> tuple[list[Run], list[TelemetryEr
     cache = user_cache()
     if cache is None:
         raise TelemetryError("there is no cache folder", fix="Name one in STEPTAPE_CACHE")
-    named = "\n".join(f"{old}={new}" for old, new in sorted(renames.items()))
-    store = cache.folder / (f"{HISTORY}-{hashlib.sha256(named.encode()).hexdigest()[:10]}" if named else HISTORY)
-    outcomes = list(find_and_import(paths, _every_reader(), store, ReadOptions(renamed=renames), {}))
+    store = cache.folder / HISTORY
+    outcomes = list(find_and_import(paths, _every_reader(), store, ReadOptions(), {}))
     failed = (outcome.problem for outcome in outcomes if outcome.state is not State.SKIPPED)
     problems = [UnreadableSource(problem) for problem in failed if problem is not None]
     found = dict.fromkeys(outcome.run_id for outcome in outcomes if outcome.run_id)

@@ -65,17 +65,6 @@ def _columns(path: Path, head: bytes) -> list[str]:
     return [] if _OURS in (schema.metadata or {}) else list(schema.names)
 
 
-def _columns(path: Path, head: bytes) -> list[str]:
-    """Return the columns of a Parquet file; empty for another file, and for a table of a steptape run."""
-    if not head.startswith(_MAGIC):
-        return []
-    try:
-        schema = pq.read_schema(path)
-    except _DAMAGED:
-        return []
-    return [] if _OURS in (schema.metadata or {}) else list(schema.names)
-
-
 def _rows(path: Path, options: ReadOptions) -> Iterator[Row]:
     try:
         with pq.ParquetFile(path) as file:

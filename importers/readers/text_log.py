@@ -85,17 +85,6 @@ class TextLogReader(SingleFile):
             raise UnreadableSource("no two lines hold a step and a value", where=str(path), fix=fix)
         return False
 
-    def could_read(self, path: Path, head: bytes, options: ReadOptions) -> bool:  # noqa: ARG002
-        """Return False: nothing but the kind ``text`` and a pattern makes other lines readable.
-
-        Raises:
-            UnreadableSource: The suffix is that of a text log.
-        """
-        if path.suffix and path.suffix.casefold() in _SUFFIXES and b"\0\0" not in head:
-            fix = "Describe its lines: steptape import text FILE --pattern REGEX"
-            raise UnreadableSource("no two lines hold a step and a value", where=str(path), fix=fix)
-        return False
-
     def read(self, files: Sequence[Path], options: ReadOptions) -> Iterator[ImportedRun]:
         """Yield the runs of a file."""
         (path,) = files
