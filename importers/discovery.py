@@ -32,8 +32,14 @@ _PLAIN_NAMES: Final = frozenset(
         "output",
         "train",
         "training",
+        "progress",
+        "result",
+        "scalars",
     ]
 )
+
+#: The log that Stable-Baselines3's ``Monitor`` hides when it is given a folder's name with a dot.
+_HIDDEN_LOG: Final = ".monitor.csv"
 _CHUNK_BYTES: Final = 1024 * 1024
 
 
@@ -251,7 +257,7 @@ def _files_of(root: Path) -> Iterator[Path]:
         if is_run or any(name.endswith(".wandb") for name in files):
             folders.clear()
         folders[:] = sorted(name for name in folders if not name.startswith("."))
-        yield from (Path(folder, name) for name in sorted(files) if not name.startswith("."))
+        yield from (Path(folder, name) for name in sorted(files) if name == _HIDDEN_LOG or not name.startswith("."))
 
 
 def _told_once(failures: Sequence[UnreadableSource]) -> UnreadableSource:

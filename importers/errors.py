@@ -7,3 +7,7 @@ from ..store.errors import TelemetryError
 
 class UnreadableSource(TelemetryError):
     """A file is not of its kind, is truncated, or holds values that an event cannot."""
+
+
+class RefusedRun(UnreadableSource):
+    """A run that would mislead: nothing of it is imported."""

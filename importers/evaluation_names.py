@@ -9,32 +9,51 @@ from typing import Final, TypeAlias
 
 from .source import Fact
 
-#: First words of names of metrics measured on held-out data: ``eval_loss``, ``val/acc``, ``test.bleu``.
+#: First words of names of metrics measured on held-out data: ``eval_loss``, ``val/acc``, ``test.bleu``, ``ValLoss``.
 EVALUATION_WORDS: Final = frozenset(
     ("eval", "evaluation", "evals", "val", "valid", "validation", "test", "testing", "dev", "heldout", "holdout")
 )
 
-#: Names of a row's position. Alone they say nothing about the training; in an evaluation row they are part of it.
-PLACE_NAMES: Final = frozenset(("epoch", "train/epoch", "global_step", "train/global_step", "trainer/global_step"))
+#: Names of a row's position and duration. Alone they say nothing about the training; in an evaluation row they are part
+#: of it.
+PLACE_NAMES: Final = frozenset(
+    ("epoch", "train/epoch", "global_step", "train/global_step", "trainer/global_step", "time", "data_time")
+)
 
 #: Names that alone make a row a ``log`` and no ``step_end``: Lightning's placeholder.
 NO_STEP_NAMES: Final = frozenset(("hp_metric",))
 
-_FIRST_WORD: Final = re.compile(r"[^/_.\-\s]+")
+#: Words of a name: between separators, and at the capitals of ``valLoss`` and ``ValLoss``.
+_WORD: Final = re.compile(r"[A-Z]?[^/_.\-\s'A-Z]+|[A-Z]+(?![a-z])")
+
+#: Results that tools measure on held-out data without a word for it: detectron2's ``bbox/AP``, MMEngine's
+#: ``coco/bbox_mAP``, Ultralytics' ``metrics/mAP50(B)``.
+_RESULT: Final = re.compile(
+    r"(?:^|/)(?:bbox|segm|keypoints|sem_seg|panoptic_seg|box_proposals|coco|pascal_voc)/"
+    r"|^metrics/(?:precision|recall|mAP|accuracy_top)"
+)
 
 #: An event's kind, and the names of the row's metrics that it carries.
 _Parts: TypeAlias = tuple[tuple[str, tuple[str, ...]], ...]
 
 
+@functools.lru_cache(maxsize=4096)
 def is_evaluation(name: str) -> bool:
     """Whether a metric's name says that it was measured on held-out data.
 
-    >>> [is_evaluation(name) for name in ("val_loss", "eval/acc", "valid", "value_loss", "train/val")]
-    [True, True, True, False, False]
+    The first word of the name or of a part after a slash says so; a single word not after ``train/``.
+
+    >>> [is_evaluation(name) for name in ("val_loss", "eval/acc", "ValLoss", "ptl/val_loss", "Loss/test", "bbox/AP")]
+    [True, True, True, True, True, True]
+    >>> [is_evaluation(name) for name in ("value_loss", "train/val", "validity")]
+    [False, False, False]
 
     """
-    word = _FIRST_WORD.search(name)
-    return word is not None and word[0].casefold() in EVALUATION_WORDS
+    parts = [[word.casefold() for word in _WORD.findall(part)] for part in name.split("/")]
+    found = [words for words in parts if words and words[0] in EVALUATION_WORDS]
+    if found and parts[0][:1] in (["train"], ["training"]):
+        found = [words for words in found if len(words) > 1]
+    return bool(found) or _RESULT.search(name) is not None
 
 
 @functools.lru_cache(maxsize=1024)

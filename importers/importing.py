@@ -228,7 +228,7 @@ def _courses_of(stored: Sequence[Any], info: RunInfo) -> Courses:
     courses = Courses()
     for event in stored:
         course = courses.by_attempt.setdefault(event.attempt, Course(event.attempt, 0, event.step, event.step))
-        course.add(event)
+        course.add(event, event.elapsed_ns)
     for attempt in info.attempts:
         if attempt.attempt in courses.by_attempt:
             courses.by_attempt[attempt.attempt].started_ns = attempt.started_ns

@@ -81,3 +81,32 @@ class DecimalCommas:
         if self._first:
             what = f"numbers with a decimal comma were imported as text; the first is {self._first}"
             raise UnreadableSource(what, where=self._where, fix="Write them with a decimal point")
+
+
+class RepeatedNames:
+    """Counter of a source's lines that hold two values for one name; keeps the first one."""
+
+    def __init__(self, where: str) -> None:
+        self._where = where
+        self._count = 0
+        self._first = ""
+
+    def look_at(self, name: str, line_number: int) -> None:
+        """Count a line; ``name`` is empty where no name is repeated."""
+        if name:
+            self._count += 1
+            self._first = self._first or f"{name!r} on line {line_number}"
+
+    def tell(self) -> None:
+        """Raise an error if any name was repeated.
+
+        Raises:
+            UnreadableSource: At least one was.
+        """
+        if self._count:
+            lines = "1 line holds" if self._count == 1 else f"{self._count} lines hold"
+            raise UnreadableSource(
+                f"{lines} two values for one name, and the first value was imported; the first name is {self._first}",
+                where=self._where,
+                fix="Describe the lines with --pattern to name both",
+            )

@@ -16,7 +16,10 @@ GROUP: Final = "steptape.importers"
 AUTO: Final = "auto"
 
 #: Order of trying readers on a file: those that check a file signature first, guesses last.
-_ORDER: Final = ("tensorboard", "wandb", "optuna", "mlflow", "trackio", "trainer_state", "parquet", "table", "jsonl")
+_ORDER: Final = (
+    *("tensorboard", "wandb", "optuna", "mlflow", "trackio", "trainer_state", "stable_baselines", "parquet", "mllog"),
+    *("table", "json", "jsonl"),
+)
 _LAST: Final = "text"
 
 

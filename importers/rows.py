@@ -8,7 +8,7 @@ from typing import Any, Final, NamedTuple
 
 from ..store.plan import Plan
 from .attempts import Life, Lives
-from .evaluation_names import PLACE_NAMES, split_row
+from .evaluation_names import PLACE_NAMES, is_evaluation, split_row
 from .source import Fact, ImportedRun
 
 #: A source with more metrics is no training log; a store would hold them, but poorly.
@@ -23,6 +23,9 @@ class Row(NamedTuple):
         metrics: Its numbers.
         attrs: Its text.
         time_ns, elapsed_ns: Its clocks, as in ``Fact``.
+        epoch: Epochs finished, as in ``Fact``.
+        kinds: The events that it becomes, each with all metrics. By default the names of the metrics decide.
+        run: The columns that tell its run from the table's others, and their values.
     """
 
     step: int
@@ -30,6 +33,9 @@ class Row(NamedTuple):
     attrs: Mapping[str, Any]
     time_ns: int = 0
     elapsed_ns: int | None = None
+    epoch: float | None = None
+    kinds: tuple[str, ...] = ()
+    run: tuple[tuple[str, str], ...] = ()
 
 
 def runs_of(
@@ -61,8 +67,37 @@ def runs_of(
 def facts_by_name(row: Row, attempt: int) -> Iterator[Fact]:
     """Yield the events of a row: metrics split by name into training and evaluation, the text on the first event."""
     attrs = row.attrs
-    for kind, metrics in split_row(row.metrics):
-        yield Fact(kind, row.step, metrics, None, row.time_ns, row.elapsed_ns, attrs, attempt)
+    parts = [(kind, row.metrics) for kind in row.kinds] or split_row(row.metrics)
+    for kind, metrics in parts:
+        yield Fact(kind, row.step, metrics, row.epoch, row.time_ns, row.elapsed_ns, attrs, attempt)
         attrs = {}
     if not row.metrics and attrs:
         yield Fact("log", row.step, {}, None, row.time_ns, row.elapsed_ns, attrs, attempt)
+
+
+def joined(rows: Iterable[Row]) -> Iterator[Row]:
+    """Yield rows; those of one step that follow one another are one, where each has other names of the same event.
+
+    Some tools write a step's loss and its learning rate in two lines. A rule's patience would count two events.
+    """
+    held: Row | None = None
+    for row in rows:
+        if held is not None and _is_one_event(held, row):
+            held = held._replace(
+                metrics={**held.metrics, **row.metrics},
+                attrs={**held.attrs, **row.attrs},
+                time_ns=max(held.time_ns, row.time_ns),
+                elapsed_ns=held.elapsed_ns if row.elapsed_ns is None else row.elapsed_ns,
+            )
+            continue
+        if held is not None:
+            yield held
+        held = row
+    if held is not None:
+        yield held
+
+
+def _is_one_event(held: Row, row: Row) -> bool:
+    if held.step != row.step or held.kinds or row.kinds or not held.metrics.keys().isdisjoint(row.metrics):
+        return False
+    return len({is_evaluation(name) for name in (*held.metrics, *row.metrics) if name not in PLACE_NAMES}) == 1

@@ -21,7 +21,7 @@ from ..store.journal.writer import JournalWriter
 from ..store.parquet.digests import DIGESTS_JSON
 from ..store.parquet.sealing import seal
 from ..store.run_info import Attempt, RunInfo, write_run_info
-from .errors import UnreadableSource
+from .errors import RefusedRun, UnreadableSource
 from .source import Fact, ImportedRun
 from .storable import storable
 
@@ -58,6 +58,7 @@ class Course:
         spacing: The largest distance between two steps in succession.
         started_ns, ended_ns: Wall clock of the first event that has one, and the latest wall clock; 0 when no event has
             one.
+        elapsed_ns: The longest time since its begin. An event without a clock has it: at least so much had passed.
     """
 
     attempt: int
@@ -68,14 +69,16 @@ class Course:
     spacing: int = 0
     started_ns: int = 0
     ended_ns: int = 0
+    elapsed_ns: int = 0
 
-    def add(self, event: Fact | Event) -> None:
+    def add(self, event: Fact | Event, elapsed_ns: int) -> None:
         """Count an event."""
         self.events += 1
         self.updates += is_update(event)
         self.spacing = max(self.spacing, event.step - self.steps)
         self.steps = max(self.steps, event.step)
         self.ended_ns = max(self.ended_ns, event.time_ns)
+        self.elapsed_ns = max(self.elapsed_ns, elapsed_ns)
 
 
 def is_update(event: Fact | Event) -> bool:
@@ -156,7 +159,7 @@ def write_new(
         info: Name, group, tags, config and source, as ``RunInfo`` takes them.
 
     Raises:
-        TelemetryError: The source holds no event, or none that a run can hold.
+        TelemetryError: The source holds no event, or none that a run can hold; or the run is refused.
     """
     aside = folder.with_name(f".{run_id}.importing")
     shutil.rmtree(aside, ignore_errors=True)
@@ -164,7 +167,7 @@ def write_new(
     try:
         courses = Courses()
         append_facts(aside, run_id, facts, courses, run.started_ns)
-        if not courses.events:
+        if not courses.events or isinstance(courses.problem, RefusedRun):
             raise courses.problem or UnreadableSource("the source holds no events")
         told = _told(RunInfo(run_id, attempts=courses.attempts(run), **info), courses, run)
         write_run_info(aside, told)
@@ -228,6 +231,7 @@ def append_facts(
             elapsed_ns = fact.elapsed_ns
             if elapsed_ns is None:
                 elapsed_ns = max(0, fact.time_ns - course.started_ns) if fact.time_ns and course.started_ns else 0
+            elapsed_ns = elapsed_ns or course.elapsed_ns
             writer.append(
                 fact.kind,
                 names,
@@ -238,7 +242,7 @@ def append_facts(
                 elapsed_ns=elapsed_ns,
                 attrs=encoded_attrs(fact.attrs).encode() if fact.attrs else b"",
             )
-            course.add(fact)
+            course.add(fact, elapsed_ns)
             course.started_ns = course.started_ns or fact.time_ns
     except TelemetryError as error:
         courses.problem = error

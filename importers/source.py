@@ -83,12 +83,14 @@ class ReadOptions:
         renamed: New metric names by the source's names, for runs imported for the first time. A run keeps its names
             when it is imported again.
         is_growing: Whether the source is still being written: an unfinished last line or record is no error then.
+        run_column: The column or key that tells the runs of a table apart.
     """
 
     pattern: str | None = None
     step_column: str | None = None
     renamed: Mapping[str, str] = field(default_factory=dict)
     is_growing: bool = False
+    run_column: str | None = None
 
 
 @runtime_checkable

@@ -221,7 +221,8 @@ OWNERS = {
     "pyarrow": {"store", "importers"},
     # Rules sum long windows with it, in the order of `rules/language/reductions.py`; the engine loads without it. A
     # sweep evaluates a rule at all events at once, over numpy's arrays.
-    "numpy": {"store", "rules", "replay", "examples"},
+    # Stable-Baselines3's evaluations are numpy's arrays.
+    "numpy": {"store", "rules", "replay", "importers/readers", "examples"},
     "simpleeval": {"rules"},
     "yaml": {"rules"},
     "torch": {"recorder", "examples"},

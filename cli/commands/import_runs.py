@@ -55,19 +55,23 @@ def import_runs(
     step: Annotated[
         str | None, typer.Option(metavar="COLUMN", help="The column or key that counts steps, if several could.")
     ] = None,
+    run: Annotated[
+        str | None, typer.Option(metavar="COLUMN", help="The column or key that tells the runs of a table apart.")
+    ] = None,
     renames: RenameOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Import past runs from the logs of other tools.
 
-    Kinds: auto, jsonl, mlflow, optuna, parquet, table (CSV, TSV), tensorboard, text, trackio, trainer_state, wandb.
+    Kinds: auto, json, jsonl, mlflow, optuna, parquet, stable_baselines, table (CSV, TSV), tensorboard, text, trackio,
+    trainer_state, wandb.
     IMPORT.md, installed in steptape/reference, describes what each log becomes. Importing again adds only what is new.
     Exit status 1 when a log could not be read; the others are still imported.
     """
     if pattern is not None and kind == AUTO:
         raise typer.BadParameter("--pattern applies to text logs: give the kind 'text', not 'auto'")
     chosen = _every_reader() if kind == AUTO else (reader_of(kind),)
-    options = ReadOptions(pattern, step, renames_of(renames), is_growing=follow)
+    options = ReadOptions(pattern, step, renames_of(renames), is_growing=follow, run_column=run)
     seen: Signatures = {}
     outcomes = list(_told(find_and_import(paths, chosen, store, options, seen), as_json))
     for note in doubts(outcomes):

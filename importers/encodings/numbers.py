@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from datetime import UTC, datetime
+from decimal import Decimal
 from typing import Any, Final
 
 from ..errors import UnreadableSource
@@ -87,7 +88,7 @@ def step_of(value: Any, where: str) -> int:
     if isinstance(step, str):
         text = step.strip()
         step = int(text) if len(text) < 20 and text.lstrip("+-").isdecimal() else number(text)
-    if isinstance(step, float) and step.is_integer():
+    if isinstance(step, (float, Decimal)) and step == step // 1:
         step = int(step)
     if not isinstance(step, int) or isinstance(step, bool) or abs(step) > INT64_MAX:
         raise UnreadableSource("a step must be a whole number of 64 bits", where=where, got=value)

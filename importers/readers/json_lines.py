@@ -2,23 +2,38 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import itertools
 import json
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 from ..encodings.lines import TextLines, decoded_head
-from ..encodings.numbers import flattened, nanoseconds, number_of, sorted_out, step_of
+from ..encodings.numbers import flattened
 from ..errors import UnreadableSource
+from ..long_tables import joined_by_step, no_step, row_of, runs_in_table
 from ..omissions import DecimalCommas, Omissions
-from ..rows import MOST_METRICS, Row, runs_of
+from ..rows import MOST_METRICS, Row
 from ..source import ImportedRun, ReadOptions, SingleFile
-from ..table_columns import TableColumns, layout_of, unknown_step_column, wall_clock_ns
+from ..table_columns import TableColumns, layout_of, unknown_step_column
 
 #: Lines inspected to recognise a file: the first may be a configuration.
 _LOOKED_AT: Final = 20
 
+#: Layouts remembered: a log has few kinds of lines.
+_LAYOUTS: Final = 64
+
 _SUFFIXES: Final = (".jsonl", ".ndjson", ".json", ".log", ".txt")
+
+#: MMEngine's log, and the same log under the name of its start.
+_SCALARS: Final = "scalars.json"
+_SCALARS_AGAIN: Final = re.compile(r"\d{8}_\d{6}\.json")
+
+#: Hugging Face's summaries of a training and its evaluations: they have no steps.
+_SUMMARY: Final = re.compile(r"(?:all|train|eval|test|predict)_results\.json")
 
 
 class JsonLinesReader(SingleFile):
@@ -42,34 +57,84 @@ class JsonLinesReader(SingleFile):
             return bool(rows)
         raise unknown_step_column(str(path), list(rows[-1]), options.step_column)
 
+    def source_of(self, path: Path) -> Path:
+        """Return the file itself; MMEngine's ``scalars.json`` for the copy of it in the same folder."""
+        original = path.with_name(_SCALARS)
+        return original if _SCALARS_AGAIN.fullmatch(path.name) and original.is_file() else path
+
     def read(self, files: Sequence[Path], options: ReadOptions) -> Iterator[ImportedRun]:
         """Yield the runs of a file, usually one."""
-        (path,) = files
-        yield from runs_of(_rows(path, options))
+        path = files[-1]  # Of MMEngine's two names, ``scalars.json`` is the last.
+        beginning = _beginning(path)
+        configs = [row["config"] for row in beginning if isinstance(row.get("config"), dict)]
+        rows = _rows(path, options)
+        layouts = [layout_of(list(row), options.step_column, options.run_column) for row in beginning]
+        if any("iter" in row and row.get("iter") == row.get("step") for row in beginning):
+            rows = _of_mmengine(rows)
+        elif any(layout is not None and layout.long for layout in layouts):
+            rows = joined_by_step(rows)
+        yield from runs_in_table(rows, path, config=lambda: dict(*configs[:1]))
 
 
 def _first_rows(path: Path, head: bytes) -> list[dict[str, Any]]:
     """Return the first objects of a file that begins with one, without the events that steptape itself prints."""
     text = decoded_head(head).lstrip()
-    if path.suffix.casefold() not in _SUFFIXES or not text.startswith("{"):
+    if path.suffix.casefold() not in _SUFFIXES or not text.startswith("{") or _SUMMARY.fullmatch(path.name):
         return []
     rows = (_object(line) for line in text.splitlines()[:_LOOKED_AT])
     return [row for row in rows if row and "event" not in row]
 
 
-def _object(line: str) -> dict[str, Any] | None:
-    """Parse a line to the leaves of its object; None where it holds none."""
+def _beginning(path: Path) -> list[dict[str, Any]]:
+    """Return the objects in the first lines."""
+    with contextlib.suppress(UnreadableSource):  # Reading the rows reports it.
+        lines = itertools.islice(TextLines(path), _LOOKED_AT)
+        return [document for line in lines if (document := _parsed(line)) is not None]
+    return []
+
+
+def _of_mmengine(rows: Iterator[Row]) -> Iterator[Row]:
+    """Give each evaluation that counts epochs the step of the training row before it, and its epoch.
+
+    MMEngine counts iterations in the rows of training, whose ``iter`` is their ``step``. Rows of evaluation count
+    epochs, or iterations too, as its hook is set.
+    """
+    newest = 0
+    for row in rows:
+        if "iter" in row.metrics:
+            newest = row.step
+            yield row._replace(kinds=("step_end",))
+        elif row.step < newest:
+            yield row._replace(step=newest, epoch=float(row.step), kinds=("evaluate",))
+        else:
+            yield row._replace(kinds=("evaluate",))
+
+
+def _parsed(line: str) -> dict[str, Any] | None:
+    """Parse a line to its object; None where it holds none."""
     try:
         document = json.loads(line)
     except (ValueError, RecursionError):
         return None
-    return flattened(document) if isinstance(document, dict) else None
+    return document if isinstance(document, dict) else None
+
+
+def _object(line: str) -> dict[str, Any] | None:
+    """Parse a line to the leaves of its object, without the configuration that RLlib repeats in each."""
+    document = _parsed(line)
+    if document is None:
+        return None
+    if isinstance(document.get("config"), dict):
+        del document["config"]
+    return flattened(document)
 
 
 def _rows(path: Path, options: ReadOptions) -> Iterator[Row]:
     omissions = Omissions(str(path))
     commas = DecimalCommas(str(path))
     layout: TableColumns | None = None
+    counter, newest = "", 0
+    layouts = functools.lru_cache(maxsize=_LAYOUTS)(layout_of)
     lines = TextLines(path)
     for line_number, line in enumerate(lines if options.is_growing else lines.all(), start=1):
         if not line.strip():
@@ -78,28 +143,23 @@ def _rows(path: Path, options: ReadOptions) -> Iterator[Row]:
         if document is None:
             omissions.add(f"line {line_number}", "not a JSON object")
             continue
-        if layout is None or layout.step not in document:
-            layout = layout_of(list(document), options.step_column) or layout
+        step = layout.step if layout is not None and layout.step in document else options.step_column
+        layout = layouts(tuple(document), step, options.run_column) or layout
         if layout is None:
             omissions.add(f"line {line_number}", "no key holds the step (name one with --step KEY)")
             continue
         try:
-            row = _row(document, layout)
+            row = row_of(document, layout)
         except UnreadableSource as error:
-            omissions.add(f"line {line_number}", f"no step number in {error.got!r:.60}")
+            omissions.add(f"line {line_number}", no_step(error))
             continue
+        counter = counter or layout.step
+        if layout.step != counter and layout.step.casefold() == "epoch":
+            row = row._replace(step=newest, epoch=float(row.step))
+        newest = row.step
         if len(row.metrics) > MOST_METRICS:
             raise UnreadableSource(f"more than {MOST_METRICS} metrics", where=f"{path}:{line_number}")
         commas.look_at(row.attrs, line_number)
         yield row
     omissions.tell()
     commas.tell()
-
-
-def _row(document: dict[str, Any], layout: TableColumns) -> Row:
-    step = step_of(document.pop(layout.step, None), "")
-    wall_clock = document.pop(layout.wall_clock, None) if layout.wall_clock else None
-    stopwatch = document.pop(layout.stopwatch, None) if layout.stopwatch else None
-    metrics, attrs = sorted_out(document)
-    elapsed_ns = None if layout.stopwatch is None else nanoseconds(number_of(stopwatch))
-    return Row(step, metrics, attrs, 0 if wall_clock is None else wall_clock_ns(str(wall_clock)), elapsed_ns)

@@ -1,20 +1,21 @@
-"""Reads Parquet tables with a step column, such as W&B's exports of a run's history."""
+"""Reads Parquet tables with a step column, such as exports of W&B and Neptune."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from ..encodings.numbers import flattened, nanoseconds, number_of, sorted_out, step_of
+from ..encodings.numbers import flattened
 from ..errors import UnreadableSource
+from ..long_tables import joined_by_step, no_step, row_of, runs_in_table
 from ..omissions import Omissions
-from ..rows import MOST_METRICS, Row, runs_of
+from ..rows import MOST_METRICS, Row
 from ..source import ImportedRun, ReadOptions, SingleFile
-from ..table_columns import TableColumns, layout_of, unknown_step_column, wall_clock_ns
+from ..table_columns import TableColumns, checked_layout, layout_of
 
 _MAGIC: Final = b"PAR1"
 _ROWS_AT_ONCE: Final = 4096
@@ -30,7 +31,7 @@ class ParquetReader(SingleFile):
     """Reader for Parquet files with a column that counts steps."""
 
     kind = "parquet"
-    title = "Parquet tables with a step column (W&B history exports)"
+    title = "Parquet tables with a step column (exports of W&B and Neptune)"
 
     def recognises(self, path: Path, head: bytes) -> bool:
         """Whether the file is Parquet with a step column, but no table of a steptape run, which is no log."""
@@ -43,14 +44,14 @@ class ParquetReader(SingleFile):
             UnreadableSource: The file is such a table without a step column.
         """
         columns = _columns(path, head)
-        if columns and layout_of(columns, options.step_column) is None:
-            raise unknown_step_column(str(path), columns, options.step_column)
+        if columns:
+            checked_layout(columns, options, str(path))
         return bool(columns)
 
     def read(self, files: Sequence[Path], options: ReadOptions) -> Iterator[ImportedRun]:
         """Yield the runs of a table, usually one."""
         (path,) = files
-        yield from runs_of(_rows(path, options))
+        yield from runs_in_table(_rows(path, options), path)
 
 
 def _columns(path: Path, head: bytes) -> list[str]:
@@ -65,34 +66,29 @@ def _columns(path: Path, head: bytes) -> list[str]:
 
 
 def _rows(path: Path, options: ReadOptions) -> Iterator[Row]:
-    omissions = Omissions(str(path))
     try:
         with pq.ParquetFile(path) as file:
             columns = file.schema_arrow.names
-            layout = layout_of(columns, options.step_column)
-            if layout is None:
-                raise unknown_step_column(str(path), columns, options.step_column)
+            layout = checked_layout(columns, options, str(path))
             if len(columns) > MOST_METRICS:
                 raise UnreadableSource(f"more than {MOST_METRICS} columns", where=str(path), got=len(columns))
-            index = 0
-            for batch in file.iter_batches(_ROWS_AT_ONCE):
-                for document in batch.to_pylist():
-                    try:
-                        yield _row(document, layout)
-                    except UnreadableSource as error:
-                        omissions.add(f"row {index}", f"no step number in {error.got!r:.60}")
-                    index += 1
+            documents = (document for batch in file.iter_batches(_ROWS_AT_ONCE) for document in batch.to_pylist())
+            rows = _parsed(documents, layout, Omissions(str(path)))
+            yield from joined_by_step(rows) if layout.long else rows
     except _DAMAGED as error:
         raise UnreadableSource(f"not a Parquet file, or damaged ({error})", where=str(path)) from None
+
+
+def _parsed(documents: Iterable[dict[str, Any]], layout: TableColumns, omissions: Omissions) -> Iterator[Row]:
+    """Convert the rows of the table. In a long table, a row without a step is a parameter, and is left out."""
+    for index, document in enumerate(documents):
+        if layout.long and document[layout.step] is None:
+            continue
+        try:
+            row = row_of(flattened(document), layout)
+        except UnreadableSource as error:
+            omissions.add(f"row {index}", no_step(error))
+            continue
+        texts = {name: held if isinstance(held, (str, bool, int)) else str(held) for name, held in row.attrs.items()}
+        yield row._replace(attrs=texts)
     omissions.tell()
-
-
-def _row(document: dict[str, Any], layout: TableColumns) -> Row:
-    """Convert a row of the table. A null is a value that was not logged."""
-    step = step_of(document.pop(layout.step), "")
-    wall_clock = document.pop(layout.wall_clock) if layout.wall_clock else None
-    stopwatch = document.pop(layout.stopwatch) if layout.stopwatch else None
-    metrics, attrs = sorted_out(flattened(document))
-    texts = {name: value if isinstance(value, (str, bool, int)) else str(value) for name, value in attrs.items()}
-    elapsed_ns = None if layout.stopwatch is None else nanoseconds(number_of(stopwatch))
-    return Row(step, metrics, texts, 0 if wall_clock is None else wall_clock_ns(str(wall_clock)), elapsed_ns)

@@ -17,10 +17,11 @@ from ..encodings.lines import TextLines, decoded_head
 from ..encodings.numbers import nanoseconds, number, step_of
 from ..errors import UnreadableSource
 from ..evaluation_names import is_evaluation
+from ..long_tables import joined_by_step, runs_in_table
 from ..omissions import UNFINISHED, DecimalCommas, Omissions
-from ..rows import MOST_METRICS, Row, facts_by_name, runs_of
+from ..rows import MOST_METRICS, Row, facts_by_name
 from ..source import Fact, ImportedRun, ReadOptions, SingleFile
-from ..table_columns import TableColumns, layout_of, unknown_step_column, wall_clock_ns
+from ..table_columns import TableColumns, checked_layout, layout_of, wall_clock_ns
 
 _SEPARATORS: Final = {".csv": ",", ".tsv": "\t", ".txt": "\t"}
 
@@ -56,8 +57,7 @@ class TableReader(SingleFile):
         columns = _header(path, head)
         if len(columns) < _FEWEST_COLUMNS:
             return False
-        if layout_of(columns, options.step_column) is None:
-            raise unknown_step_column(str(path), columns, options.step_column)
+        checked_layout(columns, options, str(path))
         return True
 
     def read(self, files: Sequence[Path], options: ReadOptions) -> Iterator[ImportedRun]:
@@ -69,14 +69,14 @@ class TableReader(SingleFile):
             first = next(rest, "")
             separator = _separator(path, first)
             columns = _cells(first, separator)
-            layout = _checked(layout_of(columns, options.step_column), path, columns, options)
+            layout = _checked(path, columns, options)
             rows = _rows(csv.reader(rest, delimiter=separator), columns, layout, lines, options)
             if layout.is_algoperf:
-                yield from runs_of(rows, config=lambda: _settings(path), facts_of=_facts_of_algoperf)
-            elif layout.is_ultralytics:
-                yield from runs_of(rows, facts_of=_facts_of_ultralytics)
+                yield from runs_in_table(rows, path, config=lambda: _settings(path), facts_of=_facts_of_algoperf)
+            elif layout.is_fastai:
+                yield from runs_in_table(rows, path, facts_of=_facts_of_fastai)
             else:
-                yield from runs_of(rows)
+                yield from runs_in_table(joined_by_step(rows) if layout.long else rows, path)
         except csv.Error as error:
             raise UnreadableSource(f"not a table ({error})", where=str(path)) from None
 
@@ -101,11 +101,10 @@ def _cells(line: str, separator: str) -> list[str]:
         return []
 
 
-def _checked(layout: TableColumns | None, path: Path, columns: list[str], options: ReadOptions) -> TableColumns:
+def _checked(path: Path, columns: list[str], options: ReadOptions) -> TableColumns:
     if not columns:
         raise UnreadableSource("the file is empty, or its first line is not a table header", where=str(path))
-    if layout is None:
-        raise unknown_step_column(str(path), columns, options.step_column)
+    layout = checked_layout(columns, options, str(path))
     if len(columns) > MOST_METRICS:
         raise UnreadableSource(f"more than {MOST_METRICS} columns", where=str(path), got=len(columns))
     twice = [name for name, count in Counter(columns).items() if count > 1 and name]
@@ -121,6 +120,12 @@ class _Places(NamedTuple):
     wall_clock: int | None
     stopwatch: int | None
     metrics: Sequence[tuple[int, str]]
+    runs: Sequence[tuple[int, str]]
+    long: tuple[int, int] | None
+
+    def metrics_of(self, cells: Sequence[str]) -> Sequence[tuple[int, str]]:
+        """Return the indices and names of a row's metrics; a row of a long table names its own."""
+        return self.metrics if self.long is None else ((self.long[1], cells[self.long[0]].strip()),)
 
 
 def _places(columns: list[str], layout: TableColumns) -> _Places:
@@ -130,7 +135,9 @@ def _places(columns: list[str], layout: TableColumns) -> _Places:
     # AlgoPerf's stopwatch is also one of its results: programs that read its tables look for it among the metrics.
     if layout.is_algoperf and stopwatch is not None:
         metrics.append((stopwatch, columns[stopwatch]))
-    return _Places(at[layout.step], wall_clock, stopwatch, metrics)
+    runs = [(at[name], name) for name in layout.runs]
+    long = None if layout.long is None else (at[layout.long[0]], at[layout.long[1]])
+    return _Places(at[layout.step], wall_clock, stopwatch, metrics, runs, long)
 
 
 def _rows(
@@ -196,10 +203,11 @@ def _row(cells: list[str], columns: list[str], places: _Places) -> Row | None:
         step = step_of(cells[places.step], "")
     except UnreadableSource as error:
         raise _LeftOut(f"no step number in {error.got!r:.60}") from None
-    metrics, attrs = _values(cells, places.metrics)
+    metrics, attrs = _values(cells, places.metrics_of(cells))
     wall_ns = 0 if places.wall_clock is None else wall_clock_ns(cells[places.wall_clock])
     elapsed_ns = None if places.stopwatch is None else nanoseconds(number(cells[places.stopwatch]))
-    return Row(step, metrics, attrs, wall_ns, elapsed_ns)
+    run = tuple((name, cells[index].strip()) for index, name in places.runs)
+    return Row(step, metrics, attrs, wall_ns, elapsed_ns, run=run)
 
 
 def _values(cells: list[str], metrics: Sequence[tuple[int, str]]) -> tuple[dict[str, float], dict[str, str]]:
@@ -224,14 +232,11 @@ def _facts_of_algoperf(row: Row, attempt: int) -> Iterator[Fact]:
         yield from facts_by_name(row, attempt)
 
 
-def _facts_of_ultralytics(row: Row, attempt: int) -> Iterator[Fact]:
-    """Yield the events of a row; ``metrics/mAP50(B)`` and its like are results of the validation after the epoch."""
-    found = {name: value for name, value in row.metrics.items() if name.startswith("metrics/")}
-    rest = row._replace(metrics={name: value for name, value in row.metrics.items() if name not in found})
-    for fact in facts_by_name(rest, attempt):
-        if fact.kind == "evaluate":
-            fact, found = fact._replace(metrics={**fact.metrics, **found}), {}
-        yield fact
+def _facts_of_fastai(row: Row, attempt: int) -> Iterator[Fact]:
+    """Yield the events of a row; every value but the training loss is of the validation."""
+    trained = {name: value for name, value in row.metrics.items() if name == "train_loss"}
+    found = {name: value for name, value in row.metrics.items() if name not in trained}
+    yield from facts_by_name(row._replace(metrics=trained), attempt)
     if found:
         yield Fact("evaluate", row.step, found, None, row.time_ns, row.elapsed_ns, attempt=attempt)
 

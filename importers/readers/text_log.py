@@ -1,66 +1,78 @@
-"""Reads training values from plain text: ``step:100 val_loss:3.2``, ``iter 5, loss 2.1``, or lines of a given regex."""
+"""Reads training values from plain text: ``step:100 val_loss:3.2``, ``Epoch 3/10 | loss: 2.1``, or lines of a regex.
+
+``log_line`` parses a line, ``log_position`` finds its step. This module turns both into rows, and recognises files.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from ...store.plan import Plan
 from ..encodings.lines import TextLines, decoded_head
-from ..encodings.numbers import NS, nanoseconds, number, step_of
+from ..encodings.log_line import EPOCH_RANK, Bar, LogLine, announced_phase, parsed_line
+from ..encodings.numbers import number, step_of
 from ..errors import UnreadableSource
-from ..omissions import UNFINISHED, DecimalCommas, Omissions
-from ..rows import Row, runs_of
+from ..evaluation_names import is_evaluation
+from ..log_position import Positions
+from ..omissions import UNFINISHED, DecimalCommas, Omissions, RepeatedNames
+from ..rows import Row, joined, runs_of
 from ..source import ImportedRun, ReadOptions, SingleFile
 
 _SUFFIXES: Final = (".log", ".txt", ".out", ".err", "")
 
-#: A name, a separator (colon, equals sign or blank) and a number, optionally with its total (``125/3040``) or unit.
-#: Commas group thousands. A number with another comma does not match, since its meaning is ambiguous; nor does a
-#: version or a time of day.
-_PAIR: Final = re.compile(
-    r"(?<![\w./-])([A-Za-z][\w./-]{0,100}?)\s{0,3}(?:[:=]\s{0,3}|\s)"
-    r"([+-]?(?:(?:[1-9]\d{0,2}(?:,\d{3})+|\d+)(?:\.\d*)?(?:[eE][+-]?\d+)?|\.\d+|nan|inf(?:inity)?)"
-    r"(?!\.?\d|,\d|[\w.]*:\d))"
-    r"(?:/(\d+))?([A-Za-z%]*)",
+#: Lines inspected to recognise a file; ``_TELLING`` of them must have a step and a value of a training.
+_LOOKED_AT: Final = 2_000_000
+_TELLING: Final = 2
+
+#: Parts of names of what trainings measure. Prose with "step 1" has other names, and each but once.
+_MEASURED: Final = re.compile(
+    r"loss|acc|err|ppl|perplexity|bleu|f1|auc|mae|mse|iou|map\b|dice|reward|return|score|nll|cer|wer|bpb|lr\b|learning.rate",
     re.IGNORECASE,
 )
+#: Names of what earlier lines measured.
+_STALE: Final = re.compile(r"\b(?:best|min|max|target|patience)\b", re.IGNORECASE)
 
-#: Names that count a line's steps; then short names from llm.c's logs, which others copied, with their long names.
-_STEP_NAMES: Final = ("step", "global_step", "iter", "iteration", "s", "it", "update", "batch")
-_LONG_NAMES: Final = {"tel": "val_loss", "trl": "train_loss"}
 
-#: Names of the time since the training began.
-_STOPWATCHES: Final = ("train_time", "elapsed", "elapsed_time")
-_UNIT_NS: Final = {"ms": NS // 1000, "s": NS, "sec": NS, "m": 60 * NS, "min": 60 * NS, "h": 3600 * NS}
-
-#: Lines inspected to recognise a file; ``_TELLING`` of them must have a step and a value.
-_LOOKED_AT: Final = 400
-
-#: A longer line is a dump of something, and is skipped.
-_LONGEST: Final = 20_000
-_TELLING: Final = 2
+#: Why a line is left out: a rule's patience would count each.
+_REPEATED: Final = "it repeats the line before it, as the ranks of a job do"
 
 
 class _Line(NamedTuple):
+    """A row, and what is known with it.
+
+    Attributes:
+        row: The row.
+        total_steps: Planned steps.
+        repeated: A name with two values.
+        bar: The number of its progress bar, from 1, if it is a bar's state: a later state of a bar replaces it.
+    """
+
     row: Row
-    total_steps: int | None
+    total_steps: int | None = None
+    repeated: str = ""
+    bar: int = 0
 
 
 class TextLogReader(SingleFile):
-    """Reader for text with lines that hold a step and its values; other lines are ignored."""
+    """Reader for text with lines that hold a step or an epoch, and values; other lines are ignored."""
 
     kind = "text"
-    title = "plain-text logs (step:100 val_loss:3.2; or --pattern)"
+    title = "plain-text logs (step:100 val_loss:3.2, Epoch 3/10 | loss: 2.1; or --pattern)"
 
     def recognises(self, path: Path, head: bytes) -> bool:
-        """Whether the suffix fits and at least two lines hold a step and a value."""
+        """Whether the suffix fits and at least two lines hold a step and a value, wherever they are."""
         if path.suffix.casefold() not in _SUFFIXES or b"\0\0" in head:
             return False
-        lines = decoded_head(head).splitlines()[:_LOOKED_AT]
-        return sum(_parsed(line) is not None for line in lines) >= _TELLING
+        if _is_log(decoded_head(head).splitlines()):
+            return True
+        try:
+            return path.stat().st_size > len(head) and _is_log(TextLines(path, errors="replace"))
+        except (OSError, UnreadableSource):
+            return False
 
     def could_read(self, path: Path, head: bytes, options: ReadOptions) -> bool:  # noqa: ARG002
         """Return False: nothing but the kind ``text`` and a pattern makes other lines readable.
@@ -80,21 +92,31 @@ class TextLogReader(SingleFile):
         totals: list[int] = []
         omissions = Omissions(str(path))
         commas = DecimalCommas(str(path))
+        repeated = RepeatedNames(str(path))
 
-        def rows() -> Iterator[Row]:
+        def lines_with_rows() -> Iterator[_Line]:
             lines = TextLines(path, errors="replace")
             line_number = 0
+            before: Row | None = None
             for line_number, line in enumerate(lines, start=1):
                 parsed = parse(line)
-                if parsed is not None:
+                if parsed is not None and before is not None and _is_repeated(before, parsed):
+                    omissions.add(f"line {line_number}", _REPEATED)
+                elif parsed is not None:
+                    before = parsed.row
                     if parsed.total_steps is not None:
                         totals[:] = [parsed.total_steps]
                     commas.look_at(parsed.row.attrs, line_number)
-                    yield parsed.row
+                    repeated.look_at(parsed.repeated, line_number)
+                    yield parsed
             if not options.is_growing and parse(lines.unfinished) is not None:
                 omissions.add(f"line {line_number + 1}", UNFINISHED)
+
+        def rows() -> Iterator[Row]:
+            yield from joined(_last_states(lines_with_rows()))
             omissions.tell()
             commas.tell()
+            repeated.tell()
 
         found = False
         for run in runs_of(rows(), plan=lambda: Plan(total_steps=totals[0] if totals else None)):
@@ -109,14 +131,42 @@ class TextLogReader(SingleFile):
             raise UnreadableSource("no line holds a step and a value", where=str(path), fix=fix)
 
 
+def _is_repeated(before: Row, line: _Line) -> bool:
+    """Whether a line has the step, the names and the losses of the row before it; without a loss, all values."""
+    row = line.row
+    if before.step != row.step or line.bar or row.kinds or before.metrics.keys() != row.metrics.keys():
+        return False
+    losses = [name for name in row.metrics if "loss" in name.casefold()] or row.metrics
+    return all(repr(before.metrics[name]) == repr(row.metrics[name]) for name in losses)
+
+
+def _is_log(lines: Iterable[str]) -> bool:
+    """Whether enough lines have a step and what trainings measure, or a name that comes again at another step."""
+    parse = _parser(None)
+    telling = 0
+    seen: dict[str, int] = {}
+    for line in islice(lines, _LOOKED_AT):
+        parsed = parse(line)
+        if parsed is None:
+            continue
+        step, metrics = parsed.row.step, parsed.row.metrics
+        telling += any(map(_MEASURED.search, metrics)) or _TELLING * any(
+            seen.get(name, step) != step for name in metrics
+        )
+        seen.update(dict.fromkeys(metrics, step))
+        if telling >= _TELLING:
+            return True
+    return False
+
+
 def _parser(pattern: str | None) -> Callable[[str], _Line | None]:
-    """Return the function that parses a line.
+    """Return the function that parses a file's lines, one after another.
 
     Raises:
         UnreadableSource: The pattern is no regular expression with a group called ``step``.
     """
     if pattern is None:
-        return _parsed
+        return _Lines().next
     try:
         compiled = re.compile(pattern)
     except (re.error, OverflowError, RecursionError) as error:
@@ -144,42 +194,111 @@ def _matched(pattern: re.Pattern[str], line: str) -> _Line | None:
         step = step_of(match["step"], "")
     except UnreadableSource:
         return None
-    return _Line(Row(step, metrics, attrs), None)
+    return _Line(Row(step, metrics, attrs))
 
 
-def _parsed(line: str) -> _Line | None:
-    """Parse a line's step and values; None where it holds no step, or nothing but a step.
+class _Lines:
+    """Parser of a file's lines without a pattern."""
 
-    A value with a unit stays text: a percentage of time is no loss. The time since the training began is the exception:
-    it is the row's clock.
-    """
-    if len(line) > _LONGEST:
-        return None
-    step: int | None = None
-    total: int | None = None
-    elapsed_ns: int | None = None
-    metrics: dict[str, float] = {}
-    attrs: dict[str, Any] = {}
-    for match in _PAIR.finditer(line):
-        name, shown, of, unit = match[1], match[2].replace(",", ""), match[3], match[4]
-        folded = name.casefold()
-        if step is None:
-            if folded not in _STEP_NAMES or not shown.lstrip("+").isdigit() or unit:
-                continue
-            if len(shown) > 18 or (of is not None and len(of) > 18):
-                return None
-            step, total = int(shown), int(of) if of else None
-        elif folded in _STOPWATCHES and unit in _UNIT_NS:
-            elapsed_ns = _time_ns(shown, unit)
-        elif unit or of:
-            attrs[name] = match[0].removeprefix(name).lstrip(" :=\t")
-        elif (value := number(shown)) is not None:
-            metrics[_LONG_NAMES.get(name, name)] = value
-    if step is None or not metrics:
-        return None
-    return _Line(Row(step, metrics, attrs, 0, elapsed_ns), total)
+    def __init__(self) -> None:
+        self._positions = Positions()
+        self._logged = 0
+        self._epoch = 0.0
+        self._bars = 0
+        self._state: tuple[int, int, Mapping[str, float]] = (0, 0, {})
+        self._announced = ""
+
+    def next(self, text: str) -> _Line | None:
+        """Parse the next line; None where it holds no values, or no step."""
+        announced, self._announced = self._announced, ""
+        line = parsed_line(text)
+        if line is None or not line.metrics:
+            self._announced = announced_phase(text) or (announced if not text.strip() else "")
+        if line is None:
+            return None
+        if announced and line.is_whole:
+            line = line._replace(phase=line.phase or announced)
+        if line.is_object and not line.counters:
+            return self._trainer_row(line)
+        place = self._positions.place_of(line)
+        if not line.metrics:
+            self._bars += bool(line.counters)  # "Epoch 2/15" is above another bar.
+            return None
+        if place is None or not self._is_row(line):
+            return None
+        metrics = _named(line)
+        epoch = line.counters.get(EPOCH_RANK)
+        if epoch is not None and len(line.counters) > 1:
+            metrics.setdefault("epoch", float(epoch.done))
+        row = Row(place.step, metrics, line.attrs, 0, line.elapsed_ns)
+        return _Line(row, place.total_steps, line.repeated, 0 if line.bar is None else self._state[0])
+
+    def _is_row(self, line: LogLine) -> bool:
+        """Whether a line's values are those of its position, and not of a part or of something else."""
+        if line.bar is not None:
+            return self._is_result(line.bar, line.metrics)
+        if line.counters:
+            return True
+        return line.is_whole and any(map(_MEASURED.search, line.metrics)) and not any(map(_STALE.search, line.metrics))
+
+    def _is_result(self, bar: Bar, metrics: Mapping[str, float]) -> bool:
+        """Whether a state of a progress bar is the last one of its epoch, or of a training without epochs."""
+        if bar.done != bar.total and not (bar.is_tqdm and self._positions.is_counted_by_bars):
+            return False
+        number, total, held = self._state
+        if bar.is_tqdm:
+            self._state = (self._bars + 1, bar.total, metrics)
+            return True
+        if number == self._bars + 1:
+            # Keras adds its validation to the same values. With others it is the bar of ``evaluate``, after ``fit``.
+            is_longer = total == bar.total and all(metrics.get(name) == value for name, value in held.items())
+            if not is_longer:
+                return False
+        self._state = (self._bars + 1, bar.total, metrics)
+        return True
+
+    def _trainer_row(self, line: LogLine) -> _Line | None:
+        """Return a row that Hugging Face's Trainer printed: it has no step, so training rows are counted."""
+        epoch = line.metrics.get("epoch")
+        if epoch is None or len(line.metrics) < 2:
+            return None
+        metrics = {name: value for name, value in line.metrics.items() if name != "epoch"}
+        if epoch < self._epoch:
+            self._logged = 0
+        self._epoch = epoch
+        kinds: tuple[str, ...] = ("step_end", "log")
+        if any(map(is_evaluation, metrics)):
+            kinds = ("evaluate",)
+        elif "train_runtime" in metrics:
+            kinds = ("log",)
+        else:
+            self._logged += 1
+        return _Line(Row(self._logged, metrics, line.attrs, epoch=epoch, kinds=kinds))
 
 
-def _time_ns(shown: str, unit: str) -> int:
-    """Convert a number of units to nanoseconds."""
-    return nanoseconds((number(shown) or 0.0) * _UNIT_NS[unit] / NS)
+def _named(line: LogLine) -> dict[str, float]:
+    """Return the metrics of a line, with the line's phase in front of the names that do not say it."""
+    phase = line.phase
+    if not phase:
+        return dict(line.metrics)
+    return {
+        name if is_evaluation(name) or name == "epoch" or name.startswith(phase) else f"{phase}/{name}": value
+        for name, value in line.metrics.items()
+    }
+
+
+def _last_states(lines: Iterable[_Line]) -> Iterator[Row]:
+    """Yield the rows of lines, of a progress bar only its last state at a step."""
+    held: Row | None = None
+    bar = 0
+    for line in lines:
+        if held is not None and line.bar and line.bar == bar and held.step == line.row.step:
+            held = line.row._replace(metrics={**held.metrics, **line.row.metrics})
+            continue
+        if held is not None:
+            yield held
+        held, bar = (line.row if line.bar else None), line.bar
+        if held is None:
+            yield line.row
+    if held is not None:
+        yield held

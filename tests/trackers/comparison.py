@@ -22,9 +22,12 @@ def imported(outcomes: Sequence[Outcome], store: Path) -> Series:
     series: Series = {}
     for outcome in outcomes:
         run = open_run(store / outcome.run_id)
+        training = ""
         for event in run.events(attempts="all"):
-            if outcome.kind == "trainer_state" and event.kind == "step_end":
-                continue  # A training row is also a log.
+            if event.kind == "step_end":
+                training = repr(event.metrics)
+            elif event.kind == "log" and repr(event.metrics) == training:
+                continue  # A Trainer's training row is also a log.
             for metric, value in event.metrics.items():
                 name = run.info.name.rpartition("/")[2] if outcome.kind == "optuna" else metric
                 if outcome.kind != "optuna" or metric == "intermediate_value":

@@ -15,6 +15,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from trackers.loops import LOOPS
+from trackers.text_logs import TEXT_TOOLS
+
 STEPS = 8
 
 #: Every special case of a float.
@@ -254,6 +257,8 @@ TOOLS: dict[str, Callable[[Path], dict[str, Series]]] = {
     "lightning": write_lightning,
     "transformers": write_transformers,
     "optuna": write_optuna,
+    **LOOPS,
+    **TEXT_TOOLS,
 }
 
 

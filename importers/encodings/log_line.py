@@ -1,0 +1,400 @@
+"""Parses a line of a plain-text log: its counters of steps and epochs, its phase, and its names with their numbers.
+
+What tools write differs in separators, brackets and blanks only: one grammar reads them all. ``_COUNTED`` is what
+follows a name of steps, ``_VALUE`` what follows any other name.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any, Final, NamedTuple
+
+from .numbers import NS, nanoseconds, number
+
+#: A longer line is a dump of something, and is skipped.
+_LONGEST: Final = 20_000
+
+#: Colours and cursor movements of terminals.
+_ESCAPES: Final = re.compile(r"\x1b\[[\d;?]*[A-Za-z]")
+
+#: Names of counters. A rank orders them: a line's steps are those of its counter with the lowest rank.
+_RANKS: Final = {
+    **dict.fromkeys(("num_updates", "global_step", "global step", "train_step"), 0),
+    **dict.fromkeys(("step", "steps"), 1),
+    **dict.fromkeys(("iteration", "iterations", "iter", "iters", "it", "s"), 2),
+    **dict.fromkeys(("update", "updates"), 3),
+    **dict.fromkeys(("batch", "batch_idx"), 4),
+    **dict.fromkeys(("epoch", "epochs"), 5),
+}
+GLOBAL_RANK: Final = 0
+EPOCH_RANK: Final = 5
+
+#: Names of counters in lower-case text, and what may follow: ``step 5/30``, ``Epoch [3/10]``, ``Iter(train) [5/160]``,
+#: ``epoch 001:  100 / 1102``, ``Epoch [1][50/962]``, ``Epoch: 1 [640/60000 (1%)]``. Inner numbers count within epochs.
+_COUNTER_NAME: Final = re.compile(
+    r"(?<![\w.\-(])(?:global[_ ]step|num_updates|train_step|steps?|iter(?:ation)?s?|it|s|updates?|batch(?:_idx)?"
+    r"|epochs?)(?=[\s:=\#\[(])"
+)
+_COUNT: Final = r"\d{1,3}(?:,\d{3})+|\d{1,18}"
+_COUNTED: Final = re.compile(
+    r"(?:\((?P<mode>train|val|test)\))?(?:\s{0,20}[:=\#]\s{0,20}|\s{1,20}|(?=\[))"
+    rf"(?P<open>\[\s*)?(?P<count>{_COUNT})(?![\d.]*\d|[\w%]|,\d)"
+    r"(?:\s{0,20}(?:/|of\s)\s{0,20}(?P<total>\d{1,18}))?(?(open)\s*\])"
+    rf"(?:\s{{0,20}}\[\s*(?P<inner>{_COUNT})\s*(?:/\s*(?P<within>\d{{1,18}})\s*)?(?:\(\s*\d+%\s*\)\s*)?\]"
+    rf"|:\s{{0,20}}(?P<count2>{_COUNT})\s/\s(?P<within2>\d{{1,18}}))?"
+)
+
+#: LightGBM and XGBoost begin a line with the round in brackets.
+_ROUND: Final = re.compile(r"\[(\d{1,18})\]\s")
+
+#: A progress bar's count and total: Keras, before and since version 3, and tqdm.
+_KERAS_BAR: Final = re.compile(
+    r"\s*(?:(\d{1,18})/(\d{1,18})\s*(?:\[[=>.]*\]|[━ ]*)?\s*-?\s*|-\s+)?(?=\d+(?:\.\d+)?m?s\s)"
+)
+_TQDM_BAR: Final = re.compile(r"\d+%\|[^|]*\|\s*(\d{1,18})/(\d{1,18})\s*\[[^\]]*?(?:,\s|\])(?=[\s\d?.]*\w+/\w+|\])")
+
+#: A separator and a number, optionally with its total or unit, or in brackets. Commas group thousands. A number with
+#: another comma does not match, since its meaning is ambiguous; nor does a version or a time of day.
+_NUMBER: Final = (
+    r"[+-]?(?:(?:[1-9]\d{0,2}(?:,\d{3})+|\d+)(?:\.\d*)?(?:[eE][+-]?\d+)?|\.\d+(?:[eE][+-]?\d+)?|nan|inf(?:inity)?)"
+    r"(?!\.?\d|,\d|[\w.]*:\d|\s{0,2}[:=]|\s+days?\b)"
+)
+_VALUE: Final = re.compile(
+    # "number of nan iterations: 0" counts iterations.
+    r"(?<=[\w)'@])(?P<sep>\s{0,20}[:=]\s{0,20}|\s{1,20}(?!(?:nan|inf)\s[A-Za-z][\w ]{0,20}[:=]))"
+    rf"(?:(?P<list>\[\s*)(?P<item>{_NUMBER})(?:\s*,\s*(?P=item))*\s*\]|(?P<number>{_NUMBER})(?:/(?P<of>\d+))?)"
+    r"(?P<unit>[A-Za-z%]*)(?P<apart>\s(?:secs?|seconds|ms|min|minutes|[kmgt]i?b|it/s|s/it)\b)?",
+    re.IGNORECASE,
+)
+#: The name before a separator: words with one blank between them.
+_WORD: Final = r"[A-Za-z_][\w./@'-]*"
+_NAME: Final = re.compile(rf"(?<![\w./'-]){_WORD}(?: (?:{_WORD}|\(\w+\)|\.\d+))*\Z")
+_LINKING_WORD: Final = re.compile(r"(?:with|and) ", re.IGNORECASE)
+_LONGEST_NAME: Final = 120
+_MOST_WORDS: Final = 7
+_MOST_BLANK_WORDS: Final = 3
+_MARK: Final = re.compile(r"(?:^|[|,;:()\[\]{}>*]|\s-|\s\s|\t)\s*\Z")
+_END_OF_VALUE: Final = re.compile(r"\s*(?:$|[,;|)\]}(*]|-\s)")
+
+#: Short names from llm.c's logs, which others copied, with their long names.
+_LONG_NAMES: Final = {"tel": "val_loss", "trl": "train_loss"}
+
+#: Names of the time since the training began.
+_STOPWATCHES: Final = ("train_time", "elapsed", "elapsed_time")
+_UNIT_NS: Final = {"ms": NS // 1000, "s": NS, "sec": NS, "m": 60 * NS, "min": 60 * NS, "h": 3600 * NS}
+
+#: Words of a line that measures on held-out data, and the words for them in front of its metrics' names.
+_PHASES: Final = {
+    **{word: word for word in ("val", "valid", "validation", "test", "eval", "evaluation", "dev")},
+    **dict.fromkeys(("validate", "validating"), "validation"),
+    **dict.fromkeys(("evaluate", "evaluating"), "eval"),
+    "testing": "test",
+}
+#: Words that may stand before a counter; after others, such as "wait on step 1", it counts nothing.
+_BEFORE: Final = frozenset(
+    (*_PHASES, "train", "training", "trainer", "current", "optimizer", "finished", "end", "loss", "summary", "results")
+).union(("of", "at", "the", "in", "on", "for", "after"))
+_MARKS_BEFORE: Final = re.compile(r"[|,;:()\[\]{}<>/]|\s-\s|\s{2,}|\t|\b(?:info|debug|warning|error)\b")
+_PHASE_AFTER: Final = re.compile(r"\s*\bon (?:the )?'?(\w+)'? (?:set|subset|data)\b", re.IGNORECASE)
+_SEGMENT: Final = re.compile(
+    r"(?:^|\|)\s*\[?(\w+)\]?\s*\||^\s*\[?(\w+)\]?(?: set)?\s*:\s*(?![\s\d.+-]|nan|inf|n/a)", re.IGNORECASE
+)
+
+#: A number of batches and their total, at the end of PyTorch's lines or after ``Test:``.
+_BATCHES: Final = re.compile(r"(?P<phase>^\s*test:\s*)?\[\s*(\d{1,18})\s*/\s*(\d{1,18})\s*\]", re.IGNORECASE)
+
+#: What a line of values may hold besides: times, remarks in brackets, levels of loggers.
+_ASIDE: Final = re.compile(r"\([^()]*\)|\b\d+(?:\.\d+)?\s*m?s(?:/\w+)?\b|\b(?:INFO|DEBUG|set)\b")
+_PROSE_WORD: Final = re.compile(r"[^\W\d_]{2,}")
+
+#: Objects in a line: Python's, as Hugging Face's Trainer prints them, and JSON, as fairseq does.
+_PYTHON_OBJECT: Final = re.compile(r"\{('[^{}]*)\}\s*$")
+_PYTHON_ITEM: Final = re.compile(r"'([^']{1,100})': '?([^',}]*)'?(?:,|$)")
+_JSON_OBJECT: Final = re.compile(r'\{".*\}\s*$')
+#: A line that announces the results of an evaluation below it: ``Test Error:``, ``***** Evaluating perplexity *****``.
+_ANNOUNCEMENT: Final = re.compile(rf"[\W_]*(?:running )?({'|'.join(_PHASES)})\b", re.IGNORECASE)
+#: A line without a digit says nothing.
+_DIGIT: Final = re.compile(r"\d")
+#: Source code, which some scripts print first, and lines of processes that repeat what rank 0 says.
+_ASIDE_LINE: Final = re.compile(
+    r"\s*(?:#|//|@|\[[Rr]ank ?[1-9]\d*\]|(?:def|class|import|from|elif|assert|raise|return)\s"
+    r"|(?:if|for|while|with)\s.*(?::\s*$|\w\()|[\w.\[\]]+(?:, ?[\w.\[\]]+)* [-+*/]?=\s)"
+)
+
+
+class Counter(NamedTuple):
+    """A counter of a line.
+
+    Attributes:
+        rank: Its rank: 0 counts updates of the whole training, 5 epochs.
+        done, total: Its number, and the last one, where the line has it.
+        inner, within: Number within the epoch and the last one, where they follow an epoch's number in brackets.
+        is_from_zero: Whether the tool that writes it so counts epochs from 0.
+        counts_evaluation: Whether it counts the batches of an evaluation.
+    """
+
+    rank: int
+    done: int
+    total: int | None = None
+    inner: int | None = None
+    within: int | None = None
+    is_from_zero: bool = False
+    counts_evaluation: bool = False
+
+
+class Bar(NamedTuple):
+    """A progress bar: batches done, all batches, and whether it is tqdm's, whose values change until it is gone."""
+
+    done: int
+    total: int
+    is_tqdm: bool = False
+
+
+class LogLine(NamedTuple):
+    """What a line says.
+
+    Attributes:
+        counters: Its counters by rank, at most one of each.
+        phase: First word for the names of its metrics: ``val`` and the like for an evaluation, ``train`` for an
+            epoch's summary; empty otherwise.
+        metrics, attrs: Its numbers and its text.
+        elapsed_ns: Time since the training began.
+        bar: Its progress bar.
+        is_object: Whether the names and values are those of an object.
+        is_whole: Whether it holds nothing but names with their values; False for a line with a counter.
+        repeated: A name with two different values; empty where there is none. The first value is taken.
+    """
+
+    counters: Mapping[int, Counter]
+    phase: str
+    metrics: Mapping[str, float]
+    attrs: Mapping[str, Any]
+    elapsed_ns: int | None = None
+    bar: Bar | None = None
+    is_object: bool = False
+    is_whole: bool = False
+    repeated: str = ""
+
+
+def parsed_line(text: str) -> LogLine | None:
+    """Parse a line; None where it holds neither a counter nor a name with a number.
+
+    >>> line = parsed_line("Epoch 3/10 | train loss: 0.5 | val loss: 0.6")
+    >>> line.counters[EPOCH_RANK].done, dict(line.metrics)
+    (3, {'train loss': 0.5, 'val loss': 0.6})
+
+    """
+    if len(text) > _LONGEST or not _DIGIT.search(text):
+        return None
+    text = _ESCAPES.sub("", text.rstrip("\b\r\n").rpartition("\b")[2])
+    if _ASIDE_LINE.match(text):
+        return None
+    return _of_object(text) or _of_pairs(text)
+
+
+def announced_phase(text: str) -> str:
+    """Return the phase whose results a line without values announces; empty where it announces none."""
+    match = _ANNOUNCEMENT.match(text)
+    return _PHASES[match[1].casefold()] if match else ""
+
+
+class _Values:
+    """Collector of a line's values."""
+
+    def __init__(self) -> None:
+        self.metrics: dict[str, float] = {}
+        self.attrs: dict[str, Any] = {}
+        self.elapsed_ns: int | None = None
+        self.repeated = ""
+
+    def add(self, name: str, value: float) -> None:
+        """Add a number, unless the name has one."""
+        held = self.metrics.setdefault(name, value)
+        if held != value and held == held:
+            self.repeated = self.repeated or name
+
+
+def _of_object(text: str) -> LogLine | None:
+    """Parse a line that ends with an object."""
+    if python := _PYTHON_OBJECT.search(text):
+        start, items = python.start(), _PYTHON_ITEM.findall(python[1])
+    elif found := _JSON_OBJECT.search(text):
+        try:
+            start, items = found.start(), [(name, str(held)) for name, held in json.loads(found[0]).items()]
+        except (ValueError, RecursionError):
+            return None
+    else:
+        return None
+    counters: dict[int, Counter] = {}
+    values = _Values()
+    phase = _phase_before(text[:start]).strip()
+    # Hugging Face's Trainer puts the epoch last; it is a fraction, also where that is whole.
+    fraction = items[-1][0] if python and items else None
+    for name, shown in items:
+        first, _, rest = name.casefold().partition("_")
+        rank = _RANKS.get(rest if first in _PHASES or first == "train" else name.casefold())
+        if rank is not None and shown.isdigit() and len(shown) <= 18 and (name, rank) != (fraction, EPOCH_RANK):
+            counters.setdefault(rank, Counter(rank, int(shown)))
+        elif (value := number(shown)) is not None:
+            values.add(name, value)
+        else:
+            values.attrs[name] = shown
+    return LogLine(counters, phase, values.metrics, values.attrs, is_object=True, repeated=values.repeated)
+
+
+def _of_pairs(text: str) -> LogLine | None:
+    bar, text = _without_bar(text)
+    counters, phase, rest = _without_counters(text)
+    phase = _segment_phase(rest) or phase
+    values = _Values()
+    remainder = rest
+    for name, start, _, match in _pairs(rest):
+        if not counters:
+            remainder = remainder.replace(rest[start : match.end()], " ", 1)
+            phase = phase or _PHASES.get(name.casefold().split()[0], "")
+        shown, unit = (match["item"] or match["number"]).replace(",", ""), match["unit"]
+        if name.casefold() in _STOPWATCHES and unit in _UNIT_NS:
+            values.elapsed_ns = nanoseconds((number(shown) or 0.0) * _UNIT_NS[unit] / NS)
+        elif unit or match["of"]:
+            values.attrs.setdefault(name, rest[match.end("sep") : match.end()])
+        elif (value := number(shown)) is not None:
+            values.add(_LONG_NAMES.get(name, name), value)
+    if not counters and not values.metrics:
+        return None
+    is_whole = not counters and not any(
+        word.casefold() not in _PHASES for word in _PROSE_WORD.findall(_ASIDE.sub(" ", remainder))
+    )
+    return LogLine(
+        counters, phase, values.metrics, values.attrs, values.elapsed_ns, bar, False, is_whole, values.repeated
+    )
+
+
+def _without_bar(text: str) -> tuple[Bar | None, str]:
+    """Return a line's progress bar, and the line without it."""
+    keras, tqdm = _KERAS_BAR.match(text), _TQDM_BAR.search(text)
+    match = keras or tqdm
+    if match is None:
+        return None, text
+    bar = Bar(int(match[1] or 1), int(match[2] or 1), keras is None)
+    return bar, f"{text[: match.start()]} | {text[match.end() :]}"
+
+
+def _without_counters(text: str) -> tuple[dict[int, Counter], str, str]:
+    """Return a line's counters and phase, and the text after the first counter, without the others."""
+    counters: dict[int, Counter] = {}
+    phase = ""
+    kept: list[str] = []
+    end = 0
+    lower = text.lower() if text.isascii() else "".join(map(_lower, text))
+    for name in _COUNTER_NAME.finditer(lower):
+        match = _COUNTED.match(lower, name.end())
+        if match is None or name.start() < end:
+            continue
+        words = _MARKS_BEFORE.split(lower[end : name.start()])[-1].split()
+        rank = _RANKS[name[0]]
+        if rank in counters or not _BEFORE.issuperset(words):
+            continue
+        counter = _counter(rank, match)
+        if not counters:
+            phase = next((_PHASES[word] for word in words if word in _PHASES), "")
+            phase = phase or (match["mode"] or "").removeprefix("train")
+            kept.append(f"{_phase_before(text[: name.start()])}|")
+        else:
+            kept.append(text[end : name.start()])
+        counters[rank] = counter
+        kept.append(" | ")
+        end = match.end()
+    if not counters and (match := _ROUND.match(text)):
+        return {2: Counter(2, int(match[1]))}, "", text[match.end() :]
+    if not counters and (match := _BATCHES.search(text)):
+        is_test = match["phase"] is not None
+        batches = Counter(4, int(match[2]), int(match[3]), counts_evaluation=is_test)
+        return {4: batches}, "test" if is_test else "", f"{text[: match.start()]} | {text[match.end() :]}"
+    if counters and (after := _PHASE_AFTER.match(text, end)) and after[1].casefold() in _PHASES:
+        phase, end = _PHASES[after[1].casefold()], after.end()
+    return counters, phase, "".join(kept) + text[end:]
+
+
+def _lower(character: str) -> str:
+    """Return a letter's small form, if that is one letter, too."""
+    return character.lower() if len(character.lower()) == 1 else character
+
+
+def _counter(rank: int, match: re.Match[str]) -> Counter:
+    return Counter(
+        rank,
+        _whole(match["count"]) or 0,
+        _whole(match["total"]),
+        _whole(match["inner"] or match["count2"]),
+        _whole(match["within"] or match["within2"]),
+        is_from_zero=match["open"] is not None and ":" in match[0],
+        counts_evaluation=match["mode"] in ("val", "test"),
+    )
+
+
+def _whole(shown: str | None) -> int | None:
+    return None if shown is None else int(shown.replace(",", ""))
+
+
+def _phase_before(text: str) -> str:
+    """Return the last segment before the first counter, if it is a word of a phase: ``valid | epoch 001``."""
+    *_, last = re.split(r"[|\[\]]", text.rstrip(" |]")) if text.rstrip().endswith(("|", "]")) else ("",)
+    word = last.strip().casefold()
+    return f"{word} " if word in _PHASES or word == "train" else ""
+
+
+def _segment_phase(text: str) -> str:
+    """Return the phase that a part of a line names alone: ``train |`` (fairseq) or ``Test set:``."""
+    for match in _SEGMENT.finditer(text):
+        word = (match[1] or match[2]).casefold()
+        if word in _PHASES or word == "train":
+            return _PHASES.get(word, word)
+    return "val" if text.lstrip().startswith("* ") else ""
+
+
+class _Pair(NamedTuple):
+    """A name and a number.
+
+    Attributes:
+        name: The name.
+        start: Where it begins.
+        is_alone: Whether it begins where a line, a pair or a mark ends.
+        match: The separator and the number.
+    """
+
+    name: str
+    start: int
+    is_alone: bool
+    match: re.Match[str]
+
+
+def _pairs(text: str) -> Iterator[_Pair]:
+    """Yield names and numbers.
+
+    With nothing but blanks between name and number, both must stand alone: "Loss 2.5, lr 0.1", but not "in 5 steps". A
+    name of several words stands alone; elsewhere the last word is the name.
+    """
+    found = list(_candidates(text))
+    for index, pair in enumerate(found):
+        end = pair.match.end()
+        count = pair.name.count(" ") + 1
+        if pair.match["sep"].strip():
+            last_word = pair.name.rpartition(" ")[2]
+            yield pair if count == 1 or (pair.is_alone and count <= _MOST_WORDS) else pair._replace(name=last_word)
+        elif pair.is_alone and count <= _MOST_BLANK_WORDS and not pair.match["apart"]:
+            following = found[index + 1].start if index + 1 < len(found) else -1
+            if _END_OF_VALUE.match(text, end) or text[end:following].isspace():
+                yield pair
+
+
+def _candidates(text: str) -> Iterator[_Pair]:
+    end = 0
+    for match in _VALUE.finditer(text):
+        start = max(end, match.start() - _LONGEST_NAME)
+        name = _NAME.search(text, start, match.start())
+        if name is not None:
+            before = text[start : name.start()]
+            yield _Pair(_LINKING_WORD.sub("", name[0], count=1), name.start(), bool(_MARK.search(before)), match)
+            end = match.end()

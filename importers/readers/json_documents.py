@@ -1,0 +1,145 @@
+"""Reads JSON documents that are tables: Keras' ``History`` of lists, pandas' frames, and lists of rows."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from ..encodings.lines import decoded_head
+from ..encodings.numbers import flattened, number_of
+from ..errors import UnreadableSource
+from ..long_tables import joined_by_step, no_step, row_of, runs_in_table
+from ..omissions import Omissions
+from ..rows import MOST_METRICS, Row
+from ..source import ImportedRun, ReadOptions, SingleFile
+from ..table_columns import TableColumns, checked_layout, layout_of
+
+#: A larger document would take several gigabytes of memory.
+MOST_BYTES: Final = 512 * 1024 * 1024
+
+#: A history: names with lists of numbers, or with numbers by index, and a loss among them.
+_HISTORY: Final = re.compile(r'\s*\{\s*"[^"]+"\s*:\s*(?:\[|\{\s*"0"\s*:)\s*[-\dNI]')
+_LOSS: Final = re.compile(r'"(?:\w+_)?loss"\s*:\s*(?:\[|\{\s*"0"\s*:)\s*[-\dNI]')
+
+#: The first row of a list of rows.
+_FIRST_ROW: Final = re.compile(r"\s*\[\s*(\{[^{}]*\})")
+
+_DOPAMINE: Final = {"Agent", "Iteration", "Value"}
+
+
+class JsonDocumentReader(SingleFile):
+    """Reader for JSON files that hold a table: an object of columns, or a list of rows.
+
+    Rows without a step are counted from 0, as Keras counts epochs.
+    """
+
+    kind = "json"
+    title = "JSON tables: Keras' History, lists of rows (Dopamine)"
+
+    def recognises(self, path: Path, head: bytes) -> bool:
+        """Whether the file begins with columns of numbers, one of them a loss, or with a row of numbers."""
+        if path.suffix.casefold() != ".json":
+            return False
+        text = decoded_head(head)
+        if _HISTORY.match(text):
+            return _LOSS.search(text) is not None
+        return (row := _first_row(text)) is not None and _is_row(row)
+
+    def read(self, files: Sequence[Path], options: ReadOptions) -> Iterator[ImportedRun]:
+        """Yield the runs of a document, usually one."""
+        (path,) = files
+        omissions = Omissions(str(path))
+        records, config = _records(_document(path), omissions)
+        records = _with_runs_of_dopamine(records)
+        names = list(dict.fromkeys(name for record in records for name in record))
+        if len(names) > MOST_METRICS:
+            raise UnreadableSource(f"more than {MOST_METRICS} metrics", where=str(path), got=len(names))
+        if options.step_column is None and layout_of(names) is None:
+            names.insert(0, "")
+            records = [{"": index, **record} for index, record in enumerate(records)]
+        layout = checked_layout(names, options, str(path))
+        rows = _rows(records, layout, omissions)
+        yield from runs_in_table(joined_by_step(rows) if layout.long else rows, path, config=lambda: dict(config))
+
+
+def _first_row(text: str) -> dict[str, Any] | None:
+    match = _FIRST_ROW.match(text)
+    try:
+        return None if match is None else dict(json.loads(match[1]))
+    except (ValueError, RecursionError):
+        return None
+
+
+def _is_row(row: Mapping[str, Any]) -> bool:
+    """Whether an object has a step or a loss, another number, and no text but that of clocks and runs."""
+    layout = layout_of(["", *row]) or layout_of(list(row))
+    if layout is None:
+        return False
+    numbers = [number_of(row[name]) for name in layout.metrics if row[name] is not None]
+    return bool(numbers) and None not in numbers
+
+
+def _document(path: Path) -> Any:
+    try:
+        if path.stat().st_size > MOST_BYTES:
+            raise UnreadableSource(f"larger than {MOST_BYTES} bytes", where=str(path))
+        return json.loads(path.read_bytes())
+    except OSError as error:
+        raise UnreadableSource(f"cannot be read ({error.strerror or error})", where=str(path)) from None
+    except (ValueError, RecursionError) as error:
+        raise UnreadableSource(f"not JSON, or incomplete ({error})", where=str(path)) from None
+
+
+def _records(document: Any, omissions: Omissions) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """Return the rows of a document, and what it says besides them."""
+    if isinstance(document, list):
+        return [flattened(entry) if isinstance(entry, dict) else {} for entry in document], {}
+    if not isinstance(document, dict):
+        return [], {}
+    columns: dict[str, list[Any]] = {}
+    config: dict[str, Any] = {}
+    for name, held in document.items():
+        if isinstance(held, dict) and list(held) == [str(index) for index in range(len(held))]:
+            held = list(held.values())
+        if isinstance(held, list):
+            columns[name] = held
+        else:
+            config[name] = held
+    length = max(map(len, columns.values()), default=0)
+    for name in [name for name, column in columns.items() if len(column) < length]:
+        omissions.add(f"{name!r}", f"{len(columns.pop(name))} values for {length} epochs, and which is unknown")
+    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)], config
+
+
+def _with_runs_of_dopamine(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Number the runs in Dopamine's results: the n-th row of an agent and iteration is of the agent's n-th run.
+
+    Curves of one number are far smoother than shuffled ones, in all published results. Where an agent has iterations
+    with more rows than others, a run ended before, and nobody knows which: rows stay as they are.
+    """
+    if not records or any(record.keys() != _DOPAMINE for record in records):
+        return records
+    counts: Counter[tuple[str, str]] = Counter()
+    numbered = []
+    for record in records:
+        place = (str(record["Agent"]), str(record["Iteration"]))
+        counts[place] += 1
+        numbered.append({**record, "run": counts[place]})
+    rows_of: dict[str, set[int]] = {}
+    for (agent, _), count in counts.items():
+        rows_of.setdefault(agent, set()).add(count)
+    even = {agent for agent, found in rows_of.items() if len(found) == 1}
+    return [row if str(row["Agent"]) in even else record for row, record in zip(numbered, records, strict=True)]
+
+
+def _rows(records: Sequence[dict[str, Any]], layout: TableColumns, omissions: Omissions) -> Iterator[Row]:
+    for index, record in enumerate(records):
+        try:
+            yield row_of(dict(record), layout)
+        except UnreadableSource as error:
+            omissions.add(f"row {index}", no_step(error))
+    omissions.tell()

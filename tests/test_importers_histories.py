@@ -1,0 +1,214 @@
+"""JSON documents and the files of reinforcement learning become runs; faulty ones are reported."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from imported_logs import Read, imported, lines
+
+from steptape import open_run
+
+Reads = Callable[..., Read]
+
+
+@pytest.fixture
+def reads(tmp_path: Path) -> Reads:
+    """Import files and return the runs: ``reads({name: content}, kind, **options)``."""
+    return partial(imported, tmp_path)
+
+
+KERAS = {"loss": [2.0, 1.5], "accuracy": [0.5, 0.75], "val_loss": [3.0, 2.5]}
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("h.json", json.dumps(KERAS)),
+        ("h.json", json.dumps({name: dict(enumerate(values)) for name, values in KERAS.items()}, indent=1)),
+        ("h.json", json.dumps([dict(zip(KERAS, row, strict=True)) for row in zip(*KERAS.values(), strict=True)])),
+        ("h.csv", ",loss,accuracy,val_loss\n0,2.0,0.5,3.0\n1,1.5,0.75,2.5\n"),
+        ("h.json", json.dumps({**KERAS, "epoch": [0, 1]})),
+    ],
+    ids=["lists", "pandas' to_json", "records", "pandas' to_csv", "with epochs"],
+)
+def test_a_history_of_keras_is_a_run_of_epochs(reads: Reads, name: str, content: str) -> None:
+    """It counts them from 0, as Keras does."""
+    runs, problems = reads({name: content})
+
+    assert runs["h"] == [
+        ("step_end", 0, {"loss": 2.0, "accuracy": 0.5}),
+        ("evaluate", 0, {"val_loss": 3.0}),
+        ("step_end", 1, {"loss": 1.5, "accuracy": 0.75}),
+        ("evaluate", 1, {"val_loss": 2.5}),
+    ]
+    assert problems == []
+
+
+def test_a_shorter_list_of_a_history_is_left_out_and_told(reads: Reads) -> None:
+    """Nobody knows its epochs."""
+    runs, (problem,) = reads({"h.json": json.dumps({"loss": [2.0, 1.5, 1.0], "val_loss": [3.0], "optimizer": "sgd"})})
+
+    assert [metrics for _, _, metrics in runs["h"]] == [{"loss": 2.0}, {"loss": 1.5}, {"loss": 1.0}]
+    assert "'val_loss': 1 values for 3 epochs, and which is unknown" in problem
+
+
+@pytest.mark.parametrize("is_by_iteration", [False, True])
+def test_results_of_dopamine_are_a_run_for_each_agent_and_repeat(reads: Reads, is_by_iteration: bool) -> None:
+    """The n-th row of an iteration is of the n-th run, whether runs follow each other or stand side by side."""
+    rows = [
+        {"Iteration": iteration, "Value": 10.0 * repeat + iteration, "Agent": agent}
+        for agent in ("DQN", "C51")
+        for repeat in (1, 2)
+        for iteration in (0, 1)
+    ]
+    if is_by_iteration:
+        rows.sort(key=lambda row: row["Iteration"])
+    runs, problems = reads({"alien.json": json.dumps(rows, indent=1)})
+
+    assert runs == {
+        f"alien/{agent}/{repeat}": [
+            ("step_end", 0, {"Value": 10.0 * repeat}),
+            ("step_end", 1, {"Value": 10.0 * repeat + 1}),
+        ]
+        for agent in ("DQN", "C51")
+        for repeat in (1, 2)
+    }
+    assert problems == []
+
+
+def test_results_of_dopamine_with_a_run_that_ended_before_are_refused(reads: Reads) -> None:
+    """Nobody knows which of them it was. Other agents are imported."""
+    rows = [{"Iteration": n, "Value": 1.0, "Agent": "DQN"} for n in (0, 0, 0, 1, 1, 1, 2, 2)]
+    rows += [{"Iteration": n, "Value": 1.0, "Agent": "C51"} for n in (0, 1)]
+    runs, (problem,) = reads({"alien.json": json.dumps(rows)})
+
+    assert list(runs) == ["alien/C51/1"]
+    assert "5 rows repeat the step and the metrics of another row of the run DQN" in problem
+
+
+@pytest.mark.parametrize("content", ['{"name": "x", "loss": "no"}', '[{"step": 1, "text": "Stir"}]', "[1, 2]", "[]"])
+def test_json_that_holds_no_log_is_passed_over(reads: Reads, content: str) -> None:
+    """A recipe has steps, too."""
+    assert reads({"x.json": content}) == ({}, [])
+
+
+def monitor(started_s: float, *episodes: tuple[float, int, float]) -> str:
+    """Return a monitor's file: settings, header, rewards with lengths and times."""
+    return "\n".join(
+        [
+            "#" + json.dumps({"t_start": started_s, "env_id": "E"}),
+            "r,l,t",
+            *(f"{r},{n},{t}" for r, n, t in episodes),
+            "",
+        ]
+    )
+
+
+def archive(**arrays: Any) -> bytes:
+    """Return numpy arrays as an archive."""
+    file = io.BytesIO()
+    np.savez(file, **arrays)
+    return file.getvalue()
+
+
+def test_monitors_and_evaluations_of_a_folder_are_one_run(reads: Reads, tmp_path: Path) -> None:
+    """Episodes count steps of all environments in the order of their ends."""
+    files = {
+        "ppo/0.monitor.csv": monitor(100.0, (1.5, 10, 2.0), (2.5, 30, 6.0)),
+        "ppo/1.monitor.csv": monitor(101.0, (0.5, 20, 2.0)),
+        "ppo/evaluations.npz": archive(
+            timesteps=[20, 60], results=[[1.0, 2.0], [3.0, 4.0]], ep_lengths=[[5, 6], [7, 8]]
+        ),
+    }
+    runs, problems = reads(files)
+
+    assert runs == {
+        "ppo": [
+            ("step_end", 10, {"r": 1.5, "l": 10.0}),
+            ("evaluate", 20, {"eval/mean_reward": 1.5, "eval/mean_ep_length": 5.5}),
+            ("step_end", 30, {"r": 0.5, "l": 20.0}),
+            ("step_end", 60, {"r": 2.5, "l": 30.0}),
+            ("evaluate", 60, {"eval/mean_reward": 3.5, "eval/mean_ep_length": 7.5}),
+        ]
+    }
+    (folder,) = (tmp_path / "store").glob("1970*")
+    assert [event.elapsed_ns // 10**9 for event in open_run(folder).events()] == [2, 2, 3, 6, 6]
+    assert problems == []
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "problem"),
+    [
+        ("monitor.csv", "#{}\nr,l,t\n", "its first line holds no settings with t_start"),
+        ("monitor.csv", monitor(1.0, (1.0, 2, 3.0)) + "1,2,\n", "monitor.csv, line 4: no episode with its reward"),
+        ("monitor.csv", monitor(1.0, (1.0, 2, 3.0)) + "1.0,2,3", "monitor.csv: last line: no line end"),
+        ("evaluations.npz", archive(timesteps=[1], results=[[1.0], [2.0]]), "no evaluations of Stable-Baselines3"),
+        ("evaluations.npz", archive(timesteps=[1], results=[{}]), "no evaluations of Stable-Baselines3"),
+    ],
+)
+def test_what_is_wrong_with_files_of_stable_baselines_is_said(
+    reads: Reads, name: str, content: str | bytes, problem: str
+) -> None:
+    """Pickled arrays are not loaded."""
+    _, (told,) = reads({f"ppo/{name}": content})
+
+    assert problem in told
+
+
+def test_a_damaged_archive_of_evaluations_leaves_the_episodes(reads: Reads) -> None:
+    """The problem names the file."""
+    whole = archive(timesteps=[1], results=[[1.0]])
+    runs, (problem,) = reads({"ppo/monitor.csv": monitor(1.0, (1.0, 2, 3.0)), "ppo/evaluations.npz": whole[:-30]})
+
+    assert runs == {"ppo": [("step_end", 2, {"r": 1.0, "l": 2.0})]}
+    assert "evaluations.npz: no evaluations of Stable-Baselines3" in problem
+
+
+@pytest.mark.parametrize(
+    ("columns", "step"),
+    [
+        ("time/iterations,time/total_timesteps,rollout/ep_rew_mean,time/time_elapsed", 2048),
+        ("misc/nupdates,misc/total_timesteps,eprewmean,misc/time_elapsed", 2048),
+        ("training_iteration,timesteps_total,episode_reward_mean,time_total_s", 1),
+    ],
+)
+def test_tables_of_reinforcement_learning_count_steps_and_seconds(
+    reads: Reads, tmp_path: Path, columns: str, step: int
+) -> None:
+    """Those of Stable-Baselines3, Baselines and RLlib."""
+    runs, problems = reads({"ppo/progress.csv": f"{columns}\n1,2048,-7.5,12.5\n"})
+
+    ((kind, at, metrics),) = runs["ppo"]
+    assert (kind, at, metrics[columns.split(",")[2]]) == ("step_end", step, -7.5)
+    (folder,) = (tmp_path / "store").glob("import-*")
+    assert [event.elapsed_ns for event in open_run(folder).events()] == [12_500_000_000]
+    assert problems == []
+
+
+def test_an_event_without_a_clock_has_the_time_of_the_event_before(reads: Reads, tmp_path: Path) -> None:
+    """A stop at it would else seem to save all the time."""
+    reads({"log.csv": "time/total_timesteps,rollout/r,eval/r,time/time_elapsed\n1,2,,5\n2,,3,\n3,4,,9\n"})
+
+    (folder,) = (tmp_path / "store").glob("import-*")
+    assert [event.elapsed_ns // 10**9 for event in open_run(folder).events()] == [5, 5, 9]
+
+
+def test_the_configuration_in_each_line_of_rllib_is_the_run_s(reads: Reads, tmp_path: Path) -> None:
+    """Its settings are no metrics of the training."""
+    rows = [
+        {"training_iteration": n, "evaluation": {"return": 2.0}, "config": {"lr": 0.1, "env": "E"}, "loss": 3.0}
+        for n in (1, 2)
+    ]
+    runs, _ = reads({"result.json": lines(*rows)})
+
+    ((_, events),) = runs.items()
+    assert events[:2] == [("step_end", 1, {"loss": 3.0}), ("evaluate", 1, {"evaluation/return": 2.0})]
+    (folder,) = (tmp_path / "store").glob("import-*")
+    assert open_run(folder).info.config == {"lr": 0.1, "env": "E"}

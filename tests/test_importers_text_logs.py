@@ -1,0 +1,180 @@
+"""Lines of plain-text logs, in the forms that tools write, become the events of a training."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from text_log_forms import FORMS, MMDET, TRAINER, Told
+
+from steptape import open_run
+from steptape.importers.discovery import find_sources
+from steptape.importers.importing import Outcome, import_sources
+from steptape.importers.registry import all_readers
+from steptape.importers.source import ReadOptions
+
+Import = Callable[..., tuple[list[Outcome], list[Told]]]
+
+
+@pytest.fixture
+def imported(tmp_path: Path) -> Import:
+    """Write a log, import it with ``auto`` and return outcomes and events; no outcome where nothing recognises it."""
+
+    def write(text: str, name: str = "run.log") -> tuple[list[Outcome], list[Told]]:
+        path = tmp_path / "logs" / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text)
+        store = tmp_path / "store"
+        found = find_sources([path.parent], all_readers())
+        outcomes = list(import_sources(store, found.sources, ReadOptions()))
+        runs = [open_run(store / outcome.run_id) for outcome in outcomes if outcome.run_id]
+        return outcomes, [
+            (event.kind, event.step, dict(event.metrics)) for run in runs for event in run.events(attempts="all")
+        ]
+
+    return write
+
+
+@pytest.mark.parametrize("tool", FORMS)
+def test_a_log_in_the_form_of_a_tool_is_read(imported: Import, tool: str) -> None:
+    """Training and evaluation are told apart, steps go on from epoch to epoch, names keep their words."""
+    text, expected = FORMS[tool]
+    (outcome,), events = imported(text)
+
+    assert (outcome.kind, outcome.problem) == ("text", None)
+    assert [(kind, step, in_order(metrics)) for kind, step, metrics in events] == [
+        (kind, step, in_order(metrics)) for kind, step, metrics in expected
+    ]
+
+
+def in_order(metrics: dict[str, float]) -> list[tuple[str, str]]:
+    """Return the metrics by name, as text: NaN equals NaN."""
+    return sorted((name, repr(float(value))) for name, value in metrics.items())
+
+
+@pytest.mark.parametrize(("lines", "after"), [(400, 0), (10_000, 10_000)])
+def test_a_log_is_recognised_wherever_its_steps_begin(imported: Import, lines: int, after: int) -> None:
+    """Scripts that print their own source first have thousands of lines before the first step."""
+    text = "import torch\n" * lines + "step:1/9 val_loss:3.2\nstep:2/9 val_loss:3.1\n" + "done\n" * after
+    _, events = imported(text)
+
+    assert events == [("evaluate", 1, {"val_loss": 3.2}), ("evaluate", 2, {"val_loss": 3.1})]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "wait on step 1, then compute update of 1\nwait on step 2, then compute update of 2\n",
+        "# step 1: loss 5\n# step 2: loss 6\n",
+        "Step 1: install CUDA 12\nStep 2: install torch 2\n",
+        "step 1: wait 5 seconds\nstep 2: wait 5 seconds\n",
+        "def train(step=0, lr=0.1):\n    return train(step=1, lr=0.2)\n",
+    ],
+)
+def test_prose_and_source_code_are_no_log(imported: Import, text: str) -> None:
+    """A log says again and again what it measures; in a recipe each step has its own words."""
+    assert imported(text, "notes.txt") == ([], [])
+
+
+CODE = """\
+def orthogonalized(G, steps=10, eps=1e-7):
+    # wait on step 1, then compute update of 1
+    if step == 1: work(step=3, lr=1)
+    val_loss = 0
+    return 1.0
+"""
+
+
+def test_source_code_before_a_log_is_no_part_of_it(imported: Import) -> None:
+    """It has steps and losses, too."""
+    _, events = imported(CODE + "step 7, loss = 2.5\nstep 8, loss = 2.4\n")
+
+    assert events == [("step_end", 7, {"loss": 2.5}), ("step_end", 8, {"loss": 2.4})]
+
+
+def test_two_values_for_one_name_in_a_line_are_told(imported: Import) -> None:
+    """The first is taken; the same value twice is no contradiction."""
+    (outcome,), events = imported("step 5 loss 2.5 loss 2.7\nstep 6 loss 2.4 loss 2.4\n")
+
+    assert events == [("step_end", 5, {"loss": 2.5}), ("step_end", 6, {"loss": 2.4})]
+    assert outcome.problem is not None
+    assert "1 line holds two values for one name, and the first value was imported" in outcome.problem
+    assert "'loss' on line 1" in outcome.problem
+
+
+def test_lines_that_ranks_repeat_are_left_out_and_told(imported: Import) -> None:
+    """A rule's patience would count each. Another value of the same step is no repetition."""
+    lines = [
+        f"step: {step} loss: {loss} tps: {tps}\n"
+        for step, loss, tps in ((1, 2.5, 7), (1, 2.5, 8), (2, 2.4, 7), (2, 2.3, 7))
+    ]
+    (outcome,), events = imported("".join(lines))
+
+    assert [(step, metrics["loss"]) for _, step, metrics in events] == [(1, 2.5), (2, 2.4), (2, 2.3)]
+    assert outcome.problem is not None
+    assert "1 row was skipped; the first is line 2: it repeats the line before it" in outcome.problem
+
+
+def test_a_training_that_is_resumed_goes_on_where_it_was(imported: Import) -> None:
+    """The epochs go back; so do the steps that they count."""
+    (outcome,), events = imported(MMDET + MMDET.splitlines(keepends=True)[1])
+
+    assert [step for _, step, _ in events] == [50, 950, 962, 1012, 950]
+    assert outcome.steps == 1012
+
+
+def test_a_trainer_that_begins_again_is_another_run(imported: Import) -> None:
+    """Its epochs begin again."""
+    outcomes, events = imported(TRAINER + TRAINER)
+
+    assert len(outcomes) == 2
+    assert repr(events[:6]) == repr(events[6:])
+
+
+MLLOG = """\
+launching on 4 nodes, step 1 of 3: pull the image, 12 GB
+:::MLLOG {"namespace": "", "time_ms": 1662603025256, "event_type": "POINT_IN_TIME", "key": "opt_lr", "value": 0.0025, "metadata": {"lineno": 1}}
+:::MLLOG {"namespace": "", "time_ms": 1662603115000, "event_type": "INTERVAL_START", "key": "run_start", "value": null, "metadata": {"lineno": 2}}
+0: :::MLLOG {"namespace": "", "time_ms": 1662603495499, "event_type": "POINT_IN_TIME", "key": "learning_rate", "value": 0.0024, "metadata": {"epoch_num": 1, "step_num": 473}}
+0: :::MLLOG {"namespace": "", "time_ms": 1662603495500, "event_type": "POINT_IN_TIME", "key": "train_loss", "value": 0.018, "metadata": {"epoch_num": 1, "step_num": 473}}
+:::MLLOG {"namespace": "", "time_ms": 1662603495501, "event_type": "POINT_IN_TIME", "key": "tracked_stats", "value": {"throughput": 318.5}, "metadata": {"epoch": 1, "step": 473}}
+:::MLLOG {"namespace": "", "time_ms": 1662603543547, "event_type": "POINT_IN_TIME", "key": "eval_accuracy", "value": 0.58, "metadata": {"epoch_num": 1, "step_num": 473}}
+:::MLLOG {"namespace": "", "time_ms": 1662603543548, "event_type": "POINT_IN_TIME", "key": "eval_loss", "value": 0.044, "metadata": {"epoch_num": 1, "step_num": 473}}
+:::MLLOG {"namespace": "", "time_ms": 1662603600000, "event_type": "INTERVAL_END", "key": "run_stop", "value": null, "metadata": {"status": "STATUS"}}
+"""  # noqa: E501
+
+
+@pytest.mark.parametrize(("status", "ending"), [("success", "completed"), ("aborted", "failed")])
+def test_a_log_of_mlperf_is_a_run_with_its_clock(imported: Import, tmp_path: Path, status: str, ending: str) -> None:
+    """Results have a counter; settings have none. What is measured at one step is one event."""
+    (outcome,), events = imported(MLLOG.replace("STATUS", status), "result_0.txt")
+
+    assert (outcome.kind, outcome.problem) == ("mllog", None)
+    assert events == [
+        ("step_end", 473, {"learning_rate": 0.0024, "train_loss": 0.018, "tracked_stats/throughput": 318.5}),
+        ("evaluate", 473, {"eval_accuracy": 0.58, "eval_loss": 0.044}),
+    ]
+    run = open_run(tmp_path / "store" / outcome.run_id)
+    assert [(event.time_ns, event.elapsed_ns) for event in run.events()] == [
+        (1_662_603_495_501_000_000, 380_501_000_000),
+        (1_662_603_543_548_000_000, 428_548_000_000),
+    ]
+    assert (run.status, run.info.config) == (ending, {"opt_lr": 0.0025})
+
+
+def test_a_log_of_mlperf_counts_what_its_evaluations_count(imported: Import) -> None:
+    """Here they count samples; a result that counts something else is left out, and told."""
+    text = "".join(
+        f':::MLLOG {{"time_ms": 1662603495499, "key": "{key}", "value": 0.5, "metadata": {{{where}}}}}\n'
+        for key, where in (
+            ("train_loss", '"samples_count": 32'),
+            ("eval_loss", '"samples_count": 64'),
+            ("power", '"step": 2'),
+        )
+    )
+    (outcome,), events = imported(text)
+
+    assert events == [("step_end", 32, {"train_loss": 0.5}), ("evaluate", 64, {"eval_loss": 0.5})]
+    assert outcome.problem is not None
+    assert "line 3: 'power' counts no samples, as the evaluations do" in outcome.problem

@@ -1,0 +1,361 @@
+"""Lines in the forms in which tools write text logs, and the events that they become."""
+
+from __future__ import annotations
+
+import math
+from typing import TypeAlias
+
+#: Kind, step and metrics of an event.
+Told: TypeAlias = tuple[str, int, dict[str, float]]
+
+NANOGPT = """\
+step 0: train loss 10.9886, val loss 10.9898
+iter 0: loss 10.9872, time 2ms, mfu -100.00%
+step 250: train loss 6.1040, val loss 6.1234
+iter 250: loss 6.2030, time 2ms, mfu 1.21%
+"""
+TORCHTITAN = """\
+[rank0]:[titan] 2025-10-30 14:32:58,897 - root - INFO - step:  1  loss:  8.1661  grad_norm:  3.6855  memory:  2.47GiB(3.12%)  tps: 3,502
+[rank1]:[titan] 2025-10-30 14:32:58,898 - root - INFO - step:  1  loss:  8.1661  grad_norm:  3.6855  tps: 3,503
+[rank0]:[titan] 2025-10-30 14:32:58,990 - root - INFO - \x1b[31mstep:  2  \x1b[32mloss:  6.1098  \x1b[34mmemory:  2.49GiB(3.14%)\x1b[39m
+[rank0]:[titan] 2025-10-30 14:32:59,090 - root - INFO - validate step:  2  loss:  6.2098  memory:  2.49GiB(3.14%)  tps: 9,138
+"""  # noqa: E501
+DEEPSPEED = """\
+***** Evaluating perplexity, Epoch 0/16 *****
+ppl: 4998.5
+Beginning of Epoch 1/16, Total Micro Batches 920
+steps: 10 loss: 8.9300 iter time (s): 1.234 samples/sec: 3.241
+[2023-12-29 13:02:49,647] [INFO] [logging.py:96:log_dist] [Rank 0] step=10, skipped=0, lr=[0.0003, 0.0003], mom=[(0.9, 0.999)]
+[2023-12-29 13:02:49,654] [INFO] [timer.py:260:stop] epoch=0/micro_step=20/global_step=20, CurrSamplesPerSec=11.5, MemAllocated=1.87GB
+Epoch 1/16 with loss 8.5
+"""  # noqa: E501
+MEGATRON = """\
+ iteration        1/    5000 | consumed samples:           96 | elapsed time per iteration (ms): 18706.1 | learning rate: 6.000E-05 | lm loss: 6.444662E+00 | number of nan iterations:   0 |
+-------------------------------------------------------------------------------------
+ validation loss at iteration 1 | lm loss value: 7.174200E+00 | lm loss PPL: 1.305315E+03 |
+ validation loss at iteration 1 on test set | lm loss value: 7.500000E+00 |
+ [2026-04-28 00:00:03] iteration        2/    5000 | lm loss: 5.0E+00 |
+"""  # noqa: E501
+NEMO = """\
+Training epoch 0, iteration 0/99 | lr: 5e-09 | global_batch_size: 512 | global_step: 0 | reduced_train_loss: 11.04
+Training epoch 0, iteration 1/99 | lr: 1e-08 | global_batch_size: 512 | global_step: 1 | reduced_train_loss: 11.02
+"""
+FAIRSEQ = """\
+2025-10-15 11:33:32 | INFO | train_inner | epoch 001:    100 / 487 loss=4.655, ppl=25.2, num_updates=100, lr=0.01
+2025-10-15 11:33:44 | INFO | valid | epoch 001 | valid on 'valid' subset | loss 2.001 | ppl 4 | num_updates 487
+2025-10-15 11:33:44 | INFO | train | epoch 001 | loss 3.001 | num_updates 487 | lr 0.1
+"""
+FAIRSEQ_JSON = """\
+2021-03-08 12:31:36 | INFO | train_inner | {"epoch": 1, "update": 0.012, "loss": "16.475", "num_updates": "100"}
+2021-03-08 12:32:33 | INFO | valid | {"epoch": 1, "valid_loss": "15.5", "valid_num_updates": "487"}
+[2020-12-19 17:41:25,566][train][INFO] - {"epoch": 1, "train_loss": "16.0", "train_num_updates": "487"}
+"""
+MMDET = """\
+2022-11-12 14:30:37,044 - mmdet - INFO - Epoch [1][50/962]\tlr: 1.978e-03, eta: 2:03:32, s0.acc: 88.1094, loss: 1.0950
+2022-11-12 14:31:08,047 - mmdet - INFO - Epoch [1][950/962]\tlr: 3.976e-03, eta: 2:00:37, s0.acc: 92.6504, loss: 0.6972
+2022-11-12 14:41:28,652 - mmdet - INFO - Epoch(val) [1][200]\tbbox_mAP: 0.0310, bbox_mAP_l: -1.0000
+2022-11-12 14:42:05,631 - mmdet - INFO - Epoch [2][50/962]\tlr: 2.000e-02, eta: 1:57:11, s0.acc: 93.0684, loss: 0.6170
+"""
+MMENGINE = """\
+11/08 15:58:16 - mmengine - INFO - Epoch(train)  [1][ 50/100]  lr: 7.9e-05  eta: 2 days, 7:32:05  grad_norm: nan  loss: 859.5
+11/08 15:58:26 - mmengine - INFO - Epoch(val)  [1][ 50/196]    eta: 0:01:00  time: 0.3  memory: 500
+11/08 15:58:36 - mmengine - INFO - Epoch(val)  [1][196/196]  accuracy/top1: 0.3570  AP .5: 0.5  time: 0.2
+11/08 15:58:46 - mmengine - INFO - Epoch(train)  [2][ 50/100]  lr: 7.9e-05  eta: 1 day, 7:32:05  loss: 800.5
+"""  # noqa: E501
+EPOCHS = """\
+Epoch 3/10 | Train Loss: 0.5 | Val Loss: 0.6
+Epoch: 4/10 - Train Loss: 0.4 - Val Loss: 0.5
+"""
+EPOCHS_OF_BATCHES = """\
+Epoch [1/3], Step [100/600], Loss: 0.9
+Epoch [1/3], Step [600/600], Loss: 0.8
+Epoch [2/3], Step [100/600], Loss: 0.7
+"""
+MNIST = """\
+Train Epoch: 1 [0/60000 (0%)]\tLoss: 2.300000
+Train Epoch: 1 [640/60000 (1%)]\tLoss: 2.200000
+
+Test set: Average loss: 0.0500, Accuracy: 9834/10000 (98%)
+
+Train Epoch: 2 [640/60000 (1%)]\tLoss: 1.200000
+"""
+IMAGENET = """\
+Epoch: [0][   1/5005]\tTime  5.123 ( 5.123)\tLoss 6.9e+00 (6.9e+00)\tAcc@1   0.39 (  0.39)
+Epoch: [0][  11/5005]\tTime  0.123 ( 1.123)\tLoss 6.8e+00 (6.9e+00)\tAcc@1   0.78 (  0.39)
+Test: [  1/196]\tTime  0.1 ( 0.1)\tLoss 6.7e+00 (6.7e+00)\tAcc@1   0.39 (  0.39)
+ *   Acc@1 10.758 Acc@5 20.078
+Epoch: [1][   1/5005]\tTime  5.123 ( 5.123)\tLoss 6.5e+00 (6.5e+00)\tAcc@1   9.39 (  9.39)
+"""
+TUTORIAL = """\
+Epoch 0/24
+----------
+train Loss: 0.6 Acc: 0.7
+val Loss: 0.3 Acc: 0.9
+
+Epoch 1/24
+----------
+train Loss: 0.5 Acc: 0.8
+val Loss: 0.2 Acc: 0.95
+
+Best val Acc: 0.95
+"""
+QUICKSTART = """\
+Epoch 1
+-------------------------------
+loss: 2.303494  [   64/60000]
+loss: 2.294637  [ 6464/60000]
+Test Error:\x20
+ Accuracy: 50.9%, Avg loss: 2.150225\x20
+
+Epoch 2
+-------------------------------
+loss: 2.158000  [   64/60000]
+"""
+KERAS_BAR = """\
+Epoch 1/2
+   1/1563 [..............................] - ETA: 9:23 - loss: 2.9 - acc: 0.0
+ 100/1563 [>.............................] - ETA: 1:23 - loss: 2.3 - acc: 0.1
+1563/1563 [==============================] - 60s 38ms/step - loss: 1.5 - acc: 0.4
+1563/1563 [==============================] - 67s 43ms/step - loss: 1.5 - acc: 0.4 - val_loss: 1.2 - val_acc: 0.5
+Epoch 2/2
+\x1b[1m1563/1563\x1b[0m \x1b[32m━━━━━━━━━━━━━━━━━━━━\x1b[0m\x1b[37m\x1b[0m \x1b[1m6s\x1b[0m 4ms/step - acc: 0.5 - loss: 1.1 - val_loss: 1.0
+1563/1563 [==============================] - 9s 6ms/step - loss: 0.7 - acc: 0.8
+313/313 [==============================] - 1s 2ms/step - loss: 0.7 - acc: 0.8
+"""  # noqa: E501
+KERAS_LINES = """\
+Epoch 1/15
+67s - loss: 0.9 - acc: 0.5 - val_loss: 0.95
+Epoch 2/15
+1563/1563 - 67s - loss: 0.8 - acc: 0.6 - val_loss: 0.9 - 67s/epoch - 43ms/step
+"""
+DIFFUSERS = """\
+Steps:  50%|█████     | 100/200 [03:55<00:00,  1.18s/it, lr=5e-5, step_loss=1.05]
+Steps: 100%|██████████| 200/200 [07:55<00:00,  1.18s/it, lr=5e-5, step_loss=1.01]
+"""
+LIGHTNING_BAR = """\
+Epoch 0:  50%|█████     | 50/100 [00:10<00:10,  5.00it/s, train_loss=0.700]
+Epoch 0: 100%|██████████| 100/100 [00:10<00:00,  9.90it/s, train_loss=0.500]\r\
+Epoch 0: 100%|██████████| 100/100 [00:11<00:00,  9.00it/s, train_loss=0.500, val_loss=0.600]
+Epoch 1: 100%|██████████| 100/100 [00:11<00:00,  9.00it/s, train_loss=0.400, val_loss=0.500]
+"""
+TRAINER = """\
+{'loss': 2.075, 'learning_rate': 0.0002, 'epoch': 0.5}
+ 50%|█████     | 10/20 [00:01<00:01,  9.5it/s]
+{'loss': '1.2', 'grad_norm': 'nan', 'epoch': '1'}
+{'eval_loss': 1.1, 'epoch': 1.0}
+{'train_runtime': 60.0, 'train_loss': 1.5, 'epoch': 1.0}
+"""
+LIGHTGBM = """\
+[LightGBM] [Info] Start training from score 0.5
+[10]\ttraining's binary_logloss: 0.6\tvalid's binary_logloss: 0.63
+[20]\ttraining's binary_logloss: 0.5\tvalid's binary_logloss: 0.53
+"""
+XGBOOST = "[0]\ttrain-rmse:0.53\teval-rmse:0.55\n[1]\ttrain-rmse:0.43\teval-rmse:0.45\n"
+
+FORMS: dict[str, tuple[str, list[Told]]] = {
+    "nanoGPT": (
+        NANOGPT,
+        [
+            ("step_end", 0, {"train loss": 10.9886}),
+            ("evaluate", 0, {"val loss": 10.9898}),
+            ("step_end", 0, {"loss": 10.9872}),
+            ("step_end", 250, {"train loss": 6.104}),
+            ("evaluate", 250, {"val loss": 6.1234}),
+            ("step_end", 250, {"loss": 6.203}),
+        ],
+    ),
+    "torchtitan": (
+        TORCHTITAN,
+        [
+            ("step_end", 1, {"loss": 8.1661, "grad_norm": 3.6855, "tps": 3502.0}),
+            ("step_end", 2, {"loss": 6.1098}),
+            ("evaluate", 2, {"validation/loss": 6.2098, "validation/tps": 9138.0}),
+        ],
+    ),
+    "DeepSpeed": (
+        DEEPSPEED,
+        [
+            ("evaluate", 0, {"eval/ppl": 4998.5}),
+            ("step_end", 10, {"loss": 8.93, "iter time (s)": 1.234, "samples/sec": 3.241, "skipped": 0, "lr": 0.0003}),
+            ("step_end", 20, {"CurrSamplesPerSec": 11.5, "epoch": 0, "loss": 8.5}),
+        ],
+    ),
+    "Megatron": (
+        MEGATRON,
+        [
+            (
+                "step_end",
+                1,
+                {
+                    "consumed samples": 96,
+                    "elapsed time per iteration (ms)": 18706.1,
+                    "learning rate": 6e-5,
+                    "lm loss": 6.444662,
+                    "number of nan iterations": 0,
+                },
+            ),
+            (
+                "evaluate",
+                1,
+                {"validation/lm loss value": 7.1742, "validation/lm loss PPL": 1305.315, "test/lm loss value": 7.5},
+            ),
+            ("step_end", 2, {"lm loss": 5.0}),
+        ],
+    ),
+    "NeMo": (
+        NEMO,
+        [
+            ("step_end", 0, {"lr": 5e-9, "global_batch_size": 512, "reduced_train_loss": 11.04, "epoch": 0}),
+            ("step_end", 1, {"lr": 1e-8, "global_batch_size": 512, "reduced_train_loss": 11.02, "epoch": 0}),
+        ],
+    ),
+    "fairseq": (
+        FAIRSEQ,
+        [
+            ("step_end", 100, {"loss": 4.655, "ppl": 25.2, "lr": 0.01, "epoch": 1}),
+            ("evaluate", 487, {"valid/loss": 2.001, "valid/ppl": 4, "epoch": 1}),
+            ("step_end", 487, {"train/loss": 3.001, "train/lr": 0.1, "epoch": 1}),
+        ],
+    ),
+    "fairseq JSON": (
+        FAIRSEQ_JSON,
+        [
+            ("step_end", 100, {"update": 0.012, "loss": 16.475, "epoch": 1}),
+            ("evaluate", 487, {"valid_loss": 15.5, "epoch": 1}),
+            ("step_end", 487, {"train_loss": 16, "epoch": 1}),
+        ],
+    ),
+    "mmdet": (
+        MMDET,
+        [
+            ("step_end", 50, {"lr": 1.978e-3, "s0.acc": 88.1094, "loss": 1.095}),
+            ("step_end", 950, {"lr": 3.976e-3, "s0.acc": 92.6504, "loss": 0.6972}),
+            ("evaluate", 962, {"val/bbox_mAP": 0.031, "val/bbox_mAP_l": -1}),
+            ("step_end", 1012, {"lr": 0.02, "s0.acc": 93.0684, "loss": 0.617}),
+        ],
+    ),
+    "MMEngine": (
+        MMENGINE,
+        [
+            ("step_end", 50, {"lr": 7.9e-5, "grad_norm": math.nan, "loss": 859.5}),
+            ("evaluate", 100, {"val/accuracy/top1": 0.357, "val/AP .5": 0.5, "val/time": 0.2}),
+            ("step_end", 150, {"lr": 7.9e-5, "loss": 800.5}),
+        ],
+    ),
+    "epochs": (
+        EPOCHS,
+        [
+            ("step_end", 3, {"Train Loss": 0.5}),
+            ("evaluate", 3, {"Val Loss": 0.6}),
+            ("step_end", 4, {"Train Loss": 0.4}),
+            ("evaluate", 4, {"Val Loss": 0.5}),
+        ],
+    ),
+    "epochs of batches": (
+        EPOCHS_OF_BATCHES,
+        [
+            ("step_end", 100, {"Loss": 0.9, "epoch": 1}),
+            ("step_end", 600, {"Loss": 0.8, "epoch": 1}),
+            ("step_end", 700, {"Loss": 0.7, "epoch": 2}),
+        ],
+    ),
+    "PyTorch's MNIST": (
+        MNIST,
+        [
+            ("step_end", 0, {"Loss": 2.3}),
+            ("step_end", 640, {"Loss": 2.2}),
+            ("evaluate", 640, {"test/Average loss": 0.05}),
+            ("step_end", 60640, {"Loss": 1.2}),
+        ],
+    ),
+    "PyTorch's ImageNet": (
+        IMAGENET,
+        [
+            ("step_end", 1, {"Time": 5.123, "Loss": 6.9, "Acc@1": 0.39}),
+            ("step_end", 11, {"Time": 0.123, "Loss": 6.8, "Acc@1": 0.78}),
+            ("evaluate", 11, {"val/Acc@1": 10.758, "val/Acc@5": 20.078}),
+            ("step_end", 5006, {"Time": 5.123, "Loss": 6.5, "Acc@1": 9.39}),
+        ],
+    ),
+    "PyTorch's transfer learning": (
+        TUTORIAL,
+        [
+            ("step_end", 0, {"train Loss": 0.6, "Acc": 0.7}),
+            ("evaluate", 0, {"val Loss": 0.3, "val/Acc": 0.9}),
+            ("step_end", 1, {"train Loss": 0.5, "Acc": 0.8}),
+            ("evaluate", 1, {"val Loss": 0.2, "val/Acc": 0.95}),
+        ],
+    ),
+    "PyTorch's quickstart": (
+        QUICKSTART,
+        [
+            ("step_end", 64, {"loss": 2.303494}),
+            ("step_end", 6464, {"loss": 2.294637}),
+            ("evaluate", 6464, {"test/Avg loss": 2.150225}),
+            ("step_end", 60064, {"loss": 2.158}),
+        ],
+    ),
+    "Keras' progress bar": (
+        KERAS_BAR,
+        [
+            ("step_end", 1, {"loss": 1.5, "acc": 0.4}),
+            ("evaluate", 1, {"val_loss": 1.2, "val_acc": 0.5}),
+            ("step_end", 2, {"acc": 0.5, "loss": 1.1}),
+            ("evaluate", 2, {"val_loss": 1.0}),
+        ],
+    ),
+    "Keras' line per epoch": (
+        KERAS_LINES,
+        [
+            ("step_end", 1, {"loss": 0.9, "acc": 0.5}),
+            ("evaluate", 1, {"val_loss": 0.95}),
+            ("step_end", 2, {"loss": 0.8, "acc": 0.6}),
+            ("evaluate", 2, {"val_loss": 0.9}),
+        ],
+    ),
+    "Lightning's progress bar": (
+        LIGHTNING_BAR,
+        [
+            ("step_end", 0, {"train_loss": 0.5}),
+            ("evaluate", 0, {"val_loss": 0.6}),
+            ("step_end", 1, {"train_loss": 0.4}),
+            ("evaluate", 1, {"val_loss": 0.5}),
+        ],
+    ),
+    "diffusers' progress bar": (
+        DIFFUSERS,
+        [
+            ("step_end", 100, {"lr": 5e-5, "step_loss": 1.05}),
+            ("step_end", 200, {"lr": 5e-5, "step_loss": 1.01}),
+        ],
+    ),
+    "Hugging Face's Trainer": (
+        TRAINER,
+        [
+            ("step_end", 1, {"loss": 2.075, "learning_rate": 0.0002}),
+            ("log", 1, {"loss": 2.075, "learning_rate": 0.0002}),
+            ("step_end", 2, {"loss": 1.2, "grad_norm": math.nan}),
+            ("log", 2, {"loss": 1.2, "grad_norm": math.nan}),
+            ("evaluate", 2, {"eval_loss": 1.1}),
+            ("log", 2, {"train_runtime": 60.0, "train_loss": 1.5}),
+        ],
+    ),
+    "LightGBM": (
+        LIGHTGBM,
+        [
+            ("step_end", 10, {"training's binary_logloss": 0.6}),
+            ("evaluate", 10, {"valid's binary_logloss": 0.63}),
+            ("step_end", 20, {"training's binary_logloss": 0.5}),
+            ("evaluate", 20, {"valid's binary_logloss": 0.53}),
+        ],
+    ),
+    "XGBoost": (
+        XGBOOST,
+        [
+            ("step_end", 0, {"train-rmse": 0.53}),
+            ("evaluate", 0, {"eval-rmse": 0.55}),
+            ("step_end", 1, {"train-rmse": 0.43}),
+            ("evaluate", 1, {"eval-rmse": 0.45}),
+        ],
+    ),
+}
