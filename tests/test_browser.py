@@ -323,6 +323,27 @@ def test_a_backtest_is_run_read_and_run_again_with_another_parameter(open_page: 
     assert "spike = 100" in popup.value.inner_text("body")
 
 
+def test_metrics_are_renamed_and_the_objective_is_named_on_the_page(open_page: Callable[..., Any]) -> None:
+    """The report names the metric that judges each run, and what the rules now lack."""
+    page = open_page("/backtest?policy=guard&run=free")
+    page.fill("#renames", "loss")
+    page.click("#start")
+    when(page, "document.getElementById('state').textContent.includes('OLD=NEW is needed')")
+    page.fill("#renames", "eval_loss=score, loss=train_loss")
+    page.fill("#objective", "other_loss, score:max")
+    page.click("#start")
+    when(page, "document.getElementById('state').textContent.includes('They evaluated')")
+    page.fill("#objective", "score:max")
+    page.click("#start")
+    page.wait_for_selector("#report figure")
+
+    assert page.get_attribute("#report figure", "data-firings") == "0"
+    assert "higher is better" in page.inner_text("#report .figures")
+    assert "score" in page.inner_text("#report tbody tr")
+    assert "lack loss, which the rules read" in page.inner_text("#report .notice")
+    when(page, "document.querySelector('#report .plot').data?.some((trace) => trace.name === 'eval_loss')")
+
+
 def test_a_parameter_that_makes_no_sense_is_told(open_page: Callable[..., Any]) -> None:
     """The page asks for a number."""
     page = open_page("/backtest?policy=guard&run=free")
