@@ -327,6 +327,8 @@ def test_rules_are_checked_with_line_and_column(client: httpx.Client) -> None:
     assert (wrong["ok"], wrong["problems"][0]["line"]) == (False, 6)
     assert (fine["ok"], fine["problems"]) == (True, [])
     assert fine["digest"] == parse_policy(POLICY).digest
+    assert fine["could_fire"] == {"runs": 1, "could_fire": 1, "reasons": {}, "controllers": {"low": 1}}
+    assert wrong["could_fire"] is None
 
 
 def test_tests_of_rules_are_run(client: httpx.Client) -> None:

@@ -133,7 +133,9 @@ PUBLIC: dict[str, set[str]] = {
         "store",
     },
     "rules": {
+        "checks/appearances",
         "checks/findings",
+        "checks/possible_firings",
         "engine/decisions",
         "engine/engine",
         "engine/gates",

@@ -232,6 +232,17 @@ def test_every_number_of_a_sweep_is_that_of_a_backtest(text: str, events: list[E
         assert repr(getattr(found, name).tolist()) == repr(getattr(expected, name).tolist()), name
 
 
+@given(policies(), streams())
+@examples(60)
+def test_a_controller_that_fires_could_fire(text: str, events: list[Event]) -> None:
+    """No values of a run make a controller fire that is said to be unable to."""
+    judged = judge_run(parse_policy(text), "", "", "", events, PLAN, OBJECTIVE)
+    fired = {decision.outcome.controller for decision in replay_events(parse_policy(text), events, PLAN).decisions}
+
+    names = [controller.name for controller in parse_policy(text).controllers]
+    assert fired.isdisjoint(name for name, reason in zip(names, judged.unable, strict=True) if reason)
+
+
 @pytest.mark.parametrize(("stop_at", "saved_s"), [(2, 10.0), (4, 6.0), (6, 0.0), (99, 0.0)])
 def test_seconds_saved_add_up_over_attempts(stop_at: int, saved_s: float) -> None:
     """Each attempt has a clock of its own: 6 s pass in the first, 6 s in the second."""

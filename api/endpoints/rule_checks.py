@@ -45,6 +45,17 @@ class RuleWarningItem(RuleProblem):
     code: str = Field(description=f"The kind of warning: {', '.join(FindingCode)}.")
 
 
+class CouldFire(Model):
+    """In how many of the runs the policy could fire, whatever their values."""
+
+    runs: int
+    could_fire: int
+    reasons: dict[str, int]
+    """Number of the other runs by what they lack, the commonest first."""
+    controllers: dict[str, int]
+    """For each controller that decides, the number of runs in which it could."""
+
+
 class CheckAnswer(Model):
     """The result of a check."""
 
@@ -53,6 +64,8 @@ class CheckAnswer(Model):
     digest: str | None
     problems: list[RuleProblem]
     warnings: list[RuleWarningItem]
+    could_fire: CouldFire | None = None
+    """Null without runs."""
 
 
 class TestRequest(BaseModel):

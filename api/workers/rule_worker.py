@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
-from ...replay.policies.findings_on_runs import findings_against
+from ...replay.policies.findings_on_runs import compared_with
 from ...rules.checks.findings import Finding, findings_of
 from ...rules.errors import PolicyError, PolicyProblem
 from ...rules.policy_file.policy import Policy, load_policy, parse_policy
@@ -35,13 +36,16 @@ def check(document: dict[str, Any]) -> dict[str, Any]:
     except PolicyError as error:
         return {"ok": False, "digest": None, "problems": _problems(error.problems), "warnings": []}
     findings: set[Finding] = set(findings_of(policy))
+    reach = None
     if document["folders"]:
-        findings |= set(findings_against(policy, [Run(Path(folder)) for folder in document["folders"]]))
+        on_runs, _, reach = compared_with(policy, [Run(Path(folder)) for folder in document["folders"]])
+        findings |= set(on_runs)
     warnings = [
         {"line": found.line, "column": found.column, "message": found.message, "code": str(found.code)}
         for found in sorted(findings)
     ]
-    return {"ok": True, "digest": policy.digest, "problems": [], "warnings": warnings}
+    could_fire = None if reach is None else asdict(reach)
+    return {"ok": True, "digest": policy.digest, "problems": [], "warnings": warnings, "could_fire": could_fire}
 
 
 def test(document: dict[str, Any]) -> dict[str, Any]:

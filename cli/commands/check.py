@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from ...replay.policies.findings_on_runs import LackedSeries, compared_with
+from ...replay.policies.findings_on_runs import FiringReach, LackedSeries, compared_with
 from ...rules.checks.findings import Finding, FindingCode, findings_of
 from ...rules.errors import PolicyError, PolicyProblem
 from ...rules.excerpts import excerpt
@@ -43,7 +43,8 @@ def check(
 
     Prints each error and warning as path:line:column: message, with the line and a caret below. With --against RUN, or
     --store STORE for all of its runs, also checks the rules against these runs: metrics that were never recorded,
-    and windows and patience that are longer than the runs. Says how many of the runs lack a metric that others have.
+    and windows and patience that are longer than the runs. Says how many of the runs lack a metric that others have,
+    and in how many the policy could not fire, whatever their values.
     Exit status 1 when there is an error or a warning, 2 when a policy file or a run cannot be opened.
     """
     names = [name for name in policies if not _is_run(name)]
@@ -79,14 +80,16 @@ def _checked(path: Path, runs: Sequence[Run], ignored: set[FindingCode], as_json
         else:
             _print_with_carets(error.problems)
         return FINDINGS
-    on_runs, lacked = compared_with(policy, runs) if runs else ([], [])
+    on_runs, lacked, reach = compared_with(policy, runs) if runs else ([], [], None)
     findings = sorted({finding for finding in (*findings_of(policy), *on_runs) if finding.code not in ignored})
     if as_json:
-        print_json(_check_json(policy.source, policy, (), findings, lacked))
+        print_json(_check_json(policy.source, policy, (), findings, lacked, reach))
         return FINDINGS if findings else 0
     _print_with_carets(findings)
     for series in lacked:
         say(_lacked_line(series, len(runs)))
+    for line in [] if reach is None else _reach_lines(reach):
+        say(line)
     verdict = counted(len(findings), "warning") if findings else "fine"
     against = f" against {counted(len(runs), 'run')}" if runs else ""
     rules = counted(len(policy.controllers), "controller")
@@ -102,12 +105,25 @@ def _lacked_line(series: LackedSeries, runs: int) -> str:
     return f"{series.runs} of {counted(runs, 'run')} {verb} '{series.name}'{kind}{near}"
 
 
+def _reach_lines(reach: FiringReach) -> Iterator[str]:
+    """Yield in how many runs the policy could fire, if not in all, and why it could not in the others."""
+    runs = counted(reach.runs, "run", ",")
+    if reach.could_fire < reach.runs:
+        yield f"could fire in {reach.could_fire or 'none'} of {runs}"
+    for reason, count in reach.reasons.items():
+        yield f"{count:,} of {runs}: could not fire: {reason}"
+    for name, count in reach.controllers.items():
+        if 0 < count < reach.could_fire:
+            yield f"controller '{name}' could fire in {count:,} of {runs}"
+
+
 def _check_json(
     source: str,
     policy: Policy | None,
     problems: Iterable[PolicyProblem],
     findings: Iterable[Finding],
     lacked: Iterable[LackedSeries] = (),
+    reach: FiringReach | None = None,
 ) -> dict[str, Any]:
     return {
         "source": source,
@@ -116,6 +132,7 @@ def _check_json(
         "problems": [{"line": p.line, "column": p.column, "message": p.message} for p in problems],
         "warnings": [{"line": f.line, "column": f.column, "code": str(f.code), "message": f.message} for f in findings],
         "lacked": [asdict(series) for series in lacked],
+        "could_fire": None if reach is None else asdict(reach),
     }
 
 

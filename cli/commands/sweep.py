@@ -156,11 +156,13 @@ def _print_front(result: Sweep, rows: Sequence[dict[str, Any]]) -> None:
     if shown:
         names = list(result.axes)
         headings = (*names, *_TOTALS)
-        cells = [(*(row[name] for name in names), *_cells(row, result)) for row in shown]
+        cells = [(*(row[name] for name in names), *_cells(row)) for row in shown]
         print_table(headings, cells, numeric=headings)
         say()
     runs = counted(len(result.runs), "run")
     say(f"{counted(len(rows), 'variant', ',')} replayed over {runs}; best trade-offs: {len(shown)}.")
+    if any(row["could_fire"] < len(result.runs) for row in rows):
+        say("Each variant is judged over the runs in which it could fire, whatever their values.")
     say("The best of many variants looks better on the runs that chose it than it will on other runs.")
     if result.renames:
         say(f"Metrics were renamed: {renamed_text(result.renames)}.")
@@ -202,11 +204,11 @@ def _limits(result: Sweep) -> Iterator[str]:
         yield f"Excluded {run.run_id}: {run.reason}."
 
 
-def _cells(row: dict[str, Any], result: Sweep) -> tuple[str, ...]:
+def _cells(row: dict[str, Any]) -> tuple[str, ...]:
     return (
-        f"{row['stopped']} of {len(result.runs)}",
+        f"{row['stopped']} of {row['could_fire']}",
         f"{row['steps_saved']:,.0f}",
-        f"{row['steps_saved'] / result.steps:.0%}" if result.steps else "-",
+        f"{row['steps_saved'] / row['steps']:.0%}" if row["steps"] else "-",
         _number(row["seconds_saved"] / _SECONDS_PER_HOUR, ",.2f"),
         _number(row["checkpoints"], ",.0f"),
         _number(row["mean_regret"], "+.2%"),

@@ -355,9 +355,9 @@ def _oracle(result: RunResult) -> BaselineScore | None:
 def _random(results: Sequence[RunResult]) -> tuple[BaselineScore | None, ...]:
     """Return the expected scores of a random stop after each step, at the policy's rate of stops per step.
 
-    They are expectations, not draws: luck plays no part.
+    They are expectations, not draws: luck plays no part. The rate is that of the runs in which the policy could fire.
     """
-    known = [result for result in results if result.predicted is not None]
+    known = [result for result in results if result.predicted is not None and not result.could_not_fire]
     spent = sum(result.predicted.steps for result in known if result.predicted is not None)
     rate = sum(result.stop is not None for result in known) / spent if spent else 0.0
     return tuple(_at_random(result, min(rate, 1.0)) for result in results)

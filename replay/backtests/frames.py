@@ -63,6 +63,8 @@ def run_row(result: RunResult, cost_per_hour: float | None) -> dict[str, object]
         "stop_controller": None if stop is None else stop.outcome.controller,
         "stop_validity": None if stop is None else str(stop.validity),
         "right_censored": result.right_censored,
+        "could_not_fire": result.could_not_fire,
+        "log_interval_steps": result.log_interval_steps,
         "steps": recorded.steps,
         "planned_steps": result.planned_steps,
         "steps_predicted": predicted.steps if predicted else None,

@@ -128,6 +128,11 @@ class RunDiff:
         return _more(self.new.relative_deployable_regret, self.old.relative_deployable_regret)
 
     @property
+    def could_fire(self) -> bool:
+        """Whether either policy could fire in the run, whatever its values."""
+        return not (self.old.could_not_fire and self.new.could_not_fire)
+
+    @property
     def first(self) -> int | None:
         """Index of the first event at which orders differ; None if none do."""
         return min((order.event_index for order in (*self.lost, *self.gained)), default=None)
@@ -164,8 +169,9 @@ class PolicyDiff:
         return math.fsum(known) if known else None
 
     def mean(self, amount: Callable[[RunDiff], float | None]) -> Interval:
-        """Return the mean of an amount over the runs where it is known, with its interval."""
-        return interval([amount(run) for run in self.runs], [run.new.family for run in self.runs])
+        """Return the mean of an amount with its interval, over the runs where it is known and either could fire."""
+        able = [run for run in self.runs if run.could_fire]
+        return interval([amount(run) for run in able], [run.new.family for run in able])
 
 
 def diff_policies(

@@ -15,6 +15,7 @@ from itertools import combinations, groupby
 from typing import Final
 
 from ...rules.checks.findings import Finding, FindingCode, PolicyPlaces, contradict, length_findings
+from ...rules.checks.possible_firings import could_not_fire, deciding_controllers, why_policy_could_not_fire
 from ...rules.engine.decisions import Decision
 from ...rules.engine.missing_series import meant_series
 from ...rules.language.bound_rule import BoundRule
@@ -26,6 +27,8 @@ from ...store.reading.snapshot import Snapshot
 from ...store.reading.timeline import deciding_stream
 from ...store.run import Run
 from ...store.run_info import RunInfo
+from ..runs.appearances import StreamAppearances, nan_filtered_in
+from ..runs.event_stream import event_stream
 from ..runs.replaying import LabelledOutcome, replay_events
 
 _INIT: Final = "on_init_end"
@@ -97,13 +100,30 @@ class LackedSeries:
     nearest: dict[str, int]
 
 
+@dataclass(frozen=True, slots=True)
+class FiringReach:
+    """In how many runs a policy could fire, whatever their values.
+
+    Attributes:
+        runs: Number of runs.
+        could_fire: Number of runs in which it could.
+        reasons: Number of the other runs by reason, the commonest first.
+        controllers: For each controller that decides, the number of runs in which it could.
+    """
+
+    runs: int
+    could_fire: int
+    reasons: dict[str, int]
+    controllers: dict[str, int]
+
+
 def findings_against(policy: Policy, runs: Sequence[Run]) -> list[Finding]:
     """Return the findings of a policy against recorded runs, as ``compared_with`` does."""
     return compared_with(policy, runs)[0]
 
 
-def compared_with(policy: Policy, runs: Sequence[Run]) -> tuple[list[Finding], list[LackedSeries]]:
-    """Return the findings of a policy against recorded runs, and the series that some of the runs lack.
+def compared_with(policy: Policy, runs: Sequence[Run]) -> tuple[list[Finding], list[LackedSeries], FiringReach]:
+    """Return the findings of a policy against runs, the series that some of these lack, and where it could fire.
 
     Reads the deciding rank's events of each run once.
 
@@ -114,19 +134,32 @@ def compared_with(policy: Policy, runs: Sequence[Run]) -> tuple[list[Finding], l
     places = PolicyPlaces(policy)
     facts: list[Recorded] = []
     contradictions: dict[tuple[str, ...], Finding] = {}
+    unable: list[tuple[str, ...]] = []
     for run in runs:
-        info, events = run.read(lambda snapshot: _info_and_events(snapshot, policy))
+        info, events, filtered = run.read(lambda snapshot: _contents(snapshot, policy))
         facts.append(recorded(events, info.last.plan.constants))
+        places_in_run = StreamAppearances(event_stream(events), info.last.plan, filtered)
+        unable.append(could_not_fire(policy, places_in_run))
         for pair, finding in _contradictions(policy, places, info, events):
             contradictions.setdefault(pair, finding)
     found = {*_series(policy, places, facts), *_triggers(policy, places, facts), *contradictions.values()}
     found.update(length_findings(policy, places, lambda key: _longest(facts, key) or float("inf")))
-    return sorted(found), list(_lacked(policy, facts))
+    return sorted(found), list(_lacked(policy, facts)), _reach(policy, unable)
 
 
-def _info_and_events(snapshot: Snapshot, policy: Policy) -> tuple[RunInfo, Sequence[Event]]:
-    """Return the run's ``run.json`` and the deciding rank's effective events."""
-    return snapshot.info, deciding_stream(snapshot, samples=policy.reads_samples)
+def _reach(policy: Policy, unable: Sequence[tuple[str, ...]]) -> FiringReach:
+    """Return where a policy could fire, given for each run why its controllers could not."""
+    reasons = Counter(why_policy_could_not_fire(policy, found) for found in unable)
+    able = reasons.pop("", 0)
+    controllers: Counter[str] = Counter()
+    for index in deciding_controllers(policy):
+        controllers[policy.controllers[index].name] += sum(not found[index] for found in unable)
+    return FiringReach(len(unable), able, dict(reasons.most_common()), dict(controllers))
+
+
+def _contents(snapshot: Snapshot, policy: Policy) -> tuple[RunInfo, Sequence[Event], tuple[str, ...]]:
+    """Return the run's ``run.json``, the deciding rank's effective events, and the metrics without NaN."""
+    return snapshot.info, deciding_stream(snapshot, samples=policy.reads_samples), nan_filtered_in(snapshot)
 
 
 def _longest(facts: Sequence[Recorded], key: SeriesKey) -> int:

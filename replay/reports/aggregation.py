@@ -28,9 +28,13 @@ _POLICY: Final = "policy"
 
 
 def aggregate(backtest: Backtest) -> dict[str, Any]:
-    """Return the sums over all runs with a known outcome. A sum is None if no run supports it."""
+    """Return the sums over the runs in which the policy could fire, with a known outcome; None if no run supports it.
+
+    ``runs``, ``excluded``, ``not_known`` and ``fired`` count among all runs.
+    """
     results = backtest.results
-    judged = [result for result in results if result.predicted is not None]
+    able = [result for result in results if not result.could_not_fire]
+    judged = [result for result in able if result.predicted is not None]
     seconds = [result for result in judged if result.seconds_saved is not None]
     sized = [result for result in judged if result.bytes_saved is not None]
     hours = _total(judged, lambda result: result.rank_hours_saved)
@@ -39,9 +43,10 @@ def aggregate(backtest: Backtest) -> dict[str, Any]:
         "runs": len(results),
         "excluded": len(backtest.excluded),
         "repeated": len(backtest.repeated),
-        "families": families_json(results),
-        "not_known": len(results) - len(judged),
-        "right_censored": sum(bool(result.right_censored) for result in results),
+        "families": families_json(able),
+        "could_fire": len(able),
+        "not_known": sum(result.predicted is None for result in results),
+        "right_censored": sum(bool(result.right_censored) for result in able),
         "fired": sum(result.fired for result in results),
         "stopped": sum(result.stop is not None for result in results),
         "steps": sum(result.recorded.steps for result in judged),
@@ -58,12 +63,14 @@ def aggregate(backtest: Backtest) -> dict[str, Any]:
         "checkpoints_never_restored_predicted": _total(judged, _wasted),
         "evaluations": sum(result.recorded.evaluations for result in judged),
         "evaluations_saved": _total(judged, lambda result: result.evaluations_saved),
-        "share_saved": _typical([result.share_saved for result in results], backtest),
+        "share_saved": _typical(
+            [None if result.could_not_fire else result.share_saved for result in results], backtest
+        ),
         "relative_regret": _spread(regrets(backtest), backtest),
         "relative_deployable_regret": _spread(deployable_regrets(backtest), backtest),
         "absolute_regret": _absolute(backtest, lambda result: result.regret),
         "absolute_deployable_regret": _absolute(backtest, lambda result: result.deployable_regret),
-        "median_steps_to_stop": median_steps_to_stop(results),
+        "median_steps_to_stop": median_steps_to_stop(able),
         "validity": backtest.validity_counts(),
     }
 
@@ -94,8 +101,8 @@ def with_few_evaluations(backtest: Backtest) -> list[RunResult]:
 def comparison(backtest: Backtest) -> list[dict[str, Any]]:
     """Return a row for the policy, and one per baseline with the run-by-run difference from the policy.
 
-    All rows are over the same runs: those that each of them scores, and in each column those for which each of them
-    knows the number. Differences are the policy's value less the baseline's.
+    All rows are over the same runs in which the policy could fire: those that each row scores, and in each column those
+    for which each row knows the number. Differences are the policy's value less the baseline's.
     """
     scores: dict[str, Sequence[BaselineScore | None]] = {
         outcome.baseline.name: outcome.standings for outcome in backtest.baselines if outcome.standings
@@ -201,18 +208,27 @@ def _common(rows: Sequence[Sequence[float | None]], names: Sequence[str]) -> _Co
 
 def _values(standings: Sequence[BaselineScore | None], name: str, backtest: Backtest) -> list[float | None]:
     """Return one field of each run's score; regrets only for runs that count for regret."""
-    values = [None if standing is None else getattr(standing, name) for standing in standings]
+    values = [
+        None if standing is None or result.could_not_fire else getattr(standing, name)
+        for standing, result in zip(standings, backtest.results, strict=True)
+    ]
     if "regret" not in name:
         return values
     return [_counted(*pair) for pair in zip(backtest.results, values, strict=True)]
 
 
 def _counted(result: RunResult, value: float | None) -> float | None:
-    """Return the value for a run that ran as long as planned and has enough evaluations, else None."""
-    return None if result.right_censored or len(result.evaluations) < FEWEST_EVALUATIONS else value
+    """Return the value for a run that counts in means of regret, else None.
+
+    It ran as long as planned, has enough evaluations, and the policy could fire in it.
+    """
+    is_left_out = result.right_censored or result.could_not_fire or len(result.evaluations) < FEWEST_EVALUATIONS
+    return None if is_left_out else value
 
 
 def _reason_without_regret(result: RunResult) -> str:
+    if result.could_not_fire:
+        return f"could not fire: {result.could_not_fire}"
     if result.predicted is None:
         return "censored: the record does not show how this policy's run would have continued"
     if result.right_censored:

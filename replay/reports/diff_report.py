@@ -10,6 +10,7 @@ from typing import Any
 from ...rules.policy_file.declarations import ACT
 from ...rules.policy_file.policy import Policy, shipped_policies
 from ...store.plural import counted
+from ..backtests.backtesting import Backtest
 from ..backtests.policy_diff import Order, PolicyDiff, RunDiff, StopChange
 from .aggregation import families_json
 from .amounts import duration
@@ -32,6 +33,7 @@ def diff_json(difference: PolicyDiff) -> dict[str, Any]:
             "runs": len(difference.runs),
             "changed": len(difference.changed),
             "excluded": len(difference.excluded),
+            "could_fire": {"old": _able(difference.old), "new": _able(difference.new)},
             "stops": {str(change): stops[str(change)] for change in StopChange},
             "steps": difference.total(lambda run: run.steps),
             "seconds": difference.total(lambda run: run.seconds),
@@ -46,6 +48,11 @@ def diff_json(difference: PolicyDiff) -> dict[str, Any]:
         "runs": [_run_json(run) for run in difference.changed],
         "excluded": [{"run_id": run.run_id, "name": run.name, "reason": run.reason} for run in difference.excluded],
     }
+
+
+def _able(backtest: Backtest) -> int:
+    """Return the number of runs in which a policy could fire."""
+    return sum(not result.could_not_fire for result in backtest.results)
 
 
 def _policy_json(policy: Policy) -> dict[str, Any]:
@@ -169,6 +176,10 @@ def _footnotes(difference: PolicyDiff) -> list[str]:
         old, new = run.old.error_counts.keys(), run.new.error_counts.keys()
         notes += [f"- {run.new.run_id}: controller '{name}' now fails." for name in sorted(new - old)]
         notes += [f"- {run.new.run_id}: controller '{name}' no longer fails." for name in sorted(old - new)]
+    able, runs = (_able(difference.old), _able(difference.new)), counted(len(difference.runs), "run", ",")
+    if min(able) < len(difference.runs):
+        could = f"The old policy could fire in {able[0]:,} and the new one in {able[1]:,} of {runs}"
+        notes.append(f"- {could}; means are over the runs in which either could.")
     notes += [f"- Excluded {run.run_id}: {run.reason}." for run in difference.excluded]
     said = objective_sentences([run.old.objective for run in difference.runs])
     if not said:

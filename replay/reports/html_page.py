@@ -16,7 +16,7 @@ from markupsafe import Markup
 from ...store.plural import counted
 from ..backtests.backtesting import Backtest
 from ..intervals import COVERAGE, FEWEST_FAMILIES, RESAMPLES, SEED
-from ..runs.results import RunResult
+from ..runs.results import Excluded, RunResult
 from ..runs.validity import Validity
 from .aggregation import aggregate, comparison, detection_json, human_json, without_regret
 from .amounts import duration, short_duration, size
@@ -35,6 +35,7 @@ from .sentences import (
     no_objective_sentence,
     notices,
     same_runs_sentence,
+    thinning_lines,
 )
 
 _STYLE: Final = Path(__file__).with_name("page.css")
@@ -86,7 +87,7 @@ def report_page(backtest: Backtest) -> str:
         left_out=_left_out(backtest),
         left_out_sentence=_left_out_sentence(backtest),
         notices=notices(backtest, total),
-        same_runs=same_runs_sentence(compared, len(backtest.results)),
+        same_runs=same_runs_sentence(compared, total["could_fire"]),
         baseline_notes=[text for one, text in BASELINE_NOTES.items() if one in scored],
         clause=CLAUSE,
         labels=[(label, NOTES[Validity(label)]) for label in backtest.validity_counts()],
@@ -100,7 +101,7 @@ def report_page(backtest: Backtest) -> str:
         decisions=decisions,
         most_values=_VALUES,
         unlisted=sum(len(result.decisions) for result in backtest.results) - sum(map(len, decisions)),
-        assumptions=(*backtest.assumptions, *_rests_on(backtest)),
+        assumptions=(*backtest.assumptions, *thinning_lines(backtest), *_rests_on(backtest)),
         notes=[f"{result.name}: {note}" for result in backtest.results for note in result.notes],
     )
 
@@ -113,7 +114,9 @@ def _judged_by(backtest: Backtest) -> Sequence[str]:
 def _cards(backtest: Backtest, total: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """Yield the headline numbers, each with its text."""
     bound = "≥ " if total["right_censored"] else ""
-    yield f"{total['stopped']} of {total['runs']}", "runs would have been stopped"
+    is_part = total["could_fire"] < total["runs"]
+    able = f", of {total['runs']} in all: the policy could fire in these" if is_part else ""
+    yield f"{total['stopped']} of {total['could_fire']}", f"runs would have been stopped{able}"
     if total["steps"]:
         yield f"{bound}{(total['steps_saved'] or 0) / total['steps']:.0%}", f"of {total['steps']:,} steps saved"
     if total["seconds_saved"] is not None:
@@ -136,23 +139,35 @@ def _cards(backtest: Backtest, total: Mapping[str, Any]) -> Iterator[tuple[str, 
 
 def _left_out(backtest: Backtest) -> dict[str, Sequence[Any]]:
     """Return the runs that were left out, by what they are missing from. They come first: no number mentions them."""
+    unable = _unable(backtest)
+    ids = {run.run_id for run in unable}
     runs = {
         "not judged": backtest.excluded,
         "counted once": backtest.repeated,
-        "left out of regret": without_regret(backtest),
+        "could not fire": unable,
+        "left out of regret": [run for run in without_regret(backtest) if run.run_id not in ids],
     }
     return {what: left for what, left in runs.items() if left}
 
 
+def _unable(backtest: Backtest) -> list[Excluded]:
+    """Return the runs in which the policy could not fire, each with the reason."""
+    return [Excluded(one.run_id, one.name, one.could_not_fire) for one in backtest.results if one.could_not_fire]
+
+
 def _left_out_sentence(backtest: Backtest) -> str:
     """Return how many runs were left out, and whether they lack evaluations."""
-    left = without_regret(backtest)
+    unable = _unable(backtest)
+    ids = {run.run_id for run in unable}
+    left = [run for run in without_regret(backtest) if run.run_id not in ids]
     parts = []
     if backtest.excluded:
         parts.append(f"{counted(len(backtest.excluded), 'run', ',')} could not be judged")
     if backtest.repeated:
         verb = "repeats" if len(backtest.repeated) == 1 else "repeat"
         parts.append(f"{counted(len(backtest.repeated), 'run', ',')} {verb} another's series and counted once")
+    if unable:
+        parts.append(f"the policy could not fire in {counted(len(unable), 'run', ',')}, left out of every number")
     if left:
         without = {result.run_id for result in backtest.results if result.objective is None}
         lacking = sum(run.run_id in without for run in left)

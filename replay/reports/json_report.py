@@ -104,6 +104,13 @@ def _run_json(
             "relative": result.relative_deployable_regret,
         },
         "right_censored": result.right_censored or None,
+        "could_not_fire": result.could_not_fire or None,
+        "controllers_that_could_not_fire": {
+            controller.name: reason
+            for controller, reason in zip(backtest.policy.controllers, result.unable, strict=True)
+            if reason
+        },
+        "log_interval_steps": result.log_interval_steps,
         "planned_steps": result.planned_steps,
         "detection": None if result.detection is None else asdict(result.detection),
         "human": None if result.human is None else asdict(result.human),

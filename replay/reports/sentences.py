@@ -7,12 +7,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Final
 
+from ...rules.checks.possible_firings import deciding_controllers
 from ...store.plural import counted
 from ..backtests.backtesting import Backtest
 from ..backtests.baselines import ASHA, ORACLE, RANDOM
 from ..intervals import FEWEST_FAMILIES, TRIMMED
 from ..runs.regret import FEWEST_EVALUATIONS
 from ..runs.run_result import asks_for_checkpoints
+from ..runs.thinning import thinning_note
 from ..runs.validity import Validity
 from .aggregation import (
     NOTABLE_REGRET,
@@ -53,12 +55,20 @@ def headline(backtest: Backtest) -> str:
     total = aggregate(backtest)
     if not total["runs"]:
         return "No run could be judged."
-    if not total["stopped"]:
-        said = f"The policy would have stopped none of {counted(total['runs'], 'run', ',')}."
+    runs, is_part = counted(total["runs"], "run", ","), total["could_fire"] < total["runs"]
+    which = "of these" if is_part else f"of {runs}"
+    stopped = f"{total['stopped']} {which}{_savings(total)}" if total["stopped"] else f"none {which}"
+    could = _could_fire(total)
+    if not total["could_fire"]:
+        said = f"{could}."
     else:
-        stopped = f"{total['stopped']} of {counted(total['runs'], 'run', ',')}"
-        said = f"The policy would have stopped {stopped}{_savings(total)}."
+        said = f"{could}. It would have stopped {stopped}." if is_part else f"The policy would have stopped {stopped}."
     return " ".join((said, *_unknown(total)))
+
+
+def _could_fire(total: Mapping[str, Any]) -> str:
+    """Say in how many runs the policy could fire."""
+    return f"The policy could fire in {total['could_fire'] or 'none'} of {counted(total['runs'], 'run', ',')}"
 
 
 def _savings(total: Mapping[str, Any]) -> str:
@@ -66,7 +76,8 @@ def _savings(total: Mapping[str, Any]) -> str:
     if not total["steps"]:
         return ""
     least = "at least " if total["right_censored"] else ""
-    saved = f" and saved {least}{(total['steps_saved'] or 0) / total['steps']:.0%} of all steps"
+    of = "all steps" if total["could_fire"] == total["runs"] else f"the steps of all {total['could_fire']:,}"
+    saved = f" and saved {least}{(total['steps_saved'] or 0) / total['steps']:.0%} of {of}"
     if total["seconds_saved"]:
         saved += f" ({short_duration(total['seconds_saved'])})"
     regret = total["relative_regret"]
@@ -87,7 +98,7 @@ def _unknown(total: Mapping[str, Any]) -> Iterator[str]:
         )
     if total["excluded"]:
         yield f"{counted(total['excluded'], 'run', ',')} could not be judged."
-    if warning := family_warning(total["families"], total["runs"]):
+    if warning := family_warning(total["families"], total["could_fire"]):
         yield warning
 
 
@@ -118,7 +129,7 @@ def notices(backtest: Backtest, total: Mapping[str, Any]) -> list[str]:
     if len(backtest.results) + len(backtest.repeated) < 2:  # A single run is no question of families.
         return []
     families = total["families"]
-    warning = family_warning(families, total["runs"])
+    warning = family_warning(families, total["could_fire"])
     return [text for text in (family_sentence(families), warning, repeated_sentence(backtest)) if text]
 
 
@@ -144,9 +155,15 @@ def summary_lines(backtest: Backtest) -> list[str]:
     """Return the aggregate in sentences."""
     total = aggregate(backtest)
     stopped = f"{total['stopped']} of {counted(total['runs'], 'run', ',')} would have been stopped"
+    if total["could_fire"] < total["runs"]:
+        stopped = f"{_could_fire(total)}; {total['stopped'] or 'none'} of these would have been stopped"
     lines = [f"{stopped}; rules fired in {counted(total['fired'], 'run', ',')}."]
     if backtest.settings.renames:
         lines.append(f"Metrics were renamed: {renamed_text(backtest.settings.renames)}.")
+    lines += _unable_lines(backtest)
+    unable = [(result.run_id, result.could_not_fire) for result in backtest.results if result.could_not_fire]
+    names = {result.run_id: result.name for result in backtest.results}
+    lines += _note_lines([(run_id, f"could not fire: {reason}") for run_id, reason in unable], names)
     if total["steps"]:
         lines.append(_saved_line(total))
     if total["checkpoints"] or total["checkpoints_saved"]:
@@ -160,14 +177,42 @@ def summary_lines(backtest: Backtest) -> list[str]:
     if total["validity"]:
         labels = "; ".join(f"{count} {label} ({NOTES[Validity(label)]})" for label, count in total["validity"].items())
         lines.append(f"Decisions: {labels}.")
-    notes = [(result.run_id, note) for result in backtest.results for note in result.notes]
-    noted = {run_id for run_id, _ in notes} | {run.run_id for run in with_few_evaluations(backtest)}
+    thinned = {result.run_id: thinning_note(result.log_interval_steps) for result in backtest.results}
+    notes = [
+        (result.run_id, note) for result in backtest.results for note in result.notes if note != thinned[result.run_id]
+    ]
+    lines += thinning_lines(backtest)
+    noted = {run_id for run_id, _ in (*notes, *unable)} | {run.run_id for run in with_few_evaluations(backtest)}
     notes += [
         (run.run_id, f"left out of regret: {run.reason}") for run in without_regret(backtest) if run.run_id not in noted
     ]
-    lines += _note_lines(notes, {result.run_id: result.name for result in backtest.results})
+    lines += _note_lines(notes, names)
     lines += [f"Excluded {run.run_id}: {run.reason}." for run in backtest.excluded]
     return lines
+
+
+def _unable_lines(backtest: Backtest) -> Iterator[str]:
+    """Yield in how many runs each controller that decides could fire, where that is fewer than the policy could."""
+    able = [result.unable for result in backtest.results if not result.could_not_fire]
+    for index in deciding_controllers(backtest.policy):
+        count = sum(not unable[index] for unable in able)
+        if count < len(able):
+            name = backtest.policy.controllers[index].name
+            yield f"{name} could fire in {count or 'none'} of these {counted(len(able), 'run', ',')}."
+
+
+def thinning_lines(backtest: Backtest) -> Iterator[str]:
+    """Yield in how many runs decisions are approximate because the log holds only every n-th step."""
+    intervals = [
+        result.log_interval_steps
+        for result in backtest.results
+        if thinning_note(result.log_interval_steps) in result.notes
+    ]
+    if intervals:
+        least, most = min(intervals), max(intervals)
+        every = f"{least:,}" if least == most else f"{least:,} to {most:,}"
+        runs = counted(len(intervals), "run", ",")
+        yield f"{runs} logged every {every} steps: patience and windows count logged values, so live they end earlier."
 
 
 def _saved_line(total: Mapping[str, Any]) -> str:
@@ -236,14 +281,15 @@ def _note_lines(notes: Iterable[tuple[str, str]], names: Mapping[str, str] = _NO
 
 def _comparison_lines(backtest: Backtest) -> Iterator[str]:
     """Yield what the table of baselines does not show."""
-    rows = comparison(backtest)
+    rows, able = comparison(backtest), sum(not result.could_not_fire for result in backtest.results)
     yield from (f"{row['title']}: {row['reason']}." for row in rows if "reason" in row)
     for row, outcome in zip(rows[1:], backtest.baselines, strict=True):
-        known = sum(standing is not None for standing in outcome.standings)
-        if outcome.baseline.pruner is not None and 0 < known < len(backtest.results):
-            scored = f"{known} of {len(backtest.results)} runs"
+        pairs = zip(outcome.standings, backtest.results, strict=bool(outcome.standings))
+        known = sum(standing is not None and not result.could_not_fire for standing, result in pairs)
+        if outcome.baseline.pruner is not None and 0 < known < able:
+            scored = f"{known} of {able} runs"
             yield f"{row['title']}: scored on {scored}; the others have no clock times, or no metric judges them."
-    if len(rows) > 1 and (same := same_runs_sentence(rows, len(backtest.results))):
+    if len(rows) > 1 and (same := same_runs_sentence(rows, able)):
         yield same
     clear = [row["policy_less_this"]["share_saved"]["low"] is not None for row in rows if "policy_less_this" in row]
     if any(clear):

@@ -66,7 +66,7 @@ def _cells(result: RunResult) -> tuple[str, ...]:
         f"{recorded.checkpoints}→{predicted.checkpoints}",
         _share(regret, bound),
         _share(deployable, bound),
-        "no stop" if stop is None else str(stop.validity),
+        str(stop.validity) if stop else "cannot fire" if result.could_not_fire else "no stop",
     )
 
 

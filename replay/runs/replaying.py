@@ -19,7 +19,9 @@ from ...store.plan import Plan
 from ...store.reading.snapshot import Snapshot
 from ...store.reading.timeline import deciding_stream
 from ...store.run import Run
+from .appearances import StreamAppearances
 from .event_stream import EventStream, event_stream
+from .thinning import counting_controllers, step_interval
 from .validity import Validity, ValidityLabeler
 
 #: Kinds of events before the update of an iteration, and kinds after it within the iteration.
@@ -110,6 +112,9 @@ class Replay:
             because different checkpoints or evaluations take different time. None if it never would, or if no rule
             reads the clock.
         horizon: The position of ``censored_from`` in steps and time; None if nothing is censored.
+        step_interval: Typical number of steps between two logged training steps; 1 if every step is logged.
+        counting: Names of the controllers whose decisions depend on the number of logged steps; empty if every step is
+            logged.
     """
 
     policy: Policy
@@ -120,6 +125,8 @@ class Replay:
     ending: Ending | None = None
     horizon: Ending | None = None
     approximate_from: int | None = None
+    step_interval: int = 1
+    counting: frozenset[str] = frozenset()
 
     @property
     def decisions(self) -> tuple[LabelledOutcome, ...]:
@@ -187,7 +194,9 @@ def replay_events(policy: Policy, events: Sequence[Event], plan: Plan, *, delay_
 def replay_stream(policy: Policy, stream: EventStream, plan: Plan, *, delay_steps: int = 0) -> Replay:
     """Replay a policy over a stream that the caller shares with other readers."""
     engine = Engine(policy, plan)
-    judge = ValidityLabeler(policy, engine, stream)
+    interval = step_interval(stream)
+    counting = counting_controllers(policy, StreamAppearances(stream, plan)) if interval > 1 else frozenset[str]()
+    judge = ValidityLabeler(policy, engine, stream, counting)
     outcomes = [_judged(judge, BEFORE_STREAM, INIT_END, outcome, None) for outcome in engine.start()]
     before_ns = stream.time_before()
     for index, event, observed in observed_in(engine, stream, everything=judge.looks_at_every_event):
@@ -206,6 +215,8 @@ def replay_stream(policy: Policy, stream: EventStream, plan: Plan, *, delay_step
         _ending(policy, outcomes, stream, delay_steps),
         None if censored_from is None else _place(censored_from, stream),
         judge.approximate_from(),
+        interval,
+        counting,
     )
 
 

@@ -78,6 +78,10 @@ class RunResult:
         identity: The log, events and decisions that the result rests on.
         objective: The metric that judges the run; None if no evaluation of it says how good it is.
         family: The runs that it is not independent of.
+        could_not_fire: Why the policy could not fire, whatever the values in the run; empty if it could. A policy that
+            orders stops could fire if one of the controllers that do could.
+        unable: For each controller of the policy, why it could not fire; empty if it could.
+        log_interval_steps: Typical number of steps between two logged training steps; 1 if every step is logged.
     """
 
     run_id: str
@@ -104,6 +108,9 @@ class RunResult:
     identity: RunIdentity = UNKNOWN
     objective: Objective | None = None
     family: Family = UNKNOWN_FAMILY
+    could_not_fire: str = ""
+    unable: tuple[str, ...] = ()
+    log_interval_steps: int = 1
 
     @property
     def fired(self) -> bool:

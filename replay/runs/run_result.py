@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+from ...rules.checks.possible_firings import could_not_fire, why_policy_could_not_fire
 from ...rules.policy_file.operations import Effect
 from ...rules.policy_file.policy import Policy
 from ...store.events import Event
@@ -18,6 +19,7 @@ from ...store.garbage import collection_paused
 from ...store.plan import Plan
 from ...store.reading.snapshot import Snapshot
 from ...store.run import Run
+from .appearances import StreamAppearances, nan_filtered_in
 from .detection import Alarm, Detection, detect
 from .event_stream import event_stream
 from .families import UNKNOWN_FAMILY, Family
@@ -30,6 +32,7 @@ from .renaming import Renames, lacked_metrics, renames_in
 from .replaying import Ending, Replay, replay_stream
 from .results import Outlay, RunResult
 from .same_series import series_digests
+from .thinning import thinning_note
 from .validity import Validity
 
 #: Most evaluation metrics that a note names.
@@ -56,6 +59,7 @@ class ReplayedRun:
         lacked: The metrics that rules read and the run did not record, each with its metric that comes closest.
         series: Digests of the series by which another log of the same training is found.
         family: The runs that it is not independent of.
+        unable: For each controller, why it could not fire in the run, whatever its values; empty if it could.
     """
 
     run_id: str
@@ -75,6 +79,7 @@ class ReplayedRun:
     lacked: Mapping[str, str] = field(default_factory=dict)
     series: frozenset[str] = frozenset()
     family: Family = UNKNOWN_FAMILY
+    unable: tuple[str, ...] = ()
 
     def objective(self, declared: Sequence[Objective] = ()) -> Objective | None:
         """Return the metric that judges the run; None if none of its evaluations says how good it is."""
@@ -124,7 +129,8 @@ def _facts_at(policy: Policy, snapshot: Snapshot, settings: BacktestSettings) ->
     info = snapshot.info
     events, rolled_back = read_lineage(snapshot, samples=policy.reads_samples, renames=settings.renames)
     noted = incidents_noted(snapshot.folder)
-    facts = facts_of(policy, info.run_id, info.name, snapshot.status, events, info.last.plan, settings, noted)
+    filtered = nan_filtered_in(snapshot, settings.renames)
+    facts = facts_of(policy, info.run_id, info.name, snapshot.status, events, info.last.plan, settings, noted, filtered)
     identity = dataclasses.replace(facts.identity, log_digest=snapshot.log_digest)
     restored = restored_steps(info.attempts)
     return dataclasses.replace(
@@ -153,6 +159,7 @@ def facts_of(
     plan: Plan,
     settings: BacktestSettings = DEFAULT_SETTINGS,
     noted: Sequence[Incident] = (),
+    nan_filtered: Collection[str] = (),
 ) -> ReplayedRun:
     """Return the facts of one stream of the deciding rank's events, with incidents annotated after the run."""
     stream = event_stream(events)
@@ -173,6 +180,7 @@ def facts_of(
         human=lead_over(stream, history, status, replayed),
         identity=identity_of(stream, replayed),
         series=series_digests(stream),
+        unable=could_not_fire(policy, StreamAppearances(stream, plan, nan_filtered)),
     )
 
 
@@ -184,9 +192,11 @@ def judge_run(
     events: Sequence[Event],
     plan: Plan,
     objective: Objective | None,
+    nan_filtered: Collection[str] = (),
 ) -> RunResult:
     """Return a policy's outcome on one stream of the deciding rank's events."""
-    return result_of(facts_of(policy, run_id, name, status, events, plan), objective)
+    facts = facts_of(policy, run_id, name, status, events, plan, nan_filtered=nan_filtered)
+    return result_of(facts, objective)
 
 
 def result_of(facts: ReplayedRun, objective: Objective | None, declared: Sequence[Objective] = ()) -> RunResult:
@@ -225,6 +235,9 @@ def result_of(facts: ReplayedRun, objective: Objective | None, declared: Sequenc
         identity=facts.identity,
         objective=objective,
         family=facts.family,
+        could_not_fire=why_policy_could_not_fire(replayed.policy, facts.unable),
+        unable=facts.unable,
+        log_interval_steps=replayed.step_interval,
     )
 
 
@@ -371,6 +384,8 @@ def _notes(
     if shifted is not None and (replayed.ending is None or shifted < replayed.ending.event_index):
         why = "rules read the clock, which other checkpoints or evaluations would have shifted"
         yield f"approximate after event {shifted}: {why}"
+    if replayed.counting:
+        yield thinning_note(replayed.step_interval)
     for name, count in replayed.error_counts.items():
         yield f"controller {name!r} failed at {count} events"
     if facts.lacks_samples:

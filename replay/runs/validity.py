@@ -25,8 +25,9 @@ class Validity(StrEnum):
         OBSERVED: The recorded run decided this too.
         EXACT: A message, log line, notice, checkpoint or evaluation: the trajectory stays the same.
         PREFIX_EXACT: A stop: the record up to it is exact, and the rest of the record is the cost of not stopping.
-        APPROXIMATE: As for EXACT or PREFIX_EXACT, but the rule reads the clock. By then the policy and the recorded run
-            have made different checkpoints or evaluations. Each takes time, so the clock would have differed.
+        APPROXIMATE: As for EXACT or PREFIX_EXACT, but live the decision might have come at another step. Either the
+            rule reads the clock, and by then the policy and the recorded run have made different checkpoints or
+            evaluations, which take time. Or the controller counts training steps, and the log holds only some of them.
         CENSORED: The run would have diverged here or earlier: the record does not show how.
     """
 
@@ -89,14 +90,16 @@ class ValidityLabeler:
         policy: The policy being replayed.
         engine: Its engine, which knows what each rule reads.
         stream: The whole recorded stream.
+        counting: Names of the controllers that count logged steps, if the log holds only every n-th step.
 
     Attributes:
         looks_at_every_event: Whether ``pass_event`` must be called: the recorded run decided something, or a rule reads
             the clock and the policy's checkpoints replace the run's own.
     """
 
-    def __init__(self, policy: Policy, engine: Engine, stream: EventStream) -> None:
+    def __init__(self, policy: Policy, engine: Engine, stream: EventStream, counting: Set[str] = frozenset()) -> None:
         self._policy = policy
+        self._counting = counting
         self._engine = engine
         self._effects_of: dict[tuple[str, ...], Set[Effect]] = {}
         self._diverted_at: int | None = None
@@ -204,7 +207,8 @@ class ValidityLabeler:
             return Validity.CENSORED
         if self._lacks_evaluation_from is not None and self._reads_evaluations(decision.controller):
             return Validity.CENSORED
-        if decision.controller in self._clocked and self._shifted_at is not None:
+        is_shifted = decision.controller in self._clocked and self._shifted_at is not None
+        if is_shifted or decision.controller in self._counting:
             return Validity.APPROXIMATE
         return Validity.PREFIX_EXACT if Effect.STOP in effects else Validity.EXACT
 

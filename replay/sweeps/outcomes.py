@@ -42,6 +42,7 @@ class Outcomes:
         deployable_regret, relative_deployable_regret: The same among the values at steps that have a checkpoint.
         is_right_censored: Whether the run might have continued, so that the other numbers are lower bounds.
         has_few_evaluations: Whether its evaluations are too few for a mean of regret.
+        could_fire: Whether the variant could fire in the run, whatever its values.
     """
 
     stop_step: Ints
@@ -56,10 +57,17 @@ class Outcomes:
     relative_deployable_regret: Floats
     is_right_censored: Truths
     has_few_evaluations: Truths
+    could_fire: Truths
 
 
 def outcomes_of(
-    stream: Stream, tally: Tally, objective: Objective | None, status: str = "", *, asks_for_checkpoints: bool = False
+    stream: Stream,
+    tally: Tally,
+    objective: Objective | None,
+    status: str = "",
+    *,
+    could_fire: Truths,
+    asks_for_checkpoints: bool = False,
 ) -> Outcomes:
     """Return the outcomes of those firings.
 
@@ -68,6 +76,7 @@ def outcomes_of(
         tally: The firings of all variants.
         objective: The objective.
         status: The run's status.
+        could_fire: Whether each variant could fire in the run.
         asks_for_checkpoints: Whether the rules ask for checkpoints, which then replace the run's own.
     """
     stops = tally.stops
@@ -95,6 +104,7 @@ def outcomes_of(
         relative_deployable_regret=deployable[1],
         is_right_censored=np.full(len(stops), bool(why_right_censored(status, length, stream.plan))),
         has_few_evaluations=np.full(len(stops), len(evaluations_of(stream, objective)[0]) < FEWEST_EVALUATIONS),
+        could_fire=could_fire,
     )
 
 
@@ -119,6 +129,7 @@ def outcomes_of_results(results: Sequence[RunResult]) -> Outcomes:
         relative_deployable_regret=numbers(result.relative_deployable_regret for result in results),
         is_right_censored=np.array([bool(result.right_censored) for result in results], np.bool_),
         has_few_evaluations=np.array([len(result.evaluations) < FEWEST_EVALUATIONS for result in results], np.bool_),
+        could_fire=np.array([not result.could_not_fire for result in results], np.bool_),
     )
 
 

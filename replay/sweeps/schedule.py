@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Final
 
 import numpy as np
 
 from .gates import answers_needed, is_plain, starts_anew
+from .reach import VariantGroups
 from .stream import Ints, Truths
 from .variants import SharedRule, Variant, VariantController
 
@@ -79,6 +81,11 @@ class Schedule:
     columns: Watches
     variant_of: Ints
     watch_of: Ints
+
+    @cached_property
+    def groups(self) -> VariantGroups:
+        """The variants, grouped by whether they could fire in a run."""
+        return VariantGroups(self.variants)
 
 
 def schedules_of(variants: Sequence[Variant]) -> tuple[Schedule, ...]:

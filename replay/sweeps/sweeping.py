@@ -67,18 +67,21 @@ class Sweep:
     def totals(self) -> Mapping[str, Floats]:
         """The totals of each variant over the runs where the number is known.
 
-        Each has shape (variants,), NaN where no run knows the number. ``stopped``, ``fired`` and ``not_known`` count
-        runs. ``decisions``, ``steps_saved``, ``seconds_saved``, ``checkpoints`` and ``checkpoint_bytes`` are sums. The
-        mean and the worst of regret and of deployable regret are relative, over runs that ran as long as planned and
-        have at least ``FEWEST_EVALUATIONS`` evaluations.
+        Each has shape (variants,), NaN where no run knows the number. ``could_fire``, ``stopped``, ``fired`` and
+        ``not_known`` count runs. ``steps`` is the length of the runs in which the variant could fire. ``decisions``,
+        ``steps_saved``, ``seconds_saved``, ``checkpoints`` and ``checkpoint_bytes`` are sums. The mean and the worst of
+        regret and of deployable regret are relative, over runs in which the variant could fire, that ran as long as
+        planned and have at least ``FEWEST_EVALUATIONS`` evaluations.
         """
         mean_regret, worst_regret = self._mean_and_worst("relative_regret")
         mean_deployable, worst_deployable = self._mean_and_worst("relative_deployable_regret")
         return {
+            "could_fire": self._table("could_fire").sum(axis=1).astype(np.float64),
             "stopped": (self._table("stop_step") != NO_STEP).sum(axis=1).astype(np.float64),
             "fired": (self._table("decisions") > 0).sum(axis=1).astype(np.float64),
             "not_known": np.isnan(self._table("steps_saved")).sum(axis=1).astype(np.float64),
             "decisions": self._table("decisions").sum(axis=1).astype(np.float64),
+            "steps": self._table("could_fire").astype(np.float64) @ np.array([float(run.steps) for run in self.runs]),
             "steps_saved": _summed(self._table("steps_saved")),
             "seconds_saved": _summed(self._table("seconds_saved")),
             "checkpoints": _summed(self._table("checkpoints")),
@@ -110,7 +113,7 @@ class Sweep:
         import polars as pl  # Importing polars takes 0.13 s; only callers that ask for a frame should wait for it.
 
         settings = {name: [variant.settings[name] for variant in self.variants] for name in self.axes}
-        counts = ("stopped", "fired", "not_known", "decisions")
+        counts = ("could_fire", "stopped", "fired", "not_known", "decisions", "steps")
         totals = {name: total.astype(np.int64) if name in counts else total for name, total in self.totals.items()}
         on_front = np.isin(np.arange(len(self.variants)), self.front)
         return pl.DataFrame({"variant": np.arange(len(self.variants)), **settings, **totals, "on_front": on_front})
@@ -137,10 +140,10 @@ class Sweep:
     def _mean_and_worst(self, name: str) -> tuple[Floats, Floats]:
         """Return mean and maximum of a regret over the runs that a backtest counts for it; NaN where none is known."""
         regrets = self._table(name)
-        is_left_out = self._table("is_right_censored").astype(np.bool_) | self._table("has_few_evaluations").astype(
-            np.bool_
+        censored, few, able = (
+            self._table(name).astype(np.bool_) for name in ("is_right_censored", "has_few_evaluations", "could_fire")
         )
-        known = ~np.isnan(regrets) & ~is_left_out
+        known = ~np.isnan(regrets) & able & ~censored & ~few
         counts = known.sum(axis=1)
         with np.errstate(all="ignore"):
             mean = _added(known, regrets) / counts

@@ -8,11 +8,14 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
+from ...rules.checks.appearances import Appearances
 from ...rules.language.references import ALSO_CALLED
 from ...store.errors import TelemetryError
 from ...store.events import Event
 from ...store.reading.snapshot import Snapshot
 from ...store.run import Run
+from ..runs.appearances import StreamAppearances, nan_filtered_in
+from ..runs.event_stream import event_stream
 from ..runs.history import read_lineage
 from ..runs.metric_names import mode_of
 from ..runs.objective import Objective, check_evaluated, objective_among
@@ -20,6 +23,7 @@ from ..runs.renaming import Renames, renamed_columns
 from ..runs.results import Excluded
 from ..runs.run_result import judge_run, study_of
 from .outcomes import Outcomes, joined_outcomes, outcomes_of, outcomes_of_results
+from .reach import ColumnAppearances
 from .run import RunSweep
 from .schedule import Schedule, schedules_of
 from .stream import Stream, read_stream
@@ -86,7 +90,8 @@ class RunSweeper:
 
         evaluated = frozenset(filter(stream.has_evaluated, judging))
         objective = objective_among(evaluated, self._declared, study)
-        outcomes, reason = sweep_stream(self._schedules, stream, objective, events, snapshot.status)
+        filtered = nan_filtered_in(snapshot, self._renames)
+        outcomes, reason = sweep_stream(self._schedules, stream, objective, events, snapshot.status, filtered)
         steps = int(stream.steps.max(initial=0))
         return SweptRun(info.run_id, info.name, steps, outcomes, objective, evaluated, reason)
 
@@ -104,6 +109,7 @@ def sweep_stream(
     objective: Objective | None,
     events: Callable[[], Sequence[Event]],
     status: str = "",
+    nan_filtered: Collection[str] = (),
 ) -> tuple[Outcomes, str]:
     """Return the outcomes of each variant on one run, and why the event engine decided; empty if it did not.
 
@@ -113,18 +119,31 @@ def sweep_stream(
         objective: The objective.
         events: Reads the deciding rank's events, outcomes of rules included.
         status: The run's status.
+        nan_filtered: Names of training metrics whose values that are not finite were replaced before they were logged.
     """
     variants = [variant for schedule in schedules for variant in schedule.variants]
     structures = {id(variant.structure): variant.structure for variant in variants}.values()
     reason = _reason_for_engine(stream, {structure.steers for structure in structures} - {""})
     if reason:
         own, plan = events(), stream.plan
-        results = [judge_run(variant.policy(), "", "", status, own, plan, objective) for variant in variants]
+        results = [
+            judge_run(variant.policy(), "", "", status, own, plan, objective, nan_filtered) for variant in variants
+        ]
         return outcomes_of_results(results), reason
     swept = RunSweep(stream, events)
     saves = any(watcher.saves for structure in structures for watcher in structure.watchers)
+    places: Appearances = ColumnAppearances(stream, nan_filtered)
+    if any(structure.engine_names for structure in structures):
+        places = StreamAppearances(event_stream(swept.events), stream.plan, nan_filtered)
     parts = [
-        outcomes_of(stream, swept.tally(schedule), objective, status, asks_for_checkpoints=saves)
+        outcomes_of(
+            stream,
+            swept.tally(schedule),
+            objective,
+            status,
+            could_fire=schedule.groups.able(places),
+            asks_for_checkpoints=saves,
+        )
         for schedule in schedules
     ]
     return joined_outcomes(parts), "; ".join(sorted(swept.reasons))

@@ -22,7 +22,7 @@ const MEANING = {
   exact: "The decision leaves the run unchanged.",
   observed: "The recorded run made this decision too.",
   "prefix-exact": "A stop: the record up to it is exact, and the rest is the cost of not stopping.",
-  approximate: "The rule reads the clock, and other checkpoints or evaluations would have taken other time.",
+  approximate: "Live it might come at another step: it counts training steps, of which the log holds only some, or reads the clock.",
   censored: "The run would have diverged here or earlier, and the record does not show how.",
 };
 
@@ -145,7 +145,8 @@ async function showReport(now) {
 function cards() {
   const total = report.aggregate;
   const bound = total.right_censored ? "≥ " : "";
-  const list = [[`${total.stopped} of ${total.runs}`, "runs would have been stopped"]];
+  const able = total.could_fire < total.runs ? `, of ${total.runs} in all: the policy could fire in these` : "";
+  const list = [[`${total.stopped} of ${total.could_fire}`, `runs would have been stopped${able}`]];
   if (total.steps) list.push([bound + percent((total.steps_saved ?? 0) / total.steps, 0), `of ${shown(total.steps)} steps saved`]);
   if (total.seconds_saved !== null) list.push([bound + duration(total.seconds_saved), `of ${duration(total.elapsed_s)} saved`]);
   for (const [key, title] of [["relative_regret", "mean regret"], ["relative_deployable_regret", "mean deployable regret"]]) {
@@ -196,7 +197,7 @@ function runsTable() {
       shown(toFigure(one.recorded.best)),
       shown(toFigure(one.predicted?.best)),
       one.regret.relative === null ? "–" : bound + percent(one.regret.relative, 2),
-      one.stop ? chip(one.stop.validity) : known ? "no stop" : chip("censored"),
+      one.stop ? chip(one.stop.validity) : one.could_not_fire ? element("span", { title: one.could_not_fire }, "could not fire") : known ? "no stop" : chip("censored"),
     ];
   });
   return element("section", {}, table(["run", "stop at", "of steps", "saved", "firings", "judged by", "best of run", "best until stop", "regret", "validity"], rows, [0, 5, 9]));
@@ -218,14 +219,15 @@ function comparisonTable() {
 }
 
 function limits() {
-  const left = [...report.excluded, ...report.repeated].map((one) => `${one.name || one.run_id}: ${one.reason}`);
+  const unable = report.runs.filter((one) => one.could_not_fire).map((one) => ({ ...one, reason: `could not fire: ${one.could_not_fire}` }));
+  const left = [...report.excluded, ...report.repeated, ...unable].map((one) => `${one.name || one.run_id}: ${one.reason}`);
   return element("details", {}, element("summary", {}, "Assumptions and excluded runs"), element("ul", {}, [...report.assumptions, ...left].map((text) => element("li", {}, text))));
 }
 
 function figureOf(entry) {
   const div = element("div", { class: "plot" });
   plots.set(entry.run_id, div);
-  const stop = entry.stop ? `stop at step ${shown(entry.stop.step)}` : entry.fired ? `${counted(entry.decisions.length, "firing")}, no stop` : "no rule fires";
+  const stop = entry.stop ? `stop at step ${shown(entry.stop.step)}` : entry.could_not_fire ? `could not fire: ${entry.could_not_fire}` : entry.fired ? `${counted(entry.decisions.length, "firing")}, no stop` : "no rule fires";
   return element("figure", { "data-run": entry.run_id, "data-firings": String(entry.decisions.length), "data-stop": entry.stop ? String(entry.stop.step) : "" },
     element("figcaption", {}, element("b", {}, entry.name), " ", element("span", { class: "faint" }, stop)), div);
 }

@@ -1,0 +1,98 @@
+"""Finds where in a recorded stream values and events came, which decides whether a policy could fire in it.
+
+Takes a stream; returns indices of its events. A late value counts at the event that awaited it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from ...rules.language.references import ALSO_CALLED, SeriesKey
+from ...store.events import BEFORE_STREAM, LATE_FOR, LOOP_KINDS
+from ...store.plan import Plan
+from ...store.reading.snapshot import Snapshot
+from .event_stream import EventStream
+from .renaming import Renames, renames_in
+
+_LOOP_KINDS = frozenset(LOOP_KINDS)
+
+
+class StreamAppearances:
+    """Where in a stream values and events came; see ``steptape.rules.checks.appearances.Appearances``.
+
+    Args:
+        stream: The stream.
+        plan: What the loop declared.
+        nan_filtered: Names of training metrics whose values that are not finite were replaced before they were logged.
+    """
+
+    def __init__(self, stream: EventStream, plan: Plan, nan_filtered: Collection[str] = ()) -> None:
+        self.plan = plan
+        self.nan_filtered = nan_filtered
+        self._stream = stream
+        self._values: dict[SeriesKey, Sequence[int]] = {}
+        self._events: dict[str, Sequence[int]] = {}
+        self._early = dict(_late_events(stream))
+
+    @property
+    def has_samples(self) -> bool:
+        """Whether any event has sample losses."""
+        return any(event.samples for event in self._stream.facts)
+
+    @property
+    def last_step(self) -> int:
+        """The highest step of an event."""
+        return max(self._stream.steps, default=0)
+
+    def values(self, key: SeriesKey) -> Sequence[int]:
+        """Return the events that brought the values of a series; ``BEFORE_STREAM`` for a declared constant."""
+        if key not in self._values:
+            self._values[key] = self._found(key)
+        return self._values[key]
+
+    def events(self, kind: str) -> Sequence[int]:
+        """Return the events of a kind."""
+        if kind not in self._events:
+            kinds = self._stream.kinds
+            self._events[kind] = [i for i, own in enumerate(kinds) if own == kind and i not in self._early]
+        return self._events[kind]
+
+    def step(self, index: int) -> int:
+        """Return the step of an event."""
+        return self._stream.steps[index]
+
+    def first_epoch(self) -> int | None:
+        """Return the first event with a known epoch; None without one."""
+        epochs = zip(self._stream.facts.column("epoch"), self._stream.values("epoch"), strict=True)
+        return next((index for index, known in enumerate(epochs) if known != (None, None)), None)
+
+    def _found(self, key: SeriesKey) -> Sequence[int]:
+        if key.kind is None and key.name in self.plan.constants:
+            return [BEFORE_STREAM]
+        kinds = self._stream.kinds
+        carried = [
+            [i for i, value in enumerate(self._stream.values(name)) if value is not None and kinds[i] in wanted]
+            for name in dict.fromkeys((key.name, ALSO_CALLED.get(key.name, key.name)))
+            for wanted in [_LOOP_KINDS if key.kind is None else {key.kind}]
+        ]
+        found = min(carried, key=lambda indices: indices[0] if indices else len(kinds))
+        own = [index for index in found if kinds[index] == kinds[found[0]]]
+        return sorted(self._early.get(index, index) for index in own) if self._early else own
+
+
+def nan_filtered_in(snapshot: Snapshot, renames: Renames = ()) -> tuple[str, ...]:
+    """Return the metrics of an imported run whose tool replaced values that are not finite before it logged them."""
+    names = (snapshot.info.source or {}).get("nan_filtered")
+    called = renames_in(snapshot.columns.by_metric, renames)
+    return tuple(called.get(name, str(name)) for name in names) if isinstance(names, list) else ()
+
+
+def _late_events(stream: EventStream) -> list[tuple[int, int]]:
+    """Return the index of each event that only brings late values, with that of the event that awaited them."""
+    late = [(index, stream.facts[index]) for index in sorted(stream.with_attrs)]
+    late = [(index, event) for index, event in late if event.is_late]
+    if not late:
+        return []
+    seqs = zip(stream.attempts, stream.facts.column("seq"), strict=True)
+    places = {place: index for index, place in enumerate(seqs)}
+    return [(index, places.get((event.attempt, event.attrs[LATE_FOR]), index)) for index, event in late]

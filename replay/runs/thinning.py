@@ -1,0 +1,103 @@
+"""Detects logs that hold only every n-th training step, and the controllers whose decisions depend on that.
+
+Takes a stream and a policy. Patience at ``on_step_end`` and windows over a training series count logged values: live,
+where every step counts, such a controller decides earlier or otherwise.
+"""
+
+from __future__ import annotations
+
+import statistics
+from itertools import pairwise
+from typing import Final
+
+from ...rules.checks.appearances import Appearances
+from ...rules.language.bound_rule import BoundRule
+from ...rules.language.references import (
+    Extent,
+    MetricValue,
+    PastDecisions,
+    Reference,
+    SeriesChange,
+    SeriesFold,
+    SeriesKey,
+    SeriesLength,
+    SeriesValue,
+    Window,
+)
+from ...rules.policy_file.declarations import Controller
+from ...rules.policy_file.policy import Policy
+from ...rules.policy_file.registration import METRIC_CLASSES
+from .event_stream import EventStream
+
+_STEP: Final = "step_end"
+_TRIGGER: Final = f"on_{_STEP}"
+
+
+def step_interval(stream: EventStream) -> int:
+    """Return the median number of steps from one logged training step to the next; 1 if every step is logged."""
+    count, last = stream.kinds.count(_STEP), max(stream.steps, default=0)
+    # With a median gap of 2 or more, a run has at least three steps for every two events.
+    if count < 2 or 3 * count > 2 * last:
+        return 1
+    steps = [step for kind, step in zip(stream.kinds, stream.steps, strict=True) if kind == _STEP]
+    gaps = [later - earlier for earlier, later in pairwise(steps) if later > earlier]
+    return statistics.median_low(gaps) if gaps else 1
+
+
+def thinning_note(interval: int) -> str:
+    """Return the note on a run whose log holds only every n-th step, for a policy that counts logged steps."""
+    return f"logged every {interval:,} steps: patience and windows count logged values"
+
+
+def counting_controllers(policy: Policy, run: Appearances) -> frozenset[str]:
+    """Return the names of the controllers whose decisions depend on the number of logged steps.
+
+    Args:
+        policy: The policy.
+        run: Where the run recorded values and events.
+    """
+    return _Counting(policy, run).names()
+
+
+class _Counting:
+    def __init__(self, policy: Policy, run: Appearances) -> None:
+        self._controllers = policy.controllers
+        self._metrics = {one.name for one in policy.metrics if _STEP in METRIC_CLASSES[one.class_name].reads}
+        self._steps = frozenset(run.events(_STEP))
+        self._run = run
+
+    def names(self) -> frozenset[str]:
+        """Return the controllers that count logged steps, and those that ask about the decisions of such a one."""
+        found = {controller.name for controller in self._controllers if self._counts(controller)}
+        asked = {
+            (controller.name, reference.controller)
+            for controller in self._controllers
+            for reference in controller.rule.bound.references.values()
+            if isinstance(reference, PastDecisions)
+        }
+        while more := {name for name, other in asked if other in found} - found:
+            found |= more
+        return frozenset(found)
+
+    def _counts(self, controller: Controller) -> bool:
+        patience, rule = controller.patience, controller.rule.bound
+        is_patient = patience is not None and patience.threshold > 0 and _TRIGGER in controller.triggers
+        return is_patient or any(self._looks_back(reference, rule) for reference in rule.references.values())
+
+    def _looks_back(self, reference: Reference, rule: BoundRule) -> bool:
+        """Whether a reference reads more of a training series than its newest value, or counts decisions at steps."""
+        match reference:
+            case Window(extent=Extent.VALUES, length=1, skip=0) | SeriesValue(back=0):
+                return False
+            case Window() | SeriesValue() | SeriesChange() | SeriesFold() | SeriesLength():
+                return self._is_of_steps(reference.key, rule)
+            case MetricValue(name):
+                return name in self._metrics
+            case PastDecisions("times_fired", controller):
+                return any(one.name == controller and _TRIGGER in one.triggers for one in self._controllers)
+        return False
+
+    def _is_of_steps(self, key: SeriesKey, rule: BoundRule) -> bool:
+        while key.is_derived:
+            key = rule.derived[key].driver
+        return not self._steps.isdisjoint(self._run.values(key)[:1])
