@@ -63,6 +63,7 @@ def run_row(result: RunResult, cost_per_hour: float | None) -> dict[str, object]
         "stop_controller": None if stop is None else stop.outcome.controller,
         "stop_validity": None if stop is None else str(stop.validity),
         "right_censored": result.right_censored,
+        "step_unit": result.step_unit,
         "steps": recorded.steps,
         "planned_steps": result.planned_steps,
         "steps_predicted": predicted.steps if predicted else None,

@@ -22,7 +22,7 @@ NOTES: Final = MappingProxyType(
         Validity.OBSERVED: "the recorded run decided this itself",
         Validity.EXACT: "changes nothing in the run",
         Validity.PREFIX_EXACT: "the record is exact up to the stop, and the rest is what the stop saves",
-        Validity.APPROXIMATE: "the rule reads the clock, which other checkpoints or evaluations would have shifted",
+        Validity.APPROXIMATE: "other checkpoints or evaluations would have shifted what its rule reads: clock or saves",
         Validity.CENSORED: "the record does not show how the run would have continued",
     }
 )

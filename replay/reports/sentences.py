@@ -11,8 +11,9 @@ from ...store.plural import counted
 from ..backtests.backtesting import Backtest
 from ..backtests.baselines import ASHA, ORACLE, RANDOM
 from ..intervals import FEWEST_FAMILIES, TRIMMED
+from ..runs.history import UPDATES
 from ..runs.regret import FEWEST_EVALUATIONS
-from ..runs.run_result import asks_for_checkpoints
+from ..runs.saves import Saves, asks_for_checkpoints
 from ..runs.validity import Validity
 from .aggregation import (
     NOTABLE_REGRET,
@@ -48,6 +49,12 @@ BASELINE_NOTES: Final = MappingProxyType(
 )
 
 
+#: Whose checkpoints a run under a policy has.
+SAVES: Final = MappingProxyType(
+    {Saves.KEEP: "the loop's own and the policy's", Saves.REPLACE: "the policy's in place of the loop's own"}
+)
+
+
 def headline(backtest: Backtest) -> str:
     """Return the verdict in a few sentences: runs stopped, steps saved, regret, and what is unknown."""
     total = aggregate(backtest)
@@ -63,10 +70,12 @@ def headline(backtest: Backtest) -> str:
 
 def _savings(total: Mapping[str, Any]) -> str:
     """Describe what stopping saves, and the regret it costs."""
-    if not total["steps"]:
+    by_unit = [one for one in total["steps_by_unit"] if one["steps"]]
+    if not by_unit:
         return ""
     least = "at least " if total["right_censored"] else ""
-    saved = f" and saved {least}{(total['steps_saved'] or 0) / total['steps']:.0%} of all steps"
+    shares = [f"{one['steps_saved'] / one['steps']:.0%} of all {steps_of(one)}" for one in by_unit]
+    saved = f" and saved {least}{', '.join(shares)}"
     if total["seconds_saved"]:
         saved += f" ({short_duration(total['seconds_saved'])})"
     regret = total["relative_regret"]
@@ -147,7 +156,7 @@ def summary_lines(backtest: Backtest) -> list[str]:
     lines = [f"{stopped}; rules fired in {counted(total['fired'], 'run', ',')}."]
     if backtest.settings.renames:
         lines.append(f"Metrics were renamed: {renamed_text(backtest.settings.renames)}.")
-    if total["steps"]:
+    if any(one["steps"] for one in total["steps_by_unit"]):
         lines.append(_saved_line(total))
     if total["checkpoints"] or total["checkpoints_saved"]:
         lines.append(_checkpoints_line(total, backtest))
@@ -165,34 +174,51 @@ def summary_lines(backtest: Backtest) -> list[str]:
     notes += [
         (run.run_id, f"left out of regret: {run.reason}") for run in without_regret(backtest) if run.run_id not in noted
     ]
-    lines += _note_lines(notes, {result.run_id: result.name for result in backtest.results})
-    lines += [f"Excluded {run.run_id}: {run.reason}." for run in backtest.excluded]
-    return lines
+    notes += [(run.run_id, f"excluded, {run.reason}") for run in backtest.excluded]
+    names = {run.run_id: run.name for run in (*backtest.results, *backtest.excluded)}
+    # The conclusion is what a terminal still shows when it has scrolled.
+    return [*_note_lines(notes, names), *lines]
+
+
+def steps_of(total: Mapping[str, Any]) -> str:
+    """Return the noun for steps of a unit, as in ``steps_by_unit``."""
+    if total["unit"] == UPDATES:
+        return "step" if total["steps"] == 1 else "steps"
+    return str(total["unit"])
 
 
 def _saved_line(total: Mapping[str, Any]) -> str:
-    saved, elapsed_s = total["steps_saved"] or 0, total["elapsed_s"]
+    elapsed_s, by_unit = total["elapsed_s"], [one for one in total["steps_by_unit"] if one["steps"]]
+    saved = ", ".join(
+        f"{one['steps_saved']:,} of {one['steps']:,} {steps_of(one)} ({one['steps_saved'] / one['steps']:.0%})"
+        + (f" in {counted(one['runs'], 'run', ',')}" if len(by_unit) > 1 else "")
+        for one in by_unit
+    )
     of_the_time = "" if elapsed_s is None else f", {duration(total['seconds_saved'])} of {duration(elapsed_s)}"
     return (
-        f"Saved: {saved:,} of {counted(total['steps'], 'step', ',')} ({saved / total['steps']:.0%}){of_the_time}, "
+        f"Saved: {saved}{of_the_time}, "
         f"{total['evaluations_saved'] or 0:,} of {counted(total['evaluations'], 'evaluation', ',')}."
     )
 
 
 def _checkpoints_line(total: Mapping[str, Any], backtest: Backtest) -> str:
     recorded, predicted = total["checkpoints"], total["checkpoints"] - (total["checkpoints_saved"] or 0)
-    instead = " instead" if asks_for_checkpoints(backtest.policy) else ""
     known = total["checkpoint_bytes"]
     less = total["bytes_saved"] or 0
     change = f"frees {size(less)} of" if less >= 0 else f"adds {size(-less)} to"
     sizes = f" ({change} {size(known)})" if known else ""
     loops = f"The loop saved {counted(recorded, 'checkpoint', ',')}"
-    kept = f"{loops}; the policy would have saved {predicted:,}{instead}{sizes}."
+    kept = f"{loops}; under the policy it would have saved {predicted:,}{_whose(backtest)}{sizes}."
     restored = recorded - total["checkpoints_never_restored"]
     is_now = predicted - (total["checkpoints_never_restored_predicted"] or 0)
     if not restored and not is_now:
         return f"{kept} None of them was ever restored."
     return f"{kept} Resumes restored {restored:,} of the loop's and {is_now:,} of the policy's."
+
+
+def _whose(backtest: Backtest) -> str:
+    """Say whose checkpoints those under the policy are; empty if rules order none."""
+    return f": {SAVES[backtest.settings.saves]}" if asks_for_checkpoints(backtest.policy) else ""
 
 
 def _cost_lines(total: Mapping[str, Any], backtest: Backtest) -> Iterator[str]:

@@ -20,6 +20,7 @@ from ...store.reading.snapshot import Snapshot
 from ...store.reading.timeline import deciding_stream
 from ...store.run import Run
 from .event_stream import EventStream, event_stream
+from .saves import Saves
 from .validity import Validity, ValidityLabeler
 
 #: Kinds of events before the update of an iteration, and kinds after it within the iteration.
@@ -110,6 +111,9 @@ class Replay:
             because different checkpoints or evaluations take different time. None if it never would, or if no rule
             reads the clock.
         horizon: The position of ``censored_from`` in steps and time; None if nothing is censored.
+        saves: Whether the loop's own checkpoints remain.
+        saves_differ_from: Index of the event from which the policy's checkpoints differ from the recorded ones. None if
+            they never do, or if no rule depends on the events of checkpoints.
     """
 
     policy: Policy
@@ -120,6 +124,8 @@ class Replay:
     ending: Ending | None = None
     horizon: Ending | None = None
     approximate_from: int | None = None
+    saves: Saves = Saves.KEEP
+    saves_differ_from: int | None = None
 
     @property
     def decisions(self) -> tuple[LabelledOutcome, ...]:
@@ -173,21 +179,26 @@ def _stream_and_plan(snapshot: Snapshot, policy: Policy) -> tuple[Sequence[Event
     return deciding_stream(snapshot, samples=policy.reads_samples), snapshot.info.last.plan
 
 
-def replay_events(policy: Policy, events: Sequence[Event], plan: Plan, *, delay_steps: int = 0) -> Replay:
+def replay_events(
+    policy: Policy, events: Sequence[Event], plan: Plan, *, delay_steps: int = 0, saves: Saves = Saves.KEEP
+) -> Replay:
     """Replay a policy over the deciding rank's events.
 
     Args:
         policy, events, plan: As for ``replay``.
         delay_steps: Updates that the loop still makes between the decision to stop and the stop.
+        saves: Whether the loop's own checkpoints remain.
     """
     with collection_paused():
-        return replay_stream(policy, event_stream(events), plan, delay_steps=delay_steps)
+        return replay_stream(policy, event_stream(events), plan, delay_steps=delay_steps, saves=saves)
 
 
-def replay_stream(policy: Policy, stream: EventStream, plan: Plan, *, delay_steps: int = 0) -> Replay:
+def replay_stream(
+    policy: Policy, stream: EventStream, plan: Plan, *, delay_steps: int = 0, saves: Saves = Saves.KEEP
+) -> Replay:
     """Replay a policy over a stream that the caller shares with other readers."""
     engine = Engine(policy, plan)
-    judge = ValidityLabeler(policy, engine, stream)
+    judge = ValidityLabeler(policy, engine, stream, saves)
     outcomes = [_judged(judge, BEFORE_STREAM, INIT_END, outcome, None) for outcome in engine.start()]
     before_ns = stream.time_before()
     for index, event, observed in observed_in(engine, stream, everything=judge.looks_at_every_event):
@@ -206,6 +217,8 @@ def replay_stream(policy: Policy, stream: EventStream, plan: Plan, *, delay_step
         _ending(policy, outcomes, stream, delay_steps),
         None if censored_from is None else _place(censored_from, stream),
         judge.approximate_from(),
+        saves,
+        judge.saves_differ_from(),
     )
 
 

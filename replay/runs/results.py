@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from .curves import Curve
 from .detection import Detection
 from .families import UNKNOWN_FAMILY, Family
+from .history import UPDATES
 from .human_action import Lead
 from .identity import UNKNOWN, RunIdentity
 from .objective import Evaluation, Objective
@@ -78,6 +79,7 @@ class RunResult:
         identity: The log, events and decisions that the result rests on.
         objective: The metric that judges the run; None if no evaluation of it says how good it is.
         family: The runs that it is not independent of.
+        step_unit: What its steps count: ``updates``, ``epochs``, or the name of another counter.
     """
 
     run_id: str
@@ -104,6 +106,7 @@ class RunResult:
     identity: RunIdentity = UNKNOWN
     objective: Objective | None = None
     family: Family = UNKNOWN_FAMILY
+    step_unit: str = UPDATES
 
     @property
     def fired(self) -> bool:

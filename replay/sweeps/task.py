@@ -13,12 +13,13 @@ from ...store.errors import TelemetryError
 from ...store.events import Event
 from ...store.reading.snapshot import Snapshot
 from ...store.run import Run
-from ..runs.history import read_lineage
+from ..runs.history import UPDATES, read_lineage, step_unit_of
 from ..runs.metric_names import mode_of
 from ..runs.objective import Objective, check_evaluated, objective_among
 from ..runs.renaming import Renames, renamed_columns
 from ..runs.results import Excluded
-from ..runs.run_result import judge_run, study_of
+from ..runs.run_result import BacktestSettings, judge_run, study_of
+from ..runs.saves import Saves
 from .outcomes import Outcomes, joined_outcomes, outcomes_of, outcomes_of_results
 from .run import RunSweep
 from .schedule import Schedule, schedules_of
@@ -38,6 +39,7 @@ class SweptRun:
         evaluated: The metrics that it evaluated, among those that could judge it.
         engine_reason: Why the event engine decided controllers of columnar form on this run; empty if columns decided
             them.
+        step_unit: What its steps count.
     """
 
     run_id: str
@@ -47,6 +49,7 @@ class SweptRun:
     objective: Objective | None = None
     evaluated: frozenset[str] = frozenset()
     engine_reason: str = ""
+    step_unit: str = UPDATES
 
 
 class RunSweeper:
@@ -56,9 +59,17 @@ class RunSweeper:
         variants: The variants of one policy.
         declared: The declared objectives, the preferred one first; empty to guess run by run.
         renames: The metrics to rename.
+        saves: Whether the loop's own checkpoints remain.
     """
 
-    def __init__(self, variants: Sequence[Variant], declared: Sequence[Objective] = (), renames: Renames = ()) -> None:
+    def __init__(
+        self,
+        variants: Sequence[Variant],
+        declared: Sequence[Objective] = (),
+        renames: Renames = (),
+        saves: Saves = Saves.KEEP,
+    ) -> None:
+        self._saves = saves
         self._schedules = schedules_of(variants)
         self._declared = declared
         self._renames = renames
@@ -86,9 +97,9 @@ class RunSweeper:
 
         evaluated = frozenset(filter(stream.has_evaluated, judging))
         objective = objective_among(evaluated, self._declared, study)
-        outcomes, reason = sweep_stream(self._schedules, stream, objective, events, snapshot.status)
-        steps = int(stream.steps.max(initial=0))
-        return SweptRun(info.run_id, info.name, steps, outcomes, objective, evaluated, reason)
+        outcomes, reason = sweep_stream(self._schedules, stream, objective, events, snapshot.status, self._saves)
+        steps, unit = int(stream.steps.max(initial=0)), step_unit_of(info.source)
+        return SweptRun(info.run_id, info.name, steps, outcomes, objective, evaluated, reason, unit)
 
     def _could_judge(self, snapshot: Snapshot, study: Objective | None) -> set[str]:
         """Return the metrics from which the objective of a run is chosen, as a backtest chooses it."""
@@ -104,6 +115,7 @@ def sweep_stream(
     objective: Objective | None,
     events: Callable[[], Sequence[Event]],
     status: str = "",
+    saves: Saves = Saves.KEEP,
 ) -> tuple[Outcomes, str]:
     """Return the outcomes of each variant on one run, and why the event engine decided; empty if it did not.
 
@@ -113,18 +125,20 @@ def sweep_stream(
         objective: The objective.
         events: Reads the deciding rank's events, outcomes of rules included.
         status: The run's status.
+        saves: Whether the loop's own checkpoints remain.
     """
     variants = [variant for schedule in schedules for variant in schedule.variants]
     structures = {id(variant.structure): variant.structure for variant in variants}.values()
     reason = _reason_for_engine(stream, {structure.steers for structure in structures} - {""})
     if reason:
-        own, plan = events(), stream.plan
-        results = [judge_run(variant.policy(), "", "", status, own, plan, objective) for variant in variants]
+        own, plan, settings = events(), stream.plan, BacktestSettings(saves=saves)
+        results = [judge_run(variant.policy(), "", "", status, own, plan, objective, settings) for variant in variants]
         return outcomes_of_results(results), reason
     swept = RunSweep(stream, events)
-    saves = any(watcher.saves for structure in structures for watcher in structure.watchers)
+    asks = any(watcher.saves for structure in structures for watcher in structure.watchers)
+    drops = saves is Saves.REPLACE and asks
     parts = [
-        outcomes_of(stream, swept.tally(schedule), objective, status, asks_for_checkpoints=saves)
+        outcomes_of(stream, swept.tally(schedule), objective, status, drops_own_checkpoints=drops)
         for schedule in schedules
     ]
     return joined_outcomes(parts), "; ".join(sorted(swept.reasons))
