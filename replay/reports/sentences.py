@@ -175,7 +175,8 @@ def summary_lines(backtest: Backtest) -> list[str]:
         (run.run_id, f"left out of regret: {run.reason}") for run in without_regret(backtest) if run.run_id not in noted
     ]
     notes += [(run.run_id, f"excluded, {run.reason}") for run in backtest.excluded]
-    names = {run.run_id: run.name for run in (*backtest.results, *backtest.excluded)}
+    names = {result.run_id: result.name for result in backtest.results}
+    names |= {run.run_id: run.name for run in backtest.excluded}
     # The conclusion is what a terminal still shows when it has scrolled.
     return [*_note_lines(notes, names), *lines]
 
