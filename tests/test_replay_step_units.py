@@ -66,6 +66,24 @@ def test_steps_are_added_up_unit_by_unit(mixed: Store) -> None:
     assert {run["step_unit"] for run in report_json(report)["runs"]} == {"updates", "_step", "epochs"}
 
 
+@pytest.mark.parametrize(
+    ("name", "text", "unit"),
+    [
+        ("a.log", "Epoch 1/9 | loss: 2.0\nEpoch 2/9 | loss: 1.0\n", "epochs"),
+        ("a.log", "step 1 loss 2.0\nstep 2 loss 1.0\n", "updates"),
+        ("a.csv", "time/total_timesteps,rollout/ep_rew_mean\n100,2\n200,1\n", "timesteps"),
+        ("a.jsonl", '{"epoch": 1, "loss": 2}\n{"epoch": 2, "loss": 1}\n', "epochs"),
+    ],
+)
+def test_an_import_keeps_what_its_steps_count(name: str, text: str, unit: str, tmp_path: Path) -> None:
+    """Its column or the words of its lines say so."""
+    (tmp_path / name).write_text(text)
+    list(import_sources(tmp_path / "runs", find_sources([tmp_path / name], all_readers()).sources, ReadOptions()))
+    (run,) = open_store(tmp_path / "runs")
+
+    assert (run.info.source or {})["step_unit"] == unit
+
+
 def test_sentences_name_the_unit_of_each_sum(mixed: Store) -> None:
     """Steps of updates are called steps."""
     report = over(mixed)
