@@ -57,9 +57,9 @@ def compare(training: Training, store: Path) -> dict[str, Any]:
     rules = store / f"{training.name}.yaml"
     rules.write_text(training.policy)
     free = open_run(train(training, store / "runs"))
-    (result,) = backtest(
-        parse_policy(training.policy), [free], objective=declared_objective(training.metric, None)
-    ).results
+    policy, objective = parse_policy(training.policy), declared_objective(training.metric, None)
+    # With live rules the trainings save only what these ask for.
+    (result,) = backtest(policy, [free], objective=objective, saves="replace").results
     assert result.predicted is not None, f"{training.name}: its policy may censor nothing"
     steps = result.predicted.steps
 

@@ -16,6 +16,7 @@ from ..replay.backtests.backtesting import backtest
 from ..replay.reports.sentences import summary_lines
 from ..replay.reports.terminal_tables import TABLE_HEADINGS, TABLE_LEGEND, table_rows
 from ..replay.runs.results import RunResult
+from ..replay.runs.saves import Saves
 from ..replay.runs.verification import verify
 from ..rules.policy_file.policy import Policy, load_policy, shipped_policies
 from ..store.run import Run
@@ -60,7 +61,7 @@ def run_demo(store: Path, example: Example) -> bool:
     steps = baseline.info.last.steps
     say(f"   {steps} steps, {len(list((baseline.folder / 'checkpoints').iterdir()))} checkpoints in {baseline.folder}")
 
-    say("\n2. Backtests: what two policies would have done to that run.")
+    say("\n2. Backtests: what two policies would have done to that run, if only they ordered checkpoints.")
     results: dict[str, RunResult] = {}
     for name in POLICIES:
         say(f"\n   {name}:\n")
@@ -86,7 +87,7 @@ def run_demo(store: Path, example: Example) -> bool:
         f"runs {store}",
         f"show {run.folder}",
         f'query {store} "SELECT step, controller, loss FROM decisions JOIN steps USING (run_id, step)"',
-        f"backtest {POLICIES[1]} --store {store}",
+        f"backtest {POLICIES[1]} --store {store} --saves replace",
         f"verify --store {store} --all",
         f"serve {store}",
     ):
@@ -113,7 +114,7 @@ def _train(store: Path, example: Example, settings: Settings, name: str, rules: 
 
 
 def _backtest(policy: Policy, run: Run) -> RunResult:
-    report = backtest(policy, [run])
+    report = backtest(policy, [run], saves=Saves.REPLACE)
     print_table(TABLE_HEADINGS, table_rows(report), numeric=TABLE_HEADINGS[1:-1])
     for line in (TABLE_LEGEND, "", *summary_lines(report)):
         say(line)

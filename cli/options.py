@@ -12,6 +12,7 @@ import typer
 from ..replay.cache import Cache
 from ..replay.runs.metric_names import Mode
 from ..replay.runs.objective import Objective, declared_objective
+from ..replay.runs.saves import Saves
 from ..store.store import NO_FOLDER
 
 
@@ -58,6 +59,14 @@ RenameOption = Annotated[
         "--rename",
         metavar="OLD=NEW",
         help="Rename a metric as policies call it, such as val_loss=eval_loss; repeatable.",
+    ),
+]
+SavesOption = Annotated[
+    Saves,
+    typer.Option(
+        "--saves",
+        metavar="keep|replace",
+        help="Whether checkpoints that rules order are added to the loop's own, or replace them.",
     ),
 ]
 NoCacheOption = Annotated[bool, typer.Option("--no-cache", help="Neither use nor store cached results.")]

@@ -112,6 +112,7 @@ def _checked(run: ImportedRun) -> ImportedRun:
         tags=tuple(map(str, run.tags)),
         started_ns=None if run.started_ns is None else index(run.started_ns),
         ended_ns=None if run.ended_ns is None else index(run.ended_ns),
+        step_unit=str(run.step_unit),
         failure=None if run.failure is None else {str(key): str(value) for key, value in run.failure.items()},
     )
 

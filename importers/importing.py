@@ -153,11 +153,13 @@ def _import_run(
     store: Path, source: Source, run: ImportedRun, digest: str, known: dict[str, Path], renamed: Mapping[str, str]
 ) -> Outcome:
     identity = source.identity(run.identity)
+    kind = source.reader.kind
     provenance: dict[str, Any] = {
-        "kind": source.reader.kind,
+        "kind": kind,
         "path": storable(str(source.path)),
         "folder": storable(source.folder),
         "sha256": digest,
+        "step_unit": storable(run.step_unit) or f"{kind} steps",
     }
     run = replace(run, started_ns=storable_time(run.started_ns), ended_ns=storable_time(run.ended_ns))
     folder = known.get(identity)

@@ -37,6 +37,13 @@ class Positions:
         """Whether nothing but progress bars has counted steps."""
         return self._step is None and self._epoch is None
 
+    @property
+    def step_unit(self) -> str:
+        """What the steps count so far, as in ``ImportedRun``; empty where only progress bars count."""
+        if self._step is not None or self._steps_per_epoch is not None:
+            return "updates"
+        return "" if self._epoch is None else "epochs"
+
     def place_of(self, line: LogLine) -> LinePlace | None:
         """Return the step of the next line; None where nothing tells it, or where it shows how far an evaluation is."""
         place = self._place_of(line)

@@ -36,6 +36,7 @@ class Row(NamedTuple):
     epoch: float | None = None
     kinds: tuple[str, ...] = ()
     run: tuple[tuple[str, str], ...] = ()
+    step_unit: str = ""
 
 
 def runs_of(
@@ -53,15 +54,20 @@ def runs_of(
         facts_of: Returns the events of a row in an attempt; by default ``facts_by_name``.
     """
     lives = Lives()
+    step_unit = ""
 
     def with_lives() -> Iterator[tuple[Life, Row]]:
+        nonlocal step_unit
         for row in rows:
+            step_unit = row.step_unit
             yield lives.of(row.step, (name for name in row.metrics if name not in PLACE_NAMES)), row
 
     make = facts_of or facts_by_name
     for index, group in itertools.groupby(with_lives(), key=lambda entry: entry[0].run):
         facts = (fact for life, row in group for fact in make(row, life.attempt))
-        yield ImportedRun(facts, identity=str(index) if index else "", config=config(), plan=plan())
+        # The last row that was read is the first of this run.
+        identity = str(index) if index else ""
+        yield ImportedRun(facts, identity=identity, config=config(), plan=plan(), step_unit=step_unit)
 
 
 def facts_by_name(row: Row, attempt: int) -> Iterator[Fact]:

@@ -55,6 +55,8 @@ class ImportedRun:
         objective: The metric of ``evaluate`` events that the source optimises, and ``min`` or ``max``; None where the
             source does not say.
         nan_filtered: Metrics whose tool replaces NaN and infinities before it logs them, as far as the source says.
+        step_unit: What its steps count: ``updates``, ``epochs``, or the name of the source's counter; empty for the
+            steps of the kind of source, as in ``wandb steps``.
     """
 
     facts: Iterator[Fact]
@@ -71,6 +73,7 @@ class ImportedRun:
     is_unfinished: bool | None = None
     objective: tuple[str, str] | None = None
     nan_filtered: tuple[str, ...] = ()
+    step_unit: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,6 +33,9 @@ STEP_COLUMNS: Final = (
     "epoch",
 )
 
+#: Step columns that count something else than optimizer updates.
+_OTHER_UNITS: Final = {"_step": "_step", "training_iteration": "training_iteration", "epoch": "epochs"}
+
 #: Columns that tell the runs of a table apart, together.
 RUN_COLUMNS: Final = ("run_id", "run_uuid", "run_name", "agent", "experiment", "trial", "run", "seed")
 
@@ -77,6 +80,14 @@ class TableColumns:
     metrics: tuple[str, ...]
     runs: tuple[str, ...] = ()
     long: tuple[str, str] | None = None
+
+    @property
+    def step_unit(self) -> str:
+        """What the steps count, as in ``ImportedRun``: a column that the user names counts what it is called."""
+        name = self.step.strip().casefold()
+        if "timesteps" in name:
+            return "timesteps"
+        return _OTHER_UNITS.get(name, "updates") if name in STEP_COLUMNS else self.step.strip()
 
     @property
     def is_algoperf(self) -> bool:

@@ -82,7 +82,12 @@ class Plain:
 
 
 def report_of(
-    rows: Sequence[Row], stop: int | None, saves: Mapping[int, int], asked: Sequence[int] | None = None
+    rows: Sequence[Row],
+    stop: int | None,
+    saves: Mapping[int, int],
+    asked: Sequence[int] = (),
+    *,
+    drops_own: bool = False,
 ) -> Plain:
     """Return the numbers of a run that a policy stops at a row.
 
@@ -90,13 +95,17 @@ def report_of(
         rows: The run.
         stop: The row; None if the run reaches its end.
         saves: Bytes of the checkpoint after a row, by the row's index.
-        asked: Rows at which the policy requests checkpoints, which then replace the run's own.
+        asked: Rows at which the policy requests checkpoints.
+        drops_own: Whether these replace the run's own; else they are added at steps where it has none.
     """
     end = last_row(rows, stop)
     evaluated = [index for index, row in enumerate(rows) if row.eval_loss is not None]
-    kept = [index for index in saves if index <= end] if asked is None else list(asked)
+    own = [] if drops_own else [index for index in saves if index <= end]
+    own_steps = [rows[index].step for index in own]
+    added = [index for index in asked if rows[index].step not in own_steps]
+    kept = own + added
     size = round(sum(saves.values()) / len(saves)) if saves else 0
-    bytes_left = sum(saves[index] for index in kept) if asked is None else size * len(kept)
+    bytes_left = sum(saves[index] for index in own) + size * len(added)
     times = [row.seconds for row in rows]
     known = [time for time in times if time is not None]
     steps = max(row.step for row in rows)

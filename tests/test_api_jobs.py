@@ -164,6 +164,23 @@ def test_a_sweep_gives_every_variant(client: httpx.Client) -> None:
     assert [run["run_id"] for run in result["runs"]] == [RUN]
 
 
+@pytest.mark.parametrize("saves", ["keep", "replace"])
+def test_saves_say_what_becomes_of_the_loop_s_own_checkpoints(client: httpx.Client, store: Path, saves: str) -> None:
+    """Backtests and sweeps agree with the functions, whose default is ``keep``; any other word is refused."""
+    saving = POLICY.replace("should_training_stop", "should_save").replace("{least: 0.1}", "{least: 0.3}")
+    asked = {"policy_text": saving, "runs": [RUN]} | ({"saves": saves} if saves != "keep" else {})
+    expected = backtest(parse_policy(saving), [open_store(store).run(RUN)], saves=saves).results[0].predicted
+
+    found = client.get(ended(client, start(client, "backtests", **asked))["result"]).json()
+    swept = client.get(ended(client, start(client, "sweeps", **asked, axes={"least": [0.3]}))["result"]).json()
+    refused = client.post("/api/v1/backtests", json={"policy_text": saving, "saves": "drop"})
+
+    assert expected is not None
+    assert (found["saves"], found["runs"][0]["predicted"]["checkpoints"]) == (saves, expected.checkpoints)
+    assert (swept["saves"], swept["variants"][0]["checkpoints"]) == (saves, expected.checkpoints)
+    assert refused.status_code == 422
+
+
 def test_a_verification_names_each_run(client: httpx.Client) -> None:
     """The result equals the command's."""
     job = ended(client, start(client, "verifications"))

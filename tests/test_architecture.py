@@ -199,6 +199,7 @@ PUBLIC: dict[str, set[str]] = {
         "runs/regret",
         "runs/replaying",
         "runs/results",
+        "runs/saves",
         "runs/verification",
         "sweeps/sweeping",
         "sweeps/variants",

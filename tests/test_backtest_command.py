@@ -96,6 +96,39 @@ def test_json_has_the_comparison_the_cost_and_the_detection(backtest: Callable[.
     assert report["runs"][0]["predicted"]["steps"] == 6
 
 
+@pytest.mark.parametrize(("handling", "checkpoints"), [("keep", 3), ("replace", 1)])
+def test_saves_says_what_becomes_of_the_loop_s_own_checkpoints(
+    handling: str, checkpoints: int, store_record: Callable[..., Path], tmp_path: Path
+) -> None:
+    """Backtest, sweep and diff take it; text, JSON and page have it."""
+    events = [Event("step_end", step=1, metrics={"loss": 1.0}), Event("save", step=1)]
+    events += [
+        Event("step_end", step=2, metrics={"loss": 9.0}),
+        Event("step_end", step=3, metrics={"loss": 1.0}),
+        Event("save", step=3),
+    ]
+    store = store_record(events, sealed=True).parent
+    text = "{name: a, triggers: [on_step_end], rule: loss > high, operations: [hfcontrols.should_save]}"
+    (tmp_path / "saving.yaml").write_text(f"params: {{high: 2}}\ncontrollers: [{text}]\n")
+    asked = (tmp_path / "saving.yaml", "--store", store, "--saves", handling)
+
+    def cli(*arguments: object, status: int = 0) -> str:
+        command = [sys.executable, "-m", "steptape", *map(str, arguments)]
+        result = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert result.returncode == status, result.stderr
+        return result.stdout
+
+    printed = cli("backtest", *asked, "--html", tmp_path / "report.html")
+    whose = "the loop's own and the policy's" if handling == "keep" else "the policy's in place of the loop's own"
+    assert f"The loop saved 2 checkpoints; under the policy it would have saved {checkpoints}: {whose}" in printed
+    assert f"checkpoints: {whose}".replace("'", "&#39;") in (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert json.loads(cli("backtest", *asked, "--json"))["runs"][0]["predicted"]["checkpoints"] == checkpoints
+    swept = json.loads(cli("sweep", *asked, "--set", "high=2", "--json"))
+    assert (swept["checkpoints"], swept["saves"]) == (checkpoints, handling)
+    found = json.loads(cli("diff", tmp_path / "saving.yaml", *asked, "--set-old", "high=99", "--json", status=1))
+    assert (found["saves"], found["aggregate"]["checkpoints"]) == (handling, 1)
+
+
 def test_an_unknown_baseline_is_refused_with_those_that_there_are(backtest: Callable[..., str]) -> None:
     """The exit status is 2."""
     assert "hf_early_stopping" in backtest("--baseline", "hugging", status=2)
@@ -117,7 +150,8 @@ def test_the_tables_fit_a_terminal_of_a_hundred_columns(
         ]
         store_record(events, run_id=f"long-{number}", name=f"{name}{number}", status="failed")
 
-    tables = backtest("--baseline", "all").split("\n\n1 of")[0].splitlines()
+    runs, comparison, _ = backtest("--baseline", "all").split("\n\n")
+    tables = (runs + "\n" + comparison).splitlines()
 
     assert max(len(line.rstrip()) for line in tables) <= 100
     assert sum("a run with" in line for line in tables) == 8

@@ -305,7 +305,7 @@ def test_two_runs_are_compared(store: Path, open_page: Callable[..., Any]) -> No
 
 
 def test_a_backtest_is_run_read_and_run_again_with_another_parameter(open_page: Callable[..., Any]) -> None:
-    """The firings move, and the whole report is one click away."""
+    """So it is with another choice of checkpoints. The firings move, and the whole report is one click away."""
     page = open_page("/backtest?policy=guard&run=free")
     page.click("#start")
     page.wait_for_selector("#report[data-done]")
@@ -316,11 +316,15 @@ def test_a_backtest_is_run_read_and_run_again_with_another_parameter(open_page: 
     page.fill("[data-param][name=spike]", "100")
     when(page, f"document.getElementById('report').dataset.done !== '{done}'")
     second = int(page.get_attribute("#report figure", "data-firings"))
+    done = page.get_attribute("#report", "data-done")
+    page.select_option("#saves", "replace")
+    when(page, f"document.getElementById('report').dataset.done !== '{done}'")
     with page.expect_popup() as popup:
         page.click("text=Full report")
 
     assert (first, second) == (1, 0)
     assert "spike = 100" in popup.value.inner_text("body")
+    assert "checkpoints: the policy's in place of the loop's own" in popup.value.inner_text("body")
 
 
 def test_metrics_are_renamed_and_the_objective_is_named_on_the_page(open_page: Callable[..., Any]) -> None:

@@ -281,6 +281,13 @@ def test_a_policy_of_the_folder_can_be_chosen_and_its_params_changed(client: htt
     assert ">overfitting</option>" in text
 
 
+def test_only_a_policy_that_saves_asks_what_becomes_of_the_loop_s_checkpoints(client: httpx.Client) -> None:
+    """The others change none."""
+    texts = {name: client.get("/backtest", params={"policy": name}).text for name in ("guard", "trac_fig3")}
+
+    assert [name for name, text in texts.items() if '<select id="saves">' in text] == ["guard"]
+
+
 def test_a_policy_that_does_not_load_is_told_with_its_errors(tmp_path: Path) -> None:
     """The page still works, and other policies can be chosen."""
     (tmp_path / "broken.yaml").write_text("controllers: [{name: x, triggers: [on_step_ned], rule: loss > 1}]\n")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from steptape.replay.runs.replaying import replay_events
+from steptape.replay.runs.saves import Saves
 from steptape.replay.runs.validity import Validity, clocked_controllers
 from steptape.rules.policy_file.policy import parse_policy
 from steptape.store.events import Event
@@ -26,10 +27,15 @@ def events_with(saves: set[int]) -> list[Event]:
     return [event._replace(seq=seq) for seq, event in enumerate(events)]
 
 
-def labels(controllers: list[str], saves: set[int], operation: str = "hfcontrols.should_log") -> list[tuple[str, str]]:
+def labels(
+    controllers: list[str],
+    saves: set[int],
+    operation: str = "hfcontrols.should_log",
+    handling: Saves = Saves.KEEP,
+) -> list[tuple[str, str]]:
     """Return each controller with the label of its decisions, without repetition."""
     text = f"controllers: [{', '.join(controllers)}]".replace("OPERATION", operation)
-    judged = replay_events(parse_policy(text), events_with(saves), Plan()).decisions
+    judged = replay_events(parse_policy(text), events_with(saves), Plan(), saves=handling).decisions
     return list(dict.fromkeys((entry.outcome.controller, str(entry.validity)) for entry in judged))
 
 
@@ -38,9 +44,37 @@ def test_a_clocked_decision_after_a_checkpoint_that_the_run_was_without_is_appro
     assert labels([SAVING, LATE], set()) == [("save", "exact"), ("late", "approximate")]
 
 
-def test_a_clocked_decision_after_the_run_s_own_checkpoints_were_left_out_is_approximate() -> None:
-    """Rules that request checkpoints replace the run's own."""
-    assert labels([SAVING, LATE], {1, 2}) == [("save", "exact"), ("late", "approximate")]
+@pytest.mark.parametrize(("handling", "late"), [(Saves.KEEP, "exact"), (Saves.REPLACE, "approximate")])
+def test_a_clocked_decision_is_approximate_once_the_run_s_own_checkpoints_are_left_out(
+    handling: Saves, late: str
+) -> None:
+    """They are only if the policy's checkpoints replace them."""
+    assert labels([SAVING, LATE], {1, 2}, handling=handling) == [("save", "exact"), ("late", late)]
+
+
+#: Rules that depend on save events: by their trigger, and by asking about a rule with that trigger.
+ON_SAVE = "{name: saved, triggers: [on_save], rule: step > 0, operations: [hfcontrols.should_log]}"
+ASKS = '{name: asks, triggers: [on_step_end], rule: fired("saved") and step > 2, operations: [hfcontrols.should_log]}'
+EXACT = [("save", "exact"), ("saved", "exact"), ("asks", "exact")]
+
+
+@pytest.mark.parametrize(
+    ("handling", "saves", "differ_from", "expected"),
+    [
+        (Saves.KEEP, {2, 4}, None, EXACT),
+        (Saves.KEEP, {4}, 1, [("save", "exact"), ("saved", "approximate"), ("asks", "approximate")]),
+        (Saves.REPLACE, {2}, None, EXACT),
+        (Saves.REPLACE, {2, 4}, 5, [*EXACT, ("saved", "approximate")]),
+    ],
+)
+def test_a_rule_on_save_events_is_approximate_once_the_checkpoints_differ_from_the_run_s(
+    handling: Saves, saves: set[int], differ_from: int | None, expected: list[tuple[str, str]]
+) -> None:
+    """An added checkpoint has no recorded save event; one that is left out has an event too many."""
+    policy = parse_policy(f"controllers: [{SAVING}, {ON_SAVE}, {ASKS}]")
+
+    assert labels([SAVING, ON_SAVE, ASKS], saves, handling=handling)[: len(expected)] == expected
+    assert replay_events(policy, events_with(saves), Plan(), saves=handling).saves_differ_from == differ_from
 
 
 def test_a_clocked_decision_is_exact_while_operations_are_those_of_the_run() -> None:

@@ -17,6 +17,7 @@ from steptape.replay.reports.json_report import report_json
 from steptape.replay.reports.sentences import summary_lines
 from steptape.replay.reports.terminal_tables import table_rows
 from steptape.replay.runs.objective import declared_objective
+from steptape.replay.runs.saves import Saves
 from steptape.rules.policy_file.policy import parse_policy
 from steptape.store.events import Event
 from steptape.store.plan import Plan
@@ -99,18 +100,25 @@ def test_a_policy_that_never_fires_saves_nothing(policy: Policy, record: Callabl
     assert result["predicted"] == result["recorded"]
 
 
-def test_checkpoints_that_rules_ask_for_replace_the_run_s_own(record: Callable[..., Run]) -> None:
-    """Each is assumed to have the average size of the run's checkpoints."""
+@pytest.mark.parametrize(
+    ("handling", "checkpoints", "size_bytes"), [(Saves.KEEP, 4, 410 + 137), (Saves.REPLACE, 2, 2 * 137)]
+)
+def test_checkpoints_that_rules_ask_for_are_added_to_the_run_s_own_or_replace_them(
+    record: Callable[..., Run], handling: Saves, checkpoints: int, size_bytes: int
+) -> None:
+    """None is added where the run saved; each is assumed to have the average size of the run's checkpoints."""
     policy = parse_policy("""
 controllers:
   - {name: keep, triggers: [on_evaluate], rule: eval_loss < 0.6, operations: [hfcontrols.should_save]}
 """)
-    run = record([1] * 4, evals={1: 0.9, 2: 0.5, 3: 0.55, 4: 0.9}, saves={1: 100, 2: 100, 3: 100, 4: 140})
+    run = record([1] * 4, evals={1: 0.9, 2: 0.5, 3: 0.55, 4: 0.9}, saves={1: 130, 2: 140, 4: 140})
 
-    result = one(backtest(policy, [run]))
+    report = backtest(policy, [run], saves=handling.value)
+    result = one(report)
 
-    assert (result["recorded"]["checkpoints"], result["predicted"]["checkpoints"]) == (4, 2)
-    assert result["saved"]["checkpoint_bytes"] == 440 - 2 * 110
+    assert (result["recorded"]["checkpoints"], result["predicted"]["checkpoints"]) == (3, checkpoints)
+    assert result["predicted"]["checkpoint_bytes"] == size_bytes
+    assert report_json(report)["saves"] == handling
 
 
 def test_after_a_diverting_decision_no_number_is_given(record: Callable[..., Run]) -> None:
@@ -163,7 +171,7 @@ def test_runs_that_cannot_be_judged_are_excluded_with_the_reason(
     report = backtest(policy, [good, empty])
 
     assert [run.run_id for run in report.excluded] == ["empty"]
-    assert any("Excluded empty: it recorded no step" in line for line in summary_lines(report))
+    assert any("empty: excluded, it recorded no step" in line for line in summary_lines(report))
 
 
 def test_the_objective_is_declared_or_guessed_only_when_one_can_be_meant(record: Callable[..., Run]) -> None:

@@ -14,6 +14,7 @@ from steptape.replay.reports.sentences import summary_lines
 from steptape.replay.runs.results import RunResult
 from steptape.rules.policy_file.policy import parse_policy
 from steptape.store.events import Event
+from steptape.store.plan import Plan
 from steptape.store.run import Run
 
 NS = 1_000_000_000
@@ -34,14 +35,22 @@ def policy() -> Policy:
 def record(store_record: Callable[..., Path]) -> Callable[..., Run]:
     """A function that makes runs of ten steps of two seconds, one with a high loss, with or without an annotation."""
 
-    def make(high: int, noted: int | None = None, status: str = "completed", action: object = "stop") -> Run:
+    def make(
+        high: int,
+        noted: int | None = None,
+        status: str = "completed",
+        action: object = "stop",
+        plan: Plan | None = None,
+        source: dict[str, str] | None = None,
+    ) -> Run:
         events = []
         for step in range(1, 11):
             at: dict[str, Any] = {"step": step, "elapsed_ns": 2 * step * NS}
             events.append(Event("step_end", metrics={"loss": 3.0 if step == high else 1.0}, **at))
             if step == noted:
                 events.append(Event("annotation", attrs={"text": "enough", "action": action}, **at))
-        return open_run(store_record(events, run_id=f"{status}-{high}-{noted}", status=status))
+        about: dict[str, Any] = {"plan": plan or Plan(), "source": source}
+        return open_run(store_record(events, run_id=f"{status}-{high}-{noted}", status=status, **about))
 
     return make
 
@@ -65,6 +74,53 @@ def test_an_interrupted_run_was_acted_upon_at_its_end(policy: Policy, record: Ca
 
     assert lead is not None
     assert (lead.action.what, lead.action.step, lead.steps) == ("interrupt", 10, 6)
+
+
+@pytest.mark.parametrize(
+    ("source", "acted"),
+    [
+        ({"kind": "wandb", "ending": "stated"}, True),
+        ({"kind": "mlflow"}, True),
+        ({"kind": "trainer_state", "ending": "before_plan"}, False),
+        ({"kind": "optuna", "ending": "open"}, False),
+        ({"kind": "trainer_state"}, False),
+    ],
+)
+def test_a_log_that_ends_before_its_plan_was_not_acted_upon_unless_its_source_says_so(
+    policy: Policy, record: Callable[..., Run], source: dict[str, str], acted: bool
+) -> None:
+    """Its numbers are lower bounds, and the note says where it ends."""
+    result = only(policy, record(4, status="interrupted", plan=Plan(total_steps=20), source=source))
+
+    assert (result.human is not None) == acted
+    assert result.right_censored.startswith(
+        "interrupted at step 10 of 20" if acted else "ends at step 10 of 20, before its plan"
+    )
+
+
+def test_a_note_that_many_runs_share_but_for_its_numbers_names_one_of_them_before_the_conclusion(
+    policy: Policy, store_record: Callable[..., Path]
+) -> None:
+    """A terminal then still shows the conclusion."""
+    runs = [
+        open_run(
+            store_record(
+                [Event("step_end", step=step, seq=step - 1, metrics={"loss": 1.0}) for step in range(1, last)],
+                run_id=f"import-{last}",
+                name=f"trial {last}",
+                status="interrupted",
+                plan=Plan(total_steps=20),
+                source={"kind": "trainer_state"},
+            )
+        )
+        for last in range(4, 8)
+    ]
+    lines = summary_lines(backtest(policy, runs))
+
+    where = "ends at step 3 of 20, before its plan: savings are a lower bound"
+    note = lines.index(f"4 runs, such as trial 4: {where}.")
+    assert note < next(index for index, line in enumerate(lines) if line.startswith("0 of 4 runs would have been"))
+    assert sum("before its plan" in line for line in lines) == 1
 
 
 def test_a_policy_that_is_later_or_does_nothing_has_no_lead(policy: Policy, record: Callable[..., Run]) -> None:

@@ -7,14 +7,18 @@ from pathlib import Path
 import pytest
 
 from steptape import Recorder, backtest, open_run, verify
+from steptape.replay.runs.saves import Saves
 from steptape.rules.policy_file.policy import parse_policy
 from steptape.store.run import Run
 
 STEPS = 60
 
 
-def train(store: Path, rules: Path | None = None) -> Run:
-    """The README's loop: evaluate every 20 steps, save on request or every 20 steps, stop at the end of a step."""
+def train(store: Path, rules: Path | None = None, saves: Saves = Saves.KEEP) -> Run:
+    """The README's loop: evaluate every 20 steps, save on request or every 20 steps, stop at the end of a step.
+
+    With ``REPLACE`` it saves only on request while rules are live.
+    """
     with Recorder(store, rules=rules) as rec:
         for step in range(1, STEPS + 1):
             if step % 30 == 1:
@@ -22,7 +26,7 @@ def train(store: Path, rules: Path | None = None) -> Run:
             control = rec.step(loss=2 / step + (5 if step == 40 else 0))
             if step % 20 == 0 or control.should_evaluate:
                 rec.evaluate(eval_loss=2 - step / 100)
-            if control.should_save or (rules is None and step % 20 == 0):
+            if control.should_save or ((rules is None or saves is Saves.KEEP) and step % 20 == 0):
                 rec.save(f"{step}.pt", size_bytes=100)
             if control.should_stop:
                 break
@@ -68,21 +72,23 @@ controllers:
 }
 
 
+@pytest.mark.parametrize("saves", Saves)
 @pytest.mark.parametrize("name", POLICIES)
-def test_the_live_run_is_the_one_that_the_backtest_said(name: str, tmp_path: Path) -> None:
+def test_the_live_run_is_the_one_that_the_backtest_said(name: str, saves: Saves, tmp_path: Path) -> None:
     """Steps, checkpoints and evaluations agree, wherever in the iteration the rules fire."""
     path = tmp_path / "policy.yaml"
     path.write_text(POLICIES[name])
     uncontrolled = train(tmp_path / "runs")
-    predicted = backtest(parse_policy(POLICIES[name]), [uncontrolled]).results[0].predicted
+    predicted = backtest(parse_policy(POLICIES[name]), [uncontrolled], saves=saves).results[0].predicted
 
-    live = train(tmp_path / "runs", rules=path)
+    live = train(tmp_path / "runs", path, saves)
     evaluations = [event.metrics["eval_loss"] for event in live.events() if event.kind == "evaluate"]
-    saves = [event.step for event in live.events() if event.kind == "save"]
+    saved = [event.step for event in live.events() if event.kind == "save"]
 
     assert predicted is not None
-    expected_saves = predicted.checkpoints if "should_save" in POLICIES[name] else 0
-    assert (live.info.last.steps, len(saves)) == (predicted.steps, expected_saves)
+    # A policy that never saves replaces nothing, but the loop of REPLACE leaves checkpoints to the rules.
+    expected_saves = predicted.checkpoints if saves is Saves.KEEP or "should_save" in POLICIES[name] else 0
+    assert (live.info.last.steps, len(saved)) == (predicted.steps, expected_saves)
     assert (min(evaluations, default=None), evaluations[-1] if evaluations else None) == (
         predicted.best,
         predicted.final,

@@ -16,6 +16,7 @@ from steptape.replay.backtests.baselines import BASELINES, baseline_policy
 from steptape.replay.reports.aggregation import aggregate, comparison
 from steptape.replay.runs.objective import declared_objective
 from steptape.replay.runs.results import RunResult
+from steptape.replay.runs.saves import Saves
 from steptape.rules.policy_file.policy import shipped_policies
 from steptape.store.events import Event
 from steptape.store.run import Run
@@ -70,12 +71,12 @@ def rows_of(run: Run) -> tuple[list[Row], dict[int, int]]:
     return rows, saves
 
 
-def over(name: str, runs: Sequence[Run]) -> Backtest:
+def over(name: str, runs: Sequence[Run], handling: Saves = Saves.KEEP) -> Backtest:
     """Backtest a policy or baseline over runs, with all baselines."""
     shipped = shipped_policies()
     policy = load_policy(shipped[name]) if name in shipped else baseline_policy(BASELINES[name], EVAL_LOSS)
-    baselines = list(BASELINES.values())
-    return backtest(policy, runs, objective=EVAL_LOSS, cost_per_hour=2.0, baselines=baselines, family="run")
+    settings: dict[str, Any] = {"cost_per_hour": 2.0, "saves": handling, "family": "run"}
+    return backtest(policy, runs, objective=EVAL_LOSS, baselines=list(BASELINES.values()), **settings)
 
 
 @pytest.fixture
@@ -89,11 +90,13 @@ def report(store_record: Callable[..., Path]) -> Callable[[str], Backtest]:
     return make
 
 
-def plain_of(name: str, rows: Sequence[Row], saves: Mapping[int, int]) -> plain.Plain:
+def plain_of(name: str, rows: Sequence[Row], saves: Mapping[int, int], handling: Saves = Saves.KEEP) -> plain.Plain:
     """Compute a run's numbers by plain loops; ``overfitting`` requests its own checkpoints."""
     stop = STOPPERS[name](rows)
-    asked = plain.new_bests(rows, plain.last_row(rows, stop)) if name == "overfitting" else None
-    return plain.report_of(rows, stop, saves, asked)
+    if name != "overfitting":
+        return plain.report_of(rows, stop, saves)
+    asked = plain.new_bests(rows, plain.last_row(rows, stop))
+    return plain.report_of(rows, stop, saves, asked, drops_own=handling is Saves.REPLACE)
 
 
 def check(result: RunResult, expected: plain.Plain) -> None:
@@ -157,12 +160,13 @@ def test_a_baseline_in_a_comparison_is_that_policy_backtested(report: Callable[[
     assert row["relative_regret"]["mean"] == pytest.approx(sum(regrets) / len(regrets))
 
 
-def test_the_demo_s_uncontrolled_run_under_overfitting_is_found_again(demo_store: Path) -> None:
+@pytest.mark.parametrize("handling", Saves)
+def test_the_demo_s_uncontrolled_run_under_overfitting_is_found_again(handling: Saves, demo_store: Path) -> None:
     """It has its own checkpoints and times, and the expectation of random stops."""
     run = open_store(demo_store).run("digits uncontrolled")
     rows, saves = rows_of(run)
-    expected = plain_of("overfitting", rows, saves)
-    found = over("overfitting", [run])
+    expected = plain_of("overfitting", rows, saves, handling)
+    found = over("overfitting", [run], handling)
 
     check(found.results[0], expected)
     random = next(row for row in comparison(found) if row["name"] == "random")

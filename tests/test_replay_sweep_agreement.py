@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from steptape.replay.runs.metric_names import Mode
 from steptape.replay.runs.objective import Objective
 from steptape.replay.runs.replaying import replay_events
-from steptape.replay.runs.run_result import judge_run
+from steptape.replay.runs.run_result import BacktestSettings, judge_run
+from steptape.replay.runs.saves import Saves
 from steptape.replay.sweeps.outcomes import Outcomes, outcomes_of_results
 from steptape.replay.sweeps.run import RunSweep
 from steptape.replay.sweeps.schedule import schedules_of
@@ -219,13 +220,16 @@ def test_every_decision_of_every_variant_is_that_of_the_event_engine(text: str, 
     ]
 
 
-@given(policies(), streams(), st.sampled_from(["completed", "stopped", "running", "crashed"]))
+@given(policies(), streams(), st.sampled_from(["completed", "stopped", "running", "crashed"]), st.sampled_from(Saves))
 @examples(20)
-def test_every_number_of_a_sweep_is_that_of_a_backtest(text: str, events: list[Event], status: str) -> None:
+def test_every_number_of_a_sweep_is_that_of_a_backtest(
+    text: str, events: list[Event], status: str, saves: Saves
+) -> None:
     """Stops, decisions, savings, checkpoints and regret agree to the last bit."""
     variants = variants_of(parse_policy(text), {"threshold": [0.3, 2], "window": [1, 4], "tolerated": [0, 3]})
-    found, _ = sweep_stream(schedules_of(variants), stream_of_events(events, PLAN), OBJECTIVE, lambda: events, status)
-    results = [judge_run(variant.policy(), "", "", status, events, PLAN, OBJECTIVE) for variant in variants]
+    stream, settings = stream_of_events(events, PLAN), BacktestSettings(saves=saves)
+    found, _ = sweep_stream(schedules_of(variants), stream, OBJECTIVE, lambda: events, status, saves)
+    results = [judge_run(variant.policy(), "", "", status, events, PLAN, OBJECTIVE, settings) for variant in variants]
     expected = outcomes_of_results(results)
 
     for name in [field.name for field in fields(Outcomes)]:

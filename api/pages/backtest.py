@@ -8,6 +8,7 @@ from typing import Annotated, Final
 from fastapi import APIRouter, Request, Response
 from fastapi import Query as InQuery
 
+from ...replay.runs.saves import asks_for_checkpoints
 from ...rules.errors import PolicyError
 from ...rules.policy_file.policy import Policy, parse_policy
 from ...store.event_json import encoded
@@ -45,6 +46,7 @@ def show_backtest(
         loaded=loaded,
         problem=problem,
         params=params,
+        saves=loaded is not None and asks_for_checkpoints(loaded),
         runs=listed,
         total=len(runs),
         chosen=chosen,

@@ -40,6 +40,8 @@ class PolicyJobRequest(JobRequest):
     if given nowhere."""
     renames: dict[_Metric, _Metric] = Field(default_factory=dict, max_length=100)
     """New names of metrics, as the rules call them, by the names that runs recorded."""
+    saves: Literal["keep", "replace"] = "keep"
+    """Whether checkpoints that rules order are added to the loop's own (`keep`) or replace them (`replace`)."""
 
     @property
     def objectives(self) -> list[str]:

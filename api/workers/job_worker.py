@@ -69,6 +69,7 @@ def _backtest(request: dict[str, Any], document: dict[str, Any], runs: Sequence[
         delay_steps=request["delay_steps"],
         cost_per_hour=request["cost_per_hour"],
         tolerance_steps=request["tolerance_steps"],
+        saves=request["saves"],
         baselines=_baselines(request["baselines"]),
         with_coverage=request["coverage"],
         family=request["family"],
@@ -83,6 +84,7 @@ def _sweep(request: dict[str, Any], document: dict[str, Any], runs: Sequence[Run
         runs,
         objective=_objectives(request),
         renames=request["renames"],
+        saves=request["saves"],
         on_progress=told,
     )
     objective = result.objective
@@ -92,11 +94,13 @@ def _sweep(request: dict[str, Any], document: dict[str, Any], runs: Sequence[Run
         "objective": None if objective is None else objective.to_json(),
         "objectives": objectives_json(run.objective for run in result.runs),
         "renames": dict(result.renames),
+        "saves": str(result.saves),
         "runs": [
             {
                 "run_id": run.run_id,
                 "name": run.name,
                 "steps": run.steps,
+                "step_unit": run.step_unit,
                 "objective": None if run.objective is None else run.objective.to_json(),
             }
             for run in result.runs

@@ -27,6 +27,7 @@ from ...replay.reports.terminal_tables import (
 )
 from ...replay.runs.incidents import IncidentLabels, read_labels
 from ...replay.runs.objective import Objective, declared_objective
+from ...replay.runs.saves import Saves
 from ...rules.policy_file.policy import Policy
 from ...store.run import Run
 from ...store.store import open_store
@@ -39,6 +40,7 @@ from ..options import (
     ObjectiveOption,
     ProcessesOption,
     RenameOption,
+    SavesOption,
     SetOption,
     StoreOption,
     objectives_of,
@@ -103,6 +105,7 @@ def backtest(
     labels: LabelsOption = None,
     tolerance: ToleranceOption = 0,
     delay: DelayOption = 0,
+    saves: SavesOption = Saves.KEEP,
     cost_per_hour: CostOption = None,
     html: HtmlOption = None,
     family: FamilyOption = None,
@@ -137,6 +140,7 @@ def backtest(
             cost_per_hour=cost_per_hour,
             labels=labelled,
             tolerance_steps=tolerance,
+            saves=saves,
             baselines=compared,
             with_coverage=coverage or html is not None,
             processes=processes_for(len(chosen), processes),

@@ -11,6 +11,7 @@ import typer
 
 from ...replay.backtests.policy_diff import diff_policies
 from ...replay.reports.diff_report import diff_json, diff_lines
+from ...replay.runs.saves import Saves
 from ..exit_status import FINDINGS
 from ..lookup import complain_of, policy_named, runs_chosen
 from ..options import (
@@ -21,6 +22,7 @@ from ..options import (
     ObjectiveOption,
     ProcessesOption,
     RenameOption,
+    SavesOption,
     StoreOption,
     objectives_of,
     processes_for,
@@ -40,6 +42,7 @@ def diff(
     objective: ObjectiveOption = None,
     mode: ModeOption = None,
     renames: RenameOption = None,
+    saves: SavesOption = Saves.KEEP,
     old_settings: Annotated[
         list[str] | None, typer.Option("--set-old", metavar="PARAM=VALUE", help="Set a param of OLD; repeatable.")
     ] = None,
@@ -66,6 +69,7 @@ def diff(
             chosen,
             objective=declared,
             renames=renaming,
+            saves=saves,
             on_progress=on_progress,
             processes=processes_for(2 * len(chosen), processes),
             cache=None if no_cache else user_cache(),

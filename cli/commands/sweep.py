@@ -12,8 +12,9 @@ from typing import Annotated, Any, Final
 import typer
 
 from ...replay.reports.objectives import objective_sentences, objectives_json, renamed_text
-from ...replay.reports.sentences import DEPLOYABLE_REGRET, REGRET
+from ...replay.reports.sentences import DEPLOYABLE_REGRET, REGRET, SAVES
 from ...replay.runs.regret import FEWEST_EVALUATIONS
+from ...replay.runs.saves import Saves, asks_for_checkpoints
 from ...replay.sweeps.sweeping import Sweep
 from ...replay.sweeps.sweeping import sweep as sweep_runs
 from ...rules.language.references import Param
@@ -26,6 +27,7 @@ from ..options import (
     ObjectiveOption,
     PolicyArgument,
     RenameOption,
+    SavesOption,
     StoreOption,
     objectives_of,
     renames_of,
@@ -41,6 +43,7 @@ _TOTALS: Final = (
     "stopped",
     "steps saved",
     "of all",
+    "of a run",
     "hours saved",
     "checkpoints",
     "mean regret",
@@ -64,6 +67,7 @@ def sweep(
     objective: ObjectiveOption = None,
     mode: ModeOption = None,
     renames: RenameOption = None,
+    saves: SavesOption = Saves.KEEP,
     processes: Annotated[
         int | None,
         typer.Option(metavar="N", min=1, help="Maximum number of processes; by default one per core."),
@@ -92,6 +96,7 @@ def sweep(
             chosen,
             objective=declared,
             renames=renaming,
+            saves=saves,
             on_progress=on_progress,
             processes=processes or os.cpu_count() or 1,
         )
@@ -164,6 +169,8 @@ def _print_front(result: Sweep, rows: Sequence[dict[str, Any]]) -> None:
     if any(row["could_fire"] < len(result.runs) for row in rows):
         say("Each variant is judged over the runs in which it could fire, whatever their values.")
     say("The best of many variants looks better on the runs that chose it than it will on other runs.")
+    if asks_for_checkpoints(result.policy):
+        say(f"The checkpoints are {SAVES[result.saves]}.")
     if result.renames:
         say(f"Metrics were renamed: {renamed_text(result.renames)}.")
     said = objective_sentences([run.objective for run in result.runs])
@@ -186,6 +193,7 @@ def _print_lines(result: Sweep, rows: Sequence[dict[str, Any]]) -> None:
         "mode": str(declared.mode) if declared else None,
         "objectives": objectives_json(run.objective for run in result.runs),
         "renames": dict(result.renames),
+        "saves": str(result.saves),
     }
     for row in rows:
         print_json({**row, **tried})
@@ -198,6 +206,9 @@ def _limits(result: Sweep) -> Iterator[str]:
     if few and result.objective is not None:
         evaluations = f"fewer than {FEWEST_EVALUATIONS} evaluations of {result.objective.metric}"
         yield f"Left out of regret: {counted(few, 'run', ',')} with {evaluations}."
+    if result.steps is None:
+        units = ", ".join(result.step_units)
+        yield f"Steps of several units ({units}) are not added up: 'of a run' is the mean share of a run's steps."
     for what, reason in result.engine_reasons.items():
         yield f"Evaluated event by event, which is slower, {what}: {reason}."
     for run in result.excluded:
@@ -207,8 +218,9 @@ def _limits(result: Sweep) -> Iterator[str]:
 def _cells(row: dict[str, Any]) -> tuple[str, ...]:
     return (
         f"{row['stopped']} of {row['could_fire']}",
-        f"{row['steps_saved']:,.0f}",
-        f"{row['steps_saved'] / row['steps']:.0%}" if row["steps"] else "-",
+        _number(row["steps_saved"], ",.0f"),
+        _number(row["steps_saved"] / row["steps"] if row["steps"] else math.nan, ".0%"),
+        _number(row["share_saved"], ".0%"),
         _number(row["seconds_saved"] / _SECONDS_PER_HOUR, ",.2f"),
         _number(row["checkpoints"], ",.0f"),
         _number(row["mean_regret"], "+.2%"),

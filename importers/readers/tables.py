@@ -114,7 +114,7 @@ def _checked(path: Path, columns: list[str], options: ReadOptions) -> TableColum
 
 
 class _Places(NamedTuple):
-    """Indices of a table's columns, by role."""
+    """Indices of a table's columns, by role, and what its steps count."""
 
     step: int
     wall_clock: int | None
@@ -122,6 +122,7 @@ class _Places(NamedTuple):
     metrics: Sequence[tuple[int, str]]
     runs: Sequence[tuple[int, str]]
     long: tuple[int, int] | None
+    step_unit: str
 
     def metrics_of(self, cells: Sequence[str]) -> Sequence[tuple[int, str]]:
         """Return the indices and names of a row's metrics; a row of a long table names its own."""
@@ -137,7 +138,7 @@ def _places(columns: list[str], layout: TableColumns) -> _Places:
         metrics.append((stopwatch, columns[stopwatch]))
     runs = [(at[name], name) for name in layout.runs]
     long = None if layout.long is None else (at[layout.long[0]], at[layout.long[1]])
-    return _Places(at[layout.step], wall_clock, stopwatch, metrics, runs, long)
+    return _Places(at[layout.step], wall_clock, stopwatch, metrics, runs, long, layout.step_unit)
 
 
 def _rows(
@@ -207,7 +208,7 @@ def _row(cells: list[str], columns: list[str], places: _Places) -> Row | None:
     wall_ns = 0 if places.wall_clock is None else wall_clock_ns(cells[places.wall_clock])
     elapsed_ns = None if places.stopwatch is None else nanoseconds(number(cells[places.stopwatch]))
     run = tuple((name, cells[index].strip()) for index, name in places.runs)
-    return Row(step, metrics, attrs, wall_ns, elapsed_ns, run=run)
+    return Row(step, metrics, attrs, wall_ns, elapsed_ns, run=run, step_unit=places.step_unit)
 
 
 def _values(cells: list[str], metrics: Sequence[tuple[int, str]]) -> tuple[dict[str, float], dict[str, str]]:

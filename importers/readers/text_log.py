@@ -230,7 +230,7 @@ class _Lines:
         epoch = line.counters.get(EPOCH_RANK)
         if epoch is not None and len(line.counters) > 1:
             metrics.setdefault("epoch", float(epoch.done))
-        row = Row(place.step, metrics, line.attrs, 0, line.elapsed_ns)
+        row = Row(place.step, metrics, line.attrs, 0, line.elapsed_ns, step_unit=self._positions.step_unit)
         return _Line(row, place.total_steps, line.repeated, 0 if line.bar is None else self._state[0])
 
     def _is_row(self, line: LogLine) -> bool:

@@ -75,6 +75,7 @@ class TrainerStateReader:
             status=None if is_unfinished in (None, True) else "completed",
             is_unfinished=is_unfinished,
             nan_filtered=_nan_filtered(state),
+            step_unit="updates",
         )
 
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final
 
 from ...rules.policy_file.policy import Policy
 from ...rules.semantics import SEMANTICS_VERSION
@@ -28,6 +29,7 @@ from ..runs.renaming import check_recorded
 from ..runs.results import Excluded, RunResult
 from ..runs.run_result import DEFAULT_SETTINGS, BacktestSettings, ReplayedRun, facts_of_run, result_of
 from ..runs.same_series import repeated_by
+from ..runs.saves import Saves
 from ..value_encoding import ValueCodec
 from .baselines import Baseline, BaselineOutcome, baseline_outcomes, reads_runs
 from .frames import decisions_frame, runs_frame
@@ -39,13 +41,22 @@ if TYPE_CHECKING:
 #: Printed with every backtest, because the numbers mean nothing without it.
 ASSUMPTIONS = (
     "A stop takes effect at the end of its step: an evaluation or checkpoint due then is still made.",
-    "If rules order checkpoints, these replace the run's own: at most one per step, each of the run's average size.",
     "Each run is judged by what it recorded up to its stop; later decisions would not have been made.",
     "A resumed run is judged along the lineage of its newest attempt; rolled-back work counts in no number.",
     "Deployable is an evaluation at a step that has a checkpoint.",
     "Regret statistics cover runs that ran as long as planned; for the others, regret is a lower bound.",
     f"They leave out runs with fewer than {FEWEST_EVALUATIONS} evaluations, whose best says little.",
     "Several logs of one training count once: they hold the same series of losses or scores.",
+)
+
+#: Printed with them: what becomes of the checkpoints.
+SAVES_ASSUMPTIONS: Final = MappingProxyType(
+    {
+        Saves.KEEP: "The run's own checkpoints remain. If rules order others, these are added: at most one per step, "
+        "each of the run's average size.",
+        Saves.REPLACE: "If rules order checkpoints, these replace the run's own: at most one per step, each of the "
+        "run's average size.",
+    }
 )
 
 
@@ -109,10 +120,10 @@ class Backtest:
     @property
     def assumptions(self) -> tuple[str, ...]:
         """The assumptions behind the numbers."""
-        if not self.settings.delay_steps:
-            return ASSUMPTIONS
-        late = f"A stop takes effect {self.settings.delay_steps} updates after the step of its decision."
-        return (late, *ASSUMPTIONS[1:])
+        first, *others = ASSUMPTIONS
+        if self.settings.delay_steps:
+            first = f"A stop takes effect {self.settings.delay_steps} updates after the step of its decision."
+        return (first, SAVES_ASSUMPTIONS[self.settings.saves], *others)
 
     def runs_frame(self) -> pl.DataFrame:
         """Return one row per run: what was recorded, predicted and saved."""
@@ -139,6 +150,7 @@ def backtest(
     cost_per_hour: float | None = None,
     labels: IncidentLabels | None = None,
     tolerance_steps: int = 0,
+    saves: Saves | str = Saves.KEEP,
     baselines: Sequence[Baseline] = (),
     with_coverage: bool = False,
     processes: int = 1,
@@ -158,6 +170,7 @@ def backtest(
         cost_per_hour: Cost of an hour of one rank.
         labels: Incidents by run; if None, those that annotations label.
         tolerance_steps: Steps around an incident within which an alarm still counts as true.
+        saves: ``keep`` if the loop's own checkpoints remain when rules order some, ``replace`` if these replace them.
         baselines: Simpler policies to compare with. They read the runs once more.
         with_coverage: Whether to report which clauses were ever true. It reads the runs once more.
         processes: Number of processes to read runs with. Metrics and operations that a program registers are known to
@@ -171,7 +184,8 @@ def backtest(
         TelemetryError: The runs evaluated other metrics, but not the given objective, recorded no metric that is to be
             renamed, or lack the key of families.
     """
-    settings = BacktestSettings(delay_steps, labels, tolerance_steps, tuple((renames or {}).items()))
+    renaming = tuple((renames or {}).items())
+    settings = BacktestSettings(delay_steps, labels, tolerance_steps, renaming, Saves(saves))
     request = Request(policy, tuple(runs), settings, cache, declared_objectives(objective), family)
     with RunPool(processes, on_progress) as readers:
         report = _compared(request, baselines, with_coverage, readers)

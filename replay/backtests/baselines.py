@@ -8,6 +8,7 @@ and two that compare runs with each other (see ``pruners``).
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import repeat
@@ -355,12 +356,16 @@ def _oracle(result: RunResult) -> BaselineScore | None:
 def _random(results: Sequence[RunResult]) -> tuple[BaselineScore | None, ...]:
     """Return the expected scores of a random stop after each step, at the policy's rate of stops per step.
 
-    They are expectations, not draws: luck plays no part. The rate is that of the runs in which the policy could fire.
+    They are expectations, not draws: luck plays no part. The rate is that of the runs in which the policy could fire;
+    steps of each unit have a rate of their own.
     """
     known = [result for result in results if result.predicted is not None and not result.could_not_fire]
-    spent = sum(result.predicted.steps for result in known if result.predicted is not None)
-    rate = sum(result.stop is not None for result in known) / spent if spent else 0.0
-    return tuple(_at_random(result, min(rate, 1.0)) for result in results)
+    spent: Counter[str] = Counter()
+    for result in known:
+        spent[result.step_unit] += 0 if result.predicted is None else result.predicted.steps
+    stops = Counter(result.step_unit for result in known if result.stop is not None)
+    rates = {unit: min(stops[unit] / steps, 1.0) for unit, steps in spent.items() if steps}
+    return tuple(_at_random(result, rates.get(result.step_unit, 0.0)) for result in results)
 
 
 def _at_random(result: RunResult, rate: float) -> BaselineScore | None:

@@ -65,6 +65,7 @@ def run_row(result: RunResult, cost_per_hour: float | None) -> dict[str, object]
         "right_censored": result.right_censored,
         "could_not_fire": result.could_not_fire,
         "log_interval_steps": result.log_interval_steps,
+        "step_unit": result.step_unit,
         "steps": recorded.steps,
         "planned_steps": result.planned_steps,
         "steps_predicted": predicted.steps if predicted else None,

@@ -22,6 +22,7 @@ from ..runs.objective import Declared, Objective, declared_objectives
 from ..runs.replaying import LabelledOutcome
 from ..runs.results import Excluded, RunResult
 from ..runs.run_result import BacktestSettings
+from ..runs.saves import Saves
 from .backtesting import Backtest, Request, backtest_runs
 
 
@@ -168,6 +169,14 @@ class PolicyDiff:
         known = [value for run in self.runs if (value := amount(run)) is not None]
         return math.fsum(known) if known else None
 
+    def steps_by_unit(self) -> dict[str, int]:
+        """Return the updates that the new policy spends more than the old, by what the runs' steps count."""
+        totals: dict[str, int] = {}
+        for run in self.runs:
+            if run.steps is not None:
+                totals[run.new.step_unit] = totals.get(run.new.step_unit, 0) + run.steps
+        return totals
+
     def mean(self, amount: Callable[[RunDiff], float | None]) -> Interval:
         """Return the mean of an amount with its interval, over the runs where it is known and either could fire."""
         able = [run for run in self.runs if run.could_fire]
@@ -181,6 +190,7 @@ def diff_policies(
     *,
     objective: Declared = None,
     renames: Mapping[str, str] | None = None,
+    saves: Saves | str = Saves.KEEP,
     on_progress: Callable[[Progress], object] | None = None,
     processes: int = 1,
     cache: Cache | None = None,
@@ -193,6 +203,7 @@ def diff_policies(
         runs: The runs; those that cannot be judged are listed as excluded.
         objective: The objective, or several in order of preference, as for ``backtest``.
         renames: New names of metrics, as the rules call them, by the names that runs recorded.
+        saves: ``keep`` or ``replace``, as for ``backtest``.
         on_progress: Called after each run that is read: once for each policy.
         processes: Number of processes to read runs with, as for ``backtest``.
         cache: Cache of results of finished runs, read and written.
@@ -201,7 +212,7 @@ def diff_policies(
     chosen = tuple(runs)
     with RunPool(processes, on_progress) as readers:
         readers.expect(2 * len(chosen))
-        settings = BacktestSettings(renames=tuple((renames or {}).items()))
+        settings = BacktestSettings(renames=tuple((renames or {}).items()), saves=Saves(saves))
         request = Request(old, chosen, settings, cache, declared_objectives(objective), family)
         before, _ = backtest_runs(request, readers)
         after, _ = backtest_runs(replace(request, policy=new), readers)

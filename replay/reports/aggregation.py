@@ -30,7 +30,8 @@ _POLICY: Final = "policy"
 def aggregate(backtest: Backtest) -> dict[str, Any]:
     """Return the sums over the runs in which the policy could fire, with a known outcome; None if no run supports it.
 
-    ``runs``, ``excluded``, ``not_known`` and ``fired`` count among all runs.
+    ``runs``, ``excluded``, ``not_known`` and ``fired`` count among all runs. Numbers of steps are None, too, where the
+    runs count in several units: ``steps_by_unit`` has those of each.
     """
     results = backtest.results
     able = [result for result in results if not result.could_not_fire]
@@ -38,6 +39,8 @@ def aggregate(backtest: Backtest) -> dict[str, Any]:
     seconds = [result for result in judged if result.seconds_saved is not None]
     sized = [result for result in judged if result.bytes_saved is not None]
     hours = _total(judged, lambda result: result.rank_hours_saved)
+    by_unit = _steps_by_unit(judged)
+    of_one_unit = by_unit[0] if len(by_unit) == 1 else {"steps": None if by_unit else 0, "steps_saved": None}
     cost = backtest.cost_per_hour
     return {
         "runs": len(results),
@@ -49,8 +52,9 @@ def aggregate(backtest: Backtest) -> dict[str, Any]:
         "right_censored": sum(bool(result.right_censored) for result in able),
         "fired": sum(result.fired for result in results),
         "stopped": sum(result.stop is not None for result in results),
-        "steps": sum(result.recorded.steps for result in judged),
-        "steps_saved": _total(judged, lambda result: result.steps_saved),
+        "steps": of_one_unit["steps"],
+        "steps_saved": of_one_unit["steps_saved"],
+        "steps_by_unit": by_unit,
         "elapsed_s": _total(seconds, lambda result: result.recorded.elapsed_s),
         "seconds_saved": _total(judged, lambda result: result.seconds_saved),
         "rank_hours_saved": hours,
@@ -70,7 +74,7 @@ def aggregate(backtest: Backtest) -> dict[str, Any]:
         "relative_deployable_regret": _spread(deployable_regrets(backtest), backtest),
         "absolute_regret": _absolute(backtest, lambda result: result.regret),
         "absolute_deployable_regret": _absolute(backtest, lambda result: result.deployable_regret),
-        "median_steps_to_stop": median_steps_to_stop(able),
+        "median_steps_to_stop": median_steps_to_stop(able) if len(by_unit) == 1 else None,
         "validity": backtest.validity_counts(),
     }
 
@@ -168,6 +172,21 @@ def families_json(results: Sequence[RunResult]) -> dict[str, Any]:
         "keys": dict(sorted(by_key.items())),
         "largest": None if largest is None else {"key": largest.key, "value": largest.value, "runs": counts[largest]},
     }
+
+
+def _steps_by_unit(results: Sequence[RunResult]) -> list[dict[str, Any]]:
+    """Return the steps that runs made and saved, by what they count, the unit of most runs first."""
+    units = Counter(result.step_unit for result in results)
+    of = {unit: [result for result in results if result.step_unit == unit] for unit in units}
+    return [
+        {
+            "unit": unit,
+            "runs": runs,
+            "steps": sum(result.recorded.steps for result in of[unit]),
+            "steps_saved": _total(of[unit], lambda result: result.steps_saved),
+        }
+        for unit, runs in sorted(units.items(), key=lambda counted: (-counted[1], counted[0]))
+    ]
 
 
 def _wasted(result: RunResult) -> int | None:

@@ -12,22 +12,25 @@ from ...rules.policy_file.policy import Policy, shipped_policies
 from ...store.plural import counted
 from ..backtests.backtesting import Backtest
 from ..backtests.policy_diff import Order, PolicyDiff, RunDiff, StopChange
+from ..runs.history import UPDATES
+from ..runs.saves import asks_for_checkpoints
 from .aggregation import families_json
 from .amounts import duration
 from .objectives import objective_sentences, objectives_json, renamed_text
-from .sentences import REGRET, family_sentence
+from .sentences import REGRET, SAVES, family_sentence
 
 
 def diff_json(difference: PolicyDiff) -> dict[str, Any]:
     """Return everything as JSON: the policies, the sum, each changed run."""
     stops = Counter(str(run.stop) for run in difference.changed)
-    objective = difference.objective
+    objective, steps = difference.objective, difference.steps_by_unit()
     return {
         "old": _policy_json(difference.old.policy),
         "new": _policy_json(difference.new.policy),
         "objective": None if objective is None else objective.to_json(),
         "objectives": objectives_json(run.old.objective for run in difference.runs),
         "renames": dict(difference.old.settings.renames),
+        "saves": str(difference.old.settings.saves),
         "changed": bool(difference.changed),
         "aggregate": {
             "runs": len(difference.runs),
@@ -35,7 +38,8 @@ def diff_json(difference: PolicyDiff) -> dict[str, Any]:
             "excluded": len(difference.excluded),
             "could_fire": {"old": _able(difference.old), "new": _able(difference.new)},
             "stops": {str(change): stops[str(change)] for change in StopChange},
-            "steps": difference.total(lambda run: run.steps),
+            "steps": next(iter(steps.values())) if len(steps) == 1 else None,
+            "steps_by_unit": steps,
             "seconds": difference.total(lambda run: run.seconds),
             "checkpoints": difference.total(lambda run: run.checkpoints),
             "families": families_json([run.new for run in difference.runs]),
@@ -67,6 +71,7 @@ def _run_json(run: RunDiff) -> dict[str, Any]:
         "stop": str(run.stop),
         "old_steps": None if run.old.predicted is None else run.old.predicted.steps,
         "new_steps": None if run.new.predicted is None else run.new.predicted.steps,
+        "step_unit": run.new.step_unit,
         "steps": run.steps,
         "seconds": run.seconds,
         "checkpoints": run.checkpoints,
@@ -130,8 +135,10 @@ def _summary(difference: PolicyDiff) -> str:
     ]
     if stops[StopChange.NOT_KNOWN]:
         parts.append(f"the end of {stops[StopChange.NOT_KNOWN]} is unknown")
-    if steps := difference.total(lambda run: run.steps):
-        parts.append(f"{counted(abs(steps), 'step', ',.0f')} {'fewer' if steps < 0 else 'more'}")
+    for unit, steps in difference.steps_by_unit().items():
+        if steps:
+            what = counted(abs(steps), "step", ",") if unit == UPDATES else f"{abs(steps):,} {unit}"
+            parts.append(f"{what} {'fewer' if steps < 0 else 'more'}")
     if seconds := difference.total(lambda run: run.seconds):
         parts.append(f"{duration(abs(seconds))} {'less' if seconds < 0 else 'more'}")
     if checkpoints := difference.total(lambda run: run.checkpoints):
@@ -181,6 +188,8 @@ def _footnotes(difference: PolicyDiff) -> list[str]:
         could = f"The old policy could fire in {able[0]:,} and the new one in {able[1]:,} of {runs}"
         notes.append(f"- {could}; means are over the runs in which either could.")
     notes += [f"- Excluded {run.run_id}: {run.reason}." for run in difference.excluded]
+    if any(asks_for_checkpoints(policy) for policy in (difference.old.policy, difference.new.policy)):
+        notes.append(f"- The checkpoints are {SAVES[difference.old.settings.saves]}.")
     said = objective_sentences([run.old.objective for run in difference.runs])
     if not said:
         notes.append("- No metric judges the runs: name one with --objective to see regret.")

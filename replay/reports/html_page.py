@@ -17,6 +17,7 @@ from ...store.plural import counted
 from ..backtests.backtesting import Backtest
 from ..intervals import COVERAGE, FEWEST_FAMILIES, RESAMPLES, SEED
 from ..runs.results import Excluded, RunResult
+from ..runs.saves import asks_for_checkpoints
 from ..runs.validity import Validity
 from .aggregation import aggregate, comparison, detection_json, human_json, without_regret
 from .amounts import duration, short_duration, size
@@ -30,11 +31,13 @@ from .sentences import (
     CLAUSE,
     DEPLOYABLE_REGRET,
     REGRET,
+    SAVES,
     TRIMMED_MEAN,
     headline,
     no_objective_sentence,
     notices,
     same_runs_sentence,
+    steps_of,
     thinning_lines,
 )
 
@@ -79,6 +82,7 @@ def report_page(backtest: Backtest) -> str:
         style=Markup(_STYLE.read_text(encoding="utf-8")),
         total=total,
         verdict=headline(backtest),
+        checkpoints=SAVES[backtest.settings.saves] if asks_for_checkpoints(backtest.policy) else "",
         judged_by=_judged_by(backtest),
         renamed=renamed_text(backtest.settings.renames),
         hints=list(rename_hints(backtest.lacking)),
@@ -117,8 +121,9 @@ def _cards(backtest: Backtest, total: Mapping[str, Any]) -> Iterator[tuple[str, 
     is_part = total["could_fire"] < total["runs"]
     able = f", of {total['runs']} in all: the policy could fire in these" if is_part else ""
     yield f"{total['stopped']} of {total['could_fire']}", f"runs would have been stopped{able}"
-    if total["steps"]:
-        yield f"{bound}{(total['steps_saved'] or 0) / total['steps']:.0%}", f"of {total['steps']:,} steps saved"
+    for one in total["steps_by_unit"]:
+        if one["steps"]:
+            yield f"{bound}{one['steps_saved'] / one['steps']:.0%}", f"of {one['steps']:,} {steps_of(one)} saved"
     if total["seconds_saved"] is not None:
         yield f"{bound}{duration(total['seconds_saved'])}", f"saved of {duration(total['elapsed_s'])}"
     if total["cost_saved"] is not None:

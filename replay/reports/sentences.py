@@ -12,8 +12,9 @@ from ...store.plural import counted
 from ..backtests.backtesting import Backtest
 from ..backtests.baselines import ASHA, ORACLE, RANDOM
 from ..intervals import FEWEST_FAMILIES, TRIMMED
+from ..runs.history import UPDATES
 from ..runs.regret import FEWEST_EVALUATIONS
-from ..runs.run_result import asks_for_checkpoints
+from ..runs.saves import Saves, asks_for_checkpoints
 from ..runs.thinning import thinning_note
 from ..runs.validity import Validity
 from .aggregation import (
@@ -50,6 +51,12 @@ BASELINE_NOTES: Final = MappingProxyType(
 )
 
 
+#: Whose checkpoints a run under a policy has.
+SAVES: Final = MappingProxyType(
+    {Saves.KEEP: "the loop's own and the policy's", Saves.REPLACE: "the policy's in place of the loop's own"}
+)
+
+
 def headline(backtest: Backtest) -> str:
     """Return the verdict in a few sentences: runs stopped, steps saved, regret, and what is unknown."""
     total = aggregate(backtest)
@@ -73,11 +80,14 @@ def _could_fire(total: Mapping[str, Any]) -> str:
 
 def _savings(total: Mapping[str, Any]) -> str:
     """Describe what stopping saves, and the regret it costs."""
-    if not total["steps"]:
+    by_unit = [one for one in total["steps_by_unit"] if one["steps"]]
+    if not by_unit:
         return ""
     least = "at least " if total["right_censored"] else ""
-    of = "all steps" if total["could_fire"] == total["runs"] else f"the steps of all {total['could_fire']:,}"
-    saved = f" and saved {least}{(total['steps_saved'] or 0) / total['steps']:.0%} of {of}"
+    is_all = total["could_fire"] == total["runs"]
+    form = "all {}" if is_all else f"the {{}} of all {total['could_fire']:,}"
+    shares = [f"{one['steps_saved'] / one['steps']:.0%} of {form.format(steps_of(one))}" for one in by_unit]
+    saved = f" and saved {least}{', '.join(shares)}"
     if total["seconds_saved"]:
         saved += f" ({short_duration(total['seconds_saved'])})"
     regret = total["relative_regret"]
@@ -161,10 +171,7 @@ def summary_lines(backtest: Backtest) -> list[str]:
     if backtest.settings.renames:
         lines.append(f"Metrics were renamed: {renamed_text(backtest.settings.renames)}.")
     lines += _unable_lines(backtest)
-    unable = [(result.run_id, result.could_not_fire) for result in backtest.results if result.could_not_fire]
-    names = {result.run_id: result.name for result in backtest.results}
-    lines += _note_lines([(run_id, f"could not fire: {reason}") for run_id, reason in unable], names)
-    if total["steps"]:
+    if any(one["steps"] for one in total["steps_by_unit"]):
         lines.append(_saved_line(total))
     if total["checkpoints"] or total["checkpoints_saved"]:
         lines.append(_checkpoints_line(total, backtest))
@@ -177,18 +184,34 @@ def summary_lines(backtest: Backtest) -> list[str]:
     if total["validity"]:
         labels = "; ".join(f"{count} {label} ({NOTES[Validity(label)]})" for label, count in total["validity"].items())
         lines.append(f"Decisions: {labels}.")
+    lines += thinning_lines(backtest)
+    # The conclusion is what a terminal still shows when it has scrolled.
+    return [*_notes_on_runs(backtest), *lines]
+
+
+def _notes_on_runs(backtest: Backtest) -> Iterator[str]:
+    """Yield what limits the numbers of single runs."""
     thinned = {result.run_id: thinning_note(result.log_interval_steps) for result in backtest.results}
     notes = [
         (result.run_id, note) for result in backtest.results for note in result.notes if note != thinned[result.run_id]
     ]
-    lines += thinning_lines(backtest)
+    unable = [(result.run_id, result.could_not_fire) for result in backtest.results if result.could_not_fire]
     noted = {run_id for run_id, _ in (*notes, *unable)} | {run.run_id for run in with_few_evaluations(backtest)}
     notes += [
         (run.run_id, f"left out of regret: {run.reason}") for run in without_regret(backtest) if run.run_id not in noted
     ]
-    lines += _note_lines(notes, names)
-    lines += [f"Excluded {run.run_id}: {run.reason}." for run in backtest.excluded]
-    return lines
+    notes += [(run.run_id, f"excluded, {run.reason}") for run in backtest.excluded]
+    notes += [(run_id, f"could not fire: {reason}") for run_id, reason in unable]
+    names = {result.run_id: result.name for result in backtest.results}
+    names |= {run.run_id: run.name for run in backtest.excluded}
+    yield from _note_lines(notes, names)
+
+
+def steps_of(total: Mapping[str, Any]) -> str:
+    """Return the noun for steps of a unit, as in ``steps_by_unit``."""
+    if total["unit"] == UPDATES:
+        return "step" if total["steps"] == 1 else "steps"
+    return str(total["unit"])
 
 
 def _unable_lines(backtest: Backtest) -> Iterator[str]:
@@ -216,28 +239,37 @@ def thinning_lines(backtest: Backtest) -> Iterator[str]:
 
 
 def _saved_line(total: Mapping[str, Any]) -> str:
-    saved, elapsed_s = total["steps_saved"] or 0, total["elapsed_s"]
+    elapsed_s, by_unit = total["elapsed_s"], [one for one in total["steps_by_unit"] if one["steps"]]
+    saved = ", ".join(
+        f"{one['steps_saved']:,} of {one['steps']:,} {steps_of(one)} ({one['steps_saved'] / one['steps']:.0%})"
+        + (f" in {counted(one['runs'], 'run', ',')}" if len(by_unit) > 1 else "")
+        for one in by_unit
+    )
     of_the_time = "" if elapsed_s is None else f", {duration(total['seconds_saved'])} of {duration(elapsed_s)}"
     return (
-        f"Saved: {saved:,} of {counted(total['steps'], 'step', ',')} ({saved / total['steps']:.0%}){of_the_time}, "
+        f"Saved: {saved}{of_the_time}, "
         f"{total['evaluations_saved'] or 0:,} of {counted(total['evaluations'], 'evaluation', ',')}."
     )
 
 
 def _checkpoints_line(total: Mapping[str, Any], backtest: Backtest) -> str:
     recorded, predicted = total["checkpoints"], total["checkpoints"] - (total["checkpoints_saved"] or 0)
-    instead = " instead" if asks_for_checkpoints(backtest.policy) else ""
     known = total["checkpoint_bytes"]
     less = total["bytes_saved"] or 0
     change = f"frees {size(less)} of" if less >= 0 else f"adds {size(-less)} to"
     sizes = f" ({change} {size(known)})" if known else ""
     loops = f"The loop saved {counted(recorded, 'checkpoint', ',')}"
-    kept = f"{loops}; the policy would have saved {predicted:,}{instead}{sizes}."
+    kept = f"{loops}; under the policy it would have saved {predicted:,}{_whose(backtest)}{sizes}."
     restored = recorded - total["checkpoints_never_restored"]
     is_now = predicted - (total["checkpoints_never_restored_predicted"] or 0)
     if not restored and not is_now:
         return f"{kept} None of them was ever restored."
     return f"{kept} Resumes restored {restored:,} of the loop's and {is_now:,} of the policy's."
+
+
+def _whose(backtest: Backtest) -> str:
+    """Say whose checkpoints those under the policy are; empty if rules order none."""
+    return f": {SAVES[backtest.settings.saves]}" if asks_for_checkpoints(backtest.policy) else ""
 
 
 def _cost_lines(total: Mapping[str, Any], backtest: Backtest) -> Iterator[str]:

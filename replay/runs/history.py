@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from ...store.events import Event
 from ...store.garbage import collection_paused
@@ -133,6 +133,21 @@ def read_lineage(
     elapsed_ns = sum(_spans(recorded).values()) - sum(_spans(held).values())
     rolled_back = RolledBack({attempt: count for attempt, count in steps.items() if count}, elapsed_ns)
     return renamed_events(held, called), rolled_back
+
+
+#: What the steps of a recorded run count.
+UPDATES: Final = "updates"
+
+
+def step_unit_of(source: Mapping[str, Any] | None) -> str:
+    """Return what the steps of a run count: updates, epochs, or the counter of the tool that wrote its source.
+
+    Args:
+        source: What the run was imported from; None for a recorded run.
+    """
+    if source is None:
+        return UPDATES
+    return str(source.get("step_unit") or f"{source.get('kind')} steps")
 
 
 def restored_steps(attempts: Iterable[Attempt]) -> frozenset[int]:

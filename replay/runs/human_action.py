@@ -7,8 +7,9 @@ The action is an annotation that names it, or else the interruption that ended t
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from ...rules.policy_file.operations import Effect
 from .event_stream import EventStream
@@ -70,6 +71,18 @@ def lead_over(stream: EventStream, history: History, status: str, replayed: Repl
     known = action.elapsed_s is not None and first.elapsed_ns is not None
     seconds = (action.elapsed_s or 0.0) - (first.elapsed_ns or 0) / 1e9 if known else None
     return Lead(action, first.decided_at, action.step - first.decided_at, seconds)
+
+
+def is_end_stated(source: Mapping[str, Any] | None) -> bool:
+    """Whether a run's status says how it ended: it does, unless an importer assumed it from where the log ends.
+
+    Args:
+        source: What the run was imported from; None for a recorded run.
+    """
+    if source is None:
+        return True
+    # Imports of earlier versions kept no ending. Of their sources, only MLflow's say that a run was interrupted.
+    return bool(source["ending"] == "stated" if "ending" in source else source.get("kind") == "mlflow")
 
 
 def human_action(stream: EventStream, history: History, status: str) -> HumanAction | None:

@@ -21,6 +21,7 @@ from ...store.reading.timeline import deciding_stream
 from ...store.run import Run
 from .appearances import StreamAppearances
 from .event_stream import EventStream, event_stream
+from .saves import Saves
 from .thinning import counting_controllers, step_interval
 from .validity import Validity, ValidityLabeler
 
@@ -115,6 +116,9 @@ class Replay:
         step_interval: Typical number of steps between two logged training steps; 1 if every step is logged.
         counting: Names of the controllers whose decisions depend on the number of logged steps; empty if every step is
             logged.
+        saves: Whether the loop's own checkpoints remain.
+        saves_differ_from: Index of the event from which the policy's checkpoints differ from the recorded ones. None if
+            they never do, or if no rule depends on the events of checkpoints.
     """
 
     policy: Policy
@@ -127,6 +131,8 @@ class Replay:
     approximate_from: int | None = None
     step_interval: int = 1
     counting: frozenset[str] = frozenset()
+    saves: Saves = Saves.KEEP
+    saves_differ_from: int | None = None
 
     @property
     def decisions(self) -> tuple[LabelledOutcome, ...]:
@@ -180,23 +186,28 @@ def _stream_and_plan(snapshot: Snapshot, policy: Policy) -> tuple[Sequence[Event
     return deciding_stream(snapshot, samples=policy.reads_samples), snapshot.info.last.plan
 
 
-def replay_events(policy: Policy, events: Sequence[Event], plan: Plan, *, delay_steps: int = 0) -> Replay:
+def replay_events(
+    policy: Policy, events: Sequence[Event], plan: Plan, *, delay_steps: int = 0, saves: Saves = Saves.KEEP
+) -> Replay:
     """Replay a policy over the deciding rank's events.
 
     Args:
         policy, events, plan: As for ``replay``.
         delay_steps: Updates that the loop still makes between the decision to stop and the stop.
+        saves: Whether the loop's own checkpoints remain.
     """
     with collection_paused():
-        return replay_stream(policy, event_stream(events), plan, delay_steps=delay_steps)
+        return replay_stream(policy, event_stream(events), plan, delay_steps=delay_steps, saves=saves)
 
 
-def replay_stream(policy: Policy, stream: EventStream, plan: Plan, *, delay_steps: int = 0) -> Replay:
+def replay_stream(
+    policy: Policy, stream: EventStream, plan: Plan, *, delay_steps: int = 0, saves: Saves = Saves.KEEP
+) -> Replay:
     """Replay a policy over a stream that the caller shares with other readers."""
     engine = Engine(policy, plan)
     interval = step_interval(stream)
     counting = counting_controllers(policy, StreamAppearances(stream, plan)) if interval > 1 else frozenset[str]()
-    judge = ValidityLabeler(policy, engine, stream, counting)
+    judge = ValidityLabeler(policy, engine, stream, saves, counting)
     outcomes = [_judged(judge, BEFORE_STREAM, INIT_END, outcome, None) for outcome in engine.start()]
     before_ns = stream.time_before()
     for index, event, observed in observed_in(engine, stream, everything=judge.looks_at_every_event):
@@ -217,6 +228,8 @@ def replay_stream(policy: Policy, stream: EventStream, plan: Plan, *, delay_step
         judge.approximate_from(),
         interval,
         counting,
+        saves,
+        judge.saves_differ_from(),
     )
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from .curves import Curve
 from .detection import Detection
 from .families import UNKNOWN_FAMILY, Family
+from .history import UPDATES
 from .human_action import Lead
 from .identity import UNKNOWN, RunIdentity
 from .objective import Evaluation, Objective
@@ -82,6 +83,7 @@ class RunResult:
             orders stops could fire if one of the controllers that do could.
         unable: For each controller of the policy, why it could not fire; empty if it could.
         log_interval_steps: Typical number of steps between two logged training steps; 1 if every step is logged.
+        step_unit: What its steps count: ``updates``, ``epochs``, or the name of another counter.
     """
 
     run_id: str
@@ -111,6 +113,7 @@ class RunResult:
     could_not_fire: str = ""
     unable: tuple[str, ...] = ()
     log_interval_steps: int = 1
+    step_unit: str = UPDATES
 
     @property
     def fired(self) -> bool:

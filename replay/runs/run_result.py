@@ -23,8 +23,18 @@ from .appearances import StreamAppearances, nan_filtered_in
 from .detection import Alarm, Detection, detect
 from .event_stream import event_stream
 from .families import UNKNOWN_FAMILY, Family
-from .history import NOTHING_ROLLED_BACK, Checkpoint, History, RolledBack, history_of, read_lineage, restored_steps
-from .human_action import Lead, lead_over
+from .history import (
+    NOTHING_ROLLED_BACK,
+    UPDATES,
+    Checkpoint,
+    History,
+    RolledBack,
+    history_of,
+    read_lineage,
+    restored_steps,
+    step_unit_of,
+)
+from .human_action import Lead, is_end_stated, lead_over
 from .identity import UNKNOWN, RunIdentity, identity_of
 from .incidents import Incident, IncidentLabels, incidents_in, incidents_noted
 from .objective import Evaluation, Objective, best, objective_among, objective_of_study
@@ -32,6 +42,7 @@ from .renaming import Renames, lacked_metrics, renames_in
 from .replaying import Ending, Replay, replay_stream
 from .results import Outlay, RunResult
 from .same_series import series_digests
+from .saves import Saves, drops_own_checkpoints
 from .thinning import thinning_note
 from .validity import Validity
 
@@ -60,6 +71,8 @@ class ReplayedRun:
         series: Digests of the series by which another log of the same training is found.
         family: The runs that it is not independent of.
         unable: For each controller, why it could not fire in the run, whatever its values; empty if it could.
+        is_end_stated: Whether the status says how the run ended; False for an import whose log merely ends.
+        step_unit: What its steps count.
     """
 
     run_id: str
@@ -75,6 +88,8 @@ class ReplayedRun:
     restored_steps: frozenset[int] = frozenset()
     human: Lead | None = None
     identity: RunIdentity = UNKNOWN
+    is_end_stated: bool = True
+    step_unit: str = UPDATES
     of_study: Objective | None = None
     lacked: Mapping[str, str] = field(default_factory=dict)
     series: frozenset[str] = frozenset()
@@ -95,16 +110,18 @@ class BacktestSettings:
         labels: Incidents by run; if None, those that annotations label.
         tolerance_steps: Steps around an incident within which an alarm still counts as true.
         renames: The metrics to rename, as policies call them.
+        saves: Whether the loop's own checkpoints remain.
     """
 
     delay_steps: int = 0
     labels: IncidentLabels | None = None
     tolerance_steps: int = 0
     renames: Renames = ()
+    saves: Saves = Saves.KEEP
 
     def cache_key_parts(self, run: Run) -> tuple[object, ...]:
         """Return the settings that apply to one run, as parts of a cache key."""
-        parts = self.delay_steps, self.tolerance_steps, self.renames
+        parts = self.delay_steps, self.tolerance_steps, self.renames, str(self.saves)
         if self.labels is None:
             return parts
         info = run.info
@@ -129,15 +146,25 @@ def _facts_at(policy: Policy, snapshot: Snapshot, settings: BacktestSettings) ->
     info = snapshot.info
     events, rolled_back = read_lineage(snapshot, samples=policy.reads_samples, renames=settings.renames)
     noted = incidents_noted(snapshot.folder)
-    filtered = nan_filtered_in(snapshot, settings.renames)
-    facts = facts_of(policy, info.run_id, info.name, snapshot.status, events, info.last.plan, settings, noted, filtered)
+    facts = facts_of(
+        policy,
+        info.run_id,
+        info.name,
+        snapshot.status,
+        events,
+        info.last.plan,
+        settings,
+        noted,
+        nan_filtered=nan_filtered_in(snapshot, settings.renames),
+        end_stated=is_end_stated(info.source),
+    )
     identity = dataclasses.replace(facts.identity, log_digest=snapshot.log_digest)
-    restored = restored_steps(info.attempts)
     return dataclasses.replace(
         facts,
         rolled_back=rolled_back,
         identity=identity,
-        restored_steps=restored,
+        restored_steps=restored_steps(info.attempts),
+        step_unit=step_unit_of(info.source),
         of_study=study_of(snapshot, settings.renames),
         lacked=lacked_metrics(policy, snapshot, settings.renames),
     )
@@ -159,11 +186,13 @@ def facts_of(
     plan: Plan,
     settings: BacktestSettings = DEFAULT_SETTINGS,
     noted: Sequence[Incident] = (),
+    *,
     nan_filtered: Collection[str] = (),
+    end_stated: bool = True,
 ) -> ReplayedRun:
     """Return the facts of one stream of the deciding rank's events, with incidents annotated after the run."""
     stream = event_stream(events)
-    replayed = replay_stream(policy, stream, plan, delay_steps=settings.delay_steps)
+    replayed = replay_stream(policy, stream, plan, delay_steps=settings.delay_steps, saves=settings.saves)
     history = history_of(stream)
     annotated = tuple(sorted([*incidents_in(history.annotations), *noted]))
     labelled = annotated or None if settings.labels is None else settings.labels.of(run_id, name)
@@ -177,10 +206,11 @@ def facts_of(
         detection=None if labelled is None else _detection(labelled, events, replayed, history, settings),
         lacks_samples=policy.reads_samples and not any(event.samples for event in events),
         is_empty="step_end" not in stream.kinds and not any(event.metrics for event in events),
-        human=lead_over(stream, history, status, replayed),
+        human=lead_over(stream, history, status if end_stated else "", replayed),
         identity=identity_of(stream, replayed),
         series=series_digests(stream),
         unable=could_not_fire(policy, StreamAppearances(stream, plan, nan_filtered)),
+        is_end_stated=end_stated,
     )
 
 
@@ -192,10 +222,11 @@ def judge_run(
     events: Sequence[Event],
     plan: Plan,
     objective: Objective | None,
+    settings: BacktestSettings = DEFAULT_SETTINGS,
     nan_filtered: Collection[str] = (),
 ) -> RunResult:
     """Return a policy's outcome on one stream of the deciding rank's events."""
-    facts = facts_of(policy, run_id, name, status, events, plan, nan_filtered=nan_filtered)
+    facts = facts_of(policy, run_id, name, status, events, plan, settings, nan_filtered=nan_filtered)
     return result_of(facts, objective)
 
 
@@ -238,6 +269,7 @@ def result_of(facts: ReplayedRun, objective: Objective | None, declared: Sequenc
         could_not_fire=why_policy_could_not_fire(replayed.policy, facts.unable),
         unable=facts.unable,
         log_interval_steps=replayed.step_interval,
+        step_unit=facts.step_unit,
     )
 
 
@@ -250,8 +282,7 @@ def _predicted(facts: ReplayedRun, objective: Objective | None) -> Outlay:
     stop = replayed.stop
     if stop is not None and stop.validity is Validity.OBSERVED:
         return _recorded(facts, objective)
-    kept = _asked_checkpoints(replayed, history) if asks_for_checkpoints(replayed.policy) else None
-    outlay = _up_to(replayed.ending, facts, objective, kept)
+    outlay = _up_to(replayed.ending, facts, objective, _checkpoints_under(replayed, history))
     asked = {judged.decided_at for judged in replayed.reached if Effect.EVALUATE in replayed.effects(judged)}
     return dataclasses.replace(outlay, evaluations=outlay.evaluations + len(asked - history.evaluated_steps))
 
@@ -282,18 +313,19 @@ def _up_to(
     )
 
 
-def asks_for_checkpoints(policy: Policy) -> bool:
-    """Whether rules of the policy save: their checkpoints then replace the loop's own."""
-    acting = (controller for controller in policy.controllers if not controller.is_shadow)
-    return any(policy.effects(name) is Effect.SAVE for controller in acting for name in controller.operations)
+def _checkpoints_under(replayed: Replay, history: History) -> list[Checkpoint]:
+    """Return the loop's own checkpoints up to the stop, unless the policy drops them, and those that the policy adds.
 
-
-def _asked_checkpoints(replayed: Replay, history: History) -> list[Checkpoint]:
-    """Return one checkpoint for each step at which rules asked for one, each of the run's average size."""
+    It adds one for each step at which rules asked for one and the loop kept none, each of the run's average size.
+    """
+    until = math.inf if replayed.ending is None else replayed.ending.event_index
+    own = [] if drops_own_checkpoints(replayed.policy, replayed.saves) else history.checkpoints
+    kept = [checkpoint for checkpoint in own if checkpoint.event_index <= until]
+    kept_steps = {checkpoint.step for checkpoint in kept}
     sizes = [checkpoint.size_bytes for checkpoint in history.checkpoints if checkpoint.size_bytes is not None]
     size = round(sum(sizes) / len(sizes)) if sizes else None
     asked = {j.decided_at: j.event_index for j in replayed.reached if Effect.SAVE in replayed.effects(j)}
-    return [Checkpoint(index, step, size) for step, index in asked.items()]
+    return kept + [Checkpoint(index, step, size) for step, index in asked.items() if step not in kept_steps]
 
 
 def _outlay(
@@ -345,16 +377,17 @@ def _right_censored(facts: ReplayedRun) -> str:
     stop = facts.replayed.stop
     if facts.status != "running" and stop is not None and stop.validity is Validity.OBSERVED:
         return ""
-    return why_right_censored(facts.status, facts.history.steps, facts.plan)
+    return why_right_censored(facts.status, facts.history.steps, facts.plan, is_end_stated=facts.is_end_stated)
 
 
-def why_right_censored(status: str, steps: int, plan: Plan) -> str:
+def why_right_censored(status: str, steps: int, plan: Plan, *, is_end_stated: bool = True) -> str:
     """Return why a run might have continued; empty if it ran as long as planned, as far as its plan says.
 
     Args:
         status: Its status.
         steps: Optimizer updates it made.
         plan: What it declared.
+        is_end_stated: Whether the status says how it ended. It makes no run complete, and none incomplete.
     """
     planned = plan.max_steps()
     if status == "running":
@@ -362,6 +395,9 @@ def why_right_censored(status: str, steps: int, plan: Plan) -> str:
     if status == "stopped":
         of = "" if planned is None else f" of {planned}"
         return f"stopped by its own rules at step {steps}{of}: how it would have continued is unknown"
+    if status == "interrupted" and not is_end_stated and (planned is None or steps < planned):
+        where = ", though it is not known to have ended" if planned is None else f" of {planned}, before its plan"
+        return f"ends at step {steps}{where}: savings are a lower bound"
     if planned is not None and steps < planned:
         return f"{status} at step {steps} of {planned}: its plan was longer, so savings are a lower bound"
     if status in ("failed", "crashed", "interrupted") and planned is None:
@@ -380,10 +416,7 @@ def _notes(
     if not replayed.is_point:
         unknown = "the record does not show how this policy's run would have continued"
         yield f"censored after event {replayed.censored_from}: {unknown}"
-    shifted = replayed.approximate_from
-    if shifted is not None and (replayed.ending is None or shifted < replayed.ending.event_index):
-        why = "rules read the clock, which other checkpoints or evaluations would have shifted"
-        yield f"approximate after event {shifted}: {why}"
+    yield from _notes_of_approximations(replayed)
     if replayed.counting:
         yield thinning_note(replayed.step_interval)
     for name, count in replayed.error_counts.items():
@@ -402,6 +435,17 @@ def _why_unjudged(history: History, declared: Sequence[Objective]) -> str:
     first, *rest = sorted(history.evaluations)
     names = ", ".join((first, *rest[: _NAMED - 1])) + (", ..." if len(rest) >= _NAMED else "")
     return f"none of its evaluation metrics clearly says how good it is ({names})"
+
+
+def _notes_of_approximations(replayed: Replay) -> Iterable[str]:
+    """Yield why decisions are approximate, and from where."""
+    last = math.inf if replayed.ending is None else replayed.ending.event_index
+    for begin, why in (
+        (replayed.approximate_from, "rules read the clock, which other checkpoints or evaluations would have shifted"),
+        (replayed.saves_differ_from, "rules read save events, which the record does not have for other checkpoints"),
+    ):
+        if begin is not None and begin < last:
+            yield f"approximate after event {begin}: {why}"
 
 
 def _notes_of_resumes(rolled_back: RolledBack) -> Iterable[str]:

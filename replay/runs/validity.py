@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Sequence, Set
 from enum import StrEnum
+from math import inf
 from typing import Final, NamedTuple
 
 from ...rules.engine.decisions import Decision
@@ -16,6 +18,7 @@ from ...rules.policy_file.policy import Policy
 from ...store.errors import TelemetryError
 from ...store.events import Event
 from .event_stream import EventStream
+from .saves import Saves, drops_own_checkpoints
 
 
 class Validity(StrEnum):
@@ -26,8 +29,9 @@ class Validity(StrEnum):
         EXACT: A message, log line, notice, checkpoint or evaluation: the trajectory stays the same.
         PREFIX_EXACT: A stop: the record up to it is exact, and the rest of the record is the cost of not stopping.
         APPROXIMATE: As for EXACT or PREFIX_EXACT, but live the decision might have come at another step. Either the
-            rule reads the clock, and by then the policy and the recorded run have made different checkpoints or
-            evaluations, which take time. Or the controller counts training steps, and the log holds only some of them.
+            policy and the recorded run have by then made different checkpoints or evaluations, and the rule reads the
+            clock, which these shift, or the events of the checkpoints. Or the controller counts training steps, and the
+            log holds only some of them.
         CENSORED: The run would have diverged here or earlier: the record does not show how.
     """
 
@@ -62,7 +66,12 @@ def _orders_of(decision: Decision) -> _Orders:
 
 def clocked_controllers(controllers: Sequence[Controller]) -> frozenset[str]:
     """Return the names of the controllers that read the time, or that ask about a controller that does."""
-    clocked = {controller.name for controller in controllers if _looks_at_clock(controller)}
+    return _with_those_that_ask(controllers, {each.name for each in controllers if _looks_at_clock(each)})
+
+
+def _with_those_that_ask(controllers: Sequence[Controller], names: Set[str]) -> frozenset[str]:
+    """Return those controllers, and the ones that ask about their decisions, directly or not."""
+    found = frozenset(names)
     asks = {
         (controller.name, reference.controller)
         for controller in controllers
@@ -70,9 +79,9 @@ def clocked_controllers(controllers: Sequence[Controller]) -> frozenset[str]:
         for reference in rule.references.values()
         if isinstance(reference, PastDecisions)
     }
-    while more := {name for name, asked in asks if asked in clocked} - clocked:
-        clocked |= more
-    return frozenset(clocked)
+    while more := {name for name, asked in asks if asked in found} - found:
+        found |= more
+    return found
 
 
 def _looks_at_clock(controller: Controller) -> bool:
@@ -90,14 +99,16 @@ class ValidityLabeler:
         policy: The policy being replayed.
         engine: Its engine, which knows what each rule reads.
         stream: The whole recorded stream.
+        saves: Whether the loop's own checkpoints remain.
         counting: Names of the controllers that count logged steps, if the log holds only every n-th step.
 
     Attributes:
-        looks_at_every_event: Whether ``pass_event`` must be called: the recorded run decided something, or a rule reads
-            the clock and the policy's checkpoints replace the run's own.
+        looks_at_every_event: Whether ``pass_event`` must be called: the recorded run decided something.
     """
 
-    def __init__(self, policy: Policy, engine: Engine, stream: EventStream, counting: Set[str] = frozenset()) -> None:
+    def __init__(
+        self, policy: Policy, engine: Engine, stream: EventStream, saves: Saves, counting: Set[str] = frozenset()
+    ) -> None:
         self._policy = policy
         self._counting = counting
         self._engine = engine
@@ -105,14 +116,11 @@ class ValidityLabeler:
         self._diverted_at: int | None = None
         self._shifted_at: int | None = None
         self._clocked = clocked_controllers(policy.controllers)
-        self._replaces_saves = any(
-            policy.effects(name) is Effect.SAVE
-            for controller in policy.controllers
-            if not controller.is_shadow
-            for name in controller.operations
-        )
-        self._saved_steps = {event.step for _, event in stream.of_kind("save")}
+        own_saves = [(index, event.step) for index, event in stream.of_kind("save")]
+        self._saved_steps = {step for _, step in own_saves}
         self._asked_saves: set[int] = set()
+        self._droppable = deque(own_saves if drops_own_checkpoints(policy, saves) else ())
+        self._saves_differ_at: int | None = None
         self._lacks_evaluation_from: int | None = None
         self._evaluated_steps = {event.step for _, event in stream.of_kind("evaluate")}
         self._recorded: dict[tuple[int, int, int], list[_Orders]] = {}
@@ -121,11 +129,12 @@ class ValidityLabeler:
                 where = (event.attempt, event.rank, event.attrs.get("event_seq", event.seq))
                 orders = _Orders(tuple(event.attrs.get("operations", ())), event.attrs.get("mode", ACT))
                 self._recorded.setdefault(where, []).append(orders)
-        self.looks_at_every_event = bool(self._recorded or (self._clocked and self._replaces_saves))
+        self.looks_at_every_event = bool(self._recorded)
 
     def label(self, decision: Decision, event_index: int) -> Validity:
         """Return the decision's label. Call once per decision, in order, with the engine as of that decision."""
         effects = self._effects(decision.operations) if decision.acts else frozenset[Effect]()
+        self._drop_saves(event_index)
         label = self._label(decision, effects)
         if label is Validity.CENSORED and effects & _DIVERTING and self._diverted_at is None:
             self._diverted_at = event_index
@@ -135,14 +144,14 @@ class ValidityLabeler:
         step = decision.step + decision.value_lag
         if Effect.SAVE in effects:
             self._asked_saves.add(step)
-        if asks_in_vain or (Effect.SAVE in effects and step not in self._saved_steps):
+            if step not in self._saved_steps:
+                self._let_saves_differ(event_index)
+        if asks_in_vain:
             self._shift(event_index)
         return label
 
     def pass_event(self, event: Event, event_index: int, decisions: Iterable[Decision]) -> None:
         """Note what the recorded run did at an event and the replayed policy did not."""
-        if event.kind == "save" and self._replaces_saves and event.step not in self._asked_saves:
-            self._shift(event_index)
         recorded = self._recorded.get((event.attempt, event.rank, event.seq))
         if recorded is None:
             return
@@ -159,7 +168,16 @@ class ValidityLabeler:
 
         None if it never would, or if no rule reads the clock.
         """
+        self._drop_saves(inf)
         return self._shifted_at if self._clocked else None
+
+    def saves_differ_from(self) -> int | None:
+        """Return the index of the event from which the policy's checkpoints differ from the recorded ones.
+
+        None if they never do, or if no rule depends on the events of checkpoints.
+        """
+        self._drop_saves(inf)
+        return self._saves_differ_at if self._on_saves() else None
 
     def censored_from(self) -> int | None:
         """Return the index of the event after which the record does not show this policy's run; None if it always does.
@@ -195,6 +213,17 @@ class ValidityLabeler:
         except TelemetryError:
             return operation.partition(".")[2] in ("should_save", "should_evaluate")
 
+    def _drop_saves(self, until: float) -> None:
+        """Note the recorded checkpoints up to an event that the policy did not ask for, if its own replace them."""
+        while self._droppable and self._droppable[0][0] <= until:
+            event_index, step = self._droppable.popleft()
+            if step not in self._asked_saves:
+                self._let_saves_differ(event_index)
+
+    def _let_saves_differ(self, event_index: int) -> None:
+        self._saves_differ_at = event_index if self._saves_differ_at is None else self._saves_differ_at
+        self._shift(event_index)
+
     def _shift(self, event_index: int) -> None:
         self._shifted_at = event_index if self._shifted_at is None else self._shifted_at
 
@@ -207,10 +236,17 @@ class ValidityLabeler:
             return Validity.CENSORED
         if self._lacks_evaluation_from is not None and self._reads_evaluations(decision.controller):
             return Validity.CENSORED
-        is_shifted = decision.controller in self._clocked and self._shifted_at is not None
+        is_shifted = self._shifted_at is not None and decision.controller in self._clocked
+        is_shifted |= self._saves_differ_at is not None and decision.controller in self._on_saves()
         if is_shifted or decision.controller in self._counting:
             return Validity.APPROXIMATE
         return Validity.PREFIX_EXACT if Effect.STOP in effects else Validity.EXACT
+
+    def _on_saves(self) -> frozenset[str]:
+        """Return the controllers that depend on the events of checkpoints, as far as their series are bound."""
+        every, kinds_read = self._policy.controllers, self._engine.kinds_read
+        own = {one.name for one in every if "on_save" in one.triggers or "save" in kinds_read(one.name)}
+        return _with_those_that_ask(every, own)
 
     def _reads_evaluations(self, controller: str) -> bool:
         return "evaluate" in self._engine.kinds_read(controller)

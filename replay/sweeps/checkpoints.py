@@ -41,23 +41,39 @@ def recorded_checkpoints(stream: Stream, endings: Ints, objective: Objective | N
     return Kept(counts, sizes, _Deployable(stream, objective).until(saves, endings))
 
 
-def asked_checkpoints(stream: Stream, tally: Tally, endings: Ints, objective: Objective | None) -> Kept:
-    """Return the checkpoints that rules asked for, up to each variant's ending.
+def with_asked_checkpoints(
+    stream: Stream, tally: Tally, endings: Ints, objective: Objective | None, *, drops_own: bool
+) -> Kept:
+    """Return the run's own checkpoints and those that rules asked for, up to each variant's ending.
 
-    One per step counts, of the run's average size.
+    Rules add one checkpoint per step, of the run's average size, and none where the loop kept one.
+
+    Args:
+        stream: The run.
+        tally: The firings of all variants.
+        endings: The events up to which evaluations and checkpoints count.
+        objective: The objective.
+        drops_own: Whether the run's own checkpoints are left out.
     """
-    counts, best = np.zeros(len(endings), np.int64), np.full(len(endings), np.nan)
+    saves = np.zeros(0, np.int64) if drops_own else stream.rows("save")
+    own = recorded_checkpoints(stream, np.full_like(endings, -1) if drops_own else endings, objective)
+    own_steps, own_firsts = _distinct(stream.steps[saves])
+    added, best = np.zeros(len(endings), np.int64), own.deployable.copy()
     deployable = _Deployable(stream, objective)
     for asked, variants in tally.saving():
-        own = endings[variants]
-        firsts = asked[np.sort(_distinct(stream.steps[asked])[1])]
-        counts[variants] = np.searchsorted(firsts, own, side="right")
-        best[variants] = deployable.until(firsts, own)
+        until = endings[variants]
+        steps, firsts = _distinct(stream.steps[asked])
+        _, both, own_both = np.intersect1d(steps, own_steps, assume_unique=True, return_indices=True)
+        # From these events on the loop, too, has a checkpoint of the step.
+        doubled = np.sort(np.maximum(asked[firsts[both]], saves[own_firsts[own_both]]))
+        once = np.sort(asked[firsts])
+        added[variants] = np.searchsorted(once, until, side="right") - np.searchsorted(doubled, until, side="right")
+        best[variants] = deployable.until(np.union1d(saves, once), until)
     sizes = [size for size in stream.checkpoint_bytes if size is not None]
     average = round(sum(sizes) / len(sizes)) if sizes else None
     # Without checkpoints the total is 0 bytes, even if the size of a checkpoint is unknown.
-    known = np.array([float(count * average) if average is not None else math.nan for count in counts.tolist()])
-    return Kept(counts, np.where(counts > 0, known, 0.0), best)
+    known = np.array([float(count * average) if average is not None else math.nan for count in added.tolist()])
+    return Kept(own.count + added, own.size_bytes + np.where(added > 0, known, 0.0), best)
 
 
 class _Deployable:

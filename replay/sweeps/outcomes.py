@@ -18,7 +18,7 @@ from ..runs.regret import FEWEST_EVALUATIONS, NEAR_ZERO
 from ..runs.replaying import BEFORE_A_STEP, WITHIN_A_STEP
 from ..runs.results import RunResult
 from ..runs.run_result import why_right_censored
-from .checkpoints import asked_checkpoints, evaluations_of, recorded_checkpoints
+from .checkpoints import evaluations_of, recorded_checkpoints, with_asked_checkpoints
 from .stream import Floats, Ints, Stream, Truths
 from .tally import Tally
 
@@ -67,7 +67,7 @@ def outcomes_of(
     status: str = "",
     *,
     could_fire: Truths,
-    asks_for_checkpoints: bool = False,
+    drops_own_checkpoints: bool = False,
 ) -> Outcomes:
     """Return the outcomes of those firings.
 
@@ -77,7 +77,7 @@ def outcomes_of(
         objective: The objective.
         status: The run's status.
         could_fire: Whether each variant could fire in the run.
-        asks_for_checkpoints: Whether the rules ask for checkpoints, which then replace the run's own.
+        drops_own_checkpoints: Whether checkpoints that the rules ask for replace the run's own.
     """
     stops = tally.stops
     endings = _endings(stream, stops)
@@ -87,9 +87,7 @@ def outcomes_of(
     steps = np.minimum(stream.steps[at_ending], length)
     regret, relative = _regrets(_bests(stream, endings, objective), _bests(stream, _LAST, objective), objective)
     recorded = recorded_checkpoints(stream, _LAST, objective)
-    kept = recorded_checkpoints(stream, endings, objective)
-    if asks_for_checkpoints:
-        kept = asked_checkpoints(stream, tally, endings, objective)
+    kept = with_asked_checkpoints(stream, tally, endings, objective, drops_own=drops_own_checkpoints)
     deployable = _regrets(kept.deployable, recorded.deployable, objective)
     return Outcomes(
         stop_step=np.where(is_stopped, stream.steps[at_stop], NO_STEP),

@@ -13,6 +13,7 @@ from ...store.run import Run
 from ..runs.objective import Objective
 from ..runs.renaming import Renames
 from ..runs.results import Excluded
+from ..runs.saves import Saves
 from .task import RunSweeper, SweptRun
 from .variants import Variant, variants_of
 
@@ -35,18 +36,21 @@ class SweepTask:
         axes: The params to vary, with their values.
         declared: The declared objectives, the preferred one first; empty to guess run by run.
         renames: The metrics to rename.
+        saves: Whether the loop's own checkpoints remain.
     """
 
     policy: Policy
     axes: Mapping[str, Sequence[Param]]
     declared: Sequence[Objective] = ()
     renames: Renames = ()
+    saves: Saves = Saves.KEEP
     _sweeper: RunSweeper | None = None
 
     def __call__(self, run: Run) -> SweptRun | Excluded:
         """Evaluate the variants on a run."""
         if self._sweeper is None:
-            self._sweeper = RunSweeper(variants_of(self.policy, self.axes), self.declared, self.renames)
+            variants = variants_of(self.policy, self.axes)
+            self._sweeper = RunSweeper(variants, self.declared, self.renames, self.saves)
         return self._sweeper(run)
 
 

@@ -21,6 +21,7 @@ from ..run_pool import Progress, RunPool
 from ..runs.objective import Declared, Objective, declared_objectives, shared_objective
 from ..runs.renaming import Renames, check_recorded
 from ..runs.results import Excluded
+from ..runs.saves import Saves
 from .outcomes import NO_STEP, Outcomes
 from .processes import SweepTask, worthwhile_processes
 from .stream import Floats
@@ -43,6 +44,7 @@ class Sweep:
         excluded: The runs that were not, each with its reason.
         engine_reasons: What the event engine had to decide, and why: by controller, or by run.
         renames: The metrics that were renamed.
+        saves: Whether the loop's own checkpoints remain when rules order some.
     """
 
     policy: Policy
@@ -52,6 +54,7 @@ class Sweep:
     excluded: tuple[Excluded, ...]
     engine_reasons: Mapping[str, str]
     renames: Renames = ()
+    saves: Saves = Saves.KEEP
 
     @property
     def objective(self) -> Objective | None:
@@ -59,9 +62,14 @@ class Sweep:
         return shared_objective(run.objective for run in self.runs)
 
     @property
-    def steps(self) -> int:
-        """Optimizer updates of all judged runs."""
-        return sum(run.steps for run in self.runs)
+    def step_units(self) -> tuple[str, ...]:
+        """What the steps of the judged runs count."""
+        return tuple(sorted({run.step_unit for run in self.runs}))
+
+    @property
+    def steps(self) -> int | None:
+        """Steps of all judged runs; None if they are of several units."""
+        return sum(run.steps for run in self.runs) if len(self.step_units) < 2 else None
 
     @cached_property
     def totals(self) -> Mapping[str, Floats]:
@@ -69,9 +77,10 @@ class Sweep:
 
         Each has shape (variants,), NaN where no run knows the number. ``could_fire``, ``stopped``, ``fired`` and
         ``not_known`` count runs. ``steps`` is the length of the runs in which the variant could fire. ``decisions``,
-        ``steps_saved``, ``seconds_saved``, ``checkpoints`` and ``checkpoint_bytes`` are sums. The mean and the worst of
-        regret and of deployable regret are relative, over runs in which the variant could fire, that ran as long as
-        planned and have at least ``FEWEST_EVALUATIONS`` evaluations.
+        ``steps_saved``, ``seconds_saved``, ``checkpoints`` and ``checkpoint_bytes`` are sums; steps of several units
+        have none. ``share_saved`` is the mean share of a run's steps, over the runs in which the variant could fire.
+        The mean and the worst of regret and of deployable regret are relative, over those of these runs that ran as
+        long as planned and have at least ``FEWEST_EVALUATIONS`` evaluations.
         """
         mean_regret, worst_regret = self._mean_and_worst("relative_regret")
         mean_deployable, worst_deployable = self._mean_and_worst("relative_deployable_regret")
@@ -81,8 +90,9 @@ class Sweep:
             "fired": (self._table("decisions") > 0).sum(axis=1).astype(np.float64),
             "not_known": np.isnan(self._table("steps_saved")).sum(axis=1).astype(np.float64),
             "decisions": self._table("decisions").sum(axis=1).astype(np.float64),
-            "steps": self._table("could_fire").astype(np.float64) @ np.array([float(run.steps) for run in self.runs]),
-            "steps_saved": _summed(self._table("steps_saved")),
+            "steps": self._steps_where_able(),
+            "steps_saved": _summed(self._table("steps_saved") if self.steps is not None else self._unknown()),
+            "share_saved": self._mean_share_saved(),
             "seconds_saved": _summed(self._table("seconds_saved")),
             "checkpoints": _summed(self._table("checkpoints")),
             "checkpoint_bytes": _summed(self._table("checkpoint_bytes")),
@@ -96,9 +106,11 @@ class Sweep:
     def front(self) -> tuple[int, ...]:
         """The Pareto front of steps saved and mean regret: indices of variants, most steps saved first.
 
-        Of equal variants the first one counts. Empty if no regret is known.
+        Where steps are of several units, the mean share of a run's steps decides. Of equal variants the first one
+        counts. Empty if no regret is known.
         """
-        saved, regret = self.totals["steps_saved"], self.totals["mean_regret"]
+        saved = self.totals["share_saved" if self.steps is None else "steps_saved"]
+        regret = self.totals["mean_regret"]
         known = np.flatnonzero(~np.isnan(saved) & ~np.isnan(regret))
         front: list[int] = []
         least = np.inf
@@ -113,7 +125,9 @@ class Sweep:
         import polars as pl  # Importing polars takes 0.13 s; only callers that ask for a frame should wait for it.
 
         settings = {name: [variant.settings[name] for variant in self.variants] for name in self.axes}
-        counts = ("could_fire", "stopped", "fired", "not_known", "decisions", "steps")
+        counts = {"could_fire", "stopped", "fired", "not_known", "decisions"}
+        if self.steps is not None:
+            counts.add("steps")
         totals = {name: total.astype(np.int64) if name in counts else total for name, total in self.totals.items()}
         on_front = np.isin(np.arange(len(self.variants)), self.front)
         return pl.DataFrame({"variant": np.arange(len(self.variants)), **settings, **totals, "on_front": on_front})
@@ -136,6 +150,23 @@ class Sweep:
             for run in self.runs
         ]
         return pl.concat(frames) if frames else pl.DataFrame()
+
+    def _unknown(self) -> Floats:
+        return np.full((len(self.variants), len(self.runs)), np.nan)
+
+    def _steps_where_able(self) -> Floats:
+        """Return the steps of the runs in which each variant could fire; NaN if they are of several units."""
+        if self.steps is None:
+            return np.full(len(self.variants), np.nan)
+        return np.asarray(self._table("could_fire") @ np.array([float(run.steps) for run in self.runs]))
+
+    def _mean_share_saved(self) -> Floats:
+        """Return the mean share of a run's steps that each variant saves; NaN where no run knows it."""
+        steps = np.array([run.steps or np.nan for run in self.runs])
+        shares = self._table("steps_saved") / steps
+        known = ~np.isnan(shares) & self._table("could_fire").astype(np.bool_)
+        with np.errstate(all="ignore"):
+            return np.asarray(_added(known, shares) / known.sum(axis=1))
 
     def _mean_and_worst(self, name: str) -> tuple[Floats, Floats]:
         """Return mean and maximum of a regret over the runs that a backtest counts for it; NaN where none is known."""
@@ -163,6 +194,7 @@ def sweep(
     *,
     objective: Declared = None,
     renames: Mapping[str, str] | None = None,
+    saves: Saves | str = Saves.KEEP,
     on_progress: Callable[[Progress], object] | None = None,
     processes: int = 1,
 ) -> Sweep:
@@ -174,6 +206,7 @@ def sweep(
         runs: The runs; those that cannot be judged are listed as excluded.
         objective: The objective, or several in order of preference, as for ``backtest``.
         renames: New names of metrics, as the rules call them, by the names that runs recorded.
+        saves: ``keep`` or ``replace``, as for ``backtest``.
         on_progress: Called after each run that is finished.
         processes: Maximum number of worker processes. Work that finishes sooner than they start stays in this process,
             and so do rules that a script may have registered. Workers import the main script, which must be guarded by
@@ -184,7 +217,7 @@ def sweep(
         TelemetryError: An axis has no values, there are too many combinations, the runs evaluated other metrics, but
             not the given objective, or they recorded no metric that is to be renamed.
     """
-    variants = variants_of(policy, axes)
+    variants, saves = variants_of(policy, axes), Saves(saves)
     chosen = list(runs)
     declared, renaming = declared_objectives(objective), tuple((renames or {}).items())
     check_recorded(chosen, renaming)
@@ -192,7 +225,8 @@ def sweep(
     swept: list[SweptRun] = []
     excluded: list[Excluded] = []
     reasons = reasons_of(variants)
-    work = RunSweeper(variants, declared, renaming) if processes == 1 else SweepTask(policy, axes, declared, renaming)
+    asked = (declared, renaming, saves)
+    work = RunSweeper(variants, *asked) if processes == 1 else SweepTask(policy, axes, *asked)
     with RunPool(processes, on_progress) as pool:
         pool.expect(len(chosen))
         for found in pool.mapped(work, chosen):
@@ -204,7 +238,7 @@ def sweep(
                     reasons[found.run_id] = found.engine_reason
     check_declared(declared, swept, chosen)
     named = {name: tuple(values) for name, values in axes.items()}
-    return Sweep(policy, named, tuple(variants), tuple(swept), tuple(excluded), reasons, renaming)
+    return Sweep(policy, named, tuple(variants), tuple(swept), tuple(excluded), reasons, renaming, saves)
 
 
 def _summed(table: npt.NDArray[Any]) -> Floats:

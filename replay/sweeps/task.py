@@ -16,12 +16,13 @@ from ...store.reading.snapshot import Snapshot
 from ...store.run import Run
 from ..runs.appearances import StreamAppearances, nan_filtered_in
 from ..runs.event_stream import event_stream
-from ..runs.history import read_lineage
+from ..runs.history import UPDATES, read_lineage, step_unit_of
 from ..runs.metric_names import mode_of
 from ..runs.objective import Objective, check_evaluated, objective_among
 from ..runs.renaming import Renames, renamed_columns
 from ..runs.results import Excluded
-from ..runs.run_result import judge_run, study_of
+from ..runs.run_result import BacktestSettings, judge_run, study_of
+from ..runs.saves import Saves
 from .outcomes import Outcomes, joined_outcomes, outcomes_of, outcomes_of_results
 from .reach import ColumnAppearances
 from .run import RunSweep
@@ -42,6 +43,7 @@ class SweptRun:
         evaluated: The metrics that it evaluated, among those that could judge it.
         engine_reason: Why the event engine decided controllers of columnar form on this run; empty if columns decided
             them.
+        step_unit: What its steps count.
     """
 
     run_id: str
@@ -51,6 +53,7 @@ class SweptRun:
     objective: Objective | None = None
     evaluated: frozenset[str] = frozenset()
     engine_reason: str = ""
+    step_unit: str = UPDATES
 
 
 class RunSweeper:
@@ -60,9 +63,17 @@ class RunSweeper:
         variants: The variants of one policy.
         declared: The declared objectives, the preferred one first; empty to guess run by run.
         renames: The metrics to rename.
+        saves: Whether the loop's own checkpoints remain.
     """
 
-    def __init__(self, variants: Sequence[Variant], declared: Sequence[Objective] = (), renames: Renames = ()) -> None:
+    def __init__(
+        self,
+        variants: Sequence[Variant],
+        declared: Sequence[Objective] = (),
+        renames: Renames = (),
+        saves: Saves = Saves.KEEP,
+    ) -> None:
+        self._saves = saves
         self._schedules = schedules_of(variants)
         self._declared = declared
         self._renames = renames
@@ -91,9 +102,11 @@ class RunSweeper:
         evaluated = frozenset(filter(stream.has_evaluated, judging))
         objective = objective_among(evaluated, self._declared, study)
         filtered = nan_filtered_in(snapshot, self._renames)
-        outcomes, reason = sweep_stream(self._schedules, stream, objective, events, snapshot.status, filtered)
-        steps = int(stream.steps.max(initial=0))
-        return SweptRun(info.run_id, info.name, steps, outcomes, objective, evaluated, reason)
+        outcomes, reason = sweep_stream(
+            self._schedules, stream, objective, events, snapshot.status, filtered, self._saves
+        )
+        steps, unit = int(stream.steps.max(initial=0)), step_unit_of(info.source)
+        return SweptRun(info.run_id, info.name, steps, outcomes, objective, evaluated, reason, unit)
 
     def _could_judge(self, snapshot: Snapshot, study: Objective | None) -> set[str]:
         """Return the metrics from which the objective of a run is chosen, as a backtest chooses it."""
@@ -110,6 +123,7 @@ def sweep_stream(
     events: Callable[[], Sequence[Event]],
     status: str = "",
     nan_filtered: Collection[str] = (),
+    saves: Saves = Saves.KEEP,
 ) -> tuple[Outcomes, str]:
     """Return the outcomes of each variant on one run, and why the event engine decided; empty if it did not.
 
@@ -120,18 +134,20 @@ def sweep_stream(
         events: Reads the deciding rank's events, outcomes of rules included.
         status: The run's status.
         nan_filtered: Names of training metrics whose values that are not finite were replaced before they were logged.
+        saves: Whether the loop's own checkpoints remain.
     """
     variants = [variant for schedule in schedules for variant in schedule.variants]
     structures = {id(variant.structure): variant.structure for variant in variants}.values()
     reason = _reason_for_engine(stream, {structure.steers for structure in structures} - {""})
     if reason:
-        own, plan = events(), stream.plan
+        own, plan, settings = events(), stream.plan, BacktestSettings(saves=saves)
         results = [
-            judge_run(variant.policy(), "", "", status, own, plan, objective, nan_filtered) for variant in variants
+            judge_run(variant.policy(), "", "", status, own, plan, objective, settings, nan_filtered)
+            for variant in variants
         ]
         return outcomes_of_results(results), reason
     swept = RunSweep(stream, events)
-    saves = any(watcher.saves for structure in structures for watcher in structure.watchers)
+    asks = any(watcher.saves for structure in structures for watcher in structure.watchers)
     places: Appearances = ColumnAppearances(stream, nan_filtered)
     if any(structure.engine_names for structure in structures):
         places = StreamAppearances(event_stream(swept.events), stream.plan, nan_filtered)
@@ -142,7 +158,7 @@ def sweep_stream(
             objective,
             status,
             could_fire=schedule.groups.able(places),
-            asks_for_checkpoints=saves,
+            drops_own_checkpoints=saves is Saves.REPLACE and asks,
         )
         for schedule in schedules
     ]

@@ -22,7 +22,7 @@ const MEANING = {
   exact: "The decision leaves the run unchanged.",
   observed: "The recorded run made this decision too.",
   "prefix-exact": "A stop: the record up to it is exact, and the rest is the cost of not stopping.",
-  approximate: "Live it might come at another step: it counts training steps, of which the log holds only some, or reads the clock.",
+  approximate: "Live it might come at another step: it counts training steps, of which the log holds only some, or reads the clock or the save events, which other checkpoints or evaluations would have shifted.",
   censored: "The run would have diverged here or earlier, and the record does not show how.",
 };
 
@@ -71,7 +71,7 @@ function showCount() {
 async function start() {
   let asked;
   try {
-    asked = { policy: data.policy, params: params(), runs: chosen(), renames: renames(), baselines: ["all"], coverage: true };
+    asked = { policy: data.policy, params: params(), runs: chosen(), renames: renames(), saves: by("saves")?.value ?? "keep", baselines: ["all"], coverage: true };
     const objective = words("objective");
     if (objective.length) asked.objective = objective;
   } catch (error) {
@@ -147,7 +147,9 @@ function cards() {
   const bound = total.right_censored ? "≥ " : "";
   const able = total.could_fire < total.runs ? `, of ${total.runs} in all: the policy could fire in these` : "";
   const list = [[`${total.stopped} of ${total.could_fire}`, `runs would have been stopped${able}`]];
-  if (total.steps) list.push([bound + percent((total.steps_saved ?? 0) / total.steps, 0), `of ${shown(total.steps)} steps saved`]);
+  for (const { unit, steps, steps_saved: saved } of total.steps_by_unit) {
+    if (steps) list.push([bound + percent(saved / steps, 0), `of ${shown(steps)} ${unit === "updates" ? "steps" : unit} saved`]);
+  }
   if (total.seconds_saved !== null) list.push([bound + duration(total.seconds_saved), `of ${duration(total.elapsed_s)} saved`]);
   for (const [key, title] of [["relative_regret", "mean regret"], ["relative_deployable_regret", "mean deployable regret"]]) {
     if (total[key].runs) list.push([percent(total[key].mean, 2), `${title}, median ${percent(total[key].median, 2)}, worst ${percent(total[key].max, 2)}`]);
@@ -284,7 +286,7 @@ by("job").addEventListener("submit", async (event) => {
 by("cancel").addEventListener("click", () => ask(`/api/v1/jobs/${job.id}`, { method: "DELETE" }).catch((error) => state(error.message, true)));
 const again = gathered(() => job && start(), 400);
 document.addEventListener("input", (event) => {
-  if (event.target.matches("[data-param]")) again();
+  if (event.target.matches("[data-param], #saves")) again();
   if (event.target.id === "search") {
     const wanted = event.target.value.toLocaleLowerCase();
     for (const box of boxes()) box.parentElement.hidden = !box.parentElement.textContent.toLocaleLowerCase().includes(wanted);
