@@ -196,7 +196,10 @@ def mixed(store_record: Recorder) -> list[Run]:
     Six have no ``eval_loss``, five no training step, three fewer than ten evaluations.
     """
     plain = {"sealed": True, "status": "completed", "plan": Plan(total_steps=100)}
-    runs = [store_record(training(evaluations=20, falls=n > 7), run_id=f"can-{n}", **plain) for n in range(10)]
+    runs = [
+        store_record(training(evaluations=20, factor=1.0 if n < 8 else 0.9 - n / 100), run_id=f"can-{n}", **plain)
+        for n in range(10)
+    ]
     runs += [store_record(steps(*[1.0] * 100), run_id=f"no-eval-{n}", **plain) for n in range(6)]
     lone = [Event("evaluate", step, metrics={"eval_loss": 1.0}) for step in range(5, 101, 5)]
     runs += [store_record(lone, run_id=f"no-step-{n}", **plain) for n in range(5)]
@@ -204,13 +207,13 @@ def mixed(store_record: Recorder) -> list[Run]:
     return [open_run(folder) for folder in runs]
 
 
-def training(*, evaluations: int, falls: bool = False) -> list[Event]:
-    """Return 100 steps with evaluations at every fifth, of a loss that stays or keeps falling."""
+def training(*, evaluations: int, factor: float = 1.0) -> list[Event]:
+    """Return 100 steps with evaluations at every fifth, each time of this factor of the loss before."""
     events = []
     for step in range(1, 101):
         events.append(Event("step_end", step, metrics={"loss": 1.0}))
         if step % 5 == 0 and step <= 5 * evaluations:
-            events.append(Event("evaluate", step, metrics={"eval_loss": 0.9 ** (step / 5) if falls else 1.0}))
+            events.append(Event("evaluate", step, metrics={"eval_loss": factor ** (step // 5)}))
     return [event._replace(seq=seq) for seq, event in enumerate(events)]
 
 
