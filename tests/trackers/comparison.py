@@ -7,6 +7,7 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Final
 
 from steptape import open_run
 from steptape.importers.discovery import find_sources
@@ -15,6 +16,11 @@ from steptape.importers.registry import all_readers
 from steptape.importers.source import ReadOptions
 
 Series = dict[str, list[list[object]]]
+
+#: Kinds of readers whose source may be Hugging Face's Trainer.
+_OF_TRAINER: Final = ("trainer_state", "text")
+#: The problem of a file that was cut short. What precedes the cut is compared.
+_CUT: Final = "the file ends inside a record"
 
 
 def imported(outcomes: Sequence[Outcome], store: Path) -> Series:
@@ -26,7 +32,7 @@ def imported(outcomes: Sequence[Outcome], store: Path) -> Series:
         for event in run.events(attempts="all"):
             if event.kind == "step_end":
                 training = repr(event.metrics)
-            elif event.kind == "log" and repr(event.metrics) == training:
+            elif event.kind == "log" and outcome.kind in _OF_TRAINER and repr(event.metrics) == training:
                 continue  # A Trainer's training row is also a log.
             for metric, value in event.metrics.items():
                 name = run.info.name.rpartition("/")[2] if outcome.kind == "optuna" else metric
@@ -56,7 +62,7 @@ def main(out: Path) -> int:
             path = out / place if not Path(place).is_absolute() else Path(place)
             outcomes = list(import_sources(store, find_sources([path], all_readers()).sources, ReadOptions()))
             told = differences(series, imported([o for o in outcomes if o.state is not State.FAILED], store))
-            told += [outcome.problem for outcome in outcomes if outcome.problem and "cut short" not in outcome.problem]
+            told += [outcome.problem for outcome in outcomes if outcome.problem and _CUT not in outcome.problem]
             values = sum(map(len, series.values()))
             print(f"{'DIFFERS' if told or not values else 'same'}: {place}: {values} values")
             for line in told:
