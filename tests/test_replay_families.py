@@ -243,9 +243,13 @@ def test_rows_of_the_baseline_table_are_over_the_same_runs(policy: Policy, recor
     assert len({row["title"] for row in rows}) == 4
 
 
-def test_how_many_runs_every_row_scores_is_said(policy: Policy, record: Callable[..., Run]) -> None:
+def test_how_many_runs_every_row_scores_is_said(record: Callable[..., Run]) -> None:
     """The terminal and the page count them."""
     runs = [record("a", curve(1)), record("b", curve(2)), record("bare", curve(3), metric="eval_other")]
+    policy = parse_policy("""
+controllers:
+  - {name: stop, triggers: [on_evaluate], rule: step > 2, operations: [hfcontrols.should_training_stop]}
+""")
     report = backtest(policy, runs, baselines=[BASELINES["oracle"]])
     said = "All rows are over the same runs: those that every row scores, 2 of 3; for regret 2."
 
