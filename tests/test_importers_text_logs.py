@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 
@@ -132,6 +133,19 @@ def test_a_trainer_that_begins_again_is_another_run(imported: Import) -> None:
     assert repr(events[:6]) == repr(events[6:])
 
 
+@pytest.mark.parametrize(("losses", "hidden"), [((2.5, 2.25), ["loss"]), ((2.5, math.nan), [])])
+def test_losses_that_a_trainer_printed_may_hide_nan(
+    imported: Import, tmp_path: Path, losses: tuple[float, ...], hidden: list[str]
+) -> None:
+    """They do not, if one of them is not finite."""
+    rows = [{"loss": loss, "epoch": 0.1 * (index + 1)} for index, loss in enumerate(losses)]
+    (outcome,), _ = imported("".join(f"{row}\n" for row in rows))
+
+    source = open_run(tmp_path / "store" / outcome.run_id).info.source
+    assert source is not None
+    assert source["nan_filtered"] == hidden
+
+
 MLLOG = """\
 launching on 4 nodes, step 1 of 3: pull the image, 12 GB
 :::MLLOG {"namespace": "", "time_ms": 1662603025256, "event_type": "POINT_IN_TIME", "key": "opt_lr", "value": 0.0025, "metadata": {"lineno": 1}}
@@ -161,6 +175,15 @@ def test_a_log_of_mlperf_is_a_run_with_its_clock(imported: Import, tmp_path: Pat
         (1_662_603_543_548_000_000, 428_548_000_000),
     ]
     assert (run.status, run.info.config) == (ending, {"opt_lr": 0.0025})
+
+
+def test_a_log_of_mlperf_without_an_end_is_of_a_run_that_has_not_ended(imported: Import, tmp_path: Path) -> None:
+    """Nobody is said to have stopped it."""
+    (outcome,), _ = imported(MLLOG[: MLLOG.rindex(":::MLLOG")])
+
+    info = open_run(tmp_path / "store" / outcome.run_id).info
+    assert info.source is not None
+    assert (info.last.status, info.source["ending"]) == ("interrupted", "open")
 
 
 def test_a_log_of_mlperf_counts_what_its_evaluations_count(imported: Import) -> None:

@@ -89,7 +89,7 @@ class MllogReader(SingleFile):
                 run.facts,
                 run.identity,
                 config=config,
-                status=_ENDINGS.get(str(statuses[-1])) if statuses else None,
+                status=_ENDINGS.get(str(statuses[-1])) if statuses else "running" if "run_start" in times else None,
                 started_ns=times.get("run_start"),
                 ended_ns=times.get("run_stop"),
             )

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -36,6 +37,9 @@ _MEASURED: Final = re.compile(
 #: Names of what earlier lines measured.
 _STALE: Final = re.compile(r"\b(?:best|min|max|target|patience)\b", re.IGNORECASE)
 
+
+#: A loss that Hugging Face's Trainer prints without its filter, ``logging_nan_inf_filter``.
+_NOT_FINITE: Final = re.compile(r"""'loss': ['"]?-?(?:nan|inf)""")
 
 #: Why a line is left out: a rule's patience would count each.
 _REPEATED: Final = "it repeats the line before it, as the ranks of a job do"
@@ -93,8 +97,10 @@ class TextLogReader(SingleFile):
         omissions = Omissions(str(path))
         commas = DecimalCommas(str(path))
         repeated = RepeatedNames(str(path))
+        is_trainers = False
 
         def lines_with_rows() -> Iterator[_Line]:
+            nonlocal is_trainers
             lines = TextLines(path, errors="replace")
             line_number = 0
             before: Row | None = None
@@ -104,6 +110,7 @@ class TextLogReader(SingleFile):
                     omissions.add(f"line {line_number}", _REPEATED)
                 elif parsed is not None:
                     before = parsed.row
+                    is_trainers |= bool(parsed.row.kinds)
                     if parsed.total_steps is not None:
                         totals[:] = [parsed.total_steps]
                     commas.look_at(parsed.row.attrs, line_number)
@@ -121,7 +128,7 @@ class TextLogReader(SingleFile):
         found = False
         for run in runs_of(rows(), plan=lambda: Plan(total_steps=totals[0] if totals else None)):
             found = True
-            yield run
+            yield replace(run, nan_filtered=("loss",)) if is_trainers and _is_finite(path) else run
         if not found:
             fix = (
                 "Describe its lines with --pattern"
@@ -129,6 +136,11 @@ class TextLogReader(SingleFile):
                 else "The pattern matches none of its lines"
             )
             raise UnreadableSource("no line holds a step and a value", where=str(path), fix=fix)
+
+
+def _is_finite(path: Path) -> bool:
+    """Whether Hugging Face's Trainer printed no loss of the training that is not finite, as it does with its filter."""
+    return not any(map(_NOT_FINITE.search, TextLines(path, errors="replace")))
 
 
 def _is_repeated(before: Row, line: _Line) -> bool:
