@@ -228,7 +228,7 @@ def test_every_number_of_a_sweep_is_that_of_a_backtest(
     """Stops, decisions, savings, checkpoints and regret agree to the last bit."""
     variants = variants_of(parse_policy(text), {"threshold": [0.3, 2], "window": [1, 4], "tolerated": [0, 3]})
     stream, settings = stream_of_events(events, PLAN), BacktestSettings(saves=saves)
-    found, _ = sweep_stream(schedules_of(variants), stream, OBJECTIVE, lambda: events, status, saves)
+    found, _ = sweep_stream(schedules_of(variants), stream, OBJECTIVE, lambda: events, status, saves=saves)
     results = [judge_run(variant.policy(), "", "", status, events, PLAN, OBJECTIVE, settings) for variant in variants]
     expected = outcomes_of_results(results)
 

@@ -103,7 +103,7 @@ class RunSweeper:
         objective = objective_among(evaluated, self._declared, study)
         filtered = nan_filtered_in(snapshot, self._renames)
         outcomes, reason = sweep_stream(
-            self._schedules, stream, objective, events, snapshot.status, filtered, self._saves
+            self._schedules, stream, objective, events, snapshot.status, nan_filtered=filtered, saves=self._saves
         )
         steps, unit = int(stream.steps.max(initial=0)), step_unit_of(info.source)
         return SweptRun(info.run_id, info.name, steps, outcomes, objective, evaluated, reason, unit)
@@ -122,6 +122,7 @@ def sweep_stream(
     objective: Objective | None,
     events: Callable[[], Sequence[Event]],
     status: str = "",
+    *,
     nan_filtered: Collection[str] = (),
     saves: Saves = Saves.KEEP,
 ) -> tuple[Outcomes, str]:
