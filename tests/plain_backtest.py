@@ -132,15 +132,24 @@ def judged(log: Log, policy: Sequence[Controller], aims: Sequence[Aim], *, repla
     asked = {log.rows[one.index].step: one.index for one in fired if SAVE in one.operations}
     saves = {index: row.size_bytes or 0 for index, row in enumerate(log.rows) if row.kind == "save"}
     orders = any(SAVE in one.operations for one in policy)
+    numbers = plain_report.report_of(rows, stop, saves, [*asked.values()], drops_own=replaces and orders)
     return Judged(
         log=log,
         aim=aim,
         fired=fired,
         is_stopped=stop is not None,
         could_fire=could_fire(policy, log.rows, log.filtered),
-        numbers=plain_report.report_of(rows, stop, saves, [*asked.values()], drops_own=replaces and orders),
+        numbers=replace(numbers, seconds_saved=_seconds_saved(rows, None if stop is None else end)),
         evaluations=sum(row.kind == "evaluate" and aim is not None and aim[0] in row.values for row in log.rows),
     )
+
+
+def _seconds_saved(rows: Sequence[real_logs.Row], end: int | None) -> float | None:
+    """Return the seconds from the last row that is made to the end: the clock of an imported log may step back."""
+    times = [row.seconds for row in rows if row.seconds is not None]
+    if not times or end is None:
+        return 0.0 if times else None
+    return max(times) - times[end]
 
 
 def _report_rows(log: Log, aim: Aim | None) -> Iterator[real_logs.Row]:
@@ -150,7 +159,9 @@ def _report_rows(log: Log, aim: Aim | None) -> Iterator[real_logs.Row]:
         value = None
         if row.kind == "evaluate":
             value = aim[1] * row.values[aim[0]] if aim is not None and aim[0] in row.values else math.nan
-        yield real_logs.Row(row.step, 0.0 if row.kind == "step_end" else None, value, row.seconds if has_clock else None)
+        yield real_logs.Row(
+            row.step, 0.0 if row.kind == "step_end" else None, value, row.seconds if has_clock else None
+        )
 
 
 def same_trainings(logs: Sequence[Log]) -> list[set[str]]:
@@ -222,4 +233,3 @@ def steps_by_unit(runs: Sequence[Judged]) -> dict[str, tuple[int, int]]:
         recorded[one.log.unit] += one.numbers.steps
         left[one.log.unit] += one.numbers.steps_left
     return {unit: (steps, steps - left[unit]) for unit, steps in recorded.items()}
-

@@ -85,6 +85,11 @@ controllers:
         (policy("loss > 0", keys="for: 2,"), steps(1, 1, 1), "fewer than 2 steps for 'for'"),
         (policy("loss > 0", keys="between: [3, null],"), steps(1, 1, 1), "no step_end event within 'between'"),
         (policy("step >= 3"), steps(1, 1, 1), "no step from 3 on"),
+        (
+            policy("step > 2", keys="patience: {patience_threshold: 1},"),
+            steps(1, 1, 1, 1),
+            "fewer than 2 step_end events",
+        ),
         (policy("epoch > 0"), [Event("step_end", 1, epoch=0.5, metrics={"loss": 1})], "no epoch"),
         (
             policy(f"{LIST}[-2] > 0", "on_evaluate", head=METRIC),

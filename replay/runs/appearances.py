@@ -39,10 +39,9 @@ class StreamAppearances:
         """Whether any event has sample losses."""
         return any(event.samples for event in self._stream.facts)
 
-    @property
-    def last_step(self) -> int:
-        """The highest step of an event."""
-        return max(self._stream.steps, default=0)
+    def first_from(self, step: float) -> int | None:
+        """Return the first event at a step or later; None without one."""
+        return next((index for index, own in enumerate(self._stream.steps) if own >= step), None)
 
     def values(self, key: SeriesKey) -> Sequence[int]:
         """Return the events that brought the values of a series; ``BEFORE_STREAM`` for a declared constant."""

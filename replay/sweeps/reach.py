@@ -7,7 +7,6 @@ thresholds alone share one answer.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from functools import cached_property
 
 import numpy as np
 
@@ -35,10 +34,10 @@ class ColumnAppearances:
         self._values: dict[SeriesKey, Sequence[int]] = {}
         self._events: dict[str, Sequence[int]] = {}
 
-    @cached_property
-    def last_step(self) -> int:
-        """The highest step of an event."""
-        return int(self._stream.steps.max(initial=0))
+    def first_from(self, step: float) -> int | None:
+        """Return the first event at a step or later; None without one."""
+        reached = np.flatnonzero(self._stream.steps >= step)
+        return int(reached[0]) if len(reached) else None
 
     def values(self, key: SeriesKey) -> Sequence[int]:
         """Return the events that brought the values of a series; ``BEFORE_STREAM`` for a declared constant."""

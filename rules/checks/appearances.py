@@ -29,9 +29,8 @@ class Appearances(Protocol):
     def has_samples(self) -> bool:
         """Whether any event has sample losses."""
 
-    @property
-    def last_step(self) -> int:
-        """The highest step of an event."""
+    def first_from(self, step: float) -> int | None:
+        """Return the first event at a step or later; None without one."""
 
     def values(self, key: SeriesKey) -> Sequence[int]:
         """Return the events that brought the values of a series; ``BEFORE_STREAM`` for a declared constant."""

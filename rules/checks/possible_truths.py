@@ -7,6 +7,7 @@ the language decide: an undefined operand leaves the whole undefined, unless sho
 from __future__ import annotations
 
 import ast
+import math
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -200,10 +201,13 @@ class RuleTruth:
         return Never("a length that the rule can never have") if least is None else first(least)
 
     def _step_reached(self, limit: float, *, is_above: bool) -> First:
-        last = self._run.last_step
-        if last > limit or (last == limit and not is_above):
-            return START
-        return Never(f"no step above {limit:,g}" if is_above else f"no step from {limit:,g} on")
+        least = math.floor(limit) + 1 if is_above else limit
+        first = START if least <= 0 else self._run.first_from(least)
+        return (
+            first
+            if first is not None
+            else Never(f"no step above {limit:,g}" if is_above else f"no step from {limit:,g} on")
+        )
 
     # --- what rules read ----------------------------------------------------------------------------------------
 
