@@ -126,10 +126,10 @@ def judged(log: Log, policy: Sequence[Controller], aims: Sequence[Aim], *, repla
     aim = next((one for one in aims if one[0] in evaluated), None)
     rows = list(_report_rows(log, aim))
     fired = firings(policy, log.rows)
-    stop = next((one.index for one in fired if STOP in one.operations), None)
+    stop = next((one.row for one in fired if STOP in one.operations), None)
     end = plain_report.last_row(rows, stop)
-    fired = [one for one in fired if one.index <= end]
-    asked = {log.rows[one.index].step: one.index for one in fired if SAVE in one.operations}
+    fired = [one for one in fired if one.row <= end]
+    asked = {log.rows[one.row].step: one.row for one in fired if SAVE in one.operations}
     saves = {index: row.size_bytes or 0 for index, row in enumerate(log.rows) if row.kind == "save"}
     orders = any(SAVE in one.operations for one in policy)
     numbers = plain_report.report_of(rows, stop, saves, [*asked.values()], drops_own=replaces and orders)

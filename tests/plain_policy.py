@@ -170,7 +170,7 @@ class Controller:
 class Firing(NamedTuple):
     """A decision: the row at which a controller fires."""
 
-    index: int
+    row: int
     controller: str
     operations: tuple[str, ...]
 

@@ -227,7 +227,7 @@ def check_run(result: RunResult, expected: plain.Judged) -> None:
     numbers, predicted = expected.numbers, result.predicted
     assert predicted is not None, result.notes
     rows = expected.log.rows
-    fired = [(one.controller, rows[one.index].step, rows[one.index].kind) for one in expected.fired]
+    fired = [(one.controller, rows[one.row].step, rows[one.row].kind) for one in expected.fired]
     assert [(one.outcome.controller, one.outcome.step, one.event) for one in result.decisions] == fired
     assert (result.stop is not None) == expected.is_stopped
     assert (not result.could_not_fire) == expected.could_fire
@@ -253,6 +253,8 @@ def check_all(report: Backtest, expected: Sequence[plain.Judged], family: str | 
     assert total["could_fire"] == len(able)
     assert total["fired"] == sum(bool(one.fired) for one in expected)
     assert total["stopped"] == sum(one.is_stopped for one in expected)
+    same = {(result.family, own) for result, own in zip(report.results, families, strict=True)}
+    assert len(same) == len({result.family for result in report.results}) == len(set(families))
     assert total["families"]["count"] == len({one.log.family(family) for one in able})
     by_unit = {one["unit"]: (one["steps"], one["steps_saved"]) for one in total["steps_by_unit"]}
     assert by_unit == plain.steps_by_unit(able)
@@ -261,6 +263,7 @@ def check_all(report: Backtest, expected: Sequence[plain.Judged], family: str | 
         values = [one.regret(name) for one in expected]
         check_spread(total[name], values, families)
         assert total[name]["above_1_percent"] == sum(value is not None and value > 0.01 for value in values)
+    assert set(total["absolute_regret"]) == {one.aim[0] for one in expected if one.aim}
     for metric, found in total["absolute_regret"].items():
         own = [one.regret("regret") if one.aim and one.aim[0] == metric else None for one in expected]
         check_spread(found, own, families)
