@@ -106,10 +106,14 @@ def comparison(backtest: Backtest) -> list[dict[str, Any]]:
     """Return a row for the policy, and one per baseline with the run-by-run difference from the policy.
 
     All rows are over the same runs in which the policy could fire: those that each row scores, and in each column those
-    for which each row knows the number. Differences are the policy's value less the baseline's.
+    for which each row knows the number. A baseline that scores fewer than half of them has no numbers: its few runs
+    would be those of every row. Differences are the policy's value less the baseline's.
     """
+    able = sum(not result.could_not_fire for result in backtest.results)
     scores: dict[str, Sequence[BaselineScore | None]] = {
-        outcome.baseline.name: outcome.standings for outcome in backtest.baselines if outcome.standings
+        outcome.baseline.name: outcome.standings
+        for outcome in backtest.baselines
+        if outcome.standings and 2 * _scored(outcome, backtest) >= able
     }
     scores[_POLICY] = [standing_of(result) for result in backtest.results]
     table = {name: _common([_values(own, name, backtest) for own in scores.values()], list(scores)) for name in _SCORED}
@@ -117,6 +121,14 @@ def comparison(backtest: Backtest) -> list[dict[str, Any]]:
     rows = [{"name": _POLICY, "title": title, "digest": backtest.policy.digest, **_summary(_POLICY, table, backtest)}]
     rows.extend(_baseline_row(outcome, table, backtest) for outcome in backtest.baselines)
     return rows
+
+
+def scored_on(outcome: BaselineOutcome, backtest: Backtest) -> str:
+    """Return in how many runs a baseline is scored, and why not in the others; empty if in all or none."""
+    able, scored = sum(not result.could_not_fire for result in backtest.results), _scored(outcome, backtest)
+    if outcome.baseline.pruner is None or not 0 < scored < able:
+        return ""
+    return f"scored on {scored} of {able} runs; the others have no clock times, or no metric judges them"
 
 
 def detection_json(backtest: Backtest) -> dict[str, Any] | None:
@@ -200,11 +212,17 @@ _Column = Mapping[str, Sequence[float | None]]
 def _baseline_row(outcome: BaselineOutcome, table: Mapping[str, _Column], backtest: Backtest) -> dict[str, Any]:
     name = outcome.baseline.name
     about = {"name": name, "title": outcome.baseline.title, "digest": outcome.digest}
-    if not outcome.standings:
-        return {**about, "reason": outcome.reason or "no run was judged"}
+    if name not in table["stopped"]:
+        return {**about, "reason": outcome.reason or scored_on(outcome, backtest) or "no run was judged"}
     families = [result.family for result in backtest.results]
     less = {key: asdict(paired_interval(table[key][_POLICY], table[key][name], families)) for key in _COMPARED}
     return {**about, **_summary(name, table, backtest), "policy_less_this": less}
+
+
+def _scored(outcome: BaselineOutcome, backtest: Backtest) -> int:
+    """Return the number of runs that a baseline scores, of those in which the policy could fire."""
+    pairs = zip(outcome.standings, backtest.results, strict=bool(outcome.standings))
+    return sum(standing is not None and not result.could_not_fire for standing, result in pairs)
 
 
 def _summary(name: str, table: Mapping[str, _Column], backtest: Backtest) -> dict[str, Any]:

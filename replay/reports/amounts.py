@@ -46,6 +46,17 @@ def _below_a_minute(seconds: float) -> str:
     return f"{1000 * seconds:.3g} ms" if 0 < abs(seconds) < 0.1 else f"{seconds:.3g} s"
 
 
+def percent(share: float) -> str:
+    """Format a share. A share that is not zero never looks like zero.
+
+    >>> percent(0.0), percent(0.0004), percent(0.004), percent(0.33)
+    ('0%', '<0.1%', '0.4%', '33%')
+    """
+    if 0 < abs(share) < 0.0005:
+        return "<0.1%"
+    return f"{share:.1%}" if 0 < abs(share) < 0.01 else f"{share:.0%}"
+
+
 def size(byte_count: float | None) -> str:
     """Format a byte count in decimal units."""
     if byte_count is None:

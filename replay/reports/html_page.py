@@ -20,19 +20,19 @@ from ..runs.results import Excluded, RunResult
 from ..runs.saves import asks_for_checkpoints
 from ..runs.validity import Validity
 from .aggregation import aggregate, comparison, detection_json, human_json, without_regret
-from .amounts import duration, short_duration, size
+from .amounts import duration, percent, short_duration, size
 from .decision_rows import NOTES, DecisionRow, decision_rows
 from .glossary import glossary
 from .html_templates import html_environment
 from .objectives import objective_sentences, rename_hints, renamed_text
 from .plots import Mark, run_plot, savings_plot
 from .sentences import (
-    BASELINE_NOTES,
     CLAUSE,
     DEPLOYABLE_REGRET,
     REGRET,
     SAVES,
     TRIMMED_MEAN,
+    baseline_notes,
     headline,
     no_objective_sentence,
     notices,
@@ -75,7 +75,6 @@ def report_page(backtest: Backtest) -> str:
     """Return the whole page: the verdict, the plots, the tables, and at the end the assumptions."""
     total, compared = aggregate(backtest), comparison(backtest)
     decisions = list(_listed_decisions(backtest))
-    scored = {outcome.baseline for outcome in backtest.baselines if outcome.standings}
     return _ENVIRONMENT.get_template("report.html").render(
         backtest=backtest,
         name=backtest.policy.name or Path(backtest.policy.source).stem,
@@ -92,7 +91,7 @@ def report_page(backtest: Backtest) -> str:
         left_out_sentence=_left_out_sentence(backtest),
         notices=notices(backtest, total),
         same_runs=same_runs_sentence(compared, total["could_fire"]),
-        baseline_notes=[text for one, text in BASELINE_NOTES.items() if one in scored],
+        baseline_notes=list(baseline_notes(compared)),
         clause=CLAUSE,
         labels=[(label, NOTES[Validity(label)]) for label in backtest.validity_counts()],
         compared=compared,
@@ -123,7 +122,11 @@ def _cards(backtest: Backtest, total: Mapping[str, Any]) -> Iterator[tuple[str, 
     yield f"{total['stopped']} of {total['could_fire']}", f"runs would have been stopped{able}"
     for one in total["steps_by_unit"]:
         if one["steps"]:
-            yield f"{bound}{one['steps_saved'] / one['steps']:.0%}", f"of {one['steps']:,} {steps_of(one)} saved"
+            yield f"{bound}{percent(one['steps_saved'] / one['steps'])}", f"of {one['steps']:,} {steps_of(one)} saved"
+    share = total["share_saved"]
+    if share["runs"] > 1:
+        within = "" if share["low"] is None else f" [{share['low']:.0%}, {share['high']:.0%}]"
+        yield f"{bound}{percent(share['mean'])}", f"of a run's steps saved on average{within}, median {share['median']:.0%}"
     if total["seconds_saved"] is not None:
         yield f"{bound}{duration(total['seconds_saved'])}", f"saved of {duration(total['elapsed_s'])}"
     if total["cost_saved"] is not None:
@@ -136,10 +139,11 @@ def _cards(backtest: Backtest, total: Mapping[str, Any]) -> Iterator[tuple[str, 
             within = "" if regret["low"] is None else f" [{regret['low']:.2%}, {regret['high']:.2%}]"
             typical = f"median {regret['median']:.2%}, trimmed mean {regret['trimmed_mean']:.2%}"
             yield f"{regret['mean']:.2%}", f"mean {title}{within}, {typical}, worst {regret['max']:.2%}"
-    for metric, absolute in total["absolute_regret"].items():
-        if absolute["runs"]:
-            typical = f"median {absolute['median']:.4g}, trimmed mean {absolute['trimmed_mean']:.4g}"
-            yield f"{absolute['mean']:.4g}", f"mean regret in units of {metric}, {typical}, worst {absolute['max']:.4g}"
+    metrics = [(metric, absolute) for metric, absolute in total["absolute_regret"].items() if absolute["runs"]]
+    if len(metrics) == 1:  # The JSON and the terminal have those of several.
+        ((metric, absolute),) = metrics
+        typical = f"median {absolute['median']:.4g}, trimmed mean {absolute['trimmed_mean']:.4g}"
+        yield f"{absolute['mean']:.4g}", f"mean regret in units of {metric}, {typical}, worst {absolute['max']:.4g}"
 
 
 def _left_out(backtest: Backtest) -> dict[str, Sequence[Any]]:

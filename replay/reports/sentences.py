@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from statistics import fmean
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -23,10 +24,12 @@ from .aggregation import (
     comparison,
     detection_json,
     human_json,
+    regrets,
+    scored_on,
     with_few_evaluations,
     without_regret,
 )
-from .amounts import duration, short_duration, size
+from .amounts import duration, percent, short_duration, size
 from .decision_rows import NOTES
 from .objectives import objective_sentences, renamed_text
 
@@ -65,12 +68,13 @@ def headline(backtest: Backtest) -> str:
     runs, is_part = counted(total["runs"], "run", ","), total["could_fire"] < total["runs"]
     which = "of these" if is_part else f"of {runs}"
     stopped = f"{total['stopped']} {which}{_savings(total)}" if total["stopped"] else f"none {which}"
+    cost = _cost(backtest, total) if total["stopped"] else ()
     could = _could_fire(total)
     if not total["could_fire"]:
         said = f"{could}."
     else:
         said = f"{could}. It would have stopped {stopped}." if is_part else f"The policy would have stopped {stopped}."
-    return " ".join((said, *_unknown(total)))
+    return " ".join((said, *cost, *_unknown(total), *_other_families(backtest, total)))
 
 
 def _could_fire(total: Mapping[str, Any]) -> str:
@@ -79,23 +83,58 @@ def _could_fire(total: Mapping[str, Any]) -> str:
 
 
 def _savings(total: Mapping[str, Any]) -> str:
-    """Describe what stopping saves, and the regret it costs."""
+    """Describe what stopping saves: of all steps, and of a run's own, since one long run can outweigh many short ones."""
     by_unit = [one for one in total["steps_by_unit"] if one["steps"]]
     if not by_unit:
         return ""
     least = "at least " if total["right_censored"] else ""
     is_all = total["could_fire"] == total["runs"]
-    form = "all {}" if is_all else f"the {{}} of all {total['could_fire']:,}"
-    shares = [f"{one['steps_saved'] / one['steps']:.0%} of {form.format(steps_of(one))}" for one in by_unit]
+    whose = "all" if is_all else "their"
+    shares = [f"{percent(one['steps_saved'] / one['steps'])} of {whose} {steps_of(one)}" for one in by_unit]
     saved = f" and saved {least}{', '.join(shares)}"
     if total["seconds_saved"]:
         saved += f" ({short_duration(total['seconds_saved'])})"
+    share = total["share_saved"]
+    return saved if share["runs"] < 2 else f"{saved}; on average {percent(share['mean'])} of a run's own"
+
+
+def _cost(backtest: Backtest, total: Mapping[str, Any]) -> Iterator[str]:
+    """Yield what the stops cost. Runs that the policy let be have no regret, and say nothing about its stops."""
     regret = total["relative_regret"]
-    if not regret["runs"]:
-        return saved
-    return (
-        f"{saved}, at a mean regret of {regret['mean']:.2%} (median {regret['median']:.2%}, worst {regret['max']:.2%})"
+    judged = _stops_judged(backtest)
+    if not judged:
+        if any(result.objective for result in backtest.results):
+            yield "What the stops cost is unknown: no stopped run can be judged."
+        return
+    of = counted(judged, "stopped run", ",")
+    yield (
+        f"In {regret['above_1_percent'] or 'none'} of {of} that can be judged, training on would have given a model "
+        f"more than {NOTABLE_REGRET:.0%} better."
     )
+    runs = counted(regret["runs"], "run", ",")
+    yield (
+        f"Regret over {runs}, stopped or not: mean {regret['mean']:.2%}, median {regret['median']:.2%}, "
+        f"worst {regret['max']:.2%}."
+    )
+
+
+def _stops_judged(backtest: Backtest) -> int:
+    """Return the number of stopped runs whose regret counts."""
+    pairs = zip(backtest.results, regrets(backtest), strict=True)
+    return sum(result.stop is not None and regret is not None for result, regret in pairs)
+
+
+def _other_families(backtest: Backtest, total: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the savings in the runs outside a family that has more than half of them."""
+    largest = total["families"]["largest"]
+    if not family_warning(total["families"], total["could_fire"]) or largest["runs"] == total["could_fire"]:
+        return
+    able = [result for result in backtest.results if not result.could_not_fire]
+    others = [result for result in able if (result.family.key, result.family.value) != (largest["key"], largest["value"])]
+    shares = [result.share_saved for result in others if result.share_saved is not None]
+    mean = f" and saved {percent(fmean(shares))} of a run's steps on average" if shares else ""
+    stopped = sum(result.stop is not None for result in others)
+    yield f"Of the other {counted(len(others), 'run', ',')} it would have stopped {stopped or 'none'}{mean}."
 
 
 def _unknown(total: Mapping[str, Any]) -> Iterator[str]:
@@ -241,7 +280,7 @@ def thinning_lines(backtest: Backtest) -> Iterator[str]:
 def _saved_line(total: Mapping[str, Any]) -> str:
     elapsed_s, by_unit = total["elapsed_s"], [one for one in total["steps_by_unit"] if one["steps"]]
     saved = ", ".join(
-        f"{one['steps_saved']:,} of {one['steps']:,} {steps_of(one)} ({one['steps_saved'] / one['steps']:.0%})"
+        f"{one['steps_saved']:,} of {one['steps']:,} {steps_of(one)} ({percent(one['steps_saved'] / one['steps'])})"
         + (f" in {counted(one['runs'], 'run', ',')}" if len(by_unit) > 1 else "")
         for one in by_unit
     )
@@ -314,20 +353,21 @@ def _note_lines(notes: Iterable[tuple[str, str]], names: Mapping[str, str] = _NO
 def _comparison_lines(backtest: Backtest) -> Iterator[str]:
     """Yield what the table of baselines does not show."""
     rows, able = comparison(backtest), sum(not result.could_not_fire for result in backtest.results)
-    yield from (f"{row['title']}: {row['reason']}." for row in rows if "reason" in row)
     for row, outcome in zip(rows[1:], backtest.baselines, strict=True):
-        pairs = zip(outcome.standings, backtest.results, strict=bool(outcome.standings))
-        known = sum(standing is not None and not result.could_not_fire for standing, result in pairs)
-        if outcome.baseline.pruner is not None and 0 < known < able:
-            scored = f"{known} of {able} runs"
-            yield f"{row['title']}: scored on {scored}; the others have no clock times, or no metric judges them."
+        if reason := row.get("reason") or scored_on(outcome, backtest):
+            yield f"{row['title']}: {reason}."
     if len(rows) > 1 and (same := same_runs_sentence(rows, able)):
         yield same
     clear = [row["policy_less_this"]["share_saved"]["low"] is not None for row in rows if "policy_less_this" in row]
     if any(clear):
         yield "Δ: the policy minus the baseline, in percentage points; * marks a 95% interval that excludes 0."
-    with_scores = [outcome.baseline for outcome in backtest.baselines if outcome.standings]
-    yield from (BASELINE_NOTES[baseline] for baseline in with_scores if baseline in BASELINE_NOTES)
+    yield from baseline_notes(rows)
+
+
+def baseline_notes(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Yield explanations of the baselines in the rows of a comparison."""
+    shown = {row["name"] for row in rows if "reason" not in row}
+    yield from (note for one, note in BASELINE_NOTES.items() if one.name in shown)
 
 
 def same_runs_sentence(rows: Sequence[Mapping[str, Any]], runs: int) -> str:
@@ -347,6 +387,8 @@ def _regret_lines(total: Mapping[str, Any], backtest: Backtest) -> Iterator[str]
     regret, deployable = total["relative_regret"], total["relative_deployable_regret"]
     if regret["runs"]:
         share = f"{regret['share_above_1_percent']:.0%} of {counted(regret['runs'], 'run', ',')}"
+        if (judged := _stops_judged(backtest)) < regret["runs"]:
+            share += f" ({regret['above_1_percent']:,} of the {judged:,} that it stops)"
         yield (
             f"In {share} the best evaluation before the stop was "
             f"more than {NOTABLE_REGRET:.0%} worse than the run's best."
