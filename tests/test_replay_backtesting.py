@@ -281,7 +281,7 @@ def test_the_demo_s_numbers_agree_with_a_plain_recomputation(demo_store: Path) -
 
     run = next(run for run in open_store(demo_store) if run.info.last.policy is None)
     events = list(run.events())
-    result = one(backtest(load_policy(shipped_policies()["trac_fig4"]), [run]))
+    result = one(backtest(load_policy(shipped_policies()["trac_fig4"]), [run], saves="replace"))
 
     window: list[float] = []
     saves: set[int] = set()

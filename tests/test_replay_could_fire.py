@@ -176,7 +176,7 @@ def test_a_controller_that_could_not_fire_is_counted_among_the_runs_in_which_the
     runs += [store_record(training(evaluations=20), run_id="whole", sealed=True)]
     lines = summary_lines(backtest(load_policy(shipped_policies()["overfitting"]), map(open_run, runs)))
 
-    assert lines[1] == "stop_overfitting could fire in 1 of these 4 runs."
+    assert "stop_overfitting could fire in 1 of these 4 runs." in lines
     assert not any(line.startswith("stop_not_finite could") for line in lines)
 
 
@@ -246,8 +246,9 @@ def test_the_report_counts_the_runs_in_which_the_policy_could_fire_first(report:
     said, lines = headline(report), summary_lines(report)
 
     assert said.startswith("The policy could fire in 10 of 24 runs. It would have stopped 8 of these and")
-    assert "saved 23% of the steps of all 10, at a mean regret of" in said
-    assert lines[0].startswith("The policy could fire in 10 of 24 runs; 8 of these would have been stopped")
+    assert "saved 23% of their steps; on average 23% of a run's own. In none of 8 stopped runs that can be" in said
+    counts = "The policy could fire in 10 of 24 runs; 8 of these would have been stopped"
+    assert any(line.startswith(counts) for line in lines)
     assert "6 runs, such as no-eval-0: could not fire: no 'eval_loss' of evaluate events." in lines
     assert "5 runs, such as no-step-0: could not fire: no step_end event." in lines
     assert "few-0: could not fire: fewer than 10 values of 'eval_loss' of evaluate events." in lines

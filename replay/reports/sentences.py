@@ -268,7 +268,7 @@ def thinning_lines(backtest: Backtest) -> Iterator[str]:
     intervals = [
         result.log_interval_steps
         for result in backtest.results
-        if thinning_note(result.log_interval_steps) in result.notes
+        if not result.could_not_fire and thinning_note(result.log_interval_steps) in result.notes
     ]
     if intervals:
         least, most = min(intervals), max(intervals)
