@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from markupsafe import escape
 
 from steptape import Policy, backtest, load_policy, open_run, sweep
 from steptape.replay.backtests.backtesting import Backtest
@@ -253,7 +254,7 @@ def test_the_report_counts_the_runs_in_which_the_policy_could_fire_first(report:
     assert "5 runs, such as no-step-0: could not fire: no step_end event." in lines
     assert "few-0: could not fire: fewer than 10 values of 'eval_loss' of evaluate events." in lines
     assert sum(row[-1] == "cannot fire" for row in table_rows(report)) == 14
-    assert said in report_page(report).replace("\N{NO-BREAK SPACE}", " ")
+    assert escape(said) in report_page(report).replace("\N{NO-BREAK SPACE}", " ")
     assert report_page(report).count("could not fire</span>") == 14
 
 

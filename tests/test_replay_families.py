@@ -23,7 +23,7 @@ from steptape.replay.backtests.baselines import BASELINES
 from steptape.replay.reports.aggregation import aggregate, comparison, without_regret
 from steptape.replay.reports.html_page import report_page
 from steptape.replay.reports.json_report import report_json
-from steptape.replay.reports.sentences import summary_lines
+from steptape.replay.reports.sentences import headline, summary_lines
 from steptape.replay.runs.families import Family, family_of
 from steptape.rules.policy_file.policy import parse_policy
 from steptape.store.events import Event
@@ -255,6 +255,51 @@ controllers:
 
     assert said in summary_lines(report)
     assert said in report_page(report)
+
+
+def test_a_baseline_that_scores_few_runs_leaves_the_other_rows_alone(
+    policy: Policy, record: Callable[..., Run]
+) -> None:
+    """ASHA needs clocks: one run of five has one, and the table is over all five."""
+    runs = [record(f"run-{number}", curve(number), clock=number == 0) for number in range(5)]
+    report = backtest(policy, runs, baselines=[BASELINES[name] for name in ("oracle", "asha")])
+    own, oracle, asha = comparison(report)
+
+    assert own["runs"] == oracle["runs"] == 5
+    assert asha["reason"].startswith("scored on 1 of 5 runs; the others have no clock times")
+    assert f"ASHA (Ray Tune): {asha['reason']}." in summary_lines(report)
+
+
+def test_the_verdict_has_the_runs_outside_a_large_family(policy: Policy, record: Callable[..., Run]) -> None:
+    """Stops that are free in the family cost the others dearly, and the means hide it."""
+    free, costly = [1.0, 2.5, 3.0, 3.5, 4.0], [1.9, 2.5, 0.5, 0.4, 0.3]
+    runs = [record(f"one-{n}", [value + n / 100 for value in free], group="one") for n in range(8)]
+    runs += [record(f"other-{n}", [value + n / 100 for value in costly], group=f"g{n}") for n in range(2)]
+    said = headline(backtest(policy, runs))
+
+    assert (
+        "In 2 of 10 stopped runs that can be judged, training on would have given a model more than 1% better." in said
+    )
+    assert said.endswith(
+        "Of the other 2 runs it would have stopped 2 and saved 60% of a run's steps on average; in 2 of 2 stopped runs "
+        "that can be judged, training on would have given a model more than 1% better."
+    )
+
+
+def test_runs_that_are_not_stopped_are_no_evidence_that_stops_are_free(
+    policy: Policy, record: Callable[..., Run]
+) -> None:
+    """The stopped run has too few evaluations; the others' regret of 0 % says nothing about it."""
+    runs = [
+        record("stopped", [1.0, 3.0]),
+        *(record(f"let-be-{n}", [1 / (step + n) for step in range(1, 7)]) for n in range(3)),
+    ]
+    report = backtest(policy, runs)
+    unknown = "What the stops cost is unknown: no stopped run can be judged."
+
+    assert unknown in headline(report)
+    assert unknown in summary_lines(report)
+    assert "mean regret" not in report_page(report)
 
 
 def test_a_run_with_few_evaluations_counts_in_no_mean_of_regret(policy: Policy, record: Callable[..., Run]) -> None:

@@ -38,6 +38,7 @@ from .sentences import (
     notices,
     same_runs_sentence,
     steps_of,
+    stops_judged,
     thinning_lines,
 )
 
@@ -126,13 +127,23 @@ def _cards(backtest: Backtest, total: Mapping[str, Any]) -> Iterator[tuple[str, 
     share = total["share_saved"]
     if share["runs"] > 1:
         within = "" if share["low"] is None else f" [{share['low']:.0%}, {share['high']:.0%}]"
-        yield f"{bound}{percent(share['mean'])}", f"of a run's steps saved on average{within}, median {share['median']:.0%}"
+        yield (
+            f"{bound}{percent(share['mean'])}",
+            f"of a run's steps saved on average{within}, median {share['median']:.0%}",
+        )
     if total["seconds_saved"] is not None:
         yield f"{bound}{duration(total['seconds_saved'])}", f"saved of {duration(total['elapsed_s'])}"
     if total["cost_saved"] is not None:
         yield f"{bound}{total['cost_saved']:,.2f}", f"saved at {backtest.cost_per_hour:g} per rank-hour"
     if total["checkpoint_bytes"] and total["bytes_saved"] is not None:
         yield size(total["bytes_saved"]), f"of {size(total['checkpoint_bytes'])} of checkpoints saved"
+    yield from _regret_cards(backtest, total)
+
+
+def _regret_cards(backtest: Backtest, total: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield what the stops cost; nothing if no stopped run can be judged."""
+    if total["stopped"] and not stops_judged(backtest, backtest.results):
+        return
     for key, title in (("relative_regret", "regret"), ("relative_deployable_regret", "deployable regret")):
         regret = total[key]
         if regret["runs"]:

@@ -15,6 +15,7 @@ from ..backtests.baselines import ASHA, ORACLE, RANDOM
 from ..intervals import FEWEST_FAMILIES, TRIMMED
 from ..runs.history import UPDATES
 from ..runs.regret import FEWEST_EVALUATIONS
+from ..runs.results import RunResult
 from ..runs.saves import Saves, asks_for_checkpoints
 from ..runs.thinning import thinning_note
 from ..runs.validity import Validity
@@ -44,6 +45,7 @@ _NUMBER: Final = re.compile(r"(?<![\w'])\d[\d.]*(?![\w'])")
 REGRET: Final = "Regret is how much worse the best evaluation before a stop is than the run's best."
 DEPLOYABLE_REGRET: Final = "Deployable regret compares only evaluations at steps with a checkpoint."
 TRIMMED_MEAN: Final = f"A trimmed mean leaves out the lowest and the highest {TRIMMED:.0%} of the runs."
+UNKNOWN_COST: Final = "What the stops cost is unknown: no stopped run can be judged."
 CLAUSE: Final = "A clause is one of the conditions that a rule joins by 'and', 'or' and 'not'."
 BASELINE_NOTES: Final = MappingProxyType(
     {
@@ -83,7 +85,7 @@ def _could_fire(total: Mapping[str, Any]) -> str:
 
 
 def _savings(total: Mapping[str, Any]) -> str:
-    """Describe what stopping saves: of all steps, and of a run's own, since one long run can outweigh many short ones."""
+    """Describe what stopping saves: of all steps, and of a run's own, as one long run can outweigh many short ones."""
     by_unit = [one for one in total["steps_by_unit"] if one["steps"]]
     if not by_unit:
         return ""
@@ -99,42 +101,51 @@ def _savings(total: Mapping[str, Any]) -> str:
 
 
 def _cost(backtest: Backtest, total: Mapping[str, Any]) -> Iterator[str]:
-    """Yield what the stops cost. Runs that the policy let be have no regret, and say nothing about its stops."""
-    regret = total["relative_regret"]
-    judged = _stops_judged(backtest)
-    if not judged:
+    """Yield what the stops cost. A run that the policy does not stop says nothing about its stops."""
+    if not (judged := stops_judged(backtest, backtest.results)):
         if any(result.objective for result in backtest.results):
-            yield "What the stops cost is unknown: no stopped run can be judged."
+            yield UNKNOWN_COST
         return
-    of = counted(judged, "stopped run", ",")
-    yield (
-        f"In {regret['above_1_percent'] or 'none'} of {of} that can be judged, training on would have given a model "
-        f"more than {NOTABLE_REGRET:.0%} better."
-    )
+    regret = total["relative_regret"]
     runs = counted(regret["runs"], "run", ",")
+    yield f"In {_worse(judged)}."
     yield (
         f"Regret over {runs}, stopped or not: mean {regret['mean']:.2%}, median {regret['median']:.2%}, "
         f"worst {regret['max']:.2%}."
     )
 
 
-def _stops_judged(backtest: Backtest) -> int:
-    """Return the number of stopped runs whose regret counts."""
+def _worse(judged: Sequence[float]) -> str:
+    """Say in how many stopped runs training on would have been worth it."""
+    above = sum(regret > NOTABLE_REGRET for regret in judged)
+    return (
+        f"{above or 'none'} of {counted(len(judged), 'stopped run', ',')} that can be judged, training on would have "
+        f"given a model more than {NOTABLE_REGRET:.0%} better"
+    )
+
+
+def stops_judged(backtest: Backtest, results: Sequence[RunResult]) -> list[float]:
+    """Return the regrets of those of the runs that the policy stops and that can be judged."""
+    asked = {result.run_id for result in results if result.stop is not None}
     pairs = zip(backtest.results, regrets(backtest), strict=True)
-    return sum(result.stop is not None and regret is not None for result, regret in pairs)
+    return [regret for result, regret in pairs if result.run_id in asked and regret is not None]
 
 
 def _other_families(backtest: Backtest, total: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the savings in the runs outside a family that has more than half of them."""
+    """Yield the savings and the cost in the runs outside a family that has more than half of them."""
     largest = total["families"]["largest"]
-    if not family_warning(total["families"], total["could_fire"]) or largest["runs"] == total["could_fire"]:
+    is_warned = family_warning(total["families"], total["could_fire"])
+    if not total["stopped"] or not is_warned or largest["runs"] == total["could_fire"]:
         return
+    family = (largest["key"], largest["value"])
     able = [result for result in backtest.results if not result.could_not_fire]
-    others = [result for result in able if (result.family.key, result.family.value) != (largest["key"], largest["value"])]
+    others = [result for result in able if (result.family.key, result.family.value) != family]
     shares = [result.share_saved for result in others if result.share_saved is not None]
     mean = f" and saved {percent(fmean(shares))} of a run's steps on average" if shares else ""
     stopped = sum(result.stop is not None for result in others)
-    yield f"Of the other {counted(len(others), 'run', ',')} it would have stopped {stopped or 'none'}{mean}."
+    judged = stops_judged(backtest, others)
+    worse = f"; in {_worse(judged)}" if judged else ""
+    yield f"Of the other {counted(len(others), 'run', ',')} it would have stopped {stopped or 'none'}{mean}{worse}."
 
 
 def _unknown(total: Mapping[str, Any]) -> Iterator[str]:
@@ -387,8 +398,11 @@ def _regret_lines(total: Mapping[str, Any], backtest: Backtest) -> Iterator[str]
     regret, deployable = total["relative_regret"], total["relative_deployable_regret"]
     if regret["runs"]:
         share = f"{regret['share_above_1_percent']:.0%} of {counted(regret['runs'], 'run', ',')}"
-        if (judged := _stops_judged(backtest)) < regret["runs"]:
-            share += f" ({regret['above_1_percent']:,} of the {judged:,} that it stops)"
+        judged = len(stops_judged(backtest, backtest.results))
+        if judged < regret["runs"]:
+            share += f" ({regret['above_1_percent']:,} of the {judged:,} that it stops)" if judged else ""
+        if total["stopped"] and not judged:
+            yield UNKNOWN_COST
         yield (
             f"In {share} the best evaluation before the stop was "
             f"more than {NOTABLE_REGRET:.0%} worse than the run's best."
