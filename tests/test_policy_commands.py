@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -75,13 +76,14 @@ def test_the_messages_about_a_policy_against_runs_are_those_of_the_golden_file(r
     )
 
 
-def test_further_runs_may_follow_the_first_as_a_shell_writes_them(run: Path) -> None:
+def test_further_runs_may_follow_the_first_as_a_shell_writes_them(run: Path, tmp_path: Path) -> None:
     """``--against runs/*`` expands to one option and further arguments; a run's folder is never taken for a policy."""
-    result = call(DATA, "check", "loss_spike", "--against", run, run, run)
+    runs = [shutil.copytree(run, tmp_path / name) for name in ("first", "second", "third")]
+    result = call(DATA, "check", "loss_spike", "--against", *runs, run, run)
 
     assert result.returncode == 1
-    assert "any of the 3 runs given" in result.stdout
-    assert "4 warnings against 3 runs" in result.stdout
+    assert "any of the 4 runs given" in result.stdout
+    assert "4 warnings against 4 runs" in result.stdout
 
 
 def test_every_message_can_be_jumped_to(run: Path) -> None:

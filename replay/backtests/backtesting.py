@@ -304,10 +304,11 @@ class _Facts:
             asked = None if identity is None else ("facts", *identity, self.settings.cache_key_parts(run))
             codec = ValueCodec(ReplayedRun, given=self.policy)
             facts, was_kept = cached_answer(self.cache, run, asked, codec, lambda: self._read(run))
-            facts = replace(facts, family=family_of(read_run_info(run.folder), self.family))
+            if was_kept:
+                facts = replace(facts, family=family_of(read_run_info(run.folder), self.family))
         except TelemetryError as error:
             return error, 0
         return facts, 0 if was_kept else facts.identity.event_count
 
     def _read(self, run: Run) -> ReplayedRun:
-        return facts_of_run(self.policy, run, self.settings)
+        return facts_of_run(self.policy, run, self.settings, self.family)

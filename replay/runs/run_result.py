@@ -22,7 +22,7 @@ from ...store.run import Run
 from .appearances import StreamAppearances, nan_filtered_in
 from .detection import Alarm, Detection, detect
 from .event_stream import event_stream
-from .families import UNKNOWN_FAMILY, Family
+from .families import UNKNOWN_FAMILY, Family, family_of
 from .history import (
     NOTHING_ROLLED_BACK,
     UPDATES,
@@ -131,17 +131,25 @@ class BacktestSettings:
 DEFAULT_SETTINGS = BacktestSettings()
 
 
-def facts_of_run(policy: Policy, run: Run, settings: BacktestSettings = DEFAULT_SETTINGS) -> ReplayedRun:
+def facts_of_run(
+    policy: Policy, run: Run, settings: BacktestSettings = DEFAULT_SETTINGS, family: str | None = None
+) -> ReplayedRun:
     """Read what a run recorded, and replay a policy over it.
+
+    Args:
+        policy: The policy.
+        run: The run.
+        settings: The settings of the backtest.
+        family: The key of families; None for the default.
 
     Raises:
         TelemetryError: The run cannot be read.
     """
     with collection_paused():
-        return run.read(lambda snapshot: _facts_at(policy, snapshot, settings))
+        return run.read(lambda snapshot: _facts_at(policy, snapshot, settings, family))
 
 
-def _facts_at(policy: Policy, snapshot: Snapshot, settings: BacktestSettings) -> ReplayedRun:
+def _facts_at(policy: Policy, snapshot: Snapshot, settings: BacktestSettings, family: str | None) -> ReplayedRun:
     """Return the facts of one snapshot of a run."""
     info = snapshot.info
     events, rolled_back = read_lineage(snapshot, samples=policy.reads_samples, renames=settings.renames)
@@ -164,6 +172,7 @@ def _facts_at(policy: Policy, snapshot: Snapshot, settings: BacktestSettings) ->
         rolled_back=rolled_back,
         identity=identity,
         restored_steps=restored_steps(info.attempts),
+        family=family_of(info, family),
         step_unit=step_unit_of(info.source),
         of_study=study_of(snapshot, settings.renames),
         lacked=lacked_metrics(policy, snapshot, settings.renames),
