@@ -39,7 +39,7 @@ class Positions:
 
     @property
     def step_unit(self) -> str:
-        """What the steps count so far, as in ``ImportedRun``; empty where only progress bars count."""
+        """The unit of the steps so far, as in ``ImportedRun``; empty where only progress bars count."""
         if self._step is not None or self._steps_per_epoch is not None:
             return "updates"
         return "" if self._epoch is None else "epochs"

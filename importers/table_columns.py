@@ -83,7 +83,7 @@ class TableColumns:
 
     @property
     def step_unit(self) -> str:
-        """What the steps count, as in ``ImportedRun``: a column that the user names counts what it is called."""
+        """The unit of the steps, as in ``ImportedRun``. A column with a name of its own is its own unit."""
         name = self.step.strip().casefold()
         if "timesteps" in name:
             return "timesteps"

@@ -153,7 +153,7 @@ class Bar(NamedTuple):
 
 
 class LogLine(NamedTuple):
-    """What a line says.
+    """The counters and values of one line.
 
     Attributes:
         counters: Its counters by rank, at most one of each.

@@ -290,7 +290,7 @@ class _Facts:
     """The function mapped over runs: returns the facts of a run, and the number of events read.
 
     For a run that cannot be read it returns the error, so that the others are still judged. The cache keeps facts of
-    any key of families: a family is told from ``run.json`` alone.
+    any key of families, since a family follows from ``run.json`` alone.
     """
 
     policy: Policy

@@ -63,7 +63,7 @@ class Sweep:
 
     @property
     def step_units(self) -> tuple[str, ...]:
-        """What the steps of the judged runs count."""
+        """The units of the judged runs' steps."""
         return tuple(sorted({run.step_unit for run in self.runs}))
 
     @property
