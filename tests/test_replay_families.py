@@ -314,7 +314,7 @@ def test_a_run_with_few_evaluations_counts_in_no_mean_of_regret(policy: Policy, 
     assert [(run.run_id, run.reason) for run in without_regret(report)] == [
         (run_id, "it has fewer than 5 evaluations, so its best says little") for run_id in ("one", "four")
     ]
-    assert "Left out of regret: 2 runs with fewer than 5 evaluations (one, four)." in summary_lines(report)
+    assert "Left out of regret: 2 runs with fewer than 5 evaluations (four, one)." in summary_lines(report)
 
 
 def test_medians_trimmed_means_and_absolute_regret_stand_beside_the_mean(

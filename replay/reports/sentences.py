@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from operator import itemgetter
 from statistics import fmean
 from types import MappingProxyType
 from typing import Any, Final
@@ -347,13 +348,16 @@ def _bounds_sentence(count: int) -> str:
 def _note_lines(notes: Iterable[tuple[str, str]], names: Mapping[str, str] = _NO_NAMES) -> Iterator[str]:
     """Yield notes on runs. Notes of many runs that differ at most in numbers share a line; JSON and page list them all.
 
+    Runs are in order of their names: the order of a store follows clocks, which copies of the same logs can differ in.
+
     Args:
         notes: The notes, each with the id of its run.
         names: Names of runs by id, shown instead of the id.
     """
     sharing: dict[str, list[tuple[str, str]]] = {}
-    for run_id, note in notes:
-        sharing.setdefault(_NUMBER.sub("", note), []).append((names.get(run_id) or run_id, note))
+    named = ((names.get(run_id) or run_id, note) for run_id, note in notes)
+    for name, note in sorted(named, key=itemgetter(0)):
+        sharing.setdefault(_NUMBER.sub("", note), []).append((name, note))
     for noted in sharing.values():
         if len(noted) <= _NAMED:
             yield from (f"{name}: {note}." for name, note in noted)
@@ -412,7 +416,7 @@ def _regret_lines(total: Mapping[str, Any], backtest: Backtest) -> Iterator[str]
         if absolute["runs"]:
             yield f"The same in units of {metric}: {_spread_text(absolute, '.4g')}."
     if few := with_few_evaluations(backtest):
-        names = ", ".join(run.name for run in few[:_NAMED]) + (", ..." if len(few) > _NAMED else "")
+        names = ", ".join(sorted(run.name for run in few)[:_NAMED]) + (", ..." if len(few) > _NAMED else "")
         runs = counted(len(few), "run", ",")
         yield f"Left out of regret: {runs} with fewer than {FEWEST_EVALUATIONS} evaluations ({names})."
     if deployable["runs"]:
