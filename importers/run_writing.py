@@ -138,12 +138,8 @@ class Courses:
             return SourceEnding.OPEN if run.status == "running" else SourceEnding.STATED
         planned, done = run.plan.max_steps(), self.by_attempt[max(self.by_attempt)].steps
         spacing = max(course.spacing for course in self.by_attempt.values())
-        lacks = planned is not None and planned - done > spacing
-        return (
-            SourceEnding.BEFORE_PLAN
-            if (lacks if run.is_unfinished is None else run.is_unfinished)
-            else SourceEnding.UNKNOWN
-        )
+        is_short = planned is not None and planned - done > spacing
+        return SourceEnding.BEFORE_PLAN if is_short else SourceEnding.UNKNOWN
 
 
 def write_new(

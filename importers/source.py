@@ -51,7 +51,6 @@ class ImportedRun:
             it has not ended, None where it does not say.
         started_ns, ended_ns: Wall clock; None to take it from the facts.
         failure: The exception that ended it, where the source has it.
-        is_unfinished: Whether the source ends before its plan; None to compare the last step with the plan.
         objective: The metric of ``evaluate`` events that the source optimises, and ``min`` or ``max``; None where the
             source does not say.
         nan_filtered: Metrics whose tool replaces NaN and infinities before it logs them, as far as the source says.
@@ -70,7 +69,6 @@ class ImportedRun:
     started_ns: int | None = None
     ended_ns: int | None = None
     failure: dict[str, str] | None = None
-    is_unfinished: bool | None = None
     objective: tuple[str, str] | None = None
     nan_filtered: tuple[str, ...] = ()
     step_unit: str = ""

@@ -119,9 +119,9 @@ def test_saves_says_what_becomes_of_the_loop_s_own_checkpoints(
         return result.stdout
 
     printed = cli("backtest", *asked, "--html", tmp_path / "report.html")
-    whose = "the loop's own and the policy's" if handling == "keep" else "the policy's in place of the loop's own"
-    assert f"The loop saved 2 checkpoints; under the policy it would have saved {checkpoints}: {whose}" in printed
-    assert f"checkpoints: {whose}".replace("'", "&#39;") in (tmp_path / "report.html").read_text(encoding="utf-8")
+    whose = f"The policy's checkpoints {'come on top of' if handling == 'keep' else 'replace'} the loop's own."
+    assert f"The loop saved 2 checkpoints; under the policy it would have saved {checkpoints}. {whose}" in printed
+    assert whose.replace("'", "&#39;") in (tmp_path / "report.html").read_text(encoding="utf-8")
     assert json.loads(cli("backtest", *asked, "--json"))["runs"][0]["predicted"]["checkpoints"] == checkpoints
     swept = json.loads(cli("sweep", *asked, "--set", "high=2", "--json"))
     assert (swept["checkpoints"], swept["saves"]) == (checkpoints, handling)

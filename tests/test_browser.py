@@ -324,7 +324,7 @@ def test_a_backtest_is_run_read_and_run_again_with_another_parameter(open_page: 
 
     assert (first, second) == (1, 0)
     assert "spike = 100" in popup.value.inner_text("body")
-    assert "checkpoints: the policy's in place of the loop's own" in popup.value.inner_text("body")
+    assert "The policy's checkpoints replace the loop's own." in popup.value.inner_text("body")
 
 
 def test_metrics_are_renamed_and_the_objective_is_named_on_the_page(open_page: Callable[..., Any]) -> None:

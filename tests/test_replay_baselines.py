@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from steptape import backtest, open_run
 from steptape.replay.backtests.backtesting import Backtest
 from steptape.replay.backtests.baselines import BASELINES, baseline_policy
-from steptape.replay.reports.aggregation import aggregate, comparison
+from steptape.replay.reports.aggregation import aggregate
+from steptape.replay.reports.baseline_rows import comparison
 from steptape.replay.runs.objective import declared_objective
 from steptape.replay.runs.replaying import replay_events
 from steptape.rules.policy_file.policy import parse_policy

@@ -16,12 +16,14 @@ from steptape import Policy, backtest, load_policy, open_run, sweep
 from steptape.replay.backtests.backtesting import Backtest
 from steptape.replay.backtests.baselines import BASELINES
 from steptape.replay.backtests.policy_diff import diff_policies
-from steptape.replay.reports.aggregation import aggregate, comparison
+from steptape.replay.reports.aggregation import aggregate
+from steptape.replay.reports.baseline_rows import comparison
 from steptape.replay.reports.diff_report import diff_json, diff_lines
 from steptape.replay.reports.html_page import report_page
 from steptape.replay.reports.json_report import report_json
-from steptape.replay.reports.sentences import headline, summary_lines
+from steptape.replay.reports.sentences import summary_lines
 from steptape.replay.reports.terminal_tables import table_rows
+from steptape.replay.reports.verdict import verdict
 from steptape.replay.runs.results import RunResult
 from steptape.rules.policy_file.policy import parse_policy, shipped_policies
 from steptape.store.events import Event
@@ -175,10 +177,10 @@ def test_a_controller_that_could_not_fire_is_counted_among_the_runs_in_which_the
     """The guard against NaN can fire nearly anywhere; the report says in how many runs the real stop could."""
     runs = [store_record(steps(*[1.0] * 30), run_id=f"no-eval-{n}", sealed=True) for n in range(3)]
     runs += [store_record(training(evaluations=20), run_id="whole", sealed=True)]
-    lines = summary_lines(backtest(load_policy(shipped_policies()["overfitting"]), map(open_run, runs)))
+    report = backtest(load_policy(shipped_policies()["overfitting"]), map(open_run, runs))
+    said = "The policy could fire in all 4 runs: stop_not_finite in 4, stop_overfitting in 1, stop_eval_not_finite in 1"
 
-    assert "stop_overfitting could fire in 1 of these 4 runs." in lines
-    assert not any(line.startswith("stop_not_finite could") for line in lines)
+    assert verdict(report, aggregate(report))[0].startswith(f"{said}. It would have stopped")
 
 
 def test_a_value_that_came_late_counts_at_the_step_that_awaited_it(store_record: Recorder) -> None:
@@ -244,17 +246,19 @@ def test_means_are_over_the_runs_in_which_the_policy_could_fire(report: Backtest
 
 def test_the_report_counts_the_runs_in_which_the_policy_could_fire_first(report: Backtest) -> None:
     """The first sentence has both counts; the reasons follow, each with its number of runs."""
-    said, lines = headline(report), summary_lines(report)
+    paragraphs, lines = verdict(report, aggregate(report)), summary_lines(report)
+    said = " ".join(paragraphs)
 
     assert said.startswith("The policy could fire in 10 of 24 runs. It would have stopped 8 of these and")
-    assert "saved 23% of their steps; on average 23% of a run's own. In none of 8 stopped runs that can be" in said
+    assert "saved 23% of their steps; on average 23% of a run's own, median 29%. In none of 8 stopped runs, " in said
     counts = "The policy could fire in 10 of 24 runs; 8 of these would have been stopped"
     assert any(line.startswith(counts) for line in lines)
     assert "6 runs, such as no-eval-0: could not fire: no 'eval_loss' of evaluate events." in lines
     assert "5 runs, such as no-step-0: could not fire: no step_end event." in lines
     assert "few-0: could not fire: fewer than 10 values of 'eval_loss' of evaluate events." in lines
     assert sum(row[-1] == "cannot fire" for row in table_rows(report)) == 14
-    assert escape(said) in report_page(report).replace("\N{NO-BREAK SPACE}", " ")
+    page = report_page(report).replace("\N{NO-BREAK SPACE}", " ")
+    assert all(f"<p>{escape(text)}</p>" in page for text in paragraphs)
     assert report_page(report).count("could not fire</span>") == 14
 
 

@@ -20,10 +20,12 @@ from steptape.importers.importing import import_sources
 from steptape.importers.registry import all_readers
 from steptape.importers.source import ReadOptions
 from steptape.replay.backtests.baselines import BASELINES
-from steptape.replay.reports.aggregation import aggregate, comparison, without_regret
+from steptape.replay.reports.aggregation import aggregate, without_regret
+from steptape.replay.reports.baseline_rows import comparison
 from steptape.replay.reports.html_page import report_page
 from steptape.replay.reports.json_report import report_json
-from steptape.replay.reports.sentences import headline, summary_lines
+from steptape.replay.reports.sentences import summary_lines
+from steptape.replay.reports.verdict import verdict
 from steptape.replay.runs.families import Family, family_of
 from steptape.rules.policy_file.policy import parse_policy
 from steptape.store.events import Event
@@ -275,15 +277,21 @@ def test_the_verdict_has_the_runs_outside_a_large_family(policy: Policy, record:
     free, costly = [1.0, 2.5, 3.0, 3.5, 4.0], [1.9, 2.5, 0.5, 0.4, 0.3]
     runs = [record(f"one-{n}", [value + n / 100 for value in free], group="one") for n in range(8)]
     runs += [record(f"other-{n}", [value + n / 100 for value in costly], group=f"g{n}") for n in range(2)]
-    said = headline(backtest(policy, runs))
+    report = backtest(policy, runs)
+    total = aggregate(report)
 
-    assert (
-        "In 2 of 10 stopped runs that can be judged, training on would have given a model more than 1% better." in said
-    )
-    assert said.endswith(
-        "Of the other 2 runs it would have stopped 2 and saved 60% of a run's steps on average; in 2 of 2 stopped runs "
-        "that can be judged, training on would have given a model more than 1% better."
-    )
+    assert verdict(report, total) == [
+        "The policy could fire in all 10 runs. 8 of 10 runs are one family (group 'one').",
+        "In these 8 runs it would have stopped 8 and saved 60% of their steps; on average 60% of a run's own. "
+        "In none of 8 stopped runs, training on would have given a model more than 1% better. Their regret is 0.",
+        "In the other 2 runs it would have stopped 2 and saved 60% of their steps; on average 60% of a run's own. "
+        "In 2 of 2 stopped runs, training on would have given a model more than 1% better. "
+        "Their regret: mean 524.73%, worst 533.33% (eval_loss 1.9 instead of 0.3 in other-0).",
+    ]
+    assert [(part["value"], part["runs"]) for part in total["by_family"]] == [("one", 8), ("g0", 1), ("g1", 1)]
+    page = report_page(report)
+    assert '<section class="figures">' not in page
+    assert "<td>one</td><td>8</td><td>8</td><td>60%</td>" in page
 
 
 def test_runs_that_are_not_stopped_are_no_evidence_that_stops_are_free(
@@ -297,7 +305,7 @@ def test_runs_that_are_not_stopped_are_no_evidence_that_stops_are_free(
     report = backtest(policy, runs)
     unknown = "What the stops cost is unknown: no stopped run can be judged."
 
-    assert unknown in headline(report)
+    assert unknown in " ".join(verdict(report, aggregate(report)))
     assert unknown in summary_lines(report)
     assert "mean regret" not in report_page(report)
 
@@ -312,7 +320,7 @@ def test_a_run_with_few_evaluations_counts_in_no_mean_of_regret(policy: Policy, 
     assert total["relative_regret"]["mean"] == pytest.approx(0.6 / 0.4)
     assert [row["relative_regret"]["runs"] for row in comparison(report)] == [1, 1]
     assert [(run.run_id, run.reason) for run in without_regret(report)] == [
-        (run_id, "it has fewer than 5 evaluations, so its best says little") for run_id in ("one", "four")
+        (run_id, "it has fewer than 5 evaluations of eval_loss, so its best says little") for run_id in ("one", "four")
     ]
     assert "Left out of regret: 2 runs with fewer than 5 evaluations (four, one)." in summary_lines(report)
 

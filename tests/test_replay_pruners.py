@@ -19,7 +19,7 @@ from steptape import backtest, open_run
 from steptape.replay.backtests.backtesting import Backtest
 from steptape.replay.backtests.baselines import BASELINES
 from steptape.replay.backtests.pruners import asha, median_pruner, pruned_at
-from steptape.replay.reports.aggregation import comparison
+from steptape.replay.reports.baseline_rows import comparison
 from steptape.replay.reports.sentences import summary_lines
 from steptape.replay.runs.objective import Evaluation, declared_objective
 from steptape.replay.runs.results import Outlay, RunResult

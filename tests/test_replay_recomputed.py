@@ -13,7 +13,8 @@ from real_logs import FOLDER, Row, logs_with_evaluations
 from steptape import backtest, load_policy, open_run, open_store
 from steptape.replay.backtests.backtesting import Backtest
 from steptape.replay.backtests.baselines import BASELINES, baseline_policy
-from steptape.replay.reports.aggregation import aggregate, comparison
+from steptape.replay.reports.aggregation import aggregate
+from steptape.replay.reports.baseline_rows import comparison
 from steptape.replay.runs.objective import declared_objective
 from steptape.replay.runs.results import RunResult
 from steptape.replay.runs.saves import Saves

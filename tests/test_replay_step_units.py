@@ -19,7 +19,8 @@ from steptape.replay.backtests.policy_diff import diff_policies
 from steptape.replay.reports.aggregation import aggregate
 from steptape.replay.reports.diff_report import diff_json, diff_lines
 from steptape.replay.reports.json_report import report_json
-from steptape.replay.reports.sentences import headline, summary_lines
+from steptape.replay.reports.sentences import summary_lines
+from steptape.replay.reports.verdict import verdict
 from steptape.replay.sweeps.sweeping import sweep
 from steptape.rules.policy_file.policy import parse_policy
 from steptape.store.events import Event
@@ -88,7 +89,7 @@ def test_sentences_name_the_unit_of_each_sum(mixed: Store) -> None:
     """Steps of updates are called steps."""
     report = over(mixed)
 
-    assert "saved 50% of all steps, 50% of all _step, 50% of all epochs" in headline(report)
+    assert "saved 50% of a run's steps on average" in " ".join(verdict(report, aggregate(report)))
     saved = "Saved: 25 of 50 steps (50%) in 2 runs, 4 of 8 _step (50%) in 1 run, 2 of 4 epochs (50%) in 1 run, 0 of"
     assert any(line.startswith(saved) for line in summary_lines(report))
 

@@ -13,7 +13,9 @@ import typer
 from ...replay.backtests.backtesting import Backtest
 from ...replay.backtests.backtesting import backtest as backtest_runs
 from ...replay.backtests.baselines import BASELINES, Baseline, baseline_policy
-from ...replay.reports.aggregation import aggregate, comparison
+from ...replay.reports.aggregation import aggregate
+from ...replay.reports.baseline_rows import comparison
+from ...replay.reports.family_sentences import FAMILY_HEADINGS, FAMILY_LEGEND, family_rows
 from ...replay.reports.html_page import report_page
 from ...replay.reports.json_report import report_json
 from ...replay.reports.objectives import rename_hints
@@ -209,6 +211,10 @@ def _print(result: Backtest) -> None:
             comparison_rows(comparison(result)),
             numeric=COMPARISON_HEADINGS[1:],
         )
+        say()
+    if families := family_rows(aggregate(result)):
+        print_table(FAMILY_HEADINGS, families, numeric=FAMILY_HEADINGS[1:])
+        say(FAMILY_LEGEND)
         say()
     for line in summary_lines(result):
         say(line)

@@ -170,7 +170,7 @@ def _print_front(result: Sweep, rows: Sequence[dict[str, Any]]) -> None:
         say("Each variant is judged over the runs in which it could fire, whatever their values.")
     say("The best of many variants looks better on the runs that chose it than it will on other runs.")
     if asks_for_checkpoints(result.policy):
-        say(f"The checkpoints are {SAVES[result.saves]}.")
+        say(SAVES[result.saves])
     if result.renames:
         say(f"Metrics were renamed: {renamed_text(result.renames)}.")
     said = objective_sentences([run.objective for run in result.runs])

@@ -67,13 +67,11 @@ class TrainerStateReader:
         if not states:
             raise problems[0]
         path, state = max(states, key=lambda entry: len(entry[1]["log_history"]))
-        is_unfinished = _is_unfinished(state)
         yield ImportedRun(
             _facts(path, state, _checkpoints(files, state), problems),
             config={name: state[name] for name in _SETTINGS if state.get(name) is not None},
             plan=_plan(state),
-            status=None if is_unfinished in (None, True) else "completed",
-            is_unfinished=is_unfinished,
+            status="completed" if _is_finished(state) else None,
             nan_filtered=_nan_filtered(state),
             step_unit="updates",
         )
@@ -160,12 +158,10 @@ def _plan(state: Mapping[str, Any]) -> Plan:
     )
 
 
-def _is_unfinished(state: Mapping[str, Any]) -> bool | None:
-    """Whether fewer steps were done than planned; None without both numbers."""
+def _is_finished(state: Mapping[str, Any]) -> bool:
+    """Whether all planned steps were done; False without both numbers."""
     done, planned = state.get("global_step"), state.get("max_steps")
-    if type(done) is not int or type(planned) is not int or planned <= 0:
-        return None
-    return done < planned
+    return type(done) is int and type(planned) is int and 0 < planned <= done
 
 
 def _nan_filtered(state: Mapping[str, Any]) -> tuple[str, ...]:

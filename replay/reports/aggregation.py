@@ -1,30 +1,25 @@
-"""Aggregates a backtest over its runs: savings, regret with intervals, comparison with baselines, excluded runs."""
+"""Aggregates a backtest over its runs: savings, regret with intervals, parts of the runs, excluded runs."""
 
 from __future__ import annotations
 
 import statistics
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
+from functools import partial
 from typing import Any, Final
 
+from ...rules.checks.possible_firings import deciding_controllers
 from ..backtests.backtesting import Backtest
-from ..backtests.baselines import BaselineOutcome, BaselineScore, standing_of
-from ..intervals import interval, paired_interval, trimmed_mean
+from ..intervals import interval, trimmed_mean
 from ..runs.detection import middle_and_p90, together
+from ..runs.families import SOURCE_FOLDER, Family
 from ..runs.regret import FEWEST_EVALUATIONS
 from ..runs.results import Excluded, RunResult
 from .survival import median_steps_to_stop
 
 #: Relative regrets above this are counted separately.
 NOTABLE_REGRET: Final = 0.01
-
-#: The fields of a score by which policies are compared.
-_COMPARED: Final = ("share_saved", "relative_regret", "relative_deployable_regret")
-_SCORED: Final = ("stopped", *_COMPARED)
-
-#: The name of the policy's own row.
-_POLICY: Final = "policy"
 
 
 def aggregate(backtest: Backtest) -> dict[str, Any]:
@@ -55,6 +50,7 @@ def aggregate(backtest: Backtest) -> dict[str, Any]:
         "steps": of_one_unit["steps"],
         "steps_saved": of_one_unit["steps_saved"],
         "steps_by_unit": by_unit,
+        "timed_runs": len(seconds),
         "elapsed_s": _total(seconds, lambda result: result.recorded.elapsed_s),
         "seconds_saved": _total(judged, lambda result: result.seconds_saved),
         "rank_hours_saved": hours,
@@ -67,26 +63,33 @@ def aggregate(backtest: Backtest) -> dict[str, Any]:
         "checkpoints_never_restored_predicted": _total(judged, _wasted),
         "evaluations": sum(result.recorded.evaluations for result in judged),
         "evaluations_saved": _total(judged, lambda result: result.evaluations_saved),
-        "share_saved": _typical(
-            [None if result.could_not_fire else result.share_saved for result in results], backtest
-        ),
+        "share_saved": typical([None if result.could_not_fire else result.share_saved for result in results], backtest),
         "relative_regret": _spread(regrets(backtest), backtest),
+        "relative_regret_of_stopped": _spread(regrets_of_stopped(backtest), backtest),
         "relative_deployable_regret": _spread(deployable_regrets(backtest), backtest),
         "absolute_regret": _absolute(backtest, lambda result: result.regret),
         "absolute_deployable_regret": _absolute(backtest, lambda result: result.deployable_regret),
         "median_steps_to_stop": median_steps_to_stop(able) if len(by_unit) == 1 else None,
         "validity": backtest.validity_counts(),
+        "by_controller": _by_controller(backtest, able),
+        "by_family": _by_family(backtest),
     }
 
 
 def regrets(backtest: Backtest) -> list[float | None]:
     """Return the relative regret of each run, in order; None for runs excluded from the regret statistics."""
-    return [_counted(result, result.relative_regret) for result in backtest.results]
+    return [counted_regret(result, result.relative_regret) for result in backtest.results]
+
+
+def regrets_of_stopped(backtest: Backtest) -> list[float | None]:
+    """Return them for the runs that the policy stops. A run that it does not stop says nothing of its stops."""
+    pairs = zip(backtest.results, regrets(backtest), strict=True)
+    return [None if result.stop is None else regret for result, regret in pairs]
 
 
 def deployable_regrets(backtest: Backtest) -> list[float | None]:
     """Return the relative deployable regret of each run, likewise."""
-    return [_counted(result, result.relative_deployable_regret) for result in backtest.results]
+    return [counted_regret(result, result.relative_deployable_regret) for result in backtest.results]
 
 
 def without_regret(backtest: Backtest) -> list[Excluded]:
@@ -100,35 +103,6 @@ def without_regret(backtest: Backtest) -> list[Excluded]:
 def with_few_evaluations(backtest: Backtest) -> list[RunResult]:
     """Return the runs whose evaluations are too few for the regret statistics."""
     return [result for result in backtest.results if 0 < len(result.evaluations) < FEWEST_EVALUATIONS]
-
-
-def comparison(backtest: Backtest) -> list[dict[str, Any]]:
-    """Return a row for the policy, and one per baseline with the run-by-run difference from the policy.
-
-    All rows are over the same runs in which the policy could fire: those that each row scores, and in each column those
-    for which each row knows the number. A baseline that scores fewer than half of them has no numbers: its few runs
-    would be those of every row. Differences are the policy's value less the baseline's.
-    """
-    able = sum(not result.could_not_fire for result in backtest.results)
-    scores: dict[str, Sequence[BaselineScore | None]] = {
-        outcome.baseline.name: outcome.standings
-        for outcome in backtest.baselines
-        if outcome.standings and 2 * _scored(outcome, backtest) >= able
-    }
-    scores[_POLICY] = [standing_of(result) for result in backtest.results]
-    table = {name: _common([_values(own, name, backtest) for own in scores.values()], list(scores)) for name in _SCORED}
-    title = backtest.policy.name or "this policy"
-    rows = [{"name": _POLICY, "title": title, "digest": backtest.policy.digest, **_summary(_POLICY, table, backtest)}]
-    rows.extend(_baseline_row(outcome, table, backtest) for outcome in backtest.baselines)
-    return rows
-
-
-def scored_on(outcome: BaselineOutcome, backtest: Backtest) -> str:
-    """Return in how many runs a baseline is scored, and why not in the others; empty if in all or none."""
-    able, scored = sum(not result.could_not_fire for result in backtest.results), _scored(outcome, backtest)
-    if outcome.baseline.pruner is None or not 0 < scored < able:
-        return ""
-    return f"scored on {scored} of {able} runs; the others have no clock times, or no metric judges them"
 
 
 def detection_json(backtest: Backtest) -> dict[str, Any] | None:
@@ -186,6 +160,52 @@ def families_json(results: Sequence[RunResult]) -> dict[str, Any]:
     }
 
 
+def part_of(backtest: Backtest, is_in: Callable[[RunResult], bool]) -> dict[str, Any]:
+    """Return what the policy saved and cost in some of the runs in which it could fire, without intervals."""
+    costs = zip(backtest.results, regrets_of_stopped(backtest), strict=True)
+    own = [(result, cost) for result, cost in costs if not result.could_not_fire and is_in(result)]
+    results, known = [result for result, _ in own], [cost for _, cost in own if cost is not None]
+    judged = [result for result in results if result.predicted is not None]
+    timed = [result for result in judged if result.seconds_saved is not None]
+    shares = [result.share_saved for result in judged if result.share_saved is not None]
+    return {
+        "runs": len(results),
+        "stopped": sum(result.stop is not None for result in results),
+        "right_censored": sum(bool(result.right_censored) for result in results),
+        "steps_by_unit": _steps_by_unit(judged),
+        "share_saved": _middle(shares),
+        "timed_runs": len(timed),
+        "elapsed_s": _total(timed, lambda result: result.recorded.elapsed_s),
+        "seconds_saved": _total(timed, lambda result: result.seconds_saved),
+        "relative_regret_of_stopped": {**_middle(known), **_worst(known)},
+    }
+
+
+def _by_controller(backtest: Backtest, able: Sequence[RunResult]) -> list[dict[str, Any]]:
+    """Return in how many runs each controller that decides could fire, and how many of them it stops."""
+    stops = Counter(result.stop.outcome.controller for result in able if result.stop is not None)
+    controllers = backtest.policy.controllers
+    return [
+        {
+            "controller": controllers[index].name,
+            "could_fire": sum(not result.unable[index] for result in able),
+            "stopped": stops[controllers[index].name],
+        }
+        for index in deciding_controllers(backtest.policy)
+    ]
+
+
+def _by_family(backtest: Backtest) -> list[dict[str, Any]]:
+    """Return what the policy saved and cost in each family, the largest first."""
+    counts = Counter(result.family for result in backtest.results if not result.could_not_fire)
+    ordered = sorted(counts, key=lambda family: (-counts[family], family.key, family.value))
+    return [{**asdict(family), **part_of(backtest, partial(_is_of, family))} for family in ordered]
+
+
+def _is_of(family: Family, result: RunResult) -> bool:
+    return result.family == family
+
+
 def _steps_by_unit(results: Sequence[RunResult]) -> list[dict[str, Any]]:
     """Return the steps that runs made and saved, by what they count, the unit of most runs first."""
     units = Counter(result.step_unit for result in results)
@@ -205,56 +225,7 @@ def _wasted(result: RunResult) -> int | None:
     return None if result.predicted is None else result.predicted.checkpoints_wasted
 
 
-#: The values of one column of the comparison: one for each run, by the row's name. All rows know the same runs.
-_Column = Mapping[str, Sequence[float | None]]
-
-
-def _baseline_row(outcome: BaselineOutcome, table: Mapping[str, _Column], backtest: Backtest) -> dict[str, Any]:
-    name = outcome.baseline.name
-    about = {"name": name, "title": outcome.baseline.title, "digest": outcome.digest}
-    if name not in table["stopped"]:
-        return {**about, "reason": outcome.reason or scored_on(outcome, backtest) or "no run was judged"}
-    families = [result.family for result in backtest.results]
-    less = {key: asdict(paired_interval(table[key][_POLICY], table[key][name], families)) for key in _COMPARED}
-    return {**about, **_summary(name, table, backtest), "policy_less_this": less}
-
-
-def _scored(outcome: BaselineOutcome, backtest: Backtest) -> int:
-    """Return the number of runs that a baseline scores, of those in which the policy could fire."""
-    pairs = zip(outcome.standings, backtest.results, strict=bool(outcome.standings))
-    return sum(standing is not None and not result.could_not_fire for standing, result in pairs)
-
-
-def _summary(name: str, table: Mapping[str, _Column], backtest: Backtest) -> dict[str, Any]:
-    stopped = [value for value in table["stopped"][name] if value is not None]
-    return {
-        "runs": len(stopped),
-        "stopped": sum(sorted(stopped)),
-        **{key: _typical(table[key][name], backtest) for key in _COMPARED},
-    }
-
-
-def _common(rows: Sequence[Sequence[float | None]], names: Sequence[str]) -> _Column:
-    """Return the rows of a column with only the runs that all of them know."""
-    known = [None not in values for values in zip(*rows, strict=True)]
-    return {
-        name: [value if is_known else None for value, is_known in zip(row, known, strict=True)]
-        for name, row in zip(names, rows, strict=True)
-    }
-
-
-def _values(standings: Sequence[BaselineScore | None], name: str, backtest: Backtest) -> list[float | None]:
-    """Return one field of each run's score; regrets only for runs that count for regret."""
-    values = [
-        None if standing is None or result.could_not_fire else getattr(standing, name)
-        for standing, result in zip(standings, backtest.results, strict=True)
-    ]
-    if "regret" not in name:
-        return values
-    return [_counted(*pair) for pair in zip(backtest.results, values, strict=True)]
-
-
-def _counted(result: RunResult, value: float | None) -> float | None:
+def counted_regret(result: RunResult, value: float | None) -> float | None:
     """Return the value for a run that counts in means of regret, else None.
 
     It ran as long as planned, has enough evaluations, and the policy could fire in it.
@@ -273,7 +244,9 @@ def _reason_without_regret(result: RunResult) -> str:
     if result.objective is None:
         return "it recorded no evaluation that says how good it is"
     if len(result.evaluations) < FEWEST_EVALUATIONS:
-        return f"it has fewer than {FEWEST_EVALUATIONS} evaluations, so its best says little"
+        return (
+            f"it has fewer than {FEWEST_EVALUATIONS} evaluations of {result.objective.metric}, so its best says little"
+        )
     if result.recorded.best is None:
         return "each of its evaluations is NaN"
     if result.predicted.best is None:
@@ -284,21 +257,30 @@ def _reason_without_regret(result: RunResult) -> str:
 
 
 def _spread(values: Sequence[float | None], backtest: Backtest) -> dict[str, Any]:
-    known = [value for value in values if value is not None]
+    return {**typical(values, backtest), **_worst([value for value in values if value is not None])}
+
+
+def _worst(known: Sequence[float]) -> dict[str, Any]:
+    """Return the largest regret, and how many are notable."""
     above = sum(value > NOTABLE_REGRET for value in known)
     return {
-        **_typical(values, backtest),
         "max": max(known, default=None),
         "above_1_percent": above,
         "share_above_1_percent": above / len(known) if known else None,
     }
 
 
-def _typical(values: Sequence[float | None], backtest: Backtest) -> dict[str, Any]:
+def typical(values: Sequence[float | None], backtest: Backtest) -> dict[str, Any]:
     """Return the mean of a value of each run with its interval, and the median and the trimmed mean beside it."""
     known = [value for value in values if value is not None]
+    return {**asdict(interval(values, [result.family for result in backtest.results])), **_middle(known)}
+
+
+def _middle(known: Sequence[float]) -> dict[str, Any]:
+    """Return the number of values, their mean, median and trimmed mean."""
     return {
-        **asdict(interval(values, [result.family for result in backtest.results])),
+        "runs": len(known),
+        "mean": sum(sorted(known)) / len(known) if known else None,  # Sorted, as for an interval.
         "median": statistics.median(known) if known else None,
         "trimmed_mean": trimmed_mean(known) if known else None,
     }
@@ -310,11 +292,22 @@ def _absolute(backtest: Backtest, amount: Callable[[RunResult], float | None]) -
     found = {}
     for metric in sorted({one for one in metrics if one is not None}):
         own = [
-            _counted(result, amount(result)) if one == metric else None
+            counted_regret(result, amount(result)) if one == metric else None
             for result, one in zip(backtest.results, metrics, strict=True)
         ]
-        found[metric] = {**_typical(own, backtest), "max": max((v for v in own if v is not None), default=None)}
+        found[metric] = {**typical(own, backtest), "max": max((v for v in own if v is not None), default=None)}
     return found
+
+
+def absolute_regrets(total: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Yield the regret in units of each metric. Logs of several sources that share a metric's name have no mean of it.
+
+    Args:
+        total: The aggregate.
+    """
+    if total["families"]["count"] > 1 and SOURCE_FOLDER in total["families"]["keys"]:
+        return
+    yield from ((metric, absolute) for metric, absolute in total["absolute_regret"].items() if absolute["runs"])
 
 
 def _total(results: Sequence[RunResult], amount: Callable[[RunResult], float | None]) -> float | None:

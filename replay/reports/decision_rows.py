@@ -22,8 +22,8 @@ NOTES: Final = MappingProxyType(
         Validity.OBSERVED: "the recorded run decided this itself",
         Validity.EXACT: "changes nothing in the run",
         Validity.PREFIX_EXACT: "the record is exact up to the stop, and the rest is what the stop saves",
-        Validity.APPROXIMATE: "live it might come at another step: it counts training steps, of which the log holds "
-        "only some, or reads the clock or the saves, which other checkpoints or evaluations would have shifted",
+        Validity.APPROXIMATE: "live it might come at another step: the log holds only some steps, or the rule reads "
+        "the clock or the saves",
         Validity.CENSORED: "the record does not show how the run would have continued",
     }
 )

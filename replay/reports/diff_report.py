@@ -16,8 +16,9 @@ from ..runs.history import UPDATES
 from ..runs.saves import asks_for_checkpoints
 from .aggregation import families_json
 from .amounts import duration
+from .family_sentences import family_sentence
 from .objectives import objective_sentences, objectives_json, renamed_text
-from .sentences import REGRET, SAVES, family_sentence
+from .sentences import REGRET, SAVES
 
 
 def diff_json(difference: PolicyDiff) -> dict[str, Any]:
@@ -189,7 +190,7 @@ def _footnotes(difference: PolicyDiff) -> list[str]:
         notes.append(f"- {could}; means are over the runs in which either could.")
     notes += [f"- Excluded {run.run_id}: {run.reason}." for run in difference.excluded]
     if any(asks_for_checkpoints(policy) for policy in (difference.old.policy, difference.new.policy)):
-        notes.append(f"- The checkpoints are {SAVES[difference.old.settings.saves]}.")
+        notes.append(f"- {SAVES[difference.old.settings.saves]}")
     said = objective_sentences([run.old.objective for run in difference.runs])
     if not said:
         notes.append("- No metric judges the runs: name one with --objective to see regret.")

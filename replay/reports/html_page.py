@@ -19,12 +19,14 @@ from ..intervals import COVERAGE, FEWEST_FAMILIES, RESAMPLES, SEED
 from ..runs.results import Excluded, RunResult
 from ..runs.saves import asks_for_checkpoints
 from ..runs.validity import Validity
-from .aggregation import aggregate, comparison, detection_json, human_json, without_regret
+from .aggregation import absolute_regrets, aggregate, detection_json, human_json, without_regret
 from .amounts import duration, percent, short_duration, size
+from .baseline_rows import baseline_notes, comparison, is_cost_known, same_runs_sentence
 from .decision_rows import NOTES, DecisionRow, decision_rows
+from .family_sentences import FAMILY_HEADINGS, FAMILY_LEGEND, family_rows, is_mostly_one_family, more_families, notices
 from .glossary import glossary
 from .html_templates import html_environment
-from .objectives import objective_sentences, rename_hints, renamed_text
+from .objectives import objective_sentences, rename_hints, renamed_sentences, renamed_text
 from .plots import Mark, run_plot, savings_plot
 from .sentences import (
     CLAUSE,
@@ -32,15 +34,10 @@ from .sentences import (
     REGRET,
     SAVES,
     TRIMMED_MEAN,
-    baseline_notes,
-    headline,
     no_objective_sentence,
-    notices,
-    same_runs_sentence,
-    steps_of,
-    stops_judged,
     thinning_lines,
 )
+from .verdict import bounds_sentence, steps_of, verdict
 
 _STYLE: Final = Path(__file__).with_name("page.css")
 
@@ -81,13 +78,17 @@ def report_page(backtest: Backtest) -> str:
         name=backtest.policy.name or Path(backtest.policy.source).stem,
         style=Markup(_STYLE.read_text(encoding="utf-8")),
         total=total,
-        verdict=headline(backtest),
+        verdict=verdict(backtest, total),
         checkpoints=SAVES[backtest.settings.saves] if asks_for_checkpoints(backtest.policy) else "",
-        judged_by=_judged_by(backtest),
+        judged_by=_judged_by(backtest, total),
         renamed=renamed_text(backtest.settings.renames),
         hints=list(rename_hints(backtest.lacking)),
         words=[term for term in glossary() if term.anchor in _WORDS],
-        cards=_cards(backtest, total),
+        cards=[] if is_mostly_one_family(total["families"], total["could_fire"]) else _cards(backtest, total),
+        family_headings=FAMILY_HEADINGS,
+        family_legend=FAMILY_LEGEND,
+        family_rows=family_rows(total),
+        more_families=more_families(total),
         left_out=_left_out(backtest),
         left_out_sentence=_left_out_sentence(backtest),
         notices=notices(backtest, total),
@@ -96,6 +97,7 @@ def report_page(backtest: Backtest) -> str:
         clause=CLAUSE,
         labels=[(label, NOTES[Validity(label)]) for label in backtest.validity_counts()],
         compared=compared,
+        is_cost_known=is_cost_known,
         savings=savings_plot(_marks(backtest, compared)),
         figures=_figures(backtest),
         shown=SHOWN,
@@ -110,9 +112,16 @@ def report_page(backtest: Backtest) -> str:
     )
 
 
-def _judged_by(backtest: Backtest) -> Sequence[str]:
+def _judged_by(backtest: Backtest, total: Mapping[str, Any]) -> Iterator[str]:
+    """Yield what the verdict rests on: renamed metrics, the metrics that judge the runs, and what the words mean."""
+    yield from renamed_sentences(backtest)
     said = objective_sentences([result.objective for result in backtest.results])
-    return (*said, REGRET, DEPLOYABLE_REGRET) if said else (no_objective_sentence(backtest),)
+    yield from said or [no_objective_sentence(backtest)]
+    if said and total["stopped"]:
+        yield REGRET
+        if total["relative_deployable_regret"]["runs"]:
+            yield DEPLOYABLE_REGRET
+    yield bounds_sentence(total)
 
 
 def _cards(backtest: Backtest, total: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
@@ -121,40 +130,52 @@ def _cards(backtest: Backtest, total: Mapping[str, Any]) -> Iterator[tuple[str, 
     is_part = total["could_fire"] < total["runs"]
     able = f", of {total['runs']} in all: the policy could fire in these" if is_part else ""
     yield f"{total['stopped']} of {total['could_fire']}", f"runs would have been stopped{able}"
-    for one in total["steps_by_unit"]:
-        if one["steps"]:
-            yield f"{bound}{percent(one['steps_saved'] / one['steps'])}", f"of {one['steps']:,} {steps_of(one)} saved"
     share = total["share_saved"]
-    if share["runs"] > 1:
-        within = "" if share["low"] is None else f" [{share['low']:.0%}, {share['high']:.0%}]"
-        yield (
-            f"{bound}{percent(share['mean'])}",
-            f"of a run's steps saved on average{within}, median {share['median']:.0%}",
-        )
-    if total["seconds_saved"] is not None:
-        yield f"{bound}{duration(total['seconds_saved'])}", f"saved of {duration(total['elapsed_s'])}"
+    if share["runs"] > 1 and total["stopped"]:
+        within = "" if share["low"] is None else f" (95% interval {share['low']:.0%} to {share['high']:.0%})"
+        middle = f"{within}, median {percent(share['median'])}"
+        yield f"{bound}{percent(share['mean'])}", f"of a run's steps saved on average{middle}"
+    if len(total["steps_by_unit"]) == 1 and total["steps_saved"]:  # Steps of several units have no sum.
+        (one,) = total["steps_by_unit"]
+        yield f"{bound}{percent(one['steps_saved'] / one['steps'])}", f"of {one['steps']:,} {steps_of(one)} saved"
+    if total["seconds_saved"]:
+        clocked = f" in the {counted(total['timed_runs'], 'run', ',')} with a clock"
+        where = clocked if total["timed_runs"] < total["could_fire"] else ""
+        yield f"{bound}{duration(total['seconds_saved'])}", f"saved of {duration(total['elapsed_s'])}{where}"
     if total["cost_saved"] is not None:
         yield f"{bound}{total['cost_saved']:,.2f}", f"saved at {backtest.cost_per_hour:g} per rank-hour"
     if total["checkpoint_bytes"] and total["bytes_saved"] is not None:
         yield size(total["bytes_saved"]), f"of {size(total['checkpoint_bytes'])} of checkpoints saved"
-    yield from _regret_cards(backtest, total)
+    yield from _regret_cards(total)
 
 
-def _regret_cards(backtest: Backtest, total: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def _regret_cards(total: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """Yield what the stops cost; nothing if no stopped run can be judged."""
-    if total["stopped"] and not stops_judged(backtest, backtest.results):
+    of_stopped = total["relative_regret_of_stopped"]
+    if not of_stopped["runs"]:
         return
-    for key, title in (("relative_regret", "regret"), ("relative_deployable_regret", "deployable regret")):
-        regret = total[key]
-        if regret["runs"]:
-            within = "" if regret["low"] is None else f" [{regret['low']:.2%}, {regret['high']:.2%}]"
-            typical = f"median {regret['median']:.2%}, trimmed mean {regret['trimmed_mean']:.2%}"
-            yield f"{regret['mean']:.2%}", f"mean {title}{within}, {typical}, worst {regret['max']:.2%}"
-    metrics = [(metric, absolute) for metric, absolute in total["absolute_regret"].items() if absolute["runs"]]
+    can = " that can be judged" if of_stopped["runs"] < total["stopped"] else ""
+    yield (
+        f"{of_stopped['above_1_percent']} of {of_stopped['runs']}",
+        f"stopped runs{can} would have become more than 1% better; mean regret {of_stopped['mean']:.2%}, "
+        f"{_typical(of_stopped, '.2%')}",
+    )
+    deployable = total["relative_deployable_regret"]
+    if deployable["runs"]:
+        yield f"{deployable['mean']:.2%}", f"mean deployable regret, stopped or not, {_typical(deployable, '.2%')}"
+    metrics = list(absolute_regrets(total))
     if len(metrics) == 1:  # The JSON and the terminal have those of several.
         ((metric, absolute),) = metrics
-        typical = f"median {absolute['median']:.4g}, trimmed mean {absolute['trimmed_mean']:.4g}"
-        yield f"{absolute['mean']:.4g}", f"mean regret in units of {metric}, {typical}, worst {absolute['max']:.4g}"
+        yield (
+            f"{absolute['mean']:.4g}",
+            f"mean regret in {metric}, stopped or not, {_typical(absolute, '.4g')}",
+        )
+
+
+def _typical(found: Mapping[str, Any], form: str) -> str:
+    """Return what stands beside a mean."""
+    within = "" if found["low"] is None else f"95% interval {found['low']:{form}} to {found['high']:{form}}, "
+    return f"{within}median {found['median']:{form}}, worst {found['max']:{form}}"
 
 
 def _left_out(backtest: Backtest) -> dict[str, Sequence[Any]]:
@@ -210,7 +231,8 @@ def _marks(backtest: Backtest, rows: Sequence[Mapping[str, Any]]) -> list[Mark]:
         if result.stop is not None and own_regret is not None and own_share is not None:
             marks.append(Mark(100 * own_share, 100 * own_regret, result.name, "run"))
     for row in rows:
-        if "reason" not in row and None not in (row["share_saved"]["mean"], row["relative_regret"]["mean"]):
+        known = (row["share_saved"]["mean"], row["relative_regret"]["mean"]) if "reason" not in row else (None,)
+        if None not in known and is_cost_known(row):
             kind = "policy" if row["name"] == "policy" else "baseline"
             label = row["title"] if kind == "policy" else row["name"].replace("_", " ")
             share, regret = 100 * row["share_saved"]["mean"], 100 * row["relative_regret"]["mean"]

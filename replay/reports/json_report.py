@@ -12,10 +12,12 @@ from ..intervals import COVERAGE, FEWEST_FAMILIES, RESAMPLES, SEED, TRIMMED
 from ..policies.conduct import Conduct
 from ..runs.replaying import LabelledOutcome
 from ..runs.results import Excluded, RunResult
-from .aggregation import aggregate, comparison, detection_json, human_json, without_regret
+from .aggregation import aggregate, detection_json, human_json, without_regret
+from .baseline_rows import comparison
 from .decision_rows import DecisionRow, decision_json, decision_rows
+from .family_sentences import notices
 from .objectives import objectives_json
-from .sentences import notices
+from .verdict import verdict
 
 
 def report_json(backtest: Backtest) -> dict[str, Any]:
@@ -49,6 +51,7 @@ def report_json(backtest: Backtest) -> dict[str, Any]:
         "excluded": [_excluded_json(run) for run in backtest.excluded],
         "repeated": [_excluded_json(run) for run in backtest.repeated],
         "excluded_from_regret": [_excluded_json(run) for run in without_regret(backtest)],
+        "verdict": verdict(backtest, total),
         "aggregate": total,
         "notices": notices(backtest, total),
         "comparison": comparison(backtest),
@@ -113,6 +116,7 @@ def _run_json(
         },
         "log_interval_steps": result.log_interval_steps,
         "planned_steps": result.planned_steps,
+        "renamed_at_import": dict(result.renamed_at_import),
         "step_unit": result.step_unit,
         "detection": None if result.detection is None else asdict(result.detection),
         "human": None if result.human is None else asdict(result.human),

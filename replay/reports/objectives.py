@@ -8,6 +8,7 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from ...store.plural import counted
+from ..backtests.backtesting import Backtest
 from ..backtests.lacked_metrics import LackedMetric
 from ..runs.metric_names import Mode
 from ..runs.objective import Objective, Origin
@@ -64,6 +65,16 @@ def renamed_text(renames: Renames) -> str:
     for old, new in renames:
         names.setdefault(new, []).append(old)
     return "; ".join(f"{', '.join(old)} read as {new}" for new, old in names.items())
+
+
+def renamed_sentences(backtest: Backtest) -> Iterator[str]:
+    """Yield which metrics were renamed for the report, and which at the import of the runs."""
+    if asked := renamed_text(backtest.settings.renames):
+        yield f"Metrics were renamed: {asked}."
+    runs = [result.renamed_at_import for result in backtest.results if result.renamed_at_import]
+    if runs:
+        names = tuple(dict.fromkeys(pair for renames in runs for pair in renames))
+        yield f"At the import of {counted(len(runs), 'run', ',')} metrics were renamed: {renamed_text(names)}."
 
 
 def rename_hints(lacking: Iterable[LackedMetric]) -> Iterator[str]:

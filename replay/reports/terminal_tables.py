@@ -9,6 +9,7 @@ from typing import Any, Final
 from ..backtests.backtesting import Backtest
 from ..runs.results import RunResult
 from .amounts import short_duration
+from .baseline_rows import is_cost_known
 
 #: Headings of the table that ``table_rows`` fills.
 TABLE_HEADINGS: Final = ("run", "stop", "of", "saved", "time", "saves", "regret", "deploy", "validity")
@@ -75,12 +76,12 @@ def _share(regret: float | None, bound: str) -> str:
 
 
 def _comparison_cells(row: Mapping[str, Any]) -> tuple[str, ...]:
-    less = row.get("policy_less_this", {})
+    less, is_known = row.get("policy_less_this", {}), is_cost_known(row)
     return (
         row["title"],
         f"{row['stopped']:.3g}",
         _percent(row["share_saved"]["mean"]),
-        *(_percent(row["relative_regret"][key]) for key in ("mean", "median")),
+        *(_percent(row["relative_regret"][key]) if is_known else "-" for key in ("mean", "median")),
         _percent(row["relative_deployable_regret"]["mean"]),
         *(_difference(less.get(key)) for key in ("share_saved", "relative_regret")),
     )

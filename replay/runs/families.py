@@ -26,6 +26,9 @@ _OWN_WORDS: Final = frozenset(
 _OWN_KEYS: Final = frozenset(("random_state", "run_name", "run_id"))
 _PATH_STARTS: Final = ("/", "./", "../", "~")
 
+#: The key of runs that were imported from one folder.
+SOURCE_FOLDER: Final = "source folder"
+
 #: Parts of a source's folder that name its family: the import root and the first folder in it.
 _FOLDER_PARTS: Final = 2
 
@@ -60,7 +63,7 @@ def family_of(info: RunInfo, key: str | None = None) -> Family:
     if info.group:
         return Family("group", info.group)
     if folder := _source_folder(info):
-        return Family("source folder", folder)
+        return Family(SOURCE_FOLDER, folder)
     return Family("configuration", _configuration(info))
 
 

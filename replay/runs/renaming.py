@@ -6,7 +6,7 @@ Also says which metrics of a policy a run lacks, and which of its own would do i
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from ...rules.errors import suggestion
 from ...rules.language.references import ALSO_CALLED
@@ -40,6 +40,16 @@ def renames_in(names: Collection[str], renames: Renames) -> dict[str, str]:
         if old in names and new not in names and new not in found.values():
             found[old] = new
     return found
+
+
+def renamed_at_import(source: Mapping[str, Any] | None) -> Renames:
+    """Return the metrics that the import of a run was asked to rename.
+
+    Args:
+        source: What the run was imported from; None for a recorded run.
+    """
+    renamed = (source or {}).get("renamed")
+    return tuple((str(old), str(new)) for old, new in renamed.items()) if isinstance(renamed, dict) else ()
 
 
 def renamed_columns(snapshot: Snapshot, renames: Renames) -> dict[str, str]:

@@ -12,6 +12,7 @@ from .human_action import Lead
 from .identity import UNKNOWN, RunIdentity
 from .objective import Evaluation, Objective
 from .regret import regret_of, relative
+from .renaming import Renames
 from .replaying import Ending, LabelledOutcome
 
 SECONDS_PER_HOUR = 3600
@@ -84,6 +85,7 @@ class RunResult:
         unable: For each controller of the policy, why it could not fire; empty if it could.
         log_interval_steps: Typical number of steps between two logged training steps; 1 if every step is logged.
         step_unit: What its steps count: ``updates``, ``epochs``, or the name of another counter.
+        renamed_at_import: The metrics that its import was asked to rename.
     """
 
     run_id: str
@@ -114,6 +116,7 @@ class RunResult:
     unable: tuple[str, ...] = ()
     log_interval_steps: int = 1
     step_unit: str = UPDATES
+    renamed_at_import: Renames = ()
 
     @property
     def fired(self) -> bool:

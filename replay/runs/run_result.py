@@ -38,7 +38,7 @@ from .human_action import Lead, is_end_stated, lead_over
 from .identity import UNKNOWN, RunIdentity, identity_of
 from .incidents import Incident, IncidentLabels, incidents_in, incidents_noted
 from .objective import Evaluation, Objective, best, objective_among, objective_of_study
-from .renaming import Renames, lacked_metrics, renames_in
+from .renaming import Renames, lacked_metrics, renamed_at_import, renames_in
 from .replaying import Ending, Replay, replay_stream
 from .results import Outlay, RunResult
 from .same_series import series_digests
@@ -73,6 +73,7 @@ class ReplayedRun:
         unable: For each controller, why it could not fire in the run, whatever its values; empty if it could.
         is_end_stated: Whether the status says how the run ended; False for an import whose log merely ends.
         step_unit: What its steps count.
+        renamed_at_import: The metrics that its import was asked to rename.
     """
 
     run_id: str
@@ -90,6 +91,7 @@ class ReplayedRun:
     identity: RunIdentity = UNKNOWN
     is_end_stated: bool = True
     step_unit: str = UPDATES
+    renamed_at_import: Renames = ()
     of_study: Objective | None = None
     lacked: Mapping[str, str] = field(default_factory=dict)
     series: frozenset[str] = frozenset()
@@ -174,6 +176,7 @@ def _facts_at(policy: Policy, snapshot: Snapshot, settings: BacktestSettings, fa
         restored_steps=restored_steps(info.attempts),
         family=family_of(info, family),
         step_unit=step_unit_of(info.source),
+        renamed_at_import=renamed_at_import(info.source),
         of_study=study_of(snapshot, settings.renames),
         lacked=lacked_metrics(policy, snapshot, settings.renames),
     )
@@ -279,6 +282,7 @@ def result_of(facts: ReplayedRun, objective: Objective | None, declared: Sequenc
         unable=facts.unable,
         log_interval_steps=replayed.step_interval,
         step_unit=facts.step_unit,
+        renamed_at_import=facts.renamed_at_import,
     )
 
 
@@ -407,7 +411,7 @@ def why_right_censored(status: str, steps: int, plan: Plan, *, is_end_stated: bo
     if status == "interrupted" and not is_end_stated and (planned is None or steps < planned):
         where = ", though it is not known to have ended" if planned is None else f" of {planned}, before its plan"
         return f"ends at step {steps}{where}: savings are a lower bound"
-    if planned is not None and steps < planned:
+    if planned is not None and steps < planned and (is_end_stated or status != "completed"):
         return f"{status} at step {steps} of {planned}: its plan was longer, so savings are a lower bound"
     if status in ("failed", "crashed", "interrupted") and planned is None:
         return f"{status} at step {steps}: savings are a lower bound"

@@ -1,5 +1,5 @@
 // The page of backtests: a job is started, followed and read; a changed parameter starts the next.
-import { address, ask, counted, duration, element, gathered, pageData, percent, post, runPath, shown, table, toNumber } from "./dom.js";
+import { address, ask, counted, element, gathered, pageData, percent, post, runPath, shown, table, toNumber } from "./dom.js";
 import { COLOURS, colour, distinct, draw, firingsOf, lineOf, marksOf, shapesOf } from "./plots.js";
 
 const data = pageData();
@@ -22,7 +22,7 @@ const MEANING = {
   exact: "The decision leaves the run unchanged.",
   observed: "The recorded run made this decision too.",
   "prefix-exact": "A stop: the record up to it is exact, and the rest is the cost of not stopping.",
-  approximate: "Live it might come at another step: it counts training steps, of which the log holds only some, or reads the clock or the save events, which other checkpoints or evaluations would have shifted.",
+  approximate: "Live it might come at another step: the log holds only some steps, or the rule reads the clock or the saves.",
   censored: "The run would have diverged here or earlier, and the record does not show how.",
 };
 
@@ -74,6 +74,8 @@ async function start() {
     asked = { policy: data.policy, params: params(), runs: chosen(), renames: renames(), saves: by("saves")?.value ?? "keep", baselines: ["all"], coverage: true };
     const objective = words("objective");
     if (objective.length) asked.objective = objective;
+    const family = by("family").value.trim();
+    if (family) asked.family = family;
   } catch (error) {
     return state(error.message, true);
   }
@@ -131,7 +133,7 @@ async function showReport(now) {
   place.replaceChildren(
     element("div", { class: "tools" }, element("h2", {}, `${data.policy}: ${counted(report.runs.length, "run")}`), element("span", { class: "grow" }),
       now.report ? element("a", { class: "button", href: now.report, target: "_blank", rel: "noopener" }, "Full report") : null),
-    ...hints(), cards(), glossary(), runsTable(), comparisonTable(),
+    verdict(), ...hints(), cards(), glossary(), runsTable(), comparisonTable(),
     element("h2", {}, "Curves and firings"),
     element("p", { class: "faint legend" }, "▼ a rule fires. Shaded: the part of the run that the stop would have saved."),
     element("div", { class: "plots" }, figures),
@@ -142,19 +144,13 @@ async function showReport(now) {
   place.dataset.done = now.id;
 }
 
+/** What the policy would have saved and cost, in the report's own sentences. */
+function verdict() {
+  return element("div", { class: "verdict" }, report.verdict.map((text) => element("p", {}, text)));
+}
+
 function cards() {
-  const total = report.aggregate;
-  const bound = total.right_censored ? "≥ " : "";
-  const able = total.could_fire < total.runs ? `, of ${total.runs} in all: the policy could fire in these` : "";
-  const list = [[`${total.stopped} of ${total.could_fire}`, `runs would have been stopped${able}`]];
-  for (const { unit, steps, steps_saved: saved } of total.steps_by_unit) {
-    if (steps) list.push([bound + percent(saved / steps, 0), `of ${shown(steps)} ${unit === "updates" ? "steps" : unit} saved`]);
-  }
-  if (total.seconds_saved !== null) list.push([bound + duration(total.seconds_saved), `of ${duration(total.elapsed_s)} saved`]);
-  for (const [key, title] of [["relative_regret", "mean regret"], ["relative_deployable_regret", "mean deployable regret"]]) {
-    if (total[key].runs) list.push([percent(total[key].mean, 2), `${title}, median ${percent(total[key].median, 2)}, worst ${percent(total[key].max, 2)}`]);
-  }
-  for (const one of report.objectives.slice(0, OBJECTIVES)) list.push([one.metric, judging(one)]);
+  const list = report.objectives.slice(0, OBJECTIVES).map((one) => [one.metric, judging(one)]);
   return element("div", { class: "figures" }, list.map(([figure, text]) => element("div", {}, element("b", {}, figure), element("span", {}, text))));
 }
 
@@ -213,11 +209,17 @@ function comparisonTable() {
   const rows = report.comparison.map((row) =>
     row.reason
       ? [row.title, row.reason, "", "", "", ""]
-      : [row.name === "policy" ? element("b", {}, row.title) : row.title, `${Number(row.stopped.toPrecision(3))} of ${row.runs}`, percent(row.share_saved.mean), percent(row.relative_regret.mean, 2), percent(row.relative_regret.median, 2), percent(row.relative_deployable_regret.mean, 2)],
+      : [row.name === "policy" ? element("b", {}, row.title) : row.title, `${Number(row.stopped.toPrecision(3))} of ${row.runs}`, percent(row.share_saved.mean), ...costs(row)],
   );
   if (!rows.length) return "";
   const words = "All rows are over the same runs: those that every row scores. The oracle stops at the best evaluation, which no rule can know in advance. A rung is a step at which ASHA compares runs.";
   return element("details", {}, element("summary", {}, "Comparison with simpler policies"), element("p", { class: "faint legend" }, words), table(["", "stops", "steps saved", "regret", "median regret", "deployable regret"], rows));
+}
+
+/** Regrets of a row; a dash where it stops runs and none of them can be judged. */
+function costs({ stopped, stops_judged: judged, relative_regret: regret, relative_deployable_regret: deployable }) {
+  const known = !stopped || judged > 0;
+  return [regret.mean, regret.median, deployable.mean].map((value) => (known ? percent(value, 2) : "–"));
 }
 
 function limits() {

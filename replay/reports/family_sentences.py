@@ -1,0 +1,104 @@
+"""Says which runs are not independent of each other, and lists what a policy saves and costs in each family of runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from ...store.plural import counted
+from ..backtests.backtesting import Backtest
+from ..intervals import FEWEST_FAMILIES
+from .amounts import percent, short_duration
+
+#: Headings of the table that ``family_rows`` fills.
+FAMILY_HEADINGS: Final = ("family", "runs", "stopped", "saved", "time", "judged", "worse", "worst regret")
+
+#: The line below that table, for the headings that are too short to be clear.
+FAMILY_LEGEND: Final = (
+    "runs: those in which the policy could fire. saved: mean share of a run's steps. judged: stopped runs whose regret "
+    "is known. worse: those of them in which training on would have given a model more than 1% better."
+)
+
+#: Maximum number of families in the table.
+_LISTED: Final = FEWEST_FAMILIES
+
+
+def family_sentence(families: Mapping[str, Any]) -> str:
+    """Return which families intervals draw, or why there are no intervals; empty without runs."""
+    keys, count = families["keys"], families["count"]
+    by = next(iter(keys)) if len(keys) == 1 else ", ".join(f"{number} by {key}" for key, number in keys.items())
+    what = f"{count:,} {'family' if count == 1 else 'families'} ({by})"
+    if count >= FEWEST_FAMILIES:
+        return f"Intervals draw {what}."
+    return f"These runs are {what}; fewer than {FEWEST_FAMILIES} have no interval." if count else ""
+
+
+def is_mostly_one_family(families: Mapping[str, Any], runs: int) -> bool:
+    """Whether one family has more than half of the runs in which the policy could fire."""
+    largest = families["largest"]
+    return largest is not None and runs > 1 and largest["runs"] * 2 > runs
+
+
+def family_warning(families: Mapping[str, Any], runs: int) -> str:
+    """Return a warning that one family has more than half of the runs; empty if none has."""
+    if not is_mostly_one_family(families, runs):
+        return ""
+    largest = families["largest"]
+    which = f"{largest['key']} {largest['value']!r}" if largest["value"] else f"one {largest['key']}"
+    of = f"All {runs:,}" if largest["runs"] == runs else f"{largest['runs']:,} of {runs:,}"
+    return f"{of} runs are one family ({which})."
+
+
+def notices(backtest: Backtest, total: Mapping[str, Any]) -> list[str]:
+    """Return over which families and runs the numbers are, in sentences."""
+    if len(backtest.results) + len(backtest.repeated) < 2:  # A single run is no question of families.
+        return []
+    families = total["families"]
+    warning = family_warning(families, total["could_fire"])
+    if warning:
+        describe = "" if families["count"] == 1 else " Means mostly describe these."
+        warning += f"{describe} --family names another key."
+    return [text for text in (family_sentence(families), warning, repeated_sentence(backtest)) if text]
+
+
+def repeated_sentence(backtest: Backtest) -> str:
+    """Return which runs count once with another; empty without any."""
+    repeated = backtest.repeated
+    if not repeated:
+        return ""
+    verb = "repeats" if len(repeated) == 1 else "repeat"
+    such = f"{repeated[0].name} ({repeated[0].run_id}): {repeated[0].reason}"
+    return f"Counted once: {counted(len(repeated), 'run', ',')} that {verb} another's series, such as {such}."
+
+
+def family_rows(total: Mapping[str, Any]) -> list[tuple[str, ...]]:
+    """Return the cells of the largest families in which the policy could fire, a row each.
+
+    Empty where an interval says enough: where there are several families, all of them small. One family is the total.
+    """
+    families = total["families"]
+    is_small = families["count"] >= FEWEST_FAMILIES and not is_mostly_one_family(families, total["could_fire"])
+    if families["count"] < 2 or is_small or not total["stopped"]:
+        return []
+    return [_cells(part) for part in total["by_family"][:_LISTED]]
+
+
+def more_families(total: Mapping[str, Any]) -> int:
+    """Return the number of families that the table leaves out."""
+    count: int = total["families"]["count"]
+    return max(0, count - _LISTED)
+
+
+def _cells(part: Mapping[str, Any]) -> tuple[str, ...]:
+    bound, cost = "≥" if part["right_censored"] else "", part["relative_regret_of_stopped"]
+    share, is_judged = part["share_saved"]["mean"], cost["runs"] > 0
+    return (
+        part["value"] or part["key"],
+        f"{part['runs']:,}",
+        f"{part['stopped']:,}",
+        "-" if share is None else f"{bound}{percent(share)}",
+        short_duration(part["seconds_saved"]),
+        f"{cost['runs']:,}" if part["stopped"] else "-",
+        f"{cost['above_1_percent']:,}" if is_judged else "-",
+        f"{cost['max']:.2%}" if is_judged else "-",
+    )
