@@ -13,6 +13,18 @@ from .amounts import percent, short_duration
 #: Headings of the table that ``family_rows`` fills.
 FAMILY_HEADINGS: Final = ("family", "runs", "stopped", "saved", "time", "judged", "worse", "worst regret")
 
+#: Headings of the same table where there is room for words.
+FAMILY_WORDS: Final = (
+    "family",
+    "runs where it could fire",
+    "stopped",
+    "of a run's steps saved",
+    "time saved",
+    "stops judged",
+    "training on gains >1%",
+    "worst regret",
+)
+
 #: The line below that table, for the headings that are too short to be clear.
 FAMILY_LEGEND: Final = (
     "runs: those in which the policy could fire. saved: mean share of a run's steps. judged: stopped runs whose regret "
@@ -72,7 +84,7 @@ def repeated_sentence(backtest: Backtest) -> str:
 
 
 def family_rows(total: Mapping[str, Any]) -> list[tuple[str, ...]]:
-    """Return the cells of the largest families in which the policy could fire, a row each.
+    """Return the cells of the families in which runs are stopped, most stops first; the last row counts the others.
 
     Empty where an interval says enough: where there are several families, all of them small. One family is the total.
     """
@@ -80,13 +92,13 @@ def family_rows(total: Mapping[str, Any]) -> list[tuple[str, ...]]:
     is_small = families["count"] >= FEWEST_FAMILIES and not is_mostly_one_family(families, total["could_fire"])
     if families["count"] < 2 or is_small or not total["stopped"]:
         return []
-    return [_cells(part) for part in total["by_family"][:_LISTED]]
-
-
-def more_families(total: Mapping[str, Any]) -> int:
-    """Return the number of families that the table leaves out."""
-    count: int = total["families"]["count"]
-    return max(0, count - _LISTED)
+    ordered = sorted(total["by_family"], key=lambda part: (-part["stopped"], -part["runs"]))
+    listed = [part for part in ordered[:_LISTED] if part["stopped"]]
+    rows, others = [_cells(part) for part in listed], ordered[len(listed) :]
+    if others:
+        runs, stopped = (sum(part[key] for part in others) for key in ("runs", "stopped"))
+        rows.append((counted(len(others), "other"), f"{runs:,}", f"{stopped:,}", *"-----"))
+    return rows
 
 
 def _cells(part: Mapping[str, Any]) -> tuple[str, ...]:

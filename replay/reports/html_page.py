@@ -23,7 +23,7 @@ from .aggregation import absolute_regrets, aggregate, detection_json, human_json
 from .amounts import duration, percent, short_duration, size
 from .baseline_rows import baseline_notes, comparison, is_cost_known, same_runs_sentence
 from .decision_rows import NOTES, DecisionRow, decision_rows
-from .family_sentences import FAMILY_HEADINGS, FAMILY_LEGEND, family_rows, is_mostly_one_family, more_families, notices
+from .family_sentences import FAMILY_WORDS, family_rows, is_mostly_one_family, notices
 from .glossary import glossary
 from .html_templates import html_environment
 from .objectives import objective_sentences, rename_hints, renamed_sentences, renamed_text
@@ -85,10 +85,8 @@ def report_page(backtest: Backtest) -> str:
         hints=list(rename_hints(backtest.lacking)),
         words=[term for term in glossary() if term.anchor in _WORDS],
         cards=[] if is_mostly_one_family(total["families"], total["could_fire"]) else _cards(backtest, total),
-        family_headings=FAMILY_HEADINGS,
-        family_legend=FAMILY_LEGEND,
+        family_headings=FAMILY_WORDS,
         family_rows=family_rows(total),
-        more_families=more_families(total),
         left_out=_left_out(backtest),
         left_out_sentence=_left_out_sentence(backtest),
         notices=notices(backtest, total),

@@ -82,7 +82,7 @@ def _together(backtest: Backtest, total: Mapping[str, Any]) -> Iterator[str]:
     if not total["could_fire"]:
         yield f"{could_fire(total)}."
         return
-    stopped = total["stopped"] or "none"
+    stopped = "each" if total["stopped"] == total["could_fire"] > 1 else total["stopped"] or "none"
     if is_part or _is_limited(total):
         said = f"{could_fire(total)}. It would have stopped {stopped} of {'these' if is_part else 'them'}"
     else:
