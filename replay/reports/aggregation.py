@@ -64,6 +64,7 @@ def aggregate(backtest: Backtest) -> dict[str, Any]:
         "evaluations": sum(result.recorded.evaluations for result in judged),
         "evaluations_saved": _total(judged, lambda result: result.evaluations_saved),
         "share_saved": typical([None if result.could_not_fire else result.share_saved for result in results], backtest),
+        "share_saved_of_stopped": _middle(_shares_of_stopped(able)),
         "relative_regret": _spread(regrets(backtest), backtest),
         "relative_regret_of_stopped": _spread(regrets_of_stopped(backtest), backtest),
         "relative_deployable_regret": _spread(deployable_regrets(backtest), backtest),
@@ -82,9 +83,12 @@ def regrets(backtest: Backtest) -> list[float | None]:
 
 
 def regrets_of_stopped(backtest: Backtest) -> list[float | None]:
-    """Return them for the runs that the policy stops. A run that it does not stop says nothing of its stops."""
+    """Return them for the runs that the policy stops and that were evaluated after the stop.
+
+    The others say nothing of what a stop costs.
+    """
     pairs = zip(backtest.results, regrets(backtest), strict=True)
-    return [None if result.stop is None else regret for result, regret in pairs]
+    return [regret if result.stop is not None and result.is_stop_tested else None for result, regret in pairs]
 
 
 def deployable_regrets(backtest: Backtest) -> list[float | None]:
@@ -174,6 +178,7 @@ def part_of(backtest: Backtest, is_in: Callable[[RunResult], bool]) -> dict[str,
         "right_censored": sum(bool(result.right_censored) for result in results),
         "steps_by_unit": _steps_by_unit(judged),
         "share_saved": _middle(shares),
+        "share_saved_of_stopped": _middle(_shares_of_stopped(results)),
         "timed_runs": len(timed),
         "elapsed_s": _total(timed, lambda result: result.recorded.elapsed_s),
         "seconds_saved": _total(timed, lambda result: result.seconds_saved),
@@ -182,17 +187,26 @@ def part_of(backtest: Backtest, is_in: Callable[[RunResult], bool]) -> dict[str,
 
 
 def _by_controller(backtest: Backtest, able: Sequence[RunResult]) -> list[dict[str, Any]]:
-    """Return in how many runs each controller that decides could fire, and how many of them it stops."""
+    """Return in how many runs each controller that decides could fire, and how many it stops.
+
+    In some of these a series that it reads ends before half of the run.
+    """
     stops = Counter(result.stop.outcome.controller for result in able if result.stop is not None)
     controllers = backtest.policy.controllers
     return [
         {
             "controller": controllers[index].name,
             "could_fire": sum(not result.unable[index] for result in able),
+            "series_end_early": sum(not one.unable[index] and one.early_ends[index] is not None for one in able),
             "stopped": stops[controllers[index].name],
         }
         for index in deciding_controllers(backtest.policy)
     ]
+
+
+def _shares_of_stopped(results: Sequence[RunResult]) -> list[float]:
+    shares = [result.share_saved for result in results if result.stop is not None]
+    return [share for share in shares if share is not None]
 
 
 def _by_family(backtest: Backtest) -> list[dict[str, Any]]:

@@ -101,7 +101,10 @@ def _scored(outcome: BaselineOutcome, backtest: Backtest) -> int:
 def _summary(name: str, table: Mapping[str, _Column], backtest: Backtest) -> dict[str, Any]:
     stops = table["stopped"][name]
     stopped = [value for value in stops if value is not None]
-    judged = [value or 0 for value, cost in zip(stops, table["relative_regret"][name], strict=True) if cost is not None]
+    costs = zip(stops, table["relative_regret"][name], backtest.results, strict=True)
+    judged = [
+        value or 0 for value, cost, result in costs if cost is not None and (name != _POLICY or result.is_stop_tested)
+    ]
     return {
         "runs": len(stopped),
         "stopped": sum(sorted(stopped)),

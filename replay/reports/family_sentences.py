@@ -83,6 +83,11 @@ def repeated_sentence(backtest: Backtest) -> str:
     return f"Counted once: {counted(len(repeated), 'run', ',')} that {verb} another's series, such as {such}."
 
 
+def family_heading(families: Mapping[str, Any]) -> str:
+    """Return what tells the families."""
+    return next(iter(families["keys"])) if len(families["keys"]) == 1 else FAMILY_HEADINGS[0]
+
+
 def family_rows(total: Mapping[str, Any]) -> list[tuple[str, ...]]:
     """Return the cells of the families in which runs are stopped, most stops first; the last row counts the others.
 

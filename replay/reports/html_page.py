@@ -13,6 +13,8 @@ from typing import Any, Final, NamedTuple
 
 from markupsafe import Markup
 
+from ...rules.checks.possible_firings import deciding_controllers
+from ...rules.policy_file.declarations import Controller
 from ...store.plural import counted
 from ..backtests.backtesting import Backtest
 from ..intervals import COVERAGE, FEWEST_FAMILIES, RESAMPLES, SEED
@@ -23,7 +25,7 @@ from .aggregation import absolute_regrets, aggregate, detection_json, human_json
 from .amounts import duration, percent, short_duration, size
 from .baseline_rows import baseline_notes, comparison, is_cost_known, same_runs_sentence
 from .decision_rows import NOTES, DecisionRow, decision_rows
-from .family_sentences import FAMILY_WORDS, family_rows, is_mostly_one_family, notices
+from .family_sentences import FAMILY_WORDS, family_heading, family_rows, is_mostly_one_family, notices
 from .glossary import glossary
 from .html_templates import html_environment
 from .objectives import objective_sentences, rename_hints, renamed_sentences, renamed_text
@@ -57,8 +59,9 @@ _WORDS: Final = frozenset(
     | {"family", "regret", "rung", "shadow"}
 )
 
-#: Maximum number of values shown per decision.
+#: Maximum number of values shown per decision, and of rules shown above the verdict.
 _VALUES: Final = 4
+_RULES: Final = 4
 
 
 class Figure(NamedTuple):
@@ -78,6 +81,7 @@ def report_page(backtest: Backtest) -> str:
         name=backtest.policy.name or Path(backtest.policy.source).stem,
         style=Markup(_STYLE.read_text(encoding="utf-8")),
         total=total,
+        rules=_rules(backtest),
         verdict=verdict(backtest, total),
         checkpoints=SAVES[backtest.settings.saves] if asks_for_checkpoints(backtest.policy) else "",
         judged_by=_judged_by(backtest, total),
@@ -85,7 +89,7 @@ def report_page(backtest: Backtest) -> str:
         hints=list(rename_hints(backtest.lacking)),
         words=[term for term in glossary() if term.anchor in _WORDS],
         cards=[] if is_mostly_one_family(total["families"], total["could_fire"]) else _cards(backtest, total),
-        family_headings=FAMILY_WORDS,
+        family_headings=(family_heading(total["families"]), *FAMILY_WORDS[1:]),
         family_rows=family_rows(total),
         left_out=_left_out(backtest),
         left_out_sentence=_left_out_sentence(backtest),
@@ -110,6 +114,17 @@ def report_page(backtest: Backtest) -> str:
     )
 
 
+def _rules(backtest: Backtest) -> list[tuple[str, str, str]]:
+    """Return the name, the rule and the patience of the controllers that decide."""
+    indices = deciding_controllers(backtest.policy)[:_RULES]
+    controllers = [backtest.policy.controllers[index] for index in indices]
+    return [(one.name, " ".join(one.rule.text.split()), _patience(one)) for one in controllers]
+
+
+def _patience(controller: Controller) -> str:
+    return "" if controller.patience is None else f", more than {controller.patience.threshold} times in a row"
+
+
 def _judged_by(backtest: Backtest, total: Mapping[str, Any]) -> Iterator[str]:
     """Yield what the verdict rests on: renamed metrics, the metrics that judge the runs, and what the words mean."""
     yield from renamed_sentences(backtest)
@@ -131,8 +146,7 @@ def _cards(backtest: Backtest, total: Mapping[str, Any]) -> Iterator[tuple[str, 
     share = total["share_saved"]
     if share["runs"] > 1 and total["stopped"]:
         within = "" if share["low"] is None else f" (95% interval {share['low']:.0%} to {share['high']:.0%})"
-        middle = f"{within}, median {percent(share['median'])}"
-        yield f"{bound}{percent(share['mean'])}", f"of a run's steps saved on average{middle}"
+        yield f"{bound}{percent(share['mean'])}", f"of a run's steps saved on average, stopped or not{within}"
     if len(total["steps_by_unit"]) == 1 and total["steps_saved"]:  # Steps of several units have no sum.
         (one,) = total["steps_by_unit"]
         yield f"{bound}{percent(one['steps_saved'] / one['steps'])}", f"of {one['steps']:,} {steps_of(one)} saved"

@@ -36,7 +36,11 @@ def verdict(backtest: Backtest, total: Mapping[str, Any]) -> list[str]:
         return ["No run could be judged."]
     families, able = total["families"], total["could_fire"]
     is_apart = is_mostly_one_family(families, able) and total["stopped"] and families["largest"]["runs"] < able
-    warning = [text] if (text := family_warning(families, able)) else []
+    warning = (
+        [f"{text} They are not independent: count them as one case."]
+        if (text := family_warning(families, able))
+        else []
+    )
     outcomes = list(_apart(backtest, total) if is_apart else _together(backtest, total))
     if is_apart:
         return [" ".join((f"{could_fire(total)}.", *warning)), *outcomes, *_price(total), *_unknown(total)]
@@ -51,8 +55,13 @@ def could_fire(total: Mapping[str, Any]) -> str:
     if not _is_limited(total) or not able:
         return said
     ordered = sorted(total["by_controller"], key=lambda one: -one["could_fire"])
-    named = [f"{one['controller']} in {one['could_fire'] or 'none'}" for one in ordered[:_NAMED]]
-    return f"{said}: {', '.join([*named, *_more(ordered)])}"
+    return f"{said}: {', '.join([*map(_where, ordered[:_NAMED]), *_more(ordered)])}"
+
+
+def _where(one: Mapping[str, Any]) -> str:
+    """Say in how many runs a controller could fire, and in how many of them only early."""
+    early = f" ({one['series_end_early']} of them only in the first half)" if one["series_end_early"] else ""
+    return f"{one['controller']} in {one['could_fire'] or 'none'}{early}"
 
 
 def steps_of(total: Mapping[str, Any]) -> str:
@@ -72,8 +81,8 @@ def bounds_sentence(total: Mapping[str, Any]) -> str:
 
 
 def _is_limited(total: Mapping[str, Any]) -> bool:
-    """Whether a controller that decides could fire in fewer runs than the policy."""
-    return any(one["could_fire"] < total["could_fire"] for one in total["by_controller"])
+    """Whether a controller that decides could fire in fewer runs than the policy, or in some only early."""
+    return any(one["could_fire"] < total["could_fire"] or one["series_end_early"] for one in total["by_controller"])
 
 
 def _together(backtest: Backtest, total: Mapping[str, Any]) -> Iterator[str]:
@@ -128,21 +137,22 @@ def _more(controllers: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _savings(part: Mapping[str, Any]) -> str:
-    """Describe what stopping saves: of all steps, and of a run's own, as one long run can outweigh many short ones.
+    """Describe what stopping saves: of all steps, and of a stopped run's own, as one long run can outweigh many.
 
     Steps of several units have no sum.
     """
     least = "at least " if part["right_censored"] else ""
-    by_unit, share = [one for one in part["steps_by_unit"] if one["steps"]], part["share_saved"]
+    by_unit, own = [one for one in part["steps_by_unit"] if one["steps"]], part["share_saved_of_stopped"]
     said, middle = "", ""
-    if share["runs"] > 1 and percent(share["median"]) != percent(share["mean"]):
-        middle = f", median {percent(share['median'])}"
+    if own["runs"] > 1 and percent(own["median"]) != percent(own["mean"]):
+        middle = f", median {percent(own['median'])}"
     if len(by_unit) == 1:
         saved = percent(by_unit[0]["steps_saved"] / by_unit[0]["steps"])
-        said = f" and saved {least}{saved} of their {steps_of(by_unit[0])}"
-        said += f"; on average {percent(share['mean'])} of a run's own{middle}" if share["runs"] > 1 else ""
-    elif share["runs"]:
-        said = f" and saved {least}{percent(share['mean'])} of a run's steps on average{middle}"
+        said = f" and saved {least}{saved} of {'their' if part['runs'] > 1 else 'its'} {steps_of(by_unit[0])}"
+        if part["runs"] > 1 and own["runs"]:
+            said += f"; a stopped run saves {percent(own['mean'])} of its own on average{middle}"
+    elif own["runs"]:
+        said = f" and saved {least}{percent(own['mean'])} of a stopped run's steps on average{middle}"
     if not part["seconds_saved"]:
         return f"{said}."
     return f"{said}. That is {least}{time_saved(part)}."

@@ -83,6 +83,8 @@ class RunResult:
         could_not_fire: Why the policy could not fire, whatever the values in the run; empty if it could. A policy that
             orders stops could fire if one of the controllers that do could.
         unable: For each controller of the policy, why it could not fire; empty if it could.
+        early_ends: For each controller the series that ends before half of the run, and its last step; None if none
+            does.
         log_interval_steps: Typical number of steps between two logged training steps; 1 if every step is logged.
         step_unit: What its steps count: ``updates``, ``epochs``, or the name of another counter.
         renamed_at_import: The metrics that its import was asked to rename.
@@ -114,6 +116,7 @@ class RunResult:
     family: Family = UNKNOWN_FAMILY
     could_not_fire: str = ""
     unable: tuple[str, ...] = ()
+    early_ends: tuple[tuple[str, int] | None, ...] = ()
     log_interval_steps: int = 1
     step_unit: str = UPDATES
     renamed_at_import: Renames = ()
@@ -122,6 +125,11 @@ class RunResult:
     def fired(self) -> bool:
         """Whether any controller fired."""
         return bool(self.decisions)
+
+    @property
+    def is_stop_tested(self) -> bool:
+        """Whether the record holds evaluations after the stop. Without any, its regret is zero whatever it costs."""
+        return self.ending is not None and any(one.event_index > self.ending.event_index for one in self.evaluations)
 
     @property
     def steps_saved(self) -> int | None:

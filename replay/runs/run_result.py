@@ -43,7 +43,7 @@ from .replaying import Ending, Replay, replay_stream
 from .results import Outlay, RunResult
 from .same_series import series_digests
 from .saves import Saves, drops_own_checkpoints
-from .thinning import thinning_note
+from .thinning import early_end_note, early_ends, thinning_note
 from .validity import Validity
 
 #: Most evaluation metrics that a note names.
@@ -71,6 +71,7 @@ class ReplayedRun:
         series: Digests of the series by which another log of the same training is found.
         family: The runs that it is not independent of.
         unable: For each controller, why it could not fire in the run, whatever its values; empty if it could.
+        early_ends: For each controller the series that ends before half of the run, and its last step.
         is_end_stated: Whether the status says how the run ended; False for an import whose log merely ends.
         step_unit: What its steps count.
         renamed_at_import: The metrics that its import was asked to rename.
@@ -97,6 +98,7 @@ class ReplayedRun:
     series: frozenset[str] = frozenset()
     family: Family = UNKNOWN_FAMILY
     unable: tuple[str, ...] = ()
+    early_ends: tuple[tuple[str, int] | None, ...] = ()
 
     def objective(self, declared: Sequence[Objective] = ()) -> Objective | None:
         """Return the metric that judges the run; None if none of its evaluations says how good it is."""
@@ -207,6 +209,7 @@ def facts_of(
     replayed = replay_stream(policy, stream, plan, delay_steps=settings.delay_steps, saves=settings.saves)
     history = history_of(stream)
     annotated = tuple(sorted([*incidents_in(history.annotations), *noted]))
+    appearances = StreamAppearances(stream, plan, nan_filtered)
     labelled = annotated or None if settings.labels is None else settings.labels.of(run_id, name)
     return ReplayedRun(
         run_id=run_id,
@@ -221,7 +224,8 @@ def facts_of(
         human=lead_over(stream, history, status if end_stated else "", replayed),
         identity=identity_of(stream, replayed),
         series=series_digests(stream),
-        unable=could_not_fire(policy, StreamAppearances(stream, plan, nan_filtered)),
+        unable=could_not_fire(policy, appearances),
+        early_ends=early_ends(policy, appearances, history.steps),
         is_end_stated=end_stated,
     )
 
@@ -280,6 +284,7 @@ def result_of(facts: ReplayedRun, objective: Objective | None, declared: Sequenc
         family=facts.family,
         could_not_fire=why_policy_could_not_fire(replayed.policy, facts.unable),
         unable=facts.unable,
+        early_ends=facts.early_ends,
         log_interval_steps=replayed.step_interval,
         step_unit=facts.step_unit,
         renamed_at_import=facts.renamed_at_import,
@@ -432,6 +437,8 @@ def _notes(
     yield from _notes_of_approximations(replayed)
     if replayed.counting:
         yield thinning_note(replayed.step_interval)
+    ends = [end for end, unable in zip(facts.early_ends, facts.unable, strict=True) if end is not None and not unable]
+    yield from (early_end_note(*end, facts.history.steps) for end in dict.fromkeys(ends))
     for name, count in replayed.error_counts.items():
         yield f"controller {name!r} failed at {count} events"
     if facts.lacks_samples:

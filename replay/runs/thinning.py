@@ -1,4 +1,4 @@
-"""Detects logs that hold only every n-th training step, and the controllers whose decisions depend on that.
+"""Detects logs that hold only every n-th training step or end early, and the controllers for which that matters.
 
 Takes a stream and a policy. Patience at ``on_step_end`` and windows over a training series count logged values: live,
 where every step counts, such a controller decides earlier or otherwise.
@@ -27,6 +27,7 @@ from ...rules.language.references import (
 from ...rules.policy_file.declarations import Controller
 from ...rules.policy_file.policy import Policy
 from ...rules.policy_file.registration import METRIC_CLASSES
+from ...store.events import BEFORE_STREAM
 from .event_stream import EventStream
 
 _STEP: Final = "step_end"
@@ -47,6 +48,29 @@ def step_interval(stream: EventStream) -> int:
 def thinning_note(interval: int) -> str:
     """Return the note on a run whose log holds only every n-th step, for a policy that counts logged steps."""
     return f"logged every {interval:,} steps: patience and windows count logged values"
+
+
+def early_ends(policy: Policy, run: Appearances, steps: int) -> tuple[tuple[str, int] | None, ...]:
+    """Return for each controller the series that ends before half of the run, and its last step; None if none does.
+
+    Args:
+        policy: The policy.
+        run: Where the run recorded values and events.
+        steps: Its length in steps.
+    """
+    return tuple(_early_end(controller, run, steps) for controller in policy.controllers)
+
+
+def early_end_note(name: str, last: int, steps: int) -> str:
+    """Return the note on a run one of whose series ends early."""
+    return f"'{name}' ends at step {last:,} of {steps:,}: rules that read it saw no newer value"
+
+
+def _early_end(controller: Controller, run: Appearances, steps: int) -> tuple[str, int] | None:
+    read = {key.name: run.values(key) for key in controller.rule.bound.series if not key.is_derived}
+    last = [(run.step(values[-1]), name) for name, values in read.items() if values and values[-1] != BEFORE_STREAM]
+    step, name = min(last, default=(steps, ""))
+    return (name, step) if 2 * step < steps else None
 
 
 def counting_controllers(policy: Policy, run: Appearances) -> frozenset[str]:
