@@ -149,8 +149,6 @@ def _seconds_saved(rows: Sequence[real_logs.Row], end: int | None) -> float | No
     times = [row.seconds for row in rows if row.seconds is not None]
     if not times or end is None:
         return 0.0 if times else None
-    if not times[end]:
-        return None  # A report takes a zero clock for none.
     return max(times) - times[end]
 
 

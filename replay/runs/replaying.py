@@ -208,12 +208,10 @@ def replay_stream(
     interval = step_interval(stream)
     counting = counting_controllers(policy, StreamAppearances(stream, plan)) if interval > 1 else frozenset[str]()
     judge = ValidityLabeler(policy, engine, stream, saves, counting)
-    outcomes = [_judged(judge, BEFORE_STREAM, INIT_END, outcome, None) for outcome in engine.start()]
-    before_ns = stream.time_before()
+    outcomes = [_judged(judge, stream, BEFORE_STREAM, INIT_END, outcome) for outcome in engine.start()]
     for index, event, observed in observed_in(engine, stream, everything=judge.looks_at_every_event):
         if observed:
-            elapsed = before_ns.get(event.attempt, 0) + event.elapsed_ns or None
-            outcomes += [_judged(judge, index, event.kind, outcome, elapsed) for outcome in observed]
+            outcomes += [_judged(judge, stream, index, event.kind, outcome) for outcome in observed]
         if judge.looks_at_every_event:
             judge.pass_event(event, index, _decisions(observed))
     censored_from = judge.censored_from()
@@ -291,11 +289,7 @@ def _ending(
 
 def _place(index: int, stream: EventStream) -> Ending:
     """Return an event's index with the steps and the time up to it."""
-    if index < 0:
-        return Ending(index, 0, None)
-    event = stream.facts[index]
-    elapsed_ns = stream.time_before().get(event.attempt, 0) + event.elapsed_ns
-    return Ending(index, _steps_at(event), elapsed_ns or None)
+    return Ending(index, _steps_at(stream.facts[index]) if index >= 0 else 0, stream.time_up_to(index))
 
 
 def _is_step(event: Event) -> bool:
@@ -316,9 +310,9 @@ def _is_due(event: Event, after: Event) -> bool:
     return event.is_late or (event.kind in WITHIN_A_STEP and _steps_at(event) <= _steps_at(after))
 
 
-def _judged(judge: ValidityLabeler, index: int, kind: str, outcome: Outcome, elapsed_ns: int | None) -> LabelledOutcome:
+def _judged(judge: ValidityLabeler, stream: EventStream, index: int, kind: str, outcome: Outcome) -> LabelledOutcome:
     validity = judge.label(outcome, index) if isinstance(outcome, Decision) else None
-    return LabelledOutcome(index, kind, outcome, validity, elapsed_ns)
+    return LabelledOutcome(index, kind, outcome, validity, stream.time_up_to(index))
 
 
 def _decisions(outcomes: Iterable[Outcome]) -> list[Decision]:

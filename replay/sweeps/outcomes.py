@@ -163,8 +163,7 @@ def _seconds_saved(stream: Stream, at_ending: Ints, is_stopped: Truths) -> Float
         return np.full(len(at_ending), np.nan)
     before = np.cumsum(spans) - spans
     passed = stream.elapsed_ns[at_ending] + before[np.searchsorted(begins, at_ending, side="right") - 1]
-    seconds = np.where(passed == 0, np.nan, total / _NS_PER_S - passed / _NS_PER_S)
-    return np.where(is_stopped, seconds, 0.0)
+    return np.where(is_stopped, total / _NS_PER_S - passed / _NS_PER_S, 0.0)
 
 
 def _bests(stream: Stream, endings: Ints, objective: Objective | None) -> Floats:

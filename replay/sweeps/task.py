@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from ...rules.checks.appearances import Appearances
 from ...rules.language.references import ALSO_CALLED
 from ...store.errors import TelemetryError
-from ...store.events import Event
+from ...store.events import INIT_END, Event
 from ...store.reading.snapshot import Snapshot
 from ...store.run import Run
 from ..runs.appearances import StreamAppearances, nan_filtered_in
@@ -28,7 +28,7 @@ from .reach import ColumnAppearances
 from .run import RunSweep
 from .schedule import Schedule, schedules_of
 from .stream import Stream, read_stream
-from .variants import Variant
+from .variants import Structure, Variant
 
 
 @dataclass(frozen=True, eq=False)
@@ -138,8 +138,8 @@ def sweep_stream(
         saves: Whether the loop's own checkpoints remain.
     """
     variants = [variant for schedule in schedules for variant in schedule.variants]
-    structures = {id(variant.structure): variant.structure for variant in variants}.values()
-    reason = _reason_for_engine(stream, {structure.steers for structure in structures} - {""})
+    structures = [*{id(variant.structure): variant.structure for variant in variants}.values()]
+    reason = _reason_for_engine(stream, structures)
     if reason:
         own, plan, settings = events(), stream.plan, BacktestSettings(saves=saves)
         results = [
@@ -189,12 +189,16 @@ def reasons_of(variants: Sequence[Variant]) -> dict[str, str]:
     return found
 
 
-def _reason_for_engine(stream: Stream, steers: Collection[str]) -> str:
+def _reason_for_engine(stream: Stream, structures: Sequence[Structure]) -> str:
     """Return why the event engine has to judge the whole run; empty if columns suffice."""
+    steers = {structure.steers for structure in structures} - {""}
     if stream.has_decisions:
         return "it was recorded with live rules"
     if stream.has_late_values:
         return "some of its values arrived late"
+    acting = (watcher for each in structures for watcher in each.watchers if watcher.stops or watcher.saves)
+    if any(f"on_{INIT_END}" in watcher.declaration.triggers for watcher in acting):
+        return "rules stop or save before its first event"
     return f"rules order {', '.join(sorted(steers))}" if steers else ""
 
 
