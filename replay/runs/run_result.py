@@ -41,7 +41,7 @@ from .objective import Evaluation, Objective, best, objective_among, objective_o
 from .renaming import Renames, lacked_metrics, renamed_at_import, renames_in
 from .replaying import Ending, Replay, replay_stream
 from .results import Outlay, RunResult
-from .same_series import series_digests
+from .same_series import stream_digests
 from .saves import Saves, drops_own_checkpoints
 from .thinning import thinning_note
 from .validity import Validity
@@ -220,7 +220,7 @@ def facts_of(
         is_empty="step_end" not in stream.kinds and not any(event.metrics for event in events),
         human=lead_over(stream, history, status if end_stated else "", replayed),
         identity=identity_of(stream, replayed),
-        series=series_digests(stream),
+        series=stream_digests(stream),
         unable=could_not_fire(policy, StreamAppearances(stream, plan, nan_filtered)),
         is_end_stated=end_stated,
     )
