@@ -166,7 +166,9 @@ class Replay:
         return effects_of(self.policy, judged.outcome)
 
 
-def replay(policy: Policy, source: Run | Sequence[Event], *, plan: Plan | None = None) -> Replay:
+def replay(
+    policy: Policy, source: Run | Sequence[Event], *, plan: Plan | None = None, saves: Saves | str = Saves.KEEP
+) -> Replay:
     """Replay a policy over a recorded run.
 
     Args:
@@ -174,11 +176,15 @@ def replay(policy: Policy, source: Run | Sequence[Event], *, plan: Plan | None =
         source: A run, whose newest attempt's lineage is folded, or its events in order. Only events of the
             deciding rank (0) are folded.
         plan: What the run declared; defaults to the run's own plan.
+        saves: ``keep`` if the loop's own checkpoints remain when rules order some, ``replace`` if these replace them.
+            Validity labels depend on it.
     """
+    saves = Saves(saves)
     if isinstance(source, Run):
         events, declared = source.read(lambda snapshot: _stream_and_plan(snapshot, policy))
-        return replay_events(policy, events, plan or declared)
-    return replay_events(policy, [event for event in source if event.rank == DECIDING_RANK], plan or Plan())
+        return replay_events(policy, events, plan or declared, saves=saves)
+    own = [event for event in source if event.rank == DECIDING_RANK]
+    return replay_events(policy, own, plan or Plan(), saves=saves)
 
 
 def _stream_and_plan(snapshot: Snapshot, policy: Policy) -> tuple[Sequence[Event], Plan]:
