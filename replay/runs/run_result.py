@@ -236,9 +236,13 @@ def judge_run(
     objective: Objective | None,
     settings: BacktestSettings = DEFAULT_SETTINGS,
     nan_filtered: Collection[str] = (),
+    *,
+    end_stated: bool = True,
 ) -> RunResult:
     """Return a policy's outcome on one stream of the deciding rank's events."""
-    facts = facts_of(policy, run_id, name, status, events, plan, settings, nan_filtered=nan_filtered)
+    facts = facts_of(
+        policy, run_id, name, status, events, plan, settings, nan_filtered=nan_filtered, end_stated=end_stated
+    )
     return result_of(facts, objective)
 
 

@@ -18,6 +18,7 @@ from ..runs.appearances import StreamAppearances, nan_filtered_in
 from ..runs.event_stream import event_stream
 from ..runs.families import Family, family_of
 from ..runs.history import UPDATES, read_lineage, step_unit_of
+from ..runs.human_action import is_end_stated
 from ..runs.metric_names import mode_of
 from ..runs.objective import Objective, check_evaluated, objective_among
 from ..runs.renaming import Renames, renamed_columns
@@ -115,7 +116,14 @@ class RunSweeper:
         objective = objective_among(evaluated, self._declared, study)
         filtered = nan_filtered_in(snapshot, self._renames)
         outcomes, reason = sweep_stream(
-            self._schedules, stream, objective, events, snapshot.status, nan_filtered=filtered, saves=self._saves
+            self._schedules,
+            stream,
+            objective,
+            events,
+            snapshot.status,
+            nan_filtered=filtered,
+            saves=self._saves,
+            end_stated=is_end_stated(info.source),
         )
         return SweptRun(
             info.run_id,
@@ -148,6 +156,7 @@ def sweep_stream(
     *,
     nan_filtered: Collection[str] = (),
     saves: Saves = Saves.KEEP,
+    end_stated: bool = True,
 ) -> tuple[Outcomes, str]:
     """Return the outcomes of each variant on one run, and why the event engine decided; empty if it did not.
 
@@ -159,6 +168,7 @@ def sweep_stream(
         status: The run's status.
         nan_filtered: Names of training metrics whose values that are not finite were replaced before they were logged.
         saves: Whether the loop's own checkpoints remain.
+        end_stated: Whether the status says how the run ended.
     """
     variants = [variant for schedule in schedules for variant in schedule.variants]
     structures = [*{id(variant.structure): variant.structure for variant in variants}.values()]
@@ -166,7 +176,9 @@ def sweep_stream(
     if reason:
         own, plan, settings = events(), stream.plan, BacktestSettings(saves=saves)
         results = [
-            judge_run(variant.policy(), "", "", status, own, plan, objective, settings, nan_filtered)
+            judge_run(
+                variant.policy(), "", "", status, own, plan, objective, settings, nan_filtered, end_stated=end_stated
+            )
             for variant in variants
         ]
         return outcomes_of_results(results), reason
@@ -183,6 +195,7 @@ def sweep_stream(
             status,
             could_fire=schedule.groups.able(places),
             drops_own_checkpoints=saves is Saves.REPLACE and asks,
+            end_stated=end_stated,
         )
         for schedule in schedules
     ]
