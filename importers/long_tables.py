@@ -49,7 +49,7 @@ def row_of(document: dict[str, Any], layout: TableColumns) -> Row:
         name, value = (document.pop(column, None) for column in layout.long)
         document = {} if name is None else {str(name): value}
     metrics, attrs = sorted_out(document)
-    elapsed_ns = None if layout.stopwatch is None else nanoseconds(number_of(stopwatch))
+    elapsed_ns = nanoseconds(number_of(stopwatch))
     time_ns = 0 if wall_clock is None else wall_clock_ns(str(wall_clock))
     return Row(step, metrics, attrs, time_ns, elapsed_ns, run=run, step_unit=layout.step_unit)
 

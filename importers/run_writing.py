@@ -224,10 +224,9 @@ def append_facts(
             if (fact.kind, names) not in checked:
                 _check(fact.kind, names)
                 checked.add((fact.kind, names))
-            elapsed_ns = fact.elapsed_ns
-            if elapsed_ns is None:
-                elapsed_ns = max(0, fact.time_ns - course.started_ns) if fact.time_ns and course.started_ns else 0
-            elapsed_ns = elapsed_ns or course.elapsed_ns
+            has_wall_clock = fact.time_ns and course.started_ns
+            told_ns = max(0, fact.time_ns - course.started_ns) if has_wall_clock else course.elapsed_ns
+            elapsed_ns = told_ns if fact.elapsed_ns is None else fact.elapsed_ns
             writer.append(
                 fact.kind,
                 names,

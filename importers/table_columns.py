@@ -156,7 +156,7 @@ def wall_clock_ns(cell: str) -> int:
     seconds = number(cell)
     if seconds is None:
         return unix_ns(cell.strip()) or 0
-    return nanoseconds(seconds / 1000 if abs(seconds) > _MOST_SECONDS else seconds)
+    return nanoseconds(seconds / 1000 if abs(seconds) > _MOST_SECONDS else seconds) or 0
 
 
 def checked_layout(columns: Sequence[str], options: ReadOptions, where: str) -> TableColumns:

@@ -35,6 +35,7 @@ class Log:
     rows: Sequence[Row]
     status: str
     planned: int | None
+    ending: str
     facts: Mapping[str, str]
     unit: str
     filtered: frozenset[str]
@@ -59,6 +60,9 @@ class Log:
         if self.status in ("running", "stopped"):
             return True
         if self.planned is not None:
+            # A log that says nothing of its end is complete unless it lacks more steps than it skips elsewhere.
+            if (self.status, self.ending) == ("completed", "unknown"):
+                return False
             return max(row.step for row in self.rows) < self.planned
         return self.status in ("failed", "crashed", "interrupted")
 
@@ -107,6 +111,7 @@ def log_of(run: Run) -> Log:
         rows=rows,
         status=document["attempts"][-1]["status"],
         planned=each[0] * each[1] if planned is None and each[0] and each[1] else planned,
+        ending=source["ending"],
         facts=facts,
         unit=source.get("step_unit") or f"{source['kind']} steps",
         filtered=frozenset(source.get("nan_filtered", ())),
@@ -149,8 +154,6 @@ def _seconds_saved(rows: Sequence[real_logs.Row], end: int | None) -> float | No
     times = [row.seconds for row in rows if row.seconds is not None]
     if not times or end is None:
         return 0.0 if times else None
-    if not times[end]:
-        return None  # A report takes a zero clock for none.
     return max(times) - times[end]
 
 

@@ -91,6 +91,7 @@ def test_jobs_judge_each_run_by_the_first_objective_that_it_has_and_rename_metri
         "runs": ["loses", "scores"],
         "objective": ["val_loss", "score:max"],
         "renames": {"train_loss": "loss"},
+        "family": "name",
     }
     axes = {"least": [0.1, 0.3]}
 
@@ -103,6 +104,10 @@ def test_jobs_judge_each_run_by_the_first_objective_that_it_has_and_rename_metri
         modes = {run["objective"]["metric"]: run["objective"]["mode"] for run in document["runs"]}
         assert (modes, document["objective"]) == ({"val_loss": "min", "score": "max"}, None)
         assert document["renames"] == asked["renames"]
+        assert [run["family"] for run in document["runs"]] == [
+            {"key": "name", "value": run["name"]} for run in document["runs"]
+        ]
+        assert document["repeated"] == []
     assert [run["stop"]["step"] for run in found["runs"]] == [4, 4]
     assert [variant["stopped"] for variant in swept["variants"]] == [0, 2]
     assert "Did you mean 'score'" in refused["error"]

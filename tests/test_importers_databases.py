@@ -291,6 +291,7 @@ def test_records_of_wandb_that_cross_blocks_are_put_together(tmp_path: Path, imp
     records = [
         history(0, loss=0.5, note="x" * 100_000, image={"_type": "image-file", "size": 5}, deep={"a/b": {"c": 1}}),
         *(history(step, loss=float(step), _runtime=step / 2, _timestamp=1767323045.0) for step in range(1, 2000)),
+        history(2000, loss=1.0, _runtime=0, _timestamp=1767323046.0),
         field(18, b"\x08\x01"),
     ]
 
@@ -298,8 +299,8 @@ def test_records_of_wandb_that_cross_blocks_are_put_together(tmp_path: Path, imp
 
     assert outcome.problem is None
     assert events_of(run)[0] == (0, "step_end", 0, {"loss": 0.5, "deep.a/b.c": 1.0})
-    assert [entry[2] for entry in events_of(run)] == list(range(2000))
-    assert list(run.events())[-1].elapsed_ns == 999_500_000_000
+    assert [entry[2] for entry in events_of(run)] == list(range(2001))
+    assert [event.elapsed_ns for event in run.events()][-2:] == [999_500_000_000, 0]
     assert run.status == "failed"
 
 

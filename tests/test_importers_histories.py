@@ -200,6 +200,28 @@ def test_an_event_without_a_clock_has_the_time_of_the_event_before(reads: Reads,
     assert [event.elapsed_ns // 10**9 for event in open_run(folder).events()] == [5, 5, 9]
 
 
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("log.csv", "step,loss,_runtime,_timestamp\n1,3,5,105\n2,2,0,110\n3,1,2,112\n"),
+        (
+            "log.jsonl",
+            "".join(
+                json.dumps({"step": step, "loss": 1.0, "_runtime": ran, "_timestamp": now}) + "\n"
+                for step, ran, now in ((1, 5, 105), (2, 0, 110), (3, 2, 112))
+            ),
+        ),
+        ("log.txt", "step 1 loss 3 elapsed 5s\nstep 2 loss 2 elapsed 0s\nstep 3 loss 1 elapsed 2s\n"),
+    ],
+)
+def test_a_stopwatch_that_begins_anew_reads_zero(reads: Reads, tmp_path: Path, name: str, text: str) -> None:
+    """Zero is a reading of it, as any other number."""
+    reads({name: text})
+
+    (path,) = (tmp_path / "store").glob("*/run.json")
+    assert [event.elapsed_ns // 10**9 for event in open_run(path.parent).events()] == [5, 0, 2]
+
+
 def test_the_configuration_in_each_line_of_rllib_is_the_run_s(reads: Reads, tmp_path: Path) -> None:
     """Its settings are no metrics of the training."""
     rows = [

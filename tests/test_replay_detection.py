@@ -14,9 +14,11 @@ from steptape.replay.reports.json_report import report_json
 from steptape.replay.reports.sentences import summary_lines
 from steptape.replay.runs.detection import Alarm, detect, middle_and_p90, together
 from steptape.replay.runs.incidents import Incident, IncidentLabels, read_labels
+from steptape.replay.runs.run_result import BacktestSettings, judge_run
 from steptape.rules.policy_file.policy import parse_policy
 from steptape.store.annotations import Annotation, append_annotation
 from steptape.store.events import Event
+from steptape.store.plan import Plan
 
 NOTES = """
 controllers:
@@ -88,6 +90,23 @@ def test_annotations_label_incidents(store_record: Callable[..., Path], first_st
     assert found["delay_steps"] == {"median": 1, "p90": 1}
     assert found["delay_s"] == {"median": 1.0, "p90": 1.0}
     assert any("found 1 of 1 labelled incident in 1 run" in line for line in summary_lines(report))
+
+
+@pytest.mark.parametrize(("first_step", "delay_s"), [(1, 4.0), (3, 1.0)])
+def test_a_delay_is_measured_on_the_clock_of_the_whole_training(first_step: int, delay_s: float) -> None:
+    """That clock is zero at the first step, and goes on where a resume begins its own clock anew."""
+    steps = ((0, 0.0), (0, 3.0), (1, 0.0), (1, 1.0))
+    events = [
+        Event("step_end", step, step - 1, attempt, elapsed_ns=round(seconds * 1e9), metrics={"loss": float(step)})
+        for step, (attempt, seconds) in enumerate(steps, start=1)
+    ]
+    policy = parse_policy(NOTES.replace("loss > 2", "step == 4"))
+    settings = BacktestSettings(labels=IncidentLabels({"run": [Incident(first_step, 4)]}))
+
+    found = judge_run(policy, "run", "run", "completed", events, Plan(), None, settings).detection
+
+    assert found is not None
+    assert found.delays_s == (delay_s,)
 
 
 @pytest.mark.parametrize(

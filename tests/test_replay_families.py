@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from steptape import Policy, TelemetryError, backtest, open_run, open_store
+from steptape import Policy, TelemetryError, backtest, open_run, open_store, sweep
 from steptape.importers.discovery import find_sources
 from steptape.importers.importing import import_sources
 from steptape.importers.registry import all_readers
@@ -199,6 +199,23 @@ def test_several_logs_of_one_training_count_once(policy: Policy, record: Callabl
     assert "counted once" in report_page(report)
 
 
+def test_a_sweep_counts_the_runs_that_a_backtest_counts(record: Callable[..., Run]) -> None:
+    """It leaves out the same logs, whatever their order and the params, and knows the families of the others."""
+    at = parse_policy(POLICY.replace("> 2", "> at").replace("controllers", "params: {at: 2}\ncontrollers", 1))
+    runs = [*repeating(record), record("grouped", curve(0), group="one")]
+
+    for given in (runs, runs[::-1]):
+        report, found = backtest(at, given), sweep(at, {"at": [1, 2]}, given)
+        assert [run.run_id for run in found.runs] == [result.run_id for result in report.results]
+        assert [run.family for run in found.runs] == [result.family for result in report.results]
+        assert found.repeated == report.repeated
+        assert found.totals["steps"].tolist() == [66.0, 66.0]
+    named = sweep(at, {"at": [1, 2]}, runs, family="run")
+    assert [run.family for run in named.runs] == [Family("run", run_id) for run_id in ("csv", "other", "grouped")]
+    with pytest.raises(TelemetryError, match=r"no run has this key of families; got 'gruop'. Did you mean 'group'"):
+        sweep(at, {"at": [1, 2]}, runs, family="gruop")
+
+
 def test_the_logs_of_two_tools_of_one_training_count_once(tmp_path: Path, policy: Policy) -> None:
     """MLflow's counts, because it has a clock. Another seed's log lies in the same folder."""
     folder = tmp_path / "logs" / "mlruns" / "1" / "abc"
@@ -344,8 +361,10 @@ def test_medians_trimmed_means_and_absolute_regret_stand_beside_the_mean(
 
 
 def test_the_command_takes_the_key_of_families(record: Callable[..., Run], store_path: Path, tmp_path: Path) -> None:
-    """So does ``diff``, whose intervals draw them too."""
+    """So do ``diff``, whose intervals draw them too, and ``sweep``, which has no intervals and names the families."""
     (tmp_path / "policy.yaml").write_text(POLICY)
+    at = POLICY.replace("> 2", "> at").replace("controllers", "params: {at: 2}\ncontrollers", 1)
+    (tmp_path / "params.yaml").write_text(at)
     (tmp_path / "later.yaml").write_text(POLICY.replace("> 2", "> 3"))
     for number in range(9):
         record(f"run-{number}", curve(number), config={"task": f"t{number}"})
@@ -354,11 +373,12 @@ def test_the_command_takes_the_key_of_families(record: Callable[..., Run], store
         whole = [sys.executable, "-m", "steptape", command, *arguments, "--store", str(store_path), "--json"]
         result = subprocess.run(whole, cwd=tmp_path, capture_output=True, text=True, check=False)
         assert result.stdout, result.stderr
-        return json.loads(result.stdout)["aggregate"]
+        return json.loads(result.stdout.partition("\n{")[0])
 
-    found = call("backtest", "policy.yaml", "--family", "task")
-    changed = call("diff", "policy.yaml", "later.yaml", "--family", "task")
+    found = call("backtest", "policy.yaml", "--family", "task")["aggregate"]
+    changed = call("diff", "policy.yaml", "later.yaml", "--family", "task")["aggregate"]
+    swept = call("sweep", "params.yaml", "--family", "task", "--set", "at=1,2")
 
     assert (found["families"]["keys"], found["share_saved"]["families"]) == ({"task": 9}, 9)
-    assert changed["families"]["keys"] == {"task": 9}
+    assert changed["families"]["keys"] == swept["families"]["keys"] == {"task": 9}
     assert changed["regret"]["low"] is not None

@@ -68,6 +68,16 @@ def test_the_lead_is_from_the_policy_s_stop_to_what_the_person_did(policy: Polic
     assert (lead.action.what, lead.action.step, lead.policy_step, lead.steps, lead.seconds) == ("stop", 9, 4, 5, 10.0)
 
 
+def test_an_action_at_a_zero_clock_is_as_early_as_can_be(policy: Policy, store_record: Callable[..., Path]) -> None:
+    """The person acted as the clock began, the policy two seconds later."""
+    noted = Event("annotation", attrs={"text": "a wrong data set", "action": "stop"})
+    high = Event("step_end", step=1, elapsed_ns=2 * NS, metrics={"loss": 3.0})
+    lead = only(policy, open_run(store_record([noted, high]))).human
+
+    assert lead is not None
+    assert (lead.action.elapsed_s, lead.seconds) == (0.0, -2.0)
+
+
 def test_an_interrupted_run_was_acted_upon_at_its_end(policy: Policy, record: Callable[..., Run]) -> None:
     """Without an annotation nothing else is known."""
     lead = only(policy, record(4, status="interrupted")).human

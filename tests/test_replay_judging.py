@@ -96,6 +96,32 @@ def test_a_delay_beyond_the_end_saves_nothing(policy: Policy, record: Callable[.
     assert only(backtest(policy, [record()], delay_steps=50)).steps_saved == 0
 
 
+@pytest.mark.parametrize("trigger", ["init_end", "train_begin", "step_end"])
+def test_a_stop_at_a_zero_clock_saves_all_the_time(store_record: Callable[..., Path], trigger: str) -> None:
+    """The clock of a run is zero at its first event. Zero is no time there, not an unknown one."""
+    stops = parse_policy(f"""
+controllers:
+  - {{name: stop, triggers: [on_{trigger}], rule: step < 2, operations: [hfcontrols.should_training_stop]}}
+""")
+    events = [Event("train_begin")]
+    events += [Event("step_end", step=step, elapsed_ns=(step - 1) * SECOND_NS) for step in (1, 2, 3)]
+    result = only(backtest(stops, [open_run(store_record(events))]))
+
+    assert result.stop is not None
+    assert result.stop.elapsed_ns == 0
+    assert (result.steps_saved, result.seconds_saved) == (2, 2.0)
+
+
+def test_a_run_without_a_clock_saves_an_unknown_time(policy: Policy, store_record: Callable[..., Path]) -> None:
+    """All of its times are zero."""
+    events = [Event("step_end", step=step, metrics={"loss": 3.0}) for step in (1, 2)]
+    result = only(backtest(policy, [open_run(store_record(events))]))
+
+    assert result.stop is not None
+    assert result.stop.elapsed_ns is None
+    assert (result.steps_saved, result.seconds_saved) == (1, None)
+
+
 def test_cost_counts_the_hours_of_all_ranks(policy: Policy, record: Callable[..., Run]) -> None:
     """Five seconds of eight ranks at 36 an hour cost 0.4."""
     report = backtest(policy, [record(plan=Plan(world_size=8))], cost_per_hour=36)

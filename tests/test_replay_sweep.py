@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from math import nan
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -25,6 +27,7 @@ from steptape.rules.policy_file.metrics import Metric
 from steptape.rules.policy_file.policy import parse_policy
 from steptape.rules.policy_file.registration import register_metric
 from steptape.store.events import Event
+from steptape.store.plan import Plan
 from steptape.store.run import Run
 
 POLICY = """
@@ -208,6 +211,23 @@ def test_a_run_that_might_have_gone_on_counts_in_no_regret(runs: list[Run], tmp_
     assert (beside.runs[-1].outcomes.regret > 0).any()
     assert beside.totals["mean_regret"].tolist() == alone.totals["mean_regret"].tolist()
     assert beside.totals["worst_regret"].tolist() == alone.totals["worst_regret"].tolist()
+
+
+@pytest.mark.parametrize("trigger", ["step_end", "init_end"])
+@pytest.mark.parametrize(("ending", "is_censored"), [("unknown", False), ("stated", True)])
+def test_an_imported_run_might_have_gone_on_where_its_backtest_says_so(
+    ending: str, is_censored: bool, trigger: str, store_record: Callable[..., Path]
+) -> None:
+    """A log that lacks the last of its plan is complete if nothing says how it ended, also to the event engine."""
+    events = [Event("step_end", step=step, metrics={"loss": 1.0}) for step in (1, 2, 3)]
+    told: dict[str, Any] = {"plan": Plan(total_steps=4), "source": {"kind": "table", "ending": ending}}
+    run = open_run(store_record(events, **told))
+    policy = parse_policy(POLICY.replace("on_step_end", f"on_{trigger}"))
+
+    (swept,), (judged,) = sweep(policy, {"spike": [1.2]}, [run]).runs, backtest(policy, [run]).results
+
+    assert bool(judged.right_censored) == is_censored
+    assert swept.outcomes.is_right_censored.tolist() == [is_censored]
 
 
 def test_a_run_with_few_evaluations_counts_in_no_regret_of_a_sweep(runs: list[Run], tmp_path: Path) -> None:

@@ -247,12 +247,12 @@ def test_a_controller_that_fires_could_fire(text: str, events: list[Event]) -> N
     assert fired.isdisjoint(name for name, reason in zip(names, judged.unable, strict=True) if reason)
 
 
-@pytest.mark.parametrize(("stop_at", "saved_s"), [(2, 10.0), (4, 6.0), (6, 0.0), (99, 0.0)])
+@pytest.mark.parametrize(("stop_at", "saved_s"), [(1, 12.0), (2, 10.0), (4, 6.0), (6, 0.0), (99, 0.0)])
 def test_seconds_saved_add_up_over_attempts(stop_at: int, saved_s: float) -> None:
     """Each attempt has a clock of its own: 6 s pass in the first, 6 s in the second."""
     events = [
         Event("step_end", step, step - 1, int(step > 3), elapsed_ns=clock_s * 1_000_000_000, metrics={"loss": step})
-        for step, clock_s in enumerate((1, 2, 6, 0, 5, 6), start=1)
+        for step, clock_s in enumerate((0, 2, 6, 0, 5, 6), start=1)
     ]
     text = f"""
 controllers:
@@ -267,3 +267,18 @@ controllers:
     judged = judge_run(parse_policy(text), "", "", "", events, PLAN, None)
 
     assert found.seconds_saved.tolist() == [judged.seconds_saved or 0.0] == [saved_s]
+
+
+@pytest.mark.parametrize("operation", ["should_training_stop", "should_save"])
+def test_decisions_before_the_first_event_count_as_in_a_backtest(operation: str) -> None:
+    """A rule at ``init_end`` decides at step 0: a stop takes effect after the first step."""
+    text = f"controllers: [{{name: a, triggers: [on_init_end], rule: step < 1, operations: [hfcontrols.{operation}]}}]"
+    events = [Event("step_end", step, step - 1, elapsed_ns=step, metrics={"loss": 1.0}) for step in (1, 2, 3)]
+    events.append(Event("save", 3, 3, elapsed_ns=3))
+    variants = variants_of(parse_policy(text), {})
+
+    found, _ = sweep_stream(schedules_of(variants), stream_of_events(events, PLAN), None, lambda: events, "")
+    judged = judge_run(parse_policy(text), "", "", "", events, PLAN, None)
+
+    assert (judged.stop is not None) == (operation == "should_training_stop")
+    assert repr(found) == repr(outcomes_of_results([judged]))

@@ -42,6 +42,10 @@ class PolicyJobRequest(JobRequest):
     """New names of metrics, as the rules call them, by the names that runs recorded."""
     saves: Literal["keep", "replace"] = "keep"
     """Whether checkpoints that rules order are added to the loop's own (`keep`) or replace them (`replace`)."""
+    family: str | None = Field(default=None, min_length=1, max_length=1000)
+    """What tells families of dependent runs apart, which the intervals of a backtest draw: `group`, `tags`, `name`,
+    `folder`, `run` or a key of the configuration. By default the first of a run's group, source folder and
+    configuration."""
 
     @property
     def objectives(self) -> list[str]:
@@ -75,9 +79,6 @@ class BacktestRequest(PolicyJobRequest):
     """Cost of one rank for one hour."""
     baselines: list[str] = Field(default_factory=list, max_length=100)
     """Simpler policies to compare with, by name; `all` for every one."""
-    family: str | None = Field(default=None, min_length=1, max_length=1000)
-    """What tells families of dependent runs apart, which intervals draw: `group`, `tags`, `name`, `folder`, `run` or a
-    key of the configuration. By default the first of a run's group, source folder and configuration."""
     coverage: bool = False
     """Whether to report which clauses were ever true."""
 

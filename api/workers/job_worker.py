@@ -9,11 +9,13 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from ...replay.backtests.backtesting import backtest
 from ...replay.backtests.baselines import BASELINES, Baseline
+from ...replay.reports.aggregation import families_json
 from ...replay.reports.html_page import report_page
 from ...replay.reports.json_report import report_json
 from ...replay.reports.objectives import objectives_json
@@ -86,6 +88,7 @@ def _sweep(request: dict[str, Any], document: dict[str, Any], runs: Sequence[Run
         renames=request["renames"],
         saves=request["saves"],
         on_progress=told,
+        family=request["family"],
     )
     objective = result.objective
     found = {
@@ -95,17 +98,20 @@ def _sweep(request: dict[str, Any], document: dict[str, Any], runs: Sequence[Run
         "objectives": objectives_json(run.objective for run in result.runs),
         "renames": dict(result.renames),
         "saves": str(result.saves),
+        "families": families_json(run.family for run in result.runs),
         "runs": [
             {
                 "run_id": run.run_id,
                 "name": run.name,
                 "steps": run.steps,
                 "step_unit": run.step_unit,
+                "family": asdict(run.family),
                 "objective": None if run.objective is None else run.objective.to_json(),
             }
             for run in result.runs
         ],
-        "excluded": [{"run_id": one.run_id, "name": one.name, "reason": one.reason} for one in result.excluded],
+        "excluded": [asdict(one) for one in result.excluded],
+        "repeated": [asdict(one) for one in result.repeated],
         "variants": result.frame().to_dicts(),
         "front": list(result.front),
         "engine_reasons": dict(result.engine_reasons),

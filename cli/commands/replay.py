@@ -7,10 +7,11 @@ from typing import Annotated
 import typer
 
 from ...replay.runs import replaying
+from ...replay.runs.saves import Saves
 from ...rules.engine.decisions import Decision, Outcome, RuleError
 from ...store.plural import counted
 from ..lookup import events_named, policy_named
-from ..options import JsonOption, PolicyArgument, SetOption, StoreOption
+from ..options import JsonOption, PolicyArgument, SavesOption, SetOption, StoreOption
 from ..output import print_json, print_table, say
 
 
@@ -21,15 +22,17 @@ def replay(
     ],
     store: StoreOption = None,
     settings: SetOption = None,
+    saves: SavesOption = Saves.KEEP,
     as_json: JsonOption = False,
 ) -> None:
     """Print what a policy decides over one recorded run.
 
     With --json, prints one decision, rule error or warning per line. Its event_index counts the events of rank 0 from
-    0. It skips events that a resume rolled back, and the recorded decisions, errors and warnings of live rules.
+    0. It skips events that a resume rolled back, and the recorded decisions, errors and warnings of live rules. --saves
+    changes only validity labels: a replay reads the recorded checkpoints.
     """
     loaded = policy_named(policy, settings)
-    replayed = replaying.replay(loaded, events_named(source, store))
+    replayed = replaying.replay(loaded, events_named(source, store), saves=saves)
     if as_json:
         for judged in replayed.outcomes:
             print_json(judged.to_json())

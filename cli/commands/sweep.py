@@ -11,6 +11,8 @@ from typing import Annotated, Any, Final
 
 import typer
 
+from ...replay.reports.aggregation import families_json
+from ...replay.reports.family_sentences import families_text, family_notice, repeated_sentence
 from ...replay.reports.objectives import objective_sentences, objectives_json, renamed_text
 from ...replay.reports.sentences import DEPLOYABLE_REGRET, REGRET, SAVES
 from ...replay.runs.regret import FEWEST_EVALUATIONS
@@ -22,6 +24,7 @@ from ...store.errors import TelemetryError
 from ...store.plural import counted
 from ..lookup import complain_of, policy_named, runs_chosen, setting_value
 from ..options import (
+    FamilyOption,
     JsonOption,
     ModeOption,
     ObjectiveOption,
@@ -68,6 +71,7 @@ def sweep(
     mode: ModeOption = None,
     renames: RenameOption = None,
     saves: SavesOption = Saves.KEEP,
+    family: FamilyOption = None,
     processes: Annotated[
         int | None,
         typer.Option(metavar="N", min=1, help="Maximum number of processes; by default one per core."),
@@ -99,6 +103,7 @@ def sweep(
             saves=saves,
             on_progress=on_progress,
             processes=processes or os.cpu_count() or 1,
+            family=family,
         )
     rows = result.frame().to_dicts()
     if as_json:
@@ -168,6 +173,8 @@ def _print_front(result: Sweep, rows: Sequence[dict[str, Any]]) -> None:
     say(f"{counted(len(rows), 'variant', ',')} replayed over {runs}; best trade-offs: {len(shown)}.")
     if any(row["could_fire"] < len(result.runs) for row in rows):
         say("Each variant is judged over the runs in which it could fire, whatever their values.")
+    for sentence in _of_families(result):
+        say(sentence)
     say("The best of many variants looks better on the runs that chose it than it will on other runs.")
     if asks_for_checkpoints(result.policy):
         say(SAVES[result.saves])
@@ -182,12 +189,23 @@ def _print_front(result: Sweep, rows: Sequence[dict[str, Any]]) -> None:
         say(sentence)
 
 
+def _of_families(result: Sweep) -> Iterator[str]:
+    """Yield the families of several runs, with a warning of one that has most of the runs that could fire."""
+    if len(result.runs) > 1:
+        yield f"These runs are {families_text(families_json(run.family for run in result.runs))}."
+    able = [run.family for run in result.runs if run.outcomes.could_fire.any()]
+    if notice := family_notice(families_json(able), len(able)):
+        yield notice
+
+
 def _print_lines(result: Sweep, rows: Sequence[dict[str, Any]]) -> None:
     declared = result.objective
     tried = {
         "variants": len(rows),
         "runs": len(result.runs),
         "runs_excluded": len(result.excluded),
+        "runs_repeated": len(result.repeated),
+        "families": families_json(run.family for run in result.runs),
         "steps_recorded": result.steps,
         "objective": declared.metric if declared else None,
         "mode": str(declared.mode) if declared else None,
@@ -211,6 +229,8 @@ def _limits(result: Sweep) -> Iterator[str]:
         yield f"Steps of several units ({units}) are not added up: 'of a run' is the mean share of a run's steps."
     for what, reason in result.engine_reasons.items():
         yield f"Evaluated event by event, which is slower, {what}: {reason}."
+    if repeated := repeated_sentence(result.repeated):
+        yield repeated
     for run in result.excluded:
         yield f"Excluded {run.run_id}: {run.reason}."
 

@@ -255,8 +255,8 @@ def _of_pairs(text: str) -> LogLine | None:
             remainder = remainder.replace(rest[start : match.end()], " ", 1)
             phase = phase or _PHASES.get(name.casefold().split()[0], "")
         shown, unit = (match["item"] or match["number"]).replace(",", ""), match["unit"]
-        if name.casefold() in _STOPWATCHES and unit in _UNIT_NS:
-            values.elapsed_ns = nanoseconds((number(shown) or 0.0) * _UNIT_NS[unit] / NS)
+        if name.casefold() in _STOPWATCHES and unit in _UNIT_NS and (value := number(shown)) is not None:
+            values.elapsed_ns = nanoseconds(value * _UNIT_NS[unit] / NS)
         elif unit or match["of"]:
             values.attrs.setdefault(name, rest[match.end("sep") : match.end()])
         elif (value := number(shown)) is not None:

@@ -95,10 +95,10 @@ def step_of(value: Any, where: str) -> int:
     return step
 
 
-def nanoseconds(seconds: float | None) -> int:
-    """Convert seconds to nanoseconds; 0 means unknown: there are none, or they are out of range."""
+def nanoseconds(seconds: float | None) -> int | None:
+    """Convert seconds to nanoseconds; None where there are none, or they are out of range."""
     if seconds is None or not math.isfinite(seconds) or abs(seconds) > INT64_MAX / NS / 2:
-        return 0
+        return None
     whole = math.floor(seconds)  # Multiplying both together would be off by a hundred nanoseconds.
     return whole * NS + round((seconds - whole) * NS)
 

@@ -79,7 +79,7 @@ class StableBaselinesReader:
         episodes.sort(key=lambda episode: episode.ended_s)
         steps = itertools.accumulate(episode.length for episode in episodes)
         facts = [
-            Fact("step_end", step, episode.values, time_ns=nanoseconds(episode.ended_s))
+            Fact("step_end", step, episode.values, time_ns=nanoseconds(episode.ended_s) or 0)
             for step, episode in zip(steps, episodes, strict=True)
         ]
         facts = sorted(facts + evaluations, key=lambda fact: fact.step)

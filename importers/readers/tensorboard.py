@@ -86,7 +86,7 @@ def _scalars_of(record: bytes, prefix: str, plugins: dict[str, str]) -> Iterator
             step = signed(value)
         elif field == 5 and wire == BYTES:
             summary = message(value)
-    wall_ns = nanoseconds(wall)
+    wall_ns = nanoseconds(wall) or 0
     for field, _, entry in fields(summary):
         if field == 1:
             tag, value_of = _value(message(entry), plugins)

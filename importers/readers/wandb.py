@@ -161,8 +161,8 @@ def _facts(
             continue
         seen = {key: value for key, value in row.items() if key not in (*_OWN, _STEP) and not _is_media(value)}
         metrics, attrs = sorted_out(flattened(seen, "."))
-        elapsed_ns = nanoseconds(number_of(row.get("_runtime"))) or None
-        wall_ns = nanoseconds(number_of(row.get("_timestamp")))
+        elapsed_ns = nanoseconds(number_of(row.get("_runtime")))
+        wall_ns = nanoseconds(number_of(row.get("_timestamp"))) or 0
         yield from facts_by_name(Row(step, metrics, attrs, wall_ns, elapsed_ns), 0)
     if problem is not None:
         raise problem

@@ -28,7 +28,7 @@ from ..runs.regret import FEWEST_EVALUATIONS
 from ..runs.renaming import check_recorded
 from ..runs.results import Excluded, RunResult
 from ..runs.run_result import DEFAULT_SETTINGS, BacktestSettings, ReplayedRun, facts_of_run, result_of
-from ..runs.same_series import repeated_by
+from ..runs.same_series import Knowledge, repeated_by, repeats
 from ..runs.saves import Saves
 from ..value_encoding import ValueCodec
 from .baselines import Baseline, BaselineOutcome, baseline_outcomes, reads_runs
@@ -238,13 +238,13 @@ def backtest_runs(request: Request, readers: RunPool) -> tuple[Backtest, list[Ru
     if request.family is not None:
         check_family_key(request.family, [one.family for one in facts], (run.info for run in judged_runs))
     results = [result_of(one, one.objective(declared), declared) for one in facts]
-    repeats = repeated_by([one.series for one in facts], list(map(_knowledge, results)))
-    counted = [index for index in range(len(results)) if index not in repeats]
+    counts_for = repeated_by([one.series for one in facts], list(map(_knowledge, results)))
+    counted = [index for index in range(len(results)) if index not in counts_for]
     report = Backtest(
         request.policy,
         tuple(results[index] for index in counted),
         tuple(excluded),
-        tuple(_repeated(results[index], results[by]) for index, by in sorted(repeats.items())),
+        tuple(_repeated(results[index], results[by]) for index, by in sorted(counts_for.items())),
         settings=request.settings,
         declared=declared,
         lacking=lacked_in([facts[index] for index in counted]),
@@ -253,15 +253,14 @@ def backtest_runs(request: Request, readers: RunPool) -> tuple[Backtest, list[Ru
     return report, [judged_runs[index] for index in counted]
 
 
-def _knowledge(result: RunResult) -> tuple[object, ...]:
-    """Return how much a log of a training knows, in an order that no path decides."""
+def _knowledge(result: RunResult) -> Knowledge:
     identity = result.identity
     clocks = (result.recorded.elapsed_s is not None) + (result.began_ns > 0)
-    return len(result.evaluations), clocks, identity.event_count, identity.log_digest
+    return Knowledge(len(result.evaluations), clocks, identity.event_count, identity.log_digest)
 
 
 def _repeated(result: RunResult, by: RunResult) -> Excluded:
-    return Excluded(result.run_id, result.name, f"it repeats the series of {by.name} ({by.run_id})")
+    return Excluded(result.run_id, result.name, repeats(by.name, by.run_id))
 
 
 def _compared(request: Request, baselines: Sequence[Baseline], with_coverage: bool, readers: RunPool) -> Backtest:

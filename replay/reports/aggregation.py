@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from typing import Any, Final
@@ -41,7 +41,7 @@ def aggregate(backtest: Backtest) -> dict[str, Any]:
         "runs": len(results),
         "excluded": len(backtest.excluded),
         "repeated": len(backtest.repeated),
-        "families": families_json(able),
+        "families": families_json(result.family for result in able),
         "could_fire": len(able),
         "not_known": sum(result.predicted is None for result in results),
         "right_censored": sum(bool(result.right_censored) for result in able),
@@ -151,9 +151,9 @@ def human_json(backtest: Backtest) -> dict[str, Any] | None:
     }
 
 
-def families_json(results: Sequence[RunResult]) -> dict[str, Any]:
-    """Return the families that intervals draw: their number, by key, and the largest."""
-    counts = Counter(result.family for result in results)
+def families_json(of_runs: Iterable[Family]) -> dict[str, Any]:
+    """Return the families of runs, which intervals draw: their number, by key, and the largest."""
+    counts = Counter(of_runs)
     by_key = Counter(family.key for family in counts)
     # Of equally large families the first by name, so that the order of the runs changes nothing.
     largest = min(counts, key=lambda family: (-counts[family], family.key, family.value), default=None)

@@ -43,7 +43,7 @@ def diff_json(difference: PolicyDiff) -> dict[str, Any]:
             "steps_by_unit": steps,
             "seconds": difference.total(lambda run: run.seconds),
             "checkpoints": difference.total(lambda run: run.checkpoints),
-            "families": families_json([run.new for run in difference.runs]),
+            "families": families_json(run.new.family for run in difference.runs),
             "repeated": len(difference.new.repeated),
             "regret": asdict(difference.mean(lambda run: run.regret if objective else None)),
             "deployable_regret": asdict(difference.mean(lambda run: run.deployable_regret if objective else None)),
@@ -198,7 +198,7 @@ def _footnotes(difference: PolicyDiff) -> list[str]:
         notes.append(
             f"- {' '.join(said)} {REGRET} It is relative to that best, so unlike metrics compare; + is worse than "
             "before. Means over runs, with 95% bootstrap intervals. "
-            f"{family_sentence(families_json([run.new for run in difference.runs]))}"
+            f"{family_sentence(families_json(run.new.family for run in difference.runs))}"
         )
     return ["", *notes]
 

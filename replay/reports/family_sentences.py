@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from ...store.plural import counted
 from ..backtests.backtesting import Backtest
 from ..intervals import FEWEST_FAMILIES
+from ..runs.results import Excluded
 from .amounts import percent, short_duration
 
 #: Headings of the table that ``family_rows`` fills.
@@ -37,12 +38,18 @@ _LISTED: Final = FEWEST_FAMILIES
 
 def family_sentence(families: Mapping[str, Any]) -> str:
     """Return which families intervals draw, or why there are no intervals; empty without runs."""
+    if families["count"] >= FEWEST_FAMILIES:
+        return f"Intervals draw {families_text(families)}."
+    if not families["count"]:
+        return ""
+    return f"These runs are {families_text(families)}; fewer than {FEWEST_FAMILIES} have no interval."
+
+
+def families_text(families: Mapping[str, Any]) -> str:
+    """Return the number of families, and the keys that tell them."""
     keys, count = families["keys"], families["count"]
     by = next(iter(keys)) if len(keys) == 1 else ", ".join(f"{number} by {key}" for key, number in keys.items())
-    what = f"{count:,} {'family' if count == 1 else 'families'} ({by})"
-    if count >= FEWEST_FAMILIES:
-        return f"Intervals draw {what}."
-    return f"These runs are {what}; fewer than {FEWEST_FAMILIES} have no interval." if count else ""
+    return f"{count:,} {'family' if count == 1 else 'families'} ({by})"
 
 
 def is_mostly_one_family(families: Mapping[str, Any], runs: int) -> bool:
@@ -66,16 +73,21 @@ def notices(backtest: Backtest, total: Mapping[str, Any]) -> list[str]:
     if len(backtest.results) + len(backtest.repeated) < 2:  # A single run is no question of families.
         return []
     families = total["families"]
-    warning = family_warning(families, total["could_fire"])
-    if warning:
-        describe = "" if families["count"] == 1 else " Means mostly describe these."
-        warning += f"{describe} --family names another key."
-    return [text for text in (family_sentence(families), warning, repeated_sentence(backtest)) if text]
+    notice = family_notice(families, total["could_fire"])
+    return [text for text in (family_sentence(families), notice, repeated_sentence(backtest.repeated)) if text]
 
 
-def repeated_sentence(backtest: Backtest) -> str:
+def family_notice(families: Mapping[str, Any], runs: int) -> str:
+    """Return that warning with what it means, and how families change."""
+    warning = family_warning(families, runs)
+    if not warning:
+        return ""
+    describe = "" if families["count"] == 1 else " Means mostly describe these."
+    return f"{warning}{describe} --family names another key."
+
+
+def repeated_sentence(repeated: Sequence[Excluded]) -> str:
     """Return which runs count once with another; empty without any."""
-    repeated = backtest.repeated
     if not repeated:
         return ""
     verb = "repeats" if len(repeated) == 1 else "repeat"

@@ -93,7 +93,8 @@ def _together(backtest: Backtest, total: Mapping[str, Any]) -> Iterator[str]:
         return
     stopped = "each" if total["stopped"] == total["could_fire"] > 1 else total["stopped"] or "none"
     if is_part or _is_limited(total):
-        said = f"{could_fire(total)}. It would have stopped {stopped} of {'these' if is_part else 'them'}"
+        yield f"{could_fire(total)}."
+        said = f"It would have stopped {stopped} of {'these' if is_part else 'them'}"
     else:
         said = f"The policy would have stopped {stopped} of {counted(total['runs'], 'run', ',')}"
     if not total["stopped"]:

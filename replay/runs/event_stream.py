@@ -59,20 +59,33 @@ class EventStream:
         """Return the value of a metric at each fact; None where it was not logged."""
         return self.facts.values(metric)
 
-    def spans(self) -> dict[int, int]:
-        """Return the time from the begin of each attempt to its last fact, in ns, in order of attempts."""
+    @property
+    def duration_ns(self) -> int | None:
+        """Time from the begin of each attempt to its last fact, summed, in ns; None when the log has no times."""
+        return sum(self._spans.values()) or None
+
+    def time_up_to(self, index: int) -> int | None:
+        """Return the training time up to a fact, summed over the attempts that led to it, in ns.
+
+        It is zero before the first fact, at index -1, and None when the log has no times.
+        """
+        if self.duration_ns is None:
+            return None
+        return 0 if index < 0 else self._before_ns[self.attempts[index]] + self.elapsed_ns[index]
+
+    @cached_property
+    def _spans(self) -> dict[int, int]:
+        """Time from the begin of each attempt to its last fact, in ns, in order of attempts."""
         spans: dict[int, int] = {}
         for start, end in self.stretches():
             attempt = self.attempts[start]
             spans[attempt] = max(spans.get(attempt, 0), max(self.elapsed_ns[start:end]))
         return spans
 
-    def time_before(self) -> dict[int, int]:
-        """Return for each attempt the training time before it began, in ns; empty if there is only one attempt."""
-        if not self.facts or self.facts[0].attempt == self.facts[-1].attempt:
-            return {}
-        spans = self.spans()
-        return dict(zip(spans, accumulate(spans.values(), initial=0), strict=False))
+    @cached_property
+    def _before_ns(self) -> dict[int, int]:
+        """Training time before each attempt began, in ns."""
+        return dict(zip(self._spans, accumulate(self._spans.values(), initial=0), strict=False))
 
     def stretches(self) -> list[tuple[int, int]]:
         """Return for each attempt the index of its first fact and the index after its last."""

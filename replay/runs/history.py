@@ -77,10 +77,9 @@ def history_of(stream: EventStream) -> History:
     for index, event in evaluated:
         for name, value in event.metrics.items():
             evaluations.setdefault(name, []).append(Evaluation(index, event.step, value, event.time_ns))
-    elapsed_ns = sum(stream.spans().values())
     return History(
         steps=max(stream.steps, default=0),
-        elapsed_ns=elapsed_ns or None,
+        elapsed_ns=stream.duration_ns,
         checkpoints=tuple(
             Checkpoint(index, event.step, size_of(event.attrs)) for index, event in stream.of_kind("save")
         ),

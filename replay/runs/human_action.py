@@ -87,14 +87,16 @@ def is_end_stated(source: Mapping[str, Any] | None) -> bool:
 
 def human_action(stream: EventStream, history: History, status: str) -> HumanAction | None:
     """Return the first action that an annotation names, or else the interruption of the run."""
-    for event in history.annotations:
+    for index, event in stream.of_kind("annotation"):
         if isinstance(event.attrs.get(ACTION), str):
-            elapsed_ns = stream.time_before().get(event.attempt, 0) + event.elapsed_ns
-            return HumanAction(event.attrs[ACTION], event.step, elapsed_ns / 1e9 if elapsed_ns else None)
+            return HumanAction(event.attrs[ACTION], event.step, _seconds(stream.time_up_to(index)))
     if status == "interrupted":
-        elapsed_s = None if history.elapsed_ns is None else history.elapsed_ns / 1e9
-        return HumanAction("interrupt", history.steps, elapsed_s)
+        return HumanAction("interrupt", history.steps, _seconds(history.elapsed_ns))
     return None
+
+
+def _seconds(elapsed_ns: int | None) -> float | None:
+    return None if elapsed_ns is None else elapsed_ns / 1e9
 
 
 def _can_stop(replayed: Replay) -> bool:

@@ -166,7 +166,9 @@ class Replay:
         return effects_of(self.policy, judged.outcome)
 
 
-def replay(policy: Policy, source: Run | Sequence[Event], *, plan: Plan | None = None) -> Replay:
+def replay(
+    policy: Policy, source: Run | Sequence[Event], *, plan: Plan | None = None, saves: Saves | str = Saves.KEEP
+) -> Replay:
     """Replay a policy over a recorded run.
 
     Args:
@@ -174,11 +176,15 @@ def replay(policy: Policy, source: Run | Sequence[Event], *, plan: Plan | None =
         source: A run, whose newest attempt's lineage is folded, or its events in order. Only events of the
             deciding rank (0) are folded.
         plan: What the run declared; defaults to the run's own plan.
+        saves: ``keep`` if the loop's own checkpoints remain when rules order some, ``replace`` if these replace them.
+            Validity labels depend on it.
     """
+    saves = Saves(saves)
     if isinstance(source, Run):
         events, declared = source.read(lambda snapshot: _stream_and_plan(snapshot, policy))
-        return replay_events(policy, events, plan or declared)
-    return replay_events(policy, [event for event in source if event.rank == DECIDING_RANK], plan or Plan())
+        return replay_events(policy, events, plan or declared, saves=saves)
+    own = [event for event in source if event.rank == DECIDING_RANK]
+    return replay_events(policy, own, plan or Plan(), saves=saves)
 
 
 def _stream_and_plan(snapshot: Snapshot, policy: Policy) -> tuple[Sequence[Event], Plan]:
@@ -208,12 +214,10 @@ def replay_stream(
     interval = step_interval(stream)
     counting = counting_controllers(policy, StreamAppearances(stream, plan)) if interval > 1 else frozenset[str]()
     judge = ValidityLabeler(policy, engine, stream, saves, counting)
-    outcomes = [_judged(judge, BEFORE_STREAM, INIT_END, outcome, None) for outcome in engine.start()]
-    before_ns = stream.time_before()
+    outcomes = [_judged(judge, stream, BEFORE_STREAM, INIT_END, outcome) for outcome in engine.start()]
     for index, event, observed in observed_in(engine, stream, everything=judge.looks_at_every_event):
         if observed:
-            elapsed = before_ns.get(event.attempt, 0) + event.elapsed_ns or None
-            outcomes += [_judged(judge, index, event.kind, outcome, elapsed) for outcome in observed]
+            outcomes += [_judged(judge, stream, index, event.kind, outcome) for outcome in observed]
         if judge.looks_at_every_event:
             judge.pass_event(event, index, _decisions(observed))
     censored_from = judge.censored_from()
@@ -291,11 +295,7 @@ def _ending(
 
 def _place(index: int, stream: EventStream) -> Ending:
     """Return an event's index with the steps and the time up to it."""
-    if index < 0:
-        return Ending(index, 0, None)
-    event = stream.facts[index]
-    elapsed_ns = stream.time_before().get(event.attempt, 0) + event.elapsed_ns
-    return Ending(index, _steps_at(event), elapsed_ns or None)
+    return Ending(index, _steps_at(stream.facts[index]) if index >= 0 else 0, stream.time_up_to(index))
 
 
 def _is_step(event: Event) -> bool:
@@ -316,9 +316,9 @@ def _is_due(event: Event, after: Event) -> bool:
     return event.is_late or (event.kind in WITHIN_A_STEP and _steps_at(event) <= _steps_at(after))
 
 
-def _judged(judge: ValidityLabeler, index: int, kind: str, outcome: Outcome, elapsed_ns: int | None) -> LabelledOutcome:
+def _judged(judge: ValidityLabeler, stream: EventStream, index: int, kind: str, outcome: Outcome) -> LabelledOutcome:
     validity = judge.label(outcome, index) if isinstance(outcome, Decision) else None
-    return LabelledOutcome(index, kind, outcome, validity, elapsed_ns)
+    return LabelledOutcome(index, kind, outcome, validity, stream.time_up_to(index))
 
 
 def _decisions(outcomes: Iterable[Outcome]) -> list[Decision]:

@@ -21,7 +21,7 @@ from ...store.reading.snapshot import Snapshot
 from ...store.run import Run
 from .appearances import StreamAppearances, nan_filtered_in
 from .detection import Alarm, Detection, detect
-from .event_stream import event_stream
+from .event_stream import EventStream, event_stream
 from .families import UNKNOWN_FAMILY, Family, family_of
 from .history import (
     NOTHING_ROLLED_BACK,
@@ -41,7 +41,7 @@ from .objective import Evaluation, Objective, best, objective_among, objective_o
 from .renaming import Renames, lacked_metrics, renamed_at_import, renames_in
 from .replaying import Ending, Replay, replay_stream
 from .results import Outlay, RunResult
-from .same_series import series_digests
+from .same_series import stream_digests
 from .saves import Saves, drops_own_checkpoints
 from .thinning import early_end_note, early_ends, thinning_note
 from .validity import Validity
@@ -218,12 +218,12 @@ def facts_of(
         plan=plan,
         history=history,
         replayed=replayed,
-        detection=None if labelled is None else _detection(labelled, events, replayed, history, settings),
+        detection=None if labelled is None else _detection(labelled, stream, replayed, history, settings),
         lacks_samples=policy.reads_samples and not any(event.samples for event in events),
         is_empty="step_end" not in stream.kinds and not any(event.metrics for event in events),
         human=lead_over(stream, history, status if end_stated else "", replayed),
         identity=identity_of(stream, replayed),
-        series=series_digests(stream),
+        series=stream_digests(stream),
         unable=could_not_fire(policy, appearances),
         early_ends=early_ends(policy, appearances, history.steps),
         is_end_stated=end_stated,
@@ -240,9 +240,13 @@ def judge_run(
     objective: Objective | None,
     settings: BacktestSettings = DEFAULT_SETTINGS,
     nan_filtered: Collection[str] = (),
+    *,
+    end_stated: bool = True,
 ) -> RunResult:
     """Return a policy's outcome on one stream of the deciding rank's events."""
-    facts = facts_of(policy, run_id, name, status, events, plan, settings, nan_filtered=nan_filtered)
+    facts = facts_of(
+        policy, run_id, name, status, events, plan, settings, nan_filtered=nan_filtered, end_stated=end_stated
+    )
     return result_of(facts, objective)
 
 
@@ -319,7 +323,7 @@ def _up_to(
     history = facts.history
     until = math.inf if ending is None else ending.event_index
     steps = history.steps if ending is None else min(ending.step, history.steps)
-    elapsed_ns = history.elapsed_ns if ending is None or history.elapsed_ns is None else ending.elapsed_ns
+    elapsed_ns = history.elapsed_ns if ending is None else ending.elapsed_ns
     evaluations = [evaluation for evaluation in history.merit(objective) if evaluation.event_index <= until]
     if kept is None:
         kept = [checkpoint for checkpoint in history.checkpoints if checkpoint.event_index <= until]
@@ -372,17 +376,18 @@ def _outlay(
 
 def _detection(
     incidents: Sequence[Incident],
-    events: Iterable[Event],
+    stream: EventStream,
     replayed: Replay,
     history: History,
     settings: BacktestSettings,
 ) -> Detection:
     firsts = {incident.first_step for incident in incidents}
-    seconds_at = {
-        event.step: event.elapsed_ns / 1e9
-        for event in events
-        if event.kind == "step_end" and not event.is_late and event.step in firsts and event.elapsed_ns
-    }
+    begins = (
+        index
+        for index, (kind, step) in enumerate(zip(stream.kinds, stream.steps, strict=True))
+        if kind == "step_end" and step in firsts and not stream.facts[index].is_late
+    )
+    seconds_at = {stream.steps[at]: ns / 1e9 for at in begins if (ns := stream.time_up_to(at)) is not None}
     alarms = [
         Alarm(judged.decided_at, None if judged.elapsed_ns is None else judged.elapsed_ns / 1e9)
         for judged in replayed.reached

@@ -6,9 +6,8 @@ Takes a run's stream, returns digests of its series; takes the digests of many r
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
-from itertools import islice
-from typing import Final
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -20,21 +19,58 @@ from .metric_names import mode_of
 FEWEST_VALUES: Final = 20
 FEWEST_DISTINCT: Final = 10
 
-#: Maximum number of series of a run that are digested: one in common suffices.
-MOST_SERIES: Final = 32
+#: Maximum number of metrics of a run that are digested: one in common suffices.
+MOST_METRICS: Final = 32
 
 
-def series_digests(stream: EventStream) -> frozenset[str]:
-    """Return a digest of each series of losses and scores, whatever its name: of its steps and its values.
+class Knowledge(NamedTuple):
+    """How much a log of a training knows, in an order that no path decides.
 
-    Schedules and counters, which different trainings share, are left out: their names tell no direction. Values are
-    compared at 32 bits, because TensorBoard stores no more; NaN counts as no value. Evaluations of a name and its other
-    values are two series.
+    Attributes:
+        evaluations: Number of evaluations of the objective.
+        clocks: Number of its clocks: of the training, and of the wall.
+        events: Number of events.
+        log_digest: Digest of the log.
     """
-    return frozenset(_digests(stream))
+
+    evaluations: int
+    clocks: int
+    events: int
+    log_digest: str
 
 
-def repeated_by(series: Sequence[frozenset[str]], weights: Sequence[tuple[object, ...]]) -> dict[int, int]:
+def digested(metrics: Iterable[str]) -> list[str]:
+    """Return the metrics whose series are digested: losses and scores.
+
+    Schedules and counters, which different trainings share, are left out: their names tell no direction.
+    """
+    return sorted(name for name in metrics if mode_of(name) is not None)[:MOST_METRICS]
+
+
+def stream_digests(stream: EventStream) -> frozenset[str]:
+    """Return a digest of each series of losses and scores of a stream."""
+    is_evaluation = np.array([kind == "evaluate" for kind in stream.kinds], np.bool_)
+    # A missing value becomes NaN.
+    series = (np.array(stream.values(name), np.float64) for name in digested(stream.facts.metrics))
+    return series_digests(np.array(stream.steps, np.int64), is_evaluation, series)
+
+
+def series_digests(
+    steps: npt.NDArray[np.int64], is_evaluation: npt.NDArray[np.bool_], series: Iterable[npt.NDArray[np.float64]]
+) -> frozenset[str]:
+    """Return a digest of each series, whatever its name: of its steps and its values.
+
+    Values are compared at 32 bits, because TensorBoard stores no more; NaN counts as no value. Evaluations of a name
+    and its other values are two series.
+
+    Args:
+        steps, is_evaluation: The step of each event, and whether it is an evaluation.
+        series: The values of each metric, one per event; NaN where an event has none.
+    """
+    return frozenset(_digests(steps, is_evaluation, series))
+
+
+def repeated_by(series: Sequence[frozenset[str]], weights: Sequence[Knowledge]) -> dict[int, int]:
     """Return for each run that repeats another's series the run that counts for both, by index.
 
     Args:
@@ -53,11 +89,15 @@ def repeated_by(series: Sequence[frozenset[str]], weights: Sequence[tuple[object
     return repeats
 
 
-def _digests(stream: EventStream) -> Iterator[str]:
-    steps = np.array(stream.steps, np.int64)
-    is_evaluation = np.array([kind == "evaluate" for kind in stream.kinds], np.bool_)
-    for name in islice((name for name in stream.facts.metrics if mode_of(name) is not None), MOST_SERIES):
-        values = np.array(stream.values(name), np.float64)  # A missing value becomes NaN.
+def repeats(name: str, run_id: str) -> str:
+    """Return why a run that repeats the series of the named one does not count."""
+    return f"it repeats the series of {name} ({run_id})"
+
+
+def _digests(
+    steps: npt.NDArray[np.int64], is_evaluation: npt.NDArray[np.bool_], series: Iterable[npt.NDArray[np.float64]]
+) -> Iterator[str]:
+    for values in series:
         for of_kind in (is_evaluation, ~is_evaluation):
             at = of_kind & ~np.isnan(values)
             if np.count_nonzero(at) >= FEWEST_VALUES and (digest := _digest(steps[at], values[at])):

@@ -68,6 +68,7 @@ def outcomes_of(
     *,
     could_fire: Truths,
     drops_own_checkpoints: bool = False,
+    end_stated: bool = True,
 ) -> Outcomes:
     """Return the outcomes of those firings.
 
@@ -78,12 +79,14 @@ def outcomes_of(
         status: The run's status.
         could_fire: Whether each variant could fire in the run.
         drops_own_checkpoints: Whether checkpoints that the rules ask for replace the run's own.
+        end_stated: Whether the status says how the run ended.
     """
     stops = tally.stops
     endings = _endings(stream, stops)
     is_stopped = stops < len(stream)
     at_stop, at_ending = np.where(is_stopped, stops, 0), np.where(is_stopped, endings, 0)
     length = int(stream.steps.max(initial=0))
+    censored = why_right_censored(status, length, stream.plan, is_end_stated=end_stated)
     steps = np.minimum(stream.steps[at_ending], length)
     regret, relative = _regrets(_bests(stream, endings, objective), _bests(stream, _LAST, objective), objective)
     recorded = recorded_checkpoints(stream, _LAST, objective)
@@ -100,7 +103,7 @@ def outcomes_of(
         relative_regret=relative,
         deployable_regret=deployable[0],
         relative_deployable_regret=deployable[1],
-        is_right_censored=np.full(len(stops), bool(why_right_censored(status, length, stream.plan))),
+        is_right_censored=np.full(len(stops), bool(censored)),
         has_few_evaluations=np.full(len(stops), len(evaluations_of(stream, objective)[0]) < FEWEST_EVALUATIONS),
         could_fire=could_fire,
     )
@@ -163,8 +166,7 @@ def _seconds_saved(stream: Stream, at_ending: Ints, is_stopped: Truths) -> Float
         return np.full(len(at_ending), np.nan)
     before = np.cumsum(spans) - spans
     passed = stream.elapsed_ns[at_ending] + before[np.searchsorted(begins, at_ending, side="right") - 1]
-    seconds = np.where(passed == 0, np.nan, total / _NS_PER_S - passed / _NS_PER_S)
-    return np.where(is_stopped, seconds, 0.0)
+    return np.where(is_stopped, total / _NS_PER_S - passed / _NS_PER_S, 0.0)
 
 
 def _bests(stream: Stream, endings: Ints, objective: Objective | None) -> Floats:

@@ -37,6 +37,7 @@ class SweepTask:
         declared: The declared objectives, the preferred one first; empty to guess run by run.
         renames: The metrics to rename.
         saves: Whether the loop's own checkpoints remain.
+        family: The key of families; None for the default.
     """
 
     policy: Policy
@@ -44,13 +45,14 @@ class SweepTask:
     declared: Sequence[Objective] = ()
     renames: Renames = ()
     saves: Saves = Saves.KEEP
+    family: str | None = None
     _sweeper: RunSweeper | None = None
 
     def __call__(self, run: Run) -> SweptRun | Excluded:
         """Evaluate the variants on a run."""
         if self._sweeper is None:
             variants = variants_of(self.policy, self.axes)
-            self._sweeper = RunSweeper(variants, self.declared, self.renames, self.saves)
+            self._sweeper = RunSweeper(variants, self.declared, self.renames, self.saves, self.family)
         return self._sweeper(run)
 
 

@@ -28,7 +28,7 @@ Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 Truths = npt.NDArray[np.bool_]
 
-_ENVELOPE: Final = ("attempt", "rank", "seq", "kind", "step", "epoch", "elapsed_ns", "attrs")
+_ENVELOPE: Final = ("attempt", "rank", "seq", "kind", "step", "epoch", "time_ns", "elapsed_ns", "attrs")
 _LOOP_KINDS: Final = frozenset(LOOP_KINDS)
 _BEFORE: Final = np.array([-1])
 
@@ -61,6 +61,7 @@ class Stream:
         plan: What the run declared.
         has_decisions: Whether rules were live and decided something.
         has_late_values: Whether there are late values, which columns cannot distinguish from an event's own.
+        began_ns: Wall clock at the first event; 0 when the log has none.
     """
 
     codes: npt.NDArray[np.integer]
@@ -75,6 +76,7 @@ class Stream:
     plan: Plan
     has_decisions: bool
     has_late_values: bool = False
+    began_ns: int = 0
 
     def __len__(self) -> int:
         return len(self.codes)
@@ -98,6 +100,13 @@ class Stream:
     def rows(self, kind: str) -> Ints:
         """Return the indices of a kind's events."""
         return np.flatnonzero(self.is_any((kind,)))
+
+    def whole(self, metric: str) -> Floats:
+        """Return the value of a metric at each event; NaN where it was not logged. Shape (n,)."""
+        values = np.full(len(self), np.nan)
+        if (found := self.metrics.get(metric)) is not None:
+            values[found.at] = found.values
+        return values
 
     def series(self, key: SeriesKey) -> Values:
         """Return the values of a rule's series: those of the first kind of event that carried it."""
@@ -177,6 +186,7 @@ def read_stream(snapshot: Snapshot, metrics: Collection[str], renames: Renames =
         plan=snapshot.info.last.plan,
         has_decisions=bool((own & decided[codes]).any()),
         has_late_values=bool((late & kept).any()),
+        began_ns=int(rows.numbers("time_ns")[0]) if kept.any() else 0,
     )
 
 

@@ -18,9 +18,11 @@ from ...rules.language.references import Param
 from ...rules.policy_file.policy import Policy
 from ...store.run import Run
 from ..run_pool import Progress, RunPool
+from ..runs.families import check_family_key
 from ..runs.objective import Declared, Objective, declared_objectives, shared_objective
 from ..runs.renaming import Renames, check_recorded
 from ..runs.results import Excluded
+from ..runs.same_series import repeated_by, repeats
 from ..runs.saves import Saves
 from .outcomes import NO_STEP, Outcomes
 from .processes import SweepTask, worthwhile_processes
@@ -42,6 +44,7 @@ class Sweep:
         variants: Every combination, the last axis varying fastest.
         runs: The runs that were judged.
         excluded: The runs that were not, each with its reason.
+        repeated: The runs that repeat another's series and are counted once, each with the run that counts.
         engine_reasons: What the event engine had to decide, and why: by controller, or by run.
         renames: The metrics that were renamed.
         saves: Whether the loop's own checkpoints remain when rules order some.
@@ -52,6 +55,7 @@ class Sweep:
     variants: tuple[Variant, ...]
     runs: tuple[SweptRun, ...]
     excluded: tuple[Excluded, ...]
+    repeated: tuple[Excluded, ...]
     engine_reasons: Mapping[str, str]
     renames: Renames = ()
     saves: Saves = Saves.KEEP
@@ -197,6 +201,7 @@ def sweep(
     saves: Saves | str = Saves.KEEP,
     on_progress: Callable[[Progress], object] | None = None,
     processes: int = 1,
+    family: str | None = None,
 ) -> Sweep:
     """Compute what each variant of a policy would have done to recorded runs.
 
@@ -211,11 +216,12 @@ def sweep(
         processes: Maximum number of worker processes. Work that finishes sooner than they start stays in this process,
             and so do rules that a script may have registered. Workers import the main script, which must be guarded by
             ``if __name__ == "__main__":``.
+        family: The key of the families of runs, as for ``backtest``.
 
     Raises:
         PolicyError: A combination does not load.
         TelemetryError: An axis has no values, there are too many combinations, the runs evaluated other metrics, but
-            not the given objective, or they recorded no metric that is to be renamed.
+            not the given objective, or they recorded no metric that is to be renamed, or lack the key of families.
     """
     variants, saves = variants_of(policy, axes), Saves(saves)
     chosen = list(runs)
@@ -223,22 +229,40 @@ def sweep(
     check_recorded(chosen, renaming)
     processes = worthwhile_processes(policy, variants, chosen, processes)
     swept: list[SweptRun] = []
+    judged: list[Run] = []
     excluded: list[Excluded] = []
     reasons = reasons_of(variants)
-    asked = (declared, renaming, saves)
+    asked = (declared, renaming, saves, family)
     work = RunSweeper(variants, *asked) if processes == 1 else SweepTask(policy, axes, *asked)
     with RunPool(processes, on_progress) as pool:
         pool.expect(len(chosen))
-        for found in pool.mapped(work, chosen):
+        for run, found in zip(chosen, pool.mapped(work, chosen), strict=True):
             if isinstance(found, Excluded):
                 excluded.append(found)
             else:
                 swept.append(found)
+                judged.append(run)
                 if found.engine_reason:
                     reasons[found.run_id] = found.engine_reason
     check_declared(declared, swept, chosen)
-    named = {name: tuple(values) for name, values in axes.items()}
-    return Sweep(policy, named, tuple(variants), tuple(swept), tuple(excluded), reasons, renaming, saves)
+    if family is not None:
+        check_family_key(family, [one.family for one in swept], (run.info for run in judged))
+    counts_for = repeated_by([one.series for one in swept], [one.knowledge for one in swept])
+    return Sweep(
+        policy,
+        {name: tuple(values) for name, values in axes.items()},
+        tuple(variants),
+        tuple(one for index, one in enumerate(swept) if index not in counts_for),
+        tuple(excluded),
+        tuple(_repeated(swept[index], swept[by]) for index, by in sorted(counts_for.items())),
+        reasons,
+        renaming,
+        saves,
+    )
+
+
+def _repeated(run: SweptRun, by: SweptRun) -> Excluded:
+    return Excluded(run.run_id, run.name, repeats(by.name, by.run_id))
 
 
 def _summed(table: npt.NDArray[Any]) -> Floats:

@@ -11,24 +11,28 @@ from dataclasses import dataclass
 from ...rules.checks.appearances import Appearances
 from ...rules.language.references import ALSO_CALLED
 from ...store.errors import TelemetryError
-from ...store.events import Event
+from ...store.events import INIT_END, Event
 from ...store.reading.snapshot import Snapshot
 from ...store.run import Run
 from ..runs.appearances import StreamAppearances, nan_filtered_in
 from ..runs.event_stream import event_stream
+from ..runs.families import Family, family_of
 from ..runs.history import UPDATES, read_lineage, step_unit_of
+from ..runs.human_action import is_end_stated
 from ..runs.metric_names import mode_of
 from ..runs.objective import Objective, check_evaluated, objective_among
 from ..runs.renaming import Renames, renamed_columns
 from ..runs.results import Excluded
 from ..runs.run_result import BacktestSettings, judge_run, study_of
+from ..runs.same_series import Knowledge, digested, series_digests
 from ..runs.saves import Saves
+from .checkpoints import evaluations_of
 from .outcomes import Outcomes, joined_outcomes, outcomes_of, outcomes_of_results
 from .reach import ColumnAppearances
 from .run import RunSweep
 from .schedule import Schedule, schedules_of
 from .stream import Stream, read_stream
-from .variants import Variant
+from .variants import Structure, Variant
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,6 +43,9 @@ class SweptRun:
         run_id, name: The run.
         steps: Optimizer updates that it made.
         outcomes: The outcomes of each variant on it.
+        family: The runs that it is not independent of.
+        series: Digests of the series by which another log of the same training is found.
+        knowledge: How much it knows of the training.
         objective: The metric that judges the run; None if none of its evaluations says how good it is.
         evaluated: The metrics that it evaluated, among those that could judge it.
         engine_reason: Why the event engine decided controllers of columnar form on this run; empty if columns decided
@@ -50,6 +57,9 @@ class SweptRun:
     name: str
     steps: int
     outcomes: Outcomes
+    family: Family
+    series: frozenset[str]
+    knowledge: Knowledge
     objective: Objective | None = None
     evaluated: frozenset[str] = frozenset()
     engine_reason: str = ""
@@ -64,6 +74,7 @@ class RunSweeper:
         declared: The declared objectives, the preferred one first; empty to guess run by run.
         renames: The metrics to rename.
         saves: Whether the loop's own checkpoints remain.
+        family: The key of families; None for the default.
     """
 
     def __init__(
@@ -72,8 +83,10 @@ class RunSweeper:
         declared: Sequence[Objective] = (),
         renames: Renames = (),
         saves: Saves = Saves.KEEP,
+        family: str | None = None,
     ) -> None:
         self._saves = saves
+        self._family = family
         self._schedules = schedules_of(variants)
         self._declared = declared
         self._renames = renames
@@ -91,8 +104,8 @@ class RunSweeper:
         """Evaluate all variants on one snapshot of a run."""
         info = snapshot.info
         study = study_of(snapshot, self._renames)
-        judging = self._could_judge(snapshot, study)
-        stream = read_stream(snapshot, self._metrics | judging, self._renames)
+        judging, compared = self._could_judge(snapshot, study), digested(renamed_columns(snapshot, self._renames))
+        stream = read_stream(snapshot, self._metrics.union(judging, compared), self._renames)
         if not _is_judged(snapshot, stream):
             return Excluded(info.run_id, info.name, "it recorded no step and no metric")
 
@@ -103,10 +116,28 @@ class RunSweeper:
         objective = objective_among(evaluated, self._declared, study)
         filtered = nan_filtered_in(snapshot, self._renames)
         outcomes, reason = sweep_stream(
-            self._schedules, stream, objective, events, snapshot.status, nan_filtered=filtered, saves=self._saves
+            self._schedules,
+            stream,
+            objective,
+            events,
+            snapshot.status,
+            nan_filtered=filtered,
+            saves=self._saves,
+            end_stated=is_end_stated(info.source),
         )
-        steps, unit = int(stream.steps.max(initial=0)), step_unit_of(info.source)
-        return SweptRun(info.run_id, info.name, steps, outcomes, objective, evaluated, reason, unit)
+        return SweptRun(
+            info.run_id,
+            info.name,
+            int(stream.steps.max(initial=0)),
+            outcomes,
+            family_of(info, self._family),
+            series_digests(stream.steps, stream.is_any(("evaluate",)), map(stream.whole, compared)),
+            _knowledge(stream, objective, snapshot.log_digest),
+            objective,
+            evaluated,
+            reason,
+            step_unit_of(info.source),
+        )
 
     def _could_judge(self, snapshot: Snapshot, study: Objective | None) -> set[str]:
         """Return the metrics from which the objective of a run is chosen, as a backtest chooses it."""
@@ -125,6 +156,7 @@ def sweep_stream(
     *,
     nan_filtered: Collection[str] = (),
     saves: Saves = Saves.KEEP,
+    end_stated: bool = True,
 ) -> tuple[Outcomes, str]:
     """Return the outcomes of each variant on one run, and why the event engine decided; empty if it did not.
 
@@ -136,14 +168,17 @@ def sweep_stream(
         status: The run's status.
         nan_filtered: Names of training metrics whose values that are not finite were replaced before they were logged.
         saves: Whether the loop's own checkpoints remain.
+        end_stated: Whether the status says how the run ended.
     """
     variants = [variant for schedule in schedules for variant in schedule.variants]
-    structures = {id(variant.structure): variant.structure for variant in variants}.values()
-    reason = _reason_for_engine(stream, {structure.steers for structure in structures} - {""})
+    structures = [*{id(variant.structure): variant.structure for variant in variants}.values()]
+    reason = _reason_for_engine(stream, structures)
     if reason:
         own, plan, settings = events(), stream.plan, BacktestSettings(saves=saves)
         results = [
-            judge_run(variant.policy(), "", "", status, own, plan, objective, settings, nan_filtered)
+            judge_run(
+                variant.policy(), "", "", status, own, plan, objective, settings, nan_filtered, end_stated=end_stated
+            )
             for variant in variants
         ]
         return outcomes_of_results(results), reason
@@ -160,6 +195,7 @@ def sweep_stream(
             status,
             could_fire=schedule.groups.able(places),
             drops_own_checkpoints=saves is Saves.REPLACE and asks,
+            end_stated=end_stated,
         )
         for schedule in schedules
     ]
@@ -189,13 +225,22 @@ def reasons_of(variants: Sequence[Variant]) -> dict[str, str]:
     return found
 
 
-def _reason_for_engine(stream: Stream, steers: Collection[str]) -> str:
+def _reason_for_engine(stream: Stream, structures: Sequence[Structure]) -> str:
     """Return why the event engine has to judge the whole run; empty if columns suffice."""
+    steers = {structure.steers for structure in structures} - {""}
     if stream.has_decisions:
         return "it was recorded with live rules"
     if stream.has_late_values:
         return "some of its values arrived late"
+    acting = (watcher for each in structures for watcher in each.watchers if watcher.stops or watcher.saves)
+    if any(f"on_{INIT_END}" in watcher.declaration.triggers for watcher in acting):
+        return "rules stop or save before its first event"
     return f"rules order {', '.join(sorted(steers))}" if steers else ""
+
+
+def _knowledge(stream: Stream, objective: Objective | None, log_digest: str) -> Knowledge:
+    clocks = bool((stream.elapsed_ns > 0).any()) + (stream.began_ns > 0)
+    return Knowledge(len(evaluations_of(stream, objective)[0]), clocks, len(stream), log_digest)
 
 
 def check_declared(declared: Sequence[Objective], swept: Sequence[SweptRun], runs: Sequence[Run]) -> None:
