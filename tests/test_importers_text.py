@@ -331,6 +331,7 @@ def test_states_of_checkpoints_are_one_run_with_its_checkpoints(tmp_path: Path) 
     ("name", "content", "problem"),
     [
         ("trainer_state.json", state(ROWS)[:-9], "not JSON, or incomplete"),
+        ("trainer_state.json", state([*ROWS, {"predict_loss": 1.0}]), "log_history[4]: there is no step."),
         ("trainer_state.json", '{"log_history": 5}', "not a trainer's state: it has no list 'log_history'"),
         ("empty.csv", "", "the file is empty"),
         ("x.csv", "a,b\n1,2\n", "x.csv: no column holds the step; got 'a, b'"),
