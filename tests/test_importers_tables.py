@@ -29,10 +29,13 @@ def reads(tmp_path: Path) -> Reads:
 
 @pytest.mark.parametrize(
     "name",
-    ["ValLoss", "valLoss", "TestAcc", "ptl/val_loss", "actor/eval_return", "Loss/test", "bbox/AP", "metrics/mAP50(B)"],
+    [
+        *("ValLoss", "valLoss", "TestAcc", "ptl/val_loss", "actor/eval_return", "Loss/test", "bbox/AP"),
+        *("metrics/mAP50(B)", "bright-sun-7 - val_loss"),
+    ],
 )
 def test_a_name_of_held_out_data_is_an_evaluation_in_any_spelling(reads: Reads, name: str) -> None:
-    """Words begin at capitals and after slashes; some tools' results have no word for it."""
+    """Words begin at capitals, after slashes and after a run's name; some tools' results have no word for it."""
     runs, _ = reads({"x/metrics.csv": f"Epoch,TrainLoss,{name}\n1,2,2.1\n"})
 
     assert runs["x"] == [("step_end", 1, {"TrainLoss": 2.0}), ("evaluate", 1, {name: 2.1})]
