@@ -117,6 +117,14 @@ def test_a_run_column_makes_several_runs_of_a_table(reads: Reads, tmp_path: Path
     assert problems == []
 
 
+def test_a_run_key_makes_several_runs_of_json_lines(reads: Reads) -> None:
+    """Else the second run's steps would be read as those of the first."""
+    rows = [{"run_name": name, "step": step, "loss": float(step)} for step in (1, 2) for name in ("a", "b")]
+    runs, _ = reads({"all.jsonl": lines(*rows)})
+
+    assert runs == {f"all/{name}": [("step_end", step, {"loss": step}) for step in (1.0, 2.0)] for name in ("a", "b")}
+
+
 def test_the_user_names_the_run_column(reads: Reads) -> None:
     """JSON lines and tables take it; without it their steps repeat."""
     rows = lines(*({"model": model, "step": step, "loss": step} for step in range(1, 4) for model in ("a", "b")))
