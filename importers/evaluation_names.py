@@ -26,6 +26,9 @@ NO_STEP_NAMES: Final = frozenset(("hp_metric",))
 #: Words of a name: between separators, and at the capitals of ``valLoss`` and ``ValLoss``.
 _WORD: Final = re.compile(r"[A-Z]?[^/_.\-\s'A-Z]+|[A-Z]+(?![a-z])")
 
+#: Between parts of a name; W&B's export of a chart puts the run's name before the metric: ``bright-sun-7 - val_loss``.
+_BETWEEN_PARTS: Final = re.compile(r"/| - ")
+
 #: Results that tools measure on held-out data without a word for it: detectron2's ``bbox/AP``, MMEngine's
 #: ``coco/bbox_mAP``, Ultralytics' ``metrics/mAP50(B)``.
 _RESULT: Final = re.compile(
@@ -41,7 +44,8 @@ _Parts: TypeAlias = tuple[tuple[str, tuple[str, ...]], ...]
 def is_evaluation(name: str) -> bool:
     """Whether a metric's name says that it was measured on held-out data.
 
-    The first word of the name or of a part after a slash says so; a single word not after ``train/``.
+    The first word of the name, or of a part after a slash or a dash between blanks, says so; a single word not after
+    ``train/``.
 
     >>> [is_evaluation(name) for name in ("val_loss", "eval/acc", "ValLoss", "ptl/val_loss", "Loss/test", "bbox/AP")]
     [True, True, True, True, True, True]
@@ -49,7 +53,7 @@ def is_evaluation(name: str) -> bool:
     [False, False, False]
 
     """
-    parts = [[word.casefold() for word in _WORD.findall(part)] for part in name.split("/")]
+    parts = [[word.casefold() for word in _WORD.findall(part)] for part in _BETWEEN_PARTS.split(name)]
     found = [words for words in parts if words and words[0] in EVALUATION_WORDS]
     if found and parts[0][:1] in (["train"], ["training"]):
         found = [words for words in found if len(words) > 1]

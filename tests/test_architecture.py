@@ -135,6 +135,7 @@ PUBLIC: dict[str, set[str]] = {
     "rules": {
         "checks/appearances",
         "checks/findings",
+        "checks/metric_keys",
         "checks/possible_firings",
         "engine/decisions",
         "engine/engine",

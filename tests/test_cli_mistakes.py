@@ -114,11 +114,13 @@ def test_check_says_how_many_runs_lack_what_rules_read(folder: Path) -> None:
     """It names the commonest similar metrics of these runs; a lack in some runs is no warning."""
     text = call(folder, "check", "policy.yaml", "--store", "runs", "--ignore", "nan-guard")
     document = json.loads(call(folder, "check", "policy.yaml", "--store", "runs", "--json").stdout)
+    by_window = call(folder, "check", "trac_fig4", "--store", "runs").stdout
 
     assert text.stdout.splitlines()[:2] == [
         "1 of 4 runs lacks 'loss'; nearest: train_loss (1 run)",
         "3 of 4 runs lack 'eval_loss'; nearest: val_loss (2 runs), validation/loss (1 run)",
     ]
+    assert "3 of 4 runs lack 'eval_loss' of evaluate events; nearest: val_loss (2 runs), validation/loss" in by_window
     assert (text.returncode, "policy.yaml: fine against 4 runs" in text.stdout) == (0, True)
     assert document["lacked"][0] == {"name": "loss", "kind": None, "runs": 1, "nearest": {"train_loss": 1}}
 

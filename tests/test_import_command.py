@@ -473,3 +473,15 @@ def test_metrics_of_history_are_renamed_as_policies_name_them(tmp_path: Path) ->
     assert objective() is None
     assert objective("--rename", "val=eval_loss", "--rename", "train=loss") == "eval_loss"
     assert objective("--rename", "val=eval_accuracy") == "eval_accuracy"
+
+
+def test_a_rename_of_a_metric_that_no_log_of_history_has_is_refused(tmp_path: Path) -> None:
+    """Else nothing would be renamed, and no rule would fire for want of the metric."""
+    (tmp_path / "a.csv").write_text("step,loss,val_loss\n" + "".join(f"{step},1,1\n" for step in range(1, 9)))
+    command = [*COMMAND, "backtest", "overfitting", "--history", "a.csv", "--rename", "vall_loss=eval_loss"]
+    environment = {**os.environ, "STEPTAPE_CACHE": str(tmp_path / "cache")}
+
+    result = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path, env=environment)
+
+    assert result.returncode == 2
+    assert "no run recorded the metric to rename; got 'vall_loss=eval_loss'. Did you mean 'val_loss'" in result.stderr

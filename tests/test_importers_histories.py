@@ -192,12 +192,18 @@ def test_tables_of_reinforcement_learning_count_steps_and_seconds(
     assert problems == []
 
 
-def test_an_event_without_a_clock_has_the_time_of_the_event_before(reads: Reads, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("columns", "begin"),
+    [("time/total_timesteps,rollout/r,eval/r,time/time_elapsed", 0), ("step,loss,eval/r,Wall time", 1_767_323_045)],
+)
+def test_an_event_without_a_clock_has_the_time_of_the_event_before(
+    reads: Reads, tmp_path: Path, columns: str, begin: int
+) -> None:
     """A stop at it would else seem to save all the time."""
-    reads({"log.csv": "time/total_timesteps,rollout/r,eval/r,time/time_elapsed\n1,2,,5\n2,,3,\n3,4,,9\n"})
+    reads({"log.csv": f"{columns}\n1,2,,{begin}\n2,4,,{begin + 4}\n3,,3,\n4,4,,{begin + 9}\n"})
 
-    (folder,) = (tmp_path / "store").glob("import-*")
-    assert [event.elapsed_ns // 10**9 for event in open_run(folder).events()] == [5, 5, 9]
+    (folder,) = (path for path in (tmp_path / "store").iterdir() if path.is_dir())
+    assert [event.elapsed_ns // 10**9 for event in open_run(folder).events()] == [0, 4, 4, 9]
 
 
 @pytest.mark.parametrize(

@@ -17,12 +17,14 @@ from pathlib import Path
 import pytest
 from real_logs import FOLDER
 
-from steptape import backtest, open_run
+from steptape import backtest, load_policy, open_run, open_store
 from steptape.importers.discovery import find_sources
 from steptape.importers.importing import Outcome, State, import_sources
 from steptape.importers.registry import all_readers
 from steptape.importers.source import ReadOptions
-from steptape.rules.policy_file.policy import parse_policy
+from steptape.replay.reports.aggregation import aggregate
+from steptape.replay.reports.json_report import report_json
+from steptape.rules.policy_file.policy import parse_policy, shipped_policies
 from steptape.store.run import Run
 
 pytestmark = pytest.mark.skipif(not FOLDER.is_dir(), reason=f"no real logs in {FOLDER}")
@@ -250,6 +252,20 @@ def test_runs_of_all_kinds_in_one_backtest_are_each_judged_by_their_own_validati
     assert {metric for path, metric in judged.items() if path.startswith("lightning_csv/")} == {"val_loss", None}
     assert set(judged.values()) >= {"eval_loss", "eval/loss", "valid_loss_epoch"}
     assert all(result.objective and result.objective.mode == "min" for result in report.results if result.evaluations)
+
+
+def test_a_backtest_over_logs_of_all_kinds_says_what_its_numbers_are_over(runs: dict[str, Run]) -> None:
+    """A trainer's state in a checkpoint was interrupted by nobody, and a tracker's steps are no updates."""
+    store = open_store(next(iter(runs.values())).folder.parent)
+    report = backtest(load_policy(shipped_policies()["overfitting"]), store)
+    total = aggregate(report)
+    (lacked, *_) = report.lacking
+
+    assert (report_json(report)["human"], total["steps"]) == (None, None)
+    assert sum("before its plan" in result.right_censored for result in report.results) == 4
+    assert [one["unit"] for one in total["steps_by_unit"]] == ["updates", "tensorboard steps", "wandb steps"]
+    assert (total["runs"], total["could_fire"], total["families"]["keys"]) == (98, 32, {"source folder": 5})
+    assert (lacked.name, lacked.runs, lacked.nearest["validation/loss"]) == ("eval_loss", 94, 26)
 
 
 def test_a_study_s_trials_are_runs(imported: list[Outcome], runs: dict[str, Run]) -> None:

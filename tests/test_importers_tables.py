@@ -29,10 +29,13 @@ def reads(tmp_path: Path) -> Reads:
 
 @pytest.mark.parametrize(
     "name",
-    ["ValLoss", "valLoss", "TestAcc", "ptl/val_loss", "actor/eval_return", "Loss/test", "bbox/AP", "metrics/mAP50(B)"],
+    [
+        *("ValLoss", "valLoss", "TestAcc", "ptl/val_loss", "actor/eval_return", "Loss/test", "bbox/AP"),
+        *("metrics/mAP50(B)", "bright-sun-7 - val_loss"),
+    ],
 )
 def test_a_name_of_held_out_data_is_an_evaluation_in_any_spelling(reads: Reads, name: str) -> None:
-    """Words begin at capitals and after slashes; some tools' results have no word for it."""
+    """Words begin at capitals, after slashes and after a run's name; some tools' results have no word for it."""
     runs, _ = reads({"x/metrics.csv": f"Epoch,TrainLoss,{name}\n1,2,2.1\n"})
 
     assert runs["x"] == [("step_end", 1, {"TrainLoss": 2.0}), ("evaluate", 1, {name: 2.1})]
@@ -112,6 +115,14 @@ def test_a_run_column_makes_several_runs_of_a_table(reads: Reads, tmp_path: Path
     }
     assert sorted(open_run(path).info.config[column] for path in (tmp_path / "store").glob("import-*")) == ["a", "b"]
     assert problems == []
+
+
+def test_a_run_key_makes_several_runs_of_json_lines(reads: Reads) -> None:
+    """Else the second run's steps would be read as those of the first."""
+    rows = [{"run_name": name, "step": step, "loss": float(step)} for step in (1, 2) for name in ("a", "b")]
+    runs, _ = reads({"all.jsonl": lines(*rows)})
+
+    assert runs == {f"all/{name}": [("step_end", step, {"loss": step}) for step in (1.0, 2.0)] for name in ("a", "b")}
 
 
 def test_the_user_names_the_run_column(reads: Reads) -> None:

@@ -101,6 +101,20 @@ def test_values_of_one_step_are_one_update_and_one_evaluation(tmp_path: Path, im
     assert run.info.last.started_ns == (int(STARTED_S) + 1) * 1_000_000_000
 
 
+@pytest.mark.parametrize("tag", ["metrics/mAP50(B)", "bbox/AP", "Loss/test", "ptl/val_loss"])
+def test_results_without_a_first_word_for_held_out_data_are_evaluations(
+    tmp_path: Path, imports: Imports, tag: str
+) -> None:
+    """They are where the same tool writes a table, too."""
+    events = [event(1, STARTED_S, simple("train/box_loss", 1.0)), event(1, STARTED_S + 1, simple(tag, 0.5))]
+    run = only(imports, write_events(tmp_path / "run" / NAME, events))
+
+    assert [(e.kind, dict(e.metrics)) for e in run.events()] == [
+        ("step_end", {"train/box_loss": 1.0}),
+        ("evaluate", {tag: 0.5}),
+    ]
+
+
 def test_each_folder_of_a_tree_is_a_run(tmp_path: Path, imports: Imports) -> None:
     """Its name is the path below the imported folder."""
     write_events(tmp_path / "logs" / "a" / NAME, losses([1.0]))

@@ -331,6 +331,7 @@ def test_states_of_checkpoints_are_one_run_with_its_checkpoints(tmp_path: Path) 
     ("name", "content", "problem"),
     [
         ("trainer_state.json", state(ROWS)[:-9], "not JSON, or incomplete"),
+        ("trainer_state.json", state([*ROWS, {"predict_loss": 1.0}]), "log_history[4]: there is no step."),
         ("trainer_state.json", '{"log_history": 5}', "not a trainer's state: it has no list 'log_history'"),
         ("empty.csv", "", "the file is empty"),
         ("x.csv", "a,b\n1,2\n", "x.csv: no column holds the step; got 'a, b'"),
@@ -344,6 +345,7 @@ def test_states_of_checkpoints_are_one_run_with_its_checkpoints(tmp_path: Path) 
         ("x.csv", "step," + ",".join(f"m{i}" for i in range(20_001)) + "\n", "more than 20000 columns"),
         ("x.jsonl", '{"step": 1, "loss": 0.5}\n{"step": 2, "lo', "line 2: not a JSON object"),
         ("x.jsonl", '{"step": 1, "loss": 0.5}\n{"step": "x"}\n', "line 2: no step number in 'x'"),
+        ("x.jsonl", '{"step": 1, "loss": 0.5}\n{"step": null, "loss": 1}\n', "line 2: it has no step. Everything else"),
         ("x.jsonl", '{"lr": 1}\n{"step": 1, "loss": 0.5}\n', "1 row was skipped; the first is line 1: no key"),
     ],
 )  # fmt: skip

@@ -254,9 +254,29 @@ def test_a_rename_of_a_metric_that_no_run_has_is_refused(mixed: list[Run], use: 
         uses[use]()
 
 
-def test_a_report_says_which_rename_would_let_the_rules_see_more_runs(mixed: list[Run]) -> None:
+#: The same loss by way of controller metrics, whose other keys are no metrics of the run.
+BY_HISTORY = """
+controller_metrics: [{name: window, class: HistoryBasedMetric, arguments: {window_size: 2}}]
+controllers:
+  - name: worse
+    triggers: [on_evaluate]
+    rule: window.metrics.eval_loss[-1] > 9 and window["metrics"]["steps"][-1] > len(window.training_loss.loss)
+    operations: [hfcontrols.should_training_stop]
+"""
+BY_EVALUATION = """
+controller_metrics: [{name: newest, class: EvalMetrics}]
+controllers:
+  - name: worse
+    triggers: [on_evaluate]
+    rule: newest["eval_loss"] > 9 and newest.epoch > 1
+    operations: [hfcontrols.should_training_stop]
+"""
+
+
+@pytest.mark.parametrize("text", [WORSE, BY_HISTORY, BY_EVALUATION], ids=["series", "history", "newest evaluation"])
+def test_a_report_says_which_rename_would_let_the_rules_see_more_runs(mixed: list[Run], text: str) -> None:
     """Nothing is said of names that nobody recorded otherwise, or after the rename."""
-    policy = parse_policy(WORSE)
+    policy = parse_policy(text)
     report = backtest(policy, mixed)
     (hint,) = report_json(report)["lacking"]
 

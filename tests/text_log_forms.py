@@ -150,6 +150,12 @@ LIGHTGBM = """\
 [10]\ttraining's binary_logloss: 0.6\tvalid's binary_logloss: 0.63
 [20]\ttraining's binary_logloss: 0.5\tvalid's binary_logloss: 0.53
 """
+OPENNMT = """\
+[2020-01-01 00:00:00,000 INFO] Step 50/1000; acc:   5.0; ppl: 9000.1; xent: 9.1; lr: 0.1; 100/200 tok/s;  5 sec
+[2020-01-01 00:00:10,000 INFO] Validation perplexity: 100.5
+[2020-01-01 00:00:10,000 INFO] Validation accuracy: 6.5
+[2020-01-01 00:00:20,000 INFO] Step 100/1000; acc:   6.0; ppl: 8000.1; xent: 9.0; lr: 0.2; 100/200 tok/s;  9 sec
+"""
 XGBOOST = "[0]\ttrain-rmse:0.53\teval-rmse:0.55\n[1]\ttrain-rmse:0.43\teval-rmse:0.45\n"
 
 FORMS: dict[str, tuple[str, list[Told]]] = {
@@ -356,6 +362,14 @@ FORMS: dict[str, tuple[str, list[Told]]] = {
             ("evaluate", 0, {"eval-rmse": 0.55}),
             ("step_end", 1, {"train-rmse": 0.43}),
             ("evaluate", 1, {"eval-rmse": 0.45}),
+        ],
+    ),
+    "OpenNMT": (
+        OPENNMT,
+        [
+            ("step_end", 50, {"acc": 5.0, "ppl": 9000.1, "xent": 9.1, "lr": 0.1}),
+            ("evaluate", 50, {"Validation perplexity": 100.5, "Validation accuracy": 6.5}),
+            ("step_end", 100, {"acc": 6.0, "ppl": 8000.1, "xent": 9.0, "lr": 0.2}),
         ],
     ),
 }

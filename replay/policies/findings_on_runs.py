@@ -15,6 +15,7 @@ from itertools import combinations, groupby
 from typing import Final
 
 from ...rules.checks.findings import Finding, FindingCode, PolicyPlaces, contradict, length_findings
+from ...rules.checks.metric_keys import evaluations_read
 from ...rules.checks.possible_firings import could_not_fire, deciding_controllers, why_policy_could_not_fire
 from ...rules.engine.decisions import Decision
 from ...rules.engine.missing_series import meant_series
@@ -191,6 +192,8 @@ def _series(policy: Policy, places: PolicyPlaces, facts: Sequence[Recorded]) -> 
 
 def _lacked(policy: Policy, facts: Sequence[Recorded]) -> Iterator[LackedSeries]:
     keys = dict.fromkeys(key for controller in policy.controllers for key, _, _ in _looks(controller.rule.bound))
+    others = evaluations_read(policy) - {key.name for key in keys}
+    keys |= dict.fromkeys(SeriesKey(name, "evaluate") for name in sorted(others))
     for key in keys:
         having = [fact for fact in facts if fact.count(key)]
         lacking = [fact for fact in facts if not fact.count(key)]

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
+from ...rules.checks.metric_keys import evaluations_read
 from ...rules.errors import suggestion
 from ...rules.language.references import ALSO_CALLED
 from ...rules.late_events import awaited_names
@@ -89,8 +90,9 @@ def lacked_metrics(policy: Policy, snapshot: Snapshot, renames: Renames) -> dict
     names = renamed_columns(snapshot, renames)
     known = {*names, *snapshot.info.last.plan.constants}
     keys = {key for controller in policy.controllers for key in controller.rule.bound.series if not key.is_derived}
-    read = sorted({key.name for key in keys if known.isdisjoint((key.name, ALSO_CALLED.get(key.name)))})
-    return {name: nearest_metric(name, names) for name in read}
+    read = {key.name for key in keys} | evaluations_read(policy)
+    lacked = sorted(name for name in read if known.isdisjoint((name, ALSO_CALLED.get(name))))
+    return {name: nearest_metric(name, names) for name in lacked}
 
 
 def _renamed(event: Event, called: Mapping[str, str]) -> Event:

@@ -1,15 +1,18 @@
-"""Finds keys that a rule reads of a controller metric whose value never has them."""
+"""Finds what rules read by keys of controller metrics: keys that are never there, and metrics of evaluations."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from ..errors import suggestion
 from ..language.metric_keys import keys_read
 from ..policy_file.declarations import Controller
 from ..policy_file.policy import Policy
 from ..policy_file.registration import METRIC_CLASSES
+
+#: Keys of evaluations that are no metric of theirs.
+_PLACES: Final = frozenset({"steps", "epoch"})
 
 
 class UnknownKey(NamedTuple):
@@ -39,3 +42,15 @@ def unknown_keys(policy: Policy) -> Iterator[UnknownKey]:
             if keys is not None and read.path[0] not in keys:
                 fix = suggestion(read.path[0], keys)
                 yield UnknownKey(controller, read.offset, f"'{read.metric}' has no key '{read.path[0]}'. {fix}")
+
+
+def evaluations_read(policy: Policy) -> set[str]:
+    """Return the metrics of evaluations that rules read by keys of controller metrics."""
+    classes = {declaration.name: declaration.class_name for declaration in policy.metrics}
+    found: set[str] = set()
+    for controller in policy.controllers:
+        for read in keys_read(controller.rule.bound):
+            match classes[read.metric], *read.path:
+                case ("HistoryBasedMetric", "metrics", name) | ("EvalMetrics", name):
+                    found.add(name)
+    return found - _PLACES
