@@ -171,7 +171,12 @@ class Recorder:
         self._log_every, self._decides, self._strict = declared(log_every, "log_every"), own.decides, strict
         self._pid, self._closed = os.getpid(), False
         self._steering = steering_of(opening.engine, self.control, callbacks)
-        self._warnings = CallWarnings(strict=strict, read_by_rules=self._steering.reads if self._steering else ())
+        self._warnings = CallWarnings(
+            strict=strict,
+            read_by_rules=self._steering.reads if self._steering else (),
+            read_at_evaluations=self._steering.reads_at_evaluations if self._steering else (),
+            total_steps=plan.max_steps(),
+        )
         self._warnings.rules_left_out(self._info)
         self._tape = self._open_tape(own.rank, as_whole(value_lag, "value_lag"))
         self._lines = ConsoleLines(opening.folder, self._info.name, is_quiet=quiet or not own.decides)
