@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 import torch
 
-from steptape import Recorder, TelemetryError, open_run
+from steptape import Recorder, TelemetryError, open_run, open_store
 from steptape.store.events import Event
 from steptape.store.run import Run
 from steptape.store.run_info import write_run_info
@@ -368,6 +368,22 @@ def test_a_store_that_is_no_folder_is_refused_before_anything_is_written(
         Recorder(store)
 
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_store_in_the_home_folder_may_be_written_with_a_tilde(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A shell replaces it, Python does not: runs went to a folder named ``~``. It reads the same way."""
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+
+    with Recorder("~/runs") as rec, Recorder(Path("~") / "runs") as other:
+        pass
+
+    assert {rec.folder.parent, other.folder.parent} == {tmp_path / "home" / "runs"}
+    assert len(list(open_store("~/runs"))) == 2
+    assert open_run(f"~/runs/{rec.run_id}").info.run_id == rec.run_id
+    assert [path.name for path in tmp_path.iterdir()] == ["home"]
 
 
 @pytest.mark.parametrize("rules", [{"controllers": []}, ["loss_spike"], 5, ""])

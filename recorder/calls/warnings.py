@@ -139,6 +139,28 @@ class CallWarnings:
             had = f"attempt {parent.attempt}, which it resumes, had {parent.policy.source}"
             self.once(f"this attempt has no rules, but {had}. Give rules= to continue them")
 
+    def described_anew(self, info: RunInfo, described: RunInfo, *, has_name: bool) -> None:
+        """Check a resume: the run keeps its description. Another one may be meant, so this never raises."""
+        name = described.name if has_name else info.name
+        new = {
+            key: value
+            for key, value, kept in (
+                ("name", name, info.name),
+                ("group", described.group, info.group),
+                ("tags", [*described.tags], [*info.tags]),
+                ("config", described.config, info.config),
+            )
+            if value and value != kept
+        }
+        if "config" in new:
+            new["config"] = {key: value for key, value in described.config.items() if info.config.get(key) != value}
+        if new:
+            *others, last = new
+            keeps = f"{', '.join(others)} and {last}" if others else last
+            note = "A note of this attempt holds the new config. " if "config" in new else ""
+            error = InvalidEvent(f"a resumed run keeps its {keeps}", got=new)
+            self.once(f"{error}. {note}For another {next(iter(new))}, record a new run")
+
     def incident(self, attrs: Mapping[str, Any], step: int) -> None:
         """Check a note: if it labels an incident, it must have a range of steps."""
         if INCIDENT in attrs:
