@@ -170,6 +170,7 @@ class Recorder:
         self.folder, self.run_id = opening.folder, opening.info.run_id
         self._log_every, self._decides, self._strict = declared(log_every, "log_every"), own.decides, strict
         self._pid, self._closed = os.getpid(), False
+        self._emitted: set[str] = set()
         self._steering = steering_of(opening.engine, self.control, callbacks)
         self._warnings = CallWarnings(
             strict=strict,
@@ -453,6 +454,7 @@ class Recorder:
     ) -> None:
         step = self._position.step
         epoch = self._position.epoch_at(step)
+        self._emitted.add(kind)
         self._apply(self._tape.record(kind, metrics, scalars, step=step, epoch=epoch, attrs=attrs))
 
     def _apply(self, outcomes: Sequence[Outcome]) -> Control:
@@ -475,8 +477,7 @@ class Recorder:
                 self._emit("train_end", attrs={"status": status, **({"rule_errors": counts} if counts else {})})
             else:
                 self._emit("failure", attrs={**failure, "traceback": failure["traceback"].splitlines()})
-            if self._steering is not None:
-                self._steering.end()
+            self._warn_at_the_end(is_whole=failure is None)
         finally:
             # A callback that a rule calls at the very end may raise. The run has ended all the same.
             try:
@@ -485,6 +486,17 @@ class Recorder:
                 if self._handles_sigterm:
                     unwatch(self._end_blocked)
                     restore_sigterm()
+
+    def _warn_at_the_end(self, *, is_whole: bool) -> None:
+        """Warn of rules that decided nothing, of requests in vain and of incidents that lie beyond the end."""
+        position, steering = self._position, self._steering
+        if is_whole:
+            self._warnings.incidents_beyond(position.step)
+        if steering is not None and is_whole and position.is_counting and self._info.last.parent is None:
+            has_epoch = position.epoch is not None or self._warnings.has_had("epoch")
+            steering.end(position.step, {"step_end", *self._emitted}, has_epoch=has_epoch)
+        elif steering is not None:
+            steering.end(position.step if is_whole else None)
 
     def _end_blocked(self, frame: FrameType) -> None:
         """End the run from another thread. No callback is called: they belong to the loop, which is blocked."""

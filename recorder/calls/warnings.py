@@ -57,6 +57,7 @@ class CallWarnings:
         self._total_steps = total_steps
         self._numbers: set[str] = set()
         self._warned: set[str] = set()
+        self._latest_incident = (-1, -1)
 
     def once(self, message: str, *, about: str = "") -> None:
         """Log a warning, once per message. Messages that differ only by a value share an ``about``."""
@@ -165,9 +166,21 @@ class CallWarnings:
         """Check a note: if it labels an incident, it must have a range of steps."""
         if INCIDENT in attrs:
             try:
-                labelled_steps(json_value(dict(attrs)), step)
+                labelled = labelled_steps(json_value(dict(attrs)), step)
+                self._latest_incident = max(self._latest_incident, labelled)
             except InvalidEvent as error:
                 self.object_to(error.what, got=error.got, fix=error.fix)
+
+    def incidents_beyond(self, last_step: int) -> None:
+        """Check the labelled incidents at the end of a run. Before, they may lie ahead."""
+        first, last = self._latest_incident
+        if first > last_step:
+            beyond = f"begins after the run's last step, {last_step}: no rule can find it"
+            self.once(f"an incident at steps {first} to {last} {beyond}")
+
+    def has_had(self, name: str) -> bool:
+        """Whether a call had a number of this name."""
+        return name in self._numbers
 
     def lone_samples(self, given: Mapping[str, Any]) -> None:
         """Warn of the sample arguments of a step without ``samples``."""
