@@ -66,9 +66,9 @@ class Recorder:
                     break
 
     The run ends with the block: as ``completed``, ``stopped`` (a rule asked for it), ``interrupted`` (Ctrl-C or
-    SIGTERM) or ``failed`` (any other exception, which is recorded and passed on). ``sys.exit(0)`` counts as
-    ``completed``. Without a context manager, call ``close``; a recorder that is never closed ends its run when the
-    program exits.
+    SIGTERM) or ``failed`` (any other exception, which is recorded and passed on). ``sys.exit(0)`` counts as no
+    exception. Without a context manager, call ``close``; a recorder that is never closed ends its run when the program
+    exits.
 
     Threads may share a recorder. A forked child records nothing through its parent's recorder.
 
@@ -350,11 +350,11 @@ class Recorder:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if error is None:
+        status = "completed" if error is None else status_of(error)
+        if status == "completed":
             self.close()
-            return
-        status = status_of(error)
-        self._close(status, None if status == "completed" else error)
+        else:
+            self._close(status, error)
 
     def _close_at_exit(self) -> None:
         """End the run of an unclosed recorder, with the status that the program's end implies.
@@ -490,7 +490,7 @@ class Recorder:
     def _warn_at_the_end(self, *, is_whole: bool) -> None:
         """Warn of rules that decided nothing, of requests in vain and of incidents that lie beyond the end."""
         position, steering = self._position, self._steering
-        if is_whole:
+        if is_whole and position.is_counting:
             self._warnings.incidents_beyond(position.step)
         if steering is not None and is_whole and position.is_counting and self._info.last.parent is None:
             has_epoch = position.epoch is not None or self._warnings.has_had("epoch")

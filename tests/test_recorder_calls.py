@@ -631,6 +631,12 @@ def test_the_lines_can_be_silenced_and_other_ranks_print_none(
     assert "To look at it" not in printed(loop, str(tmp_path), environment=environment)
 
 
+@pytest.mark.parametrize("value", ["", "0", "false", "False", "no", "off"])
+def test_the_variable_that_silences_the_lines_may_say_no(tmp_path: Path, value: str) -> None:
+    """Environment variables are text."""
+    assert "To look at it" in printed(LOOP, str(tmp_path), environment={"STEPTAPE_QUIET": value})
+
+
 def test_the_lines_do_without_a_standard_error(tmp_path: Path) -> None:
     """Daemons close it, before or during the run."""
     loop = textwrap.dedent(LOOP)
