@@ -11,7 +11,7 @@ from ..runs.history import UPDATES
 from ..runs.results import RunResult
 from .aggregation import NOTABLE_REGRET, part_of, regrets_of_stopped
 from .amounts import duration, percent
-from .family_sentences import family_warning, is_mostly_one_family
+from .family_sentences import all_of, family_warning, is_told_apart
 
 UNKNOWN_COST: Final = "What the stops cost is unknown: no stopped run can be judged."
 
@@ -35,7 +35,7 @@ def verdict(backtest: Backtest, total: Mapping[str, Any]) -> list[str]:
     if not total["runs"]:
         return ["No run could be judged."]
     families, able = total["families"], total["could_fire"]
-    is_apart = is_mostly_one_family(families, able) and total["stopped"] and families["largest"]["runs"] < able
+    is_apart = is_told_apart(total)
     warning = (
         [f"{text} They are not independent: count them as one case."]
         if (text := family_warning(families, able))
@@ -50,7 +50,7 @@ def verdict(backtest: Backtest, total: Mapping[str, Any]) -> list[str]:
 def could_fire(total: Mapping[str, Any]) -> str:
     """Say in how many runs the policy could fire, and each controller where they differ in that."""
     able = total["could_fire"]
-    of = f"all {total['runs']:,}" if able == total["runs"] > 1 else f"{able or 'none'} of {total['runs']:,}"
+    of = all_of(total["runs"]) if able == total["runs"] > 1 else f"{able or 'none'} of {total['runs']:,}"
     said = f"The policy could fire in {of} {'run' if total['runs'] == 1 else 'runs'}"
     if not _is_limited(total) or not able:
         return said
@@ -96,7 +96,8 @@ def _together(backtest: Backtest, total: Mapping[str, Any]) -> Iterator[str]:
         yield f"{could_fire(total)}."
         said = f"It would have stopped {stopped} of {'these' if is_part else 'them'}"
     else:
-        said = f"The policy would have stopped {stopped} of {counted(total['runs'], 'run', ',')}"
+        the = "the " if stopped == "each" else ""
+        said = f"The policy would have stopped {stopped} of {the}{counted(total['runs'], 'run', ',')}"
     if not total["stopped"]:
         yield f"{said}."
         return
