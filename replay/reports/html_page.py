@@ -175,7 +175,7 @@ def _regret_cards(total: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     deployable = total["relative_deployable_regret"]
     if deployable["runs"]:
         yield f"{deployable['mean']:.2%}", f"mean deployable regret, stopped or not, {_typical(deployable, '.2%')}"
-    metrics = list(absolute_regrets(total))
+    metrics = [(metric, absolute) for metric, absolute in absolute_regrets(total) if absolute["max"]]
     if len(metrics) == 1:  # The JSON and the terminal have those of several.
         ((metric, absolute),) = metrics
         yield (
