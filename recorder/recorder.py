@@ -77,7 +77,7 @@ class Recorder:
     group, on every rank: the group broadcasts the run id.
 
     Args:
-        store: Folder of runs; created if missing.
+        store: Folder of runs; created if missing. ``~`` is the user's home.
         name: Name of the run, which need not be unique; the script's name if not given.
         group: A label that related runs share, for sorting and filtering.
         tags: Further labels.
@@ -91,7 +91,7 @@ class Recorder:
         run_id: The run's id; generated if not given. Ranks without a process group must all be given the same one.
         resume: Resume a run of this store as its next attempt: a run id, or the ``state_dict`` that the checkpoint
             kept. Events recorded after the checkpoint are rolled back: they stay on disk and no longer belong to the
-            run.
+            run. The run keeps its name, group, tags and config; a config that differs is recorded as a note.
         resume_step: With a run id: the step to resume from; that of the newest checkpoint if not given.
         rank: This process's rank in its job; detected if not given.
         log_every: Add a ``log`` event with the values of ``step`` every so many steps; None adds none.
@@ -171,8 +171,15 @@ class Recorder:
         self._log_every, self._decides, self._strict = declared(log_every, "log_every"), own.decides, strict
         self._pid, self._closed = os.getpid(), False
         self._steering = steering_of(opening.engine, self.control, callbacks)
-        self._warnings = CallWarnings(strict=strict, read_by_rules=self._steering.reads if self._steering else ())
+        self._warnings = CallWarnings(
+            strict=strict,
+            read_by_rules=self._steering.reads if self._steering else (),
+            read_at_evaluations=self._steering.reads_at_evaluations if self._steering else (),
+            total_steps=plan.max_steps(),
+        )
         self._warnings.rules_left_out(self._info)
+        if resume is not None:
+            self._warnings.described_anew(self._info, described, has_name=bool(name))
         self._tape = self._open_tape(own.rank, as_whole(value_lag, "value_lag"))
         self._lines = ConsoleLines(opening.folder, self._info.name, is_quiet=quiet or not own.decides)
         self._lines.begin()

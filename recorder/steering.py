@@ -58,6 +58,7 @@ class Steering:
     Attributes:
         reads_samples: Whether the rules read sample losses.
         reads: The metrics that the rules read.
+        reads_at_evaluations: Those that no rule with another trigger than ``on_evaluate`` reads.
         observe: Returns what rules decide at an event that is already in the journal. It is replaced for as long as a
             stop waits for the loop, so that other events cost no check.
         stop_asked_at: The step at which the loop was first asked to stop; None before.
@@ -68,6 +69,13 @@ class Steering:
         self._policy = engine.policy
         self.reads_samples = engine.policy.reads_samples
         self.reads = frozenset(key.name for key in engine.policy.blueprint.needs if not key.is_derived)
+        self.reads_at_evaluations = self.reads - {
+            key.name
+            for controller in engine.policy.controllers
+            for bound in controller.bound_rules
+            for key in bound.series
+            if key.kind == "step_end" or set(controller.triggers) != {"on_evaluate"}
+        }
         self._digest = DecisionDigest(engine.policy.semantics_version)
         self._control = control
         self._callbacks = callbacks
