@@ -346,7 +346,7 @@ def test_a_series_that_ends_before_half_of_the_run_is_told(store_record: Recorde
     report = backtest(policy("loss > 2"), map(open_run, runs))
 
     assert verdict(report, aggregate(report))[0] == (
-        "The policy could fire in both runs: stop in 2 (1 of them only in the first half)."
+        "The policy could fire in both runs: stop in 2 (1 of them only in the first 15%)."
     )
     said = "'loss' ends at step 3 of 20: rules that read it saw no newer value"
     assert [said in result.notes for result in report.results] == [False, True]
