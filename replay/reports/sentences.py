@@ -209,7 +209,7 @@ def _regret_lines(total: Mapping[str, Any], backtest: Backtest) -> Iterator[str]
     regret, deployable = total["relative_regret"], total["relative_deployable_regret"]
     if total["stopped"]:
         yield cost_sentence(backtest, total)
-    if total["relative_regret_of_stopped"]["runs"]:
+    if total["relative_regret_of_stopped"]["max"]:
         over = counted(regret["runs"], "run", ",")
         over += ", stopped or not" if total["relative_regret_of_stopped"]["runs"] < regret["runs"] else ""
         yield f"{REGRET} Over {over}: {_spread_text(regret, '.2%')}. {TRIMMED_MEAN}"
