@@ -238,7 +238,7 @@ def test_evaluations_that_a_policy_would_add_are_not_called_saved(
         "controllers: [{name: e, triggers: [on_step_end], rule: loss > 2, operations: [hfcontrols.should_evaluate]}]"
     )
     store_record([Event("step_end", step=step, metrics={"loss": 3.0}) for step in range(1, 7)], run_id="run")
-    command = [sys.executable, "-m", "steptape", "backtest", policy, "--store", store_path]
+    command = [sys.executable, "-m", "steptape", "backtest", str(policy), "--store", str(store_path)]
 
     said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
