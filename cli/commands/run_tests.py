@@ -47,6 +47,11 @@ def run_tests(
             for result in results:
                 print_json(result_json(result))
             continue
+        for result in results:
+            for hint in result.hints if result.passes else ():
+                place = result.test.place
+                where = f"{result.test.source}:{place.line}:{place.column}"
+                complain(f"warning: {where}: test '{result.test.name}' passes, but: {hint}")
         for result in failed:
             for line in result_lines(result):
                 say(line)
