@@ -331,11 +331,16 @@ def test_the_verdict_has_the_runs_outside_a_large_family(policy: Policy, record:
     total = aggregate(report)
 
     assert verdict(report, total) == [
-        "The policy could fire in all 10 runs. 8 of 10 runs are one family (group 'one').",
-        "In these 8 runs it would have stopped 8 and saved 60% of their steps; on average 60% of a run's own. "
-        "In none of 8 stopped runs, training on would have given a model more than 1% better. Their regret is 0.",
-        "In the other 2 runs it would have stopped 2 and saved 60% of their steps; on average 60% of a run's own. "
-        "In 2 of 2 stopped runs, training on would have given a model more than 1% better. "
+        "The policy could fire in all 10 runs. 8 of 10 runs are one family (group 'one'). "
+        "They are not independent: count them as one case.",
+        "In these 8 runs it would have stopped 8 and saved 60% of their steps; "
+        "a stopped run saves 60% of its own on average. "
+        "In none of 8 stopped runs, by a median of 3 later evaluations, "
+        "training on would have given a model more than 1% better. Their regret is 0.",
+        "In the other 2 runs it would have stopped 2 and saved 60% of their steps; "
+        "a stopped run saves 60% of its own on average. "
+        "In 2 of 2 stopped runs, by a median of 3 later evaluations, training on would have given a model more than 1% "
+        "better. "
         "Their regret: mean 524.73%, worst 533.33% (eval_loss 1.9 instead of 0.3 in other-0).",
     ]
     assert [(part["value"], part["runs"]) for part in total["by_family"]] == [("one", 8), ("g0", 1), ("g1", 1)]
