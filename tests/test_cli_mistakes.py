@@ -130,6 +130,18 @@ def test_a_run_that_is_being_written_is_neither_sealed_nor_deleted_and_the_word_
     assert deleted.stdout == "no run to delete: a process is writing to 1 run\n"
 
 
+def test_a_passing_test_of_a_series_that_no_rule_reads_is_warned_of(tmp_path: Path) -> None:
+    """A misspelt series makes no rule fire, so a test that expects nothing passes for no reason."""
+    test = "policy: loss_spike\ntests:\n  - {name: calm, series: {los: 2.0x40 nan}, expect: []}\n"
+    (tmp_path / "a.test.yaml").write_text(test)
+
+    result = call(tmp_path, "test", "a.test.yaml")
+
+    assert (result.returncode, result.stdout) == (0, "a.test.yaml: all 1 tests pass\n")
+    word = "warning: a.test.yaml:3:5: test 'calm' passes, but: No rule reads the series 'los'. Did you mean 'loss'?\n"
+    assert result.stderr == word
+
+
 def test_a_rename_hint_can_be_pasted(tmp_path: Path) -> None:
     """A metric's name may hold a blank."""
     with Recorder(tmp_path / "runs", quiet=True) as rec:

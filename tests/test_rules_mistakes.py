@@ -97,3 +97,13 @@ def test_no_mistake_of_the_golden_file_passes_in_silence() -> None:
 
     assert len(mistakes) >= 116
     assert [block for block in mistakes if not re.search(r"^\s*\^ (error|warning): ", block, re.MULTILINE)] == []
+
+
+def test_a_rule_with_a_comma_in_braces_is_said_to_need_quotes() -> None:
+    """YAML takes what follows the comma for another key."""
+    text = "controllers:\n- {name: c, triggers: [on_step_end], rule: loss > mean(loss, 20), operations: []}\n"
+
+    found = [message for _, _, message in messages(text)]
+
+    word = "unknown key; got '20)'. In {...} a comma ends a text: put the whole text in quotes"
+    assert any(word in message for message in found)

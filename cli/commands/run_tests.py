@@ -10,7 +10,7 @@ from ...rules.errors import PolicyError
 from ...rules.policy_file.lookup import tests_path
 from ...rules.scenarios.file import load_tests
 from ...rules.scenarios.report import result_json, result_lines
-from ...rules.scenarios.run import run_test
+from ...rules.scenarios.run import ScenarioResult, run_test
 from ...store.errors import TelemetryError
 from ..exit_status import CANNOT_OPEN, FINDINGS
 from ..lookup import openable
@@ -47,9 +47,19 @@ def run_tests(
             for result in results:
                 print_json(result_json(result))
             continue
-        for result in failed:
-            for line in result_lines(result):
-                say(line)
+        for result in results:
+            _print_result(result)
         verdict = f"{len(failed)} of {len(results)} tests fail" if failed else f"all {len(results)} tests pass"
         say(f"{tests_path(name)}: {verdict}")
     raise typer.Exit(status)
+
+
+def _print_result(result: ScenarioResult) -> None:
+    """Print a test that fails. Warn of the hints of one that passes."""
+    if not result.passes:
+        for line in result_lines(result):
+            say(line)
+        return
+    where = f"{result.test.source}:{result.test.place.line}:{result.test.place.column}"
+    for hint in result.hints:
+        complain(f"warning: {where}: test '{result.test.name}' passes, but: {hint}")

@@ -28,6 +28,9 @@ MAX_NUMBER_LENGTH: Final = 2_000
 
 Fields = dict[str, yaml.Node]
 
+#: Said of the rest of a rule such as ``mean(loss, 20)`` in ``{rule: ...}``, which YAML takes for a key.
+_COMMA: Final = "In {...} a comma ends a text: put the whole text in quotes"
+
 
 class FieldReader:
     """Reads the fields of one document.
@@ -93,7 +96,9 @@ class FieldReader:
             if key in entries and not self._takes_last:
                 self.refuse(key_node, where, "duplicate key")
             elif known is not None and key not in known:
-                self.refuse(key_node, where, "unknown key", suggestion(key, known, habits))
+                is_cut = ")" in key and is_null(value)
+                fix = _COMMA if is_cut else suggestion(key, known, habits)
+                self.refuse(key_node, where, "unknown key", fix)
                 meant.add(habits.get(key.casefold(), ""))
             else:
                 entries[key] = value
