@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import os
@@ -19,7 +20,7 @@ from steptape.importers.discovery import find_sources
 from steptape.importers.importing import import_sources
 from steptape.importers.registry import all_readers
 from steptape.importers.source import ReadOptions
-from steptape.replay.backtests.baselines import BASELINES
+from steptape.replay.backtests.baselines import BASELINES, Baseline
 from steptape.replay.reports.aggregation import aggregate, without_regret
 from steptape.replay.reports.baseline_rows import comparison
 from steptape.replay.reports.html_page import report_page
@@ -287,6 +288,29 @@ def test_a_baseline_that_scores_few_runs_leaves_the_other_rows_alone(
     assert own["runs"] == oracle["runs"] == 5
     assert asha["reason"].startswith("scored on 1 of 5 runs; the others have no clock times")
     assert f"ASHA (Ray Tune): {asha['reason']}." in summary_lines(report)
+
+
+def test_a_baseline_that_stops_before_any_evaluation_leaves_the_regret_of_the_others(
+    store_record: Callable[..., Path], policy: Policy, tmp_path: Path
+) -> None:
+    """Its own row has none, with the reason, and the other rows keep theirs."""
+    early = tmp_path / "early.yaml"
+    early.write_text(POLICY.replace("on_evaluate", "on_step_end").replace("eval_loss > 2", "step < 2"))
+    first = Event("step_end", step=1, metrics={"loss": 1.0})
+    runs = []
+    for number in range(5):
+        later = [(Event("step_end", step=step), value) for step, value in enumerate(curve(number), start=2)]
+        pairs = [(event, Event("evaluate", step=event.step, metrics={"eval_loss": value})) for event, value in later]
+        runs.append(open_run(store_record([first, *itertools.chain(*pairs)], run_id=f"run-{number}")))
+    baselines = [Baseline("early", "stops early", early), BASELINES["oracle"]]
+    report = backtest(policy, runs, baselines=baselines)
+    own, hasty, oracle = comparison(report)
+
+    assert (own["relative_regret"]["runs"], oracle["relative_regret"]["runs"]) == (5, 5)
+    assert (hasty["relative_regret"]["mean"], hasty["share_saved"]["runs"]) == (None, 5)
+    said = "No regret for stops early: it is known in fewer than half of these runs"
+    assert any(said in line for line in summary_lines(report))
+    assert said in report_page(report)
 
 
 def test_the_verdict_has_the_runs_outside_a_large_family(policy: Policy, record: Callable[..., Run]) -> None:
