@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, Final, TypeVar
 
 import typer
 
@@ -21,6 +22,20 @@ def store_path(text: str | Path) -> Path:
     if not str(text).strip():
         raise typer.BadParameter(f"{NO_FOLDER}; got {text!r}")
     return Path(text)
+
+
+_Word = TypeVar("_Word", bound=StrEnum)
+
+
+def _one_of(words: type[_Word]) -> Callable[[str], _Word]:
+    """Return a parser of one of these words."""
+
+    def parse(text: str) -> _Word:
+        if text not in tuple(words):
+            raise typer.BadParameter(f"{text!r} is not one of {', '.join(repr(str(word)) for word in words)}.")
+        return words(text)
+
+    return parse
 
 
 StoreOption = Annotated[
@@ -51,7 +66,10 @@ ObjectiveOption = Annotated[
     ),
 ]
 ModeOption = Annotated[
-    Mode | None, typer.Option(metavar="min|max", help="Whether lower or higher values of the one METRIC are better.")
+    Mode | None,
+    typer.Option(
+        parser=_one_of(Mode), metavar="min|max", help="Whether lower or higher values of the one METRIC are better."
+    ),
 ]
 RenameOption = Annotated[
     list[str] | None,
@@ -65,6 +83,7 @@ SavesOption = Annotated[
     Saves,
     typer.Option(
         "--saves",
+        parser=_one_of(Saves),
         metavar="keep|replace",
         help="Whether checkpoints that rules order are added to the loop's own, or replace them.",
     ),

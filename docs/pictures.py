@@ -49,10 +49,10 @@ COLUMNS: Final = 100
 WIDTH: Final = 1200
 MARGIN: Final = 4
 
-#: Finds the greatest height up to a limit at which a picture cuts no row of a table and no plot.
+#: Finds the greatest height up to a limit at which a picture cuts no row of a table, no plot and no text.
 WHOLE: Final = """
 limit => {
-  const boxes = [...document.querySelectorAll("tr, svg, canvas")]
+  const boxes = [...document.querySelectorAll("tr, svg, canvas, p")]
     .map(element => element.getBoundingClientRect()).filter(box => box.height > 0);
   const isWhole = height => !boxes.some(box => box.top < height - 1 && box.bottom > height + 1);
   return Math.max(...boxes.map(box => box.bottom).filter(height => height <= limit && isWhole(height)));

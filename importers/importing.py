@@ -21,7 +21,7 @@ from ..store.store import open_run
 from .discovery import Source
 from .errors import UnreadableSource
 from .evaluation_names import is_evaluation, with_names
-from .growth import news_of
+from .growth import SourceRewritten, news_of
 from .omissions import REST_IMPORTED
 from .run_writing import Course, Courses, is_update, write_grown, write_new
 from .source import ImportedRun, ReadOptions
@@ -59,6 +59,7 @@ class Outcome:
         evaluated: The run's evaluation metrics.
         updates: Number of its events with a value of the training; None for an unchanged run.
         rolled_back: How many of them its resumes rolled back.
+        rewritten: Folder of the unchanged run whose values the source no longer holds.
     """
 
     state: State
@@ -72,6 +73,7 @@ class Outcome:
     evaluated: tuple[str, ...] = ()
     updates: int | None = None
     rolled_back: int = 0
+    rewritten: Path | None = None
 
 
 def import_source(store: Path, source: Source, options: ReadOptions, known: dict[str, Path]) -> Iterator[Outcome]:
@@ -170,7 +172,9 @@ def _import_run(
         provenance |= _declared(run, renamed)
         return _make(store, identity, source, replace(run, facts=facts), provenance, known)
     except TelemetryError as error:
-        return Outcome(State.FAILED, source.reader.kind, source.path, problem=_failure(error, source, is_all=True))
+        problem = _failure(error, source, is_all=True)
+        rewritten = folder if isinstance(error, SourceRewritten) else None
+        return Outcome(State.FAILED, source.reader.kind, source.path, problem=problem, rewritten=rewritten)
 
 
 def _make(

@@ -30,6 +30,10 @@ _PART_COLUMNS: Final = ("split", "phase", "stage", "subset", "mode", "partition"
 #: One in so many steps may be repeated, as at a resume.
 _STEPS_PER_REPEAT: Final = 100
 
+#: The fewest steps of a table that is known to list the newest first. Fewer may be restarts, which are to be imported
+#: alike while the log grows.
+_DESCENDING: Final = 8
+
 
 def row_of(document: dict[str, Any], layout: TableColumns) -> Row:
     """Convert a record to a row. A null is a value that was not logged.
@@ -115,10 +119,31 @@ def _checked_runs(
 ) -> Iterator[ImportedRun]:
     """Yield the runs of rows, each with an error at its end if its steps repeat or count within epochs."""
     repeats = _Repeats(where)
-    for run in runs_of(repeats.seen(rows), config=config, facts_of=facts_of):
+    for run in runs_of(repeats.seen(_oldest_first(rows)), config=config, facts_of=facts_of):
         yield replace(run, facts=repeats.refused(run.facts, called))
         if repeats.within_epoch is not None:
             return  # Each epoch would be refused like the first.
+
+
+def _oldest_first(rows: Iterable[Row]) -> Iterator[Row]:
+    """Yield the rows; in reverse where all of them descend, as in tables that list the newest first.
+
+    A few steps, or a clock that rises, are restarts instead.
+    """
+    held: list[Row] = []
+    rest = iter(rows)
+    problem: UnreadableSource | None = None
+    descends = True
+    try:
+        while descends and (row := next(rest, None)) is not None:
+            descends = not held or row.step <= held[-1].step
+            held.append(row)
+    except UnreadableSource as error:
+        problem = error
+    many = len({row.step for row in held}) >= _DESCENDING
+    yield from reversed(held) if descends and many and held[0].time_ns >= held[-1].time_ns else held
+    yield from _raised(problem)
+    yield from rest
 
 
 def _with_part(row: Row) -> Row:

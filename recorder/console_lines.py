@@ -12,8 +12,9 @@ from typing import Final
 
 from ..store.plural import counted
 
-#: The environment variable that silences the lines: any value but ``0``.
+#: The environment variable that silences the lines, unless its value is one of ``_LOUD``.
 QUIET_VARIABLE: Final = "STEPTAPE_QUIET"
+_LOUD: Final = ("", "0", "false", "no", "off")
 
 #: Maximum metrics in the last line.
 _SHOWN: Final = 4
@@ -33,7 +34,7 @@ class ConsoleLines:
 
     def __init__(self, folder: Path, name: str, *, is_quiet: bool) -> None:
         self.folder, self._name = folder, name
-        self._is_quiet = is_quiet or os.environ.get(QUIET_VARIABLE, "0") not in ("", "0")
+        self._is_quiet = is_quiet or os.environ.get(QUIET_VARIABLE, "").lower() not in _LOUD
 
     def begin(self) -> None:
         """Print that the run is recorded."""

@@ -136,7 +136,7 @@ def described_attempt(plan: Plan, policy: Policy | None, sync_every_s: float | N
 
 
 def declared_store(store: Any) -> Path:
-    """Return the folder of runs.
+    """Return the folder of runs, with a leading ``~`` replaced by the user's home.
 
     Raises:
         TelemetryError: It is not the path of a folder but an address, empty, or of another type.
@@ -145,7 +145,7 @@ def declared_store(store: Any) -> Path:
     if not isinstance(path, str) or not path.strip() or _ADDRESS.match(path):
         fix = "Runs are recorded in a folder of this machine or a mounted disk, such as 'runs'"
         raise TelemetryError(f"the store must be the path of a folder; got {shortened(repr(store))}", fix=fix)
-    return Path(path)
+    return Path(os.path.expanduser(path))
 
 
 def declared_plan(

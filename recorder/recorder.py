@@ -66,9 +66,9 @@ class Recorder:
                     break
 
     The run ends with the block: as ``completed``, ``stopped`` (a rule asked for it), ``interrupted`` (Ctrl-C or
-    SIGTERM) or ``failed`` (any other exception, which is recorded and passed on). ``sys.exit(0)`` counts as
-    ``completed``. Without a context manager, call ``close``; a recorder that is never closed ends its run when the
-    program exits.
+    SIGTERM) or ``failed`` (any other exception, which is recorded and passed on). ``sys.exit(0)`` counts as no
+    exception. Without a context manager, call ``close``; a recorder that is never closed ends its run when the program
+    exits.
 
     Threads may share a recorder. A forked child records nothing through its parent's recorder.
 
@@ -77,7 +77,7 @@ class Recorder:
     group, on every rank: the group broadcasts the run id.
 
     Args:
-        store: Folder of runs; created if missing.
+        store: Folder of runs; created if missing. ``~`` is the user's home.
         name: Name of the run, which need not be unique; the script's name if not given.
         group: A label that related runs share, for sorting and filtering.
         tags: Further labels.
@@ -91,7 +91,7 @@ class Recorder:
         run_id: The run's id; generated if not given. Ranks without a process group must all be given the same one.
         resume: Resume a run of this store as its next attempt: a run id, or the ``state_dict`` that the checkpoint
             kept. Events recorded after the checkpoint are rolled back: they stay on disk and no longer belong to the
-            run.
+            run. The run keeps its name, group, tags and config; a config that differs is recorded as a note.
         resume_step: With a run id: the step to resume from; that of the newest checkpoint if not given.
         rank: This process's rank in its job; detected if not given.
         log_every: Add a ``log`` event with the values of ``step`` every so many steps; None adds none.
@@ -170,9 +170,17 @@ class Recorder:
         self.folder, self.run_id = opening.folder, opening.info.run_id
         self._log_every, self._decides, self._strict = declared(log_every, "log_every"), own.decides, strict
         self._pid, self._closed = os.getpid(), False
+        self._emitted: set[str] = set()
         self._steering = steering_of(opening.engine, self.control, callbacks)
-        self._warnings = CallWarnings(strict=strict, read_by_rules=self._steering.reads if self._steering else ())
+        self._warnings = CallWarnings(
+            strict=strict,
+            read_by_rules=self._steering.reads if self._steering else (),
+            read_at_evaluations=self._steering.reads_at_evaluations if self._steering else (),
+            total_steps=plan.max_steps(),
+        )
         self._warnings.rules_left_out(self._info)
+        if resume is not None:
+            self._warnings.described_anew(self._info, described, has_name=bool(name))
         self._tape = self._open_tape(own.rank, as_whole(value_lag, "value_lag"))
         self._lines = ConsoleLines(opening.folder, self._info.name, is_quiet=quiet or not own.decides)
         self._lines.begin()
@@ -342,11 +350,11 @@ class Recorder:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if error is None:
+        status = "completed" if error is None else status_of(error)
+        if status == "completed":
             self.close()
-            return
-        status = status_of(error)
-        self._close(status, None if status == "completed" else error)
+        else:
+            self._close(status, error)
 
     def _close_at_exit(self) -> None:
         """End the run of an unclosed recorder, with the status that the program's end implies.
@@ -446,6 +454,7 @@ class Recorder:
     ) -> None:
         step = self._position.step
         epoch = self._position.epoch_at(step)
+        self._emitted.add(kind)
         self._apply(self._tape.record(kind, metrics, scalars, step=step, epoch=epoch, attrs=attrs))
 
     def _apply(self, outcomes: Sequence[Outcome]) -> Control:
@@ -468,8 +477,7 @@ class Recorder:
                 self._emit("train_end", attrs={"status": status, **({"rule_errors": counts} if counts else {})})
             else:
                 self._emit("failure", attrs={**failure, "traceback": failure["traceback"].splitlines()})
-            if self._steering is not None:
-                self._steering.end()
+            self._warn_at_the_end(is_whole=failure is None)
         finally:
             # A callback that a rule calls at the very end may raise. The run has ended all the same.
             try:
@@ -478,6 +486,17 @@ class Recorder:
                 if self._handles_sigterm:
                     unwatch(self._end_blocked)
                     restore_sigterm()
+
+    def _warn_at_the_end(self, *, is_whole: bool) -> None:
+        """Warn of rules that decided nothing, of requests in vain and of incidents that lie beyond the end."""
+        position, steering = self._position, self._steering
+        if is_whole and position.is_counting:
+            self._warnings.incidents_beyond(position.step)
+        if steering is not None and is_whole and position.is_counting and self._info.last.parent is None:
+            has_epoch = position.epoch is not None or self._warnings.has_had("epoch")
+            steering.end(position.step, {"step_end", *self._emitted}, has_epoch=has_epoch)
+        elif steering is not None:
+            steering.end(position.step if is_whole else None)
 
     def _end_blocked(self, frame: FrameType) -> None:
         """End the run from another thread. No callback is called: they belong to the loop, which is blocked."""

@@ -47,6 +47,7 @@ class ResumePoint:
         Raises:
             TelemetryError: It is neither, has another format, holds an invalid value, or contradicts ``step``.
         """
+        step = None if step is None else as_whole(step, "resume_step")
         if isinstance(resume, str):
             return cls(resume, step=step)
         fields = {field.name for field in dataclasses.fields(cls)}

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import os
 import traceback
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from ..rules.checks.findings import FindingCode, findings_of
@@ -21,6 +21,7 @@ from ..rules.policy_file.registration import OPERATION_CLASSES
 from ..store.errors import TelemetryError
 from ..store.events import Event
 from .control import Control
+from .vain_rules import never_triggered, unserved, without_epoch
 
 logger = logging.getLogger("steptape.rules")
 
@@ -58,6 +59,7 @@ class Steering:
     Attributes:
         reads_samples: Whether the rules read sample losses.
         reads: The metrics that the rules read.
+        reads_at_evaluations: Those that no rule with another trigger than ``on_evaluate`` reads.
         observe: Returns what rules decide at an event that is already in the journal. It is replaced for as long as a
             stop waits for the loop, so that other events cost no check.
         stop_asked_at: The step at which the loop was first asked to stop; None before.
@@ -68,12 +70,20 @@ class Steering:
         self._policy = engine.policy
         self.reads_samples = engine.policy.reads_samples
         self.reads = frozenset(key.name for key in engine.policy.blueprint.needs if not key.is_derived)
+        self.reads_at_evaluations = self.reads - {
+            key.name
+            for controller in engine.policy.controllers
+            for bound in controller.bound_rules
+            for key in bound.series
+            if key.kind == "step_end" or set(controller.triggers) != {"on_evaluate"}
+        }
         self._digest = DecisionDigest(engine.policy.semantics_version)
         self._control = control
         self._callbacks = callbacks
         self._operations = {
             entry.name: OPERATION_CLASSES[entry.class_name](entry.arguments) for entry in engine.policy.operations
         }
+        self._asked_at: dict[Effect, int] = {}
         self._running: set[str] = set()
         self.observe: Callable[[Event], Sequence[Outcome]] = engine.observe
         self.stop_asked_at: int | None = None
@@ -88,13 +98,27 @@ class Steering:
         _warn_of(self._policy)
         return self._engine.start()
 
-    def end(self) -> None:
-        """Log which series the rules read and the run never had."""
+    def end(self, step: int | None = None, kinds: Collection[str] = (), *, has_epoch: bool = True) -> None:
+        """Log which rules decided nothing for want of a series, a trigger or an epoch, and which requests were in vain.
+
+        Args:
+            step: The last step; None if the run broke off.
+            kinds: The kinds of events of a whole run; empty for a part of one.
+            has_epoch: Whether the loop gave epochs.
+        """
+        controllers = self._policy.controllers
+        waiting = {effect: at for effect, at in self._asked_at.items() if getattr(self._control, FLAGS[effect])}
         try:
-            for line in self._engine.never_recorded():
+            lines = [
+                *self._engine.never_recorded(),
+                *(never_triggered(controllers, kinds) if kinds else ()),
+                *(() if has_epoch else without_epoch(controllers)),
+                *(() if step is None else unserved(waiting, step)),
+            ]
+            for line in lines:
                 logger.warning("%s", line)
         except Exception:  # The run has ended: no failure of this advice may reach the loop.
-            logger.exception("the series that rules read could not be checked")
+            logger.exception("what rules awaited could not be checked")
 
     @property
     def decision_digest(self) -> str:
@@ -141,6 +165,8 @@ class Steering:
                 message = next(messages)
                 logger.log(_LEVELS[message.level], "%s", message.text)
             if effect in FLAGS:
+                if not getattr(self._control, FLAGS[effect]):
+                    self._asked_at[effect] = decision.step + decision.value_lag
                 setattr(self._control, FLAGS[effect], True)
             if effect is Effect.STOP and self.stop_asked_at is None:
                 self._await_stop(decision.step + decision.value_lag)

@@ -8,7 +8,7 @@ import multiprocessing
 import pickle
 import signal
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
@@ -16,8 +16,10 @@ from multiprocessing.process import BaseProcess
 from types import TracebackType
 from typing import Any, Final, NamedTuple, Self, TypeVar
 
+from ..rules.policy_file.policy import Policy
 from ..store.errors import TelemetryError
 from ..store.processes.limits import end_with_parent
+from ..store.run import Run
 
 _Answer = TypeVar("_Answer")
 _Asked = TypeVar("_Asked")
@@ -36,6 +38,25 @@ class Progress(NamedTuple):
 
     done: int
     total: int
+
+
+def checked_runs(caller: str, policy: object, runs: object) -> list[Run]:
+    """Return the runs that a caller of a public function gave.
+
+    Raises:
+        TelemetryError: They are no runs, or the policy is none.
+    """
+    if not isinstance(policy, Policy):
+        raise TelemetryError(f"{caller} takes a policy", got=policy, fix="Write load_policy(...)")
+    fix = "Write open_store(...), or [open_run(...), ...]"
+    if isinstance(runs, (str, bytes)) or not isinstance(runs, Iterable):
+        raise TelemetryError(f"{caller} takes runs", got=runs, fix=fix)
+    given: list[Run] = []
+    for run in runs:
+        if not isinstance(run, Run):
+            raise TelemetryError(f"{caller} takes runs", got=run, fix=fix)
+        given.append(run)
+    return given
 
 
 def can_share_work() -> bool:

@@ -8,8 +8,8 @@ from typing import Any, Final
 REDACTED: Final = "[redacted]"
 
 _SECRET: Final = re.compile(
-    r"(^|[_\-./ ])(token|secret|password|passwd|passphrase|pwd|credentials?|authorization"
-    r"|(api|access|secret|private)[_-]?key)$",
+    r"(^|[_\-./ ])(token|secret|password|passwd|passphrase|pwd|credentials?|auth|authorization|bearer|cookies?|dsn"
+    r"|(api|access|secret|private|wandb|openai|anthropic|hf|huggingface|comet|neptune|aws|azure)[_-]?key)$|^pass$",
     re.IGNORECASE,
 )
 

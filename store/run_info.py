@@ -149,6 +149,9 @@ def read_run_info(folder: Path) -> RunInfo:
     except DamagedLog as error:
         raise NotARun(error.what, where=error.where, got=error.got, fix=error.fix) from None
     except (FileNotFoundError, NotADirectoryError):
+        if next(folder.glob(f"*/{RUN_JSON}"), None) is not None:
+            fix = "Open it with open_store, or name one of its folders"
+            raise NotARun("this is a store, not a run", where=str(folder), fix=fix) from None
         raise NotARun("not a run: it holds no run.json", where=str(folder)) from None
     except (OSError, ValueError) as error:  # ValueError: the path holds a NUL.
         raise _unreadable(folder, error) from None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -34,10 +35,11 @@ def open_store(path: str | Path) -> Store:
     """
     if not str(path).strip():
         raise StoreNotFound(NO_FOLDER, got=path)
-    if (Path(path) / RUN_JSON).exists():
+    folder = Path(os.path.expanduser(path))
+    if (folder / RUN_JSON).exists():
         fix = "Open it with open_run, or name the folder that it lies in"
         raise StoreNotFound("this is a run, not a store", where=str(path), fix=fix)
-    return Store(Path(path))
+    return Store(folder)
 
 
 def open_run(path: str | Path) -> Run:
@@ -46,7 +48,7 @@ def open_run(path: str | Path) -> Run:
     Raises:
         NotARun: The folder is not a run.
     """
-    return Run(Path(path))
+    return Run(Path(os.path.expanduser(path)))
 
 
 class Store:

@@ -78,6 +78,7 @@ class Judged:
     could_fire: bool
     numbers: plain_report.Plain
     evaluations: int
+    evaluations_after: int
 
     @property
     def share_saved(self) -> float | None:
@@ -145,8 +146,13 @@ def judged(log: Log, policy: Sequence[Controller], aims: Sequence[Aim], *, repla
         is_stopped=stop is not None,
         could_fire=could_fire(policy, log.rows, log.filtered),
         numbers=replace(numbers, seconds_saved=_seconds_saved(rows, None if stop is None else end)),
-        evaluations=sum(row.kind == "evaluate" and aim is not None and aim[0] in row.values for row in log.rows),
+        evaluations=_evaluations(log.rows, aim),
+        evaluations_after=_evaluations(log.rows[end + 1 :], aim),
     )
+
+
+def _evaluations(rows: Sequence[Row], aim: Aim | None) -> int:
+    return sum(row.kind == "evaluate" and aim is not None and aim[0] in row.values for row in rows)
 
 
 def _seconds_saved(rows: Sequence[real_logs.Row], end: int | None) -> float | None:

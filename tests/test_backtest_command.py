@@ -227,3 +227,19 @@ def test_a_run_that_is_named_twice_counts_once(backtest: Callable[..., str]) -> 
 
     assert [run["run_id"] for run in twice["runs"]] == [run["run_id"] for run in once["runs"]] == ["run-0"]
     assert [run["run_id"] for run in by_folders["runs"]] == ["run-0", "run-1"]
+
+
+def test_evaluations_that_a_policy_would_add_are_not_called_saved(
+    store_path: Path, store_record: Callable[..., Path], tmp_path: Path
+) -> None:
+    """The loop made fewer than the rules ask for."""
+    policy = tmp_path / "policy.yaml"
+    policy.write_text(
+        "controllers: [{name: e, triggers: [on_step_end], rule: loss > 2, operations: [hfcontrols.should_evaluate]}]"
+    )
+    store_record([Event("step_end", step=step, metrics={"loss": 3.0}) for step in range(1, 7)], run_id="run")
+    command = [sys.executable, "-m", "steptape", "backtest", str(policy), "--store", str(store_path)]
+
+    said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+    assert "Saved: 0 of 6 steps (0%). The policy asks for 6 evaluations more than the 0 recorded." in said

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
 from waiting import PATIENCE_S, until
 
-from steptape import Recorder, TelemetryError, open_store
+from steptape import Recorder, TelemetryError, backtest, load_policy, open_run, open_store, sweep
+from steptape.replay.backtests.policy_diff import diff_policies
 
 POLICY = """
 params:
@@ -66,7 +70,16 @@ def call(folder: Path, *arguments: object) -> subprocess.CompletedProcess[str]:
             ("diff", "policy.yaml", "policy.yaml", "--objective", "accuracy"),
             "got 'accuracy'. They evaluated: eval_loss, val_loss, validation/loss",
         ),
-        (("backtest", "policy.yaml", "--mode", "maxx"), "'maxx' is not one of 'min', 'max'"),
+        (("backtest", "policy.yaml", "--mode", "maxx"), "'--mode': 'maxx' is not one of 'min', 'max'"),
+        (("backtest", "policy.yaml", "--saves", "kep"), "'--saves': 'kep' is not one of 'keep', 'replace'"),
+        (
+            ("backtest", "policy.yaml", "--objective", "eval_loss:maxx"),
+            "the mode of an objective is min or max; got 'maxx'. Write eval_loss:min or eval_loss:max",
+        ),
+        (
+            ("backtest", "policy.yaml", "b.csv", "--history", "a.csv"),
+            "name a RUN, or give --history PATH; not both. With several logs, write --history before each",
+        ),
         (("sweep", "policy.yaml", "--set", "spike=1-2"), "a range FIRST:LAST:STEP, such as 1:2:0.5; got '1-2'"),
         (("show", "twice@3"), "no such run: 2 runs called 'twice'; got 'twice@3'. Count from twice@1"),
         (("delete", "twice"), "2 runs have this name; got 'twice'. Name an id: "),
@@ -90,6 +103,63 @@ def test_a_store_in_place_of_a_run_is_said_to_be_one(folder: Path, command: tupl
 
     assert (result.returncode, result.stdout) == (2, "")
     assert "runs: this is a store, not a run. 'steptape runs runs' lists its runs; with --store runs" in result.stderr
+
+
+def test_a_store_that_is_not_there_is_said_to_be_none(folder: Path) -> None:
+    """The command that lists runs does not name itself as the cure."""
+    result = call(folder, "runs", "nowhere")
+
+    assert result.returncode == 2
+    assert result.stderr.startswith("error: nowhere: no such store. A store is a folder of runs; 'steptape demo' makes")
+
+
+def test_a_store_opened_as_a_run_is_said_to_be_one(folder: Path) -> None:
+    """The error names the function that opens it."""
+    with pytest.raises(TelemetryError, match=r"runs: this is a store, not a run\. Open it with open_store"):
+        open_run(folder / "runs").events()
+
+
+def test_a_run_that_is_being_written_is_neither_sealed_nor_deleted_and_the_word_says_so(tmp_path: Path) -> None:
+    """It is no run that is sealed already, and no empty store."""
+    with Recorder(tmp_path / "runs", quiet=True) as rec:
+        rec.step(loss=1.0)
+        sealed = call(tmp_path, "seal", "--store", "runs")
+        deleted = call(tmp_path, "delete", "--store", "runs", "--keep-last", "0")
+
+    assert sealed.stdout == f"{rec.run_id}: a process is writing to this run. It is sealed at its end\n"
+    assert deleted.stdout == "no run to delete: a process is writing to 1 run\n"
+
+
+def test_a_rename_hint_can_be_pasted(tmp_path: Path) -> None:
+    """A metric's name may hold a blank."""
+    with Recorder(tmp_path / "runs", quiet=True) as rec:
+        for step in range(1, 11):
+            rec.step(loss=1.0)
+            rec.evaluate({"val loss": 1.0 / step})
+
+    said = call(tmp_path, "backtest", "overfitting", "--store", "runs").stdout
+    (hint,) = re.findall("To replay over these: (--rename .*)", said)
+    renamed = call(tmp_path, "backtest", "overfitting", "--store", "runs", *shlex.split(hint))
+
+    assert (renamed.returncode, renamed.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("function", [backtest, sweep, diff_policies])
+def test_a_function_given_names_in_place_of_policy_or_runs_says_what_to_write(
+    folder: Path, function: Callable[..., object]
+) -> None:
+    """They take what other functions open."""
+    policy = load_policy(folder / "policy.yaml")
+    more: list[Any] = [{"spike": [1.0]}] if function is sweep else [policy] if function is diff_policies else []
+
+    with pytest.raises(TelemetryError, match=r"takes a policy; got 'p.yaml'\. Write load_policy\(\.\.\.\)"):
+        function("p.yaml", *more, open_store(folder / "runs"))
+    with pytest.raises(TelemetryError, match=r"takes runs; got 'runs'\. Write open_store\(\.\.\.\), or \[open_run"):
+        function(policy, *more, "runs")
+    with pytest.raises(TelemetryError, match=r"takes runs; got 'runs/a'\. Write"):
+        function(policy, *more, ["runs/a"])
+    with pytest.raises(TelemetryError, match=r"takes runs; got Run\("):
+        function(policy, *more, next(iter(open_store(folder / "runs"))))
 
 
 def test_a_run_in_place_of_a_store_is_said_to_be_one(folder: Path) -> None:

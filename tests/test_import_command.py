@@ -457,6 +457,26 @@ def test_history_is_imported_into_the_cache_and_backtested_at_once(tmp_path: Pat
     assert len(list((tmp_path / "cache" / "history").iterdir())) == 1
 
 
+def test_a_rewritten_log_of_history_is_imported_again_into_the_cache_with_a_word(tmp_path: Path) -> None:
+    """Training again into the same folder replaces the log: the newest one counts, and other logs are untouched."""
+    environment = {**os.environ, "STEPTAPE_CACHE": str(tmp_path / "cache")}
+
+    def judged(*names: str) -> tuple[list[int], str]:
+        for name, values in zip(("a.csv", "b.csv"), names, strict=True):
+            (tmp_path / name).write_text("step,loss\n" + "".join(f"{s},{v}\n" for s, v in enumerate(values, start=1)))
+        result = subprocess.run(
+            [*COMMAND, "backtest", "loss_spike", "--history", "a.csv", "--history", "b.csv", "--json"],
+            capture_output=True, text=True, check=True, cwd=tmp_path, env=environment,
+        )  # fmt: skip
+        return [run["recorded"]["steps"] for run in json.loads(result.stdout)["runs"]], result.stderr
+
+    word = "a.csv: the log no longer holds what was imported from it; it is imported again"
+    assert judged("123", "45678") == ([3, 5], "")
+    assert judged("4321", "45678") == ([4, 5], f"warning: {word}\n")
+    assert judged("4321", "45678") == ([4, 5], "")
+    assert len(list((tmp_path / "cache" / "history").iterdir())) == 2
+
+
 def test_metrics_of_history_are_renamed_as_policies_name_them(tmp_path: Path) -> None:
     """Other renames leave no trace of the first names."""
     (tmp_path / "a.csv").write_text("step,train,val\n" + "".join(f"{s},{1 / s},{1 / s}\n" for s in range(1, 41)))

@@ -133,6 +133,57 @@ def test_the_user_names_the_run_column(reads: Reads) -> None:
     assert sorted(runs) == ["all/model=a", "all/model=b"]
 
 
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("a.csv", "step,loss,val_loss\n8,2,\n7,3,\n6,4,\n5,5,\n4,6,\n3,7,\n2,,7\n2,8,\n1,9,\n"),
+        (
+            "a.csv",
+            "step,loss,val_loss,_timestamp\n"
+            + "".join(f"{s},{10 - s},{7 * (s == 2) or ''},{s}0\n" for s in range(8, 0, -1)),
+        ),
+        (
+            "a.jsonl",
+            lines(*({"step": s, "loss": 10 - s} | ({"val_loss": 7} if s == 2 else {}) for s in range(8, 0, -1))),
+        ),
+    ],
+)
+def test_a_table_that_lists_the_newest_row_first_is_one_run_from_its_oldest(
+    reads: Reads, name: str, content: str
+) -> None:
+    """A row is no restart of the training below it."""
+    runs, problems = reads({name: content})
+
+    steps: list[Any] = [("step_end", step, {"loss": 10.0 - step}) for step in range(1, 9)]
+    assert runs == {"a": [*steps[:2], ("evaluate", 2, {"val_loss": 7.0}), *steps[2:]]}
+    assert problems == []
+
+
+def test_a_problem_at_the_end_of_a_newest_first_table_is_told(reads: Reads) -> None:
+    """The rows that could be read are one run all the same."""
+    runs, (problem,) = reads({"a.csv": "step,loss\n" + "".join(f"{s},1\n" for s in range(8, 0, -1)) + "x,9\n"})
+
+    assert [step for _, step, _ in runs["a"]] == list(range(1, 9))
+    assert "no step number in 'x'" in problem
+
+
+@pytest.mark.parametrize(
+    ("content", "runs_and_rows"),
+    [
+        ("step,loss\n" + "".join(f"{s},1\n" for s in (9, 8, 7, 6, 5, 4, 3, 2, 3)), (8, 9)),
+        ("step,loss,_timestamp\n" + "".join(f"{s},1,{90 - s}\n" for s in range(9, 0, -1)), (9, 9)),
+        ("step,loss\n3,1\n2,2\n1,3\n", (3, 3)),
+    ],
+)
+def test_steps_that_rise_again_or_whose_clock_rises_are_restarts(
+    reads: Reads, content: str, runs_and_rows: tuple[int, int]
+) -> None:
+    """Only a whole table that descends lists the newest first; a few rows may be short runs."""
+    runs, _ = reads({"a.csv": content})
+
+    assert (len(runs), sum(map(len, runs.values()))) == runs_and_rows
+
+
 def test_runs_of_a_table_grow_on(reads: Reads) -> None:
     """Their ids follow from the column, not from their number of rows, nor does the first's restart meet the second."""
     table = "run,step,loss\n0,1,4\n1,1,3\n"

@@ -402,6 +402,16 @@ def test_an_empty_run_is_a_run(store: Path) -> None:
 def test_what_a_run_was_is_kept_with_it(store: Path, policy: Path) -> None:
     """The run keeps name, group, tags, plan, config without secrets, the rules verbatim, host and versions."""
     config = {"lr": 0.1, "hf_token": "hf_123", "pad_token": "<pad>", "max_tokens": 5, "wandb": {"api_key": "x"}}
+    config |= {
+        "wandb_key": "x",
+        "openai-key": "x",
+        "auth": "x",
+        "db_dsn": "x",
+        "cookie": "x",
+        "pass": "x",
+        "bearer": "x",
+    }
+    config |= {"image_key": "image", "author": "me", "two_pass": "yes"}
     config |= {"data": "https://me:pw@host/x", "repository": "ssh://git@host:22/x", "other": "a:b@c"}
     with Recorder(store, name="n", group="g", tags=["a", "b"], config=config, rules=policy, total_steps=9) as rec:
         rec.step(loss=1.0)
@@ -416,6 +426,10 @@ def test_what_a_run_was_is_kept_with_it(store: Path, policy: Path) -> None:
         "pad_token": "<pad>",
         "max_tokens": 5,
         "wandb": {"api_key": "[redacted]"},
+        **dict.fromkeys(("wandb_key", "openai-key", "auth", "db_dsn", "cookie", "pass", "bearer"), "[redacted]"),
+        "image_key": "image",
+        "author": "me",
+        "two_pass": "yes",
         "data": "https://me:[redacted]@host/x",
         "repository": "ssh://git@host:22/x",
         "other": "a:b@c",

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -17,7 +19,7 @@ import numpy as np
 import pytest
 import torch
 
-from steptape import Recorder, TelemetryError, open_run
+from steptape import Recorder, TelemetryError, open_run, open_store
 from steptape.store.events import Event
 from steptape.store.run import Run
 from steptape.store.run_info import write_run_info
@@ -72,6 +74,14 @@ WRONG: dict[str, tuple[list[Call], str]] = {
         [step(loss=1.0), step(**{"eval_loss": 0.5, "val/acc": 0.9})],
         "a step counts an update, but this one has only 'eval_loss', 'val/acc'. Record them with evaluate(...)",
     ),
+    "a step among the values": (
+        [lambda rec: rec.step({"loss": 1.0, "step": 7})],
+        "'step' is a metric here: step takes its number as an argument. Write rec.step(values, step=...)",
+    ),
+    "a step among the values of log": (
+        [step(loss=1.0), lambda rec: rec.log({"lr": 1.0, "step": 7})],
+        "'step' is a metric here: log has no such argument, and records at the current step",
+    ),
     "a list": ([step(loss=[1.0, 2.0])], "'loss' is not a number but a list"),
     "a tensor of two": ([step(loss=torch.ones(2))], "'loss' is not a number but a Tensor of shape (2,)"),
 }
@@ -93,11 +103,12 @@ def test_a_call_that_records_something_else_is_warned_of_once(
 def test_strict_raises_at_a_call_that_would_record_something_else(
     tmp_path: Path, calls: list[Call], message: str
 ) -> None:
-    """The error is one of steptape's own, with the same words."""
+    """The error is one of steptape's own, with the same words, and does not speak of recording what it refuses."""
     with pytest.raises(TelemetryError) as caught:
         recorded(tmp_path, *calls, strict=True)
 
     assert message in str(caught.value)
+    assert not re.search(r"; [^.]*recorded", str(caught.value))
 
 
 RIGHT: dict[str, list[Call]] = {
@@ -165,6 +176,81 @@ def test_a_step_after_a_resume_may_repeat_the_last_one(tmp_path: Path, caplog: p
     with Recorder(tmp_path, resume=rec.run_id) as again:
         again.step(step=4, loss=1.0)
         again.step(step=5, loss=1.0)
+
+    assert caplog.messages == []
+
+
+@pytest.mark.parametrize("is_strict", [False, True])
+def test_steps_that_begin_again_after_a_resume_are_warned_of_once(
+    tmp_path: Path, is_strict: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The updates before the checkpoint would count twice."""
+    with Recorder(tmp_path) as rec:
+        for number in range(1, 8):
+            rec.step(step=number, loss=1.0)
+        state = rec.state_dict()
+    expected = pytest.raises(TelemetryError, match="step 1 follows step 7") if is_strict else contextlib.nullcontext()
+    with expected, Recorder(tmp_path, resume=state, strict=is_strict) as again:
+        for number in (1, 2, 3):
+            again.step(step=number, loss=1.0)
+
+    message = (
+        "step 1 follows step 7, from which this attempt resumes: step numbers repeat or go backwards; recorded as "
+        "given. Count on from the checkpoint, or resume from an earlier one with resume_step="
+    )
+    assert caplog.messages == ([] if is_strict else [message])
+
+
+def test_a_first_step_0_of_a_planned_run_is_warned_of_with_the_cure(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """``enumerate`` counts from 0, so the run would end one step before its plan."""
+    with Recorder(tmp_path, total_steps=3) as rec:
+        for number in range(3):
+            rec.step(step=number, loss=1.0)
+
+    assert caplog.messages == [
+        "the first step is 0, but step counts finished updates: a loop of 3 updates then ends at step 2, and counts as "
+        "shorter than planned. Write step=i + 1, or leave step= out"
+    ]
+    with Recorder(tmp_path, total_steps=3, strict=True) as rec, pytest.raises(TelemetryError, match="first step is 0"):
+        rec.step(step=0, loss=1.0)
+
+
+ON_EVALUATE = "controllers: [{name: over, triggers: [on_evaluate], rule: eval_loss > loss, operations: []}]"
+
+
+@pytest.mark.parametrize("value", [2.0, torch.tensor(2.0)], ids=["float", "tensor"])
+def test_an_evaluation_within_a_step_is_warned_of_if_rules_await_it(
+    tmp_path: Path, value: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It triggers no rule on ``on_evaluate``; the other values of the step are in order."""
+    rules = tmp_path / "rules.yaml"
+    rules.write_text(ON_EVALUATE)
+    calls = [step(loss=1.0), step(loss=1.0, eval_loss=value), step(loss=1.0, eval_loss=value)]
+    message = (
+        "'eval_loss' is given to step, but rules read it at on_evaluate, which step does not trigger. "
+        "Record it with evaluate(...)"
+    )
+
+    recorded(tmp_path / "runs", *calls, rules=rules)
+    with pytest.raises(TelemetryError, match="rules read it at on_evaluate"):
+        recorded(tmp_path / "strict", *calls, rules=rules, strict=True)
+
+    assert caplog.messages.count(message) == 1
+
+
+def test_an_evaluation_that_is_given_to_a_step_once_more_is_in_order(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Loops repeat the latest evaluation beside the loss; the rules have seen it."""
+    rules = tmp_path / "rules.yaml"
+    rules.write_text(ON_EVALUATE)
+
+    def evaluated(rec: Any) -> None:
+        rec.evaluate(eval_loss=1.0)
+
+    recorded(tmp_path / "runs", step(loss=1.0), evaluated, step(loss=1.0, eval_loss=1.0), rules=rules, strict=True)
 
     assert caplog.messages == []
 
@@ -282,6 +368,22 @@ def test_a_store_that_is_no_folder_is_refused_before_anything_is_written(
         Recorder(store)
 
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_store_in_the_home_folder_may_be_written_with_a_tilde(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A shell replaces it, Python does not: runs went to a folder named ``~``. It reads the same way."""
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+
+    with Recorder("~/runs") as rec, Recorder(Path("~") / "runs") as other:
+        pass
+
+    assert {rec.folder.parent, other.folder.parent} == {tmp_path / "home" / "runs"}
+    assert len(list(open_store("~/runs"))) == 2
+    assert open_run(f"~/runs/{rec.run_id}").info.run_id == rec.run_id
+    assert [path.name for path in tmp_path.iterdir()] == ["home"]
 
 
 @pytest.mark.parametrize("rules", [{"controllers": []}, ["loss_spike"], 5, ""])
@@ -529,6 +631,12 @@ def test_the_lines_can_be_silenced_and_other_ranks_print_none(
     assert "To look at it" not in printed(loop, str(tmp_path), environment=environment)
 
 
+@pytest.mark.parametrize("value", ["", "0", "false", "False", "no", "off"])
+def test_the_variable_that_silences_the_lines_may_say_no(tmp_path: Path, value: str) -> None:
+    """Environment variables are text."""
+    assert "To look at it" in printed(LOOP, str(tmp_path), environment={"STEPTAPE_QUIET": value})
+
+
 def test_the_lines_do_without_a_standard_error(tmp_path: Path) -> None:
     """Daemons close it, before or during the run."""
     loop = textwrap.dedent(LOOP)
@@ -567,7 +675,7 @@ def test_a_step_given_to_another_call_is_warned_of(
         rec.step(loss=1.0)
         getattr(rec, method)(accuracy=0.5, step=7)
 
-    assert f"'step' is recorded as a metric: {method} has no such argument" in caplog.text
+    assert f"'step' is a metric here: {method} has no such argument" in caplog.text
     assert open_run(rec.folder).series("step")["value"].to_pylist() == [7.0]
 
 

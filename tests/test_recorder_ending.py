@@ -207,6 +207,21 @@ def test_a_recorder_that_nobody_closed_ends_with_the_program(tmp_path: Path, end
     assert only_run(tmp_path).status == status
 
 
+def test_a_program_that_exits_well_after_a_rule_s_stop_was_stopped(tmp_path: Path) -> None:
+    """Leaving the block by ``sys.exit(0)`` is an ordinary end."""
+    rules = tmp_path / "rules.yaml"
+    rule = "rule: loss > 2, operations: [hfcontrols.should_training_stop]"
+    rules.write_text(f"controllers: [{{name: s, triggers: [on_step_end], {rule}}}]")
+    body = f"""
+        with Recorder(sys.argv[1], rules={str(rules)!r}) as rec:
+            if rec.step(loss=3.0).should_stop:
+                sys.exit(0)
+    """
+    run_script(tmp_path / "runs", body).communicate(timeout=PATIENCE_S)
+
+    assert only_run(tmp_path / "runs").status == "stopped"
+
+
 def test_a_forked_child_records_nothing_and_ends_nothing(tmp_path: Path) -> None:
     """Its events are lost with a warning in the child, and the parent's run continues."""
     process = run_script(

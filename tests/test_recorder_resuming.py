@@ -211,6 +211,9 @@ def test_a_run_that_is_being_written_is_not_resumed(tmp_path: Path) -> None:
         ({"resume_step": 3}, "resume_step is only for resume="),
         ({"resume": "RUN"}, "recorded no checkpoint"),
         ({"resume": "RUN", "resume_step": 9}, "reached only step 2"),
+        ({"resume": "RUN", "resume_step": -1}, r"resume_step must be a whole number from 0 to 2\*\*53; got -1"),
+        ({"resume": "RUN", "resume_step": "1"}, "resume_step must be a whole number; got '1'"),
+        ({"resume": "RUN", "resume_step": True}, "resume_step must be a whole number.*; got True"),
         ({"resume": "RUN", "run_id": "another"}, "run_id only for a new run"),
         ({"run_id": "RUN"}, "a run with this id already"),
         ({"run_id": ".hidden"}, "a run id starts with"),
@@ -286,6 +289,29 @@ def test_another_config_at_a_resume_is_written_down(tmp_path: Path) -> None:
 
     assert run.info.config == {"lr": 0.1}
     assert note.attrs["config"] == {"lr": 0.01, "api_key": "[redacted]"}
+
+
+def test_a_resume_that_describes_the_run_anew_is_warned_of_what_it_keeps(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A script that resumes itself with the same arguments, or with none, is not. ``strict`` does not raise."""
+    config = {"lr": 0.1, "layers": [1, 2]}
+    with Recorder(tmp_path, name="a", group="g", tags=["t"], config=config) as rec:
+        rec.step(loss=1.0)
+        state = rec.state_dict()
+    with Recorder(tmp_path, resume=state, name="a", group="g", tags="t", config=config, strict=True):
+        pass
+    with Recorder(tmp_path, resume=state, strict=True):
+        pass
+    assert caplog.messages == []
+
+    with Recorder(tmp_path, resume=state, name="b", group="h", tags=["t", "u"], config={**config, "lr": 0.01}):
+        pass
+
+    assert caplog.messages == [
+        "a resumed run keeps its name, group, tags and config; got {'name': 'b', 'group': 'h', 'tags': ['t', 'u'], "
+        "'config': {'lr': 0.01}}. A note of this attempt holds the new config. For another name, record a new run"
+    ]
 
 
 LOSSES = st.lists(st.sampled_from([1.0, 2.0, 3.0, 9.0, math.nan]), min_size=2, max_size=20)

@@ -68,9 +68,9 @@ def record(store_record: Callable[..., Path]) -> Callable[..., Run]:
     return make
 
 
-def info(*, argv: Sequence[str] = ("train.py",), **facts: Any) -> RunInfo:
+def info(*, argv: Sequence[str] = ("train.py",), name: str = "first", **facts: Any) -> RunInfo:
     """Return what is known of a recorded run."""
-    return RunInfo("r1", "first", (Attempt(0, "completed", 1, environment={"argv": list(argv)}),), **facts)
+    return RunInfo("r1", name, (Attempt(0, "completed", 1, environment={"argv": list(argv)}),), **facts)
 
 
 def curve(number: int, length: int = 6) -> list[float]:
@@ -111,6 +111,39 @@ def test_seeds_paths_and_a_parameter_sweep_are_one_family_of_a_program() -> None
     assert family == family_of(info(config=again))
     assert family != family_of(info(config=config | {"model": "vit"}))
     assert family != family_of(info(config=config, argv=("tune.py",)))
+
+
+@pytest.mark.parametrize(
+    "own",
+    [
+        lambda n: {"name": f"gpt-small-{n}"},
+        lambda n: {"wandb": {"log_name": f"GPT-small-{n}"}, "resume_from": f"gpt-small-{n}.pt"},
+        lambda n: {"exp_name": f"try {'abcdefgh'[n]}", "id": f"x{'abcdefgh'[n]}", "desc": "again" * n},
+        lambda n: {"experiment": f"small_seed{n}", "labels": ["small", f"run {n}"]},
+        lambda n: {"begun": f"2026-11-2{n} 14:03:0{n}.1{n}+01:00", "version": f"Nov2{n}_14-03-0{n}_vm"},
+        lambda n: {"begun": f"small-2026112{n}T14030{n}", "launch": f"1795385{n}44", "code": f"3f{n}9a7bc"},
+        lambda n: {"optim": {"schedule": f"<train.Cosine object at 0x7f3a{n}c2b10>"}},
+        lambda n: {"sweep": f"9b2d1c4{n}-1f0e-4c3b-9d2a-5e6f7a8b9c0{n}"},
+    ],
+)
+def test_a_name_a_date_an_id_or_an_address_in_the_configuration_makes_no_family(
+    own: Callable[[int], dict[str, Any]],
+) -> None:
+    """Eight seeds of one model are one family whatever key says which run is meant; another model is another."""
+    seeds = [{"model": {"name": "resnet50"}, "seed": number} | own(number) for number in range(1, 8)]
+
+    families = {family_of(info(name=f"gpt-small-{config['seed']}", config=config)) for config in seeds}
+
+    assert len(families) == 1
+    other = {"model": {"name": "resnet101"}, "seed": 1} | own(1)
+    assert family_of(info(name="gpt-small-1", config=other)) not in families
+
+
+def test_a_run_named_by_a_word_keeps_that_word_in_its_configuration() -> None:
+    """A run named ``small`` shares the family of a second run of the small model."""
+    first, second = (info(name=name, config={"size": "small"}) for name in ("small", "small-b"))
+
+    assert family_of(first) == family_of(second)
 
 
 def test_an_import_keeps_the_folder_below_its_root(tmp_path: Path, policy: Policy) -> None:
@@ -322,11 +355,16 @@ def test_the_verdict_has_the_runs_outside_a_large_family(policy: Policy, record:
     total = aggregate(report)
 
     assert verdict(report, total) == [
-        "The policy could fire in all 10 runs. 8 of 10 runs are one family (group 'one').",
-        "In these 8 runs it would have stopped 8 and saved 60% of their steps; on average 60% of a run's own. "
-        "In none of 8 stopped runs, training on would have given a model more than 1% better. Their regret is 0.",
-        "In the other 2 runs it would have stopped 2 and saved 60% of their steps; on average 60% of a run's own. "
-        "In 2 of 2 stopped runs, training on would have given a model more than 1% better. "
+        "The policy could fire in all 10 runs. 8 of 10 runs are one family (group 'one'). "
+        "They are not independent: count them as one case.",
+        "In these 8 runs it would have stopped 8 and saved 60% of their steps; "
+        "a stopped run saves 60% of its own on average. "
+        "In none of 8 stopped runs, by a median of 3 later evaluations, "
+        "training on would have given a model more than 1% better. Their regret is 0.",
+        "In the other 2 runs it would have stopped 2 and saved 60% of their steps; "
+        "a stopped run saves 60% of its own on average. "
+        "In 2 of 2 stopped runs, by a median of 3 later evaluations, training on would have given a model more than 1% "
+        "better. "
         "Their regret: mean 524.73%, worst 533.33% (eval_loss 1.9 instead of 0.3 in other-0).",
     ]
     assert [(part["value"], part["runs"]) for part in total["by_family"]] == [("one", 8), ("g0", 1), ("g1", 1)]

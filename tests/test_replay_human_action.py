@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from steptape import Policy, backtest, open_run
+from steptape import Policy, backtest, open_run, open_store
 from steptape.replay.reports.json_report import report_json
 from steptape.replay.reports.sentences import summary_lines
 from steptape.replay.runs.results import RunResult
@@ -84,6 +86,32 @@ def test_an_interrupted_run_was_acted_upon_at_its_end(policy: Policy, record: Ca
 
     assert lead is not None
     assert (lead.action.what, lead.action.step, lead.steps) == ("interrupt", 10, 6)
+
+
+@pytest.mark.parametrize(
+    ("number", "noted", "acted"),
+    [("SIGINT", "", "interrupt"), ("SIGTERM", "", None), ("SIGTERM", "rec.annotate('bad', action='stop')", "stop")],
+)
+def test_sigterm_is_nobody_s_act_and_ctrl_c_is_a_person_s(
+    policy: Policy, tmp_path: Path, number: str, noted: str, acted: str | None
+) -> None:
+    """A batch system sends SIGTERM to preempt a run. What a person noted before counts as ever."""
+    program = f"""
+import os, signal
+from steptape import Recorder
+with Recorder({str(tmp_path)!r}, quiet=True) as rec:
+    rec.step(loss=1.0)
+    {noted}
+    os.kill(os.getpid(), signal.{number})
+    rec.step(loss=1.0)
+"""
+    subprocess.run([sys.executable, "-c", program], check=False, capture_output=True)
+    (run,) = open_store(tmp_path)
+
+    human = only(policy, run).human
+
+    assert run.status == "interrupted"
+    assert (None if human is None else human.action.what) == acted
 
 
 @pytest.mark.parametrize(

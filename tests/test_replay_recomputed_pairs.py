@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 import random
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -263,6 +264,14 @@ def check_all(report: Backtest, expected: Sequence[plain.Judged], family: str | 
         values = [one.regret(name) for one in expected]
         check_spread(total[name], values, families)
         assert total[name]["above_1_percent"] == sum(value is not None and value > 0.01 for value in values)
+    tested = [one.regret("relative_regret") if one.is_stopped and one.evaluations_after else None for one in expected]
+    check_spread(total["relative_regret_of_stopped"], tested, families)
+    assert {(part["key"], part["value"]): part["runs"] for part in total["by_family"]} == Counter(
+        (result.family.key, result.family.value) for result in report.results if not result.could_not_fire
+    )
+    assert sum(part["relative_regret_of_stopped"]["runs"] for part in total["by_family"]) == len(
+        [value for value in tested if value is not None]
+    )
     assert set(total["absolute_regret"]) == {one.aim[0] for one in expected if one.aim}
     for metric, found in total["absolute_regret"].items():
         own = [one.regret("regret") if one.aim and one.aim[0] == metric else None for one in expected]

@@ -157,6 +157,9 @@ def backtest(
 
 def _chosen(runs: list[str] | None, store: Path | None, history: list[Path] | None) -> list[Run]:
     """Return the runs to judge a policy on. Print problems with other runs on stderr."""
+    if runs and history:
+        more = "With several logs, write --history before each"
+        raise typer.BadParameter(f"name a RUN, or give --history PATH; not both. {more}")
     chosen, problems = runs_chosen(runs, store) if history is None else imported_history(history)
     complain_of(problems)
     return chosen

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from ...store.plural import counted
 from ...store.reading.deletion import delete_run, expendable
 from ...store.store import open_store
 from ..lookup import age, complain_of, the_run_named
@@ -30,6 +31,7 @@ def delete(
 
     Deletes the whole folder of a run, with any checkpoints in it. Never deletes a run that is still being written.
     """
+    live = 0
     if runs and (older_than or keep_last is not None):
         raise typer.BadParameter("name a RUN, or use --older-than and --keep-last; not both")
     if runs:
@@ -41,10 +43,11 @@ def delete(
         now = datetime.now(UTC).replace(tzinfo=None)
         chosen = expendable(entries, now=now, older_than=limit, keep_last=keep_last)
         folders = [entry.folder for entry in chosen]
+        live = sum(entry.snapshot.is_live for entry in entries)
     else:
         raise typer.BadParameter("name a RUN, or give --store STORE with --older-than AGE or --keep-last N")
     if not folders and not as_json:
-        say("no run to delete")
+        say("no run to delete" + (f": a process is writing to {counted(live, 'run')}" if live else ""))
     for folder in folders:
         if not dry_run:
             delete_run(folder)

@@ -17,6 +17,7 @@ from ...importers.registry import AUTO, all_readers, reader_of, unusable_readers
 from ...importers.source import Reader, ReadOptions
 from ...store.errors import TelemetryError
 from ...store.plural import counted
+from ...store.reading.deletion import delete_run
 from ...store.run import Run
 from ...store.store import open_run
 from ..exit_status import FINDINGS
@@ -115,6 +116,8 @@ def find_and_import(
 def imported_history(paths: Sequence[Path]) -> tuple[list[Run], list[TelemetryError]]:
     """Import other tools' logs into the user's cache. Return the runs, and the problems with some of them.
 
+    The run of a rewritten log is replaced, with a warning.
+
     Args:
         paths: Files and folders of logs.
 
@@ -125,7 +128,13 @@ def imported_history(paths: Sequence[Path]) -> tuple[list[Run], list[TelemetryEr
     if cache is None:
         raise TelemetryError("there is no cache folder", fix="Name one in STEPTAPE_CACHE")
     store = cache.folder / HISTORY
-    outcomes = list(find_and_import(paths, _every_reader(), store, ReadOptions(), {}))
+    readers = _every_reader()
+    outcomes = list(find_and_import(paths, readers, store, ReadOptions(), {}))
+    if rewritten := {outcome.rewritten: outcome.path for outcome in outcomes if outcome.rewritten is not None}:
+        for folder, path in rewritten.items():
+            complain(f"warning: {path}: the log no longer holds what was imported from it; it is imported again")
+            delete_run(folder)
+        outcomes = list(find_and_import(paths, readers, store, ReadOptions(), {}))
     failed = (outcome.problem for outcome in outcomes if outcome.state is not State.SKIPPED)
     problems = [UnreadableSource(problem) for problem in failed if problem is not None]
     found = dict.fromkeys(outcome.run_id for outcome in outcomes if outcome.run_id)

@@ -14,7 +14,7 @@ from ..output import print_json, print_table, say
 
 def runs(store: StoreArgument = Path("runs"), as_json: JsonOption = False) -> None:
     """List the runs of a store, oldest first."""
-    if is_run_folder(store) and not as_json:
+    if store.is_dir() and is_run_folder(store) and not as_json:
         say(f"{store} is one run: 'steptape show {store}' shows it")
         return
     entries, problems = open_store(store).entries()

@@ -41,6 +41,8 @@ def seal(
             print_json({"run_id": run.run_id, "events_sealed": events})
         elif events or foreign:
             say(f"{run.run_id}: {counted(events, 'event')} sealed")
+        elif run.status == "running":
+            say(f"{run.run_id}: a process is writing to this run. It is sealed at its end")
         else:
             done += 1
         for path in foreign:

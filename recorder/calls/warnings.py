@@ -13,6 +13,7 @@ from typing import Any, Final, TypeVar
 
 from ...store.annotations import INCIDENT, labelled_steps
 from ...store.errors import InvalidEvent
+from ...store.plural import counted
 from ...store.run_info import RunInfo
 from ..position import Position
 from ..values import Payload, json_value
@@ -28,6 +29,9 @@ _NUMERIC_NAME: Final = re.compile(r"(^|[/_.])(loss|lr|learning_rate|acc|accuracy
 _EVALUATES: Final = ("eval", "val", "test")  # 0.2 us faster than the expression.
 _OF_EVALUATION: Final = re.compile(r"(eval|evaluation|val|valid|validation|test)[/_.]")
 
+#: The clause of a message that says what is recorded. When strict, the call raises and nothing is.
+_WHAT_IS_RECORDED: Final = re.compile(r"; [^.;]*\brecorded\b[^.;]*")
+
 
 class CallWarnings:
     """The warnings of one recorder about its calls.
@@ -35,13 +39,25 @@ class CallWarnings:
     Args:
         strict: Raise instead of warning.
         read_by_rules: The metrics that its rules read.
+        read_at_evaluations: Those that no rule with another trigger than ``on_evaluate`` reads.
+        total_steps: The planned length of the run, if it is known.
     """
 
-    def __init__(self, *, strict: bool, read_by_rules: Collection[str] = ()) -> None:
+    def __init__(
+        self,
+        *,
+        strict: bool,
+        read_by_rules: Collection[str] = (),
+        read_at_evaluations: Collection[str] = (),
+        total_steps: int | None = None,
+    ) -> None:
         self._strict = strict
         self._read_by_rules = read_by_rules
+        self._read_at_evaluations = read_at_evaluations
+        self._total_steps = total_steps
         self._numbers: set[str] = set()
         self._warned: set[str] = set()
+        self._latest_incident = (-1, -1)
 
     def once(self, message: str, *, about: str = "") -> None:
         """Log a warning, once per message. Messages that differ only by a value share an ``about``."""
@@ -55,10 +71,9 @@ class CallWarnings:
         Raises:
             InvalidEvent: With ``strict``.
         """
-        error = InvalidEvent(what, got=got, fix=fix)
         if self._strict:
-            raise error
-        self.once(str(error), about=what)
+            raise InvalidEvent(_WHAT_IS_RECORDED.sub("", what), got=got, fix=fix)
+        self.once(str(InvalidEvent(what, got=got, fix=fix)), about=what)
 
     def taken(self, convert: Callable[..., _Taken], *arguments: Any, default: _Taken) -> _Taken:
         """Convert an argument from the loop. If it is invalid, warn and return the default, or raise when strict."""
@@ -89,22 +104,27 @@ class CallWarnings:
         """Check the values of an event."""
         if payload.oddities or payload.texts:
             self._odd_values(payload)
-        names = payload.names
-        if kind == "step_end" and (names or (*payload.on_device, ""))[0].startswith(_EVALUATES):
-            self._step_names((*names, *payload.on_device))
-        self._numbers.update(names)
-        if payload.on_device:
-            self._numbers.update(payload.on_device)
+        names = (*payload.names, *payload.on_device) if payload.on_device else payload.names
+        if kind == "step_end" and names and names[0].startswith(_EVALUATES):
+            self._step_names(names)
+        if not self._numbers.issuperset(names):
+            self._new_names(kind, names)
 
     def step_number(self, step: int, position: Position) -> None:
         """Check a step number that the loop gives, before the position takes it."""
-        if step > position.step or not (position.is_counting and position.is_ordered):
+        if step > position.step or not position.is_ordered:
             return
+        fix = "Count updates on across epochs, and give all values of an update in one call"
+        resumed = ""
+        if not position.is_counting:
+            if step == position.step:  # A resumed loop may train the update of its checkpoint again.
+                self._first_step(step)
+                return
+            resumed = ", from which this attempt resumes"
+            fix = "Count on from the checkpoint, or resume from an earlier one with resume_step="
         position.is_ordered = False
-        self.object_to(
-            f"step {step} follows step {position.step}: step numbers repeat or go backwards; recorded as given",
-            fix="Count updates on across epochs, and give all values of an update in one call",
-        )
+        what = f"step {step} follows step {position.step}{resumed}: step numbers repeat or go backwards"
+        self.object_to(f"{what}; recorded as given", fix=fix)
 
     def log_without_steps(self, position: Position) -> None:
         """Check a ``log``: before the first step, everything lands at step 0."""
@@ -120,19 +140,73 @@ class CallWarnings:
             had = f"attempt {parent.attempt}, which it resumes, had {parent.policy.source}"
             self.once(f"this attempt has no rules, but {had}. Give rules= to continue them")
 
+    def described_anew(self, info: RunInfo, described: RunInfo, *, has_name: bool) -> None:
+        """Check a resume: the run keeps its description. Another one may be meant, so this never raises."""
+        name = described.name if has_name else info.name
+        new = {
+            key: value
+            for key, value, kept in (
+                ("name", name, info.name),
+                ("group", described.group, info.group),
+                ("tags", [*described.tags], [*info.tags]),
+                ("config", described.config, info.config),
+            )
+            if value and value != kept
+        }
+        if "config" in new:
+            new["config"] = {key: value for key, value in described.config.items() if info.config.get(key) != value}
+        if new:
+            *others, last = new
+            keeps = f"{', '.join(others)} and {last}" if others else last
+            note = "A note of this attempt holds the new config. " if "config" in new else ""
+            error = InvalidEvent(f"a resumed run keeps its {keeps}", got=new)
+            self.once(f"{error}. {note}For another {next(iter(new))}, record a new run")
+
     def incident(self, attrs: Mapping[str, Any], step: int) -> None:
         """Check a note: if it labels an incident, it must have a range of steps."""
         if INCIDENT in attrs:
             try:
-                labelled_steps(json_value(dict(attrs)), step)
+                labelled = labelled_steps(json_value(dict(attrs)), step)
+                self._latest_incident = max(self._latest_incident, labelled)
             except InvalidEvent as error:
                 self.object_to(error.what, got=error.got, fix=error.fix)
+
+    def incidents_beyond(self, last_step: int) -> None:
+        """Check the labelled incidents at the end of a run. Before, they may lie ahead."""
+        first, last = self._latest_incident
+        if first > last_step:
+            beyond = f"begins after the run's last step, {last_step}: no rule can find it"
+            self.once(f"an incident at steps {first} to {last} {beyond}")
+
+    def has_had(self, name: str) -> bool:
+        """Whether a call had a number of this name."""
+        return name in self._numbers
 
     def lone_samples(self, given: Mapping[str, Any]) -> None:
         """Warn of the sample arguments of a step without ``samples``."""
         for name, value in given.items():
             if value is not None:
                 self.object_to(f"{name} are recorded only with samples", fix="Give the losses as samples=")
+
+    def _first_step(self, step: int) -> None:
+        if step == 0 and (total := self._total_steps):
+            what = f"the first step is 0, but step counts finished updates: a loop of {counted(total, 'update', ',')}"
+            what += f" then ends at step {total - 1:,}, and counts as shorter than planned"
+            self.object_to(what, fix="Write step=i + 1, or leave step= out")
+
+    def _new_names(self, kind: str, names: tuple[str, ...]) -> None:
+        """Check names of numbers that the run had not so far."""
+        new = {name for name in names if name not in self._numbers}
+        if "step" in new:
+            takes, fix = "has no such argument, and records at the current step", "Call rec.step(step=...) before it"
+            if kind == "step_end":
+                takes, fix = "takes its number as an argument", "Write rec.step(values, step=...)"
+            self.object_to(f"'step' is a metric here: {kind.removesuffix('_end')} {takes}", fix=fix)
+        if kind == "step_end":
+            for name in filter(_OF_EVALUATION.match, new.intersection(self._read_at_evaluations)):
+                what = f"{name!r} is given to step, but rules read it at on_evaluate, which step does not trigger"
+                self.object_to(what, fix="Record it with evaluate(...)")
+        self._numbers.update(names)
 
     def _step_names(self, names: tuple[str, ...]) -> None:
         """Check the names of a step: they must not all be of an evaluation."""
@@ -167,11 +241,6 @@ def values_by_name(kind: str, metrics: Any, scalars: Mapping[str, Any], warnings
     Raises:
         InvalidEvent: The positional argument is not one mapping.
     """
-    if "step" in scalars and kind != "step_end":
-        warnings.object_to(
-            f"'step' is recorded as a metric: {kind} has no such argument, and records at the current step",
-            fix="Call rec.step(step=...) before it",
-        )
     if metrics is None:
         return scalars
     try:

@@ -20,7 +20,7 @@ from ...store.run_info import read_run_info
 from ..cache import Cache, cached_answer, policy_identity
 from ..policies.conduct import Conduct
 from ..policies.coverage import ControllerCoverage, Coverage, coverage_of
-from ..run_pool import Progress, RunPool
+from ..run_pool import Progress, RunPool, checked_runs
 from ..runs.families import check_family_key, family_of
 from ..runs.incidents import IncidentLabels
 from ..runs.objective import Declared, Objective, check_evaluated, declared_objectives, shared_objective
@@ -182,11 +182,12 @@ def backtest(
 
     Raises:
         TelemetryError: The runs evaluated other metrics, but not the given objective, recorded no metric that is to be
-            renamed, or lack the key of families.
+            renamed, or lack the key of families. Or they are no runs, or the policy is none.
     """
     renaming = tuple((renames or {}).items())
     settings = BacktestSettings(delay_steps, labels, tolerance_steps, renaming, Saves(saves))
-    request = Request(policy, tuple(runs), settings, cache, declared_objectives(objective), family)
+    chosen = tuple(checked_runs("backtest", policy, runs))
+    request = Request(policy, chosen, settings, cache, declared_objectives(objective), family)
     with RunPool(processes, on_progress) as readers:
         report = _compared(request, baselines, with_coverage, readers)
     if cache is not None:

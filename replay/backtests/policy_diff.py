@@ -17,7 +17,7 @@ from ...rules.policy_file.policy import Policy
 from ...store.run import Run
 from ..cache import Cache
 from ..intervals import Interval, interval
-from ..run_pool import Progress, RunPool
+from ..run_pool import Progress, RunPool, checked_runs
 from ..runs.objective import Declared, Objective, declared_objectives
 from ..runs.replaying import LabelledOutcome
 from ..runs.results import Excluded, RunResult
@@ -221,7 +221,8 @@ def diff_policies(
         cache: Cache of results of finished runs, read and written.
         family: The key of the families that intervals draw, as for ``backtest``.
     """
-    chosen = tuple(runs)
+    checked_runs("diff_policies", new, ())
+    chosen = tuple(checked_runs("diff_policies", old, runs))
     with RunPool(processes, on_progress) as readers:
         readers.expect(2 * len(chosen))
         settings = BacktestSettings(renames=tuple((renames or {}).items()), saves=Saves(saves))

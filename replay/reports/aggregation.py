@@ -88,7 +88,7 @@ def regrets_of_stopped(backtest: Backtest) -> list[float | None]:
     The others say nothing of what a stop costs.
     """
     pairs = zip(backtest.results, regrets(backtest), strict=True)
-    return [regret if result.stop is not None and result.is_stop_tested else None for result, regret in pairs]
+    return [regret if result.stop is not None and result.evaluations_after else None for result, regret in pairs]
 
 
 def deployable_regrets(backtest: Backtest) -> list[float | None]:
@@ -189,7 +189,8 @@ def part_of(backtest: Backtest, is_in: Callable[[RunResult], bool]) -> dict[str,
 def _by_controller(backtest: Backtest, able: Sequence[RunResult]) -> list[dict[str, Any]]:
     """Return in how many runs each controller that decides could fire, and how many it stops.
 
-    In some of these a series that it reads ends before half of the run.
+    ``series_end_early`` counts the runs in which a series that it reads ends before half of the run, and
+    ``series_end_by`` is the largest share of such a run that the series covers.
     """
     stops = Counter(result.stop.outcome.controller for result in able if result.stop is not None)
     controllers = backtest.policy.controllers
@@ -197,11 +198,23 @@ def _by_controller(backtest: Backtest, able: Sequence[RunResult]) -> list[dict[s
         {
             "controller": controllers[index].name,
             "could_fire": sum(not result.unable[index] for result in able),
-            "series_end_early": sum(not one.unable[index] and one.early_ends[index] is not None for one in able),
+            **_early_ends([one for one in able if not one.unable[index]], index),
             "stopped": stops[controllers[index].name],
         }
         for index in deciding_controllers(backtest.policy)
     ]
+
+
+def _early_ends(results: Sequence[RunResult], index: int) -> dict[str, Any]:
+    ends = [(one.early_ends[index], one.recorded.steps) for one in results]
+    shares = [end[1] / steps for end, steps in ends if end is not None]
+    return {"series_end_early": len(shares), "series_end_by": max(shares, default=None)}
+
+
+def later_evaluations(backtest: Backtest, is_chosen: Callable[[RunResult], bool]) -> float:
+    """Return the median number of evaluations after the stop, over the stopped runs that can be judged."""
+    costs = zip(backtest.results, regrets_of_stopped(backtest), strict=True)
+    return statistics.median(one.evaluations_after for one, cost in costs if cost is not None and is_chosen(one))
 
 
 def _shares_of_stopped(results: Sequence[RunResult]) -> list[float]:

@@ -111,9 +111,8 @@ def _summary(name: str, table: Mapping[str, _Column], backtest: Backtest) -> dic
     stops = table["stopped"][name]
     stopped = [value for value in stops if value is not None]
     costs = zip(stops, table["relative_regret"][name], backtest.results, strict=True)
-    judged = [
-        value or 0 for value, cost, result in costs if cost is not None and (name != _POLICY or result.is_stop_tested)
-    ]
+    known = [(value or 0, result) for value, cost, result in costs if cost is not None]
+    judged = [value for value, result in known if name != _POLICY or result.evaluations_after]
     return {
         "runs": len(stopped),
         "stopped": sum(sorted(stopped)),

@@ -36,6 +36,15 @@ FAMILY_LEGEND: Final = (
 _LISTED: Final = FEWEST_FAMILIES
 
 
+def all_of(count: int) -> str:
+    """Return the words for every one of so many.
+
+    >>> all_of(2), all_of(1200)
+    ('both', 'all 1,200')
+    """
+    return "both" if count == 2 else f"all {count:,}"
+
+
 def family_sentence(families: Mapping[str, Any]) -> str:
     """Return which families intervals draw, or why there are no intervals; empty without runs."""
     if families["count"] >= FEWEST_FAMILIES:
@@ -58,13 +67,20 @@ def is_mostly_one_family(families: Mapping[str, Any], runs: int) -> bool:
     return largest is not None and runs > 1 and largest["runs"] * 2 > runs
 
 
+def is_told_apart(total: Mapping[str, Any]) -> bool:
+    """Whether one family has more than half of the runs, but not all, so that sums over all would mislead."""
+    families, able = total["families"], total["could_fire"]
+    is_largest = is_mostly_one_family(families, able) and families["largest"]["runs"] < able
+    return is_largest and total["stopped"] > 0
+
+
 def family_warning(families: Mapping[str, Any], runs: int) -> str:
     """Return a warning that one family has more than half of the runs; empty if none has."""
     if not is_mostly_one_family(families, runs):
         return ""
     largest = families["largest"]
     which = f"{largest['key']} {largest['value']!r}" if largest["value"] else f"one {largest['key']}"
-    of = f"All {runs:,}" if largest["runs"] == runs else f"{largest['runs']:,} of {runs:,}"
+    of = all_of(runs).capitalize() if largest["runs"] == runs else f"{largest['runs']:,} of {runs:,}"
     return f"{of} runs are one family ({which})."
 
 

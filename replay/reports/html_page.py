@@ -25,7 +25,7 @@ from .aggregation import absolute_regrets, aggregate, detection_json, human_json
 from .amounts import duration, percent, short_duration, size
 from .baseline_rows import baseline_notes, comparison, is_cost_known, same_runs_sentence
 from .decision_rows import NOTES, DecisionRow, decision_rows
-from .family_sentences import FAMILY_WORDS, family_heading, family_rows, is_mostly_one_family, notices
+from .family_sentences import FAMILY_WORDS, family_heading, family_rows, is_told_apart, notices
 from .glossary import glossary
 from .html_templates import html_environment
 from .objectives import objective_sentences, rename_hints, renamed_sentences, renamed_text
@@ -88,7 +88,7 @@ def report_page(backtest: Backtest) -> str:
         renamed=renamed_text(backtest.settings.renames),
         hints=list(rename_hints(backtest.lacking)),
         words=[term for term in glossary() if term.anchor in _WORDS],
-        cards=[] if is_mostly_one_family(total["families"], total["could_fire"]) else _cards(backtest, total),
+        cards=[] if is_told_apart(total) else _cards(backtest, total),
         family_headings=(family_heading(total["families"]), *FAMILY_WORDS[1:]),
         family_rows=family_rows(total),
         left_out=_left_out(backtest),
@@ -175,7 +175,7 @@ def _regret_cards(total: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     deployable = total["relative_deployable_regret"]
     if deployable["runs"]:
         yield f"{deployable['mean']:.2%}", f"mean deployable regret, stopped or not, {_typical(deployable, '.2%')}"
-    metrics = list(absolute_regrets(total))
+    metrics = [(metric, absolute) for metric, absolute in absolute_regrets(total) if absolute["max"]]
     if len(metrics) == 1:  # The JSON and the terminal have those of several.
         ((metric, absolute),) = metrics
         yield (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from types import MappingProxyType
@@ -82,7 +83,7 @@ def rename_hints(lacking: Iterable[LackedMetric]) -> Iterator[str]:
     for one in lacking:
         counts = [f"{name} ({runs:,})" for name, runs in one.nearest.items()]
         more = f" and {counted(len(counts) - _LISTED, 'other')}" if len(counts) > _LISTED else ""
-        options = " ".join(f"--rename {old}={one.name}" for old in list(one.nearest)[:_LISTED])
+        options = " ".join(f"--rename {shlex.quote(f'{old}={one.name}')}" for old in list(one.nearest)[:_LISTED])
         lack = "lacks" if one.runs == 1 else "lack"
         yield (
             f"{one.runs:,} of {counted(one.of, 'run', ',')} {lack} {one.name}, which the rules read; "

@@ -126,10 +126,11 @@ def _saved_line(total: Mapping[str, Any]) -> str:
         for one in by_unit
     )
     of_the_time = "" if elapsed_s is None else f", {time_saved(total)}"
-    return (
-        f"Saved: {saved}{of_the_time}, "
-        f"{total['evaluations_saved'] or 0:,} of {counted(total['evaluations'], 'evaluation', ',')}."
-    )
+    evaluations, fewer = total["evaluations"], total["evaluations_saved"] or 0
+    if fewer < 0:
+        more = f"{counted(-fewer, 'evaluation', ',')} more than the {evaluations:,} recorded"
+        return f"Saved: {saved}{of_the_time}. The policy asks for {more}."
+    return f"Saved: {saved}{of_the_time}, {fewer:,} of {counted(evaluations, 'evaluation', ',')}."
 
 
 def _checkpoints_line(total: Mapping[str, Any], backtest: Backtest) -> str:
@@ -208,7 +209,7 @@ def _regret_lines(total: Mapping[str, Any], backtest: Backtest) -> Iterator[str]
     regret, deployable = total["relative_regret"], total["relative_deployable_regret"]
     if total["stopped"]:
         yield cost_sentence(backtest, total)
-    if total["relative_regret_of_stopped"]["runs"]:
+    if total["relative_regret_of_stopped"]["max"]:
         over = counted(regret["runs"], "run", ",")
         over += ", stopped or not" if total["relative_regret_of_stopped"]["runs"] < regret["runs"] else ""
         yield f"{REGRET} Over {over}: {_spread_text(regret, '.2%')}. {TRIMMED_MEAN}"

@@ -57,6 +57,17 @@ def _cells(result: RunResult) -> tuple[str, ...]:
     recorded, predicted, stop = result.recorded, result.predicted, result.stop
     if predicted is None:
         return ("unknown", f"{recorded.steps:,}", "", "", "", "", "", "censored")
+    if result.could_not_fire:
+        return (
+            "-",
+            f"{recorded.steps:,}",
+            "",
+            "",
+            f"{recorded.checkpoints}→{predicted.checkpoints}",
+            "",
+            "",
+            "cannot fire",
+        )
     bound = "≥" if result.right_censored else ""
     regret, deployable = result.relative_regret, result.relative_deployable_regret
     return (
@@ -67,7 +78,7 @@ def _cells(result: RunResult) -> tuple[str, ...]:
         f"{recorded.checkpoints}→{predicted.checkpoints}",
         _share(regret, bound),
         _share(deployable, bound),
-        str(stop.validity) if stop else "cannot fire" if result.could_not_fire else "no stop",
+        str(stop.validity) if stop else "no stop",
     )
 
 

@@ -7,11 +7,12 @@ from typing import Any, Final
 
 from ...store.plural import counted
 from ..backtests.backtesting import Backtest
+from ..intervals import FEWEST_FAMILIES
 from ..runs.history import UPDATES
 from ..runs.results import RunResult
-from .aggregation import NOTABLE_REGRET, part_of, regrets_of_stopped
+from .aggregation import NOTABLE_REGRET, later_evaluations, part_of, regrets_of_stopped
 from .amounts import duration, percent
-from .family_sentences import family_warning, is_mostly_one_family
+from .family_sentences import all_of, families_text, family_warning, is_told_apart
 
 UNKNOWN_COST: Final = "What the stops cost is unknown: no stopped run can be judged."
 
@@ -34,23 +35,28 @@ def verdict(backtest: Backtest, total: Mapping[str, Any]) -> list[str]:
     """
     if not total["runs"]:
         return ["No run could be judged."]
-    families, able = total["families"], total["could_fire"]
-    is_apart = is_mostly_one_family(families, able) and total["stopped"] and families["largest"]["runs"] < able
-    warning = (
-        [f"{text} They are not independent: count them as one case."]
-        if (text := family_warning(families, able))
-        else []
-    )
+    is_apart = is_told_apart(total)
+    warning = [text] if (text := _dependence(total)) else []
     outcomes = list(_apart(backtest, total) if is_apart else _together(backtest, total))
     if is_apart:
         return [" ".join((f"{could_fire(total)}.", *warning)), *outcomes, *_price(total), *_unknown(total)]
     return [*outcomes, *_price(total), *warning, *_unknown(total)]
 
 
+def _dependence(total: Mapping[str, Any]) -> str:
+    """Return how many cases the runs are; empty where an interval says it."""
+    families = total["families"]
+    if warning := family_warning(families, total["could_fire"]):
+        return f"{warning} They are not independent: count them as one case."
+    if total["could_fire"] < 2 or not total["stopped"] or families["count"] >= FEWEST_FAMILIES:
+        return ""
+    return f"These runs are {families_text(families)}. Runs of one are not independent: count each as one case."
+
+
 def could_fire(total: Mapping[str, Any]) -> str:
     """Say in how many runs the policy could fire, and each controller where they differ in that."""
     able = total["could_fire"]
-    of = f"all {total['runs']:,}" if able == total["runs"] > 1 else f"{able or 'none'} of {total['runs']:,}"
+    of = all_of(total["runs"]) if able == total["runs"] > 1 else f"{able or 'none'} of {total['runs']:,}"
     said = f"The policy could fire in {of} {'run' if total['runs'] == 1 else 'runs'}"
     if not _is_limited(total) or not able:
         return said
@@ -60,8 +66,10 @@ def could_fire(total: Mapping[str, Any]) -> str:
 
 def _where(one: Mapping[str, Any]) -> str:
     """Say in how many runs a controller could fire, and in how many of them only early."""
-    early = f" ({one['series_end_early']} of them only in the first half)" if one["series_end_early"] else ""
-    return f"{one['controller']} in {one['could_fire'] or 'none'}{early}"
+    said = f"{one['controller']} in {one['could_fire'] or 'none'}"
+    if not one["series_end_early"]:
+        return said
+    return f"{said} ({one['series_end_early']} of them only in the first {percent(one['series_end_by'])})"
 
 
 def steps_of(total: Mapping[str, Any]) -> str:
@@ -96,7 +104,8 @@ def _together(backtest: Backtest, total: Mapping[str, Any]) -> Iterator[str]:
         yield f"{could_fire(total)}."
         said = f"It would have stopped {stopped} of {'these' if is_part else 'them'}"
     else:
-        said = f"The policy would have stopped {stopped} of {counted(total['runs'], 'run', ',')}"
+        the = "the " if stopped == "each" else ""
+        said = f"The policy would have stopped {stopped} of {the}{counted(total['runs'], 'run', ',')}"
     if not total["stopped"]:
         yield f"{said}."
         return
@@ -184,7 +193,8 @@ def cost_sentence(backtest: Backtest, part: Mapping[str, Any], is_chosen: Callab
         said = f"In the stopped run{can}, training on would {'' if above else 'not '}{better}. Its regret"
         spread = ""
     else:
-        said = f"In {above or 'none'} of {runs:,} stopped runs{can}, training on would {better}. Their regret"
+        left = f"by a median of {later_evaluations(backtest, is_chosen):g} later evaluations"
+        said = f"In {above or 'none'} of {runs:,} stopped runs{can}, {left}, training on would {better}. Their regret"
         median = f"median {regret['median']:.2%}, " if runs > 2 else ""  # Of two values it is the mean.
         spread = f"mean {regret['mean']:.2%}, {median}worst "
     return f"{said}: {spread}{regret['max']:.2%} ({_worst(backtest, is_chosen)})." if regret["max"] else f"{said} is 0."
@@ -207,7 +217,7 @@ def _price(total: Mapping[str, Any]) -> Iterator[str]:
     if added > 0:
         recorded = total["checkpoints"]
         than = f" more than the {recorded:,} recorded" if recorded else "; none was recorded"
-        yield f"It would have written {counted(added, 'checkpoint', ',')}{than}."
+        yield f"Rules that save would have written {counted(added, 'checkpoint', ',')} over all these runs{than}."
 
 
 def _unknown(total: Mapping[str, Any]) -> Iterator[str]:

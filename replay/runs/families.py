@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import PurePath
@@ -22,9 +23,19 @@ OF_THE_RUN: Final = ("group", "tags", "name", "folder", "run")
 #: Words of configuration keys whose values differ between runs of one configuration: seeds, paths and names of the run.
 _OWN_WORDS: Final = frozenset(
     ("seed", "seeds", "path", "paths", "dir", "directory", "folder", "file", "logdir", "host", "hostname", "timestamp")
-)
-_OWN_KEYS: Final = frozenset(("random_state", "run_name", "run_id"))
+) | frozenset(("date", "datetime", "uuid", "desc", "description", "comment", "notes"))
+_OWN_KEYS: Final = frozenset(("random_state", "run_name", "run_id", "exp_name", "exp_id", "id", "tag"))
 _PATH_STARTS: Final = ("/", "./", "../", "~")
+
+#: Parts of a text that differ between runs of one configuration: addresses, ids, dates, times, numbers of seeds, runs.
+_OWN_PARTS: Final = re.compile(
+    r"""0x[0-9a-f]+ | [0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}
+    | (?<!\d)(19|20)\d\d[-_./]?[01]\d[-_./]?[0-3]\d
+    ([T\s_-]*[012]\d[:._-]?\d\d([:._-]?\d\d([.,]\d+)?)?)?([+-]\d\d:?\d\d)?
+    | (jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec)[\s_-]?\d\d(?!\d) | (?<!\d)\d\d[:-]\d\d[:-]\d\d(?!\d)
+    | (?<![0-9a-z])(?=[a-f]*\d)[0-9a-f]{8,}(?![0-9a-z]) | (?<![a-z])(seed|run|trial|exp)[\W_]*\d+""",
+    re.IGNORECASE | re.VERBOSE,
+)
 
 #: The key of runs that were imported from one folder.
 SOURCE_FOLDER: Final = "source folder"
@@ -111,13 +122,15 @@ def _source_folder(info: RunInfo) -> str:
 
 
 def _configuration(info: RunInfo) -> str:
-    """Return the program that recorded a run, and the digest of its configuration without seeds, paths and numbers.
+    """Return the program that recorded a run, and the digest of its configuration without what is the run's own.
 
-    Runs that differ only in numbers are a parameter sweep, and a sweep is one family.
+    Seeds, paths, dates, ids and the run's name are. Runs that differ only in numbers are a parameter sweep, and a sweep
+    is one family.
     """
     argv = info.attempts[0].environment.get("argv")
     program = PurePath(str(argv[0])).name if isinstance(argv, list) and argv else ""
-    kept = {name: value for name, value in flattened(info.config).items() if not _is_own(name, value)}
+    config = flattened(info.config).items()
+    kept = {name: _shared(value, info.name) for name, value in config if not _is_own(name, value)}
     if not kept:
         return program
     digest = hashlib.sha256(json.dumps(kept, sort_keys=True).encode(errors="surrogatepass")).hexdigest()[:10]
@@ -127,11 +140,25 @@ def _configuration(info: RunInfo) -> str:
 def _is_own(name: str, value: Any) -> bool:
     """Whether an entry of a configuration says nothing of a run's family: a number, a seed, a path, a name of a run."""
     key = name.rpartition(".")[2].casefold().replace("-", "_")
-    if key in _OWN_KEYS or not _OWN_WORDS.isdisjoint(key.split("_")):
+    if name.casefold() == "name" or key in _OWN_KEYS or not _OWN_WORDS.isdisjoint(key.split("_")):
         return True
     if isinstance(value, list):
         return all(_is_number(entry) for entry in value)
     return _is_number(value) or (isinstance(value, str) and value.startswith(_PATH_STARTS))
+
+
+def _shared(value: Any, run_name: str) -> Any:
+    """Return a value of a configuration without the parts of its texts that differ between runs.
+
+    A run's name counts if it has a digit: a name without one may be a word of the configuration, such as a model's.
+    """
+    if isinstance(value, list):
+        return [_shared(entry, run_name) for entry in value]
+    if not isinstance(value, str):
+        return value
+    if any(map(str.isdigit, run_name)):
+        value = re.sub(rf"(?<![^\W_]){re.escape(run_name)}(?![^\W_])", "", value, flags=re.IGNORECASE)
+    return _OWN_PARTS.sub("", value)
 
 
 def _is_number(value: Any) -> bool:

@@ -1,6 +1,6 @@
 """Detects what a person did about a run, and computes how much earlier or later the policy acts.
 
-The action is an annotation that names it, or else the interruption that ended the run::
+The action is an annotation that names it, or else the Ctrl-C that ended the run::
 
     rec.annotate("the loss is gone for good", action="stop")
 """
@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from ...rules.policy_file.operations import Effect
+from ...store.run_info import Attempt
 from .event_stream import EventStream
 from .history import History
 from .replaying import Replay
@@ -83,6 +84,11 @@ def is_end_stated(source: Mapping[str, Any] | None) -> bool:
         return True
     # Imports of earlier versions kept no ending. Of their sources, only MLflow's say that a run was interrupted.
     return bool(source["ending"] == "stated" if "ending" in source else source.get("kind") == "mlflow")
+
+
+def is_terminated(attempt: Attempt) -> bool:
+    """Whether SIGTERM ended an attempt: a batch system that preempts a run sends it, so it is no person's act."""
+    return (attempt.failure or {}).get("type") == "Terminated"
 
 
 def human_action(stream: EventStream, history: History, status: str) -> HumanAction | None:

@@ -103,6 +103,9 @@ def declared_objective(named: str, mode: str | None = None) -> Objective:
         return Objective(metric, Mode(suffix))
     if mode is not None and mode not in tuple(Mode):
         raise TelemetryError("the mode of an objective is min or max", got=mode)
+    if metric and mode is None and suffix.isalpha() and suffix.casefold().startswith(tuple(Mode)):
+        fix = f"Write {metric}:min or {metric}:max"
+        raise TelemetryError("the mode of an objective is min or max", got=suffix, fix=fix)
     told = mode_of(named) if mode is None else Mode(mode)
     if told is None:
         raise TelemetryError(

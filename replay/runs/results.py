@@ -127,9 +127,9 @@ class RunResult:
         return bool(self.decisions)
 
     @property
-    def is_stop_tested(self) -> bool:
-        """Whether the record holds evaluations after the stop. Without any, its regret is zero whatever it costs."""
-        return self.ending is not None and any(one.event_index > self.ending.event_index for one in self.evaluations)
+    def evaluations_after(self) -> int:
+        """Recorded evaluations after the stop. Without any, its regret is zero whatever the stop costs."""
+        return 0 if self.ending is None else sum(one.event_index > self.ending.event_index for one in self.evaluations)
 
     @property
     def steps_saved(self) -> int | None:

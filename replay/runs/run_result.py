@@ -34,7 +34,7 @@ from .history import (
     restored_steps,
     step_unit_of,
 )
-from .human_action import Lead, is_end_stated, lead_over
+from .human_action import Lead, is_end_stated, is_terminated, lead_over
 from .identity import UNKNOWN, RunIdentity, identity_of
 from .incidents import Incident, IncidentLabels, incidents_in, incidents_noted
 from .objective import Evaluation, Objective, best, objective_among, objective_of_study
@@ -177,6 +177,7 @@ def _facts_at(policy: Policy, snapshot: Snapshot, settings: BacktestSettings, fa
         noted,
         nan_filtered=nan_filtered_in(snapshot, settings.renames),
         end_stated=is_end_stated(info.source),
+        terminated=is_terminated(info.last),
     )
     identity = dataclasses.replace(facts.identity, log_digest=snapshot.log_digest)
     return dataclasses.replace(
@@ -211,6 +212,7 @@ def facts_of(
     *,
     nan_filtered: Collection[str] = (),
     end_stated: bool = True,
+    terminated: bool = False,
 ) -> ReplayedRun:
     """Return the facts of one stream of the deciding rank's events, with incidents annotated after the run."""
     stream = event_stream(events)
@@ -229,7 +231,7 @@ def facts_of(
         detection=None if labelled is None else _detection(labelled, stream, replayed, history, settings),
         lacks_samples=policy.reads_samples and not any(event.samples for event in events),
         is_empty="step_end" not in stream.kinds and not any(event.metrics for event in events),
-        human=lead_over(stream, history, status if end_stated else "", replayed),
+        human=lead_over(stream, history, status if end_stated and not terminated else "", replayed),
         identity=identity_of(stream, replayed),
         series=stream_digests(stream),
         unable=could_not_fire(policy, appearances),

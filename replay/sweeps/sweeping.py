@@ -17,7 +17,7 @@ import numpy.typing as npt
 from ...rules.language.references import Param
 from ...rules.policy_file.policy import Policy
 from ...store.run import Run
-from ..run_pool import Progress, RunPool
+from ..run_pool import Progress, RunPool, checked_runs
 from ..runs.families import check_family_key
 from ..runs.objective import Declared, Objective, declared_objectives, shared_objective
 from ..runs.renaming import Renames, check_recorded
@@ -223,8 +223,8 @@ def sweep(
         TelemetryError: An axis has no values, there are too many combinations, the runs evaluated other metrics, but
             not the given objective, or they recorded no metric that is to be renamed, or lack the key of families.
     """
+    chosen = checked_runs("sweep", policy, runs)
     variants, saves = variants_of(policy, axes), Saves(saves)
-    chosen = list(runs)
     declared, renaming = declared_objectives(objective), tuple((renames or {}).items())
     check_recorded(chosen, renaming)
     processes = worthwhile_processes(policy, variants, chosen, processes)

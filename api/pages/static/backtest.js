@@ -185,16 +185,17 @@ function runsTable() {
   const rows = report.runs.map((one) => {
     const bound = one.right_censored ? "≥ " : "";
     const known = one.predicted !== null;
+    const able = known && !one.could_not_fire;
     return [
       element("a", { href: `/runs/${encodeURIComponent(one.run_id)}` }, one.name),
       one.stop ? shown(one.stop.step) : known ? "–" : "unknown",
       shown(one.recorded.steps),
-      known && one.recorded.steps ? bound + percent(one.saved.steps / one.recorded.steps, 0) : "–",
+      able && one.recorded.steps ? bound + percent(one.saved.steps / one.recorded.steps, 0) : "–",
       shown(one.decisions.length),
       one.objective?.metric ?? "–",
       shown(toFigure(one.recorded.best)),
       shown(toFigure(one.predicted?.best)),
-      one.regret.relative === null ? "–" : bound + percent(one.regret.relative, 2),
+      one.regret.relative === null || !able ? "–" : bound + percent(one.regret.relative, 2),
       one.stop ? chip(one.stop.validity) : one.could_not_fire ? element("span", { title: one.could_not_fire }, "could not fire") : known ? "no stop" : chip("censored"),
     ];
   });

@@ -1,0 +1,78 @@
+"""Words the warnings at the end of a steered run: rules that never decided, and requests that the loop never served.
+
+Loaded only when rules are given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from typing import Final
+
+from ..rules.language.references import ContextValue
+from ..rules.policy_file.declarations import Controller
+from ..rules.policy_file.operations import Effect
+from ..store.events import INIT_END
+
+#: The call that records each kind of event.
+_CALLS: Final = {
+    "step_end": "step",
+    **{kind: kind for kind in ("log", "evaluate", "save", "epoch_begin", "epoch_end")},
+}
+
+_REQUESTS: Final[Mapping[Effect, tuple[str, str]]] = {
+    Effect.SAVE: ("a checkpoint", "Save one when rec.step(...).should_save is true and call rec.save(path)"),
+    Effect.EVALUATE: (
+        "an evaluation",
+        "Evaluate when rec.step(...).should_evaluate is true and call rec.evaluate(...)",
+    ),
+}
+
+
+def never_triggered(controllers: Iterable[Controller], kinds: Collection[str]) -> Iterator[str]:
+    """Yield a line for the controllers whose triggers did not occur in a whole run, one for each choice of triggers.
+
+    Args:
+        controllers: Of the policy.
+        kinds: The kinds of events that the run has.
+    """
+    named: dict[tuple[str, ...], list[str]] = {}
+    for controller in controllers:
+        awaited = tuple(trigger.removeprefix("on_") for trigger in controller.triggers)
+        if not {INIT_END, *kinds}.intersection(awaited):
+            named.setdefault(awaited, []).append(controller.name)
+    for awaited, names in named.items():
+        calls = [f"rec.{_CALLS[kind]}(...)" for kind in awaited if kind in _CALLS]
+        fix = (
+            f"Call {' or '.join(calls)}" if calls else "A recorder never triggers it; on_step_end follows every update"
+        )
+        triggers = " and ".join(f"on_{kind}" for kind in awaited)
+        yield f"{_subject(names)}: {triggers} did not occur in this run, so {_they(names)} decided nothing. {fix}"
+
+
+def without_epoch(controllers: Iterable[Controller]) -> Iterator[str]:
+    """Yield a line for the controllers whose rules read the epoch of a run that has none."""
+    names = [each.name for each in controllers if ContextValue("epoch") in each.rule.bound.references.values()]
+    if names:
+        what = f"{_subject(names)}: 'epoch' is read, but this run never had one"
+        yield f"{what}. Call rec.epoch_begin(), or rec.step(epoch=...)"
+
+
+def unserved(asked_at: Mapping[Effect, int], step: int) -> Iterator[str]:
+    """Yield a line for each kind of request that waited for the loop until the end.
+
+    Args:
+        asked_at: The step of each request that nobody served.
+        step: The last step. A loop may end at once when asked there.
+    """
+    for effect, (what, fix) in _REQUESTS.items():
+        if asked_at.get(effect, step) < step:
+            asked = f"a rule asked for {what} at step {asked_at[effect]}"
+            yield f"{asked}, but the run ended at step {step} without one. {fix}, or give on_{effect.value}="
+
+
+def _subject(names: list[str]) -> str:
+    return f"controller{'s' * (len(names) > 1)} {', '.join(map(repr, names))}"
+
+
+def _they(names: list[str]) -> str:
+    return "they" if len(names) > 1 else "it"

@@ -1,0 +1,150 @@
+"""At the end of a run, the recorder names rules that decided nothing and requests that the loop never served."""
+
+from __future__ import annotations
+
+import contextlib
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from steptape import Recorder
+from steptape.rules.policy_file.policy import parse_policy
+
+Call = Callable[[Any], object]
+
+
+def step(**values: Any) -> Call:
+    """A call of ``step`` with these values."""
+    return lambda rec: rec.step(**values)
+
+
+def ended(store: Path, rules: str, *calls: Call, caplog: pytest.LogCaptureFixture, **arguments: Any) -> list[str]:
+    """Record these calls under the rules and return the warnings of the run's end."""
+    path = store / "rules.yaml"
+    path.write_text(f"controllers:\n{textwrap.indent(textwrap.dedent(rules), '  ')}")
+    rec = Recorder(store / "runs", rules=path, **arguments)
+    for call in calls:
+        call(rec)
+    caplog.clear()
+    rec.close()
+    return [record.message for record in caplog.records if record.levelname == "WARNING"]
+
+
+DEAD = """
+- {name: over, triggers: [on_evaluate], rule: loss > 3, operations: []}
+- {name: later, triggers: [on_epoch_end, on_save], rule: loss > 3, operations: []}
+- {name: other, triggers: [on_evaluate], rule: loss > 4, operations: []}
+- {name: alive, triggers: [on_evaluate, on_step_end], rule: loss > 3, operations: []}
+- {name: begin, triggers: [on_optimizer_step], rule: loss > 3, operations: []}
+"""
+
+
+def test_rules_whose_trigger_never_came_are_named_at_the_end(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """They decided nothing, and the loop would never know."""
+    assert ended(tmp_path, DEAD, *[step(loss=1.0)] * 3, caplog=caplog) == [
+        "controllers 'over', 'other': on_evaluate did not occur in this run, so they decided nothing. Call "
+        "rec.evaluate(...)",
+        "controller 'later': on_epoch_end and on_save did not occur in this run, so it decided nothing. Call "
+        "rec.epoch_end(...) or rec.save(...)",
+        "controller 'begin': on_optimizer_step did not occur in this run, so it decided nothing. A recorder never "
+        "triggers it; on_step_end follows every update",
+    ]
+
+
+def test_rules_whose_trigger_came_and_runs_that_broke_off_are_not_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A run that fails, records nothing or resumes may end before its first evaluation."""
+    rules = "- {name: over, triggers: [on_evaluate, on_train_end], rule: loss > 3, operations: []}"
+    assert ended(tmp_path, rules, step(loss=1.0), caplog=caplog) == []
+    assert "did not occur" not in " ".join(ended(tmp_path, DEAD, caplog=caplog))
+
+    policy = parse_policy("controllers: [{name: o, triggers: [on_evaluate], rule: loss > 3, operations: []}]")
+    with contextlib.suppress(ZeroDivisionError), Recorder(tmp_path / "failed", rules=policy) as rec:
+        rec.step(loss=1.0)
+        state = rec.state_dict()
+        raise ZeroDivisionError
+    with Recorder(tmp_path / "failed", rules=policy, resume=state) as again:
+        again.step(loss=1.0)
+
+    assert "did not occur" not in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("calls", "is_named"),
+    [
+        ([step(loss=1.0)], True),
+        ([step(loss=1.0, epoch=0.5)], False),
+        ([lambda rec: rec.epoch_begin(), step(loss=1.0)], False),
+        ([lambda rec: rec.step({"loss": 1.0, "epoch": 0.5})], False),
+        ([step(loss=1.0), lambda rec: rec.log({"epoch": 0.5})], False),
+    ],
+)
+def test_a_rule_that_reads_the_epoch_of_a_loop_without_one_is_named_at_the_end(
+    tmp_path: Path, calls: list[Call], is_named: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """``steps_per_epoch`` alone begins no epoch."""
+    rules = "- {name: late, triggers: [on_step_end], rule: epoch >= 1, operations: []}"
+    message = (
+        "controller 'late': 'epoch' is read, but this run never had one. Call rec.epoch_begin(), or rec.step(epoch=...)"
+    )
+
+    said = ended(tmp_path, rules, *calls, caplog=caplog, steps_per_epoch=2)
+
+    assert said == ([message] if is_named else [])
+
+
+ASKING = """
+- name: asks
+  triggers: [on_step_end]
+  rule: loss > 3
+  operations: [hfcontrols.should_save, hfcontrols.should_evaluate]
+"""
+HIGH = step(loss=4.0)
+
+
+@pytest.mark.parametrize(
+    ("calls", "named"),
+    [
+        ([HIGH, HIGH, step(loss=1.0)], ["checkpoint at step 1", "evaluation at step 1"]),
+        ([HIGH, lambda rec: rec.save("a", size_bytes=1), step(loss=1.0)], ["evaluation at step 1"]),
+        (
+            [HIGH, lambda rec: rec.evaluate(x=1.0), HIGH, step(loss=1.0)],
+            ["checkpoint at step 1", "evaluation at step 2"],
+        ),
+        ([step(loss=1.0), HIGH], []),
+    ],
+    ids=["never", "saved", "evaluated once", "at the end"],
+)
+def test_checkpoints_and_evaluations_that_rules_asked_for_in_vain_are_named_at_the_end(
+    tmp_path: Path, calls: list[Call], named: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    """At its last step a loop may end at once."""
+    said = ended(tmp_path, ASKING, *calls, caplog=caplog)
+
+    assert [message.partition("asked for ")[2].partition(", but")[0].split(" ", 1)[1] for message in said] == named
+    if len(calls) == 3 and len(said) == 2 and calls[1] is HIGH:
+        assert said == [
+            "a rule asked for a checkpoint at step 1, but the run ended at step 3 without one. Save one when "
+            "rec.step(...).should_save is true and call rec.save(path), or give on_save=",
+            "a rule asked for an evaluation at step 1, but the run ended at step 3 without one. Evaluate when "
+            "rec.step(...).should_evaluate is true and call rec.evaluate(...), or give on_evaluate=",
+        ]
+
+
+def test_an_incident_beyond_the_last_step_is_named_at_the_end(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """It may have been a slip of digits; during the run it may lie ahead."""
+    with Recorder(tmp_path) as rec:
+        rec.annotate("bad shard", incident="shard", first_step=20, last_step=30)
+        rec.annotate("bad shard", incident="shard", first_step=2, last_step=30)
+        for _ in range(10):
+            rec.step(loss=1.0)
+
+        assert caplog.messages == []
+
+    assert caplog.messages == [
+        "an incident at steps 20 to 30 begins after the run's last step, 10: no rule can find it"
+    ]
