@@ -21,13 +21,16 @@ from steptape.importers.importing import import_sources
 from steptape.importers.registry import all_readers
 from steptape.importers.source import ReadOptions
 from steptape.replay.backtests.baselines import BASELINES, Baseline
+from steptape.replay.backtests.policy_diff import diff_policies
 from steptape.replay.reports.aggregation import aggregate, without_regret
 from steptape.replay.reports.baseline_rows import comparison
+from steptape.replay.reports.diff_report import diff_lines
 from steptape.replay.reports.html_page import report_page
 from steptape.replay.reports.json_report import report_json
 from steptape.replay.reports.sentences import summary_lines
 from steptape.replay.reports.verdict import verdict
 from steptape.replay.runs.families import Family, family_of
+from steptape.replay.runs.incidents import Incident, IncidentLabels
 from steptape.rules.policy_file.policy import parse_policy
 from steptape.store.events import Event
 from steptape.store.run import Run
@@ -268,6 +271,17 @@ def test_the_logs_of_two_tools_of_one_training_count_once(tmp_path: Path, policy
 
     assert sorted(result.name for result in report.results) == ["1/tracked", "seed-2"]
     assert [run.name for run in report.repeated] == ["csv"]
+
+
+def test_what_becomes_of_a_repeated_run_is_said(policy: Policy, record: Callable[..., Run]) -> None:
+    """A diff lists it, and a backtest says that its labels are lost: the other log of the training has none."""
+    runs = [record(run_id, curve(1, 30), clock=run_id == "kept") for run_id in ("kept", "twin")]
+    report = backtest(policy, runs, labels=IncidentLabels({"twin": [Incident(2, 4)]}))
+    said = "the labels of twin (twin), which repeats it, are not used. To use them, label this run"
+
+    assert [result.notes for result in report.results] == [(said,)]
+    assert f"kept: {said}." in summary_lines(report)
+    assert any("Counted once: 1 run" in line for line in diff_lines(diff_policies(policy, policy, runs)))
 
 
 def test_short_series_and_schedules_make_no_repetition(policy: Policy, record: Callable[..., Run]) -> None:

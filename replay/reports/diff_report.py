@@ -17,7 +17,7 @@ from ..runs.results import RunResult
 from ..runs.saves import asks_for_checkpoints
 from .aggregation import families_json
 from .amounts import duration
-from .family_sentences import family_sentence
+from .family_sentences import family_sentence, repeated_sentence
 from .objectives import objective_sentences, objectives_json, renamed_text
 from .sentences import REGRET, SAVES
 
@@ -199,6 +199,8 @@ def _footnotes(difference: PolicyDiff) -> list[str]:
     if bounds := sum(run.is_bound for run in difference.runs):
         are = "that is" if bounds == 1 else "that are"
         notes.append(f"- No regret is compared in {counted(bounds, 'run', ',')} {are} unfinished or ended early.")
+    if repeated := repeated_sentence(difference.new.repeated):
+        notes.append(f"- {repeated}")
     notes += [f"- Excluded {run.run_id}: {run.reason}." for run in difference.excluded]
     if any(asks_for_checkpoints(policy) for policy in (difference.old.policy, difference.new.policy)):
         notes.append(f"- {SAVES[difference.old.settings.saves]}")
