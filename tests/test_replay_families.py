@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import os
@@ -19,14 +20,17 @@ from steptape.importers.discovery import find_sources
 from steptape.importers.importing import import_sources
 from steptape.importers.registry import all_readers
 from steptape.importers.source import ReadOptions
-from steptape.replay.backtests.baselines import BASELINES
+from steptape.replay.backtests.baselines import BASELINES, Baseline
+from steptape.replay.backtests.policy_diff import diff_policies
 from steptape.replay.reports.aggregation import aggregate, without_regret
 from steptape.replay.reports.baseline_rows import comparison
+from steptape.replay.reports.diff_report import diff_lines
 from steptape.replay.reports.html_page import report_page
 from steptape.replay.reports.json_report import report_json
 from steptape.replay.reports.sentences import summary_lines
 from steptape.replay.reports.verdict import verdict
 from steptape.replay.runs.families import Family, family_of
+from steptape.replay.runs.incidents import Incident, IncidentLabels
 from steptape.rules.policy_file.policy import parse_policy
 from steptape.store.events import Event
 from steptape.store.run import Run
@@ -269,6 +273,17 @@ def test_the_logs_of_two_tools_of_one_training_count_once(tmp_path: Path, policy
     assert [run.name for run in report.repeated] == ["csv"]
 
 
+def test_what_becomes_of_a_repeated_run_is_said(policy: Policy, record: Callable[..., Run]) -> None:
+    """A diff lists it, and a backtest says that its labels are lost: the other log of the training has none."""
+    runs = [record(run_id, curve(1, 30), clock=run_id == "kept") for run_id in ("kept", "twin")]
+    report = backtest(policy, runs, labels=IncidentLabels({"twin": [Incident(2, 4)]}))
+    said = "the labels of twin (twin), which repeats it, are not used. To use them, label this run"
+
+    assert [result.notes for result in report.results] == [(said,)]
+    assert f"kept: {said}." in summary_lines(report)
+    assert any("Counted once: 1 run" in line for line in diff_lines(diff_policies(policy, policy, runs)))
+
+
 def test_short_series_and_schedules_make_no_repetition(policy: Policy, record: Callable[..., Run]) -> None:
     """Few values agree by chance, and every run of a sweep may have the same warm-up."""
     short = [record("a", curve(0)), record("b", curve(0))]
@@ -320,6 +335,29 @@ def test_a_baseline_that_scores_few_runs_leaves_the_other_rows_alone(
     assert own["runs"] == oracle["runs"] == 5
     assert asha["reason"].startswith("scored on 1 of 5 runs; the others have no clock times")
     assert f"ASHA (Ray Tune): {asha['reason']}." in summary_lines(report)
+
+
+def test_a_baseline_that_stops_before_any_evaluation_leaves_the_regret_of_the_others(
+    store_record: Callable[..., Path], policy: Policy, tmp_path: Path
+) -> None:
+    """Its own row has none, with the reason, and the other rows keep theirs."""
+    early = tmp_path / "early.yaml"
+    early.write_text(POLICY.replace("on_evaluate", "on_step_end").replace("eval_loss > 2", "step < 2"))
+    first = Event("step_end", step=1, metrics={"loss": 1.0})
+    runs = []
+    for number in range(5):
+        later = [(Event("step_end", step=step), value) for step, value in enumerate(curve(number), start=2)]
+        pairs = [(event, Event("evaluate", step=event.step, metrics={"eval_loss": value})) for event, value in later]
+        runs.append(open_run(store_record([first, *itertools.chain(*pairs)], run_id=f"run-{number}")))
+    baselines = [Baseline("early", "stops early", early), BASELINES["oracle"]]
+    report = backtest(policy, runs, baselines=baselines)
+    own, hasty, oracle = comparison(report)
+
+    assert (own["relative_regret"]["runs"], oracle["relative_regret"]["runs"]) == (5, 5)
+    assert (hasty["relative_regret"]["mean"], hasty["share_saved"]["runs"]) == (None, 5)
+    said = "No regret for stops early: it is known in fewer than half of these runs"
+    assert any(said in line for line in summary_lines(report))
+    assert said in report_page(report)
 
 
 def test_the_verdict_has_the_runs_outside_a_large_family(policy: Policy, record: Callable[..., Run]) -> None:

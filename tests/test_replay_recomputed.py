@@ -180,8 +180,8 @@ def test_the_demo_s_uncontrolled_run_under_overfitting_is_found_again(handling: 
 
 
 @pytest.mark.parametrize("name", ["digits under trac_fig4", "digits under overfitting"])
-def test_the_demo_s_runs_under_their_own_rules_have_lost_nothing(name: str, demo_store: Path) -> None:
-    """Under Lightning's rule, a run stopped by rules is a bound; under its own rules it is unchanged."""
+def test_the_demo_s_runs_under_rules_are_bounds(name: str, demo_store: Path) -> None:
+    """Under Lightning's rule as under their own, which leave them unchanged."""
     run = open_store(demo_store).run(name)
     rows, saves = rows_of(run)
 
@@ -189,6 +189,7 @@ def test_the_demo_s_runs_under_their_own_rules_have_lost_nothing(name: str, demo
     own = over(name.removeprefix("digits under "), [run]).results[0]
 
     check(result, plain_of("lightning_early_stopping", rows, saves))
-    assert result.right_censored == own.right_censored or run.status == "stopped"
-    assert own.steps_saved == 0
-    assert (own.predicted, own.right_censored) == (own.recorded, "")
+    assert run.status == "stopped"
+    assert result.right_censored == own.right_censored == next(iter(own.notes))
+    assert own.right_censored.startswith(f"stopped by its own rules at step {run.info.last.steps} of")
+    assert (own.predicted, own.steps_saved) == (own.recorded, 0)

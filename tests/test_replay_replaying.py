@@ -98,6 +98,22 @@ controllers:
     assert replayed.censored_from == 2
 
 
+@pytest.mark.parametrize("mode", ["act", "shadow"])
+def test_what_follows_a_censored_stop_is_censored(mode: str) -> None:
+    """Nobody knows whether the run would have come that far: the stop read an evaluation that the log lacks."""
+    policy = parse_policy(f"""
+controllers:
+  - {{name: look, triggers: [on_step_end], rule: loss < 2, once: true, operations: [hfcontrols.should_evaluate]}}
+  - {{name: stop, triggers: [on_evaluate], rule: eval_loss > 3, operations: [hfcontrols.should_training_stop]}}
+  - {{name: note, triggers: [on_step_end], rule: loss > 5, mode: {mode}, operations: [hfcontrols.should_log]}}
+""")
+    late = [Event("evaluate", step=4, metrics={"eval_loss": 4.0}), Event("step_end", step=5, metrics={"loss": 6.0})]
+
+    replayed = replay(policy, [*losses(6, 4, 1, 2), *late])
+
+    assert places(replayed.decisions) == [(0, "exact"), (2, "exact"), (4, "censored"), (5, "censored")]
+
+
 def test_an_evaluation_that_the_log_has_censors_nothing() -> None:
     """The evaluation was requested and made: the recorded value is the one that the rule would have seen."""
     policy = parse_policy("""

@@ -240,6 +240,10 @@ def backtest_runs(request: Request, readers: RunPool) -> tuple[Backtest, list[Ru
         check_family_key(request.family, [one.family for one in facts], (run.info for run in judged_runs))
     results = [result_of(one, one.objective(declared), declared) for one in facts]
     counts_for = repeated_by([one.series for one in facts], list(map(_knowledge, results)))
+    for index, by in sorted(counts_for.items()):
+        if results[index].detection is not None and results[by].detection is None:
+            note = f"the labels of {results[index].name} ({results[index].run_id}), which repeats it, are not used"
+            results[by] = replace(results[by], notes=(*results[by].notes, f"{note}. To use them, label this run"))
     counted = [index for index in range(len(results)) if index not in counts_for]
     report = Backtest(
         request.policy,

@@ -79,11 +79,19 @@ class RunDiff:
         return bool(self.lost or self.gained) or self.old.error_counts.keys() != self.new.error_counts.keys()
 
     @property
+    def is_bound(self) -> bool:
+        """Whether the run might have continued. Its regrets are then lower bounds, which have no difference."""
+        return bool(self.old.right_censored or self.new.right_censored)
+
+    @property
     def stop(self) -> StopChange:
         """The change of the run's end."""
         if self.old.predicted is None or self.new.predicted is None:
             return StopChange.SAME if not self.is_changed else StopChange.NOT_KNOWN
         old, new = self.old.predicted.steps, self.new.predicted.steps
+        # Without its stop, a run that its own rules ended there would have gone on.
+        if self.is_bound and old == new and (self.old.stop is None) != (self.new.stop is None):
+            return StopChange.NOT_KNOWN
         return StopChange.SAME if old == new else StopChange.EARLIER if new < old else StopChange.LATER
 
     @property
@@ -109,24 +117,28 @@ class RunDiff:
     def regret(self) -> float | None:
         """Regret under the new policy less that under the old; negative if the best value is better.
 
-        In units of the run's own objective: a mean over runs with several objectives has no meaning.
+        None if unknown, or if the regrets are lower bounds. In units of the run's own objective: a mean over runs with
+        several objectives has no meaning.
         """
-        return _more(self.new.regret, self.old.regret)
+        return self._worse(self.new.regret, self.old.regret)
 
     @property
     def deployable_regret(self) -> float | None:
         """The same for the deployable regret."""
-        return _more(self.new.deployable_regret, self.old.deployable_regret)
+        return self._worse(self.new.deployable_regret, self.old.deployable_regret)
 
     @property
     def relative_regret(self) -> float | None:
         """The difference of the relative regrets, which runs with other objectives have, too."""
-        return _more(self.new.relative_regret, self.old.relative_regret)
+        return self._worse(self.new.relative_regret, self.old.relative_regret)
 
     @property
     def relative_deployable_regret(self) -> float | None:
         """The same for the deployable regret."""
-        return _more(self.new.relative_deployable_regret, self.old.relative_deployable_regret)
+        return self._worse(self.new.relative_deployable_regret, self.old.relative_deployable_regret)
+
+    def _worse(self, value: float | None, than: float | None) -> float | None:
+        return None if self.is_bound else _more(value, than)
 
     @property
     def could_fire(self) -> bool:

@@ -33,9 +33,10 @@ def comparison(backtest: Backtest) -> list[dict[str, Any]]:
     """Return a row for the policy, and one per baseline with the run-by-run difference from the policy.
 
     All rows are over the same runs in which the policy could fire: those that each row scores, and in each column those
-    for which each row knows the number. A baseline that scores fewer than half of them has no numbers: its few runs
-    would be those of every row. Differences are the policy's value less the baseline's. ``stops_judged`` counts the
-    stops in runs whose regret is known: without any, the regret says nothing of the stops.
+    for which each row knows the number. A baseline that scores fewer than half of them has no numbers, and one whose
+    regret is known in fewer than half has no regret: its few runs would be those of every row. Differences are the
+    policy's value less the baseline's. ``stops_judged`` counts the stops in runs whose regret is known: without any,
+    the regret says nothing of the stops.
     """
     able = sum(not result.could_not_fire for result in backtest.results)
     scores: dict[str, Sequence[BaselineScore | None]] = {
@@ -44,7 +45,7 @@ def comparison(backtest: Backtest) -> list[dict[str, Any]]:
         if outcome.standings and 2 * _scored(outcome, backtest) >= able
     }
     scores[_POLICY] = [standing_of(result) for result in backtest.results]
-    table = {name: _common([_values(own, name, backtest) for own in scores.values()], list(scores)) for name in _SCORED}
+    table = {name: _common({row: _values(own, name, backtest) for row, own in scores.items()}) for name in _SCORED}
     title = backtest.policy.name or "this policy"
     rows = [{"name": _POLICY, "title": title, "digest": backtest.policy.digest, **_summary(_POLICY, table, backtest)}]
     rows.extend(_baseline_row(outcome, table, backtest) for outcome in backtest.baselines)
@@ -66,11 +67,19 @@ def baseline_notes(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 
 
 def same_runs_sentence(rows: Sequence[Mapping[str, Any]], runs: int) -> str:
-    """Return over which runs the rows of a comparison are; empty if over all."""
+    """Return over which runs the rows of a comparison are, and which have no regret; empty if all are over all."""
     own, regret = rows[0]["runs"], rows[0]["relative_regret"]["runs"]
-    if own == regret == runs:
-        return ""
-    return f"All rows are over the same runs: those that every row scores, {own:,} of {runs:,}; for regret {regret:,}."
+    scored = [row for row in rows if "reason" not in row]
+    lacking = ", ".join(row["title"] for row in scored if row["relative_regret"]["runs"] < regret)
+    said = []
+    if not own == regret == runs:
+        said = [
+            f"All rows are over the same runs: those that every row scores, {own:,} of {runs:,}; for regret {regret:,}."
+        ]
+    if lacking:
+        why = "it is known in fewer than half of these runs. A stop before the first evaluation has none."
+        said.append(f"No regret for {lacking}: {why}")
+    return " ".join(said)
 
 
 #: The values of one column of the comparison: one for each run, by the row's name. All rows know the same runs.
@@ -112,12 +121,17 @@ def _summary(name: str, table: Mapping[str, _Column], backtest: Backtest) -> dic
     }
 
 
-def _common(rows: Sequence[Sequence[float | None]], names: Sequence[str]) -> _Column:
-    """Return the rows of a column with only the runs that all of them know."""
-    known = [None not in values for values in zip(*rows, strict=True)]
+def _common(rows: _Column) -> _Column:
+    """Return the rows of a column with only the runs that all of them know.
+
+    A row that knows fewer than half of the policy's runs has none: it would take them from every row.
+    """
+    wanted = [index for index, value in enumerate(rows[_POLICY]) if value is not None]
+    sharing = {name: row for name, row in rows.items() if 2 * sum(row[at] is not None for at in wanted) >= len(wanted)}
+    known = [None not in values for values in zip(*sharing.values(), strict=True)]
     return {
-        name: [value if is_known else None for value, is_known in zip(row, known, strict=True)]
-        for name, row in zip(names, rows, strict=True)
+        name: [value if is_known and name in sharing else None for value, is_known in zip(row, known, strict=True)]
+        for name, row in rows.items()
     }
 
 

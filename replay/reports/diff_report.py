@@ -13,10 +13,11 @@ from ...store.plural import counted
 from ..backtests.backtesting import Backtest
 from ..backtests.policy_diff import Order, PolicyDiff, RunDiff, StopChange
 from ..runs.history import UPDATES
+from ..runs.results import RunResult
 from ..runs.saves import asks_for_checkpoints
 from .aggregation import families_json
 from .amounts import duration
-from .family_sentences import family_sentence
+from .family_sentences import family_sentence, repeated_sentence
 from .objectives import objective_sentences, objectives_json, renamed_text
 from .sentences import REGRET, SAVES
 
@@ -155,8 +156,7 @@ def _summary(difference: PolicyDiff) -> str:
 
 
 def _row(run: RunDiff) -> str:
-    old, new = run.old.predicted, run.new.predicted
-    ends = ["unknown" if outlay is None else f"{outlay.steps:,}" for outlay in (old, new)]
+    ends = [_end(result) for result in (run.old, run.new)]
     cells = (
         run.new.name if run.new.name == run.new.run_id else f"{run.new.name} {run.new.run_id}",
         ends[0] if ends[0] == ends[1] else " → ".join(ends),
@@ -167,6 +167,14 @@ def _row(run: RunDiff) -> str:
         _orders_text(run.gained),
     )
     return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
+
+
+def _end(result: RunResult) -> str:
+    """Return the step at which a run ends; a lower bound if only its record ends there."""
+    if result.predicted is None:
+        return "unknown"
+    bound = "≥" if result.right_censored and result.stop is None else ""
+    return f"{bound}{result.predicted.steps:,}"
 
 
 def _orders_text(orders: Sequence[Order]) -> str:
@@ -188,6 +196,11 @@ def _footnotes(difference: PolicyDiff) -> list[str]:
     if min(able) < len(difference.runs):
         could = f"The old policy could fire in {able[0]:,} and the new one in {able[1]:,} of {runs}"
         notes.append(f"- {could}; means are over the runs in which either could.")
+    if bounds := sum(run.is_bound for run in difference.runs):
+        are = "that is" if bounds == 1 else "that are"
+        notes.append(f"- No regret is compared in {counted(bounds, 'run', ',')} {are} unfinished or ended early.")
+    if repeated := repeated_sentence(difference.new.repeated):
+        notes.append(f"- {repeated}")
     notes += [f"- Excluded {run.run_id}: {run.reason}." for run in difference.excluded]
     if any(asks_for_checkpoints(policy) for policy in (difference.old.policy, difference.new.policy)):
         notes.append(f"- {SAVES[difference.old.settings.saves]}")

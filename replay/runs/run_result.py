@@ -100,6 +100,14 @@ class ReplayedRun:
     unable: tuple[str, ...] = ()
     early_ends: tuple[tuple[str, int] | None, ...] = ()
 
+    @property
+    def ends_with_own_stop(self) -> bool:
+        """Whether the recorded run made the policy's stop too, and its record ends there: no update follows."""
+        stop, ending = self.replayed.stop, self.replayed.ending
+        if stop is None or ending is None:
+            return False
+        return stop.validity is Validity.OBSERVED and self.history.steps <= ending.step
+
     def objective(self, declared: Sequence[Objective] = ()) -> Objective | None:
         """Return the metric that judges the run; None if none of its evaluations says how good it is."""
         return objective_among(self.history.evaluations.keys(), declared, self.of_study)
@@ -303,8 +311,7 @@ def _recorded(facts: ReplayedRun, objective: Objective | None) -> Outlay:
 
 def _predicted(facts: ReplayedRun, objective: Objective | None) -> Outlay:
     replayed, history = facts.replayed, facts.history
-    stop = replayed.stop
-    if stop is not None and stop.validity is Validity.OBSERVED:
+    if facts.ends_with_own_stop:
         return _recorded(facts, objective)
     outlay = _up_to(replayed.ending, facts, objective, _checkpoints_under(replayed, history))
     asked = {judged.decided_at for judged in replayed.reached if Effect.EVALUATE in replayed.effects(judged)}
@@ -399,10 +406,9 @@ def _detection(
 
 
 def _right_censored(facts: ReplayedRun) -> str:
-    stop = facts.replayed.stop
-    if facts.status != "running" and stop is not None and stop.validity is Validity.OBSERVED:
-        return ""
-    return why_right_censored(facts.status, facts.history.steps, facts.plan, is_end_stated=facts.is_end_stated)
+    # A program that ends itself when a rule asks for the stop is recorded as completed.
+    status = "stopped" if facts.status == "completed" and facts.ends_with_own_stop else facts.status
+    return why_right_censored(status, facts.history.steps, facts.plan, is_end_stated=facts.is_end_stated)
 
 
 def why_right_censored(status: str, steps: int, plan: Plan, *, is_end_stated: bool = True) -> str:
@@ -417,7 +423,7 @@ def why_right_censored(status: str, steps: int, plan: Plan, *, is_end_stated: bo
     planned = plan.max_steps()
     if status == "running":
         return "still running: the rest of its record is unknown"
-    if status == "stopped":
+    if status == "stopped" and (planned is None or steps < planned):
         of = "" if planned is None else f" of {planned}"
         return f"stopped by its own rules at step {steps}{of}: how it would have continued is unknown"
     if status == "interrupted" and not is_end_stated and (planned is None or steps < planned):

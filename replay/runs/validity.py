@@ -114,6 +114,7 @@ class ValidityLabeler:
         self._engine = engine
         self._effects_of: dict[tuple[str, ...], Set[Effect]] = {}
         self._diverted_at: int | None = None
+        self._unsure_from: float = inf
         self._shifted_at: int | None = None
         self._clocked = clocked_controllers(policy.controllers)
         own_saves = [(index, event.step) for index, event in stream.of_kind("save")]
@@ -136,6 +137,11 @@ class ValidityLabeler:
         effects = self._effects(decision.operations) if decision.acts else frozenset[Effect]()
         self._drop_saves(event_index)
         label = self._label(decision, effects)
+        # Nobody knows whether the run would have come this far.
+        if event_index > self._unsure_from and label is not Validity.OBSERVED:
+            label = Validity.CENSORED
+        if label is Validity.CENSORED and Effect.STOP in effects:
+            self._unsure_from = min(self._unsure_from, event_index)
         if label is Validity.CENSORED and effects & _DIVERTING and self._diverted_at is None:
             self._diverted_at = event_index
         asks_in_vain = Effect.EVALUATE in effects and decision.step + decision.value_lag not in self._evaluated_steps
