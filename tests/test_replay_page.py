@@ -234,6 +234,35 @@ def test_the_verdict_comes_first_and_every_decision_with_its_clause(report: Back
     assert "Digests of every log" in text
 
 
+@pytest.mark.parametrize(
+    ("patience", "said"),
+    [
+        ("", "loss &gt; high * 2</code>; with high = 3"),
+        ("patience: {patience_threshold: 4},", "</code>, true more than 4 times in a row; with"),
+        (
+            "patience: {patience_threshold: 4, mode: no_reset_on_failure},",
+            "</code>, true more than 4 times; with",
+        ),
+    ],
+)
+def test_the_rules_that_stop_stand_above_the_verdict(
+    patience: str, said: str, store_record: Callable[..., Path]
+) -> None:
+    """A reader need not open the policy to know what is judged."""
+    policy = parse_policy(f"""
+params: {{high: 3}}
+controllers:
+  - {{name: note, triggers: [on_step_end], rule: loss > 0, operations: []}}
+  - {{name: stop, triggers: [on_step_end], rule: loss > high * 2, {patience}
+     operations: [hfcontrols.should_training_stop]}}
+""")
+    page = report_page(backtest(policy, [open_run(store_record([Event("step_end", step=1, metrics={"loss": 1.0})]))]))
+
+    assert said in page
+    assert page.index("<b>stop</b>") < page.index('<div class="verdict">')
+    assert "<b>note</b>" not in page[: page.index('<div class="verdict">')]
+
+
 def test_labels_of_points_that_lie_together_stay_apart() -> None:
     """They overlap neither each other nor any point, as long as there is room."""
     points = [(100.0 + 4 * number, 100.0) for number in range(6)]

@@ -28,8 +28,8 @@ FAMILY_WORDS: Final = (
 
 #: The line below that table, for the headings that are too short to be clear.
 FAMILY_LEGEND: Final = (
-    "runs: those in which the policy could fire. saved: mean share of a run's steps. judged: stopped runs whose regret "
-    "is known. worse: those of them in which training on would have given a model more than 1% better."
+    "runs: those in which the policy could fire. saved: mean share of a run's steps. judged: stopped runs that were "
+    "evaluated after the stop. worse: those of them in which training on would have given a model more than 1% better."
 )
 
 #: Maximum number of families in the table.

@@ -14,6 +14,7 @@ from typing import Any, Final, NamedTuple
 from markupsafe import Markup
 
 from ...rules.checks.possible_firings import deciding_controllers
+from ...rules.language.patience import RESET_ON_FAILURE
 from ...rules.policy_file.declarations import Controller
 from ...store.plural import counted
 from ..backtests.backtesting import Backtest
@@ -122,7 +123,10 @@ def _rules(backtest: Backtest) -> list[tuple[str, str, str]]:
 
 
 def _patience(controller: Controller) -> str:
-    return "" if controller.patience is None else f", more than {controller.patience.threshold} times in a row"
+    if controller.patience is None:
+        return ""
+    in_a_row = " in a row" if controller.patience.mode == RESET_ON_FAILURE else ""
+    return f", true more than {controller.patience.threshold} times{in_a_row}"
 
 
 def _judged_by(backtest: Backtest, total: Mapping[str, Any]) -> Iterator[str]:
