@@ -98,7 +98,7 @@ FamilyOption = Annotated[
     typer.Option(
         "--family",
         metavar="KEY",
-        help="What tells families of dependent runs apart: group, tags, name, folder, run, or a configuration key.",
+        help="The key that runs of one family share: group, tags, name, folder, run, or a configuration key.",
     ),
 ]
 

@@ -69,7 +69,7 @@ class Log:
 
 @dataclass(frozen=True)
 class Judged:
-    """What a policy would have made of a run."""
+    """The numbers of a run under a policy."""
 
     log: Log
     aim: Aim | None

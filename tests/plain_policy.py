@@ -93,7 +93,7 @@ class Compared:
 
 @dataclass(frozen=True)
 class Guard:
-    """What a number of values or steps decides alone: ``len(loss) > 20``, or ``step > 20`` where no series is named."""
+    """A condition on a number of values, as ``len(loss) > 20``, or on the step, as ``step > 20``, without a series."""
 
     series: str
     number: int
@@ -262,7 +262,7 @@ def possible(rule: Rule, seen: Seen, step: int, filtered: frozenset[str]) -> set
 
     Args:
         rule: The rule.
-        seen: The values so far, of which only the numbers count.
+        seen: The values so far. How many there are counts, not what they are.
         step: The step.
         filtered: The series whose values are finite, because their tool replaces others.
     """

@@ -43,9 +43,8 @@ class PolicyJobRequest(JobRequest):
     saves: Literal["keep", "replace"] = "keep"
     """Whether checkpoints that rules order are added to the loop's own (`keep`) or replace them (`replace`)."""
     family: str | None = Field(default=None, min_length=1, max_length=1000)
-    """What tells families of dependent runs apart, which the intervals of a backtest draw: `group`, `tags`, `name`,
-    `folder`, `run` or a key of the configuration. By default the first of a run's group, source folder and
-    configuration."""
+    """The key that runs of one family share: `group`, `tags`, `name`, `folder`, `run` or a key of the configuration. By
+    default it is the first of group, source folder and configuration that a run has. Intervals draw whole families."""
 
     @property
     def objectives(self) -> list[str]:

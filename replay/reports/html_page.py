@@ -189,7 +189,7 @@ def _regret_cards(total: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _typical(found: Mapping[str, Any], form: str) -> str:
-    """Return what stands beside a mean."""
+    """Return interval, median and worst value, which a card shows beside the mean."""
     within = "" if found["low"] is None else f"95% interval {found['low']:{form}} to {found['high']:{form}}, "
     return f"{within}median {found['median']:{form}}, worst {found['max']:{form}}"
 

@@ -27,7 +27,8 @@ def _any(_: RunResult) -> bool:
 def verdict(backtest: Backtest, total: Mapping[str, Any]) -> list[str]:
     """Return the verdict, a paragraph each: where the policy could fire, what it saves, what that costs.
 
-    A family that has more than half of the runs is told apart from the others: sums over both would describe neither.
+    If one family has more than half of the runs, it gets a paragraph and the others another. Sums over both would
+    describe neither.
 
     Args:
         backtest: The backtest.

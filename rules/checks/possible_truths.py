@@ -52,7 +52,7 @@ _Wanted = bool | None
 
 @dataclass(frozen=True, slots=True)
 class RuleSurroundings:
-    """What the rules of a policy read besides themselves.
+    """The run, the metrics and the params that the rules of a policy read.
 
     Attributes:
         run: Where the run recorded values and events.
