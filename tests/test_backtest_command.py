@@ -79,7 +79,7 @@ def test_html_is_written_beside_what_is_printed(backtest: Callable[..., str], tm
     assert page.startswith("<!doctype html>")
     assert "Lightning EarlyStopping" in page
     assert "What these runs test" in page
-    assert "1 of 2 runs would have been stopped" in printed
+    assert "The policy would have stopped 1 of 2 runs." in printed
     assert printed.endswith(f"The HTML report is in {tmp_path / 'report.html'}.\n")
 
 
@@ -150,11 +150,25 @@ def test_the_tables_fit_a_terminal_of_a_hundred_columns(
         ]
         store_record(events, run_id=f"long-{number}", name=f"{name}{number}", status="failed")
 
-    runs, comparison, _ = backtest("--baseline", "all").split("\n\n")
+    runs, comparison, *_ = backtest("--baseline", "all").split("\n\n")
     tables = (runs + "\n" + comparison).splitlines()
 
     assert max(len(line.rstrip()) for line in tables) <= 100
     assert sum("a run with" in line for line in tables) == 8
+
+
+def test_the_table_of_many_runs_is_bounded_and_the_verdict_is_last(
+    backtest: Callable[..., str], store_record: Callable[..., Path]
+) -> None:
+    """With a row for each of a hundred runs nobody would see the verdict."""
+    for number in range(30):
+        store_record([Event("step_end", step=1, metrics={"loss": 1.0})], run_id=f"short-{number}", name=f"s{number}")
+    lines = backtest().splitlines()
+    rest = "12 more runs (12 not stopped): --html FILE and --json list every run."
+
+    assert lines.index(rest) == 21
+    assert lines[1].startswith("run-0 ")
+    assert any(line.startswith("The policy would have stopped 1 of 32 runs.") for line in lines[-4:])
 
 
 def test_a_baseline_is_backtested_by_its_name(backtest: Callable[..., str]) -> None:

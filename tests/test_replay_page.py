@@ -7,6 +7,7 @@ import math
 import re
 from collections.abc import Callable
 from dataclasses import replace
+from datetime import date
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -14,7 +15,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from steptape import backtest, open_run
+from steptape import backtest, open_run, open_store
 from steptape.replay.backtests.backtesting import Backtest
 from steptape.replay.backtests.baselines import BASELINES
 from steptape.replay.reports.html_page import report_page
@@ -226,7 +227,7 @@ def test_a_scale_of_nothing_is_none() -> None:
 def test_the_verdict_comes_first_and_every_decision_with_its_clause(report: Backtest) -> None:
     """Runs not judged are in the first sentences, and a decision's row has rule, values and label."""
     text = Page(report_page(report)).text.replace("\xa0", " ")
-    verdict = "The policy would have stopped 1 of 2 runs and saved 25% of their steps"
+    verdict = "The policy would have stopped 1 of 2 runs."
 
     assert text.index(verdict) < text.index("1 run could not be judged") < text.index("Savings against")
     assert "loss = 3" in text
@@ -237,11 +238,11 @@ def test_the_verdict_comes_first_and_every_decision_with_its_clause(report: Back
 @pytest.mark.parametrize(
     ("patience", "said"),
     [
-        ("", "loss &gt; high * 2</code>; with high = 3"),
-        ("patience: {patience_threshold: 4},", "</code>, true more than 4 times in a row; with"),
+        ("", "loss &gt; high * 2</code>; <b>keep"),
+        ("patience: {patience_threshold: 4},", "</code>, true more than 4 times in a row; <b>keep"),
         (
             "patience: {patience_threshold: 4, mode: no_reset_on_failure},",
-            "</code>, true more than 4 times; with",
+            "</code>, true more than 4 times; <b>keep",
         ),
     ],
 )
@@ -255,12 +256,37 @@ controllers:
   - {{name: note, triggers: [on_step_end], rule: loss > 0, operations: []}}
   - {{name: stop, triggers: [on_step_end], rule: loss > high * 2, {patience}
      operations: [hfcontrols.should_training_stop]}}
+  - {{name: keep, triggers: [on_evaluate], rule: loss > 1, operations: [hfcontrols.should_save]}}
 """)
-    page = report_page(backtest(policy, [open_run(store_record([Event("step_end", step=1, metrics={"loss": 1.0})]))]))
+    run = open_run(store_record([Event("step_end", step=1, metrics={"loss": 1.0})]))
+    page = report_page(backtest(policy, [run]), written=date(2026, 1, 2))
 
     assert said in page
-    assert page.index("<b>stop</b>") < page.index('<div class="verdict">')
+    assert page.index("<b>stop</b> stops at on_step_end if") < page.index('<div class="verdict">')
+    assert "<b>keep</b> saves at on_evaluate if <code>loss &gt; 1</code>" in page
+    assert "{name: note, triggers: [on_step_end]" in page[page.index("Text of the policy") :]
+    assert "Written 2026-01-02." in page
     assert "<b>note</b>" not in page[: page.index('<div class="verdict">')]
+
+
+def test_every_run_is_listed_with_the_stop_first_that_costs_most(store_record: Callable[..., Path]) -> None:
+    """A reader looks for the worst stops, not for the order of a store."""
+    policy = parse_policy("""
+controllers:
+  - {name: stop, triggers: [on_evaluate], rule: eval_loss > 2, operations: [hfcontrols.should_training_stop]}
+""")
+    curves = {"whole": [1.0] * 5, "cheap": [1.0, 2.5, 1.0, 1.0, 1.0], "dear": [1.0, 2.5, 0.5, 0.4, 0.3]}
+    for name, values in curves.items():
+        events = [
+            event
+            for step, value in enumerate(values, start=1)
+            for event in (Event("step_end", step=step), Event("evaluate", step=step, metrics={"eval_loss": value}))
+        ]
+        store = store_record(events, run_id=name, name=name, sealed=True).parent
+    page = report_page(backtest(policy, open_store(store)))
+    table = page[page.index("Every run") : page.index("Decisions</h2>")]
+
+    assert table.index(">dear<") < table.index(">cheap<") < table.index(">whole<")
 
 
 def test_labels_of_points_that_lie_together_stay_apart() -> None:

@@ -10,6 +10,7 @@ import json
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -76,7 +77,7 @@ def _backtest(request: dict[str, Any], document: dict[str, Any], runs: Sequence[
         with_coverage=request["coverage"],
         family=request["family"],
     )
-    return {"document": report_json(result), "page": report_page(result)}
+    return {"document": report_json(result), "page": report_page(result, written=datetime.now(UTC).date())}
 
 
 def _sweep(request: dict[str, Any], document: dict[str, Any], runs: Sequence[Run], told: Told) -> dict[str, Any]:

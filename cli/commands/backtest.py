@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -22,10 +23,12 @@ from ...replay.reports.objectives import rename_hints
 from ...replay.reports.sentences import summary_lines
 from ...replay.reports.terminal_tables import (
     COMPARISON_HEADINGS,
+    MOST_ROWS,
     TABLE_HEADINGS,
     TABLE_LEGEND,
     comparison_rows,
     table_rows,
+    unlisted_sentence,
 )
 from ...replay.runs.incidents import IncidentLabels, read_labels
 from ...replay.runs.objective import Objective, declared_objective
@@ -183,7 +186,7 @@ def _labels(path: Path | None, chosen: list[Run], store: Path | None) -> Inciden
 def _report(result: Backtest, html: Path | None, as_json: bool) -> None:
     if html is not None:
         with output_file(html) as page:
-            page.write(report_page(result))
+            page.write(report_page(result, written=datetime.now(UTC).date()))
     if as_json:
         print_json(report_json(result))
     else:
@@ -204,7 +207,9 @@ def _how_to_check(policy: str, where: str, *, is_imported: bool) -> str:
 def _print(result: Backtest) -> None:
     for hint in rename_hints(result.lacking):
         say(hint)
-    print_table(TABLE_HEADINGS, table_rows(result), numeric=TABLE_HEADINGS[1:-1])
+    print_table(TABLE_HEADINGS, table_rows(result)[:MOST_ROWS], numeric=TABLE_HEADINGS[1:-1])
+    if unlisted := unlisted_sentence(result):
+        say(unlisted)
     if result.results:
         say(TABLE_LEGEND)
     say()

@@ -170,7 +170,8 @@ def _print_front(result: Sweep, rows: Sequence[dict[str, Any]]) -> None:
         print_table(headings, cells, numeric=headings)
         say()
     runs = counted(len(result.runs), "run")
-    say(f"{counted(len(rows), 'variant', ',')} replayed over {runs}; best trade-offs: {len(shown)}.")
+    more = f"; --json lists all {len(rows):,}" if len(shown) < len(rows) else ""
+    say(f"{counted(len(rows), 'variant', ',')} replayed over {runs}; best trade-offs: {len(shown)}{more}.")
     if any(row["could_fire"] < len(result.runs) for row in rows):
         say("Each variant is judged over the runs in which it could fire, whatever their values.")
     for sentence in _of_families(result):

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
-from typing import Any, Final
+from typing import Any
 
 from ...rules.checks.possible_firings import deciding_controllers
 from ..backtests.backtesting import Backtest
@@ -16,10 +16,8 @@ from ..runs.detection import middle_and_p90, together
 from ..runs.families import SOURCE_FOLDER, Family
 from ..runs.regret import FEWEST_EVALUATIONS
 from ..runs.results import Excluded, RunResult
+from .stop_costs import NOTABLE_REGRET, stops_by_cost
 from .survival import median_steps_to_stop
-
-#: Relative regrets above this are counted separately.
-NOTABLE_REGRET: Final = 0.01
 
 
 def aggregate(backtest: Backtest) -> dict[str, Any]:
@@ -65,6 +63,7 @@ def aggregate(backtest: Backtest) -> dict[str, Any]:
         "evaluations_saved": _total(judged, lambda result: result.evaluations_saved),
         "share_saved": typical([None if result.could_not_fire else result.share_saved for result in results], backtest),
         "share_saved_of_stopped": _middle(_shares_of_stopped(able)),
+        "stops_by_cost": stops_by_cost([pair for pair in _with_costs(backtest) if not pair[0].could_not_fire]),
         "relative_regret": _spread(regrets(backtest), backtest),
         "relative_regret_of_stopped": _spread(regrets_of_stopped(backtest), backtest),
         "relative_deployable_regret": _spread(deployable_regrets(backtest), backtest),
@@ -89,6 +88,20 @@ def regrets_of_stopped(backtest: Backtest) -> list[float | None]:
     """
     pairs = zip(backtest.results, regrets(backtest), strict=True)
     return [regret if result.stop is not None and result.evaluations_after else None for result, regret in pairs]
+
+
+def ranked(backtest: Backtest) -> list[RunResult]:
+    """Return the runs, those first that readers look for: stops by regret and savings, unknown outcomes, no stops.
+
+    The runs in which the policy could not fire come last.
+    """
+
+    def rank(judged: tuple[RunResult, float | None]) -> tuple[bool, bool, float, float]:
+        result, regret = judged
+        is_whole = result.stop is None and result.predicted is not None
+        return bool(result.could_not_fire), is_whole, -(regret or 0), -(result.share_saved or 0)
+
+    return [result for result, _ in sorted(_with_costs(backtest), key=rank)]
 
 
 def deployable_regrets(backtest: Backtest) -> list[float | None]:
@@ -166,8 +179,7 @@ def families_json(of_runs: Iterable[Family]) -> dict[str, Any]:
 
 def part_of(backtest: Backtest, is_in: Callable[[RunResult], bool]) -> dict[str, Any]:
     """Return what the policy saved and cost in some of the runs in which it could fire, without intervals."""
-    costs = zip(backtest.results, regrets_of_stopped(backtest), strict=True)
-    own = [(result, cost) for result, cost in costs if not result.could_not_fire and is_in(result)]
+    own = [(result, cost) for result, cost in _with_costs(backtest) if not result.could_not_fire and is_in(result)]
     results, known = [result for result, _ in own], [cost for _, cost in own if cost is not None]
     judged = [result for result in results if result.predicted is not None]
     timed = [result for result in judged if result.seconds_saved is not None]
@@ -179,6 +191,7 @@ def part_of(backtest: Backtest, is_in: Callable[[RunResult], bool]) -> dict[str,
         "steps_by_unit": _steps_by_unit(judged),
         "share_saved": _middle(shares),
         "share_saved_of_stopped": _middle(_shares_of_stopped(results)),
+        "stops_by_cost": stops_by_cost(own),
         "timed_runs": len(timed),
         "elapsed_s": _total(timed, lambda result: result.recorded.elapsed_s),
         "seconds_saved": _total(timed, lambda result: result.seconds_saved),
@@ -211,10 +224,8 @@ def _early_ends(results: Sequence[RunResult], index: int) -> dict[str, Any]:
     return {"series_end_early": len(shares), "series_end_by": max(shares, default=None)}
 
 
-def later_evaluations(backtest: Backtest, is_chosen: Callable[[RunResult], bool]) -> float:
-    """Return the median number of evaluations after the stop, over the stopped runs that can be judged."""
-    costs = zip(backtest.results, regrets_of_stopped(backtest), strict=True)
-    return statistics.median(one.evaluations_after for one, cost in costs if cost is not None and is_chosen(one))
+def _with_costs(backtest: Backtest) -> Iterator[tuple[RunResult, float | None]]:
+    return zip(backtest.results, regrets_of_stopped(backtest), strict=True)
 
 
 def _shares_of_stopped(results: Sequence[RunResult]) -> list[float]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from datetime import date
 from itertools import groupby, islice
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -16,13 +17,15 @@ from markupsafe import Markup
 from ...rules.checks.possible_firings import deciding_controllers
 from ...rules.language.patience import RESET_ON_FAILURE
 from ...rules.policy_file.declarations import Controller
+from ...rules.policy_file.operations import Effect
+from ...rules.policy_file.policy import Policy
 from ...store.plural import counted
 from ..backtests.backtesting import Backtest
 from ..intervals import COVERAGE, FEWEST_FAMILIES, RESAMPLES, SEED
 from ..runs.results import Excluded, RunResult
-from ..runs.saves import asks_for_checkpoints
+from ..runs.saves import asks_for_checkpoints, saving_controllers
 from ..runs.validity import Validity
-from .aggregation import absolute_regrets, aggregate, detection_json, human_json, without_regret
+from .aggregation import absolute_regrets, aggregate, detection_json, human_json, ranked, without_regret
 from .amounts import duration, percent, short_duration, size
 from .baseline_rows import baseline_notes, comparison, is_cost_known, same_runs_sentence
 from .decision_rows import NOTES, DecisionRow, decision_rows
@@ -73,12 +76,19 @@ class Figure(NamedTuple):
     plot: Markup
 
 
-def report_page(backtest: Backtest) -> str:
-    """Return the whole page: the verdict, the plots, the tables, and at the end the assumptions."""
+def report_page(backtest: Backtest, written: date | None = None) -> str:
+    """Return the whole page: the verdict, the plots, the tables, and at the end the assumptions.
+
+    Args:
+        backtest: The backtest.
+        written: Today, if the page says so.
+    """
     total, compared = aggregate(backtest), comparison(backtest)
     decisions = list(_listed_decisions(backtest))
     return _ENVIRONMENT.get_template("report.html").render(
         backtest=backtest,
+        ranked=ranked(backtest),
+        written=written,
         name=backtest.policy.name or Path(backtest.policy.source).stem,
         style=Markup(_STYLE.read_text(encoding="utf-8")),
         total=total,
@@ -115,11 +125,18 @@ def report_page(backtest: Backtest) -> str:
     )
 
 
-def _rules(backtest: Backtest) -> list[tuple[str, str, str]]:
-    """Return the name, the rule and the patience of the controllers that decide."""
-    indices = deciding_controllers(backtest.policy)[:_RULES]
-    controllers = [backtest.policy.controllers[index] for index in indices]
-    return [(one.name, " ".join(one.rule.text.split()), _patience(one)) for one in controllers]
+def _rules(backtest: Backtest) -> list[tuple[str, str, str, str]]:
+    """Return the name, what it does when, the rule and the patience of the controllers that decide and that save."""
+    policy = backtest.policy
+    indices = dict.fromkeys([*deciding_controllers(policy), *saving_controllers(policy)])
+    controllers = [policy.controllers[index] for index in islice(indices, _RULES)]
+    return [(one.name, _does(policy, one), " ".join(one.rule.text.split()), _patience(one)) for one in controllers]
+
+
+def _does(policy: Policy, controller: Controller) -> str:
+    effects = {policy.effects(name) for name in controller.operations}
+    does = [word for effect, word in ((Effect.SAVE, "saves"), (Effect.STOP, "stops")) if effect in effects]
+    return f"{' and '.join(does) or 'fires'} at {', '.join(controller.triggers)} if"
 
 
 def _patience(controller: Controller) -> str:
@@ -147,17 +164,28 @@ def _cards(backtest: Backtest, total: Mapping[str, Any]) -> Iterator[tuple[str, 
     is_part = total["could_fire"] < total["runs"]
     able = f", of {total['runs']} in all: the policy could fire in these" if is_part else ""
     yield f"{total['stopped']} of {total['could_fire']}", f"runs would have been stopped{able}"
-    share = total["share_saved"]
+    share, little = total["share_saved"], total["stops_by_cost"]["at_most_1_percent"]
+    # What a stop saves is a gain only if it costs little: these stops come first.
+    is_mixed = little["stopped"] + total["stops_by_cost"]["at_last_step"]["stopped"] < total["stopped"]
+    known = "by stops known to cost at most 1%"
     if share["runs"] > 1 and total["stopped"]:
         within = "" if share["low"] is None else f" (95% interval {share['low']:.0%} to {share['high']:.0%})"
-        yield f"{bound}{percent(share['mean'])}", f"of a run's steps saved on average, stopped or not{within}"
-    if len(total["steps_by_unit"]) == 1 and total["steps_saved"]:  # Steps of several units have no sum.
+        what, all_share = "of a run's steps saved on average, stopped or not", f"{bound}{percent(share['mean'])}"
+        if is_mixed:
+            yield percent(little["share_saved"]), f"{what}, {known}; {all_share}{within} by all stops"
+        else:
+            yield all_share, f"{what}{within}"
+    elif len(total["steps_by_unit"]) == 1 and total["steps_saved"]:  # Steps of several units have no sum.
         (one,) = total["steps_by_unit"]
         yield f"{bound}{percent(one['steps_saved'] / one['steps'])}", f"of {one['steps']:,} {steps_of(one)} saved"
     if total["seconds_saved"]:
+        saved, of = f"{bound}{duration(total['seconds_saved'])}", duration(total["elapsed_s"])
         clocked = f" in the {counted(total['timed_runs'], 'run', ',')} with a clock"
         where = clocked if total["timed_runs"] < total["could_fire"] else ""
-        yield f"{bound}{duration(total['seconds_saved'])}", f"saved of {duration(total['elapsed_s'])}{where}"
+        if is_mixed:
+            yield duration(little["seconds_saved"] or 0), f"saved {known}; {saved} of {of}{where} by all stops"
+        else:
+            yield saved, f"saved of {of}{where}"
     if total["cost_saved"] is not None:
         yield f"{bound}{total['cost_saved']:,.2f}", f"saved at {backtest.cost_per_hour:g} per rank-hour"
     if total["checkpoint_bytes"] and total["bytes_saved"] is not None:
@@ -258,7 +286,7 @@ def _marks(backtest: Backtest, rows: Sequence[Mapping[str, Any]]) -> list[Mark]:
 
 def _figures(backtest: Backtest) -> list[Figure]:
     """Return the curves of the runs. Runs with a stop or a decision come first: readers look for these."""
-    ordered = sorted(backtest.results, key=lambda result: (result.stop is None, not result.fired))
+    ordered = sorted(ranked(backtest), key=lambda result: (result.stop is None, not result.fired))
     drawn = ((result, run_plot(result)) for result in ordered[:PLOTTED])
     return [Figure(result, _caption(result), plot) for result, plot in drawn if plot]
 

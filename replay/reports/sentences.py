@@ -16,7 +16,6 @@ from ..runs.saves import Saves, asks_for_checkpoints
 from ..runs.thinning import thinning_note
 from ..runs.validity import Validity
 from .aggregation import (
-    NOTABLE_REGRET,
     absolute_regrets,
     aggregate,
     detection_json,
@@ -27,9 +26,10 @@ from .aggregation import (
 from .amounts import percent, size
 from .baseline_rows import baseline_notes, comparison, same_runs_sentence, scored_on
 from .decision_rows import NOTES
-from .family_sentences import notices
+from .family_sentences import family_sentence, repeated_sentence
 from .objectives import objective_sentences, renamed_sentences
-from .verdict import bounds_sentence, cost_sentence, could_fire, steps_of, time_saved
+from .stop_costs import NOTABLE_REGRET
+from .verdict import bounds_sentence, steps_of, time_saved, verdict
 
 #: Maximum number of runs that a note lists one by one.
 _NAMED: Final = 3
@@ -61,12 +61,9 @@ def no_objective_sentence(backtest: Backtest) -> str:
 
 
 def summary_lines(backtest: Backtest) -> list[str]:
-    """Return the aggregate in sentences."""
+    """Return the aggregate in sentences, what limits it first and the verdict last: a terminal shows its last lines."""
     total = aggregate(backtest)
-    stopped = f"{total['stopped']} of {counted(total['runs'], 'run', ',')} would have been stopped"
-    if total["could_fire"] < total["runs"]:
-        stopped = f"{could_fire(total)}; {total['stopped'] or 'none'} of these would have been stopped"
-    lines = [f"{stopped}; rules fired in {counted(total['fired'], 'run', ',')}."]
+    lines = [f"Rules fired in {counted(total['fired'], 'run', ',')}."]
     lines += renamed_sentences(backtest)
     if any(one["steps"] for one in total["steps_by_unit"]):
         lines.append(_saved_line(total))
@@ -82,8 +79,7 @@ def summary_lines(backtest: Backtest) -> list[str]:
         labels = "; ".join(f"{count} {label} ({NOTES[Validity(label)]})" for label, count in total["validity"].items())
         lines.append(f"Decisions: {labels}.")
     lines += thinning_lines(backtest)
-    # The conclusion is what a terminal still shows when it has scrolled.
-    return [*_notes_on_runs(backtest), *lines]
+    return [*_notes_on_runs(backtest), *lines, "", *verdict(backtest, total)]
 
 
 def _notes_on_runs(backtest: Backtest) -> Iterator[str]:
@@ -161,7 +157,8 @@ def _cost_lines(total: Mapping[str, Any], backtest: Backtest) -> Iterator[str]:
             f"It saves {share['mean']:.1%} of a run's steps on average{within}, median {share['median']:.1%}, "
             f"trimmed mean {share['trimmed_mean']:.1%}, if long and short runs count alike."
         )
-    yield from notices(backtest, total)
+    if len(backtest.results) + len(backtest.repeated) > 1:  # A single run is no question of families.
+        yield from filter(None, (family_sentence(total["families"]), repeated_sentence(backtest.repeated)))
     if total["right_censored"]:
         yield bounds_sentence(total)
 
@@ -207,8 +204,6 @@ def _regret_lines(total: Mapping[str, Any], backtest: Backtest) -> Iterator[str]
         return
     yield from said
     regret, deployable = total["relative_regret"], total["relative_deployable_regret"]
-    if total["stopped"]:
-        yield cost_sentence(backtest, total)
     if total["relative_regret_of_stopped"]["max"]:
         over = counted(regret["runs"], "run", ",")
         over += ", stopped or not" if total["relative_regret_of_stopped"]["runs"] < regret["runs"] else ""

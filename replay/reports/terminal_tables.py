@@ -6,13 +6,18 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+from ...store.plural import counted
 from ..backtests.backtesting import Backtest
 from ..runs.results import RunResult
+from .aggregation import ranked
 from .amounts import short_duration
 from .baseline_rows import is_cost_known
 
 #: Headings of the table that ``table_rows`` fills.
 TABLE_HEADINGS: Final = ("run", "stop", "of", "saved", "time", "saves", "regret", "deploy", "validity")
+
+#: Maximum number of rows of that table at a terminal, so that what follows is not scrolled away.
+MOST_ROWS: Final = 20
 
 #: The line below that table, for the headings that are too short to be clear.
 TABLE_LEGEND: Final = "of: recorded steps. saves: checkpoints recorded→under the policy. deploy: deployable regret."
@@ -25,8 +30,20 @@ _LONGEST_NAME: Final = 20
 
 
 def table_rows(backtest: Backtest) -> list[tuple[str, ...]]:
-    """Return one row of cells per run: share and time saved, checkpoints, relative regret and deployable regret."""
-    return [(label, *_cells(result)) for label, result in zip(_labels(backtest.results), backtest.results, strict=True)]
+    """Return one row of cells per run, stops first: share and time saved, checkpoints, regret and deployable regret."""
+    results = ranked(backtest)
+    return [(label, *_cells(result)) for label, result in zip(_labels(results), results, strict=True)]
+
+
+def unlisted_sentence(backtest: Backtest) -> str:
+    """Return what a table of ``MOST_ROWS`` runs leaves out, and where it is; empty if it has all."""
+    left = ranked(backtest)[MOST_ROWS:]
+    unable = sum(bool(result.could_not_fire) for result in left)
+    stopped = sum(result.stop is not None for result in left)
+    counts = ((stopped, "stopped"), (len(left) - stopped - unable, "not stopped"), (unable, "where it could not fire"))
+    which = ", ".join(f"{count:,} {what}" for count, what in counts if count)
+    more = counted(len(left), "more run", ",")
+    return f"{more} ({which}): --html FILE and --json list every run." if left else ""
 
 
 def comparison_rows(rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, ...]]:

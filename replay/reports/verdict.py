@@ -3,25 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, Final
 
 from ...store.plural import counted
 from ..backtests.backtesting import Backtest
 from ..intervals import FEWEST_FAMILIES
+from ..runs.families import SOURCE_FOLDER
 from ..runs.history import UPDATES
 from ..runs.results import RunResult
-from .aggregation import NOTABLE_REGRET, later_evaluations, part_of, regrets_of_stopped
+from ..runs.saves import saving_controllers
+from .aggregation import part_of
 from .amounts import duration, percent
-from .family_sentences import all_of, families_text, family_warning, is_told_apart
+from .family_sentences import all_of, family_warning, is_told_apart
+from .stop_costs import NOTABLE_REGRET
 
-UNKNOWN_COST: Final = "What the stops cost is unknown: no stopped run can be judged."
+#: What training on would do in a run whose stop costs much.
+_BETTER: Final = f"have given a model more than {NOTABLE_REGRET:.0%} better"
 
 #: Maximum number of controllers that a sentence names.
 _NAMED: Final = 4
-
-
-def _any(_: RunResult) -> bool:
-    return True
 
 
 def verdict(backtest: Backtest, total: Mapping[str, Any]) -> list[str]:
@@ -36,22 +37,26 @@ def verdict(backtest: Backtest, total: Mapping[str, Any]) -> list[str]:
     """
     if not total["runs"]:
         return ["No run could be judged."]
-    is_apart = is_told_apart(total)
-    warning = [text] if (text := _dependence(total)) else []
-    outcomes = list(_apart(backtest, total) if is_apart else _together(backtest, total))
-    if is_apart:
-        return [" ".join((f"{could_fire(total)}.", *warning)), *outcomes, *_price(total), *_unknown(total)]
-    return [*outcomes, *_price(total), *warning, *_unknown(total)]
+    warning, added = [text] if (text := _dependence(total)) else [], _price(backtest, total)
+    if is_told_apart(total):
+        return [f"{could_fire(total)}.", *warning, *_apart(backtest, total), *added, *_unknown(total)]
+    return [*_together(total), *added, *warning, *_unknown(total)]
 
 
 def _dependence(total: Mapping[str, Any]) -> str:
-    """Return how many cases the runs are; empty where an interval says it."""
+    """Return how many cases the runs are, and how to choose others; empty where an interval says it."""
     families = total["families"]
     if warning := family_warning(families, total["could_fire"]):
-        return f"{warning} They are not independent: count them as one case."
+        return f"{warning} They are not independent: count them as one case. --family KEY tells families otherwise."
     if total["could_fire"] < 2 or not total["stopped"] or families["count"] >= FEWEST_FAMILIES:
         return ""
-    return f"These runs are {families_text(families)}. Runs of one are not independent: count each as one case."
+    by, when = " and ".join(families["keys"]), "For others"
+    if SOURCE_FOLDER in families["keys"]:
+        when = "Where a folder holds several projects, or a project several folders"
+    return (
+        f"By {by} these runs are {families['count']} families: count each as one case, as its runs are not "
+        f"independent. {when}: --family KEY."
+    )
 
 
 def could_fire(total: Mapping[str, Any]) -> str:
@@ -94,8 +99,8 @@ def _is_limited(total: Mapping[str, Any]) -> bool:
     return any(one["could_fire"] < total["could_fire"] or one["series_end_early"] for one in total["by_controller"])
 
 
-def _together(backtest: Backtest, total: Mapping[str, Any]) -> Iterator[str]:
-    """Yield what the stops save and what they cost, over all runs."""
+def _together(total: Mapping[str, Any]) -> Iterator[str]:
+    """Yield how many runs the policy stops, what the stops save and what they cost, over all runs."""
     is_part = total["could_fire"] < total["runs"]
     if not total["could_fire"]:
         yield f"{could_fire(total)}."
@@ -107,15 +112,13 @@ def _together(backtest: Backtest, total: Mapping[str, Any]) -> Iterator[str]:
     else:
         the = "the " if stopped == "each" else ""
         said = f"The policy would have stopped {stopped} of {the}{counted(total['runs'], 'run', ',')}"
-    if not total["stopped"]:
-        yield f"{said}."
-        return
-    yield f"{said}{_by_controller(total)}{_savings(total)}"
-    yield cost_sentence(backtest, total)
+    first, *others = [f"{said}{_by_controller(total)}.", *stop_sentences(total)]
+    yield f"{first} {others[0]}" if others else first
+    yield from others[1:]
 
 
 def _apart(backtest: Backtest, total: Mapping[str, Any]) -> Iterator[str]:
-    """Yield what the stops save and cost in the largest family, and in the other runs."""
+    """Yield the same for the largest family, and for the other runs."""
     largest = total["families"]["largest"]
 
     def is_in(result: RunResult) -> bool:
@@ -124,11 +127,8 @@ def _apart(backtest: Backtest, total: Mapping[str, Any]) -> Iterator[str]:
     for where, is_chosen in (("In these", is_in), ("In the other", lambda result: not is_in(result))):
         part = part_of(backtest, is_chosen)
         runs = f"{part['runs']:,} runs" if part["runs"] > 1 else "run"
-        said = f"{where} {runs} it would have stopped {part['stopped'] or 'none'}"
-        if part["stopped"]:
-            yield f"{said}{_savings(part)} {cost_sentence(backtest, part, is_chosen)}".rstrip()
-        else:
-            yield f"{said}."
+        said = f"{where} {runs} it would have stopped {part['stopped'] or 'none'}."
+        yield " ".join([said, *stop_sentences(part)])
 
 
 def _by_controller(total: Mapping[str, Any]) -> str:
@@ -137,7 +137,7 @@ def _by_controller(total: Mapping[str, Any]) -> str:
     if len(total["by_controller"]) < 2 or not stopping:
         return ""
     if len(stopping) == 1:
-        return f", all by {stopping[0]['controller']},"
+        return f", {'all ' if total['stopped'] > 1 else ''}by {stopping[0]['controller']}"
     named = [f"{one['stopped']} by {one['controller']}" for one in stopping[:_NAMED]]
     return f" ({', '.join([*named, *_more(stopping)])})"
 
@@ -147,26 +147,82 @@ def _more(controllers: Sequence[Mapping[str, Any]]) -> list[str]:
     return [counted(more, "other")] if more > 0 else []
 
 
-def _savings(part: Mapping[str, Any]) -> str:
-    """Describe what stopping saves: of all steps, and of a stopped run's own, as one long run can outweigh many.
+def stop_sentences(part: Mapping[str, Any]) -> Iterator[str]:
+    """Yield what the stops save and what that costs, those first that are known to cost little.
 
-    Steps of several units have no sum.
+    Args:
+        part: The aggregate of a backtest or of some of its runs.
     """
-    least = "at least " if part["right_censored"] else ""
-    by_unit, own = [one for one in part["steps_by_unit"] if one["steps"]], part["share_saved_of_stopped"]
-    said, middle = "", ""
-    if own["runs"] > 1 and percent(own["median"]) != percent(own["mean"]):
-        middle = f", median {percent(own['median'])}"
-    if len(by_unit) == 1:
-        saved = percent(by_unit[0]["steps_saved"] / by_unit[0]["steps"])
-        said = f" and saved {least}{saved} of {'their' if part['runs'] > 1 else 'its'} {steps_of(by_unit[0])}"
-        if part["runs"] > 1 and own["runs"]:
-            said += f"; a stopped run saves {percent(own['mean'])} of its own on average{middle}"
-    elif own["runs"]:
-        said = f" and saved {least}{percent(own['mean'])} of a stopped run's steps on average{middle}"
-    if not part["seconds_saved"]:
-        return f"{said}."
-    return f"{said}. That is {least}{time_saved(part)}."
+    before: list[Mapping[str, Any]] = []
+    for kind, found in part["stops_by_cost"].items():
+        if found["stopped"]:
+            which = "this run" if part["stopped"] == 1 else f"{_count(found['stopped'], part['stopped'])} of them"
+            yield f"{_COSTS[kind](found, which, not before)}.{_savings(found, part, before)}"
+            before.append(found)
+
+
+def _count(count: int, of: int) -> str:
+    return all_of(count) if count == of else f"{count:,}"
+
+
+def _little(found: Mapping[str, Any], which: str, _: bool) -> str:
+    worst = found["worst"]["regret"]
+    regret = f"regret up to {worst:.2%}" if worst else "regret 0"
+    return f"{_judged(found, which)} would not {_BETTER} ({regret})"
+
+
+def _much(found: Mapping[str, Any], which: str, is_first: bool) -> str:
+    """Say what stops cost, and name the worst with its values: near a loss of zero a tiny loss is many percent."""
+    would, worst, count = f"{_judged(found, which)} would {_BETTER}", found["worst"], found["stopped"]
+    regret = "regret" if count == 1 else f"median regret {found['regret']:.2%}, worst" if count > 2 else "worst regret"
+    values = f"{worst['metric']} {worst['best']:.4g} instead of {worst['instead_of']:.4g} in {worst['name']}"
+    return f"{would if is_first else f'In {which} it would'}: {regret} {worst['regret']:.2%} ({values})"
+
+
+def _judged(found: Mapping[str, Any], which: str) -> str:
+    """Say in which runs, and by how much of the record, a stop is judged."""
+    median = "" if found["stopped"] == 1 else "a median of "
+    return f"In {which}, by {median}{counted(found['later_evaluations'], 'later evaluation', 'g')}, training on"
+
+
+def _unjudged(found: Mapping[str, Any], which: str, is_first: bool) -> str:
+    reasons = found["reasons"]
+    why = ", ".join(reason if len(reasons) == 1 else f"{count:,} {reason}" for reason, count in reasons.items())
+    unknown = "What the stops cost is unknown: no stopped run can be judged"
+    return f"{unknown if is_first else f'{which} cannot be judged'} ({why})"
+
+
+def _at_last_step(found: Mapping[str, Any], which: str, _: bool) -> str:
+    come = "comes at the run's" if found["stopped"] == 1 else "come at their runs'"
+    return f"{which[0].upper()}{which[1:]} {come} last step, which saves nothing"
+
+
+#: Sentences about the stops of a kind: their numbers, the words for them, and whether they come first.
+_COSTS: Final[Mapping[str, Callable[[Mapping[str, Any], str, bool], str]]] = MappingProxyType(
+    {
+        "at_most_1_percent": _little,
+        "above_1_percent": _much,
+        "not_judged": _unjudged,
+        "at_last_step": _at_last_step,
+    }
+)
+
+
+def _savings(found: Mapping[str, Any], part: Mapping[str, Any], before: Sequence[Mapping[str, Any]]) -> str:
+    """Say what the stops of a kind add to the mean share of saved steps, and to the saved time."""
+    if not found["share_saved"]:
+        return ""
+    least, another = "at least " if found["right_censored"] else "", "another " if before else ""
+    said = f"{least}{another}{percent(found['share_saved'])}"
+    runs = part.get("could_fire", part["runs"])
+    if not before:
+        said += " of its steps" if runs == 1 else " of a run's steps on average, stopped or not"
+    if found["seconds_saved"]:
+        is_told = any(one["seconds_saved"] for one in before)
+        saved_s = found["seconds_saved"]
+        said += ", and" if not before and runs > 1 else " and"
+        said += f" {duration(saved_s) if is_told else time_saved({**part, 'seconds_saved': saved_s})}"
+    return f" {'This saves' if found['stopped'] == 1 else 'These save'} {said}."
 
 
 def time_saved(part: Mapping[str, Any]) -> str:
@@ -176,49 +232,15 @@ def time_saved(part: Mapping[str, Any]) -> str:
     return f"{duration(part['seconds_saved'])} of {duration(part['elapsed_s'])}{where}"
 
 
-def cost_sentence(backtest: Backtest, part: Mapping[str, Any], is_chosen: Callable[[RunResult], bool] = _any) -> str:
-    """Say what the stops cost. A run that the policy does not stop says nothing about its stops.
-
-    Args:
-        backtest: The backtest.
-        part: The aggregate of some of its runs.
-        is_chosen: Which runs these are.
-    """
-    regret = part["relative_regret_of_stopped"]
-    if not regret["runs"]:
-        return UNKNOWN_COST if any(result.objective for result in backtest.results) else ""
-    runs, above = regret["runs"], regret["above_1_percent"]
-    can = " that can be judged" if runs < part["stopped"] else ""
-    better = f"have given a model more than {NOTABLE_REGRET:.0%} better"
-    if runs == 1:
-        said = f"In the stopped run{can}, training on would {'' if above else 'not '}{better}. Its regret"
-        spread = ""
-    else:
-        left = f"by a median of {later_evaluations(backtest, is_chosen):g} later evaluations"
-        said = f"In {above or 'none'} of {runs:,} stopped runs{can}, {left}, training on would {better}. Their regret"
-        median = f"median {regret['median']:.2%}, " if runs > 2 else ""  # Of two values it is the mean.
-        spread = f"mean {regret['mean']:.2%}, {median}worst "
-    return f"{said}: {spread}{regret['max']:.2%} ({_worst(backtest, is_chosen)})." if regret["max"] else f"{said} is 0."
-
-
-def _worst(backtest: Backtest, is_chosen: Callable[[RunResult], bool]) -> str:
-    """Return the stopped run that lost most, with the values: near a loss of zero a tiny loss is many percent."""
-    costs = zip(regrets_of_stopped(backtest), backtest.results, strict=True)
-    known = [(cost, one) for cost, one in costs if cost is not None and is_chosen(one)]
-    _, result = max(known, key=lambda pair: (pair[0], pair[1].name))
-    assert result.objective is not None
-    assert result.predicted is not None
-    values = f"{result.predicted.best:.4g} instead of {result.recorded.best:.4g}"
-    return f"{result.objective.metric} {values} in {result.name}"
-
-
-def _price(total: Mapping[str, Any]) -> Iterator[str]:
-    """Yield how many checkpoints the policy adds: they take time and disk space."""
+def _price(backtest: Backtest, total: Mapping[str, Any]) -> Iterator[str]:
+    """Yield how many checkpoints the policy adds, and by which rules: they take time and disk space."""
     added = -(total["checkpoints_saved"] or 0)
     if added > 0:
+        named = [backtest.policy.controllers[index].name for index in saving_controllers(backtest.policy)]
+        who = " and ".join(named) if len(named) < _NAMED else "Rules that save"
         recorded = total["checkpoints"]
-        than = f" more than the {recorded:,} recorded" if recorded else "; none was recorded"
-        yield f"Rules that save would have written {counted(added, 'checkpoint', ',')} over all these runs{than}."
+        than = f" more than the {recorded:,} recorded" if recorded else "; the logs record none of the loop's own"
+        yield f"{who} would have written {counted(added, 'checkpoint', ',')}{than}."
 
 
 def _unknown(total: Mapping[str, Any]) -> Iterator[str]:

@@ -20,10 +20,18 @@ class Saves(StrEnum):
     REPLACE = "replace"
 
 
+def saving_controllers(policy: Policy) -> list[int]:
+    """Return the indices of the controllers that save."""
+    return [
+        index
+        for index, controller in enumerate(policy.controllers)
+        if not controller.is_shadow and any(policy.effects(name) is Effect.SAVE for name in controller.operations)
+    ]
+
+
 def asks_for_checkpoints(policy: Policy) -> bool:
     """Whether rules of the policy save."""
-    acting = (controller for controller in policy.controllers if not controller.is_shadow)
-    return any(policy.effects(name) is Effect.SAVE for controller in acting for name in controller.operations)
+    return bool(saving_controllers(policy))
 
 
 def drops_own_checkpoints(policy: Policy, saves: Saves) -> bool:
