@@ -58,6 +58,9 @@ _STOPWATCHES: Final = (
     "time_total_s",
 )
 
+#: What W&B's export of a chart adds to a column's name for the range of values that its points stand for.
+_RANGE_ENDS: Final = ("__MIN", "__MAX")
+
 #: A larger number is milliseconds: as seconds since 1970 it would be the year 5138.
 _MOST_SECONDS: Final = 1e11
 
@@ -135,7 +138,8 @@ def layout_of(
         runs = [name for name in (first((run_column.strip().casefold(),)),) if name is not None]
     # An unnamed column is the index that pandas writes.
     apart = {"", step, wall_clock, stopwatch, *runs}
-    metrics = tuple(name for name in columns if name not in apart)
+    ranges = {f"{name}{end}" for name in columns for end in _RANGE_ENDS}
+    metrics = tuple(name for name in columns if name not in apart and name not in ranges)
     layout = TableColumns(step, wall_clock, stopwatch, metrics, tuple(column for column in runs if column != step))
     name, value = first(_NAME_COLUMNS), first(_VALUE_COLUMNS)
     if name is not None and value is not None and (name == _NEPTUNE or {name, value} == set(metrics)):

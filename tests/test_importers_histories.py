@@ -51,6 +51,37 @@ def test_a_history_of_keras_is_a_run_of_epochs(reads: Reads, name: str, content:
     assert problems == []
 
 
+def test_the_files_of_allennlp_s_epochs_are_one_run(reads: Reads) -> None:
+    """Epochs are in the order of their numbers; what was best so far is of another epoch."""
+    files = {
+        f"serialization/metrics_epoch_{epoch}.json": json.dumps(
+            {
+                "best_epoch": 0,
+                "training_duration": "0:00:05",
+                "epoch": epoch,
+                "training_loss": 2.0 - epoch / 16,
+                "validation_loss": 3.0 + epoch,
+                "best_validation_loss": 3.0,
+            },
+            indent=2,
+        )
+        for epoch in (10, 2, 1)
+    }
+    runs, problems = reads(files)
+
+    assert runs == {
+        "serialization": [
+            event
+            for epoch in (1, 2, 10)
+            for event in (
+                ("step_end", epoch, {"training_loss": 2.0 - epoch / 16}),
+                ("evaluate", epoch, {"validation_loss": 3.0 + epoch}),
+            )
+        ]
+    }
+    assert problems == []
+
+
 def test_a_shorter_list_of_a_history_is_left_out_and_told(reads: Reads) -> None:
     """Nobody knows its epochs."""
     runs, (problem,) = reads({"h.json": json.dumps({"loss": [2.0, 1.5, 1.0], "val_loss": [3.0], "optimizer": "sgd"})})

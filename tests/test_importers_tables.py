@@ -41,6 +41,14 @@ def test_a_name_of_held_out_data_is_an_evaluation_in_any_spelling(reads: Reads, 
     assert runs["x"] == [("step_end", 1, {"TrainLoss": 2.0}), ("evaluate", 1, {name: 2.1})]
 
 
+def test_the_ranges_in_wandb_s_export_of_a_chart_are_no_metrics(reads: Reads) -> None:
+    """A point of a chart stands for several values; its column is the metric."""
+    name = "bright-sun-7 - val_loss"
+    runs, _ = reads({"x/chart.csv": f'"Step","{name}","{name}__MIN","{name}__MAX"\n"1","2.1","2.0","2.2"\n'})
+
+    assert list(runs.values()) == [[("evaluate", 1, {name: 2.1})]]
+
+
 @pytest.mark.parametrize("name", ["value_loss", "train/val", "validity", "devices", "Contest/rank", "metrics/lr"])
 def test_a_name_that_only_resembles_one_is_of_the_training(reads: Reads, name: str) -> None:
     """A word counts as a whole."""

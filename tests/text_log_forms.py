@@ -158,6 +158,18 @@ OPENNMT = """\
 """
 XGBOOST = "[0]\ttrain-rmse:0.53\teval-rmse:0.55\n[1]\ttrain-rmse:0.43\teval-rmse:0.45\n"
 
+CAFFE = """\
+I0101 12:00:00.100000  1234 solver.cpp:330] Iteration 0, Testing net (#0)
+I0101 12:00:01.100000  1234 solver.cpp:397]     Test net output #0: accuracy = 0.1012
+I0101 12:00:01.100000  1234 solver.cpp:397]     Test net output #1: loss = 2.36 (* 1 = 2.36 loss)
+I0101 12:00:01.200000  1234 solver.cpp:218] Iteration 0 (0 iter/s, 0.1s/100 iters), loss = 2.35
+I0101 12:00:01.200000  1234 solver.cpp:237]     Train net output #0: loss = 2.35 (* 1 = 2.35 loss)
+I0101 12:00:01.200000  1234 sgd_solver.cpp:105] Iteration 0, lr = 0.01
+I0101 12:00:09.200000  1234 solver.cpp:218] Iteration 100 (12 iter/s, 8s/100 iters), loss = 0.21
+I0101 12:00:19.100000  1234 solver.cpp:330] Iteration 500, Testing net (#0)
+I0101 12:00:20.100000  1234 solver.cpp:397]     Test net output #0: accuracy = 0.9712
+"""
+
 FORMS: dict[str, tuple[str, list[Told]]] = {
     "nanoGPT": (
         NANOGPT,
@@ -362,6 +374,15 @@ FORMS: dict[str, tuple[str, list[Told]]] = {
             ("evaluate", 0, {"eval-rmse": 0.55}),
             ("step_end", 1, {"train-rmse": 0.43}),
             ("evaluate", 1, {"eval-rmse": 0.45}),
+        ],
+    ),
+    "Caffe": (
+        CAFFE,
+        [
+            ("evaluate", 0, {"test/accuracy": 0.1012, "test/loss": 2.36}),
+            ("step_end", 0, {"loss": 2.35, "lr": 0.01}),
+            ("step_end", 100, {"loss": 0.21}),
+            ("evaluate", 500, {"test/accuracy": 0.9712}),
         ],
     ),
     "OpenNMT": (

@@ -115,6 +115,8 @@ _PYTHON_ITEM: Final = re.compile(r"'([^']{1,100})': '?([^',}]*)'?(?:,|$)")
 _JSON_OBJECT: Final = re.compile(r'\{".*\}\s*$')
 #: A line that announces the results of an evaluation below it: ``Test Error:``, ``***** Evaluating perplexity *****``.
 _ANNOUNCEMENT: Final = re.compile(rf"[\W_]*(?:running )?({'|'.join(_PHASES)})\b", re.IGNORECASE)
+#: What Caffe writes before a result of the test whose iteration a line above names.
+_CAFFE_TEST: Final = re.compile(r"^(?:[IWEF]\d{4,8} [^\]]*\]\s*)?Test net output #\d+: ")
 #: A line without a digit says nothing.
 _DIGIT: Final = re.compile(r"\d")
 #: Source code, which some scripts print first, and lines of processes that repeat what rank 0 says.
@@ -191,7 +193,7 @@ def parsed_line(text: str) -> LogLine | None:
     text = _ESCAPES.sub("", text.rstrip("\b\r\n").rpartition("\b")[2])
     if _ASIDE_LINE.match(text):
         return None
-    return _of_object(text) or _of_pairs(text)
+    return _of_object(text) or _of_pairs(_CAFFE_TEST.sub("test: ", text, count=1))
 
 
 def announced_phase(text: str) -> str:

@@ -28,6 +28,10 @@ _LOSS: Final = re.compile(r'"(?:\w+_)?loss"\s*:\s*(?:\[|\{\s*"0"\s*:)\s*[-\dNI]'
 #: The first row of a list of rows.
 _FIRST_ROW: Final = re.compile(r"\s*\[\s*(\{[^{}]*\})")
 
+#: AllenNLP writes a file for each epoch of a training, and in each what was best so far.
+_OF_EPOCH: Final = re.compile(r"metrics_epoch_(\d{1,9})\.json")
+_BEST: Final = "best_"
+
 _DOPAMINE: Final = {"Agent", "Iteration", "Value"}
 
 
@@ -38,22 +42,30 @@ class JsonDocumentReader(SingleFile):
     """
 
     kind = "json"
-    title = "JSON tables: Keras' History, lists of rows (Dopamine)"
+    title = "JSON tables: Keras' History, lists of rows (Dopamine), AllenNLP's metrics_epoch_N.json"
 
     def recognises(self, path: Path, head: bytes) -> bool:
         """Whether the file begins with columns of numbers, one of them a loss, or with a row of numbers."""
         if path.suffix.casefold() != ".json":
             return False
         text = decoded_head(head)
+        if _OF_EPOCH.fullmatch(path.name):
+            return '"epoch"' in text
         if _HISTORY.match(text):
             return _LOSS.search(text) is not None
         return (row := _first_row(text)) is not None and _is_row(row)
 
+    def source_of(self, path: Path) -> Path:
+        """Return the file itself, or the folder of the files of all epochs."""
+        return path.parent if _OF_EPOCH.fullmatch(path.name) else path
+
     def read(self, files: Sequence[Path], options: ReadOptions) -> Iterator[ImportedRun]:
-        """Yield the runs of a document, usually one."""
-        (path,) = files
+        """Yield the runs of a document, usually one, or the run of a folder of epochs."""
+        path = self.source_of(files[0])
         omissions = Omissions(str(path))
-        records, config = _records(_document(path), omissions)
+        of_epochs = sorted((int(match[1]), file) for file in files if (match := _OF_EPOCH.fullmatch(file.name)))
+        document = [_of_epoch(file) for _, file in of_epochs] if of_epochs else _document(path)
+        records, config = _records(document, omissions)
         records = _with_runs_of_dopamine(records)
         names = list(dict.fromkeys(name for record in records for name in record))
         if len(names) > MOST_METRICS:
@@ -92,6 +104,14 @@ def _document(path: Path) -> Any:
         raise UnreadableSource(f"cannot be read ({error.strerror or error})", where=str(path)) from None
     except (ValueError, RecursionError) as error:
         raise UnreadableSource(f"not JSON, or incomplete ({error})", where=str(path)) from None
+
+
+def _of_epoch(path: Path) -> dict[str, Any]:
+    """Return the values of an epoch, without those of earlier ones."""
+    document = _document(path)
+    if not isinstance(document, dict):
+        raise UnreadableSource("not an object", where=str(path))
+    return {name: held for name, held in document.items() if not name.startswith(_BEST)}
 
 
 def _records(document: Any, omissions: Omissions) -> tuple[list[dict[str, Any]], dict[str, Any]]:
