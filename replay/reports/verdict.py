@@ -126,8 +126,9 @@ def _apart(backtest: Backtest, total: Mapping[str, Any]) -> Iterator[str]:
 
     for where, is_chosen in (("In these", is_in), ("In the other", lambda result: not is_in(result))):
         part = part_of(backtest, is_chosen)
-        runs = f"{part['runs']:,} runs" if part["runs"] > 1 else "run"
-        said = f"{where} {runs} it would have stopped {part['stopped'] or 'none'}."
+        said = f"{where} {part['runs']:,} runs it would have stopped {part['stopped'] or 'none'}."
+        if part["runs"] == 1:
+            said = f"It would {'' if part['stopped'] else 'not '}have stopped the other run."
         yield " ".join([said, *stop_sentences(part)])
 
 
