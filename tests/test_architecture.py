@@ -51,8 +51,9 @@ SUBROOMS: dict[str, dict[str, set[str]]] = {
         "scenarios": {".", "language", "policy_file", "engine"},
     },
     "recorder": {
-        ".": {"calls"},
+        ".": {"calls", "process"},
         "calls": {"."},
+        "process": set(),
     },
     "importers": {
         ".": {"encodings"},
