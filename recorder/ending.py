@@ -11,7 +11,7 @@ from typing import Final
 
 from ..store.errors import shortened
 from ..store.redaction import redacted_code
-from .termination import Terminated
+from .process.termination import Terminated
 from .values import as_text
 
 #: Maximum traceback frames kept with a failure.

@@ -18,7 +18,6 @@ from ..store.errors import TelemetryError
 from ..store.journal.syncing import SYNC_EVERY_S
 from ..store.journal.writer import AT_ONCE
 from ..store.run_info import RunInfo, write_run_info
-from .background_sealing import SEAL_WAIT_S, SEALING
 from .calls.habits import unknown_argument, unknown_attribute
 from .calls.quick_step import quick_step
 from .calls.warnings import CallWarnings
@@ -40,12 +39,13 @@ from .opening import (
     open_run,
     steering_of,
 )
+from .process.background_sealing import SEAL_WAIT_S, SEALING
+from .process.termination import Terminated, raise_on_sigterm, restore_sigterm, signals_held
+from .process.watchdog import unwatch, watch
 from .ranks import this_rank
 from .resume_point import ResumePoint
 from .tape import Tape
-from .termination import Terminated, raise_on_sigterm, restore_sigterm, signals_held
 from .values import as_epoch, as_whole, path_text
-from .watchdog import unwatch, watch
 
 if TYPE_CHECKING:
     from ..rules.engine.decisions import Outcome

@@ -19,12 +19,12 @@ from ..store.events import AWAITED, LATE_FOR, SAMPLES, Event
 from ..store.journal.syncing import SYNC_EVERY_S
 from ..store.journal.writer import JournalWriter
 from ..store.sample_losses import SampleLosses
-from .background_sealing import SEALING
 from .batch_samples import SampleChoice
 from .calls.warnings import CallWarnings, values_by_name
 from .environment import describe_process
 from .late_values import VALUE_LAG, Awaited, LateValues
-from .locking import forkable_lock
+from .process.background_sealing import SEALING
+from .process.locking import forkable_lock
 from .values import Payload, is_on_device, payload_of
 
 if TYPE_CHECKING:

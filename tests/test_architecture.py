@@ -23,6 +23,8 @@ ROOMS: dict[str, set[str]] = {
     "rules": {"store"},
     "recorder": {"rules", "store"},
     "importers": {"store"},
+    # Nothing imports integrations but the user's own loop.
+    "integrations": {"recorder", "rules", "store"},
     "replay": {"rules", "store"},
     "api": {"replay", "rules", "store"},
     "examples": {"recorder"},
@@ -49,8 +51,9 @@ SUBROOMS: dict[str, dict[str, set[str]]] = {
         "scenarios": {".", "language", "policy_file", "engine"},
     },
     "recorder": {
-        ".": {"calls"},
+        ".": {"calls", "process"},
         "calls": {"."},
+        "process": set(),
     },
     "importers": {
         ".": {"encodings"},
@@ -71,6 +74,7 @@ SUBROOMS: dict[str, dict[str, set[str]]] = {
         "pages": {".", "endpoints", "middleware", "workers"},
     },
     "examples": {},
+    "integrations": {},
     "cli": {"commands": {"."}},
     "steptape": {},
 }
@@ -170,6 +174,7 @@ PUBLIC: dict[str, set[str]] = {
     "recorder": {
         "recorder",
     },
+    "integrations": set(),
     "importers": {
         "discovery",
         "errors",
@@ -248,8 +253,9 @@ OWNERS = {
 
 
 def source_files() -> list[Path]:
-    """Return every module of the package."""
-    return sorted(path for room in ROOMS for path in (ROOT / room).rglob("*.py"))
+    """Return every module of the package. Scripts that users copy are no modules."""
+    paths = (path for room in ROOMS for path in (ROOT / room).rglob("*.py"))
+    return sorted(path for path in paths if ROOT / "examples" / "scripts" not in path.parents)
 
 
 def imports_of(path: Path) -> Iterator[tuple[int, int, str, tuple[str, ...]]]:

@@ -23,9 +23,9 @@ import pytest
 from waiting import PATIENCE_S, until
 
 from steptape import Recorder, TelemetryError, open_run, open_store, verify
-from steptape.recorder import process_activity as standstill
-from steptape.recorder.background_sealing import SEALING
-from steptape.recorder.process_activity import Standstill
+from steptape.recorder.process import activity as standstill
+from steptape.recorder.process.activity import Standstill
+from steptape.recorder.process.background_sealing import SEALING
 from steptape.store.parquet.sealing import seal
 
 
@@ -376,7 +376,7 @@ def test_a_forked_child_has_a_sealing_process_of_its_own(tmp_path: Path) -> None
     code = """
         import os, sys
         from steptape import Recorder
-        from steptape.recorder.background_sealing import SEALING
+        from steptape.recorder.process.background_sealing import SEALING
         Recorder(sys.argv[1], name="parent's").close(seal=True)
         mine = SEALING._process.pid
         child = os.fork()

@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, Dataset
 from waiting import PATIENCE_S, until
 
 from steptape import Recorder, open_run, open_store
-from steptape.recorder.termination import signals_held
+from steptape.recorder.process.termination import signals_held
 from steptape.store.run import Run
 
 pytestmark = not_measured

@@ -20,11 +20,11 @@ from contextlib import suppress
 from importlib.util import find_spec
 from typing import Any, Final
 
-from ..store.plural import counted
-from ..store.processes.child_process import ChildProcess
-from ..store.processes.protocol import BrokenFrame
+from ...store.plural import counted
+from ...store.processes.child_process import ChildProcess
+from ...store.processes.protocol import BrokenFrame
+from .activity import LOOK_EVERY_S, Standstill
 from .locking import forkable_lock
-from .process_activity import LOOK_EVERY_S, Standstill
 
 logger = logging.getLogger("steptape")
 
