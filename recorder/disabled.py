@@ -1,4 +1,4 @@
-"""Defines the recorder that records nothing: for debugging a loop, and for jobs that must leave no files."""
+"""Defines what a disabled recorder does: nothing. For debugging a loop, and for jobs that must leave no files."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ from typing import Any, Final
 
 from ..store.errors import TelemetryError
 from .control import Control
-from .recorder import Recorder
 
 _DISABLED: Final = "disabled"
 
 
-class DisabledRecorder(Recorder):
-    """A recorder without a run: it writes nothing and asks for nothing, and takes every call.
+class Disabled:
+    """The methods of a recorder without a run: it writes nothing and asks for nothing, and takes every call.
+
+    They come before those of ``Recorder`` in the class of a disabled recorder.
 
     Attributes:
         folder: The store. Nothing is written there.
