@@ -9,7 +9,7 @@ import traceback
 from types import FrameType
 from typing import Final
 
-from ..store.errors import shortened
+from ..store.errors import InvalidEvent, shortened
 from ..store.redaction import redacted_code
 from .process.termination import Terminated
 from .values import as_text
@@ -20,6 +20,21 @@ _TRACEBACK_FRAMES: Final = 12
 #: Maximum characters of its text, and of each line.
 _TRACEBACK_CHARACTERS: Final = 8_000
 _LINE_CHARACTERS: Final = 2_000
+
+
+#: The statuses with which a loop may end its run.
+_ENDS: Final = ("completed", "stopped", "interrupted", "failed")
+
+
+def as_end_status(status: object) -> str:
+    """Return the status that a loop gives to its run's end.
+
+    Raises:
+        InvalidEvent: It is none.
+    """
+    if status not in _ENDS:
+        raise InvalidEvent(f"status must be one of {', '.join(_ENDS)}", got=status)
+    return str(status)
 
 
 def status_of(error: BaseException) -> str:

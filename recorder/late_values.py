@@ -12,6 +12,9 @@ from typing import Any, ClassVar, Final, NamedTuple, Protocol
 
 from .values import is_on_device
 
+#: Steps that may await values at the same time; the oldest then counts as one that awaits none. Rules give up as early.
+_MOST_TO_BE_BROUGHT: Final = 10_000
+
 #: The default lag: updates between a step and the event with its late values.
 VALUE_LAG: Final = 2
 
@@ -99,6 +102,23 @@ class LateValues:
     def give_back(self, awaited: Awaited) -> None:
         """Put the oldest entry back, because the wait for it was interrupted."""
         self._awaited.appendleft(awaited)
+
+
+class ToBeBrought:
+    """The steps whose host values come later, by a call of the loop."""
+
+    def __init__(self) -> None:
+        self._steps: dict[int, tuple[int, int, float | None, list[str]]] = {}
+
+    def take(self, step: int, event: tuple[int, int, float | None, list[str]]) -> None:
+        """Note a step, with the seq, micro step, epoch and awaited names of its event."""
+        self._steps[step] = event
+        if len(self._steps) > _MOST_TO_BE_BROUGHT:
+            del self._steps[next(iter(self._steps))]
+
+    def of(self, step: int) -> tuple[int, int, float | None, list[str]] | None:
+        """Return what was noted of a step, once; None if nothing was."""
+        return self._steps.pop(step, None)
 
 
 def start_copy(tensors: Sequence[Any]) -> Copy:

@@ -101,7 +101,7 @@ def described_run(name: str | None, group: str | None, tags: Sequence[str], conf
         attempts=(attempt,),
         group=None if group is None else as_text(group),
         tags=_texts(tags),
-        config=_config(config),
+        config=declared_config(config),
     )
 
 
@@ -114,7 +114,12 @@ def _texts(tags: Any) -> tuple[str, ...]:
         raise TelemetryError("tags must be texts", got=tags, fix="Write tags=['one', 'two']") from None
 
 
-def _config(config: Any) -> dict[str, Any]:
+def declared_config(config: Any) -> dict[str, Any]:
+    """Return hyper-parameters as a JSON object, their secrets redacted.
+
+    Raises:
+        TelemetryError: They cannot be written as JSON.
+    """
     try:
         return cast("dict[str, Any]", redacted(as_config(config)))
     except RecursionError:
@@ -170,6 +175,20 @@ def declared_plan(
         declared(world_size, "world_size"),
         {as_text(name): _constant(name, value) for name, value in (constants or {}).items()},
     )
+
+
+def declared_later(
+    total_steps: Any, total_epochs: Any, steps_per_epoch: Any, world_size: Any, constants: Mapping[str, Any] | None
+) -> dict[str, Any]:
+    """Return what is given of a plan as the attributes of a ``plan`` event; arguments as for ``declared_plan``.
+
+    Raises:
+        InvalidEvent: A value is not a number, or not a valid one.
+    """
+    world_size = declared(world_size, "world_size")
+    plan = dataclasses.asdict(declared_plan(total_steps, total_epochs, steps_per_epoch, world_size or 1, constants))
+    plan["world_size"] = world_size
+    return {name: value for name, value in plan.items() if value}
 
 
 def declared_policy(rules: Any, *, resumes: bool) -> Policy | None:

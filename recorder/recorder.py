@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import dataclasses
 import inspect
 import os
 import sys
@@ -15,20 +14,24 @@ from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, Final, Literal, Never, Self
 
 from ..store.errors import TelemetryError
+from ..store.events import APPLIED, LOOP_KINDS, PLAN, is_kind, kind_advice
 from ..store.journal.syncing import SYNC_EVERY_S
 from ..store.journal.writer import AT_ONCE
-from ..store.run_info import RunInfo, write_run_info
-from .calls.habits import unknown_argument, unknown_attribute
+from ..store.run_folder import RUN_JSON
+from ..store.run_info import Attempt
+from .calls.habits import OWN_METHODS, unknown_argument, unknown_attribute
 from .calls.quick_step import quick_step
 from .calls.warnings import CallWarnings
 from .console_lines import ConsoleLines
 from .control import Control
-from .ending import blocked_failure, failure_of, status_of
+from .ending import as_end_status, blocked_failure, failure_of, status_of
 from .late_values import VALUE_LAG
 from .opening import (
     declared,
     declared_callbacks,
     declared_choice,
+    declared_config,
+    declared_later,
     declared_plan,
     declared_policy,
     declared_seal_wait_s,
@@ -40,18 +43,30 @@ from .opening import (
     steering_of,
 )
 from .process.background_sealing import SEAL_WAIT_S, SEALING
-from .process.termination import Terminated, raise_on_sigterm, restore_sigterm, signals_held
+from .process.termination import Terminated, raise_on_sigterm, restore_sigterm
 from .process.watchdog import unwatch, watch
 from .ranks import this_rank
 from .resume_point import ResumePoint
+from .run_document import RunDocument
 from .tape import Tape
-from .values import as_epoch, as_whole, path_text
+from .values import as_epoch, as_text, as_whole, path_text
 
 if TYPE_CHECKING:
     from ..rules.engine.decisions import Outcome
     from ..rules.policy_file.policy import Policy
 
 _NOTHING: Final[Mapping[str, Any]] = {}
+
+#: The recorders of this process whose runs have not ended, oldest first.
+_OPEN: Final[list[Recorder]] = []
+
+
+def active() -> Recorder | None:
+    """Return the newest recorder of this process whose run has not ended; None without one.
+
+    A library that is called deep inside a loop records with it.
+    """
+    return next((each for each in reversed(_OPEN) if each._pid == os.getpid()), None)
 
 
 class Recorder:
@@ -122,6 +137,15 @@ class Recorder:
         TelemetryError: An argument is wrong, or the store cannot be written at the start. Nothing was written then.
     """
 
+    def __new__(cls, *_: Any, **__: Any) -> Self:
+        """Return a recorder, or under ``STEPTAPE_MODE=disabled`` one that records nothing."""
+        if os.environ.get("STEPTAPE_MODE"):
+            from .disabled import Disabled, mode_of_environment
+
+            if mode_of_environment():
+                cls = type(f"Disabled{cls.__name__}", (Disabled, cls), {})
+        return object.__new__(cls)
+
     def __init__(
         self,
         store: str | Path,
@@ -164,27 +188,12 @@ class Recorder:
         self._choice = declared_choice(samples_every, samples_top, token_losses_over)
         callbacks = declared_callbacks(on_save=on_save, on_evaluate=on_evaluate, on_stop=on_stop)
         own = this_rank(None if rank is None else as_whole(rank, "rank"))
-        described = described_run(name, group, tags, config, described_attempt(plan, policy, sync_s, own))
-        opening = open_run(folder, described, policy, own, run_id, resume, resume_step)
-        self.control, self._info, self._position = Control(), opening.info, opening.position
-        self.folder, self.run_id = opening.folder, opening.info.run_id
-        self._log_every, self._decides, self._strict = declared(log_every, "log_every"), own.decides, strict
-        self._pid, self._closed = os.getpid(), False
-        self._emitted: set[str] = set()
-        self._steering = steering_of(opening.engine, self.control, callbacks)
-        self._warnings = CallWarnings(
-            strict=strict,
-            read_by_rules=self._steering.reads if self._steering else (),
-            read_at_evaluations=self._steering.reads_at_evaluations if self._steering else (),
-            total_steps=plan.max_steps(),
-        )
-        self._warnings.rules_left_out(self._info)
-        if resume is not None:
-            self._warnings.described_anew(self._info, described, has_name=bool(name))
-        self._tape = self._open_tape(own.rank, as_whole(value_lag, "value_lag"))
-        self._lines = ConsoleLines(opening.folder, self._info.name, is_quiet=quiet or not own.decides)
-        self._lines.begin()
-        self._begin(described.config)
+        self._described = described_run(name, group, tags, config, described_attempt(plan, policy, sync_s, own))
+        self._store, self._policy, self._own, self._callbacks = folder, policy, own, callbacks
+        self._log_every, self._value_lag = declared(log_every, "log_every"), as_whole(value_lag, "value_lag")
+        self._strict, self._is_quiet, self._has_name = strict, quiet or not own.decides, bool(name)
+        self._pid, self.control = os.getpid(), Control()
+        self._open(run_id, resume, resume_step)
 
     def step(
         self,
@@ -198,6 +207,8 @@ class Recorder:
         sample_ids: Any = None,
         sample_tokens: Any = None,
         token_losses: Any = None,
+        applied: bool = True,
+        awaits: Sequence[str] = (),
         **scalars: Any,
     ) -> Control:
         """Record one finished optimizer update.
@@ -213,12 +224,17 @@ class Recorder:
             sample_tokens: Token count of each sample. Shape (n,).
             token_losses: Loss of each token of each sample: n sequences, or one tensor of shape (n, t). With
                 ``sample_tokens``, only that many leading values of each row count.
+            applied: False for an update that was skipped, as mixed precision does after an overflow. It counts as a
+                step; rules read ``updates_applied`` and ``updates_skipped``.
+            awaits: Names of values that ``late`` will bring. Rules that read them judge this step then.
             **scalars: More values by name: numbers or one-element tensors. NaN is recorded, None is not.
 
         Returns:
             The control flags: the same object as ``recorder.control``.
         """
         position, warnings = self._position, self._warnings
+        if self._has_ended():
+            return self.control
         if step is not None:
             step = warnings.taken(as_whole, step, "step", default=position.step + 1)
             warnings.step_number(step, position)
@@ -241,11 +257,71 @@ class Recorder:
             step=number,
             epoch=at,
             micro_step=micro_step if micro_step == 0 else warnings.taken(as_whole, micro_step, "micro_step", default=0),
+            attrs=None if applied else {APPLIED: False},
             samples=_NOTHING if samples is None else given,
+            awaits=(awaits,) if isinstance(awaits, str) else awaits,
         )
         self._apply(outcomes)
         if self._log_every and number % self._log_every == 0:
             self._emit("log", metrics, scalars)
+        return self.control
+
+    def late(self, step: int, metrics: Mapping[str, Any] | None = None, /, *unnamed: Never, **scalars: Any) -> Control:
+        """Record values of an earlier step that were not there when it was recorded.
+
+        Call it once for each step that named them in ``awaits``, in the order of the steps: rules then judge that step
+        as if nothing had come late. For a step that awaits nothing, the values become a ``log`` event of that step.
+
+        Args:
+            step: The earlier step.
+            metrics: Values by name.
+            **scalars: More values by name.
+        """
+        if not self._has_ended():
+            position, reached = self._position, self._position.step
+            step = self._warnings.taken(as_whole, step, "step", default=reached)
+            given = (metrics, *unnamed) if unnamed else metrics
+            epoch = position.epoch_at(step)
+            self._apply(self._tape.bring(step, given, scalars, reached=reached, epoch=epoch))
+        return self.control
+
+    def event(
+        self,
+        kind: str,
+        metrics: Mapping[str, Any] | None = None,
+        /,
+        *unnamed: Never,
+        step: int | None = None,
+        epoch: float | None = None,
+        micro_step: int = 0,
+        **scalars: Any,
+    ) -> Control:
+        """Record an event of a kind that has no method of its own, such as ``pre_optimizer_step``.
+
+        Rules with the trigger ``on_<kind>`` judge it. A loop's own kinds begin with ``custom:``.
+
+        Args:
+            kind: One of the kinds that FORMAT.md lists, or ``custom:<name>``.
+            metrics: Values by name.
+            step: Updates finished; those of the latest ``step`` if not given. It does not count a step.
+            epoch: Epochs finished, as a fraction.
+            micro_step: Micro-batches finished in the current update.
+            **scalars: More values by name.
+        """
+        warnings = self._warnings
+        if isinstance(kind, str) and kind in OWN_METHODS:
+            warnings.object_to(f"event: {kind!r} has its own call, so it is not recorded", fix=OWN_METHODS[kind])
+        elif not isinstance(kind, str) or not is_kind(kind, LOOP_KINDS):
+            warnings.object_to("event: unknown kind, not recorded", got=kind, fix=kind_advice(str(kind), LOOP_KINDS))
+        else:
+            self._emit(
+                kind,
+                (metrics, *unnamed) if unnamed else metrics,
+                scalars,
+                step=None if step is None else warnings.taken(as_whole, step, "step", default=self._position.step),
+                epoch=None if epoch is None else warnings.taken(as_epoch, epoch, default=self._position.epoch),
+                micro_step=warnings.taken(as_whole, micro_step, "micro_step", default=0),
+            )
         return self.control
 
     def log(self, metrics: Mapping[str, Any] | None = None, /, *unnamed: Never, **scalars: Any) -> Control:
@@ -295,9 +371,16 @@ class Recorder:
         self._emit("epoch_begin")
         return self.control
 
-    def epoch_end(self) -> Control:
-        """Record the end of the current epoch."""
-        self._position.set_epoch(float(self._position.epochs_begun))
+    def epoch_end(self, epoch: float | None = None) -> Control:
+        """Record the end of the current epoch.
+
+        Args:
+            epoch: Epochs finished, as a fraction if the epoch was cut short; a whole one if not given.
+        """
+        finished = float(self._position.epochs_begun)
+        if epoch is not None:
+            finished = self._warnings.taken(as_epoch, epoch, default=finished)
+        self._position.set_epoch(finished)
         self._emit("epoch_end")
         return self.control
 
@@ -309,6 +392,51 @@ class Recorder:
         self._warnings.incident(attrs, self._position.step)
         self._emit("annotation", attrs={"text": text, **attrs})
 
+    def declare(
+        self,
+        *,
+        total_steps: int | None = None,
+        total_epochs: int | None = None,
+        steps_per_epoch: int | None = None,
+        world_size: int | None = None,
+        constants: Mapping[str, float] | None = None,
+        config: Any = None,
+    ) -> None:
+        """Declare what the loop has learned only now about its plan, or further hyper-parameters.
+
+        Rules read it from here on. What is not given stays as it was.
+
+        Args:
+            total_steps: The planned length of the run in optimizer updates.
+            total_epochs: The planned length in epochs.
+            steps_per_epoch: Updates in an epoch.
+            world_size: Processes that train together.
+            constants: Numbers that describe the run, by name.
+            config: Further hyper-parameters, as for ``Recorder``.
+
+        Raises:
+            TelemetryError: With ``strict``, if a value is wrong. Nothing is declared then.
+        """
+        try:
+            attrs = declared_later(total_steps, total_epochs, steps_per_epoch, world_size, constants)
+            added = declared_config(config)
+        except TelemetryError as error:
+            self._warnings.object_to(f"declare: {error.what}", got=error.got, fix=error.fix)
+            return
+        if self._has_ended() or not (attrs or added):
+            return
+        plan = self._document.info.last.newest_plan.updated(attrs)
+        if steps_per_epoch is not None:
+            position = self._position
+            position.set_epoch(position.epoch_at(position.step))
+            position.steps_per_epoch = plan.steps_per_epoch
+        self._warnings.total_steps = plan.max_steps()
+        self._emit(PLAN, attrs={**attrs, **({"config": added} if added else {})})
+        try:
+            self._document.declare(plan, added)
+        except OSError as error:
+            self._warnings.once(f"run.json could not be written to {self.folder}: {error}")
+
     def state_dict(self) -> dict[str, int | float | str | None]:
         """Return a few plain values to keep in a checkpoint, from which ``Recorder(resume=...)`` resumes.
 
@@ -316,10 +444,10 @@ class Recorder:
         """
         position = self._position
         self._tape.settle(position.step)
-        seq = self._tape.journal.seq - 1 if self._decides else None
+        seq = self._tape.journal.seq - 1 if self.decides else None
         return ResumePoint(
             self.run_id,
-            self._info.last.attempt,
+            self._document.info.last.attempt,
             seq,
             position.step,
             position.epoch,
@@ -327,15 +455,56 @@ class Recorder:
             position.epochs_begun,
         ).to_json()
 
-    def close(self, *, seal: bool = False) -> None:
-        """End the run, as ``stopped`` if a rule asked for it, else as ``completed``. Idempotent.
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Resume the run of a checkpoint in place of the new run that this recorder has just begun.
+
+        ``Recorder(resume=state)`` does the same without a run to take back. In a distributed job with a process group,
+        every rank calls it.
+
+        Args:
+            state: The return value of ``state_dict``.
+
+        Raises:
+            TelemetryError: Something was recorded already, or the run cannot be resumed.
+        """
+        if self._closed or self._position.is_counting or self._emitted - {"train_begin"}:
+            what = "a state can be loaded only before anything is recorded"
+            raise TelemetryError(what, fix="Give it to Recorder(resume=state)")
+        if self._document.info.last.parent is not None:
+            raise TelemetryError("this recorder has resumed a run already", where=str(self.folder))
+        ResumePoint.from_argument(state, None)
+        self._take_back()
+        self._open(None, state, None)
+
+    @property
+    def decides(self) -> bool:
+        """Whether this rank's rules decide."""
+        return self._own.decides
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether the run has ended."""
+        return self._closed
+
+    def fail(self, error: BaseException) -> None:
+        """End the run with an exception, as the context manager does: for loops that are not in a ``with`` block."""
+        self.__exit__(type(error), error, error.__traceback__)
+
+    def close(self, *, status: str | None = None, reason: str | None = None, seal: bool = False) -> None:
+        """End the run. Idempotent.
 
         Another process then turns the journal into Parquet.
 
         Args:
-            seal: Wait until that is done.
+            status: How it ended: ``completed``, ``stopped``, ``interrupted`` or ``failed``. If not given: ``stopped``
+                if a rule asked for it, else ``completed``.
+            reason: Why, in a few words, such as the name of the callback that stopped it.
+            seal: Wait until the journal is Parquet.
         """
-        self._close("stopped" if self.control.should_stop else "completed")
+        default = "stopped" if self.control.should_stop else "completed"
+        if status is not None:
+            default = self._warnings.taken(as_end_status, status, default=default)
+        self._close(default, reason=None if reason is None else as_text(reason))
         if seal and os.getpid() == self._pid:
             self._tape.seal()
 
@@ -364,12 +533,37 @@ class Recorder:
         error: BaseException | None = Terminated.latest or getattr(sys, "last_value", None)
         self.__exit__(None if error is None else type(error), error, None)
 
+    def _open(self, run_id: str | None, resume: str | Mapping[str, Any] | None, resume_step: int | None) -> None:
+        """Open the run's next attempt. The arguments are those of ``Recorder``."""
+        described = self._described
+        opening = open_run(self._store, described, self._policy, self._own, run_id, resume, resume_step)
+        self._position, self.run_id = opening.position, opening.info.run_id
+        self.folder = opening.folder
+        self._closed, self._is_over = False, False
+        self._emitted: set[str] = set()
+        self._steering = steering_of(opening.engine, self.control, self._callbacks)
+        self._warnings = CallWarnings(
+            strict=self._strict,
+            read_by_rules=self._steering.reads if self._steering else (),
+            read_at_evaluations=self._steering.reads_at_evaluations if self._steering else (),
+            total_steps=opening.info.last.plan.max_steps(),
+        )
+        self._warnings.rules_left_out(opening.info)
+        if resume is not None:
+            self._warnings.described_anew(opening.info, described, has_name=self._has_name)
+        self._document = RunDocument(opening.folder, opening.info, is_written=self._own.decides)
+        self._tape = self._open_tape(opening.info.last)
+        self._lines = ConsoleLines(opening.folder, opening.info.name, is_quiet=self._is_quiet)
+        self._lines.begin()
+        self._begin(described.config)
+
     def _begin(self, config: Mapping[str, Any]) -> None:
         """Record the start of the attempt and register the handlers for its end.
 
         Args:
             config: The attempt's own hyper-parameters, which may differ from those of the run.
         """
+        info = self._document.info
         if not self._strict and type(self).step is Recorder.step:
             own = (self._tape, self._position, self.control, self._log_every)
             general = Recorder.step.__get__(self)
@@ -378,43 +572,45 @@ class Recorder:
         SEALING.wait_at_exit(self._seal_wait_s)
         atexit.register(self._close_at_exit)
         self._handles_sigterm = raise_on_sigterm()
-        if self._handles_sigterm and (self._info.last.plan.world_size or 1) > 1:
+        if self._handles_sigterm and (info.last.plan.world_size or 1) > 1:
             watch(self._end_blocked)
+        _OPEN.append(self)
         try:
             self._apply(self._tape.start())
             self._emit("train_begin")
         except BaseException as error:  # A callback raised: the loop gets no recorder that it could close.
             self.__exit__(type(error), error, None)
             raise
-        if config and config != self._info.config:
+        if config and config != info.config:
             self.annotate("resumed with another config", config=config)
 
-    def _open_tape(self, rank: int, value_lag: int) -> Tape:
+    def _open_tape(self, attempt: Attempt) -> Tape:
         tape = None
         is_new = not self.folder.exists()
         try:
-            self._info.to_json()
-            self.folder = self.folder.absolute()  # The program may change its working directory.
+            self._document.info.to_json()
+            # The program may change its working directory.
+            self.folder = self._document.folder = self.folder.absolute()
             self.folder.mkdir(parents=True, exist_ok=True)
             tape = Tape(
                 self.folder,
                 self.run_id,
-                attempt=self._info.last.attempt,
-                rank=rank,
+                attempt=attempt.attempt,
+                rank=self._own.rank,
                 started_ns=time.monotonic_ns(),
                 steering=self._steering,
                 strict=self._strict,
                 warnings=self._warnings,
-                sync_every_s=self._info.last.sync_every_s,
+                sync_every_s=attempt.sync_every_s,
                 choice=self._choice,
-                value_lag=value_lag,
+                value_lag=self._value_lag,
                 on_begun_anew=self._begin_anew,
                 on_moved=self._move,
             )
             # Write run.json after the journal exists, because an attempt without a journal counts as crashed. Write it
             # before the first event, because the events of an attempt that run.json does not list count as part of the
             # run.
-            self._write_info(self._info)
+            self._document.write()
         except (OSError, ValueError, TypeError) as error:
             if tape is not None:
                 tape.journal.discard()
@@ -428,22 +624,17 @@ class Recorder:
             ) from error
         return tape
 
-    def _write_info(self, info: RunInfo) -> None:
-        if self._decides:
-            with signals_held():
-                write_run_info(self.folder, info)
-
     def _begin_anew(self, why: str) -> None:
         """Write ``run.json`` again, since a new folder may have replaced a deleted one."""
         self._warnings.once(f"{why}; recording continues in a new file in {self.folder}")
         try:
-            self._write_info(self._info)
+            self._document.write()
         except OSError as error:
             self._warnings.once(f"run.json could not be written to {self.folder}: {error}")
 
     def _move(self, folder: Path) -> None:
         self._warnings.once(f"the run's folder was moved from {self.folder}; recording continues in {folder}")
-        self.folder = self._lines.folder = folder
+        self.folder = self._document.folder = self._lines.folder = folder
 
     def _emit(
         self,
@@ -451,11 +642,25 @@ class Recorder:
         metrics: Any = None,
         scalars: Mapping[str, Any] = _NOTHING,
         attrs: Mapping[str, Any] | None = None,
+        *,
+        step: int | None = None,
+        epoch: float | None = None,
+        micro_step: int = 0,
     ) -> None:
-        step = self._position.step
-        epoch = self._position.epoch_at(step)
+        if self._has_ended():
+            return
+        step = self._position.step if step is None else step
+        epoch = self._position.epoch_at(step) if epoch is None else epoch
         self._emitted.add(kind)
-        self._apply(self._tape.record(kind, metrics, scalars, step=step, epoch=epoch, attrs=attrs))
+        outcomes = self._tape.record(kind, metrics, scalars, step=step, epoch=epoch, micro_step=micro_step, attrs=attrs)
+        self._apply(outcomes)
+
+    def _has_ended(self) -> bool:
+        """Whether the run has ended, so that a call records nothing. The first such call is told."""
+        if self._is_over:
+            what = f"the run in {self.folder} has ended: calls are not recorded any more"
+            self._warnings.object_to(what, fix="Close the recorder after the last call")
+        return self._is_over
 
     def _apply(self, outcomes: Sequence[Outcome]) -> Control:
         if outcomes and self._steering is not None:
@@ -463,36 +668,54 @@ class Recorder:
                 self._emit("annotation", attrs={"text": failure})
         return self.control
 
-    def _close(self, status: str, error: BaseException | None = None) -> None:
+    def _take_back(self) -> None:
+        """Delete the run that has just begun."""
+        self._release()
+        self._closed = self._is_over = True
+        self._tape.journal.discard()
+        if self.decides:
+            (self.folder / RUN_JSON).unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # The journals of other ranks may still be there. The last one succeeds.
+            self.folder.rmdir()
+
+    def _release(self) -> None:
+        """Take back the handlers for the attempt's end."""
+        atexit.unregister(self._close_at_exit)
+        with contextlib.suppress(ValueError):
+            _OPEN.remove(self)
+        if self._handles_sigterm:
+            unwatch(self._end_blocked)
+            restore_sigterm()
+
+    def _close(self, status: str, error: BaseException | None = None, reason: str | None = None) -> None:
         # A forked child also runs its parent's exit handlers, but the run is not its to end.
         if self._closed or os.getpid() != self._pid:
             return
         failure = None if error is None else failure_of(error)
         try:
             self._closed = True
-            atexit.unregister(self._close_at_exit)
             self._tape.journal.look_at_ns = AT_ONCE  # The end belongs where the folder is by now.
             if failure is None:
                 counts = dict(self._tape.error_counts)
-                self._emit("train_end", attrs={"status": status, **({"rule_errors": counts} if counts else {})})
+                more = {"rule_errors": counts or None, "reason": reason}
+                self._emit("train_end", attrs={"status": status, **{key: it for key, it in more.items() if it}})
             else:
                 self._emit("failure", attrs={**failure, "traceback": failure["traceback"].splitlines()})
             self._warn_at_the_end(is_whole=failure is None)
         finally:
             # A callback that a rule calls at the very end may raise. The run has ended all the same.
             try:
-                self._write_end(status, failure)
+                self._write_end(status, failure, reason)
             finally:
-                if self._handles_sigterm:
-                    unwatch(self._end_blocked)
-                    restore_sigterm()
+                self._release()
 
     def _warn_at_the_end(self, *, is_whole: bool) -> None:
         """Warn of rules that decided nothing, of requests in vain and of incidents that lie beyond the end."""
         position, steering = self._position, self._steering
         if is_whole and position.is_counting:
             self._warnings.incidents_beyond(position.step)
-        if steering is not None and is_whole and position.is_counting and self._info.last.parent is None:
+        is_first = self._document.info.last.parent is None
+        if steering is not None and is_whole and position.is_counting and is_first:
             has_epoch = position.epoch is not None or self._warnings.has_had("epoch")
             steering.end(position.step, {"step_end", *self._emitted}, has_epoch=has_epoch)
         elif steering is not None:
@@ -508,24 +731,20 @@ class Recorder:
         self._tape.record("failure", None, _NOTHING, step=step, epoch=self._position.epoch_at(step), attrs=attrs)
         self._write_end("interrupted", failure)
 
-    def _write_end(self, status: str, failure: dict[str, str] | None) -> None:
+    def _write_end(self, status: str, failure: dict[str, str] | None, reason: str | None = None) -> None:
         """Write how the run ended and close the journal, each even if the other fails."""
-        last = dataclasses.replace(
-            self._info.last,
-            status=status,
-            ended_ns=time.time_ns(),
-            steps=self._position.step,
-            failure=failure,
-            decision_digest=self._tape.decision_digest,
+        steps, digest = self._position.step, self._tape.decision_digest
+        self._is_over = True
+        ends: tuple[Callable[[], None], ...] = (
+            lambda: self._document.end(status, steps, failure, reason, digest),
+            self._tape.close,
         )
-        info = dataclasses.replace(self._info, attempts=(*self._info.attempts[:-1], last))
-        ends: tuple[Callable[[], None], ...] = (lambda: self._write_info(info), self._tape.close)
         for end in ends:
             # A failure here must not replace the exception that is leaving the loop.
             try:
                 end()
             except Exception as failed:
                 self._warnings.once(f"the end of the run in {self.folder} could not be recorded completely: {failed!r}")
-        steps, asked_at = self._position.step, self._steering.stop_asked_at if self._steering else None
+        asked_at = self._steering.stop_asked_at if self._steering else None
         ignored = 0 if asked_at is None else steps - asked_at
         self._lines.end(status, steps, self._tape.latest_metrics(), self._tape.lost_events, ignored)

@@ -9,7 +9,7 @@ import functools
 import math
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
@@ -22,7 +22,7 @@ from ..store.sample_losses import SampleLosses
 from .batch_samples import SampleChoice
 from .calls.warnings import CallWarnings, values_by_name
 from .environment import describe_process
-from .late_values import VALUE_LAG, Awaited, LateValues
+from .late_values import VALUE_LAG, Awaited, LateValues, ToBeBrought
 from .process.background_sealing import SEALING
 from .process.locking import forkable_lock
 from .values import Payload, is_on_device, payload_of
@@ -107,6 +107,7 @@ class Tape:
         self._decided: list[Outcome] = []
         self._written: list[Outcome] = []
         self._late = LateValues(value_lag)
+        self._to_be_brought = ToBeBrought()
         self.journal = JournalWriter(
             folder,
             run_id=run_id,
@@ -168,12 +169,14 @@ class Tape:
         micro_step: int = 0,
         attrs: Mapping[str, Any] | None = None,
         samples: Mapping[str, Any] = _NO_SAMPLES,
+        awaits: Collection[str] = (),
     ) -> Sequence[Outcome]:
         """Write one event, let rules judge it, and write their decisions.
 
         Args:
             metrics: The mapping of a call. Anything else is an error, which costs the event.
             samples: The arguments of ``SampleChoice.kept``, by name.
+            awaits: Names of values that ``bring`` will bring.
 
         Returns:
             The decisions, for the caller to carry out. A decision that cannot be written now (a full disk) is written
@@ -182,9 +185,31 @@ class Tape:
         Raises:
             Exception: With ``strict`` only. Otherwise a failure loses the event, is counted, and is logged once.
         """
-        call = functools.partial(
-            self._guarded, kind, metrics, scalars, step, epoch, micro_step=micro_step, attrs=attrs, samples=samples
-        )
+        event = (kind, metrics, scalars, step, epoch, micro_step, attrs, samples, awaits)
+        return self._in_turn(functools.partial(self._guarded, kind, functools.partial(self._take, *event)))
+
+    def bring(
+        self, step: int, metrics: Any, scalars: Mapping[str, Any], *, reached: int, epoch: float | None
+    ) -> Sequence[Outcome]:
+        """Write the values that an earlier step awaits, or a ``log`` event of that step if it awaits none.
+
+        Args:
+            step: The earlier step.
+            metrics, scalars: The arguments of a call.
+            reached: The step that the loop has reached.
+            epoch: Epochs finished by then.
+
+        Returns:
+            As for ``record``.
+
+        Raises:
+            Exception: With ``strict`` only.
+        """
+        late = functools.partial(self._bring, step, metrics, scalars, reached, epoch)
+        return self._in_turn(functools.partial(self._guarded, "late", late))
+
+    def _in_turn(self, call: Callable[[], Sequence[Outcome]]) -> Sequence[Outcome]:
+        """Call what writes an event: now, or after the event that this thread is writing."""
         if self.is_busy():
             self.postponed.append(call)
             return ()
@@ -224,6 +249,7 @@ class Tape:
         """Close the journal and hand the run over to the sealing process."""
         try:
             with self.lock:
+                self.is_clear = False  # The fast path of a step then leaves later calls to the general one.
                 self.journal.close()
         finally:
             SEALING.hand_over(self._sealed_as)
@@ -232,42 +258,70 @@ class Tape:
         """Wait until the closed run is sealed."""
         SEALING.finish_run(self._sealed_as)
 
-    def _guarded(
+    def _guarded(self, kind: str, write: Callable[[], Sequence[Outcome]]) -> Sequence[Outcome]:
+        # The guard covers everything, because a bug or a full disk here must not end a training run.
+        try:
+            return write()
+        except Exception as error:
+            if self._strict:
+                raise
+            self._count_loss(kind, error)
+            return ()
+
+    def _take(
         self,
         kind: str,
         metrics: Any,
         scalars: Mapping[str, Any],
         step: int,
         epoch: float | None,
-        *,
         micro_step: int,
         attrs: Mapping[str, Any] | None,
         samples: Mapping[str, Any],
+        awaits: Collection[str],
     ) -> Sequence[Outcome]:
-        # The guard covers everything, because a bug or a full disk here must not end a training run.
-        try:
-            may_be_late = kind in _MAY_BE_LATE
-            given = values_by_name(kind, metrics, scalars, self._warnings)
-            payload = payload_of(given, attrs, reads_devices=not may_be_late)
-            self._warnings.values(kind, payload)
-            late_samples = samples if may_be_late and any(map(is_on_device, samples.values())) else _NO_SAMPLES
-            kept = None if late_samples or not samples else self._kept(step, samples)
-            with self.lock:
-                if not self.is_clear:
-                    self._catch_up(kind, step, epoch)
-                self.is_clear = False
-                if payload.on_device or late_samples:
-                    self._begin_late(kind, payload, step, epoch, micro_step, kept, late_samples)
-                else:
-                    self._record(kind, payload, step, epoch, micro_step, kept)
-                if self._late:
-                    self._record_due(step)
-                return self._hand_out()
-        except Exception as error:
-            if self._strict:
-                raise
-            self._count_loss(kind, error)
-            return ()
+        """Take the event of a call, with what must precede and follow it."""
+        may_be_late = kind in _MAY_BE_LATE and not awaits
+        given = values_by_name(kind, metrics, scalars, self._warnings)
+        payload = payload_of(given, attrs, reads_devices=not may_be_late)
+        self._warnings.values(kind, payload)
+        late_samples = samples if may_be_late and any(map(is_on_device, samples.values())) else _NO_SAMPLES
+        kept = None if late_samples or not samples else self._kept(step, samples)
+        with self.lock:
+            if not self.is_clear:
+                self._catch_up(kind, step, epoch)
+            self.is_clear = False
+            if payload.on_device or late_samples:
+                self._begin_late(kind, payload, step, epoch, micro_step, kept, late_samples)
+            elif awaits:
+                present = payload._replace(attrs={**payload.attrs, AWAITED: [*awaits]})
+                seq = self._record(kind, present, step, epoch, micro_step, kept)
+                self._to_be_brought.take(step, (seq, micro_step, epoch, [*awaits]))
+            else:
+                self._record(kind, payload, step, epoch, micro_step, kept)
+            if self._late:
+                self._record_due(step)
+            return self._hand_out()
+
+    def _bring(
+        self, step: int, metrics: Any, scalars: Mapping[str, Any], reached: int, epoch: float | None
+    ) -> Sequence[Outcome]:
+        """Take the values that a step awaits, or those of a step that awaits none."""
+        payload = payload_of(values_by_name("late", metrics, scalars, self._warnings))
+        self._warnings.values("late", payload)
+        with self.lock:
+            awaited = self._to_be_brought.of(step)
+            if not self.is_clear:
+                self._catch_up("log", reached, epoch)
+            self.is_clear = False
+            lag = max(reached - step, 0)
+            if awaited is None:
+                self._record("log", payload, step, epoch, 0, None, lag)
+            else:
+                seq, micro_step, own_epoch, names = awaited
+                late = payload._replace(attrs={**payload.attrs, AWAITED: names, LATE_FOR: seq})
+                self._record("step_end", late, step, own_epoch, micro_step, None, lag)
+            return self._hand_out()
 
     def _record(
         self,

@@ -10,7 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from .recorder.recorder import Recorder
+    from .recorder.recorder import Recorder, active
     from .replay.backtests.backtesting import backtest
     from .replay.runs.verification import verify
     from .replay.sweeps.sweeping import sweep
@@ -25,6 +25,7 @@ __all__ = [
     "Recorder",
     "TelemetryError",
     "__version__",
+    "active",
     "backtest",
     "load_policy",
     "open_run",
@@ -38,6 +39,7 @@ _MODULES: Final = {
     "Policy": ".rules.policy_file.policy",
     "Recorder": ".recorder.recorder",
     "TelemetryError": ".store.errors",
+    "active": ".recorder.recorder",
     "backtest": ".replay.backtests.backtesting",
     "load_policy": ".rules.policy_file.policy",
     "open_run": ".store.store",

@@ -13,20 +13,25 @@ The kinds that a loop emits, in the order of a run. Each can trigger a rule, as 
             pre_optimizer_step
             optimizer_step
             step_end                          # Recorder.step: the update is finished, step has grown by one
+            ranks                             # Recorder.agree: what rank 0 gathered of all ranks
             log                               # what a framework logs, every n steps
             prediction_step, evaluate         # Recorder.evaluate
             predict
             save                              # Recorder.save: a checkpoint exists
+            load                              # a checkpoint was loaded
+            sleep, wake                       # the loop pauses, and continues
         epoch_end
     train_end
 
-People and steptape itself add ``annotation``, ``failure`` and ``gap``. The rule engine adds ``decision``,
+A loop may emit kinds of its own at any place: ``custom:<name>``. People and steptape itself add ``annotation``,
+``failure``, ``gap``, ``plan`` (what the loop declared late) and ``agreement``. The rule engine adds ``decision``,
 ``rule_error`` and ``rule_warning``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Collection, Mapping
 from typing import Any, Final, NamedTuple
 
 from .sample_losses import SampleLosses
@@ -40,26 +45,74 @@ LOOP_KINDS: Final = (
     "pre_optimizer_step",
     "optimizer_step",
     "step_end",
+    "ranks",
     "log",
     "prediction_step",
     "evaluate",
     "predict",
     "save",
+    "load",
+    "sleep",
+    "wake",
     "epoch_end",
     "train_end",
 )
 
 #: Kinds that people and the recorder add. They never trigger a rule.
-NOTE_KINDS: Final = ("annotation", "failure", "gap")
+NOTE_KINDS: Final = ("annotation", "failure", "gap", "plan", "agreement")
 
 #: What the rule engine did, as the recorder logged it. The engine never reads these kinds.
 RULE_KINDS: Final = ("decision", "rule_error", "rule_warning")
 
+#: All kinds that have a fixed name.
 KINDS: Final = frozenset((*LOOP_KINDS, *NOTE_KINDS, *RULE_KINDS))
+
+#: How the kinds begin that a loop names itself; they are loop kinds.
+CUSTOM: Final = "custom:"
+
+#: What the loop learned late about its plan: ``Plan.updated`` takes the attributes.
+PLAN: Final = "plan"
 
 #: The trigger that precedes the stream, and its index and ``seq``.
 INIT_END: Final = "init_end"
 BEFORE_STREAM: Final = -1
+
+
+_LOOP_KINDS: Final = frozenset(LOOP_KINDS)
+_CUSTOM_KIND: Final = re.compile(r"custom:[A-Za-z][A-Za-z0-9_.-]*")
+
+
+def is_loop_kind(kind: str) -> bool:
+    """Whether training loops emit this kind, so that it can trigger a rule: one of ``LOOP_KINDS``, or a custom one."""
+    return kind in _LOOP_KINDS or kind.startswith(CUSTOM)
+
+
+def is_kind(kind: str, known: Collection[str] = KINDS) -> bool:
+    """Whether a kind is one of those that are known, or a custom kind with a valid name."""
+    return kind in known or _CUSTOM_KIND.fullmatch(kind) is not None
+
+
+def custom_advice(kind: str) -> str:
+    """Return what to write in place of a wrong custom kind; empty for what does not look like one.
+
+    >>> custom_advice("custom:my reward")
+    "Write 'custom:my_reward': a custom kind has a letter after the colon, then letters, digits, '_', '.' or '-'"
+    """
+    if kind[: len(CUSTOM)].rstrip(":_-. ").lower() != CUSTOM[:-1]:
+        return ""
+    name = re.sub(r"[^A-Za-z0-9_.-]+", "_", kind[len(CUSTOM) :].strip()).lstrip("0123456789_.-") or "name"
+    return (
+        f"Write '{CUSTOM}{name}': a custom kind has a letter after the colon, then letters, digits, '_', '.' or '-'"
+    )
+
+
+def kind_advice(kind: str, known: Collection[str] = KINDS) -> str:
+    """Return what to write in place of an unknown kind."""
+    from difflib import get_close_matches  # The recorder imports this module, and seldom gets here.
+
+    near = get_close_matches(kind, known, n=1)
+    listed = f"Did you mean {near[0]!r}?" if near else f"Known kinds: {', '.join(sorted(known))}, {CUSTOM}NAME"
+    return custom_advice(kind) or listed
 
 
 #: Attributes for late values. ``AWAITED`` holds the names of the values that were still on a device (``SAMPLES`` for
@@ -69,6 +122,9 @@ AWAITED: Final = "awaited"
 LATE_FOR: Final = "late_for"
 SAMPLES: Final = "samples"
 
+#: The attribute of a ``step_end`` event that says whether its update changed the model; True where it is missing.
+APPLIED: Final = "applied"
+
 
 class Event(NamedTuple):
     """One fact of a run: an envelope and a payload.
@@ -77,7 +133,7 @@ class Event(NamedTuple):
     against 1.3 us.
 
     Attributes:
-        kind: One of ``KINDS``.
+        kind: One of ``KINDS``, or ``custom:<name>``.
         step: Optimizer updates finished, as of this fact. 0 before the first.
         seq: Position within (run, attempt, rank), gap-free from 0.
         attempt: Process life of the run, from 0.

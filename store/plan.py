@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+
+_COUNTS: Final = ("total_steps", "total_epochs", "steps_per_epoch", "world_size")
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,3 +34,20 @@ class Plan:
         if self.total_epochs is not None and self.steps_per_epoch is not None:
             return self.total_epochs * self.steps_per_epoch
         return None
+
+    def updated(self, attrs: Mapping[str, Any]) -> Plan:
+        """Return the plan after a ``plan`` event with these attributes; values that are not numbers change nothing.
+
+        >>> Plan(total_steps=10, constants={"a": 1.0}).updated({"total_steps": 20, "constants": {"b": 2}})
+        Plan(total_steps=20, total_epochs=None, steps_per_epoch=None, world_size=None, constants={'a': 1.0, 'b': 2.0})
+        """
+        counts = {name: attrs[name] for name in _COUNTS if type(attrs.get(name)) is int}
+        return replace(self, **counts, constants={**self.constants, **constants_in(attrs)})
+
+
+def constants_in(attrs: Mapping[str, Any]) -> dict[str, float]:
+    """Return the constants that the attributes of a ``plan`` event declare."""
+    given = attrs.get("constants")
+    if not isinstance(given, Mapping):
+        return {}
+    return {name: float(value) for name, value in given.items() if type(value) in (int, float)}

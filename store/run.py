@@ -163,7 +163,8 @@ class Run:
 
         Args:
             metric: The metric's name as it was logged.
-            kind: Only events of this kind (``step_end``, ``log``, ``evaluate``, ...).
+            kind: Only events of this kind (``step_end``, ``log``, ``evaluate``, ...), or of ``"any"`` kind. If not
+                given: of the kind that carried the metric first, as rules read it.
             attempts: ``effective`` leaves out rolled-back events, ``all`` includes them.
 
         Returns:
@@ -259,4 +260,6 @@ def _series(snapshot: Snapshot, metric: str, kind: str | None, attempts: Attempt
     table = events_table_along(snapshot, (*SERIES_CLOCKS, column), attempts)
     table = table.filter(pc.is_valid(table[column])).select([*SERIES_CLOCKS, column])
     table = table.rename_columns([*SERIES_CLOCKS, "value"])
-    return table if kind is None else table.filter(pc.equal(table["kind"], kind))
+    if kind == "any" or not table.num_rows:
+        return table
+    return table.filter(pc.equal(table["kind"], table["kind"][0] if kind is None else kind))

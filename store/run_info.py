@@ -48,10 +48,12 @@ class Attempt:
         status: One of ``STATUSES``, as last written by the attempt's writer.
         started_ns, ended_ns: Wall clock, nanoseconds since 1970 (UTC); ``ended_ns`` is None while open or after a
             crash.
-        plan: The plan that the loop declared.
+        plan: The plan that the loop declared at its start, from which its rules began.
+        declared: The plan as of its end; None unless the loop declared more of it later.
         policy: The policy in force, if any.
         environment: Host, versions, git commit, command line.
         steps: Optimizer updates finished at its end; None while open or after a crash.
+        reason: Why it ended, as the loop put it; None where it gave no reason.
         failure: Type, message and traceback of the exception that ended it, if any; no traceback in older runs.
         parent: The attempt that it continues; None when it started from scratch.
         parent_seq: The deciding rank's ``seq`` in the parent of the checkpoint that it was resumed from, that event
@@ -76,6 +78,13 @@ class Attempt:
     from_step: int | None = None
     sync_every_s: float | None = None
     decision_digest: str | None = None
+    declared: Plan | None = None
+    reason: str | None = None
+
+    @property
+    def newest_plan(self) -> Plan:
+        """What the loop declared up to its end: how long the attempt was meant to be."""
+        return self.plan if self.declared is None else self.declared
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,6 +228,7 @@ def _attempt_from(entry: dict[str, Any]) -> Attempt:
         _typed(entry, key, int)
     values = _known(Attempt, entry)
     values["plan"] = Plan(**_known(Plan, entry.get("plan") or {}))
+    values["declared"] = Plan(**_known(Plan, entry["declared"])) if entry.get("declared") else None
     values["policy"] = PolicyRecord(**_known(PolicyRecord, entry["policy"])) if entry.get("policy") else None
     return Attempt(**values)
 

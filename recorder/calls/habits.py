@@ -36,6 +36,18 @@ _METHODS: Final = {
 }
 
 
+#: The call for a kind of event that ``Recorder.event`` does not record.
+OWN_METHODS: Final = {
+    "step_end": "Use step(...)",
+    **{kind: f"Use {kind}(...)" for kind in ("log", "evaluate", "save", "epoch_begin", "epoch_end")},
+    "annotation": "Use annotate(text)",
+    "failure": "Use fail(error)",
+    "plan": "Use declare(...)",
+    "ranks": "Use agree()",
+    **dict.fromkeys(("init_end", "train_begin", "train_end"), "The recorder records it itself"),
+}
+
+
 def unknown_argument(name: str, known: Iterable[str]) -> str:
     """Return the message for an argument that ``Recorder`` does not take."""
     return f"Recorder takes no argument {name!r}. {_ARGUMENTS.get(name) or _nearest(name, known)}".rstrip()

@@ -33,7 +33,7 @@ _SAMPLES: Final = frozenset(("samples", "sample_ids", "sample_tokens"))
 
 #: The arguments of ``Recorder.step`` besides metrics. A step with ``token_losses`` takes the general path.
 _MAY_BE_NONE: Final = frozenset(("step", "epoch", "token_losses", *_SAMPLES))
-_ARGUMENTS: Final = _MAY_BE_NONE | {"micro_step"}
+_ARGUMENTS: Final = _MAY_BE_NONE | {"micro_step", "applied", "awaits"}
 
 #: The journal stores a micro step as int32.
 _GREATEST_MICRO_STEP: Final = 2**31
@@ -184,7 +184,7 @@ def _details(
             epoch = float(value)
         elif name == "micro_step" and type(value) is int and 0 <= value < _GREATEST_MICRO_STEP:
             micro_step = value
-        elif value is not None or name not in _MAY_BE_NONE:
+        elif value is not True if name == "applied" else value is not None or name not in _MAY_BE_NONE:
             return None
     texts = shape.texts_among(values) if shape.texts else NO_TEXTS
     if arguments.get("samples") is None:

@@ -41,6 +41,9 @@ class CallWarnings:
         read_by_rules: The metrics that its rules read.
         read_at_evaluations: Those that no rule with another trigger than ``on_evaluate`` reads.
         total_steps: The planned length of the run, if it is known.
+
+    Attributes:
+        total_steps: The same.
     """
 
     def __init__(
@@ -54,7 +57,7 @@ class CallWarnings:
         self._strict = strict
         self._read_by_rules = read_by_rules
         self._read_at_evaluations = read_at_evaluations
-        self._total_steps = total_steps
+        self.total_steps = total_steps
         self._numbers: set[str] = set()
         self._warned: set[str] = set()
         self._latest_incident = (-1, -1)
@@ -189,7 +192,7 @@ class CallWarnings:
                 self.object_to(f"{name} are recorded only with samples", fix="Give the losses as samples=")
 
     def _first_step(self, step: int) -> None:
-        if step == 0 and (total := self._total_steps):
+        if step == 0 and (total := self.total_steps):
             what = f"the first step is 0, but step counts finished updates: a loop of {counted(total, 'update', ',')}"
             what += f" then ends at step {total - 1:,}, and counts as shorter than planned"
             self.object_to(what, fix="Write step=i + 1, or leave step= out")
