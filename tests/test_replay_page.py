@@ -7,7 +7,6 @@ import math
 import re
 from collections.abc import Callable
 from dataclasses import replace
-from datetime import date
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -259,7 +258,7 @@ controllers:
   - {{name: keep, triggers: [on_evaluate], rule: loss > 1, operations: [hfcontrols.should_save]}}
 """)
     run = open_run(store_record([Event("step_end", step=1, metrics={"loss": 1.0})]))
-    page = report_page(backtest(policy, [run]), written=date(2026, 1, 2))
+    page = report_page(backtest(policy, [run]), written="2026-01-02")
 
     assert said in page
     assert page.index("<b>stop</b> stops at on_step_end if") < page.index('<div class="verdict">')

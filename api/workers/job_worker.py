@@ -77,7 +77,7 @@ def _backtest(request: dict[str, Any], document: dict[str, Any], runs: Sequence[
         with_coverage=request["coverage"],
         family=request["family"],
     )
-    return {"document": report_json(result), "page": report_page(result, written=datetime.now(UTC).date())}
+    return {"document": report_json(result), "page": report_page(result, written=datetime.now(UTC).date().isoformat())}
 
 
 def _sweep(request: dict[str, Any], document: dict[str, Any], runs: Sequence[Run], told: Told) -> dict[str, Any]:

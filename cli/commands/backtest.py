@@ -186,7 +186,7 @@ def _labels(path: Path | None, chosen: list[Run], store: Path | None) -> Inciden
 def _report(result: Backtest, html: Path | None, as_json: bool) -> None:
     if html is not None:
         with output_file(html) as page:
-            page.write(report_page(result, written=datetime.now(UTC).date()))
+            page.write(report_page(result, written=datetime.now(UTC).date().isoformat()))
     if as_json:
         print_json(report_json(result))
     else:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from datetime import date
 from itertools import groupby, islice
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -76,12 +75,12 @@ class Figure(NamedTuple):
     plot: Markup
 
 
-def report_page(backtest: Backtest, written: date | None = None) -> str:
+def report_page(backtest: Backtest, written: str = "") -> str:
     """Return the whole page: the verdict, the plots, the tables, and at the end the assumptions.
 
     Args:
         backtest: The backtest.
-        written: Today, if the page says so.
+        written: Today's date, if the page says so.
     """
     total, compared = aggregate(backtest), comparison(backtest)
     decisions = list(_listed_decisions(backtest))
