@@ -304,6 +304,17 @@ def test_a_run_of_rule_semantics_2_is_verified_by_what_its_rules_meant_then() ->
     assert [row["step"] for row in high] == [2, 6, 7]
 
 
+def test_a_run_of_rule_semantics_3_is_verified_by_what_its_rules_meant_then() -> None:
+    """In semantics 3 ``updates_skipped`` was a series; today it is a fact, and 0 throughout this run."""
+    (folder,) = (Path(__file__).parent / "data" / "semantics-3").iterdir()
+
+    verdict = verify(open_run(folder))
+
+    assert verdict.identical
+    assert verdict.digest == "1d548b866fb4b064a96d0ea6728a70efa2f546a3823114e7fba731f307baf4c4"
+    assert [row["step"] for row in open_run(folder).decisions().to_pylist()] == [4, 5, 6]
+
+
 def test_a_change_that_no_rule_reads_is_found_by_the_digest_of_the_log(run: Run) -> None:
     """A clock is an example: the decisions agree, but the log is not the original."""
 
