@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 from typing import Annotated
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue
 from pydantic_core import PydanticCustomError
 
-from ..store.events import KINDS
+from ..store.events import CUSTOM_KIND, KINDS, is_kind, kind_advice
 from .answers import Form
 
 #: Integers that the log can hold; others are refused before they reach Arrow or SQL.
@@ -20,14 +19,14 @@ Seq = Annotated[int, Field(ge=-1, le=2**63 - 1)]
 
 
 def _known_kind(kind: str) -> str:
-    if kind not in KINDS:
-        near = difflib.get_close_matches(kind, KINDS, n=1)
-        advice = f"Did you mean {near[0]!r}?" if near else f"Known kinds: {', '.join(sorted(KINDS))}"
+    if not is_kind(kind):
+        advice = kind_advice(kind)
         raise PydanticCustomError("unknown_kind", "unknown kind of event ({advice})", {"advice": advice})
     return kind
 
 
-Kind = Annotated[str, AfterValidator(_known_kind), Field(json_schema_extra={"enum": sorted(KINDS)})]
+_FORMS: list[JsonValue] = [{"enum": [*sorted(KINDS)]}, {"pattern": f"^{CUSTOM_KIND.pattern}$"}]
+Kind = Annotated[str, AfterValidator(_known_kind), Field(json_schema_extra={"anyOf": _FORMS})]
 
 
 class Query(BaseModel):

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from ..store.errors import TelemetryError
 from ..store.event_json import encoded_attrs
-from ..store.events import KINDS, Event
+from ..store.events import Event, is_kind
 from ..store.journal.writer import JournalWriter
 from ..store.parquet.digests import DIGESTS_JSON
 from ..store.parquet.sealing import seal
@@ -274,7 +274,7 @@ def _check(kind: str, names: tuple[str, ...]) -> None:
     Raises:
         UnreadableSource: The kind is unknown, or a metric's name is not valid Unicode.
     """
-    if kind not in KINDS:
+    if not is_kind(kind):
         raise UnreadableSource("a reader returned an event of an unknown kind", got=kind)
     try:
         "".join(names).encode()

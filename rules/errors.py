@@ -12,6 +12,8 @@ from types import MappingProxyType
 from typing import Any, Self
 
 from ..store.errors import TelemetryError, shortened
+from ..store.events import custom_advice
+from . import habits
 
 #: Known names that a suggestion lists when none is similar.
 _LISTED_NAMES = 30
@@ -97,6 +99,12 @@ def phrase(what: str, got: str | None = None, fix: str = "", *, where: str = "")
     if got is not None:
         line += f"; got {shortened(' '.join(got.split()))}"
     return f"{line}. {fix}" if fix else line
+
+
+def kind_suggestion(kind: str, known: Iterable[str]) -> str:
+    """Return a sentence on what to write in place of an unknown kind of event."""
+    advice = custom_advice(kind)
+    return f"{advice}." if advice else suggestion(kind, known, habits.KINDS)
 
 
 def suggestion(got: str, known: Iterable[str], habits: Mapping[str, str] = MappingProxyType({})) -> str:

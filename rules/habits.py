@@ -96,6 +96,12 @@ WINDOW_ARGUMENTS: Final[Mapping[str, str]] = {
     **dict.fromkeys(("p", "percentile", "quantile"), "q"),
 }
 
+#: For kinds of events, and for triggers.
+KINDS: Final[Mapping[str, str]] = {
+    **dict.fromkeys(("step", "steps"), "step_end"),
+    **dict.fromkeys(("on_step", "on_steps"), "on_step_end"),
+}
+
 #: Actions of an operation, without ``should_``.
 ACTIONS: Final[Mapping[str, str]] = {
     **dict.fromkeys(("stop", "stop_training", "halt", "abort", "terminate", "early_stop"), "should_training_stop"),

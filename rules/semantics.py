@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Final
 
 #: Increases when the same policy and the same events may give different decisions than before.
-SEMANTICS_VERSION: Final = 3
+SEMANTICS_VERSION: Final = 4
 
 #: Versions that the engine still evaluates with their original meaning, for recorded policies.
-KNOWN_SEMANTICS: Final = frozenset({1, 2, SEMANTICS_VERSION})
+KNOWN_SEMANTICS: Final = frozenset({1, 2, 3, SEMANTICS_VERSION})
 
 #: The first version with facts about the run. In version 1 their names (``step``, ``epoch``, ...) were ordinary series,
 #: and ``lr`` had no second name.
@@ -23,3 +23,6 @@ FIRST_WITH_CHECKED_FORMATS: Final = 3
 
 #: The first version that warns of keys that no value of a controller metric has had. Warnings are recorded.
 FIRST_WITH_KEY_WARNINGS: Final = 3
+
+#: The first version in which ``updates_applied`` and ``updates_skipped`` are facts about the run, not series.
+FIRST_WITH_UPDATE_COUNTS: Final = 4

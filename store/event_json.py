@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 
 from .errors import DamagedLog, InvalidEvent
-from .events import INIT_END, KINDS, Event
+from .events import INIT_END, KINDS, Event, is_kind, kind_advice
 
 _KINDS: Final = KINDS | {INIT_END}
 _TO_TEXT: Final = {math.inf: "Infinity", -math.inf: "-Infinity"}
@@ -151,11 +151,8 @@ def _document(line: str, where: str) -> dict[str, Any]:
         raise InvalidEvent(f"not JSON ({error})", where=where, got=line.rstrip()) from None
     if not isinstance(document, dict) or not isinstance(document.get("event"), str):
         raise InvalidEvent('a line must be an object with the key "event"', where=where, got=line.rstrip())
-    if document["event"] not in _KINDS:
-        from difflib import get_close_matches  # The recorder imports this module, and never gets here.
-
-        near = get_close_matches(document["event"], _KINDS, n=1)
-        fix = f"Did you mean {near[0]!r}?" if near else f"Known kinds: {', '.join(sorted(_KINDS))}"
+    if not is_kind(document["event"], _KINDS):
+        fix = kind_advice(document["event"], _KINDS)
         raise InvalidEvent("unknown kind of event", where=where, got=document["event"], fix=fix)
     unknown = sorted(document.keys() - _KEYS)
     if unknown:

@@ -79,7 +79,9 @@ BEFORE_STREAM: Final = -1
 
 
 _LOOP_KINDS: Final = frozenset(LOOP_KINDS)
-_CUSTOM_KIND: Final = re.compile(r"custom:[A-Za-z][A-Za-z0-9_.-]*")
+
+#: The form of a custom kind.
+CUSTOM_KIND: Final = re.compile(r"custom:[A-Za-z][A-Za-z0-9_.-]*")
 
 
 def is_loop_kind(kind: str) -> bool:
@@ -89,7 +91,7 @@ def is_loop_kind(kind: str) -> bool:
 
 def is_kind(kind: str, known: Collection[str] = KINDS) -> bool:
     """Whether a kind is one of those that are known, or a custom kind with a valid name."""
-    return kind in known or _CUSTOM_KIND.fullmatch(kind) is not None
+    return kind in known or CUSTOM_KIND.fullmatch(kind) is not None
 
 
 def custom_advice(kind: str) -> str:
@@ -101,9 +103,7 @@ def custom_advice(kind: str) -> str:
     if kind[: len(CUSTOM)].rstrip(":_-. ").lower() != CUSTOM[:-1]:
         return ""
     name = re.sub(r"[^A-Za-z0-9_.-]+", "_", kind[len(CUSTOM) :].strip()).lstrip("0123456789_.-") or "name"
-    return (
-        f"Write '{CUSTOM}{name}': a custom kind has a letter after the colon, then letters, digits, '_', '.' or '-'"
-    )
+    return f"Write '{CUSTOM}{name}': a custom kind has a letter after the colon, then letters, digits, '_', '.' or '-'"
 
 
 def kind_advice(kind: str, known: Collection[str] = KINDS) -> str:

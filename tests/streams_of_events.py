@@ -8,7 +8,7 @@ import numpy as np
 
 from steptape.replay.runs.history import size_of
 from steptape.replay.sweeps.stream import Stream, Values
-from steptape.store.events import AWAITED, LATE_FOR, RULE_KINDS, Event
+from steptape.store.events import AWAITED, LATE_FOR, PLAN, RULE_KINDS, Event
 from steptape.store.lineage import DECIDING_RANK
 from steptape.store.plan import Plan
 
@@ -37,4 +37,5 @@ def stream_of_events(events: Sequence[Event], plan: Plan) -> Stream:
         plan=plan,
         has_decisions=any(event.kind == "decision" for event in own),
         has_late_values=any(not event.attrs.keys().isdisjoint((AWAITED, LATE_FOR)) for event in facts),
+        has_late_plan=any(event.kind == PLAN for event in facts),
     )

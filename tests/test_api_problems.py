@@ -217,11 +217,15 @@ def test_all_bad_parameters_are_named_at_once(untouched: Server) -> None:
     }
 
 
-def test_a_misspelt_kind_is_put_right(untouched: Server) -> None:
+@pytest.mark.parametrize(
+    ("kind", "advice"),
+    [("step_ende", "Did you mean 'step_end'?"), ("custom:my%20reward", "Write 'custom:my_reward': ")],
+)
+def test_a_misspelt_kind_is_put_right(untouched: Server, kind: str, advice: str) -> None:
     """The nearest kind is suggested."""
-    problem = untouched.problem(f"/api/v1/runs/{RUN}/events?kind=step_ende")
+    problem = untouched.problem(f"/api/v1/runs/{RUN}/events?kind={kind}")
 
-    assert "Did you mean 'step_end'?" in problem["detail"]
+    assert advice in problem["detail"]
 
 
 @pytest.mark.parametrize("path", [f"/runs/{RUN}/events", f"/runs/{RUN}/samples", f"/runs/{RUN}/decisions", "/runs"])

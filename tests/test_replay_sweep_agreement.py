@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
+from typing import Any
 
 import pytest
 from drawing import examples
@@ -46,10 +47,13 @@ NUMBERS = st.sampled_from(
         5e-324,
     ]
 )
-SERIES = st.sampled_from(["loss", "norm", "eval_loss", "lr", "declared", 'series("loss", kind="log")'])
+SERIES = st.sampled_from(
+    ["loss", "norm", "eval_loss", "lr", "declared", 'series("loss", kind="log")', 'series("loss", kind="custom:x")']
+)
 WINDOWED = st.sampled_from(
     ["mean", "sum", "min", "max", "std", "var", "median", "slope", "detrended_std", "count", "first", "last", "argmax"]
 )
+LATE_PLANS: list[dict[str, Any]] = [{"total_steps": 12}, {"constants": {"norm": 1.5, "declared": 4}}]
 OBJECTIVE = Objective("eval_loss", Mode.MIN)
 PLAN = Plan(total_steps=20, total_epochs=2, world_size=4, constants={"declared": 2.0})
 
@@ -78,7 +82,21 @@ WINDOWS = st.sampled_from(
     ]
 )
 PLAIN = st.sampled_from(
-    ["threshold", "factor", "window", "2", "1.5", "0", "0.0", "step", "epoch", "progress", "max_steps", "elapsed_s"]
+    [
+        "threshold",
+        "factor",
+        "window",
+        "2",
+        "1.5",
+        "0",
+        "0.0",
+        "step",
+        "epoch",
+        "progress",
+        "max_steps",
+        "elapsed_s",
+        "updates_skipped",
+    ]
 )
 READINGS = st.builds(
     lambda form, function, series: form.format(function=function, series=series), WINDOWS, WINDOWED, SERIES
@@ -117,7 +135,7 @@ def controllers(draw: st.DrawFn, name: str) -> str:
     """Draw the text of a controller."""
     span = st.sampled_from(["3", "{steps: 2}", "{evaluations: 1}", "{seconds: 2.5}"])
     triggers = draw(
-        st.sampled_from(["[on_step_end]", "[on_step_end]", "[on_evaluate]", "[on_log, on_step_end]", "[on_step_begin]"])
+        st.sampled_from(["[on_step_end]", "[on_step_end]", "[on_evaluate]", "[on_log, on_custom:x]", "[on_step_begin]"])
     )
     operations = draw(
         st.sampled_from(
@@ -167,7 +185,7 @@ def policies(draw: st.DrawFn) -> str:
 
 
 @st.composite
-def streams(draw: st.DrawFn) -> list[Event]:
+def streams(draw: st.DrawFn, *, late_plans: bool = False) -> list[Event]:
     """Draw the events of a short run, with gaps, non-finite values, and an attempt that restarts."""
     events: list[Event] = []
     attempt, elapsed = 0, 0
@@ -184,7 +202,11 @@ def streams(draw: st.DrawFn) -> list[Event]:
         elapsed += draw(st.integers(0, 2_000_000_000))
         emit("step_begin", step - 1)
         logged = {name: draw(NUMBERS) for name in ("loss", "norm", "epoch") if draw(st.integers(0, 4))}
-        emit("step_end", step, None, **logged)
+        emit("step_end", step, draw(st.sampled_from([None, None, {"applied": False}])), **logged)
+        if draw(st.integers(0, 3)) == 0:
+            emit("custom:x", step, loss=draw(NUMBERS))
+        if late_plans and draw(st.integers(0, 3)) == 0:
+            emit("plan", step, draw(st.sampled_from(LATE_PLANS)))
         if draw(st.booleans()):
             emit("log", step, loss=draw(NUMBERS), learning_rate=draw(NUMBERS))
         if draw(st.booleans()):
@@ -220,7 +242,12 @@ def test_every_decision_of_every_variant_is_that_of_the_event_engine(text: str, 
     ]
 
 
-@given(policies(), streams(), st.sampled_from(["completed", "stopped", "running", "crashed"]), st.sampled_from(Saves))
+@given(
+    policies(),
+    streams(late_plans=True),
+    st.sampled_from(["completed", "stopped", "running", "crashed"]),
+    st.sampled_from(Saves),
+)
 @examples(20)
 def test_every_number_of_a_sweep_is_that_of_a_backtest(
     text: str, events: list[Event], status: str, saves: Saves
@@ -236,7 +263,7 @@ def test_every_number_of_a_sweep_is_that_of_a_backtest(
         assert repr(getattr(found, name).tolist()) == repr(getattr(expected, name).tolist()), name
 
 
-@given(policies(), streams())
+@given(policies(), streams(late_plans=True))
 @examples(60)
 def test_a_controller_that_fires_could_fire(text: str, events: list[Event]) -> None:
     """No values of a run make a controller fire that is said to be unable to."""

@@ -304,6 +304,17 @@ def test_a_run_of_rule_semantics_2_is_verified_by_what_its_rules_meant_then() ->
     assert [row["step"] for row in high] == [2, 6, 7]
 
 
+def test_a_run_of_rule_semantics_3_is_verified_by_what_its_rules_meant_then() -> None:
+    """In semantics 3 ``updates_skipped`` was a series; today it is a fact, and 0 throughout this run."""
+    (folder,) = (Path(__file__).parent / "data" / "semantics-3").iterdir()
+
+    verdict = verify(open_run(folder))
+
+    assert verdict.identical
+    assert verdict.digest == "1d548b866fb4b064a96d0ea6728a70efa2f546a3823114e7fba731f307baf4c4"
+    assert [row["step"] for row in open_run(folder).decisions().to_pylist()] == [4, 5, 6]
+
+
 def test_a_change_that_no_rule_reads_is_found_by_the_digest_of_the_log(run: Run) -> None:
     """A clock is an example: the decisions agree, but the log is not the original."""
 
@@ -369,3 +380,31 @@ def test_a_path_is_no_run() -> None:
     """The message says how to open one."""
     with pytest.raises(TelemetryError, match=r"verify takes a run; got 'runs'\. Write verify\(open_run\(\.\.\.\)\)"):
         verify("runs")  # type: ignore[arg-type]
+
+
+def test_what_a_loop_learns_late_decides_alike_live_and_in_replay(tmp_path: Path) -> None:
+    """Plans, skipped updates and kinds of the loop's own are facts of the log; a resumed run decides as well."""
+    rules = tmp_path / "policy.yaml"
+    rules.write_text("""
+controllers:
+  - {name: half, triggers: [on_step_end], rule: progress >= 0.5, once: true, operations: [hfcontrols.should_save]}
+  - {name: skips, triggers: [on_step_end], rule: updates_skipped > 1, once: true, operations: [hfcontrols.should_log]}
+  - {name: size, triggers: [on_step_end], rule: params > 1, once: true, operations: [hfcontrols.should_log]}
+  - {name: reward, triggers: ["on_custom:reward"], rule: score < 0, operations: [hfcontrols.should_evaluate]}
+""")
+    with Recorder(tmp_path / "runs", rules=rules) as rec:
+        for step in range(1, 7):
+            rec.step(loss=1.0, applied=step % 3 > 0)
+            if step == 4:
+                rec.declare(total_steps=10, constants={"params": 2.0})
+            if step == 5:
+                rec.event("custom:reward", {"score": -1.0})
+        rec.save("last")
+    with Recorder(tmp_path / "runs", resume=rec.folder.name, rules=rules, total_steps=6) as again:
+        again.step(loss=1.0)
+    run = open_run(rec.folder)
+
+    made = [(row["controller"], row["attempt"], row["step"]) for row in run.decisions().to_pylist()]
+    assert made == [("half", 0, 5), ("size", 0, 5), ("reward", 0, 5), ("skips", 0, 6)]
+    assert verify(run).identical
+    assert (run.info.attempts[0].newest_plan.max_steps(), run.info.last.newest_plan.max_steps()) == (10, 6)

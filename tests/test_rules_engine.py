@@ -152,11 +152,79 @@ def test_every_kind_of_a_loop_is_a_trigger(kind: str) -> None:
     assert [outcome.trigger for outcome in fold(run, [Event(other) for other in LOOP_KINDS])] == [f"on_{kind}"]
 
 
+def test_a_kind_of_the_loops_own_is_a_trigger_and_carries_series() -> None:
+    """A bare name reads the kind that carried it first, a custom one like others."""
+    own = 'series("score", kind="custom:reward") > 1'
+    run = engine(
+        controller(own, "named", "on_custom:reward"),
+        controller("score > 1", "bare", "on_step_end"),
+        controller("True", "other", "on_custom:other"),
+    )
+    events = [
+        Event("custom:reward", metrics={"score": 1.0}),
+        Event("step_end", step=1, metrics={"score": 9.0}),
+        Event("custom:reward", step=1, metrics={"score": 2.0}),
+        Event("step_end", step=2),
+    ]
+
+    assert [(outcome.controller, outcome.step) for outcome in fold(run, events)] == [("named", 1), ("bare", 2)]
+
+
+PLANNED = """
+controller_metrics: [{name: state, class: TrainingState}]
+"""
+
+
+def test_a_late_plan_holds_from_its_place_in_the_stream_on() -> None:
+    """Facts, the trainer's state and an unbound series of a constant have it; other values change nothing."""
+    run = engine(
+        controller("progress > 0.45", "far"),
+        controller("max_steps == 8 and state.max_steps == 8 and state.num_train_epochs == 2", "planned"),
+        controller("size > 1", "large"),
+        controller("world_size == 2", "pair"),
+        controller("loss > 1", "fed"),
+        head=PLANNED,
+        plan=Plan(total_steps=100),
+    )
+    events = steps([0.5, 0.5, 0.5, 0.5])
+    late = {"total_steps": 8, "total_epochs": 2, "world_size": "2", "constants": {"size": 2, "loss": 7.0}, "more": 1}
+    events.insert(2, Event("plan", step=2, attrs=late))
+
+    assert [(outcome.controller, outcome.step) for outcome in fold(run, events)] == [
+        ("planned", 3),
+        ("large", 3),
+        ("far", 4),
+        ("planned", 4),
+        ("large", 4),
+    ]
+
+
+def test_an_attempt_begins_with_the_plan_of_its_own() -> None:
+    """What an earlier attempt declared late does not outlast it; a constant keeps its value."""
+    run = engine(
+        controller("max_steps == 8", "late"),
+        controller("max_steps == 50", "own"),
+        controller("size > 1", "c"),
+        plan=Plan(50),
+    )
+    events = [
+        Event("train_begin"),
+        Event("plan", attrs={"total_steps": 8, "constants": {"size": 2}}),
+        Event("step_end", step=1),
+        Event("train_begin", step=1, attempt=1),
+        Event("step_end", step=2, attempt=1),
+    ]
+
+    outcomes = fold(run, events)
+
+    assert [(outcome.controller, outcome.step) for outcome in outcomes] == [("late", 1), ("c", 1), ("own", 2), ("c", 2)]
+
+
 def test_notes_and_recorded_decisions_trigger_nothing() -> None:
     """An ``init_end`` inside a stream triggers nothing either."""
     run = engine(*(controller("True", trigger=f"on_{kind}") for kind in ("init_end", *LOOP_KINDS)))
     run.start()
-    kinds = ("annotation", "failure", "gap", "decision", "rule_error", "rule_warning", "init_end")
+    kinds = ("annotation", "failure", "gap", "plan", "agreement", "decision", "rule_error", "rule_warning", "init_end")
 
     assert [run.observe(Event(kind)) for kind in kinds] == [()] * len(kinds)
 

@@ -123,6 +123,15 @@ controllers:
         ("params: {a: [1]}\n", "1:13: param 'a': a param must be a number, true, false or text; got a list"),
         ("params: {a: !!int x}\n", "1:13: param 'a': a param must be a number, true, false or text; got x"),
         ("params: {a: 2020-01-01}\n", "1:13: param 'a': a param must be a number, true, false or text; got 2020-01-01"),
+        (
+            "controllers: [{name: c, triggers: ['on_custom:my reward'], rule: 'True', operations: []}]\n",
+            "1:36: controller 'c', triggers: unknown trigger; got 'on_custom:my reward'. Write 'on_custom:my_reward': "
+            "a custom kind has a letter after the colon, then letters, digits, '_', '.' or '-'.",
+        ),
+        (
+            "controllers: [{name: c, triggers: [on_step], rule: 'True', operations: []}]\n",
+            "1:36: controller 'c', triggers: unknown trigger; got 'on_step'. Did you mean 'on_step_end'?",
+        ),
         ("series: [3]\n", "1:10: series: must be text; got 3. Put it in quotes."),
         ("name: [x]\n", "1:7: name: must be text; got a list"),
         (

@@ -54,6 +54,31 @@ expect:
     assert outcome.steps == 5
 
 
+def test_an_imagined_loop_may_have_kinds_of_its_own(tmp_path: Path) -> None:
+    """They come with a series or an interval, like the others."""
+    (tmp_path / "p.yaml").write_text("""
+controllers:
+  - {name: low, triggers: ["on_custom:reward"], rule: 'series("score", kind="custom:reward") < 1', operations: []}
+  - {name: tick, triggers: ["on_custom:tick.2", on_load], rule: step >= 4, operations: []}
+""")
+    text = """
+policy: p.yaml
+tests:
+  - name: t
+    series: {"score@custom:reward:2": 1 0 0, loss: 1x6}
+    events: {custom:tick.2: 4, load: 6}
+    expect:
+      - {step: 4, controller: low, trigger: "on_custom:reward"}
+      - {step: 4, controller: tick, trigger: "on_custom:tick.2"}
+      - {step: 6, controller: low}
+      - {step: 6, controller: tick, trigger: on_load}
+"""
+
+    (test,) = parse_tests(text, source=str(tmp_path / "t.yaml"))
+
+    assert run_test(test).passes
+
+
 def test_missing_unexpected_and_different_decisions_are_told_apart(result: Play) -> None:
     """Each has its step."""
     outcome = result("""series: {loss: 1 9 1 9}

@@ -273,6 +273,24 @@ def test_samples_are_counted_from_batch_sizes_unless_the_loop_counts_itself() ->
     assert fired(run, events) == [2, 3]
 
 
+def test_updates_that_were_skipped_are_counted_apart() -> None:
+    """Every other ``step_end`` is an applied update; a late half is none. Until semantics 4 the names were series."""
+    text = f"controllers:\n{controller('updates_applied == 2 and updates_skipped == 1')}"
+    skipped, awaited = {"applied": False}, {"awaited": ["loss"]}
+    events = [
+        Event("log", metrics={"updates_applied": 2.0, "updates_skipped": 1.0}),
+        Event("step_end", step=1, seq=1, attrs=skipped | awaited),
+        Event("step_end", step=2, seq=2, attrs=awaited),
+        Event("step_end", step=1, seq=3, metrics={"loss": 1.0}, attrs=skipped | awaited | {"late_for": 1}),
+        Event("step_end", step=2, seq=4, metrics={"loss": 1.0}, attrs=awaited | {"late_for": 2}),
+        Event("step_end", step=3, seq=5, attrs={"applied": True}),
+    ]
+
+    for extra in ("", " and len(loss) >= 0"):
+        assert fired(Engine(parse_policy(text.replace(" == 1", f" == 1{extra}"))), events) == [3]
+    assert fired(Engine(parse_policy(text, semantics_version=3)), events) == [1, 2, 3]
+
+
 def test_a_learning_rate_goes_by_either_name() -> None:
     """Hugging Face writes the full name."""
     event = Event("step_end", metrics={"learning_rate": 0.1})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import math
@@ -346,6 +347,8 @@ def test_the_digest_of_an_attempt_never_changes() -> None:
     attempt = Attempt(1, "stopped", 5, 9, Plan(10, constants={"size": 3.0}), policy, steps=7, parent=0, from_step=3)
 
     assert attempt_digest(attempt) == "1d175c184c8abdccc5f92b05d2aec0e2edddc14173c05134fb76dcb953a7aee2"
+    later = [dataclasses.replace(attempt, reason="done"), dataclasses.replace(attempt, declared=Plan(20))]
+    assert len({attempt_digest(attempt), *map(attempt_digest, later)}) == 3
 
 
 def test_the_name_of_a_run_may_be_changed(recorded: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import re
@@ -27,13 +28,13 @@ from steptape.store.run_info import Attempt, PolicyRecord, RunInfo
 DATA = Path(__file__).parent / "data"
 PAGE = (DATA.parents[1] / "docs" / "reference" / "FORMAT.md").read_text(encoding="utf-8")
 SAMPLE = DATA / "format-1"
-VERSIONS = (1, 2, 3)
+VERSIONS = (1, 2, 3, 4)
 SEALED, JOURNAL = "20260102T030405-5ea1ed", "20260102T030405-0a11ed"
 STARTED_NS = 1_767_323_045_000_000_000
 WRITER = {"host": "node-1", "boot_id": "11111111-2222-3333-4444-555555555555", "pid": 4321}
 CONFIG = {"lr": 0.1, "seed": 2**60, "nested": {"a": [1, None]}}
 
-#: The content of both runs of each sample.
+#: The content of both runs of each sample; format 4 adds some.
 EVENTS = [
     Event("train_begin", seq=0, time_ns=STARTED_NS),
     Event(
@@ -61,6 +62,21 @@ EVENTS = [
     ),
     Event("train_end", step=2, seq=6, time_ns=STARTED_NS + 1_000, elapsed_ns=1_000),
 ]  # fmt: skip
+EVENTS_SINCE_4 = [
+    event._replace(step=2, seq=seq, time_ns=STARTED_NS + 1_000, elapsed_ns=1_000)
+    for seq, event in enumerate(
+        (
+            Event("plan", attrs={"total_steps": 20, "constants": {"params": 2.5}}),
+            Event("load", attrs={"path": "checkpoint-1"}),
+            Event("sleep"),
+            Event("wake"),
+            Event("ranks", metrics={"loss@0": 0.5, "loss@1": math.nan}, attrs={"world_size": 2}),
+            Event("agreement"),
+            Event("custom:reward", metrics={"score": 0.25}),
+        ),
+        start=len(EVENTS),
+    )
+]
 SAMPLES = [
     {"seq": 1, "step": 1, "micro_step": 1, "position": 0, "sample_id": "-1", "loss": 1.5, "tokens": None},
     {"seq": 1, "step": 1, "micro_step": 1, "position": 1, "sample_id": str(2**60), "loss": math.nan, "tokens": None},
@@ -74,6 +90,11 @@ SINCE_FORMAT: dict[int, dict[int, dict[str, Any]]] = {
     2: {2: {"position": 31, "token_losses": [math.inf]}, 3: {"position": 4, "token_losses": [0, 0.5, math.nan]}},
     3: {2: {"sample_id": "7"}, 3: {"sample_id": "0"}},
 }
+
+
+def events_of(version: int) -> list[Event]:
+    """Return the events of both runs of a version."""
+    return EVENTS + (EVENTS_SINCE_4 if version >= 4 else [])
 
 
 def samples_of(version: int) -> list[dict[str, Any]]:
@@ -95,7 +116,7 @@ def test_events_of_every_format_are_read_forever(
     samples = run.samples().drop_columns(["run_id", "attempt", "rank"]).to_pylist()
     by_sql = run.rows("SELECT * EXCLUDE (run_id, attempt, rank) FROM samples ORDER BY seq, tokens")
 
-    assert store_facts(run.events()) == store_facts(EVENTS)
+    assert store_facts(run.events()) == store_facts(events_of(version))
     assert str(samples) == str(by_sql) == str(samples_of(version)).replace("[0,", "[0.0,")
 
 
@@ -105,6 +126,9 @@ def test_run_json_of_every_format_is_read_forever(version: int) -> None:
     policy = PolicyRecord("sha256:0f", "policy.yaml", "controllers: []\n", {"patience": 3})
     sealed = Attempt(0, "stopped", STARTED_NS, STARTED_NS + 2_500_000_000, Plan(10, 5, 2), policy, WRITER, 2)
     journal = Attempt(0, "running", STARTED_NS, failure={"type": "ValueError", "message": "loss is nan"})
+    if version >= 4:
+        late = Plan(20, 5, 2, constants={"params": 2.5})
+        sealed = dataclasses.replace(sealed, declared=late, reason="EarlyStoppingCallback")
 
     for run_id, attempt in ((SEALED, sealed), (JOURNAL, journal)):
         info = RunInfo(run_id, "sample", (attempt,), group="g", tags=("a", "ü"), config=CONFIG)
@@ -120,7 +144,7 @@ def test_a_store_of_every_format_answers_sql_forever(version: int) -> None:
 
     assert [tuple(row.values()) for row in runs] == [
         (JOURNAL, "crashed", 2, None, 1e-6),
-        (SEALED, "stopped", 2, 10, 2.5),
+        (SEALED, "stopped", 2, 20 if version >= 4 else 10, 2.5),
     ]
     assert decisions == 2 * [
         {"controller": "stop", "event_seq": 3, "operations": ["hfcontrols.should_training_stop"], "loss": "NaN"}
@@ -214,7 +238,7 @@ for statement in sys.stdin.read().split(";"):
 
 def test_the_queries_of_the_page_run_in_plain_duckdb(tmp_path: Path) -> None:
     """They run in the folder above a store whose sealed run has the id that the page names."""
-    shutil.copytree(DATA / "format-3", tmp_path / "runs")
+    shutil.copytree(DATA / "format-4", tmp_path / "runs")
     (queries,) = re.findall(r"```sql\n(.*?)```", PAGE, re.DOTALL)
 
     command = [sys.executable, "-W", "error", "-c", QUERIES]
@@ -242,9 +266,10 @@ BLOCKS_OF = {
     2: [FIRST, struct.pack("<IBB2f", 2, 2, 1 | 2 | 4, math.inf, 0.25) + TEXTS + TOKENS + SINCE_2],
     3: [FIRST, struct.pack("<IBB2f2q", 2, 1, 1 | 2 | 4, math.inf, 0.25, 7, 0) + TOKENS + SINCE_2],
 }
+BLOCKS_OF[4] = BLOCKS_OF[3]
 
 #: The version of the journals in folders of each version.
-JOURNAL_VERSIONS = {1: 1, 2: 2, 3: 2}
+JOURNAL_VERSIONS = {1: 1, 2: 2, 3: 2, 4: 2}
 
 
 @pytest.mark.parametrize("version", VERSIONS)
@@ -286,7 +311,7 @@ def test_a_journal_can_be_read_from_its_description_alone(version: int) -> None:
     assert str([event[:-1] for event in events]) == str(
         [
             (e.kind, e.step, e.seq, e.micro_step, e.epoch, e.time_ns, e.elapsed_ns, e.value_lag, e.metrics, e.attrs)
-            for e in EVENTS
+            for e in events_of(version)
         ]
     )
     assert [event[-1] for event in events if event[-1]] == [block.hex() for block in BLOCKS_OF[version]]

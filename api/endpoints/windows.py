@@ -12,7 +12,7 @@ from fastapi import Query as InQuery
 from pydantic import BaseModel, Field
 from starlette.concurrency import run_in_threadpool
 
-from ...store.events import LOOP_KINDS
+from ...store.events import is_loop_kind
 from ...store.reading.row_places import rows_at, rows_where
 from ...store.reading.snapshot import Snapshot
 from ...store.reading.snapshot_parts import of_rank
@@ -141,7 +141,7 @@ def _drawn(snapshot: Snapshot, query: WindowsQuery) -> list[_Drawn]:
     table = effective_rows(of_rank(snapshot, query.rank).events_table(wanted), cuts)
     table = table.filter(table[column].is_valid())
     kinds = table["kind"].unique().to_pylist() if query.kind is None else [query.kind]
-    found = ((kind, rows_where(table, "kind", kind)) for kind in kinds if kind in LOOP_KINDS)
+    found = ((kind, rows_where(table, "kind", kind)) for kind in kinds if is_loop_kind(kind))
     return [_drawn_of_kind(kind, rows, column, query.points) for kind, rows in found if rows.num_rows]
 
 

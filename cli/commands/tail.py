@@ -12,7 +12,7 @@ from typing import Annotated, Final
 import typer
 
 from ...store.event_json import event_to_line
-from ...store.events import KINDS, Event
+from ...store.events import Event, is_kind, kind_advice
 from ...store.polling import pause_after
 from ...store.reading.snapshot import Snapshot, read_snapshot, retrying
 from ...store.reading.snapshot_parts import after, of_rank
@@ -53,12 +53,12 @@ def tail(
     Ctrl-C stops it. Exit status 1 when the run failed or crashed. With --json, prints one event per line, as
     'export' writes them.
     """
-    unknown = sorted(set(kinds or ()) - KINDS)
+    unknown = sorted(kind for kind in kinds or () if not is_kind(kind))
     if unknown:
-        raise typer.BadParameter(f"no such kind of event: {unknown[0]}. Known: {', '.join(sorted(KINDS))}")
+        raise typer.BadParameter(f"no such kind of event: {unknown[0]}. {kind_advice(unknown[0])}")
     opened = run_named(run, store)
     try:
-        for event in followed(opened, rank=rank, kinds=frozenset(kinds or KINDS), lines=lines):
+        for event in followed(opened, rank=rank, kinds=frozenset(kinds or ()), lines=lines):
             if as_json:
                 print_line(event_to_line(event))
             else:
@@ -77,7 +77,7 @@ def followed(run: Run, *, rank: int, kinds: frozenset[str], lines: int) -> Itera
     Args:
         run: The run.
         rank: The rank whose events to yield.
-        kinds: The kinds of events to yield.
+        kinds: The kinds of events to yield; empty for all.
         lines: How many of the existing events to begin with.
     """
     passed, is_first = _BEGINNING, True
@@ -86,7 +86,7 @@ def followed(run: Run, *, rank: int, kinds: frozenset[str], lines: int) -> Itera
         snapshot, events = retrying(partial(_later, run.folder, rank, passed))
         if events:
             passed = events[-1].attempt, events[-1].seq
-        chosen = [event for event in events if event.kind in kinds]
+        chosen = [event for event in events if not kinds or event.kind in kinds]
         yield from islice(chosen, max(0, len(chosen) - lines) if is_first else 0, None)
         if snapshot.status != "running":
             return

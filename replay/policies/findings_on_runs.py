@@ -23,7 +23,7 @@ from ...rules.language.bound_rule import BoundRule
 from ...rules.language.references import ALSO_CALLED, SeriesChange, SeriesFold, SeriesKey, SeriesValue, Window
 from ...rules.late_events import awaited_names
 from ...rules.policy_file.policy import Policy
-from ...store.events import LOOP_KINDS, SAMPLES, Event
+from ...store.events import SAMPLES, Event, is_loop_kind
 from ...store.reading.snapshot import Snapshot
 from ...store.reading.timeline import deciding_stream
 from ...store.run import Run
@@ -73,7 +73,7 @@ def recorded(events: Sequence[Event], constants: Collection[str] = ()) -> Record
         found.values[SeriesKey(name, _DECLARED)] = 1
         found.first_kinds[name] = _DECLARED
     for event in events:
-        if event.kind in LOOP_KINDS:
+        if is_loop_kind(event.kind):
             found.kinds[event.kind] += not event.is_late
             for name in event.metrics:
                 found.values[SeriesKey(name, event.kind)] += 1
@@ -138,7 +138,7 @@ def compared_with(policy: Policy, runs: Sequence[Run]) -> tuple[list[Finding], l
     unable: list[tuple[str, ...]] = []
     for run in runs:
         info, events, filtered = run.read(lambda snapshot: _contents(snapshot, policy))
-        facts.append(recorded(events, info.last.plan.constants))
+        facts.append(recorded(events, info.last.newest_plan.constants))
         places_in_run = StreamAppearances(event_stream(events), info.last.plan, filtered)
         unable.append(could_not_fire(policy, places_in_run))
         for pair, finding in _contradictions(policy, places, info, events):

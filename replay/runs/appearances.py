@@ -8,13 +8,11 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from ...rules.language.references import ALSO_CALLED, SeriesKey
-from ...store.events import BEFORE_STREAM, LATE_FOR, LOOP_KINDS
-from ...store.plan import Plan
+from ...store.events import BEFORE_STREAM, LATE_FOR, PLAN, is_loop_kind
+from ...store.plan import Plan, constants_in
 from ...store.reading.snapshot import Snapshot
-from .event_stream import EventStream
+from .event_stream import EventStream, newest_plan
 from .renaming import Renames, renames_in
-
-_LOOP_KINDS = frozenset(LOOP_KINDS)
 
 
 class StreamAppearances:
@@ -22,12 +20,14 @@ class StreamAppearances:
 
     Args:
         stream: The stream.
-        plan: What the loop declared.
+        plan: What the loop declared at its start.
         nan_filtered: Names of training metrics whose values that are not finite were replaced before they were logged.
     """
 
     def __init__(self, stream: EventStream, plan: Plan, nan_filtered: Collection[str] = ()) -> None:
-        self.plan = plan
+        self.plan = newest_plan(plan, stream)
+        self._constants = plan.constants
+        self._late_plans = list(stream.of_kind(PLAN))
         self.nan_filtered = nan_filtered
         self._stream = stream
         self._values: dict[SeriesKey, Sequence[int]] = {}
@@ -66,15 +66,16 @@ class StreamAppearances:
         return next((index for index, known in enumerate(epochs) if known != (None, None)), None)
 
     def _found(self, key: SeriesKey) -> Sequence[int]:
-        if key.kind is None and key.name in self.plan.constants:
-            return [BEFORE_STREAM]
+        late = [] if key.kind else [i for i, own in self._late_plans if key.name in constants_in(own.attrs)]
+        if key.kind is None and key.name in self._constants:
+            return [BEFORE_STREAM, *late]
         kinds = self._stream.kinds
+        wanted = {kind for kind in set(kinds) if (is_loop_kind(kind) if key.kind is None else kind == key.kind)}
         carried = [
             [i for i, value in enumerate(self._stream.values(name)) if value is not None and kinds[i] in wanted]
             for name in dict.fromkeys((key.name, ALSO_CALLED.get(key.name, key.name)))
-            for wanted in [_LOOP_KINDS if key.kind is None else {key.kind}]
         ]
-        found = min(carried, key=lambda indices: indices[0] if indices else len(kinds))
+        found = min([*carried, late], key=lambda indices: indices[0] if indices else len(kinds))
         own = [index for index in found if kinds[index] == kinds[found[0]]]
         return sorted(self._early.get(index, index) for index in own) if self._early else own
 

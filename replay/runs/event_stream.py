@@ -10,8 +10,9 @@ from collections.abc import Iterator, Sequence
 from functools import cached_property
 from itertools import accumulate, pairwise
 
-from ...store.events import RULE_KINDS, Event
+from ...store.events import PLAN, RULE_KINDS, Event
 from ...store.parquet.rows import EventList, EventRows, with_columns
+from ...store.plan import Plan
 
 
 class EventStream:
@@ -94,6 +95,14 @@ class EventStream:
             return [(0, len(attempts))] if attempts else []
         begins = (index for index, (one, following) in enumerate(pairwise(attempts), 1) if one != following)
         return list(pairwise([0, *begins, len(attempts)]))
+
+
+def newest_plan(plan: Plan, stream: EventStream) -> Plan:
+    """Return a plan with what the newest attempt of a stream declared late, as its engine knows it at the end."""
+    late = [event for _, event in stream.of_kind(PLAN)]
+    for event in late:
+        plan = plan.updated(event.attrs) if event.attempt == stream.attempts[-1] else plan
+    return plan
 
 
 def event_stream(events: Sequence[Event]) -> EventStream:

@@ -88,7 +88,7 @@ def check_recorded(runs: Iterable[Run], renames: Renames) -> None:
 def lacked_metrics(policy: Policy, snapshot: Snapshot, renames: Renames) -> dict[str, str]:
     """Return the metrics that rules read and the run lacks, each with the closest one that it has; "" without any."""
     names = renamed_columns(snapshot, renames)
-    known = {*names, *snapshot.info.last.plan.constants}
+    known = {*names, *snapshot.info.last.newest_plan.constants}
     keys = {key for controller in policy.controllers for key in controller.rule.bound.series if not key.is_derived}
     read = {key.name for key in keys} | evaluations_read(policy)
     lacked = sorted(name for name in read if known.isdisjoint((name, ALSO_CALLED.get(name))))

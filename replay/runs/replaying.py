@@ -12,7 +12,7 @@ from ...rules.engine.engine import Engine
 from ...rules.policy_file.operations import Effect
 from ...rules.policy_file.policy import Policy
 from ...store.event_json import encoded
-from ...store.events import BEFORE_STREAM, INIT_END, Event
+from ...store.events import BEFORE_STREAM, CUSTOM, INIT_END, Event
 from ...store.garbage import collection_paused
 from ...store.lineage import DECIDING_RANK
 from ...store.plan import Plan
@@ -29,7 +29,9 @@ from .validity import Validity, ValidityLabeler
 BEFORE_A_STEP: Final = frozenset(
     (INIT_END, "train_begin", "epoch_begin", "step_begin", "substep_end", "pre_optimizer_step", "optimizer_step")
 )
-WITHIN_A_STEP: Final = frozenset(("log", "prediction_step", "evaluate", "predict", "save", "annotation", "gap"))
+_WITHIN_A_STEP: Final = frozenset(
+    ("ranks", "log", "prediction_step", "evaluate", "predict", "save", "annotation", "gap", "plan", "agreement")
+)
 
 #: Events that are processed together; fewer at first, since rules that have seen nothing soon become idle.
 _STRETCH: Final = 512
@@ -264,6 +266,11 @@ def observed_in(
         most_are_idle = 2 * passed > len(kinds)
 
 
+def is_within_a_step(kind: str) -> bool:
+    """Whether events of a kind belong to the iteration whose update precedes them."""
+    return kind in _WITHIN_A_STEP or kind.startswith(CUSTOM)
+
+
 def effects_of(policy: Policy, outcome: Outcome) -> set[Effect]:
     """Return what an outcome would have done to the loop; a shadow decision does nothing."""
     if not isinstance(outcome, Decision) or not outcome.acts:
@@ -313,7 +320,7 @@ def _is_due(event: Event, after: Event) -> bool:
 
     Imported logs may hold evaluations of later steps with no step between them.
     """
-    return event.is_late or (event.kind in WITHIN_A_STEP and _steps_at(event) <= _steps_at(after))
+    return event.is_late or (is_within_a_step(event.kind) and _steps_at(event) <= _steps_at(after))
 
 
 def _judged(judge: ValidityLabeler, stream: EventStream, index: int, kind: str, outcome: Outcome) -> LabelledOutcome:

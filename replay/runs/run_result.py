@@ -225,7 +225,7 @@ def facts_of(
         run_id=run_id,
         name=name,
         status=status,
-        plan=plan,
+        plan=appearances.plan,
         history=history,
         replayed=replayed,
         detection=None if labelled is None else _detection(labelled, stream, replayed, history, settings),

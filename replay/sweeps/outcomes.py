@@ -15,7 +15,7 @@ import numpy as np
 from ..runs.metric_names import Mode
 from ..runs.objective import Objective
 from ..runs.regret import FEWEST_EVALUATIONS, NEAR_ZERO
-from ..runs.replaying import BEFORE_A_STEP, WITHIN_A_STEP
+from ..runs.replaying import BEFORE_A_STEP, is_within_a_step
 from ..runs.results import RunResult
 from ..runs.run_result import why_right_censored
 from .checkpoints import evaluations_of, recorded_checkpoints, with_asked_checkpoints
@@ -146,7 +146,7 @@ def _endings(stream: Stream, stops: Ints) -> Ints:
     before = stream.is_any(BEFORE_A_STEP)[found] & (stops <= last)
     found = np.where(before, _following(stream.rows("step_end"), found, last), found)
     goes_on = np.append(False, stream.steps[1:] <= stream.steps[:-1])
-    outside = np.flatnonzero(~(stream.is_any(WITHIN_A_STEP) & goes_on))
+    outside = np.flatnonzero(~(stream.is_any(list(filter(is_within_a_step, stream.names))) & goes_on))
     found = _following(outside, found, last + 1) - 1
     return np.where(stops <= last, found, last)
 

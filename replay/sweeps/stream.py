@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from ...rules.language.references import ALSO_CALLED, SeriesKey
 from ...store.event_json import decoded_attrs
-from ...store.events import LOOP_KINDS, RULE_KINDS
+from ...store.events import PLAN, RULE_KINDS, is_loop_kind
 from ...store.lineage import DECIDING_RANK
 from ...store.plan import Plan
 from ...store.reading.snapshot import Snapshot
@@ -29,7 +29,6 @@ Ints = npt.NDArray[np.int64]
 Truths = npt.NDArray[np.bool_]
 
 _ENVELOPE: Final = ("attempt", "rank", "seq", "kind", "step", "epoch", "time_ns", "elapsed_ns", "attrs")
-_LOOP_KINDS: Final = frozenset(LOOP_KINDS)
 _BEFORE: Final = np.array([-1])
 
 
@@ -61,6 +60,7 @@ class Stream:
         plan: What the run declared.
         has_decisions: Whether rules were live and decided something.
         has_late_values: Whether there are late values, which columns cannot distinguish from an event's own.
+        has_late_plan: Whether the loop declared some of its plan late.
         began_ns: Wall clock at the first event; 0 when the log has none.
     """
 
@@ -76,6 +76,7 @@ class Stream:
     plan: Plan
     has_decisions: bool
     has_late_values: bool = False
+    has_late_plan: bool = False
     began_ns: int = 0
 
     def __len__(self) -> int:
@@ -89,7 +90,7 @@ class Stream:
     @cached_property
     def is_loop(self) -> Truths:
         """Whether each event is the loop's own; shape (n,)."""
-        return self.is_any(_LOOP_KINDS)
+        return self.is_any(list(filter(is_loop_kind, self.names)))
 
     def is_any(self, kinds: Collection[str]) -> Truths:
         """Return whether each event is of one of those kinds; shape (n,)."""
@@ -186,6 +187,7 @@ def read_stream(snapshot: Snapshot, metrics: Collection[str], renames: Renames =
         plan=snapshot.info.last.plan,
         has_decisions=bool((own & decided[codes]).any()),
         has_late_values=bool((late & kept).any()),
+        has_late_plan=bool((own & np.array([name == PLAN for name in names], np.bool_)[codes]).any()),
         began_ns=int(rows.numbers("time_ns")[0]) if kept.any() else 0,
     )
 

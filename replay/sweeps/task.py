@@ -232,6 +232,8 @@ def _reason_for_engine(stream: Stream, structures: Sequence[Structure]) -> str:
         return "it was recorded with live rules"
     if stream.has_late_values:
         return "some of its values arrived late"
+    if stream.has_late_plan:
+        return "its loop declared some of its plan late"
     acting = (watcher for each in structures for watcher in each.watchers if watcher.stops or watcher.saves)
     if any(f"on_{INIT_END}" in watcher.declaration.triggers for watcher in acting):
         return "rules stop or save before its first event"

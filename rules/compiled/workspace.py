@@ -42,6 +42,7 @@ class Workspace:
         series: Its series.
         cells: Values of the controller metrics, by name.
         pasts: Past decisions of the controllers, by name.
+        facts: Facts about the run.
         variables: All of these, by generated name.
     """
 
@@ -59,9 +60,10 @@ class Workspace:
             self.variables[names.cell_of(name)] = cell
         for name, past in self.pasts.items():
             self.variables[names.past_of(name)] = past
-        facts = RunContext(plan, self.clock).readers()
+        self.facts = RunContext(plan, self.clock)
+        readers = self.facts.readers()
         for name in names.context:
-            self.variables[names.fact_of(name)] = facts[name]
+            self.variables[names.fact_of(name)] = readers[name]
         for fold in names.folds:
             follower = make_fold(fold.function, fold.length, fold.skip)
             self.series[fold.key].followers.append(follower)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Final
 
-from ...store.events import AWAITED, BEFORE_STREAM, INIT_END, LOOP_KINDS, Event
+from ...store.events import AWAITED, BEFORE_STREAM, INIT_END, Event, is_loop_kind
 from ...store.plan import Plan
 from ..policy_file.policy import Policy
 from ..semantics import FIRST_IN_STEP_ORDER
@@ -19,7 +19,6 @@ from .event_fold import EventFold
 from .step_order import StepOrder
 
 _NOTHING: Final[tuple[Outcome, ...]] = ()
-_LOOP_KINDS: Final = frozenset(LOOP_KINDS)
 _BEFORE_STREAM: Final = Event(INIT_END, seq=BEFORE_STREAM)
 
 
@@ -50,7 +49,7 @@ class Engine:
 
     def observe(self, event: Event) -> Sequence[Outcome]:
         """Fold the next event into the state; return its outcomes in order, almost always none."""
-        if ((event.attrs and AWAITED in event.attrs) or self._late.backlog) and event.kind in _LOOP_KINDS:
+        if ((event.attrs and AWAITED in event.attrs) or self._late.backlog) and is_loop_kind(event.kind):
             return self._late.observe(event)
         return self._fold.observe(event)
 

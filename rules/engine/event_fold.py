@@ -12,8 +12,8 @@ from types import MappingProxyType
 from typing import Final
 
 from ...store.errors import TelemetryError
-from ...store.events import INIT_END, LOOP_KINDS, Event
-from ...store.plan import Plan
+from ...store.events import INIT_END, PLAN, Event, is_loop_kind
+from ...store.plan import Plan, constants_in
 from ..compiled.feeding import feed
 from ..compiled.program import gate_name
 from ..compiled.series import SLACK, Series
@@ -36,11 +36,10 @@ from .outcomes import OutcomeMaker, place_of
 from .standing_answers import StandingAnswers
 from .triggered_controllers import ControllerState, Listener, TriggeredController
 
-#: The ``bound_kind`` of a constant that the loop declared, in place of a kind of event.
-_DECLARED: Final = "plan"
+#: The kind of event with which each attempt begins. What earlier ones declared late no longer holds.
+_BEGIN: Final = "train_begin"
 
 _NOTHING: Final[tuple[Outcome, ...]] = ()
-_LOOP_KINDS: Final = frozenset(LOOP_KINDS)
 
 
 class EventFold:
@@ -48,7 +47,8 @@ class EventFold:
 
     Args:
         policy: The policy that decides.
-        plan: What the loop declared: the length of the run, which ``TrainingState`` shows, and constants.
+        plan: What the loop declared at the start: the length of the run, which ``TrainingState`` shows, and constants.
+            ``plan`` events update it until the next attempt begins.
 
     Attributes:
         policy: The policy.
@@ -72,7 +72,8 @@ class EventFold:
         self._build_metrics(plan)
         self.has_metrics = bool(self._gauges)
         self._unseen = [series for series in self._series.values() if not series.key.is_derived]
-        self._take_constants(plan)
+        self._first_plan = plan
+        self._take_constants(plan.constants)
         timers = shared_timers([controller.cooldown for controller in policy.controllers])
         self._states = [self._build_controller(controller, timers) for controller in policy.controllers]
         self._build_watches()
@@ -101,13 +102,21 @@ class EventFold:
                     reads[read.metric].setdefault(read.path, controller.name)
         return {name: ExpectedKeys(name, paths) for name, paths in reads.items()}
 
-    def _take_constants(self, plan: Plan) -> None:
-        """Fill the series of constants that the loop declared with their one value; no event feeds them."""
-        for series in self._unseen:
-            if series.key.kind is None and series.key.name in plan.constants:
-                series.bound_kind = _DECLARED
-                series.append(float(plan.constants[series.key.name]))
+    def _take_constants(self, constants: Mapping[str, float]) -> None:
+        """Append constants that the loop declared to their series, unless an event feeds these."""
+        for key, series in self._series.items():
+            if key.kind is None and key.name in constants and series.bound_kind in (None, PLAN):
+                series.bound_kind = PLAN
+                series.append(float(constants[key.name]))
         self._unseen = [series for series in self._unseen if series.bound_kind is None]
+
+    def _take_plan(self, plan: Plan, constants: Mapping[str, float]) -> None:
+        """Continue under another plan, of which these constants are new."""
+        self.standing.forget()
+        self._workspace.facts.plan = plan
+        for gauge in self._gauges:
+            gauge.take_plan(plan)
+        self._take_constants(constants)
 
     def _build_controller(self, controller: Controller, timers: Mapping[str, SpanTimer]) -> ControllerState:
         cooldown = controller.cooldown
@@ -150,11 +159,15 @@ class EventFold:
     def observe(self, event: Event) -> Sequence[Outcome]:
         """Fold an event whose values are all there."""
         kind = event.kind
-        if kind in _LOOP_KINDS:
+        if is_loop_kind(kind):
             if self.needs_clock:
                 self.clock.take(event)
             if self._unseen:
                 self.greet(event.metrics, kind)
+            if kind == _BEGIN and self._workspace.facts.plan is not self._first_plan:
+                self._take_plan(self._first_plan, {})
+        elif kind == PLAN:
+            self._take_plan(self._workspace.facts.plan.updated(event.attrs), constants_in(event.attrs))
         listener = self.listeners.get(kind)
         if listener is None:
             self._rest(kind)

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from ...store.errors import shortened
 from ...store.events import Event
+from ...store.plan import Plan
 from ..compiled.workspace import Cell
 from ..language.undefined import UNAVAILABLE
 from ..late_events import lag_of
@@ -37,6 +38,10 @@ class MetricRunner:
         self._cell = cell
         self._source = source
         self._expected = expected
+
+    def take_plan(self, plan: Plan) -> None:
+        """Give the metric a newer plan."""
+        self._metric.plan = plan
 
     def renew(self) -> None:
         """Forget what was already reported."""

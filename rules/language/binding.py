@@ -11,9 +11,9 @@ import ast
 from collections.abc import Mapping
 from typing import Final
 
-from ...store.events import LOOP_KINDS
+from ...store.events import LOOP_KINDS, is_kind
 from .. import habits
-from ..errors import ExpressionError, Fault, suggestion
+from ..errors import ExpressionError, Fault, kind_suggestion, suggestion
 from . import corrections
 from . import references as ref
 from .bound_rule import BoundRule, Derived, NameScope, Need
@@ -203,8 +203,8 @@ class _Binder:
             self.refuse(
                 node, "series takes a string literal as its name", 'Write series("eval/loss") or add kind="evaluate".'
             )
-        elif key.kind is not None and key.kind not in LOOP_KINDS:
-            self.refuse(node, "unknown kind of event", suggestion(key.kind.removeprefix("on_"), LOOP_KINDS))
+        elif key.kind is not None and not is_kind(key.kind, LOOP_KINDS):
+            self.refuse(node, "unknown kind of event", kind_suggestion(key.kind.removeprefix("on_"), LOOP_KINDS))
         elif self.scope.series is not None and key.name not in self.scope.series:
             self.refuse(node, "unknown series", suggestion(key.name, self.scope.series))
         else:

@@ -11,8 +11,9 @@ from contextlib import contextmanager
 from types import MappingProxyType
 from typing import Final
 
-from ...store.events import Event
+from ...store.events import APPLIED, Event
 from ...store.plan import Plan
+from ..semantics import FIRST_WITH_CONTEXT, FIRST_WITH_UPDATE_COUNTS
 from .undefined import Undefined
 
 _NS_PER_S: Final = 1e9
@@ -29,11 +30,24 @@ CONTEXT: Final[Mapping[str, str]] = MappingProxyType(
         "samples_seen": "The newest value of the metric `samples_seen`. In a run without it, the sum of the metric "
         "`batch_size` over the updates so far.",
         "world_size": "The number of processes that train together, as the loop declared.",
+        "updates_applied": "The updates so far that changed the model.",
+        "updates_skipped": "The updates so far that the loop attempted and skipped, as mixed precision does where a "
+        "gradient is not finite: `rec.step(..., applied=False)`.",
     }
 )
 
+_UPDATE_COUNTS: Final = frozenset({"updates_applied", "updates_skipped"})
+
 _SAMPLES_SEEN: Final = "samples_seen"
 _BATCH_SIZE: Final = "batch_size"
+
+
+def facts_since(semantics_version: int) -> tuple[str, ...]:
+    """Return the names that are facts under a version of the semantics; the others are series."""
+    if semantics_version < FIRST_WITH_CONTEXT:
+        return ()
+    has_counts = semantics_version >= FIRST_WITH_UPDATE_COUNTS
+    return tuple(name for name in CONTEXT if has_counts or name not in _UPDATE_COUNTS)
 
 
 class Clock:
@@ -41,12 +55,15 @@ class Clock:
 
     Attributes:
         evaluations: ``evaluate`` events so far.
+        updates_applied, updates_skipped: ``step_end`` events so far, by whether their update changed the model.
         reached_step: The highest step so far.
         reached_epoch: The highest epoch so far; None before the first.
     """
 
     def __init__(self) -> None:
         self.evaluations = 0
+        self.updates_applied = 0
+        self.updates_skipped = 0
         self.reached_step = 0
         self.reached_epoch: float | None = None
         self._attempt = 0
@@ -67,6 +84,10 @@ class Clock:
             self.reached_epoch = epoch
         if event.kind == "evaluate":
             self.evaluations += 1
+        elif event.kind == "step_end":
+            is_skipped = bool(event.attrs) and event.attrs.get(APPLIED) is False
+            self.updates_skipped += is_skipped
+            self.updates_applied += not is_skipped
         self._count_samples(event)
 
     @contextmanager
@@ -124,10 +145,13 @@ class RunContext:
     Args:
         plan: What the loop declared.
         clock: Advanced to each event before a fact about the event is read.
+
+    Attributes:
+        plan: The newest plan; may be replaced.
     """
 
     def __init__(self, plan: Plan, clock: Clock) -> None:
-        self._plan = plan
+        self.plan = plan
         self._clock = clock
 
     def readers(self) -> dict[str, Callable[[Event], float]]:
@@ -135,17 +159,19 @@ class RunContext:
         return {
             "epoch": _epoch,
             "progress": self._progress,
-            "max_steps": lambda _: _declared(self._plan.max_steps()),
+            "max_steps": lambda _: _declared(self.plan.max_steps()),
             "elapsed_s": lambda _: self._clock.elapsed_ns / _NS_PER_S,
             "samples_seen": lambda _: self._clock.samples_seen(),
-            "world_size": lambda _: _declared(self._plan.world_size),
+            "world_size": lambda _: _declared(self.plan.world_size),
+            "updates_applied": lambda _: self._clock.updates_applied,
+            "updates_skipped": lambda _: self._clock.updates_skipped,
         }
 
     def _progress(self, event: Event) -> float:
-        steps = self._plan.max_steps()
+        steps = self.plan.max_steps()
         if steps:
             return event.step / steps
-        return _epoch(event) / _declared(self._plan.total_epochs)
+        return _epoch(event) / _declared(self.plan.total_epochs)
 
 
 def _epoch(event: Event) -> float:

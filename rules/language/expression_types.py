@@ -21,7 +21,7 @@ from .references import (
 
 _FLOAT_KEEPING: Final = (ast.Add, ast.Sub, ast.Mult, ast.Div, ast.FloorDiv, ast.Mod)
 #: Facts about the run that are whole numbers; the others are floats.
-_WHOLE_FACTS: Final = frozenset({"step", "max_steps", "world_size"})
+_WHOLE_FACTS: Final = frozenset({"step", "max_steps", "world_size", "updates_applied", "updates_skipped"})
 _GIVE_TRUTH: Final = frozenset({"isnan", "isfinite", "any", "all"})
 
 

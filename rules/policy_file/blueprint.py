@@ -16,7 +16,7 @@ from ..language.timing import StepWindow, Unit
 from .declarations import Controller
 
 #: Facts about the run for which an engine has to look at every event.
-_CLOCKED_FACTS: Final = frozenset({"elapsed_s", "samples_seen"})
+_CLOCKED_FACTS: Final = frozenset({"elapsed_s", "samples_seen", "updates_applied", "updates_skipped"})
 
 #: References whose value changes only when a series or a controller metric takes a value.
 _STANDING: Final = ref.SeriesReference | ref.MetricValue | ref.ParamValue | ref.Variable

@@ -47,7 +47,7 @@ class Metric(ABC):
         reads_samples: Whether it reads the sample losses of events. Only then do events carry them.
         version: Changes when the same events would give other values than before. Part of the policy's digest.
         given: The arguments that the policy file sets, defaults filled in.
-        plan: The declared length of the run.
+        plan: What the loop has declared of the run so far.
     """
 
     arguments: ClassVar[Mapping[str, Argument]] = MappingProxyType({})
@@ -141,8 +141,8 @@ class TrainingState(Metric):
         self._state: dict[str, Any] = {
             "epoch": None,
             "global_step": 0,
-            "max_steps": plan.max_steps() or 0,
-            "num_train_epochs": plan.total_epochs or 0,
+            "max_steps": 0,
+            "num_train_epochs": 0,
             "logging_steps": None,
             "eval_steps": None,
             "save_steps": None,
@@ -162,12 +162,16 @@ class TrainingState(Metric):
             "is_final": False,
         }
         self._view = MappingProxyType(self._state)
+        self._shown: Plan | None = None
 
     def compute(self, event: Event) -> Mapping[str, Any]:
         """Return the state as of this event."""
         if event.kind == "log":
             self._history.append(log_entry(event))
         state = self._state
+        if self._shown is not self.plan:
+            self._shown = self.plan
+            state.update(max_steps=self.plan.max_steps() or 0, num_train_epochs=self.plan.total_epochs or 0)
         told = event.attrs.get("trainer_state") if event.attrs else None
         if told is not None and isinstance(told, Mapping):
             state.update((key, value) for key, value in told.items() if key in self._TOLD)

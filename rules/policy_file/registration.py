@@ -13,7 +13,7 @@ from importlib.metadata import EntryPoint, entry_points
 from typing import Final, Generic, TypeVar
 
 from ...store.errors import TelemetryError
-from ...store.events import INIT_END, LOOP_KINDS
+from ...store.events import INIT_END, LOOP_KINDS, is_kind
 from .arguments import Argument
 from .metric_classes import METRICS
 from .metrics import Metric
@@ -122,9 +122,9 @@ def _checked_metric(cls: object, where: str) -> type[Metric]:
     if not (isinstance(cls, type) and issubclass(cls, Metric)) or inspect.isabstract(cls):
         raise TelemetryError("must be a subclass of Metric with a compute method", where=where, got=cls)
     for what, kinds in (("kinds", cls.kinds), ("reads", cls.reads)):
-        if not set(kinds) <= _KINDS:
-            unknown = sorted(set(kinds) - _KINDS)
-            fix = "Known here: " + ", ".join(sorted(_KINDS))
+        unknown = sorted(kind for kind in kinds if not is_kind(kind, _KINDS))
+        if unknown:
+            fix = "Known here: " + ", ".join((*sorted(_KINDS), "custom:NAME"))
             raise TelemetryError(f"{what}: unknown kinds of events", where=where, got=unknown, fix=fix)
     if not cls.kinds:
         raise TelemetryError("kinds: empty, so the metric would never be computed", where=where)

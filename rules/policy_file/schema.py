@@ -14,19 +14,19 @@ from typing import Final, TypeVar
 import yaml
 
 from ...store.errors import TelemetryError
-from ...store.events import INIT_END, LOOP_KINDS
+from ...store.events import CUSTOM, INIT_END, LOOP_KINDS, custom_advice, is_kind
 from .. import habits
 from ..compiled.compilation import compile_rule
 from ..compiled.names import Names
-from ..errors import ExpressionError, PolicyError, suggestion
+from ..errors import ExpressionError, PolicyError, kind_suggestion, suggestion
 from ..language.binding import bind
 from ..language.bound_rule import NameScope
-from ..language.context import CONTEXT
+from ..language.context import facts_since
 from ..language.expressions import parse
 from ..language.patience import MODES, RESET_ON_FAILURE, Patience
 from ..language.references import Param
 from ..language.timing import Span
-from ..semantics import FIRST_WITH_CHECKED_FORMATS, FIRST_WITH_CONTEXT
+from ..semantics import FIRST_WITH_CHECKED_FORMATS
 from .arguments import ArgumentValue
 from .controller_fields import TIMING_KEYS, ControllerFieldReader
 from .declarations import Controller, MetricDeclaration, OperationDeclaration, Rule
@@ -38,7 +38,10 @@ from .registration import METRIC_CLASSES, OPERATION_CLASSES, Registry
 
 _Class = TypeVar("_Class", bound=type[Metric] | type[Operation])
 
-TRIGGERS: Final = tuple(f"on_{kind}" for kind in (INIT_END, *LOOP_KINDS))
+_TRIGGER: Final = "on_"
+
+#: All triggers but those of custom kinds.
+TRIGGERS: Final = tuple(f"{_TRIGGER}{kind}" for kind in (INIT_END, *LOOP_KINDS))
 
 _ROOT_KEYS: Final = (
     "name",
@@ -57,6 +60,18 @@ _CONTROLLER_KEYS: Final = ("name", "triggers", "rule", "operations", "patience",
 _REQUIRED_KEYS: Final = ("name", "triggers", "rule", "operations")
 _PATIENCE_KEYS: Final = ("patience_threshold", "mode")
 _CONFIG_KEYS: Final = ("trigger_log_level",)
+
+
+def is_trigger(trigger: str) -> bool:
+    """Whether a rule may have this trigger."""
+    return trigger in TRIGGERS or (trigger.startswith(_TRIGGER) and is_kind(trigger.removeprefix(_TRIGGER), ()))
+
+
+def trigger_advice(trigger: str) -> str:
+    """Return a sentence on what to write in place of an unknown trigger."""
+    if custom_advice(trigger.removeprefix(_TRIGGER)):
+        return kind_suggestion(trigger.removeprefix(_TRIGGER), ()).replace(CUSTOM, f"{_TRIGGER}{CUSTOM}", 1)
+    return suggestion(trigger, TRIGGERS, habits.KINDS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +114,7 @@ class _PolicyReader(ControllerFieldReader):
         self._actions: dict[str, tuple[str, ...]] = {}
         # A metric or operation of an unknown class keeps its name, so that one mistake is one problem.
         self._metric_names: dict[str, None] = {}
-        self._context = () if semantics_version < FIRST_WITH_CONTEXT else tuple(CONTEXT)
+        self._context = facts_since(semantics_version)
         self._checks_formats = semantics_version >= FIRST_WITH_CHECKED_FORMATS
         self._scope = NameScope()
         self._cooldowns: Mapping[str, Span] = {}
@@ -304,8 +319,8 @@ class _PolicyReader(ControllerFieldReader):
         triggers: list[str] = []
         for node in self.items(fields["triggers"], where) if "triggers" in fields else []:
             trigger = self.text(node, where)
-            if trigger is not None and trigger not in TRIGGERS:
-                self.refuse(node, where, "unknown trigger", suggestion(trigger, TRIGGERS))
+            if trigger is not None and not is_trigger(trigger):
+                self.refuse(node, where, "unknown trigger", trigger_advice(trigger))
             elif trigger is not None:
                 triggers.append(trigger)
         return tuple(triggers)

@@ -14,9 +14,10 @@ from typing import Final
 
 import yaml
 
+from ...store.events import is_kind
 from ...store.plan import Plan
 from ...store.sample_losses import SampleLosses
-from ..errors import suggestion
+from ..errors import kind_suggestion
 from ..policy_file.document import Document
 from ..policy_file.fields import FieldReader, Fields
 from .notation import NotationError, parse_values
@@ -29,7 +30,8 @@ MAX_FILE_VALUES: Final = 1_000_000
 STEPS: Final = re.compile(r"(?P<first>\d{1,9})(?:-(?P<last>\d{1,9}))?")
 
 _PLAN_KEYS: Final = tuple(field.name for field in dataclasses.fields(Plan))
-_SUFFIX: Final = re.compile(r"(?P<name>.*)@(?:(?P<kind>[a-z_]+):)?(?P<every>\d{1,9}|[a-z_]+)", re.DOTALL)
+_KIND: Final = r"custom:[A-Za-z][^:]*|(?!custom:)[a-z_]+"
+_SUFFIX: Final = re.compile(rf"(?P<name>.*)@(?:(?P<kind>{_KIND}):)?(?P<every>\d{{1,9}}|{_KIND})", re.DOTALL)
 
 
 class RunReader(FieldReader):
@@ -126,8 +128,8 @@ class RunReader(FieldReader):
             fix = "Write NAME@10 (evaluations, every 10 steps), NAME@log or NAME@log:5."
             self.refuse_at(self.document.place(node), where, "not a series name with an interval", repr(key), fix)
             return None
-        if kind not in SERIES_KINDS:
-            fix = suggestion(kind, SERIES_KINDS)
+        if not is_kind(kind, SERIES_KINDS):
+            fix = kind_suggestion(kind, SERIES_KINDS)
             self.refuse_at(
                 self.document.place(node), where, "not a kind of event that carries numbers", repr(kind), fix
             )
@@ -137,7 +139,11 @@ class RunReader(FieldReader):
     def _events(self, fields: Fields, where: str) -> Mapping[str, int]:
         where += ", events"
         every: dict[str, int] = {}
-        for kind, node in self.fields(fields["events"], where, STEP_KINDS).items() if "events" in fields else ():
+        given = fields.get("events")
+        named = [str(key.value) for key, _ in given.value] if isinstance(given, yaml.MappingNode) else []
+        known = (*STEP_KINDS, *(kind for kind in named if is_kind(kind, ())))
+        meant = {kind.casefold(): kind_suggestion(kind, STEP_KINDS) for kind in named if kind not in known}
+        for kind, node in self.fields(given, where, known, habits=meant).items() if given is not None else ():
             interval = self._bounded(node, f"{where}, {kind}", 1)
             every[kind] = interval or 1
         return every

@@ -18,7 +18,7 @@ from ..language.references import Param
 from ..policy_file.document import Document, Place, read_text
 from ..policy_file.fields import Fields, is_null
 from ..policy_file.policy import Policy, load_policy, parse_policy, shipped_policies
-from ..policy_file.schema import TRIGGERS
+from ..policy_file.schema import is_trigger, trigger_advice
 from .fields import STEPS, RunReader
 from .scenario import MAX_STEPS, Scenario
 
@@ -253,7 +253,9 @@ class _TestReader(RunReader):
             steps = self._steps(entry["step"], f"{where}, step") if "step" in entry else range(0)
             name = self._controller(entry["controller"], where, policy) if "controller" in entry else None
             operations = self._operations(entry, where, policy, name)
-            trigger = self._choice(entry, "trigger", where, TRIGGERS)
+            trigger = self.text(entry["trigger"], f"{where}, trigger") if "trigger" in entry else None
+            if trigger is not None and not is_trigger(trigger):
+                self.refuse(entry["trigger"], f"{where}, trigger", "not an allowed value", trigger_advice(trigger))
             self._expected_left -= len(steps)
             if self._expected_left < 0:
                 self.refuse(node, where, f"more than {MAX_EXPECTED:,} decisions in one file", shows=False)

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from ...store.events import LOOP_KINDS, Event
+from ...store.events import CUSTOM, LOOP_KINDS, Event
 from ...store.plan import Plan
 from ...store.sample_losses import SampleLosses
 
@@ -14,7 +14,7 @@ from ...store.sample_losses import SampleLosses
 MAX_STEPS: Final = 1_000_000
 
 #: Kinds of events that an imagined run may have, in the order in which a loop emits them within one step.
-#: ``train_begin`` and ``train_end`` are always present.
+#: ``train_begin`` and ``train_end`` are always present. Custom kinds come before ``epoch_end``.
 STEP_KINDS: Final = tuple(kind for kind in LOOP_KINDS if kind not in ("train_begin", "train_end"))
 
 #: The kinds among ``STEP_KINDS`` that carry numbers.
@@ -76,8 +76,11 @@ class Scenario:
         those that follow.
         """
         seq = 0
-        by_kind = {kind: [entry for entry in self.series if entry.kind == kind] for kind in STEP_KINDS}
-        kinds = [kind for kind in STEP_KINDS if kind == "step_end" or kind in self.every or by_kind[kind]]
+        named = (*self.every, *(entry.kind for entry in self.series))
+        custom = sorted({kind for kind in named if kind.startswith(CUSTOM)})
+        ordered = [*STEP_KINDS[:-1], *custom, STEP_KINDS[-1]]
+        by_kind = {kind: [entry for entry in self.series if entry.kind == kind] for kind in ordered}
+        kinds = [kind for kind in ordered if kind == "step_end" or kind in self.every or by_kind[kind]]
         yield [self._event("train_begin", 0, seq, ())]
         for step in range(1, self.steps + 1):
             events = []

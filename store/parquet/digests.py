@@ -33,8 +33,7 @@ FORMAT: Final = 2
 #: Column digests of a table, by the format of a log's digest.
 DIGESTS_OF: Final[Mapping[int, Callable[[str], TableDigests]]] = {1: first_table_digests, FORMAT: table_digests}
 
-#: The fields of an attempt that its digest covers, in this order. Fields of later versions are not added: digests are
-#: permanent.
+#: The fields of an attempt that its digest covers, in this order. Nothing is added to them: digests are permanent.
 ATTEMPT_FIELDS: Final = (
     "attempt",
     "status",
@@ -51,6 +50,9 @@ ATTEMPT_FIELDS: Final = (
     "sync_every_s",
     "decision_digest",
 )
+
+#: Fields since format 4 of runs. Only those that are known are covered: older attempts have none of them.
+_FIELDS_SINCE_4: Final = ("declared", "reason")
 
 
 class LogDigest(NamedTuple):
@@ -201,7 +203,9 @@ def faults_of(kept: Digests, info: RunInfo, listing: Listing, columns: Columns) 
 def attempt_digest(attempt: Attempt) -> str:
     """Return the digest of an attempt as recorded in ``run.json``, with the exact text of its policy."""
     told = dataclasses.asdict(attempt, dict_factory=_told)
-    text = json.dumps([told.get(name) for name in ATTEMPT_FIELDS], sort_keys=True, separators=(",", ":"))
+    later = {name: told[name] for name in _FIELDS_SINCE_4 if name in told}
+    fields = [*(told.get(name) for name in ATTEMPT_FIELDS), *([later] if later else [])]
+    text = json.dumps(fields, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(f"steptape attempt 1\n{text}".encode()).hexdigest()
 
 

@@ -70,7 +70,7 @@ def row_of(info: RunInfo, status: str, steps: int, last_ns: int | None) -> RunSu
         ended=_utc(last.ended_ns),
         duration_s=((last_ns or started_ns) - started_ns) / 1e9,
         steps=steps,
-        planned_steps=last.plan.max_steps(),
+        planned_steps=last.newest_plan.max_steps(),
         attempts=len(info.attempts),
         policy_digest=last.policy.digest if last.policy else None,
         config=_json(info.config),

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence, Set
 from typing import TYPE_CHECKING, Final
 
 from ..columns import Columns
-from ..events import LOOP_KINDS
+from ..events import CUSTOM, LOOP_KINDS
 from ..parquet.schemas import EVENT_FIELDS
 from ..reading.snapshot import Snapshot
 from .sql_text import parquet_source, path_pattern, quoted_name, text_list, text_literal
@@ -207,7 +207,7 @@ def _series_values(runs: ViewedRuns) -> str:
     return f"""
 SELECT run_id, attempt, rank, kind, metric, seq, step, epoch, time_ns, elapsed_ns, value
 FROM ({values})
-WHERE kind IN ({", ".join(f"'{kind}'" for kind in LOOP_KINDS)})
+WHERE kind IN ({", ".join(f"'{kind}'" for kind in LOOP_KINDS)}) OR starts_with(kind, '{CUSTOM}')
 """
 
 
