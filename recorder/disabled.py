@@ -1,4 +1,4 @@
-"""Defines what a disabled recorder does: nothing. For debugging a loop, and for jobs that must leave no files."""
+"""Turns a recorder into one that does nothing: for debugging a loop, and for jobs that must leave no files."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from typing import Any, Final
 from ..store.errors import TelemetryError
 from .control import Control
 
+#: The environment variable that disables recorders, and the value that does.
+MODE_VARIABLE: Final = "STEPTAPE_MODE"
 _DISABLED: Final = "disabled"
 
 
@@ -17,15 +19,10 @@ class Disabled:
     """The methods of a recorder without a run: it writes nothing and asks for nothing, and takes every call.
 
     They come before those of ``Recorder`` in the class of a disabled recorder.
-
-    Attributes:
-        folder: The store. Nothing is written there.
-        run_id: ``disabled``.
     """
 
-    def __init__(self, store: str | Path, **_: Any) -> None:
-        self.control, self.folder, self.run_id = Control(), Path(store), _DISABLED
-        self._closed = False
+    control: Control
+    _closed: bool
 
     def _ignore(self, *_: Any, **__: Any) -> Control:
         return self.control
@@ -55,13 +52,23 @@ class Disabled:
         self.close()
 
 
-def mode_of_environment() -> str:
-    """Return ``disabled``, or nothing, as the environment variable ``STEPTAPE_MODE`` says.
+def disable(recorder: Any, folder: Path) -> bool:
+    """Disable a recorder that is being constructed, if the environment says so.
+
+    Args:
+        recorder: The recorder. Its class changes.
+        folder: The store, in which nothing is written.
+
+    Returns:
+        Whether it is disabled.
 
     Raises:
-        TelemetryError: It says something else.
+        TelemetryError: The environment variable has another value.
     """
-    mode = os.environ.get("STEPTAPE_MODE", "")
-    if mode not in ("", _DISABLED):
-        raise TelemetryError("STEPTAPE_MODE must be 'disabled' or not set", got=mode)
-    return mode
+    if (mode := os.environ[MODE_VARIABLE]) != _DISABLED:
+        raise TelemetryError(f"{MODE_VARIABLE} must be {_DISABLED!r} or not set", got=mode)
+    kind = type(recorder)
+    recorder.__class__ = type(f"Disabled{kind.__name__}", (Disabled, kind), {})
+    recorder.control, recorder.folder, recorder.run_id = Control(), folder, _DISABLED
+    recorder._closed = False
+    return True

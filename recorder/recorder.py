@@ -24,6 +24,7 @@ from .calls.quick_step import quick_step
 from .calls.warnings import CallWarnings
 from .console_lines import ConsoleLines
 from .control import Control
+from .disabled import MODE_VARIABLE, disable
 from .ending import as_end_status, blocked_failure, failure_of, status_of
 from .late_values import VALUE_LAG
 from .opening import (
@@ -137,15 +138,6 @@ class Recorder:
         TelemetryError: An argument is wrong, or the store cannot be written at the start. Nothing was written then.
     """
 
-    def __new__(cls, *_: Any, **__: Any) -> Self:
-        """Return a recorder, or under ``STEPTAPE_MODE=disabled`` one that records nothing."""
-        if os.environ.get("STEPTAPE_MODE"):
-            from .disabled import Disabled, mode_of_environment
-
-            if mode_of_environment():
-                cls = type(f"Disabled{cls.__name__}", (Disabled, cls), {})
-        return object.__new__(cls)
-
     def __init__(
         self,
         store: str | Path,
@@ -182,6 +174,8 @@ class Recorder:
         for argument in unknown:
             raise TypeError(unknown_argument(argument, inspect.signature(Recorder).parameters))
         folder = declared_store(store)
+        if os.environ.get(MODE_VARIABLE) and disable(self, folder):
+            return
         sync_s, self._seal_wait_s = declared_sync_s(durability, sync_every_s), declared_seal_wait_s(seal_wait_s)
         policy = declared_policy(rules, resumes=resume is not None)
         plan = declared_plan(total_steps, total_epochs, steps_per_epoch, world_size, constants)

@@ -694,18 +694,6 @@ with Recorder(sys.argv[1]) as rec:
     assert "loss 2. 1 event could not be recorded. To look at it" in done.stderr.splitlines()[-1]
 
 
-def test_a_call_after_the_end_says_that_the_run_has_ended(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """It warns once and does not raise."""
-    with Recorder(tmp_path) as rec:
-        rec.step(loss=1.0)
-    rec.step(loss=2.0)
-    rec.log(loss=3.0)
-
-    (line,) = [record.message for record in caplog.records]
-    assert "'step_end'" in line
-    assert line.endswith(": the run has ended. Training continues, unrecorded")
-
-
 def test_a_forked_child_that_records_is_told_whose_run_it_is(tmp_path: Path) -> None:
     """The child's call is not recorded; the parent continues to record."""
     script = """
