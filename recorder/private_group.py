@@ -18,6 +18,7 @@ from __future__ import annotations
 import contextlib
 import datetime
 import queue
+import re
 import sys
 import threading
 import time
@@ -200,17 +201,18 @@ class PrivateGroup:
         try:
             return getattr(self._distributed, collective)(*tensors, group=self._group, async_op=True, **root)
         except Exception as error:  # The program may have destroyed the process group.
-            raise GroupLost(f"{collective} failed: {_first_line(error)}") from error
+            raise GroupLost(f"{collective} failed: {_brief(error)}") from error
 
     def _wait(self, work: Any, until: float) -> None:
         """Wait for a collective, at least so long that one that is over counts."""
         try:
             work.wait(datetime.timedelta(seconds=max(until - time.monotonic(), 0.01)))
         except RuntimeError as error:
-            if time.monotonic() < until:
-                raise GroupLost(f"the connection to another rank broke: {_first_line(error)}") from error
-            raise GroupLost("not all ranks came in time") from error
+            if "timed out" in str(error).lower() or time.monotonic() >= until:
+                raise GroupLost("not all ranks came in time") from error
+            raise GroupLost(f"the connection to another rank broke ({_brief(error)})") from error
 
 
-def _first_line(error: Exception) -> str:
-    return str(error).partition("\n")[0]
+def _brief(error: Exception) -> str:
+    """Return the first sentence of an error, without the place in the source that gloo puts before it."""
+    return re.split(r"[.\n](?:\s|$)", re.sub(r"^\[[^]]*] ", "", str(error)), maxsplit=1)[0]
