@@ -30,7 +30,7 @@ class Disabled:
     def _pass(self, *_: Any, **__: Any) -> None:
         pass
 
-    step = log = evaluate = save = late = event = epoch_begin = epoch_end = _ignore
+    step = log = evaluate = save = late = event = epoch_begin = epoch_end = agree = _ignore
     annotate = declare = load_state_dict = _pass
 
     def state_dict(self) -> dict[str, int | float | str | None]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import math
 import os
 import re
 import sys
@@ -79,6 +80,9 @@ def open_run(
             rank.agree({"error": str(error)})
         raise
     if rank.has_group:
+        if opening.engine is not None:
+            names = sorted(getattr(opening.engine.policy, "reads_ranks", ()))
+            opening = opening._replace(read_on_all_ranks=tuple(names))
         rank.agree(_for_other_ranks(opening))
     return opening
 
@@ -211,14 +215,18 @@ def declared_policy(rules: Any, *, resumes: bool) -> Policy | None:
 
 
 def steering_of(
-    engine: Engine | None, control: Control, callbacks: Mapping[str, Callable[[], object] | None]
+    engine: Engine | None,
+    control: Control,
+    callbacks: Mapping[str, Callable[[], object] | None],
+    *,
+    is_agreed: bool = False,
 ) -> Steering | None:
     """Return what applies the rules' decisions to the loop; None without rules."""
     if engine is None:
         return None
     from .steering import Steering
 
-    return Steering(engine, control, callbacks)
+    return Steering(engine, control, callbacks, is_agreed=is_agreed)
 
 
 def declared_callbacks(**callbacks: Callable[[], object] | None) -> dict[str, Callable[[], object] | None]:
@@ -265,6 +273,17 @@ def declared_sync_s(durability: str, sync_every_s: float) -> float | None:
         what = "durability must be 'process' or 'power', and sync_every_s above 0"
         raise TelemetryError(what, got=(durability, sync_every_s))
     return sync_every_s if durability == "power" else None
+
+
+def declared_agree_timeout_s(agree_timeout_s: float) -> float:
+    """Return the seconds that an agreement may take.
+
+    Raises:
+        TelemetryError: They are not a number above 0.
+    """
+    if not isinstance(agree_timeout_s, (int, float)) or not 0 < agree_timeout_s < math.inf:
+        raise TelemetryError("agree_timeout_s must be a finite number above 0", got=agree_timeout_s)
+    return float(agree_timeout_s)
 
 
 def declared_seal_wait_s(seal_wait_s: float) -> float:
@@ -384,10 +403,15 @@ def _followed_run(store: Path, agreed: Mapping[str, Any], info: RunInfo) -> Open
         raise TelemetryError("rank 0 could not open the run", got=agreed["error"])
     attempt = dataclasses.replace(info.last, attempt=agreed["attempt"])
     info = dataclasses.replace(info, run_id=agreed["run_id"], attempts=(attempt,))
-    return Opening(store / info.run_id, info, Position(**agreed["position"]), None)
+    return Opening(store / info.run_id, info, Position(**agreed["position"]), None, agreed["read_on_all_ranks"])
 
 
 def _for_other_ranks(opening: Opening) -> dict[str, Any]:
     """Return the part of rank 0's opening that the other ranks need."""
     position = dataclasses.asdict(opening.position)
-    return {"run_id": opening.info.run_id, "attempt": opening.info.last.attempt, "position": position}
+    return {
+        "run_id": opening.info.run_id,
+        "attempt": opening.info.last.attempt,
+        "position": position,
+        "read_on_all_ranks": opening.read_on_all_ranks,
+    }

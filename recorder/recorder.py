@@ -19,6 +19,7 @@ from ..store.journal.syncing import SYNC_EVERY_S
 from ..store.journal.writer import AT_ONCE
 from ..store.run_folder import RUN_JSON
 from ..store.run_info import Attempt
+from .agreement import AGREE_TIMEOUT_S, Agreement
 from .calls.habits import OWN_METHODS, unknown_argument, unknown_attribute
 from .calls.quick_step import quick_step
 from .calls.warnings import CallWarnings
@@ -29,6 +30,7 @@ from .ending import as_end_status, blocked_failure, failure_of, status_of
 from .late_values import VALUE_LAG
 from .opening import (
     declared,
+    declared_agree_timeout_s,
     declared_callbacks,
     declared_choice,
     declared_config,
@@ -120,6 +122,7 @@ class Recorder:
         samples_every: Keep the sample losses of every n-th step only.
         samples_top: Keep only this many sample losses of each batch, the highest.
         token_losses_over: Keep token losses of samples whose loss is above this; of all if not given.
+        agree_timeout_s: The most seconds that ``agree`` waits for the other ranks.
         value_lag: Updates after which the values of device tensors are recorded. The recorder waits for them earlier
             only before an event other than ``step`` or ``log``, and in ``state_dict``.
         seal_wait_s: Maximum number of seconds that the program's exit waits until its closed runs are Parquet. After
@@ -167,6 +170,7 @@ class Recorder:
         token_losses_over: float | None = None,
         value_lag: int = VALUE_LAG,
         seal_wait_s: float = SEAL_WAIT_S,
+        agree_timeout_s: float = AGREE_TIMEOUT_S,
         strict: bool = False,
         quiet: bool = False,
         **unknown: Never,
@@ -176,6 +180,7 @@ class Recorder:
         folder = declared_store(store)
         if os.environ.get(MODE_VARIABLE) and disable(self, folder):
             return
+        self._agree_timeout_s = declared_agree_timeout_s(agree_timeout_s)
         sync_s, self._seal_wait_s = declared_sync_s(durability, sync_every_s), declared_seal_wait_s(seal_wait_s)
         policy = declared_policy(rules, resumes=resume is not None)
         plan = declared_plan(total_steps, total_epochs, steps_per_epoch, world_size, constants)
@@ -323,14 +328,14 @@ class Recorder:
 
         It counts no step: without ``step`` calls, all values are recorded at step 0.
         """
-        self.control.should_log = False
+        self.control.should_log = self._orders.should_log = False
         self._warnings.log_without_steps(self._position)
         self._emit("log", (metrics, *unnamed) if unnamed else metrics, scalars)
         return self.control
 
     def evaluate(self, metrics: Mapping[str, Any] | None = None, /, *unnamed: Never, **scalars: Any) -> Control:
         """Record the results of an evaluation at the current step."""
-        self.control.should_evaluate = False
+        self.control.should_evaluate = self._orders.should_evaluate = False
         self._emit("evaluate", (metrics, *unnamed) if unnamed else metrics, scalars)
         return self.control
 
@@ -345,7 +350,7 @@ class Recorder:
             is_final: Whether it is the run's last checkpoint.
             **scalars: Values by name, as for ``step``.
         """
-        self.control.should_save = False
+        self.control.should_save = self._orders.should_save = False
         name = path_text(path)
         if size_bytes is None:
             size_bytes = self._warnings.size_of(name)
@@ -356,7 +361,7 @@ class Recorder:
 
     def epoch_begin(self, epoch: int | None = None) -> Control:
         """Record the start of an epoch. Epochs count from 0; without a number, the next one begins."""
-        self.control.should_stop_epoch = False
+        self.control.should_stop_epoch = self._orders.should_stop_epoch = False
         begun = self._position.epochs_begun
         if epoch is not None:
             begun = self._warnings.taken(as_whole, epoch, "epoch", default=begun)
@@ -430,6 +435,17 @@ class Recorder:
             self._document.declare(plan, added)
         except OSError as error:
             self._warnings.once(f"run.json could not be written to {self.folder}: {error}")
+
+    def agree(self) -> Control:
+        """Bring ``control`` to the same state on all ranks. Every rank calls it, at the same place in its loop.
+
+        In a job with a process group, this call alone asks for anything. Callbacks are called here, on every rank that
+        has them. Call it once a step, or every few steps, from one thread. It takes ``agree_timeout_s`` at most. If a
+        rank does not come in time, rules steer the ranks no more, and later calls return at once.
+
+        Without a process group it does nothing, and ``control`` changes when rules decide.
+        """
+        return self.control if self._closed else self._agreement.reach()
 
     def state_dict(self) -> dict[str, int | float | str | None]:
         """Return a few plain values to keep in a checkpoint, from which ``Recorder(resume=...)`` resumes.
@@ -535,7 +551,11 @@ class Recorder:
         self.folder = opening.folder
         self._closed, self._is_over = False, False
         self._emitted: set[str] = set()
-        self._steering = steering_of(opening.engine, self.control, self._callbacks)
+        self._agreement = Agreement(
+            self._own, self.control, self._callbacks, self._agree_timeout_s, opening.read_on_all_ranks
+        )
+        self._orders = self._agreement.orders
+        self._steering = steering_of(opening.engine, self._orders, self._callbacks, is_agreed=self._own.has_group)
         self._warnings = CallWarnings(
             strict=self._strict,
             read_by_rules=self._steering.reads if self._steering else (),
@@ -547,6 +567,8 @@ class Recorder:
             self._warnings.described_anew(opening.info, described, has_name=self._has_name)
         self._document = RunDocument(opening.folder, opening.info, is_written=self._own.decides)
         self._tape = self._open_tape(opening.info.last)
+        self._tape.watch = self._agreement.values.take if self._agreement.values else None
+        self._agreement.begin(self._steering, self._warnings, self._position, self._emit)
         self._lines = ConsoleLines(opening.folder, opening.info.name, is_quiet=self._is_quiet)
         self._lines.begin()
         self._begin(described.config)
@@ -677,6 +699,7 @@ class Recorder:
         atexit.unregister(self._close_at_exit)
         with contextlib.suppress(ValueError):
             _OPEN.remove(self)
+        self._agreement.close()
         if self._handles_sigterm:
             unwatch(self._end_blocked)
             restore_sigterm()

@@ -83,9 +83,11 @@ class Opening(NamedTuple):
         info: The run, with this attempt as the last.
         position: The position of the loop.
         engine: The rules, in the state in which earlier attempts left them; None without rules.
+        read_on_all_ranks: The metrics that the rules read on all ranks.
     """
 
     folder: Path
     info: RunInfo
     position: Position
     engine: Engine | None
+    read_on_all_ranks: tuple[str, ...] = ()

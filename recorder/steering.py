@@ -43,6 +43,15 @@ _SEVERITY_LEVELS: Final[Mapping[str, int]] = {"warning": logging.WARNING, "criti
 #: Updates after which a loop that continues is taken to ignore a stop.
 _IGNORED_STEPS: Final = 10
 
+#: Updates after which a loop without an agreement is taken to make none.
+_UNAGREED_STEPS: Final = 10
+
+
+_UNAGREED: Final = (
+    "rules steer no rank, because this loop of several ranks has not called rec.agree() so far. "
+    "Call it on every rank, at the same place"
+)
+
 
 class Steering:
     """The engine of one attempt, with the flags and callbacks through which it steers the loop.
@@ -55,6 +64,7 @@ class Steering:
         control: The flags to set.
         callbacks: By effect: called when an operation with this effect is decided, after its flag is set. Their
             exceptions reach the loop. While a callback runs, the same operation only sets its flag again.
+        is_agreed: Whether ranks agree on the flags before the loop sees them. Callbacks are then not called here.
 
     Attributes:
         reads_samples: Whether the rules read sample losses.
@@ -65,7 +75,14 @@ class Steering:
         stop_asked_at: The step at which the loop was first asked to stop; None before.
     """
 
-    def __init__(self, engine: Engine, control: Control, callbacks: Mapping[str, Callable[[], object] | None]) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        control: Control,
+        callbacks: Mapping[str, Callable[[], object] | None],
+        *,
+        is_agreed: bool = False,
+    ) -> None:
         self._engine = engine
         self._policy = engine.policy
         self.reads_samples = engine.policy.reads_samples
@@ -79,13 +96,15 @@ class Steering:
         }
         self._digest = DecisionDigest(engine.policy.semantics_version)
         self._control = control
-        self._callbacks = callbacks
+        self._callbacks = {} if is_agreed else callbacks
+        self._is_agreed = is_agreed
+        self._unagreed_since: int | None = None
         self._operations = {
             entry.name: OPERATION_CLASSES[entry.class_name](entry.arguments) for entry in engine.policy.operations
         }
         self._asked_at: dict[Effect, int] = {}
         self._running: set[str] = set()
-        self.observe: Callable[[Event], Sequence[Outcome]] = engine.observe
+        self.observe: Callable[[Event], Sequence[Outcome]] = self._observe_unagreed if is_agreed else engine.observe
         self.stop_asked_at: int | None = None
 
     @property
@@ -107,6 +126,8 @@ class Steering:
             has_epoch: Whether the loop gave epochs.
         """
         controllers = self._policy.controllers
+        if self.observe == self._observe_unagreed and self._asked_at:
+            logger.warning("%s", _UNAGREED)
         waiting = {effect: at for effect, at in self._asked_at.items() if getattr(self._control, FLAGS[effect])}
         try:
             lines = [
@@ -168,19 +189,35 @@ class Steering:
                 if not getattr(self._control, FLAGS[effect]):
                     self._asked_at[effect] = decision.step + decision.value_lag
                 setattr(self._control, FLAGS[effect], True)
-            if effect is Effect.STOP and self.stop_asked_at is None:
-                self._await_stop(decision.step + decision.value_lag)
+            if effect is Effect.STOP and not self._is_agreed:
+                is_called = self._callbacks.get(effect) is not None
+                self.await_stop(decision.step + decision.value_lag, is_called=is_called)
             failures += self._act(operation, decision)
             callback = self._callbacks.get(effect)
             if callback is not None:
                 self._call(effect, callback)
         return failures
 
-    def _await_stop(self, step: int) -> None:
+    def await_stop(self, step: int, *, is_called: bool) -> None:
         """Note that the loop is asked to stop. Without a callback that may do it, watch whether the loop continues."""
-        self.stop_asked_at = step
-        if self._callbacks.get(Effect.STOP) is None:
-            self.observe = self._observe_unheeded
+        if self.stop_asked_at is None:
+            self.stop_asked_at = step
+            if not is_called:
+                self.observe = self._observe_unheeded
+
+    def agreed(self) -> None:
+        """Note that the ranks have agreed."""
+        if self.observe == self._observe_unagreed:
+            self.observe = self._engine.observe
+
+    def _observe_unagreed(self, event: Event) -> Sequence[Outcome]:
+        """Observe an event before the first agreement, and warn once when there is none for some steps."""
+        if self._unagreed_since is None:
+            self._unagreed_since = event.step
+        if event.step >= self._unagreed_since + _UNAGREED_STEPS and event.kind == "step_end":
+            self.observe = self._engine.observe
+            logger.warning("%s", _UNAGREED)
+        return self._engine.observe(event)
 
     def _observe_unheeded(self, event: Event) -> Sequence[Outcome]:
         """Observe an event after a stop, and warn once when the loop has ignored it for some steps."""

@@ -66,6 +66,7 @@ class Tape:
         postponed: Events that came in the middle of another one, from a signal handler or a user-defined metric.
         lost_events: Number of events that could not be written.
         latest_quick_step: Returns the latest step that the fast path wrote.
+        watch: Called with every event, before rules judge it. To be set before the first event.
     """
 
     def __init__(
@@ -94,6 +95,7 @@ class Tape:
         self.postponed: list[Callable[[], Sequence[Outcome]]] = []
         self.lost_events = 0
         self.latest_quick_step: Callable[[], Latest] = lambda: _NO_EVENT
+        self.watch: Callable[[Event], None] | None = None
         self._latest: dict[str, Latest] = {}
         self._folder = folder
         self._sealed_as = os.path.abspath(folder)
@@ -124,8 +126,8 @@ class Tape:
 
     @property
     def is_steered(self) -> bool:
-        """Whether rules watch it."""
-        return self._steering is not None
+        """Whether rules or ``watch`` see its events."""
+        return self._steering is not None or self.watch is not None
 
     @property
     def reads_samples(self) -> bool:
@@ -350,14 +352,16 @@ class Tape:
         )
         if payload.names:
             self._latest["late" if LATE_FOR in payload.attrs else kind] = seq, payload.names, payload.values
-        if self._steering is not None:
+        if self.is_steered:
             metrics = dict(zip(payload.names, payload.values, strict=True))
             envelope = (kind, step, seq, self.attempt, self.rank, micro_step, epoch, time_ns, elapsed_ns, value_lag)
-            seen = samples if self._steering.reads_samples else None
+            seen = samples if self.reads_samples else None
             self._judge(Event(*envelope, metrics, payload.attrs, seen))
         return seq
 
     def _judge(self, event: Event) -> None:
+        if self.watch is not None:
+            self.watch(event)
         if self._steering is not None and (outcomes := self._steering.observe(event)):
             self._decided += outcomes
             self._write_decided()

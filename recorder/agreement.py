@@ -1,0 +1,173 @@
+"""Makes the orders of rules take effect on all ranks of a job at the same step.
+
+Rules run on rank 0. In a job with a process group they set flags that no loop reads, and ``Agreement.reach`` copies
+these to ``Recorder.control`` on every rank. In a job without one, or of one process, the rules set ``control`` itself.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+from ..store.errors import TelemetryError
+from .calls.warnings import CallWarnings
+from .control import Control
+from .position import Position
+from .private_group import Agreed, GroupLost, PrivateGroup
+from .rank_values import RankValues
+from .ranks import Rank
+
+if TYPE_CHECKING:
+    from .steering import Steering
+
+#: The most seconds that an agreement takes, unless the loop gives another number.
+AGREE_TIMEOUT_S: Final = 30.0
+
+#: The flags, in the order of their bits; an order is named without the prefix.
+_PREFIX: Final = "should_"
+_FLAGS: Final = ("should_stop", "should_stop_epoch", "should_save", "should_evaluate", "should_log")
+
+#: Records an event of this recorder: its kind and metrics, and its attributes.
+Emit = Callable[..., None]
+
+
+class Agreement:
+    """The agreements of one rank. Its construction is collective.
+
+    Args:
+        rank: This rank.
+        control: The flags that the loop reads.
+        callbacks: By order: called when it takes effect.
+        timeout_s: The most seconds that an agreement takes.
+        names: The metrics that rules read on all ranks; the same on all ranks.
+
+    Attributes:
+        orders: The flags that rules set: those of ``control``, unless ranks must agree on them.
+        values: The values of this rank that rules read on all ranks; None if they read none.
+    """
+
+    def __init__(
+        self,
+        rank: Rank,
+        control: Control,
+        callbacks: Mapping[str, Callable[[], object] | None],
+        timeout_s: float,
+        names: Iterable[str] = (),
+    ) -> None:
+        self._rank, self._control, self._callbacks, self._timeout_s = rank, control, callbacks, timeout_s
+        self.orders = Control() if rank.has_group else control
+        self.values = RankValues(names) if rank.has_group and names else None
+        self._pid, self._running = os.getpid(), set[str]()
+        self._group: PrivateGroup | None = None
+        self._failure, self._has_differed = "", False
+        if rank.has_group:
+            try:
+                self._group = PrivateGroup(rank, timeout_s)
+            except Exception as error:  # A job that can record must not fail because its ranks cannot agree.
+                self._failure = f"there is no gloo group: {error}"
+
+    def begin(self, steering: Steering | None, warnings: CallWarnings, position: Position, emit: Emit) -> None:
+        """Take what an agreement acts on, now that it exists."""
+        self._steering, self._warnings, self._position, self._emit = steering, warnings, position, emit
+        if steering is not None and self._rank.world_size > 1 and not self._rank.has_group:
+            self._warnings.once(
+                f"rules steer rank 0 only, because no process group connects the {self._rank.world_size} ranks. "
+                "Create the recorder after torch.distributed's process group, and call rec.agree() on every rank"
+            )
+
+    def reach(self) -> Control:
+        """Bring ``control`` to the same state on all ranks, call what is ordered, and return ``control``. Collective.
+
+        Returns at once where ranks need not agree, or cannot any more.
+        """
+        if not self._rank.has_group or os.getpid() != self._pid:
+            return self._control
+        if self._group is None:
+            self._set(0)
+            if self._failure:
+                self._turn_off(self._failure, 0.0)
+            return self._control
+        began, step = time.monotonic(), self._position.step
+        try:
+            agreed = self._group.agree(step, self.values.vector() if self.values else (), self._decided)
+        except GroupLost as lost:
+            self._set(0)
+            self._turn_off(str(lost), time.monotonic() - began)
+        except BaseException as error:  # The loop may catch it and train on.
+            self._set(0)
+            self._turn_off(f"an agreement was left by {type(error).__name__}", time.monotonic() - began)
+            raise
+        else:
+            self._obey(agreed, step, began)
+        return self._control
+
+    def close(self) -> None:
+        """Give up the connections to the other ranks. Not collective."""
+        if self._group is not None and os.getpid() == self._pid:
+            self._group.close()
+            self._group = None
+
+    def _decided(self, vectors: Sequence[Sequence[float]]) -> tuple[int, int]:
+        """Return the flags that rules have set on rank 0, and those that are new."""
+        if self.values is not None:
+            self._emit("ranks", self.values.of_all(vectors), attrs={"world_size": self._rank.world_size})
+        flags = _bits(self.orders)
+        return flags, flags & ~_bits(self._control)
+
+    def _set(self, flags: int) -> None:
+        """Set ``control``. A stop stays."""
+        for bit, flag in enumerate(_FLAGS):
+            if flag != "should_stop" or flags & 1:
+                setattr(self._control, flag, bool(flags >> bit & 1))
+
+    def _obey(self, agreed: Agreed, step: int, began: float) -> None:
+        self._set(agreed.flags)
+        if self._steering is not None:
+            self._steering.agreed()
+        if self.values is not None:
+            self.values.resume()
+        differs = agreed.step != step and not self._has_differed
+        self._has_differed = self._has_differed or differs
+        if differs:
+            self._emit("agreement", attrs={"step": agreed.step, "own_step": step})
+        names = [flag.removeprefix(_PREFIX) for bit, flag in enumerate(_FLAGS) if agreed.order >> bit & 1]
+        if names:
+            self._emit("agreement", attrs={"orders": names, "step": agreed.step})
+        if self._steering is not None and "stop" in names:
+            self._steering.await_stop(agreed.step, is_called=self._callbacks.get("stop") is not None)
+        if agreed.lost:
+            self._turn_off(agreed.lost, time.monotonic() - began)
+        for name in names:
+            self._call(name)
+        if differs:
+            what = "agree: the ranks are at different steps"
+            got = f"step {step} on rank {self._rank.rank}, step {agreed.step} on rank 0"
+            self._warnings.object_to(what, got=got, fix="Call rec.agree() at the same place on every rank")
+
+    def _turn_off(self, why: str, waited_s: float) -> None:
+        """End the agreements of this attempt."""
+        self._group, self._failure = None, ""
+        attrs: dict[str, Any] = {"off": why, "waited_s": round(waited_s, 3)}
+        self._emit("agreement", attrs=attrs)
+        error = TelemetryError(
+            f"rank {self._rank.rank} agrees with the other ranks no longer: {why}. Rules steer it no more",
+            got=f"{waited_s:.1f} s of waiting, agree_timeout_s={self._timeout_s:g}",
+            fix="Call rec.agree() at the same place on every rank",
+        )
+        self._warnings.once(str(error))
+
+    def _call(self, name: str) -> None:
+        """Call the callback of an order, unless it is running already. Its exceptions reach the loop."""
+        callback = self._callbacks.get(name)
+        if callback is not None and name not in self._running:
+            self._running.add(name)
+            try:
+                callback()
+            finally:
+                self._running.discard(name)
+
+
+def _bits(control: Control) -> int:
+    return sum(getattr(control, flag) << bit for bit, flag in enumerate(_FLAGS))

@@ -1,0 +1,233 @@
+"""Runs a training loop of several ranks: real processes that gloo connects, forked once PyTorch is imported.
+
+As a program, it takes the options of ``Job`` as JSON and prints a JSON object per rank. A rank that is killed prints
+none. The store of the process group is in a process of its own, as under torchrun.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import json
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from steptape import Recorder, load_policy
+
+#: The loop's own collectives give up after this many seconds.
+GROUP_S = 20.0
+
+#: A job that takes longer is killed.
+JOB_S = 240.0
+
+
+@dataclass
+class Job:
+    """A job.
+
+    Attributes:
+        store, rules: As for ``Recorder``.
+        ranks: The number of ranks.
+        steps: The steps of a loop that is not stopped.
+        agree_every: Steps between agreements; 0 for a loop that makes none.
+        timeout_s: ``agree_timeout_s``.
+        first_steps: By rank: the number of its first step.
+        sleeps: By rank and step: seconds before the agreement.
+        suspends: By rank and step: seconds for which the whole process stands still before the agreement.
+        kills: By rank: the step before whose agreement it kills itself.
+        losses: By rank and step: another loss than the number of the step.
+        store_delays_s: Seconds by which rank 0's orders reach the store late, and the answers rank 0.
+        reads_ranks: The metrics that rules read on all ranks.
+        has_callbacks: Whether the loop gives callbacks.
+        reduces: Whether the loop has a collective of its own in every step.
+        forks: Whether the ranks fork a child, before step 3, that calls the parent's recorder.
+    """
+
+    store: str
+    rules: str | None = None
+    ranks: int = 2
+    steps: int = 20
+    agree_every: int = 1
+    timeout_s: float = 10.0
+    first_steps: dict[str, int] = field(default_factory=dict)
+    sleeps: dict[str, dict[str, float]] = field(default_factory=dict)
+    suspends: dict[str, dict[str, float]] = field(default_factory=dict)
+    kills: dict[str, int] = field(default_factory=dict)
+    losses: dict[str, dict[str, float]] = field(default_factory=dict)
+    store_delays_s: tuple[float, float] = (0.0, 0.0)
+    reads_ranks: tuple[str, ...] = ()
+    has_callbacks: bool = False
+    reduces: bool = False
+    forks: bool = False
+
+
+def run(job: Job) -> dict[int, Any]:
+    """Run a job, and return what its ranks have printed, by rank."""
+    process = subprocess.Popen(
+        [sys.executable, __file__, json.dumps(dataclasses.asdict(job))],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        printed, errors = process.communicate(timeout=JOB_S)
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+    results = {line["rank"]: line for line in map(json.loads, printed.splitlines())}
+    assert len(results) == job.ranks - len(job.kills), errors
+    return results
+
+
+class _Messages(logging.Handler):
+    """Keeps warnings."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.lines: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.lines.append(record.getMessage())
+
+
+def _train(job: Job, rank: int) -> dict[str, Any]:
+    """Train on one rank, and return what happened."""
+    import torch
+    import torch.distributed as dist
+
+    sleeps, suspends, losses = (
+        {int(step): value for step, value in given.get(str(rank), {}).items()}
+        for given in (job.sleeps, job.suspends, job.losses)
+    )
+    served: dict[str, list[int]] = {"save": [], "evaluate": [], "stop": []}
+    longest_s, messages, step = 0.0, _Messages(), 0
+    logging.getLogger("steptape").addHandler(messages)
+
+    def serve(name: str) -> Callable[[], None]:
+        return lambda: served[name].append(step)
+
+    callbacks: dict[str, Any] = {f"on_{name}": serve(name) for name in served} if job.has_callbacks else {}
+    rules: Any = job.rules
+    if job.reads_ranks and rank == 0:
+        rules = load_policy(job.rules)
+        object.__setattr__(rules, "reads_ranks", frozenset(job.reads_ranks))
+    with Recorder(job.store, rules=rules, agree_timeout_s=job.timeout_s, quiet=True, **callbacks) as rec:
+        for step in range(job.first_steps.get(str(rank), 1), job.steps + 1):
+            if job.reduces:
+                dist.all_reduce(torch.zeros(1))
+            rec.step(loss=losses.get(step, float(step)), step=step)
+            if job.forks and step == 3 and (child := os.fork()) == 0:
+                os._exit(rec.agree().should_save)
+            if job.forks and step == 3:
+                assert os.waitpid(child, 0)[1] == 0
+            if step in suspends:
+                seconds = suspends[step]
+                subprocess.Popen(["sh", "-c", f"kill -STOP {os.getpid()}; sleep {seconds}; kill -CONT {os.getpid()}"])
+            time.sleep(sleeps.get(step, 0.0) + (step in suspends))
+            if job.kills.get(str(rank)) == step:
+                os.kill(os.getpid(), signal.SIGKILL)
+            if job.agree_every and step % job.agree_every == 0:
+                began = time.monotonic()
+                rec.agree()
+                longest_s = max(longest_s, time.monotonic() - began)
+            if not job.has_callbacks:
+                if rec.control.should_save:
+                    served["save"].append(step)
+                    rec.save("checkpoint", size_bytes=1)
+                if rec.control.should_evaluate:
+                    served["evaluate"].append(step)
+                    rec.evaluate(eval_loss=1.0)
+                if rec.control.should_stop:
+                    served["stop"].append(step)
+            if rec.control.should_stop:
+                break
+    return {"left": step, **served, "longest_s": longest_s, "warnings": messages.lines}
+
+
+def _rank(job: Job, rank: int, port: int) -> None:
+    import torch.distributed as dist
+
+    if rank == 0 and any(job.store_delays_s):
+        port = _late_store(port, *job.store_delays_s)
+    store, timeout = dist.TCPStore("127.0.0.1", port), datetime.timedelta(seconds=GROUP_S)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=job.ranks, timeout=timeout)
+    os.write(1, (json.dumps({"rank": rank, **_train(job, rank)}) + "\n").encode())
+
+
+def _late_store(port: int, request_s: float, answer_s: float) -> int:
+    """Forward connections to the store, orders and their answers late. Return the port to connect to."""
+    listener = socket.create_server(("127.0.0.1", 0))
+
+    def forward(source: socket.socket, target: socket.socket, orders: list[bool], *, is_request: bool) -> None:
+        while data := source.recv(1 << 16):
+            if is_request and b"/steptape" in data:
+                time.sleep(request_s)
+                orders.append(True)
+            elif not is_request and orders:
+                time.sleep(answer_s)
+                orders.clear()
+            target.sendall(data)
+
+    def accept() -> None:
+        while True:
+            near, far, orders = listener.accept()[0], socket.create_connection(("127.0.0.1", port)), list[bool]()
+            for ends, is_request in (((near, far), True), ((far, near), False)):
+                of = {"is_request": is_request}
+                threading.Thread(target=forward, args=(*ends, orders), kwargs=of, daemon=True).start()
+
+    threading.Thread(target=accept, daemon=True).start()
+    return int(listener.getsockname()[1])
+
+
+def _forked(work: Callable[[], None]) -> int:
+    """Do some work in a forked process."""
+    if (pid := os.fork()) == 0:
+        try:
+            work()
+        except BaseException:
+            traceback.print_exc()
+        sys.stderr.flush()
+        os._exit(0)
+    return pid
+
+
+def fork_store() -> tuple[int, int]:
+    """Serve a store in a forked process, since its threads must not be forked. Return its pid and port."""
+    import torch.distributed as dist
+
+    reading, writing = os.pipe()
+
+    def serve() -> None:
+        store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        os.write(writing, str(store.port).encode())
+        signal.pause()
+
+    pid = _forked(serve)
+    os.close(writing)
+    with open(reading) as pipe:
+        port = pipe.read(5)
+    return pid, int(port)
+
+
+def main() -> None:
+    """Fork the ranks, and wait for them."""
+    job = Job(**json.loads(sys.argv[1]))
+    server, port = fork_store()
+    for pid in [_forked(lambda rank=rank: _rank(job, rank, port)) for rank in range(job.ranks)]:
+        os.waitpid(pid, 0)
+    os.kill(server, signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,183 @@
+"""The ranks of a job obey rules at the same step, or not at all, and no rank waits longer than the timeout."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from agreeing import Job, run
+
+from steptape import Recorder, TelemetryError, open_store, verify
+
+RULES = """
+controllers:
+  - {name: third, triggers: [on_step_end], rule: loss == 3, operations: [hfcontrols.should_save]}
+  - {name: sixth, triggers: [on_step_end], rule: loss == 6, operations: [hfcontrols.should_evaluate]}
+  - {name: high, triggers: [on_step_end], rule: loss >= 15, operations: [hfcontrols.should_training_stop]}
+"""
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Job:
+    """A job whose rules ask for a checkpoint at step 3, an evaluation at step 6 and a stop at step 15."""
+    rules = tmp_path / "rules.yaml"
+    rules.write_text(RULES)
+    return Job(str(tmp_path / "runs"), str(rules))
+
+
+def notes(job: Job) -> dict[int, list[dict[str, Any]]]:
+    """Return the ``agreement`` notes of each rank, with the step of the event as ``at``."""
+    (run_of_job,) = open_store(Path(job.store))
+    found: dict[int, list[dict[str, Any]]] = {rank: [] for rank in range(job.ranks)}
+    rows = run_of_job.rows("SELECT rank, step, attrs FROM events WHERE kind = 'agreement' ORDER BY rank, seq")
+    for row in rows:
+        found[row["rank"]].append({"at": row["step"], **json.loads(row["attrs"])})
+    return found
+
+
+def status(job: Job) -> str:
+    """Return how the run of a job ended. Its decisions must be those of a replay."""
+    (run_of_job,) = open_store(Path(job.store))
+    assert verify(run_of_job).identical
+    return run_of_job.status
+
+
+@pytest.mark.parametrize("has_callbacks", [False, True])
+def test_every_rank_obeys_every_order_at_the_same_step(job: Job, *, has_callbacks: bool) -> None:
+    """Each rank records the step at which an order took effect."""
+    job = dataclasses.replace(job, ranks=4, has_callbacks=has_callbacks, reduces=True)
+
+    results = run(job)
+
+    stops = [15] if has_callbacks else results[0]["stop"]
+    expected = {"left": 15, "save": [3], "evaluate": [6], "stop": stops}
+    assert [{key: results[rank][key] for key in expected} for rank in range(4)] == [expected] * 4
+    orders = [(3, "save"), (6, "evaluate"), (15, "stop")]
+    assert notes(job) == {
+        rank: [{"at": at, "orders": [order], "step": at} for at, order in orders] for rank in range(4)
+    }
+    assert status(job) == "stopped"
+
+
+def test_an_order_takes_effect_at_the_next_agreement_on_the_values_of_all_ranks(job: Job) -> None:
+    """Rank 0 appends what it gathers before it decides. A value that is not finite outlasts newer ones."""
+    job = dataclasses.replace(
+        job, agree_every=2, reads_ranks=("loss",), losses={"1": {"5": float("nan")}}, forks=True, steps=16
+    )
+
+    results = run(job)
+
+    assert [(each["save"], each["evaluate"], each["left"]) for each in results.values()] == [([4], [6], 16)] * 2
+    (run_of_job,) = open_store(Path(job.store))
+    gathered = {event.step: event for event in run_of_job.events() if event.kind == "ranks"}
+    assert [*gathered] == [*range(2, 17, 2)]
+    assert {name: value for name, value in gathered[4].metrics.items() if "loss" in name} == {"loss@0": 4, "loss@1": 4}
+    assert str(gathered[6].metrics["loss@1"]) == "nan"
+    assert 0.0 <= gathered[8].metrics["step_time_s@1"] < 10.0
+    assert gathered[8].attrs == {"world_size": 2}
+
+
+def test_a_loop_that_makes_no_agreement_is_warned_and_not_steered(job: Job) -> None:
+    """It cannot hang: no rank leaves the loop before the others."""
+    job = dataclasses.replace(job, agree_every=0, reduces=True)
+
+    results = run(job)
+
+    assert [(each["left"], each["save"], each["stop"]) for each in results.values()] == [(20, [], [])] * 2
+    assert sum("has not called rec.agree()" in line for line in results[0]["warnings"]) == 1
+    assert results[1]["warnings"] == []
+    assert status(job) == "completed"
+
+
+@pytest.mark.parametrize(
+    "late",
+    [
+        {"sleeps": {"0": {"15": 4.0}}},
+        {"sleeps": {"1": {"15": 4.0}}},
+        {"suspends": {"0": {"15": 4.0}}},
+        {"suspends": {"1": {"15": 4.0}}},
+    ],
+    ids=["rank 0 sleeps", "rank 1 sleeps", "rank 0 is suspended", "rank 1 is suspended"],
+)
+def test_no_rank_is_steered_any_more_once_one_came_too_late(job: Job, late: dict[str, Any]) -> None:
+    """The other does not wait longer than the timeout, both train on, and both record it."""
+    job = dataclasses.replace(job, timeout_s=2.0, **late)
+
+    results = run(job)
+
+    assert [(each["left"], each["save"], each["stop"]) for each in results.values()] == [(20, [3], [])] * 2
+    (waiting,) = (rank for rank in (0, 1) if rank not in map(int, [*job.sleeps, *job.suspends]))
+    assert results[waiting]["longest_s"] < job.timeout_s
+    for rank, found in notes(job).items():
+        assert [note for note in found if "off" in note] == [found[-1]]
+        assert found[-1]["at"] == 15
+        (warning,) = [line for line in results[rank]["warnings"] if "agrees with the other ranks no longer" in line]
+        assert found[-1]["off"] in warning
+    assert status(job) == "completed"
+
+
+@pytest.mark.parametrize("delays_s", [(2.7, 0.0), (0.0, 2.7)], ids=["before it commits", "after it has committed"])
+def test_a_rank_gives_up_while_rank_0_commits_a_stop(job: Job, delays_s: tuple[float, float]) -> None:
+    """Rank 1 gives up 2 s after rank 0 has come, whose order takes 2.7 s. Either both ranks stop, or none does."""
+    job = dataclasses.replace(job, timeout_s=12.0, sleeps={"0": {"15": 7.0}}, store_delays_s=delays_s)
+    is_committed = delays_s == (0.0, 2.7)
+
+    results = run(job)
+
+    assert [each["stop"] for each in results.values()] == [[15] if is_committed else []] * 2
+    assert all(each["longest_s"] < job.timeout_s for each in results.values())
+    for found in notes(job).values():
+        assert "off" in found[-1]
+        assert ({"at": 15, "orders": ["stop"], "step": 15} in found) == is_committed
+    assert status(job) == ("stopped" if is_committed else "completed")
+
+
+@pytest.mark.parametrize("killed", [0, 1])
+def test_the_other_ranks_train_on_unsteered_when_one_is_killed(job: Job, killed: int) -> None:
+    """They do not wait for it: its connections are closed."""
+    job = dataclasses.replace(job, ranks=4, kills={str(killed): 15})
+
+    results = run(job)
+
+    assert [(each["left"], each["stop"]) for each in results.values()] == [(20, [])] * 3
+    assert all(each["longest_s"] < job.timeout_s for each in results.values())
+    found = notes(job)
+    assert all("off" in found[rank][-1] for rank in results)
+
+
+def test_ranks_at_different_steps_are_warned_once(job: Job) -> None:
+    """They still obey at the same agreement."""
+    job = dataclasses.replace(job, first_steps={"1": 2})
+
+    results = run(job)
+
+    assert [each["stop"] for _, each in sorted(results.items())] == [[15], [16]]
+    (warning,) = results[1]["warnings"]
+    assert "got 'step 2 on rank 1, step 1 on rank 0'" in warning
+    assert [note for note in notes(job)[1] if "own_step" in note] == [{"at": 2, "step": 1, "own_step": 2}]
+
+
+def test_ranks_without_a_process_group_steer_rank_0_only_and_say_so(
+    job: Job, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """``agree`` returns at once."""
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+
+    with Recorder(job.store, rules=job.rules, run_id="job-1") as rec:
+        assert rec.step(loss=15.0).should_stop
+        assert rec.agree() is rec.control
+
+    assert sum("no process group connects the 2 ranks" in line for line in caplog.messages) == 1
+
+
+@pytest.mark.parametrize("timeout_s", [0, -1.0, float("inf"), float("nan"), "10"])
+def test_a_timeout_that_is_none_is_refused(tmp_path: Path, timeout_s: Any) -> None:
+    """Before anything is written."""
+    with pytest.raises(TelemetryError, match="agree_timeout_s must be a finite number above 0"):
+        Recorder(tmp_path, agree_timeout_s=timeout_s)
+
+    assert not list(tmp_path.iterdir())
