@@ -24,7 +24,8 @@ LOOP = """
     dist.init_process_group("gloo")
     with Recorder(store, rules=rules, resume=resume) as rec:
         for step in range(20):
-            control = rec.step(loss=float(step) + 100 * dist.get_rank(), samples=[1.0, 2.0])
+            rec.step(loss=float(step) + 100 * dist.get_rank(), samples=[1.0, 2.0])
+            control = rec.agree()
             if step == 9:
                 rec.save("checkpoint", size_bytes=1)
         print(dist.get_rank(), rec.run_id, control.should_stop)
@@ -61,7 +62,7 @@ def free_port() -> int:
 
 
 def test_the_ranks_of_a_job_write_one_run_side_by_side_and_resume_it_together(tmp_path: Path) -> None:
-    """Rank 0 decides; views merge all ranks by (step, rank)."""
+    """Rank 0 decides for all of them; views merge all ranks by (step, rank)."""
     rules = tmp_path / "rules.yaml"
     rules.write_text(RULES)
     store = tmp_path / "runs"
@@ -71,7 +72,7 @@ def test_the_ranks_of_a_job_write_one_run_side_by_side_and_resume_it_together(tm
     first = run.rows("SELECT step, rank, loss FROM steps WHERE step IN (1, 20) ORDER BY step, rank")
     again = run_job(store, rules, 3, free_port(), resume=run.run_id)
 
-    assert [line.split() for line in printed] == [[str(rank), run.run_id, str(rank == 0)] for rank in range(3)]
+    assert [line.split() for line in printed] == [[str(rank), run.run_id, "True"] for rank in range(3)]
     assert [(row["step"], row["rank"], row["loss"]) for row in first] == [
         (step, rank, float(step - 1 + 100 * rank)) for step in (1, 20) for rank in range(3)
     ]

@@ -252,8 +252,8 @@ def test_the_report_counts_the_runs_in_which_the_policy_could_fire_first(report:
 
     assert said.startswith("The policy could fire in 10 of 24 runs. It would have stopped 8 of these. ")
     assert (
-        "In all 8 of them, by a median of 6 later evaluations, training on would not have given a model more than 1% "
-        "better (regret 0). These save 23% of a run's steps on average, stopped or not." in said
+        "In all 8 of them, by a median of 6 later evaluations of eval_loss, training on would not have given a model "
+        "more than 1% better (regret 0). These save 23% of a run's steps on average, stopped or not." in said
     )
     assert lines[-len(paragraphs) :] == paragraphs
     assert "6 runs, such as no-eval-0: could not fire: no 'eval_loss' of evaluate events." in lines

@@ -373,10 +373,10 @@ def test_the_verdict_has_the_runs_outside_a_large_family(policy: Policy, record:
         "The policy could fire in all 10 runs.",
         "8 of 10 runs are one family (group 'one'). They are not independent: count them as one case. "
         "--family KEY tells families otherwise.",
-        "In these 8 runs it would have stopped 8. In all 8 of them, by a median of 3 later evaluations, "
+        "In these 8 runs it would have stopped 8. In all 8 of them, by a median of 3 later evaluations of eval_loss, "
         f"training on would not have given a model more than 1% better (regret 0). These save {saved}",
-        "In the other 2 runs it would have stopped 2. In both of them, by a median of 3 later evaluations, "
-        "training on would have given a model more than 1% better: "
+        "In the other 2 runs it would have stopped 2. In both of them, by a median of 3 later evaluations "
+        "of eval_loss, training on would have given a model more than 1% better: "
         f"worst regret 533.33% (eval_loss 1.9 instead of 0.3 in other-0). These save {saved}",
     ]
     assert [(part["value"], part["runs"]) for part in total["by_family"]] == [("one", 8), ("g0", 1), ("g1", 1)]
@@ -402,8 +402,8 @@ def test_the_verdict_tells_savings_that_cost_nothing_from_those_that_cost_or_can
     stops = total["stops_by_cost"]
 
     assert verdict(report, total) == [
-        "The policy would have stopped each of the 5 runs. In 1 of them, by 3 later evaluations, training on would not "
-        "have given a model more than 1% better (regret 0). "
+        "The policy would have stopped each of the 5 runs. In 1 of them, by 3 later evaluations of eval_loss, training "
+        "on would not have given a model more than 1% better (regret 0). "
         "This saves 12% of a run's steps on average, stopped or not.",
         "In 1 of them it would: regret 533.33% (eval_loss 1.9 instead of 0.3 in dear). This saves another 12%.",
         "2 of them cannot be judged (1 unfinished or ended early, 1 with fewer than 5 evaluations). "

@@ -61,6 +61,7 @@ def _kind(stops: Sequence[Judged], known: int) -> dict[str, Any]:
         "share_saved": sum(shares) / known if known else None,
         "seconds_saved": sum(sorted(seconds)) if seconds else None,
         "later_evaluations": statistics.median(one.evaluations_after for *_, one in judged) if judged else None,
+        "metrics": sorted({one.objective.metric for *_, one in judged if one.objective is not None}),
         "regret": statistics.median(regret for regret, *_ in judged) if judged else None,
         "worst": _worst(*max(judged, key=lambda one: one[:2])) if judged else None,
         "reasons": dict(sorted(unjudged.items(), key=lambda one: (-one[1], one[0]))),

@@ -183,7 +183,9 @@ def _much(found: Mapping[str, Any], which: str, is_first: bool) -> str:
 def _judged(found: Mapping[str, Any], which: str) -> str:
     """Say in which runs, and by how much of the record, a stop is judged."""
     median = "" if found["stopped"] == 1 else "a median of "
-    return f"In {which}, by {median}{counted(found['later_evaluations'], 'later evaluation', 'g')}, training on"
+    by = counted(found["later_evaluations"], "later evaluation", "g")
+    of = f" of {found['metrics'][0]}" if len(found["metrics"]) == 1 else ""
+    return f"In {which}, by {median}{by}{of}, training on"
 
 
 def _unjudged(found: Mapping[str, Any], which: str, is_first: bool) -> str:
