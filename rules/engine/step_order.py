@@ -20,7 +20,7 @@ from .event_fold import EventFold
 from .waiting_groups import Held, WaitingGroups
 
 #: Kinds of events before which a recorder does not bring all awaited values.
-_MAY_COME_BETWEEN: Final = frozenset(("step_end", "log"))
+_MAY_COME_BETWEEN: Final = frozenset(("step_end", "log", "ranks"))
 
 #: Events that may wait. A value that has not arrived by then counts as lost. Far above the lag of any loop; it bounds
 #: the memory where a copy has failed and no later value is awaited.

@@ -102,7 +102,12 @@ def _shared(controller: Controller) -> Iterable[tuple[str, str]]:
         yield "cooldown", controller.cooldown.name
     for rule in controller.bound_rules:
         yield from (("metric", name) for name in rule.metrics)
-        for key in rule.series:
+        if rule.ranks:
+            # Like a metric, the values of all ranks take only complete events. No metric has this name.
+            yield "metric", ""
+        # A rule waits for values of its own rank, not for those of its rank that come with the values of others.
+        read = {reference.key for reference in rule.references.values() if isinstance(reference, ref.SeriesReference)}
+        for key in (key for key in rule.series if key in read or key.name not in rule.ranks):
             yield ("derived" if key.is_derived else "series"), key.name
             if key.name in ref.ALSO_CALLED:
                 yield "series", ref.ALSO_CALLED[key.name]

@@ -1,0 +1,125 @@
+"""Holds the newest values of all ranks, as rules read them.
+
+Takes ``ranks`` events, which rank 0 writes when it has gathered values; returns numbers. A rank keeps its newest value
+until it brings another.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from typing import Final
+
+from ...store.events import RANKS, STEP_TIME, Event
+from .reductions import greatest, least
+from .undefined import Undefined
+
+_NS_PER_S: Final = 1e9
+
+
+def rank_metric(name: str, rank: int) -> str:
+    """Return the metric of a ``ranks`` event that holds the value of a metric on one rank."""
+    return f"{name}@{rank}"
+
+
+class RankValues:
+    """The newest values of some metrics on all ranks.
+
+    Attributes:
+        name: Empty: it is no controller metric, but takes events like one.
+    """
+
+    def __init__(self, names: Iterable[str]) -> None:
+        self.name = ""
+        self._values: dict[str, dict[int, float]] = {name: {} for name in names}
+
+    def take(self, event: Event) -> tuple[()]:
+        """Take the values of a ``ranks`` event; return nothing to report."""
+        for label, value in event.metrics.items():
+            name, _, rank = label.rpartition("@")
+            if name in self._values and rank.isdecimal():
+                self._values[name][int(rank)] = value
+        size = event.attrs.get("world_size")
+        if isinstance(size, int):
+            for values in self._values.values():
+                for gone in [rank for rank in values if rank >= size]:
+                    del values[gone]
+        return ()
+
+    def value(self, name: str, rank: int) -> float:
+        """Return the newest value on a rank.
+
+        Raises:
+            KeyError: There is none; rules take it for undefined.
+        """
+        return self._values[name][rank]
+
+    def any(self, holds: Callable[[int], object]) -> bool:
+        """Return whether a condition of the rank is true on any rank, asked in order of ranks.
+
+        Raises:
+            Undefined: It is defined on no rank.
+        """
+        is_defined = False
+        for rank in sorted(set[int]().union(*self._values.values())):
+            try:
+                if holds(rank):
+                    return True
+            except LookupError:
+                continue
+            is_defined = True
+        if not is_defined:
+            raise Undefined("no rank has these values")
+        return False
+
+    def max(self, name: str) -> float:
+        """Return the greatest value on any rank; NaN if any is NaN. Undefined without any."""
+        return greatest(self._known(name))
+
+    def min(self, name: str) -> float:
+        """Return the smallest value on any rank; NaN if any is NaN. Undefined without any."""
+        return least(self._known(name))
+
+    def spread(self, name: str) -> float:
+        """Return the difference of the greatest and the smallest value. Undefined without any."""
+        return self.max(name) - self.min(name)
+
+    def _known(self, name: str) -> list[float]:
+        values = self._values[name]
+        if not values:
+            raise Undefined("no rank has this value")
+        return [values[rank] for rank in sorted(values)]
+
+
+class OwnValues:
+    """Makes up what an agreement gathers of one rank: its newest values since the one before, and the time of a step.
+
+    A value that is not finite is not replaced by a finite one, as in an agreement.
+    """
+
+    def __init__(self, names: Iterable[str]) -> None:
+        self._names = tuple(names)
+        self._values: dict[str, float] = {}
+        self._place = (0, 0)
+
+    def take(self, event: Event) -> Mapping[str, float]:
+        """Take an event of the rank; return what an agreement after it would gather, at a finished update only."""
+        for name in self._names:
+            value = event.metrics.get(name)
+            if value is not None and math.isfinite(self._values.get(name, 0.0)):
+                self._values[name] = value
+        if event.kind != "step_end" or event.is_late:
+            return {}
+        values, self._values = self._values, {}
+        if STEP_TIME in self._names:
+            attempt, before_ns = self._place
+            before_ns = before_ns if attempt == event.attempt else 0
+            values.setdefault(STEP_TIME, (event.elapsed_ns - before_ns) / _NS_PER_S)
+            self._place = event.attempt, event.elapsed_ns
+        return values
+
+
+def made_up(event: Event, by_rank: Mapping[int, Mapping[str, float]]) -> Event:
+    """Return the ``ranks`` event that rank 0 would have written after its update, had it gathered these values."""
+    values = {rank_metric(name, rank): value for rank, own in by_rank.items() for name, value in own.items()}
+    return event._replace(kind=RANKS, metrics=values, attrs={"made_up": True}, samples=None)
