@@ -28,8 +28,7 @@ from ...store.reading.snapshot import Snapshot
 from ...store.run import Run
 from ...store.run_info import RunInfo
 from ..runs.appearances import StreamAppearances, nan_filtered_in
-from ..runs.event_stream import event_stream
-from ..runs.gathered_ranks import events_for
+from ..runs.event_stream import event_stream, events_for
 from ..runs.replaying import LabelledOutcome, replay_events
 
 _INIT: Final = "on_init_end"

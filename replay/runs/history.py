@@ -17,8 +17,7 @@ from ...store.reading.snapshot import Snapshot
 from ...store.reading.timeline import deciding_stream
 from ...store.run_info import Attempt
 from .curves import Curve, curves_of
-from .event_stream import EventStream
-from .gathered_ranks import other_ranks, with_gathered
+from .event_stream import EventStream, other_ranks, with_gathered
 from .objective import Evaluation, Objective
 from .renaming import Renames, renamed_events, renames_in
 

@@ -9,18 +9,18 @@ from typing import Any, Final
 
 from ...rules.engine.decisions import Decision, Outcome, RuleError
 from ...rules.engine.engine import Engine
+from ...rules.engine.own_values import MADE_UP
 from ...rules.policy_file.operations import Effect
 from ...rules.policy_file.policy import Policy
 from ...store.event_json import encoded
-from ...store.events import BEFORE_STREAM, CUSTOM, INIT_END, Event
+from ...store.events import BEFORE_STREAM, CUSTOM, INIT_END, RANKS, Event
 from ...store.garbage import collection_paused
 from ...store.lineage import DECIDING_RANK
 from ...store.plan import Plan
 from ...store.reading.snapshot import Snapshot
 from ...store.run import Run
 from .appearances import StreamAppearances
-from .event_stream import EventStream, event_stream
-from .gathered_ranks import controllers_on_made_up, events_for, with_gathered
+from .event_stream import EventStream, event_stream, events_for, with_gathered
 from .saves import Saves
 from .thinning import counting_controllers, step_interval
 from .validity import Validity, ValidityLabeler, with_those_that_ask
@@ -220,7 +220,7 @@ def replay_stream(
     engine = Engine(policy, plan)
     interval = step_interval(stream)
     counting = counting_controllers(policy, StreamAppearances(stream, plan)) if interval > 1 else frozenset[str]()
-    on_made_up = controllers_on_made_up(policy, stream)
+    on_made_up = _controllers_on_made_up(policy, stream)
     judge = ValidityLabeler(
         policy, engine, stream, saves, with_those_that_ask(policy.controllers, counting | on_made_up)
     )
@@ -246,6 +246,14 @@ def replay_stream(
         judge.saves_differ_from(),
         on_made_up,
     )
+
+
+def _controllers_on_made_up(policy: Policy, stream: EventStream) -> frozenset[str]:
+    """Return the names of the controllers that read values of all ranks which were made up."""
+    first = next((event for _, event in stream.of_kind(RANKS)), None)
+    if first is None or not first.attrs.get(MADE_UP):
+        return frozenset()
+    return frozenset(controller.name for controller in policy.controllers if controller.ranks)
 
 
 def observed_in(

@@ -23,7 +23,6 @@ from .appearances import StreamAppearances, nan_filtered_in
 from .detection import Alarm, Detection, detect
 from .event_stream import EventStream, event_stream
 from .families import UNKNOWN_FAMILY, Family, family_of
-from .gathered_ranks import MADE_UP_NOTE
 from .history import (
     NOTHING_ROLLED_BACK,
     UPDATES,
@@ -454,7 +453,7 @@ def _notes(
     if replayed.counting:
         yield thinning_note(replayed.step_interval)
     if replayed.on_made_up_ranks:
-        yield MADE_UP_NOTE
+        yield "it gathered no values of all ranks: rules read what each rank had logged by the end of the step"
     ends = [end for end, unable in zip(facts.early_ends, facts.unable, strict=True) if end is not None and not unable]
     yield from (early_end_note(*end, facts.history.steps) for end in dict.fromkeys(ends))
     for name, count in replayed.error_counts.items():

@@ -12,11 +12,11 @@ from ..language.bound_rule import Need
 from ..language.context import Clock, Past, RunContext
 from ..language.folds import make_fold
 from ..language.operators import Budget
-from ..language.ranks import RankValues
 from ..language.references import SeriesKey
 from ..language.undefined import UNAVAILABLE
 from .compilation import CONSTANT_NAMES, RANKS
 from .names import Names
+from .ranks import RankValues
 from .series import Series
 from .window_reading import window_reader
 

@@ -11,12 +11,12 @@ from typing import Final
 
 from ...store.events import AWAITED, BEFORE_STREAM, INIT_END, Event, is_loop_kind
 from ...store.plan import Plan
-from ..language.ranks import OwnValues, made_up
 from ..policy_file.policy import Policy
 from ..semantics import FIRST_IN_STEP_ORDER
 from .arrival_order import ArrivalOrder
 from .decisions import Outcome
 from .event_fold import EventFold
+from .own_values import OwnValues, made_up
 from .step_order import StepOrder
 
 _NOTHING: Final[tuple[Outcome, ...]] = ()
@@ -55,7 +55,7 @@ class Engine:
         if self._own is None:
             return self._observe(event)
         values, outcomes = self._own.take(event), self._observe(event)
-        return [*outcomes, *self._observe(made_up(event, {event.rank: values}))] if values else outcomes
+        return outcomes if values is None else [*outcomes, *self._observe(made_up(event, {event.rank: values}))]
 
     def _observe(self, event: Event) -> Sequence[Outcome]:
         if ((event.attrs and AWAITED in event.attrs) or self._late.backlog) and is_loop_kind(event.kind):

@@ -96,7 +96,7 @@ class StepOrder:
         if self.backlog and self.backlog[0].event.attempt != event.attempt:
             self._abandon()
         outcomes = self._give_up(event)
-        is_incomplete = bool(awaited) and (self._fold.has_metrics or bool(self._groups.held(awaited).controllers))
+        is_incomplete = bool(awaited) and (self._fold.has_metrics or self._groups.are_awaited(awaited))
         if self.backlog or is_incomplete:
             return [*outcomes, *self._begin(event, awaited, is_incomplete=is_incomplete)]
         made = self._fold.observe(event)

@@ -57,10 +57,14 @@ class WaitingGroups:
         self._readable = frozenset[str]().union(*(group.awaits for group in self._groups))
         self._held: dict[frozenset[str], Held] = {}
 
+    def are_awaited(self, names: frozenset[str]) -> bool:
+        """Whether a group waits for one of these values."""
+        return not names.isdisjoint(self._readable)
+
     def held(self, awaited: frozenset[str]) -> Held:
         """Return the part that waits while events with these awaited values are incomplete.
 
-        A group that reads a controller metric always waits, because metrics take only complete events.
+        A group that reads a controller metric, or all ranks, always waits, because these take only complete events.
         """
         names = awaited & self._readable
         held = self._held.get(names)

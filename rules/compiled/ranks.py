@@ -6,20 +6,11 @@ until it brings another.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable, Mapping
-from typing import Final
+from collections.abc import Callable, Iterable
 
-from ...store.events import RANKS, STEP_TIME, Event
-from .reductions import greatest, least
-from .undefined import Undefined
-
-_NS_PER_S: Final = 1e9
-
-
-def rank_metric(name: str, rank: int) -> str:
-    """Return the metric of a ``ranks`` event that holds the value of a metric on one rank."""
-    return f"{name}@{rank}"
+from ...store.events import Event
+from ..language.reductions import greatest, least
+from ..language.undefined import Undefined
 
 
 class RankValues:
@@ -89,37 +80,3 @@ class RankValues:
         if not values:
             raise Undefined("no rank has this value")
         return [values[rank] for rank in sorted(values)]
-
-
-class OwnValues:
-    """Makes up what an agreement gathers of one rank: its newest values since the one before, and the time of a step.
-
-    A value that is not finite is not replaced by a finite one, as in an agreement.
-    """
-
-    def __init__(self, names: Iterable[str]) -> None:
-        self._names = tuple(names)
-        self._values: dict[str, float] = {}
-        self._place = (0, 0)
-
-    def take(self, event: Event) -> Mapping[str, float]:
-        """Take an event of the rank; return what an agreement after it would gather, at a finished update only."""
-        for name in self._names:
-            value = event.metrics.get(name)
-            if value is not None and math.isfinite(self._values.get(name, 0.0)):
-                self._values[name] = value
-        if event.kind != "step_end" or event.is_late:
-            return {}
-        values, self._values = self._values, {}
-        if STEP_TIME in self._names:
-            attempt, before_ns = self._place
-            before_ns = before_ns if attempt == event.attempt else 0
-            values.setdefault(STEP_TIME, (event.elapsed_ns - before_ns) / _NS_PER_S)
-            self._place = event.attempt, event.elapsed_ns
-        return values
-
-
-def made_up(event: Event, by_rank: Mapping[int, Mapping[str, float]]) -> Event:
-    """Return the ``ranks`` event that rank 0 would have written after its update, had it gathered these values."""
-    values = {rank_metric(name, rank): value for rank, own in by_rank.items() for name, value in own.items()}
-    return event._replace(kind=RANKS, metrics=values, attrs={"made_up": True}, samples=None)
