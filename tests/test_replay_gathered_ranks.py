@@ -59,6 +59,7 @@ def test_a_log_without_it_is_judged_by_the_logs_of_all_ranks(store_record: Recor
     run = open_run(store_record(events))
 
     made = replay(policy(), run if is_run else events).decisions
+    indices = [judged.event_index for judged in made]
     (result,) = backtest(policy(), [run]).results
     swept = sweep(policy(), {"limit": [4.0, 6.0]}, [run])
 
@@ -66,6 +67,7 @@ def test_a_log_without_it_is_judged_by_the_logs_of_all_ranks(store_record: Recor
         ("own", 3, "exact"),
         ("apart", 3, "approximate"),
     ]
+    assert indices == [2, 2]
     assert result.stop is not None
     assert any("it gathered no values of all ranks" in note for note in result.notes)
     assert swept.totals["stopped"].tolist() == [1, 0]

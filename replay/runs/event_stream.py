@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import accumulate, pairwise
+from types import MappingProxyType
 
-from ...rules.engine.own_values import OwnValues, made_up
+from ...rules.engine.own_values import MADE_UP, OwnValues, made_up
 from ...rules.policy_file.policy import Policy
 from ...store.events import PLAN, RANKS, RULE_KINDS, Event
 from ...store.lineage import DECIDING_RANK
@@ -29,16 +30,23 @@ class EventStream:
     Args:
         facts: All events except the outcomes of recorded rules. An event's index is its position among these.
         recorded: The outcomes of recorded rules, in order.
+        gathered: The ``ranks`` events that were made up, by the index of the fact that each follows. They are no facts.
 
     Attributes:
-        facts, recorded: As given.
+        facts, recorded, gathered: As given.
         kinds: Kind of each fact.
         with_attrs: Indices of the facts that have attributes.
     """
 
-    def __init__(self, facts: EventRows | EventList, recorded: Sequence[Event]) -> None:
+    def __init__(
+        self,
+        facts: EventRows | EventList,
+        recorded: Sequence[Event],
+        gathered: Mapping[int, Event] = MappingProxyType({}),
+    ) -> None:
         self.facts = facts
         self.recorded = recorded
+        self.gathered = gathered
         self.kinds: Sequence[str] = facts.column("kind")
         self.with_attrs = frozenset(facts.rows_with_attrs)
 
@@ -114,11 +122,21 @@ def newest_plan(plan: Plan, stream: EventStream) -> Plan:
 
 
 def event_stream(events: Sequence[Event]) -> EventStream:
-    """Return a stream of events, with facts and rule outcomes separated."""
-    facts = with_columns(events)
+    """Return a stream of events, with facts, rule outcomes and what was made up separated."""
+    facts, gathered = with_columns(events), dict[int, Event]()
+    if RANKS in facts.column("kind") and any(map(_is_made_up, events)):
+        known = [event for event in events if event.kind not in RULE_KINDS]
+        for place, event in enumerate(known):
+            if _is_made_up(event):
+                gathered[place - len(gathered) - 1] = event
+        facts = with_columns([event for event in events if not _is_made_up(event)])
     if set(RULE_KINDS).isdisjoint(facts.column("kind")):
-        return EventStream(facts, ())
-    return EventStream(facts.of_kinds(RULE_KINDS, others=True), facts.of_kinds(RULE_KINDS))
+        return EventStream(facts, (), gathered)
+    return EventStream(facts.of_kinds(RULE_KINDS, others=True), facts.of_kinds(RULE_KINDS), gathered)
+
+
+def _is_made_up(event: Event) -> bool:
+    return event.kind == RANKS and MADE_UP in event.attrs
 
 
 def with_gathered(events: Sequence[Event], others: Others, names: Collection[str], plan: Plan) -> Sequence[Event]:

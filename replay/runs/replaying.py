@@ -9,11 +9,10 @@ from typing import Any, Final
 
 from ...rules.engine.decisions import Decision, Outcome, RuleError
 from ...rules.engine.engine import Engine
-from ...rules.engine.own_values import MADE_UP
 from ...rules.policy_file.operations import Effect
 from ...rules.policy_file.policy import Policy
 from ...store.event_json import encoded
-from ...store.events import BEFORE_STREAM, CUSTOM, INIT_END, RANKS, Event
+from ...store.events import BEFORE_STREAM, CUSTOM, INIT_END, Event
 from ...store.garbage import collection_paused
 from ...store.lineage import DECIDING_RANK
 from ...store.plan import Plan
@@ -250,16 +249,13 @@ def replay_stream(
 
 def _controllers_on_made_up(policy: Policy, stream: EventStream) -> frozenset[str]:
     """Return the names of the controllers that read values of all ranks which were made up."""
-    first = next((event for _, event in stream.of_kind(RANKS)), None)
-    if first is None or not first.attrs.get(MADE_UP):
-        return frozenset()
-    return frozenset(controller.name for controller in policy.controllers if controller.ranks)
+    return frozenset(controller.name for controller in policy.controllers if controller.ranks and stream.gathered)
 
 
 def observed_in(
     engine: Engine, stream: EventStream, *, everything: bool = False
 ) -> Iterator[tuple[int, Event, Sequence[Outcome]]]:
-    """Yield the facts of a stream with their index and the engine's outcomes at each.
+    """Yield the facts of a stream with their index and the engine's outcomes at each, and at what was made up after it.
 
     Args:
         engine: The engine that observes the facts.
@@ -267,7 +263,7 @@ def observed_in(
         everything: Whether to yield also facts that change no state and cause no outcome.
     """
     idle, with_attrs = (frozenset() if everything else engine.idle_kinds), stream.with_attrs
-    observe, facts = engine.observe, stream.facts
+    observe, facts, gathered = engine.observe, stream.facts, stream.gathered
     most_are_idle = not everything
     for start, end in itertools.pairwise([0, *range(_FIRST_STRETCH, len(stream.kinds), _STRETCH), len(stream.kinds)]):
         kinds = stream.kinds[start:end]
@@ -279,7 +275,10 @@ def observed_in(
                 passed += 1
                 continue
             event = made[index - start] if made else facts[index]
-            yield index, event, observe(event)
+            observed = observe(event)
+            if index in gathered:
+                observed = [*observed, *observe(gathered[index])]
+            yield index, event, observed
         most_are_idle = 2 * passed > len(kinds)
 
 
