@@ -81,7 +81,7 @@ def open_run(
         raise
     if rank.has_group:
         if opening.engine is not None:
-            names = sorted(getattr(opening.engine.policy, "reads_ranks", ()))
+            names = sorted(opening.engine.policy.reads_ranks)
             opening = opening._replace(read_on_all_ranks=tuple(names))
         rank.agree(_for_other_ranks(opening))
     return opening

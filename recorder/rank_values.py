@@ -5,11 +5,8 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Final
 
-from ..store.events import LATE_FOR, Event
-
-STEP_TIME: Final = "step_time_s"
+from ..store.events import LATE_FOR, STEP_TIME, Event
 
 
 class RankValues:

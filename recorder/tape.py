@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from .steering import Steering
 
 #: Kinds whose device values may be recorded late. Events of other kinds are rare, so recording waits for their values.
-_MAY_BE_LATE: Final = ("step_end", "log")
+_MAY_BE_LATE: Final = ("step_end", "log", "ranks")
 
 #: The seq, names and values of an event.
 Latest: TypeAlias = tuple[int, tuple[str, ...], Sequence[float]]

@@ -70,6 +70,10 @@ KINDS: Final = frozenset((*LOOP_KINDS, *NOTE_KINDS, *RULE_KINDS))
 #: How the kinds begin that a loop names itself; they are loop kinds.
 CUSTOM: Final = "custom:"
 
+#: The kind of the events in which rank 0 keeps what it gathered of all ranks, and the step's time on each.
+RANKS: Final = "ranks"
+STEP_TIME: Final = "step_time_s"
+
 #: What the loop learned late about its plan: ``Plan.updated`` takes the attributes.
 PLAN: Final = "plan"
 

@@ -22,7 +22,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from steptape import Recorder, load_policy
+from steptape import Recorder
 
 #: The loop's own collectives give up after this many seconds.
 GROUP_S = 20.0
@@ -47,7 +47,6 @@ class Job:
         kills: By rank: the step before whose agreement it kills itself.
         losses: By rank and step: another loss than the number of the step.
         store_delays_s: Seconds by which rank 0's orders reach the store late, and the answers rank 0.
-        reads_ranks: The metrics that rules read on all ranks.
         has_callbacks: Whether the loop gives callbacks.
         reduces: Whether the loop has a collective of its own in every step.
         forks: Whether the ranks fork a child, before step 3, that calls the parent's recorder.
@@ -65,7 +64,6 @@ class Job:
     kills: dict[str, int] = field(default_factory=dict)
     losses: dict[str, dict[str, float]] = field(default_factory=dict)
     store_delays_s: tuple[float, float] = (0.0, 0.0)
-    reads_ranks: tuple[str, ...] = ()
     has_callbacks: bool = False
     reduces: bool = False
     forks: bool = False
@@ -118,11 +116,7 @@ def _train(job: Job, rank: int) -> dict[str, Any]:
         return lambda: served[name].append(step)
 
     callbacks: dict[str, Any] = {f"on_{name}": serve(name) for name in served} if job.has_callbacks else {}
-    rules: Any = job.rules
-    if job.reads_ranks and rank == 0:
-        rules = load_policy(job.rules)
-        object.__setattr__(rules, "reads_ranks", frozenset(job.reads_ranks))
-    with Recorder(job.store, rules=rules, agree_timeout_s=job.timeout_s, quiet=True, **callbacks) as rec:
+    with Recorder(job.store, rules=job.rules, agree_timeout_s=job.timeout_s, quiet=True, **callbacks) as rec:
         for step in range(job.first_steps.get(str(rank), 1), job.steps + 1):
             if job.reduces:
                 dist.all_reduce(torch.zeros(1))

@@ -145,6 +145,7 @@ PUBLIC: dict[str, set[str]] = {
         "engine/engine",
         "engine/gates",
         "engine/missing_series",
+        "engine/own_values",
         "engine/resuming",
         "errors",
         "excerpts",

@@ -64,9 +64,11 @@ def test_every_rank_obeys_every_order_at_the_same_step(job: Job, *, has_callback
 
 def test_an_order_takes_effect_at_the_next_agreement_on_the_values_of_all_ranks(job: Job) -> None:
     """Rank 0 appends what it gathers before it decides. A value that is not finite outlasts newer ones."""
-    job = dataclasses.replace(
-        job, agree_every=2, reads_ranks=("loss",), losses={"1": {"5": float("nan")}}, forks=True, steps=16
-    )
+    any_nan = "  - {name: nan, triggers: [on_step_end], rule: any_rank(isnan(loss)), operations: []}\n"
+    apart = "  - {name: apart, triggers: [on_step_end], rule: spread(loss) > 5, operations: [hfcontrols.should_log]}\n"
+    Path(str(job.rules)).write_text(RULES + any_nan + apart)
+    losses = {"1": {"5": float("nan"), "9": 19.0, "10": 19.0}}
+    job = dataclasses.replace(job, agree_every=2, losses=losses, forks=True, steps=16)
 
     results = run(job)
 
@@ -78,6 +80,11 @@ def test_an_order_takes_effect_at_the_next_agreement_on_the_values_of_all_ranks(
     assert str(gathered[6].metrics["loss@1"]) == "nan"
     assert 0.0 <= gathered[8].metrics["step_time_s@1"] < 10.0
     assert gathered[8].attrs == {"world_size": 2}
+    made = [
+        (row["controller"], row["step"]) for row in run_of_job.decisions().to_pylist() if row["controller"] != "high"
+    ]
+    assert made == [("third", 3), ("sixth", 6), ("nan", 6), ("apart", 10)]
+    assert status(job) == "stopped"
 
 
 def test_a_loop_that_makes_no_agreement_is_warned_and_not_steered(job: Job) -> None:

@@ -160,7 +160,9 @@ class _Conducts:
         return observer.conduct(), len(stream.kinds)
 
     def _events(self, snapshot: Snapshot) -> Sequence[Event]:
-        return read_lineage(snapshot, samples=self.policy.reads_samples, renames=self.renames)[0]
+        return read_lineage(
+            snapshot, samples=self.policy.reads_samples, renames=self.renames, ranks=self.policy.reads_ranks
+        )[0]
 
 
 def _coverage(text: str, controller: int, number: int, seen: Counter[str], runs: int) -> ClauseCoverage:

@@ -25,11 +25,10 @@ from ...rules.late_events import awaited_names
 from ...rules.policy_file.policy import Policy
 from ...store.events import SAMPLES, Event, is_loop_kind
 from ...store.reading.snapshot import Snapshot
-from ...store.reading.timeline import deciding_stream
 from ...store.run import Run
 from ...store.run_info import RunInfo
 from ..runs.appearances import StreamAppearances, nan_filtered_in
-from ..runs.event_stream import event_stream
+from ..runs.event_stream import event_stream, events_for
 from ..runs.replaying import LabelledOutcome, replay_events
 
 _INIT: Final = "on_init_end"
@@ -160,7 +159,7 @@ def _reach(policy: Policy, unable: Sequence[tuple[str, ...]]) -> FiringReach:
 
 def _contents(snapshot: Snapshot, policy: Policy) -> tuple[RunInfo, Sequence[Event], tuple[str, ...]]:
     """Return the run's ``run.json``, the deciding rank's effective events, and the metrics without NaN."""
-    return snapshot.info, deciding_stream(snapshot, samples=policy.reads_samples), nan_filtered_in(snapshot)
+    return snapshot.info, events_for(policy, snapshot), nan_filtered_in(snapshot)
 
 
 def _longest(facts: Sequence[Recorded], key: SeriesKey) -> int:

@@ -6,13 +6,22 @@ of a table.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import accumulate, pairwise
+from types import MappingProxyType
 
-from ...store.events import PLAN, RULE_KINDS, Event
+from ...rules.engine.own_values import MADE_UP, OwnValues, made_up
+from ...rules.policy_file.policy import Policy
+from ...store.events import PLAN, RANKS, RULE_KINDS, Event
+from ...store.lineage import DECIDING_RANK
 from ...store.parquet.rows import EventList, EventRows, with_columns
 from ...store.plan import Plan
+from ...store.reading.snapshot import Snapshot
+from ...store.reading.timeline import deciding_stream, events_along, ranks_of
+
+#: The events of each other rank.
+Others = Callable[[], Mapping[int, Iterable[Event]]]
 
 
 class EventStream:
@@ -21,16 +30,23 @@ class EventStream:
     Args:
         facts: All events except the outcomes of recorded rules. An event's index is its position among these.
         recorded: The outcomes of recorded rules, in order.
+        gathered: The ``ranks`` events that were made up, by the index of the fact that each follows. They are no facts.
 
     Attributes:
-        facts, recorded: As given.
+        facts, recorded, gathered: As given.
         kinds: Kind of each fact.
         with_attrs: Indices of the facts that have attributes.
     """
 
-    def __init__(self, facts: EventRows | EventList, recorded: Sequence[Event]) -> None:
+    def __init__(
+        self,
+        facts: EventRows | EventList,
+        recorded: Sequence[Event],
+        gathered: Mapping[int, Event] = MappingProxyType({}),
+    ) -> None:
         self.facts = facts
         self.recorded = recorded
+        self.gathered = gathered
         self.kinds: Sequence[str] = facts.column("kind")
         self.with_attrs = frozenset(facts.rows_with_attrs)
 
@@ -106,8 +122,64 @@ def newest_plan(plan: Plan, stream: EventStream) -> Plan:
 
 
 def event_stream(events: Sequence[Event]) -> EventStream:
-    """Return a stream of events, with facts and rule outcomes separated."""
-    facts = with_columns(events)
+    """Return a stream of events, with facts, rule outcomes and what was made up separated."""
+    facts, gathered = with_columns(events), dict[int, Event]()
+    if RANKS in facts.column("kind") and any(map(_is_made_up, events)):
+        known = [event for event in events if event.kind not in RULE_KINDS]
+        for place, event in enumerate(known):
+            if _is_made_up(event):
+                gathered[place - len(gathered) - 1] = event
+        facts = with_columns([event for event in events if not _is_made_up(event)])
     if set(RULE_KINDS).isdisjoint(facts.column("kind")):
-        return EventStream(facts, ())
-    return EventStream(facts.of_kinds(RULE_KINDS, others=True), facts.of_kinds(RULE_KINDS))
+        return EventStream(facts, (), gathered)
+    return EventStream(facts.of_kinds(RULE_KINDS, others=True), facts.of_kinds(RULE_KINDS), gathered)
+
+
+def _is_made_up(event: Event) -> bool:
+    return event.kind == RANKS and MADE_UP in event.attrs
+
+
+def with_gathered(events: Sequence[Event], others: Others, names: Collection[str], plan: Plan) -> Sequence[Event]:
+    """Return events with those that an agreement of the ranks after each update would have added.
+
+    Returns the events themselves if they hold what was gathered, if rules read no other rank, or if a single process
+    trained: then the engine takes its values for those of all ranks.
+
+    Args:
+        events: The deciding rank's events.
+        others: Reads those of the other ranks.
+        names: The metrics that rules read on all ranks.
+        plan: What the loop declared.
+    """
+    if not names or plan.world_size == 1 or any(event.kind == RANKS for event in events):
+        return events
+    by_place: dict[tuple[int, int], dict[int, Mapping[str, float]]] = {}
+    for rank, own in others().items():
+        values = OwnValues(names)
+        for event in own:
+            gathered = values.take(event)
+            if gathered is not None:
+                by_place.setdefault((event.attempt, event.step), {})[rank] = gathered
+    return list(_inserted(events, by_place, OwnValues(names)))
+
+
+def _inserted(
+    events: Iterable[Event], by_place: Mapping[tuple[int, int], Mapping[int, Mapping[str, float]]], own: OwnValues
+) -> Iterator[Event]:
+    for event in events:
+        yield event
+        gathered = own.take(event)
+        if gathered is not None:
+            yield made_up(event, {event.rank: gathered, **by_place.get((event.attempt, event.step), {})})
+
+
+def other_ranks(snapshot: Snapshot) -> dict[int, list[Event]]:
+    """Return the effective events of all ranks of a run but the deciding one."""
+    ranks = [rank for rank in ranks_of(snapshot) if rank != DECIDING_RANK]
+    return {rank: list(events_along(snapshot, rank, "effective")) for rank in ranks}
+
+
+def events_for(policy: Policy, snapshot: Snapshot) -> Sequence[Event]:
+    """Return the effective events of the deciding rank over which a policy is folded."""
+    events = deciding_stream(snapshot, samples=policy.reads_samples)
+    return with_gathered(events, lambda: other_ranks(snapshot), policy.reads_ranks, snapshot.info.last.plan)

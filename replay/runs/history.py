@@ -6,7 +6,7 @@ Streams follow one lineage: the events of each attempt are contiguous, and those
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -17,7 +17,7 @@ from ...store.reading.snapshot import Snapshot
 from ...store.reading.timeline import deciding_stream
 from ...store.run_info import Attempt
 from .curves import Curve, curves_of
-from .event_stream import EventStream
+from .event_stream import EventStream, other_ranks, with_gathered
 from .objective import Evaluation, Objective
 from .renaming import Renames, renamed_events, renames_in
 
@@ -111,7 +111,7 @@ NOTHING_ROLLED_BACK = RolledBack({}, 0)
 
 
 def read_lineage(
-    snapshot: Snapshot, *, samples: bool = False, renames: Renames = ()
+    snapshot: Snapshot, *, samples: bool = False, renames: Renames = (), ranks: Collection[str] = ()
 ) -> tuple[Sequence[Event], RolledBack]:
     """Return the deciding rank's events along the lineage of a run's newest attempt, and what was rolled back.
 
@@ -119,10 +119,21 @@ def read_lineage(
         snapshot: The run.
         samples: Whether to load the events' sample losses.
         renames: The metrics to rename.
+        ranks: The metrics that rules read on all ranks.
     """
-    lineage, called = snapshot.lineage, renames_in(snapshot.columns.by_metric, renames)
+    called = renames_in(snapshot.columns.by_metric, renames)
+    events, rolled_back = _lineage(snapshot, samples=samples)
+
+    def others() -> dict[int, Sequence[Event]]:
+        return {rank: renamed_events(own, called) for rank, own in other_ranks(snapshot).items()}
+
+    return with_gathered(renamed_events(events, called), others, ranks, snapshot.info.last.plan), rolled_back
+
+
+def _lineage(snapshot: Snapshot, *, samples: bool) -> tuple[Sequence[Event], RolledBack]:
+    lineage = snapshot.lineage
     if not lineage.cuts:
-        return renamed_events(deciding_stream(snapshot, samples=samples), called), NOTHING_ROLLED_BACK
+        return deciding_stream(snapshot, samples=samples), NOTHING_ROLLED_BACK
     with collection_paused():
         recorded = list(snapshot.events(DECIDING_RANK, samples=samples))
     held = list(lineage.events(recorded))
@@ -131,7 +142,7 @@ def read_lineage(
         steps[attempt] -= count
     elapsed_ns = sum(_spans(recorded).values()) - sum(_spans(held).values())
     rolled_back = RolledBack({attempt: count for attempt, count in steps.items() if count}, elapsed_ns)
-    return renamed_events(held, called), rolled_back
+    return held, rolled_back
 
 
 #: What the steps of a recorded run count.

@@ -17,13 +17,12 @@ from ...store.garbage import collection_paused
 from ...store.lineage import DECIDING_RANK
 from ...store.plan import Plan
 from ...store.reading.snapshot import Snapshot
-from ...store.reading.timeline import deciding_stream
 from ...store.run import Run
 from .appearances import StreamAppearances
-from .event_stream import EventStream, event_stream
+from .event_stream import EventStream, event_stream, events_for, with_gathered
 from .saves import Saves
 from .thinning import counting_controllers, step_interval
-from .validity import Validity, ValidityLabeler
+from .validity import Validity, ValidityLabeler, with_those_that_ask
 
 #: Kinds of events before the update of an iteration, and kinds after it within the iteration.
 BEFORE_A_STEP: Final = frozenset(
@@ -121,6 +120,7 @@ class Replay:
         saves: Whether the loop's own checkpoints remain.
         saves_differ_from: Index of the event from which the policy's checkpoints differ from the recorded ones. None if
             they never do, or if no rule depends on the events of checkpoints.
+        on_made_up_ranks: Names of the controllers that read values of all ranks, in a log that holds none gathered.
     """
 
     policy: Policy
@@ -135,6 +135,7 @@ class Replay:
     counting: frozenset[str] = frozenset()
     saves: Saves = Saves.KEEP
     saves_differ_from: int | None = None
+    on_made_up_ranks: frozenset[str] = frozenset()
 
     @property
     def decisions(self) -> tuple[LabelledOutcome, ...]:
@@ -176,7 +177,7 @@ def replay(
     Args:
         policy: The rules.
         source: A run, whose newest attempt's lineage is folded, or its events in order. Only events of the
-            deciding rank (0) are folded.
+            deciding rank (0) are folded; rules may read what these hold of other ranks.
         plan: What the run declared; defaults to the run's own plan.
         saves: ``keep`` if the loop's own checkpoints remain when rules order some, ``replace`` if these replace them.
             Validity labels depend on it.
@@ -185,13 +186,16 @@ def replay(
     if isinstance(source, Run):
         events, declared = source.read(lambda snapshot: _stream_and_plan(snapshot, policy))
         return replay_events(policy, events, plan or declared, saves=saves)
-    own = [event for event in source if event.rank == DECIDING_RANK]
-    return replay_events(policy, own, plan or Plan(), saves=saves)
+    by_rank: dict[int, list[Event]] = {DECIDING_RANK: []}
+    for event in source:
+        by_rank.setdefault(event.rank, []).append(event)
+    own, known = by_rank.pop(DECIDING_RANK), plan or Plan()
+    return replay_events(policy, with_gathered(own, lambda: by_rank, policy.reads_ranks, known), known, saves=saves)
 
 
 def _stream_and_plan(snapshot: Snapshot, policy: Policy) -> tuple[Sequence[Event], Plan]:
     """Return the events to fold a policy over, and what the run declared."""
-    return deciding_stream(snapshot, samples=policy.reads_samples), snapshot.info.last.plan
+    return events_for(policy, snapshot), snapshot.info.last.plan
 
 
 def replay_events(
@@ -215,7 +219,10 @@ def replay_stream(
     engine = Engine(policy, plan)
     interval = step_interval(stream)
     counting = counting_controllers(policy, StreamAppearances(stream, plan)) if interval > 1 else frozenset[str]()
-    judge = ValidityLabeler(policy, engine, stream, saves, counting)
+    on_made_up = _controllers_on_made_up(policy, stream)
+    judge = ValidityLabeler(
+        policy, engine, stream, saves, with_those_that_ask(policy.controllers, counting | on_made_up)
+    )
     outcomes = [_judged(judge, stream, BEFORE_STREAM, INIT_END, outcome) for outcome in engine.start()]
     for index, event, observed in observed_in(engine, stream, everything=judge.looks_at_every_event):
         if observed:
@@ -236,13 +243,19 @@ def replay_stream(
         counting,
         saves,
         judge.saves_differ_from(),
+        on_made_up,
     )
+
+
+def _controllers_on_made_up(policy: Policy, stream: EventStream) -> frozenset[str]:
+    """Return the names of the controllers that read values of all ranks which were made up."""
+    return frozenset(controller.name for controller in policy.controllers if controller.ranks and stream.gathered)
 
 
 def observed_in(
     engine: Engine, stream: EventStream, *, everything: bool = False
 ) -> Iterator[tuple[int, Event, Sequence[Outcome]]]:
-    """Yield the facts of a stream with their index and the engine's outcomes at each.
+    """Yield the facts of a stream with their index and the engine's outcomes at each, and at what was made up after it.
 
     Args:
         engine: The engine that observes the facts.
@@ -250,7 +263,7 @@ def observed_in(
         everything: Whether to yield also facts that change no state and cause no outcome.
     """
     idle, with_attrs = (frozenset() if everything else engine.idle_kinds), stream.with_attrs
-    observe, facts = engine.observe, stream.facts
+    observe, facts, gathered = engine.observe, stream.facts, stream.gathered
     most_are_idle = not everything
     for start, end in itertools.pairwise([0, *range(_FIRST_STRETCH, len(stream.kinds), _STRETCH), len(stream.kinds)]):
         kinds = stream.kinds[start:end]
@@ -262,7 +275,10 @@ def observed_in(
                 passed += 1
                 continue
             event = made[index - start] if made else facts[index]
-            yield index, event, observe(event)
+            observed = observe(event)
+            if index in gathered:
+                observed = [*observed, *observe(gathered[index])]
+            yield index, event, observed
         most_are_idle = 2 * passed > len(kinds)
 
 

@@ -164,7 +164,9 @@ def facts_of_run(
 def _facts_at(policy: Policy, snapshot: Snapshot, settings: BacktestSettings, family: str | None) -> ReplayedRun:
     """Return the facts of one snapshot of a run."""
     info = snapshot.info
-    events, rolled_back = read_lineage(snapshot, samples=policy.reads_samples, renames=settings.renames)
+    events, rolled_back = read_lineage(
+        snapshot, samples=policy.reads_samples, renames=settings.renames, ranks=policy.reads_ranks
+    )
     noted = incidents_noted(snapshot.folder)
     facts = facts_of(
         policy,
@@ -450,6 +452,8 @@ def _notes(
     yield from _notes_of_approximations(replayed)
     if replayed.counting:
         yield thinning_note(replayed.step_interval)
+    if replayed.on_made_up_ranks:
+        yield "it gathered no values of all ranks: rules read what each rank had logged by the end of the step"
     ends = [end for end, unable in zip(facts.early_ends, facts.unable, strict=True) if end is not None and not unable]
     yield from (early_end_note(*end, facts.history.steps) for end in dict.fromkeys(ends))
     for name, count in replayed.error_counts.items():

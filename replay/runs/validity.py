@@ -31,7 +31,7 @@ class Validity(StrEnum):
         APPROXIMATE: As for EXACT or PREFIX_EXACT, but live the decision might have come at another step. Either the
             policy and the recorded run have by then made different checkpoints or evaluations, and the rule reads the
             clock, which these shift, or the events of the checkpoints. Or the controller counts training steps, and the
-            log holds only some of them.
+            log holds only some of them. Or it reads all ranks, and the log holds nothing gathered of them.
         CENSORED: The run would have diverged here or earlier: the record does not show how.
     """
 
@@ -66,10 +66,10 @@ def _orders_of(decision: Decision) -> _Orders:
 
 def clocked_controllers(controllers: Sequence[Controller]) -> frozenset[str]:
     """Return the names of the controllers that read the time, or that ask about a controller that does."""
-    return _with_those_that_ask(controllers, {each.name for each in controllers if _looks_at_clock(each)})
+    return with_those_that_ask(controllers, {each.name for each in controllers if _looks_at_clock(each)})
 
 
-def _with_those_that_ask(controllers: Sequence[Controller], names: Set[str]) -> frozenset[str]:
+def with_those_that_ask(controllers: Sequence[Controller], names: Set[str]) -> frozenset[str]:
     """Return those controllers, and the ones that ask about their decisions, directly or not."""
     found = frozenset(names)
     asks = {
@@ -100,7 +100,8 @@ class ValidityLabeler:
         engine: Its engine, which knows what each rule reads.
         stream: The whole recorded stream.
         saves: Whether the loop's own checkpoints remain.
-        counting: Names of the controllers that count logged steps, if the log holds only every n-th step.
+        counting: Names of the controllers whose decisions might come at another step for what the log lacks: logged
+            steps, or values of all ranks.
 
     Attributes:
         looks_at_every_event: Whether ``pass_event`` must be called: the recorded run decided something.
@@ -252,7 +253,7 @@ class ValidityLabeler:
         """Return the controllers that depend on the events of checkpoints, as far as their series are bound."""
         every, kinds_read = self._policy.controllers, self._engine.kinds_read
         own = {one.name for one in every if "on_save" in one.triggers or "save" in kinds_read(one.name)}
-        return _with_those_that_ask(every, own)
+        return with_those_that_ask(every, own)
 
     def _reads_evaluations(self, controller: str) -> bool:
         return "evaluate" in self._engine.kinds_read(controller)

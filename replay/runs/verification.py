@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -14,7 +14,7 @@ from ...rules.engine.resuming import resumed_engine
 from ...rules.policy_file.policy import Policy, parse_policy
 from ...rules.semantics import KNOWN_SEMANTICS, SEMANTICS_VERSION
 from ...store.errors import TelemetryError, UnsupportedVersion
-from ...store.events import RULE_KINDS, Event
+from ...store.events import RANKS, RULE_KINDS, STEP_TIME, Event
 from ...store.garbage import collection_paused
 from ...store.lineage import DECIDING_RANK, ancestors_of
 from ...store.parquet.digests import Digests, faults_of, kept_log_digest, read_digests
@@ -147,6 +147,7 @@ def _verification(snapshot: Snapshot, kept: Digests) -> Verification:
         elif difference is not None:
             return verdict(difference)
         fault = _digest_fault(attempt, [outcome for _, outcome in recorded])
+        fault = fault or _gathered_fault(attempt.attempt, own, snapshot)
         if fault:
             return verdict(fault=fault)
     return verdict(fault="; ".join(faults_of(kept, info, snapshot.listing, snapshot.columns)))
@@ -187,6 +188,41 @@ def _digest_fault(attempt: Attempt, recorded: list[Outcome]) -> str:
     if decision_digest(recorded, attempt.policy.semantics_version) == attempt.decision_digest:
         return ""
     return f"attempt {attempt.attempt}: its decisions do not match the digest that was taken at its end"
+
+
+def _gathered_fault(attempt: int, events: Iterable[Event], snapshot: Snapshot) -> str:
+    """Return what was gathered in an attempt and its rank did not log; empty if there is no such value.
+
+    The time of a step is in no log, and a rank may have left none.
+
+    Args:
+        attempt: The attempt.
+        events: The deciding rank's events in it.
+        snapshot: The run.
+    """
+    logged: dict[int, dict[tuple[str, str], int]] = {}
+    for event in (event for event in events if event.kind == RANKS):
+        for label, value in event.metrics.items():
+            name, _, rank = label.rpartition("@")
+            if name == STEP_TIME or not rank.isdecimal():
+                continue
+            if int(rank) not in logged:
+                logged[int(rank)] = _first_steps(attempt, snapshot.events(int(rank)))
+            own = logged[int(rank)]
+            if own and own.get((name, value.hex()), event.step + 1) > event.step:
+                what = f"the {RANKS} event at step {event.step} holds {name} = {value!r} of rank {rank}"
+                return f"attempt {attempt}: {what}, which that rank had not logged"
+    return ""
+
+
+def _first_steps(attempt: int, events: Iterable[Event]) -> dict[tuple[str, str], int]:
+    """Return the first step at which a rank logged each value of each metric in an attempt."""
+    found: dict[tuple[str, str], int] = {}
+    for event in events:
+        if event.attempt == attempt and event.kind != RANKS:
+            for name, value in event.metrics.items():
+                found.setdefault((name, value.hex()), event.step)
+    return found
 
 
 def _recorded(event: Event) -> Outcome:

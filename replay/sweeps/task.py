@@ -92,6 +92,7 @@ class RunSweeper:
         self._renames = renames
         self._metrics = metrics_read(variants)
         self._reads_samples = any(variant.structure.policy.reads_samples for variant in variants)
+        self._ranks = frozenset[str]().union(*(variant.structure.policy.reads_ranks for variant in variants))
 
     def __call__(self, run: Run) -> SweptRun | Excluded:
         """Return the outcomes of each variant on a run, or why it is excluded, such as a read error."""
@@ -110,7 +111,7 @@ class RunSweeper:
             return Excluded(info.run_id, info.name, "it recorded no step and no metric")
 
         def events() -> Sequence[Event]:
-            return read_lineage(snapshot, samples=self._reads_samples, renames=self._renames)[0]
+            return read_lineage(snapshot, samples=self._reads_samples, renames=self._renames, ranks=self._ranks)[0]
 
         evaluated = frozenset(filter(stream.has_evaluated, judging))
         objective = objective_among(evaluated, self._declared, study)
@@ -232,6 +233,8 @@ def _reason_for_engine(stream: Stream, structures: Sequence[Structure]) -> str:
         return "it was recorded with live rules"
     if stream.has_late_values:
         return "some of its values arrived late"
+    if any(structure.policy.reads_ranks for structure in structures):
+        return "its rules read all ranks"
     if stream.has_late_plan:
         return "its loop declared some of its plan late"
     acting = (watcher for each in structures for watcher in each.watchers if watcher.stops or watcher.saves)

@@ -20,7 +20,7 @@ from ..language import references as ref
 from ..language.bound_rule import BoundRule
 from ..language.expression_types import gives_float, needs_no_guard
 from ..language.expressions import Expression
-from ..language.functions import FUNCTIONS
+from ..language.functions import ANY_RANK, FUNCTIONS
 from ..language.leaves import leaves
 from ..language.methods import call_method
 from ..language.operators import GUARDED
@@ -32,6 +32,9 @@ from .window_reading import LONG
 
 #: The parameter of all generated functions.
 EVENT: Final = "event"
+
+#: The generated name of the values of all ranks.
+RANKS: Final = "ranks"
 
 #: Where Python's own sum cannot be used, windows of up to this many values are summed in one expression and not in a
 #: loop: 0.23 us against 0.34 us for ten values on Python 3.12.
@@ -219,9 +222,24 @@ class Translator:
                 return _call(_name(self._names.fact_of(name)), _name(EVENT))
             case ref.PastDecisions(question, controller):
                 return self._past(question, controller)
+            case ref.AcrossRanks(question, name):
+                return self._across_ranks(node, question, name)
+            case ref.RankValue(name):
+                return _call(ast.Attribute(_name(RANKS), "value", ast.Load()), ast.Constant(name), _name("rank"))
             case ref.Variable(name):
                 assert isinstance(node, ast.Name)
                 return ast.Name(name, node.ctx)
+
+    def _across_ranks(self, node: ast.expr, question: str, name: str) -> ast.expr:
+        if question != ANY_RANK:
+            method = ast.Attribute(_name(RANKS), question.removesuffix("_rank"), ast.Load())
+            return _call(method, ast.Constant(name))
+        assert isinstance(node, ast.Call)
+        outer, self._is_inside_comprehension = self._is_inside_comprehension, True
+        condition = self.translated(node.args[0])
+        self._is_inside_comprehension = outer
+        of_rank = ast.arguments(posonlyargs=[], args=[ast.arg("rank")], kwonlyargs=[], kw_defaults=[], defaults=[])
+        return _call(ast.Attribute(_name(RANKS), "any", ast.Load()), ast.Lambda(of_rank, condition))
 
     def _values(self, key: ref.SeriesKey) -> ast.expr:
         return _name(self._names.values_of(key))

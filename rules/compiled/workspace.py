@@ -14,8 +14,9 @@ from ..language.folds import make_fold
 from ..language.operators import Budget
 from ..language.references import SeriesKey
 from ..language.undefined import UNAVAILABLE
-from .compilation import CONSTANT_NAMES
+from .compilation import CONSTANT_NAMES, RANKS
 from .names import Names
+from .ranks import RankValues
 from .series import Series
 from .window_reading import window_reader
 
@@ -36,6 +37,7 @@ class Workspace:
         names: The generated names of the policy.
         needs: Its series, with how much of each to keep.
         plan: What the loop declared, for facts about the run.
+        ranks: The metrics that rules read on all ranks.
 
     Attributes:
         clock: Its position in the run.
@@ -43,15 +45,17 @@ class Workspace:
         cells: Values of the controller metrics, by name.
         pasts: Past decisions of the controllers, by name.
         facts: Facts about the run.
+        ranks: Newest values of all ranks.
         variables: All of these, by generated name.
     """
 
-    def __init__(self, names: Names, needs: Mapping[SeriesKey, Need], plan: Plan) -> None:
+    def __init__(self, names: Names, needs: Mapping[SeriesKey, Need], plan: Plan, ranks: Iterable[str] = ()) -> None:
         self.clock = Clock()
         self.series = {key: Series(key, need, self.clock) for key, need in needs.items()}
         self.cells: dict[str, Cell] = {name: Cell() for name in names.metrics}
         self.pasts: dict[str, Past] = {name: Past() for name in names.controllers}
-        self.variables: dict[str, Any] = {**CONSTANT_NAMES, "budget": Budget()}
+        self.ranks = RankValues(ranks)
+        self.variables: dict[str, Any] = {**CONSTANT_NAMES, "budget": Budget(), RANKS: self.ranks}
         for key in names.series:
             series = self.series[key]
             self.variables[names.values_of(key)] = series.values

@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import Final
 
 from ...store.errors import TelemetryError
-from ...store.events import INIT_END, PLAN, Event, is_loop_kind
+from ...store.events import INIT_END, PLAN, RANKS, Event, is_loop_kind
 from ...store.plan import Plan, constants_in
 from ..compiled.feeding import feed
 from ..compiled.program import gate_name
@@ -62,7 +62,7 @@ class EventFold:
     def __init__(self, policy: Policy, plan: Plan = Plan()) -> None:  # noqa: B008 - a Plan is immutable
         self.policy = policy
         blueprint = policy.blueprint
-        self._workspace = Workspace(blueprint.names, blueprint.needs, plan)
+        self._workspace = Workspace(blueprint.names, blueprint.needs, plan, policy.reads_ranks)
         self._series = self._workspace.series
         self.clock = self._workspace.clock
         self.needs_clock = blueprint.needs_clock
@@ -71,6 +71,8 @@ class EventFold:
         self._reads: dict[str, frozenset[str]] = {}
         self._build_metrics(plan)
         self.has_metrics = bool(self._gauges)
+        if policy.reads_ranks:
+            self.listener(RANKS).gauges.append(self._workspace.ranks)
         self._unseen = [series for series in self._series.values() if not series.key.is_derived]
         self._first_plan = plan
         self._take_constants(plan.constants)
@@ -131,12 +133,12 @@ class EventFold:
     def _build_watches(self) -> None:
         for kind, asked in self.policy.blueprint.asked.items():
             listener = self.listener(kind)
-            for index in asked.controllers:
+            for index, trigger in zip(asked.controllers, asked.triggers, strict=True):
                 state = self._states[index]
                 declared = state.declaration
                 gate = FiringGate(state.restraint, self.clock, declared.patience, declared.hold)
                 self._workspace.variables[gate_name(kind, len(listener.watches))] = gate
-                listener.watches.append(TriggeredController(state, f"on_{kind}", gate))
+                listener.watches.append(TriggeredController(state, trigger, gate))
             listener.ask = self._workspace.function(asked.code)
             listener.keeps_answers = asked.keeps_answers
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Protocol
 
 from ...store.errors import shortened
 from ...store.events import Event
@@ -69,6 +70,15 @@ class MetricRunner:
         return RuleError(self.name, f"on_{event.kind}", *place, error=f"{where}: {what}", value_lag=lag_of(event))
 
 
-def compute_all(gauges: Iterable[MetricRunner], event: Event) -> list[RuleError | RuleWarning]:
+class Gauge(Protocol):
+    """What takes the events of a kind before rules are asked: a controller metric, or the values of all ranks."""
+
+    name: str
+
+    def take(self, event: Event) -> Sequence[RuleError | RuleWarning]:
+        """Take an event; return what is reported for the first time."""
+
+
+def compute_all(gauges: Iterable[Gauge], event: Event) -> list[RuleError | RuleWarning]:
     """Compute controller metrics; return what is reported about them for the first time."""
     return [reported for gauge in gauges for reported in gauge.take(event)]

@@ -20,7 +20,7 @@ from .event_fold import EventFold
 from .waiting_groups import Held, WaitingGroups
 
 #: Kinds of events before which a recorder does not bring all awaited values.
-_MAY_COME_BETWEEN: Final = frozenset(("step_end", "log"))
+_MAY_COME_BETWEEN: Final = frozenset(("step_end", "log", "ranks"))
 
 #: Events that may wait. A value that has not arrived by then counts as lost. Far above the lag of any loop; it bounds
 #: the memory where a copy has failed and no later value is awaited.
@@ -96,7 +96,7 @@ class StepOrder:
         if self.backlog and self.backlog[0].event.attempt != event.attempt:
             self._abandon()
         outcomes = self._give_up(event)
-        is_incomplete = bool(awaited) and (self._fold.has_metrics or bool(self._groups.held(awaited).controllers))
+        is_incomplete = bool(awaited) and (self._fold.has_metrics or self._groups.are_awaited(awaited))
         if self.backlog or is_incomplete:
             return [*outcomes, *self._begin(event, awaited, is_incomplete=is_incomplete)]
         made = self._fold.observe(event)

@@ -11,7 +11,7 @@ from ..compiled.workspace import Workspace
 from ..policy_file.declarations import Controller
 from .computed_series import ComputedSeries
 from .gates import FiringGate, FiringLimits
-from .metric_runners import MetricRunner
+from .metric_runners import Gauge
 
 #: Evaluates rules at an event: returns number and answer of each whose answer is not False.
 Ask = Callable[[Event], list[tuple[int, object]]]
@@ -80,7 +80,7 @@ class Listener:
         self.feed: Feed = feed((), ())
         self.series: list[Series] = []
         self.computed: list[ComputedSeries] = []
-        self.gauges: list[MetricRunner] = []
+        self.gauges: list[Gauge] = []
         self.watches: list[TriggeredController] = []
         self.ask: Ask | None = None
         # The cached answers, while they are valid.

@@ -57,10 +57,14 @@ class WaitingGroups:
         self._readable = frozenset[str]().union(*(group.awaits for group in self._groups))
         self._held: dict[frozenset[str], Held] = {}
 
+    def are_awaited(self, names: frozenset[str]) -> bool:
+        """Whether a group waits for one of these values."""
+        return not names.isdisjoint(self._readable)
+
     def held(self, awaited: frozenset[str]) -> Held:
         """Return the part that waits while events with these awaited values are incomplete.
 
-        A group that reads a controller metric always waits, because metrics take only complete events.
+        A group that reads a controller metric, or all ranks, always waits, because these take only complete events.
         """
         names = awaited & self._readable
         held = self._held.get(names)
@@ -102,7 +106,12 @@ def _shared(controller: Controller) -> Iterable[tuple[str, str]]:
         yield "cooldown", controller.cooldown.name
     for rule in controller.bound_rules:
         yield from (("metric", name) for name in rule.metrics)
-        for key in rule.series:
+        if rule.ranks:
+            # Like a metric, the values of all ranks take only complete events. No metric has this name.
+            yield "metric", ""
+        # A rule waits for values of its own rank, not for those of its rank that come with the values of others.
+        read = {reference.key for reference in rule.references.values() if isinstance(reference, ref.SeriesReference)}
+        for key in (key for key in rule.series if key in read or key.name not in rule.ranks):
             yield ("derived" if key.is_derived else "series"), key.name
             if key.name in ref.ALSO_CALLED:
                 yield "series", ref.ALSO_CALLED[key.name]

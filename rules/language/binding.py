@@ -11,7 +11,7 @@ import ast
 from collections.abc import Mapping
 from typing import Final
 
-from ...store.events import LOOP_KINDS, is_kind
+from ...store.events import LOOP_KINDS, STEP_TIME, is_kind
 from .. import habits
 from ..errors import ExpressionError, Fault, kind_suggestion, suggestion
 from . import corrections
@@ -20,7 +20,7 @@ from .bound_rule import BoundRule, Derived, NameScope, Need
 from .constants import constant
 from .expressions import Expression
 from .folds import EMA, PEAK
-from .functions import DECISION_FUNCTIONS, FUNCTIONS, Function
+from .functions import ANY_RANK, DECISION_FUNCTIONS, FUNCTIONS, RANK_FUNCTIONS, Function
 from .methods import METHODS
 from .window_arguments import WINDOW_KEYWORDS, WindowReader
 
@@ -30,7 +30,10 @@ _OF_SERIES: Final = frozenset({EMA, PEAK, "lag", "delta", "len"})
 _TAKE_NUMBERS: Final = frozenset({"min", "max", "sum"})
 #: Expressions that give a number, so that a series can be computed from them.
 _NUMERIC: Final = (ast.BinOp, ast.UnaryOp, ast.Call, ast.IfExp)
+_NO_PART_OF_A_SERIES: Final = (ref.MetricValue, ref.PastDecisions, ref.Variable, ref.AcrossRanks)
 _COLLECTIONS: Final = frozenset({"list", "tuple", "sorted", "set", "dict", "str"})
+
+_NO_KIND: Final = "values of all ranks are those of any kind of event"
 
 #: Why a series cannot be indexed, iterated or have attributes.
 _SERIES_IS_NUMBER: Final = "a series is a single number and has no items or attributes"
@@ -51,7 +54,14 @@ def bind(expression: Expression, scope: NameScope, *, is_condition: bool = True)
         binder.check_verdict(expression.tree)
     if binder.faults:
         raise ExpressionError(binder.faults)
-    return BoundRule(expression, binder.references, binder.series, tuple(binder.metrics), binder.derived)
+    return BoundRule(
+        expression,
+        binder.references,
+        binder.series,
+        tuple(binder.metrics),
+        binder.derived,
+        frozenset(binder.ranks),
+    )
 
 
 class _Binder:
@@ -65,6 +75,8 @@ class _Binder:
         self.series: dict[ref.SeriesKey, Need] = {}
         self.metrics: dict[str, None] = {}
         self.derived: dict[ref.SeriesKey, Derived] = {}
+        self.ranks: set[str] = set()
+        self._is_of_ranks = False
         self._variables = 0
 
     def refuse(self, node: ast.expr, what: str, fix: str = "") -> None:
@@ -99,8 +111,7 @@ class _Binder:
         elif self.scope.series is not None and node.id not in self.scope.series:
             self.refuse(node, "unknown name", suggestion(node.id, self.scope.names()))
         else:
-            self.references[node] = ref.SeriesValue(ref.SeriesKey(node.id))
-            self._read_series(ref.SeriesKey(node.id), Need())
+            self._refer(node, ref.SeriesKey(node.id))
 
     def _visit_comprehension(
         self, node: ast.ListComp | ast.GeneratorExp | ast.DictComp, variables: Mapping[str, str]
@@ -167,6 +178,10 @@ class _Binder:
             self._visit_series(node)
         elif function.name in DECISION_FUNCTIONS:
             self._visit_decision_call(node, function)
+        elif function.name in RANK_FUNCTIONS:
+            self._visit_rank_call(node, function, variables)
+        elif self._is_of_ranks and self._is_of_series(node, function, variables):
+            self.refuse(node, f"{ANY_RANK} reads the newest value of each rank, and no window")
         elif self._is_of_series(node, function, variables):
             self._visit_series_call(node, function, variables)
         else:
@@ -208,8 +223,53 @@ class _Binder:
         elif self.scope.series is not None and key.name not in self.scope.series:
             self.refuse(node, "unknown series", suggestion(key.name, self.scope.series))
         else:
+            self._refer(node, key)
+
+    def _refer(self, node: ast.expr, key: ref.SeriesKey) -> None:
+        """Let a node mean the newest value of a series: of its own rank, or of the rank that ``any_rank`` asks of."""
+        if not self._is_of_ranks:
             self.references[node] = ref.SeriesValue(key)
             self._read_series(key, Need())
+        elif key.kind is not None:
+            self.refuse(node, _NO_KIND)
+        else:
+            self.references[node] = ref.RankValue(key.name)
+            self._read_on_ranks(key.name)
+
+    def _read_on_ranks(self, name: str) -> None:
+        self.ranks.add(name)
+        if name != STEP_TIME:
+            # So that a name which no event carries is warned of.
+            self._read_series(ref.SeriesKey(name), Need())
+
+    def _visit_rank_call(self, node: ast.Call, function: Function, variables: Mapping[str, str]) -> None:
+        """Bind a function of all ranks: of a condition, or of a series that is named."""
+        if len(node.args) != 1 or node.keywords:
+            self.refuse(node, f"{function.name} takes one argument", f"Write {function.signature}.")
+        elif self._is_of_ranks:
+            self.refuse(node, f"{function.name} cannot be asked within {ANY_RANK}")
+        elif function.name == ANY_RANK:
+            self._is_of_ranks, before = True, len(self.faults)
+            self.visit(node.args[0], variables)
+            self._is_of_ranks = False
+            read = (self.references.get(part) for part in ast.walk(node.args[0]))
+            if len(self.faults) == before and not any(isinstance(reference, ref.RankValue) for reference in read):
+                self.refuse(node, f"{ANY_RANK} reads no series", "Write any_rank(not isfinite(loss)).")
+            self.references[node] = ref.AcrossRanks(ANY_RANK)
+        else:
+            self._visit_rank_series(node, function, variables)
+
+    def _visit_rank_series(self, node: ast.Call, function: Function, variables: Mapping[str, str]) -> None:
+        key = self._series_key(node.args[0], variables)
+        if key is None:
+            self.refuse(node.args[0], f"{function.name} takes a series", f"Write {function.signature}.")
+        elif key.kind is not None:
+            self.refuse(node.args[0], _NO_KIND)
+        elif self.scope.series is not None and key.name not in self.scope.series:
+            self.refuse(node.args[0], "unknown series", suggestion(key.name, self.scope.series))
+        else:
+            self.references[node] = ref.AcrossRanks(function.name, key.name)
+            self._read_on_ranks(key.name)
 
     def _visit_decision_call(self, node: ast.Call, function: Function) -> None:
         """Bind a question about a controller, whose name must be a literal."""
@@ -306,7 +366,7 @@ class _Binder:
         if isinstance(reference, ref.SeriesValue) and self._series_key(node, variables) is not None:
             return reference.key
         for part in ast.walk(node):
-            if isinstance(self.references.get(part), (ref.MetricValue, ref.PastDecisions, ref.Variable)):
+            if isinstance(self.references.get(part), _NO_PART_OF_A_SERIES):
                 self.refuse(node, "a series can be computed from series, params and numbers only")
                 return None
         driver = self._driver(node)
@@ -362,6 +422,8 @@ class _Binder:
         reference = self.references.get(node)
         if isinstance(reference, ref.SeriesReference | ref.ContextValue):
             return "a number"
+        if isinstance(reference, ref.AcrossRanks):
+            return "" if reference.question == ANY_RANK else "a number"
         if isinstance(reference, ref.PastDecisions):
             return "" if reference.question in ("fired", "holding") else "a number"
         if isinstance(reference, ref.ParamValue):

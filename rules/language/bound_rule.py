@@ -79,6 +79,7 @@ class BoundRule:
         series: Each series that is read, in order of appearance, with how much of it to keep.
         metrics: Controller metrics that are read, in order of appearance.
         derived: The computed ones among the series, each after those that it depends on.
+        ranks: Names of the metrics that it reads on all ranks.
     """
 
     expression: Expression
@@ -86,6 +87,7 @@ class BoundRule:
     series: Mapping[SeriesKey, Need]
     metrics: tuple[str, ...]
     derived: Mapping[SeriesKey, Derived] = field(default_factory=dict)
+    ranks: frozenset[str] = frozenset()
 
 
 def dependencies(rules: Iterable[BoundRule]) -> dict[SeriesKey, Need]:

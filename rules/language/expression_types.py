@@ -6,12 +6,14 @@ import ast
 from typing import Final
 
 from .bound_rule import BoundRule
-from .functions import FUNCTIONS
+from .functions import ANY_RANK, FUNCTIONS
 from .references import (
+    AcrossRanks,
     ContextValue,
     Param,
     ParamValue,
     PastDecisions,
+    RankValue,
     SeriesChange,
     SeriesFold,
     SeriesLength,
@@ -32,7 +34,9 @@ def gives_float(node: ast.expr, rule: BoundRule) -> bool:
         return not reference.function.is_whole
     if reference is not None:
         is_constant = isinstance(reference, ParamValue) and isinstance(reference.value, float)
-        return is_constant or isinstance(reference, (SeriesValue, SeriesChange, SeriesFold))
+        if isinstance(reference, AcrossRanks):
+            return reference.question != ANY_RANK
+        return is_constant or isinstance(reference, (SeriesValue, SeriesChange, SeriesFold, RankValue))
     if isinstance(node, ast.Constant):
         return isinstance(node.value, float)
     if isinstance(node, ast.Call):
@@ -54,6 +58,8 @@ def needs_no_guard(node: ast.BinOp, rule: BoundRule) -> bool:
 def gives_truth(node: ast.expr, rule: BoundRule) -> bool:
     """Whether the node's value, if it has one, is always True or False."""
     reference = rule.references.get(node)
+    if isinstance(reference, AcrossRanks):
+        return reference.question == ANY_RANK
     if reference is not None:
         return isinstance(reference, PastDecisions) and reference.question in ("fired", "holding")
     if isinstance(node, ast.Constant):

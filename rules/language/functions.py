@@ -13,6 +13,9 @@ from . import reductions
 from .folds import EMA, PEAK
 from .text import rendered
 
+#: The function of a condition that is asked of each rank.
+ANY_RANK: Final = "any_rank"
+
 
 @dataclass(frozen=True, slots=True)
 class Function:
@@ -216,6 +219,17 @@ _OF_DECISIONS: Final = (
     ),
 )
 
+_OF_RANKS: Final = (
+    Function(
+        ANY_RANK,
+        "any_rank(condition)",
+        "Whether the condition is true on any rank, where each series is its newest value on that rank.",
+    ),
+    Function("max_rank", "max_rank(s)", "The greatest of the newest values on all ranks; NaN if any is NaN."),
+    Function("min_rank", "min_rank(s)", "The smallest of the newest values on all ranks; NaN if any is NaN."),
+    Function("spread", "spread(s)", "max_rank(s) minus min_rank(s)."),
+)
+
 _OF_VALUES: Final = (
     Function("abs", "abs(x)", "The absolute value.", abs),
     Function("clamp", "clamp(x, low, high)", "x limited to the bounds; NaN stays NaN.", plain.clamped, least=3, most=3),
@@ -277,8 +291,11 @@ _OF_VALUES: Final = (
 
 #: Every function by name, in the order of the documentation.
 FUNCTIONS: Final[Mapping[str, Function]] = MappingProxyType(
-    {function.name: function for function in (*_OF_WINDOWS, *_OF_SERIES, *_OF_DECISIONS, *_OF_VALUES)}
+    {function.name: function for function in (*_OF_WINDOWS, *_OF_SERIES, *_OF_DECISIONS, *_OF_RANKS, *_OF_VALUES)}
 )
 
 #: Functions whose argument is a controller's name.
 DECISION_FUNCTIONS: Final = frozenset(function.name for function in _OF_DECISIONS)
+
+#: Functions that read the newest values of all ranks.
+RANK_FUNCTIONS: Final = frozenset(function.name for function in _OF_RANKS)

@@ -6,6 +6,7 @@ import ast
 from typing import Final
 
 from .bound_rule import BoundRule
+from .functions import RANK_FUNCTIONS
 from .references import ContextValue, ParamValue, SeriesValue
 
 MAX_LEAVES: Final = 64
@@ -41,7 +42,7 @@ def _inner(node: ast.AST) -> list[ast.AST]:
     if isinstance(node, (ast.Subscript, ast.Attribute)):
         return []
     if isinstance(node, ast.Call):
-        if isinstance(node.func, ast.Name) and node.func.id == "series":
+        if isinstance(node.func, ast.Name) and (node.func.id == "series" or node.func.id in RANK_FUNCTIONS):
             return []
         return [*node.args, *(keyword.value for keyword in node.keywords)]
     return list(ast.iter_child_nodes(node))

@@ -142,6 +142,26 @@ class PastDecisions:
 
 
 @dataclass(frozen=True, slots=True)
+class AcrossRanks:
+    """A question about the newest values of all ranks.
+
+    Attributes:
+        question: The function.
+        name: The series, for a function of one.
+    """
+
+    question: str
+    name: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class RankValue:
+    """The newest value of a series on the rank of which a condition is asked."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
 class Variable:
     """A comprehension's own variable, under a unique name."""
 
@@ -151,4 +171,6 @@ class Variable:
 #: The references that read a series; ``key`` says which.
 SeriesReference = SeriesValue | SeriesChange | SeriesLength | Window | SeriesFold
 
-Reference = SeriesReference | MetricValue | ParamValue | ContextValue | PastDecisions | Variable
+Reference = (
+    SeriesReference | MetricValue | ParamValue | ContextValue | PastDecisions | AcrossRanks | RankValue | Variable
+)

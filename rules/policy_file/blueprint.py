@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from types import CodeType
 from typing import Final
 
+from ...store.events import RANKS
 from ..compiled.compilation import Translator
 from ..compiled.names import Names
 from ..compiled.program import TriggeredRule, program
@@ -43,6 +44,8 @@ class RulesAtKind:
 
     Attributes:
         controllers: The controller of each rule, by its index in the file.
+        triggers: The trigger of each rule. One that reads other ranks is evaluated when these have been gathered after
+            the step that triggers it.
         questions: The rules; the position of each is its number.
         code: The code of a function of the event that evaluates all of them.
         keeps_answers: Whether the answers stay valid until a series or a controller metric takes a value: no rule reads
@@ -50,6 +53,7 @@ class RulesAtKind:
     """
 
     controllers: tuple[int, ...]
+    triggers: tuple[str, ...]
     questions: tuple[TriggeredRule, ...]
     code: CodeType
     keeps_answers: bool
@@ -95,23 +99,27 @@ def draw_blueprint(controllers: Sequence[Controller], names: Names) -> Blueprint
         for key, derived in rule.derived.items():
             if key not in computations:
                 computations[key] = Computation(key, derived.driver, computing.code(derived.node))
-    asked = {kind: _asked(kind, controllers, indices, names) for kind, indices in _watched(controllers)}
+    asked = {kind: _asked(kind, controllers, entries, names) for kind, entries in _watched(controllers)}
     for name in dict.fromkeys(controller.name for controller in controllers):
         names.past_of(name)
     needs_clock = any(need.steps or need.epochs for need in needs.values()) or any(map(_is_clocked, controllers))
     return Blueprint(names, needs, tuple(computations.values()), asked, needs_clock)
 
 
-def _watched(controllers: Sequence[Controller]) -> Iterable[tuple[str, tuple[int, ...]]]:
-    """Return kinds of events, each with the controllers evaluated at it, in file order, one entry per trigger."""
-    by_kind: dict[str, list[int]] = {}
+def _watched(controllers: Sequence[Controller]) -> Iterable[tuple[str, list[tuple[int, str]]]]:
+    """Return kinds of events, each with the controllers evaluated at it and their triggers, in file order."""
+    by_kind: dict[str, list[tuple[int, str]]] = {}
     for index, controller in enumerate(controllers):
         for trigger in controller.triggers:
-            by_kind.setdefault(trigger.removeprefix("on_"), []).append(index)
-    return ((kind, tuple(indices)) for kind, indices in by_kind.items())
+            waits = trigger == "on_step_end" and bool(controller.ranks)
+            by_kind.setdefault(RANKS if waits else trigger.removeprefix("on_"), []).append((index, trigger))
+    return by_kind.items()
 
 
-def _asked(kind: str, controllers: Sequence[Controller], indices: tuple[int, ...], names: Names) -> RulesAtKind:
+def _asked(
+    kind: str, controllers: Sequence[Controller], entries: Sequence[tuple[int, str]], names: Names
+) -> RulesAtKind:
+    indices, triggers = tuple(index for index, _ in entries), tuple(trigger for _, trigger in entries)
     asked_about = {
         reference.controller
         for controller in controllers
@@ -129,7 +137,7 @@ def _asked(kind: str, controllers: Sequence[Controller], indices: tuple[int, ...
         for controller in (controllers[index] for index in indices)
     )
     code = program(kind, dict(enumerate(questions)), names)
-    return RulesAtKind(indices, questions, code, all(map(_keeps_its_answer, questions)))
+    return RulesAtKind(indices, triggers, questions, code, all(map(_keeps_its_answer, questions)))
 
 
 def _keeps_its_answer(question: TriggeredRule) -> bool:
@@ -145,6 +153,9 @@ def _keeps_its_answer(question: TriggeredRule) -> bool:
 def _is_clocked(controller: Controller) -> bool:
     spans = [controller.hold, None if controller.cooldown is None else controller.cooldown.span]
     references = (reference for rule in controller.bound_rules for reference in rule.references.values())
-    return any(span is not None and span.unit is not Unit.STEPS for span in spans) or any(
-        isinstance(reference, ref.ContextValue) and reference.name in _CLOCKED_FACTS for reference in references
+    # What is made up of the values of one rank takes them from every event.
+    return (
+        bool(controller.ranks)
+        or any(span is not None and span.unit is not Unit.STEPS for span in spans)
+        or any(isinstance(reference, ref.ContextValue) and reference.name in _CLOCKED_FACTS for reference in references)
     )

@@ -96,3 +96,8 @@ class Controller:
         """Its rule, and the expressions of its message."""
         fields = () if self.message is None else self.message.fields
         return (self.rule.bound, *(field.bound for field in fields))
+
+    @property
+    def ranks(self) -> frozenset[str]:
+        """The metrics that it reads on all ranks."""
+        return frozenset[str]().union(*(bound.ranks for bound in self.bound_rules))

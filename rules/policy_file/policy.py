@@ -65,6 +65,11 @@ class Policy:
         return any(METRIC_CLASSES[declaration.class_name].reads_samples for declaration in self.metrics)
 
     @property
+    def reads_ranks(self) -> frozenset[str]:
+        """The metrics whose newest values on all ranks rules read: those that an agreement of the ranks gathers."""
+        return frozenset[str]().union(*(controller.ranks for controller in self.controllers))
+
+    @property
     def is_self_contained(self) -> bool:
         """Whether it uses only steptape's own classes. The code of other classes is not part of the digest."""
         return all(METRIC_CLASSES.is_own(declaration.class_name) for declaration in self.metrics) and all(

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import chain
 
+from ...store.events import RANKS
 from ..engine.decisions import Decision, Outcome, RuleError, RuleWarning
 from ..engine.engine import Engine
 from ..errors import suggestion
@@ -150,5 +151,6 @@ def _unread(test: ScenarioTest) -> Iterator[str]:
     if test.policy.metrics:
         return
     for entry in test.scenario.series:
-        if entry.name not in read:
+        name = entry.name.rpartition("@")[0] if entry.kind == RANKS else entry.name
+        if name not in read | test.policy.reads_ranks:
             yield f"No rule reads the series '{entry.name}'. {suggestion(entry.name, read)}".strip()

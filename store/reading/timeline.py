@@ -50,7 +50,7 @@ def events_along(snapshot: Snapshot, rank: int | None, attempts: Attempts, *, sa
     each rank's own order kept. With ``all``, the order is (attempt, rank, seq).
     """
     lineage = effective_lineage(snapshot, attempts)
-    if rank is None and attempts == "effective" and len(ranks := _ranks(snapshot)) > 1:
+    if rank is None and attempts == "effective" and len(ranks := ranks_of(snapshot)) > 1:
         return merged([lineage.events(snapshot.events(each, samples=samples)) for each in ranks])
     return lineage.events(snapshot.events(rank, samples=samples))
 
@@ -72,7 +72,7 @@ def deciding_stream(snapshot: Snapshot, *, samples: bool = False) -> Sequence[Ev
 def events_table_along(snapshot: Snapshot, columns: Sequence[str], attempts: Attempts = "effective") -> pa.Table:
     """Return these columns of the events of all ranks, in the order of ``events_along``."""
     lineage = effective_lineage(snapshot, attempts)
-    merges = attempts == "effective" and len(_ranks(snapshot)) > 1
+    merges = attempts == "effective" and len(ranks_of(snapshot)) > 1
     wanted = {*columns, *PLACE} if lineage.cuts or merges else columns
     table = effective_rows(snapshot.events_table(tuple(wanted)), lineage.cuts)
     return _merged_rows(table) if merges else table
@@ -82,7 +82,7 @@ def samples_table_along(snapshot: Snapshot, attempts: Attempts = "effective") ->
     """Return the sample losses of all ranks, in the order of ``events_along``; those of one event by position."""
     lineage = effective_lineage(snapshot, attempts)
     table = effective_rows(snapshot.samples_table(), lineage.cuts)
-    return _merged_rows(table) if attempts == "effective" and len(_ranks(snapshot)) > 1 else table
+    return _merged_rows(table) if attempts == "effective" and len(ranks_of(snapshot)) > 1 else table
 
 
 def rows_with_late_values(table: pa.Table) -> pa.ChunkedArray:
@@ -130,7 +130,8 @@ def ancestry(snapshot: Snapshot, attempt: Attempt, *, samples: bool = False) -> 
     return ancestors_of(snapshot.info.attempts, attempt, snapshot.events(DECIDING_RANK, samples=samples))
 
 
-def _ranks(snapshot: Snapshot) -> list[int]:
+def ranks_of(snapshot: Snapshot) -> list[int]:
+    """Return the ranks that a run has logs of, in order."""
     listing = snapshot.listing
     return sorted({file.rank for file in listing.sealed} | {journal.rank for journal in listing.journals})
 

@@ -1,0 +1,82 @@
+"""Holds the newest values of all ranks, as rules read them.
+
+Takes ``ranks`` events, which rank 0 writes when it has gathered values; returns numbers. A rank keeps its newest value
+until it brings another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from ...store.events import Event
+from ..language.reductions import greatest, least
+from ..language.undefined import Undefined
+
+
+class RankValues:
+    """The newest values of some metrics on all ranks.
+
+    Attributes:
+        name: Empty: it is no controller metric, but takes events like one.
+    """
+
+    def __init__(self, names: Iterable[str]) -> None:
+        self.name = ""
+        self._values: dict[str, dict[int, float]] = {name: {} for name in names}
+
+    def take(self, event: Event) -> tuple[()]:
+        """Take the values of a ``ranks`` event; return nothing to report."""
+        for label, value in event.metrics.items():
+            name, _, rank = label.rpartition("@")
+            if name in self._values and rank.isdecimal():
+                self._values[name][int(rank)] = value
+        size = event.attrs.get("world_size")
+        if isinstance(size, int):
+            for values in self._values.values():
+                for gone in [rank for rank in values if rank >= size]:
+                    del values[gone]
+        return ()
+
+    def value(self, name: str, rank: int) -> float:
+        """Return the newest value on a rank.
+
+        Raises:
+            KeyError: There is none; rules take it for undefined.
+        """
+        return self._values[name][rank]
+
+    def any(self, holds: Callable[[int], object]) -> bool:
+        """Return whether a condition of the rank is true on any rank, asked in order of ranks.
+
+        Raises:
+            Undefined: It is defined on no rank.
+        """
+        is_defined = False
+        for rank in sorted(set[int]().union(*self._values.values())):
+            try:
+                if holds(rank):
+                    return True
+            except LookupError:
+                continue
+            is_defined = True
+        if not is_defined:
+            raise Undefined("no rank has these values")
+        return False
+
+    def max(self, name: str) -> float:
+        """Return the greatest value on any rank; NaN if any is NaN. Undefined without any."""
+        return greatest(self._known(name))
+
+    def min(self, name: str) -> float:
+        """Return the smallest value on any rank; NaN if any is NaN. Undefined without any."""
+        return least(self._known(name))
+
+    def spread(self, name: str) -> float:
+        """Return the difference of the greatest and the smallest value. Undefined without any."""
+        return self.max(name) - self.min(name)
+
+    def _known(self, name: str) -> list[float]:
+        values = self._values[name]
+        if not values:
+            raise Undefined("no rank has this value")
+        return [values[rank] for rank in sorted(values)]
