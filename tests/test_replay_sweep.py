@@ -319,7 +319,7 @@ def test_the_command_prints_the_front_and_how_many_variants_were_tried(tmp_path:
     result = CliRunner().invoke(app, [*arguments, "--set", "tolerated=0,1"])
 
     assert result.exit_code == 0
-    assert "8 variants replayed over 2 runs; best trade-offs: 2; --json lists all 8." in result.output
+    assert "8 variants replayed over 2 runs; best trade-offs in-sample: 2; --json lists all 8." in result.output
 
 
 @pytest.mark.usefixtures("runs")

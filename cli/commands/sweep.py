@@ -171,7 +171,7 @@ def _print_front(result: Sweep, rows: Sequence[dict[str, Any]]) -> None:
         say()
     runs = counted(len(result.runs), "run")
     more = f"; --json lists all {len(rows):,}" if len(shown) < len(rows) else ""
-    say(f"{counted(len(rows), 'variant', ',')} replayed over {runs}; best trade-offs: {len(shown)}{more}.")
+    say(f"{counted(len(rows), 'variant', ',')} replayed over {runs}; best trade-offs in-sample: {len(shown)}{more}.")
     if any(row["could_fire"] < len(result.runs) for row in rows):
         say("Each variant is judged over the runs in which it could fire, whatever their values.")
     for sentence in _of_families(result):
