@@ -3,10 +3,11 @@
     .venv/bin/python benchmarks/agreement.py [--rounds N] [--ranks N]
 
 One JSON line for each size of gradients, times in microseconds of a step on rank 0. A round is 50 steps without an
-agreement and 50 with one in each, so that other load on the machine affects both alike. A step reduces the gradients
-over gloo and records a loss that a rule reads. ``added_us`` is the median over the rounds of the difference, ``ratio``
-of the ratio. ``ordered_us`` is the median of an agreement in which rank 0 orders something, and ``order_added_us`` what
-it takes more than one in which rank 0 does not.
+agreement, 50 with a bare broadcast of three integers, which is the floor, and 50 with an agreement, so that other load
+on the machine affects all alike. A step reduces the gradients over gloo and records a loss that a rule reads.
+``broadcast_added_us`` and ``added_us`` are the medians over the rounds of the differences, ``ratio`` that of the ratios
+of a step with an agreement to one without. ``ordered_us`` is the median of an agreement in which rank 0 orders
+something, and ``order_added_us`` what it takes more than one in which rank 0 does not.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import os
 import statistics
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from forked_ranks import forked_ranks, join_group, serve_store
@@ -42,15 +44,16 @@ def measure(rank: int, ranks: int, port: int, rounds: int, folder: Path) -> None
     torch.set_num_threads(1)
     join_group(port, rank, ranks, 300.0)
     with Recorder(folder, rules=folder / "rules.yaml", quiet=True) as rec:
+        rec.agree()
+        head, group = torch.zeros(3, dtype=torch.int64), dist.new_group(backend="gloo")
 
-        def step_us(gradients: torch.Tensor, *, agrees: bool) -> float:
+        def step_us(gradients: torch.Tensor, agree: Callable[[], object]) -> float:
             dist.barrier()
             began = time.perf_counter_ns()
             for _ in range(STEPS):
                 dist.all_reduce(gradients)
                 rec.step(loss=0.0)
-                if agrees:
-                    rec.agree()
+                agree()
             return (time.perf_counter_ns() - began) / 1e3 / STEPS
 
         def agreement_us(loss: float) -> float:
@@ -65,19 +68,16 @@ def measure(rank: int, ranks: int, port: int, rounds: int, folder: Path) -> None
 
         for size in SIZES:
             gradients = torch.zeros(size)
-            without, added, ratios = [], [], []
-            for _ in range(rounds):
-                own_us, all_us = step_us(gradients, agrees=False), step_us(gradients, agrees=True)
-                without.append(own_us)
-                added.append(all_us - own_us)
-                ratios.append(all_us / own_us)
+            agreements = (lambda: None, lambda: dist.broadcast(head, src=0, group=group), rec.agree)
+            rounds_us = [[step_us(gradients, agree) for agree in agreements] for _ in range(rounds)]
             if rank == 0:
                 result = {
                     "floats": size,
                     "ranks": ranks,
-                    "without_us": statistics.median(without),
-                    "added_us": statistics.median(added),
-                    "ratio": statistics.median(ratios),
+                    "without_us": statistics.median(without for without, _, _ in rounds_us),
+                    "broadcast_added_us": statistics.median(broadcast - without for without, broadcast, _ in rounds_us),
+                    "added_us": statistics.median(agreed - without for without, _, agreed in rounds_us),
+                    "ratio": statistics.median(agreed / without for without, _, agreed in rounds_us),
                 }
                 print(json.dumps({name: round(value, 2) for name, value in result.items()}), flush=True)
         orders = [(agreement_us(0.0), agreement_us(1.0)) for _ in range(STEPS * rounds // 10)]
