@@ -12,7 +12,6 @@ stderr, one JSON line to stdout at the end; the exit status is 1 if there was a 
 from __future__ import annotations
 
 import argparse
-import datetime
 import json
 import logging
 import os
@@ -22,11 +21,11 @@ import sys
 import tempfile
 import threading
 import time
-import traceback
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
+
+from forked_ranks import forked_ranks, join_group, serve_store
 
 from steptape import Recorder, open_run
 
@@ -104,25 +103,6 @@ class Plan:
         )
 
 
-def _forked(work: Callable[[], None]) -> int:
-    if (pid := os.fork()) == 0:
-        try:
-            work()
-        except BaseException:
-            traceback.print_exc()
-        sys.stderr.flush()
-        os._exit(0)
-    return pid
-
-
-def _serve_store(writing: int) -> None:
-    import torch.distributed as dist
-
-    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    os.write(writing, store.port.to_bytes(2))
-    signal.pause()
-
-
 def _train(folder: Path, name: str, plan: Plan, rank: int, timeout_s: float) -> dict[str, Any]:
     """Train one run on one rank."""
     longest_s, step, chance = 0.0, 0, random.Random(f"{name} {rank}")
@@ -161,15 +141,7 @@ def _happen(plan: Plan) -> None:
 
 
 def _rank(rank: int, options: argparse.Namespace, port: int, folder: Path, plans: dict[str, Plan], out: int) -> None:
-    import torch.distributed as dist
-
-    dist.init_process_group(
-        "gloo",
-        store=dist.TCPStore("127.0.0.1", port),
-        rank=rank,
-        world_size=options.ranks,
-        timeout=datetime.timedelta(seconds=SET_S),
-    )
+    join_group(port, rank, options.ranks, SET_S)
     for name, plan in plans.items():
         result = _train(folder, name, plan, rank, options.timeout_s)
         os.write(out, (json.dumps(result) + "\n").encode())
@@ -178,13 +150,10 @@ def _rank(rank: int, options: argparse.Namespace, port: int, folder: Path, plans
 def _run_set(options: argparse.Namespace, folder: Path, plans: dict[str, Plan]) -> list[dict[str, Any]]:
     """Train the runs of one set of processes, and return what its ranks say."""
     reading, writing = os.pipe()
-    server = _forked(lambda: _serve_store(writing))
-    port = int.from_bytes(os.read(reading, 2))
-    ranks = [
-        _forked(lambda rank=rank: _rank(rank, options, port, folder, plans, writing)) for rank in range(options.ranks)
-    ]
+    server, port = serve_store()
+    ranks = forked_ranks(options.ranks, lambda rank: _rank(rank, options, port, folder, plans, writing))
     os.close(writing)
-    timer = threading.Timer(SET_S, lambda: [os.kill(pid, signal.SIGKILL) for pid in ranks])
+    timer = threading.Timer(SET_S, lambda: [*map(_kill, ranks)])
     timer.start()
     for pid in ranks:
         os.waitpid(pid, 0)
@@ -193,6 +162,10 @@ def _run_set(options: argparse.Namespace, folder: Path, plans: dict[str, Plan]) 
     os.waitpid(server, 0)
     with open(reading) as pipe:
         return [json.loads(line) for line in pipe]
+
+
+def _kill(pid: int) -> None:
+    os.kill(pid, signal.SIGKILL)
 
 
 def _judge(folder: Path, name: str, plan: Plan, results: list[dict[str, Any]], tally: Tally, ranks: int) -> str:

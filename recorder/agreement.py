@@ -15,11 +15,11 @@ from ..store.errors import TelemetryError
 from .calls.warnings import CallWarnings
 from .control import Control
 from .position import Position
-from .private_group import Agreed, GroupLost, PrivateGroup
 from .rank_values import RankValues
 from .ranks import Rank
 
 if TYPE_CHECKING:
+    from .private_group import Agreed, PrivateGroup
     from .steering import Steering
 
 #: The most seconds that an agreement takes, unless the loop gives another number.
@@ -63,6 +63,9 @@ class Agreement:
         self._group: PrivateGroup | None = None
         self._failure, self._has_differed = "", False
         if rank.has_group:
+            # The modules that only this one needs take 1 ms.
+            from .private_group import PrivateGroup
+
             try:
                 self._group = PrivateGroup(rank, timeout_s)
             except Exception as error:  # A job that can record must not fail because its ranks cannot agree.
@@ -92,13 +95,13 @@ class Agreement:
         began, step = time.monotonic(), self._position.step
         try:
             agreed = self._group.agree(step, self.values.vector() if self.values else (), self._decided)
-        except GroupLost as lost:
-            self._set(0)
-            self._turn_off(str(lost), time.monotonic() - began)
         except BaseException as error:  # The loop may catch it and train on.
             self._set(0)
             self._turn_off(f"an agreement was left by {type(error).__name__}", time.monotonic() - began)
             raise
+        if isinstance(agreed, str):
+            self._set(0)
+            self._turn_off(agreed, time.monotonic() - began)
         else:
             self._obey(agreed, step, began)
         return self._control

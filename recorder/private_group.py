@@ -81,7 +81,7 @@ class PrivateGroup:
         self._group = self._distributed.new_group(backend="gloo", timeout=datetime.timedelta(seconds=timeout_s))
         self._store: Any = None
 
-    def agree(self, step: int, values: Sequence[float], decide: Decide) -> Agreed:
+    def agree(self, step: int, values: Sequence[float], decide: Decide) -> Agreed | str:
         """Obey rank 0. Collective.
 
         Args:
@@ -89,9 +89,20 @@ class PrivateGroup:
             values: What rank 0 gathers from all ranks; nothing if empty. Of the same length on all ranks.
             decide: Called on rank 0.
 
-        Raises:
-            GroupLost: A rank did not come in time, or a connection broke.
+        Returns:
+            What all ranks agreed on, or why they cannot any more.
         """
+        try:
+            return self._agreed(step, values, decide)
+        except GroupLost as lost:
+            return str(lost)
+
+    def close(self) -> None:
+        """Close the connections to the other ranks. Not collective. Only for a group that is not lost."""
+        with contextlib.suppress(Exception):  # The program may have destroyed all groups.
+            self._distributed.destroy_process_group(self._group)
+
+    def _agreed(self, step: int, values: Sequence[float], decide: Decide) -> Agreed:
         until = time.monotonic() + self._patience_s
         flags, order = 0, 0
         if values:
@@ -104,11 +115,6 @@ class PrivateGroup:
         if flags == _CANCELLED:
             raise GroupLost(_NOT_ALL)
         return Agreed(flags, order, step, self._vote(order, until) if order else "")
-
-    def close(self) -> None:
-        """Close the connections to the other ranks. Not collective. Only for a group that is not lost."""
-        with contextlib.suppress(Exception):  # The program may have destroyed all groups.
-            self._distributed.destroy_process_group(self._group)
 
     def _gather(self, values: Sequence[float], until: float) -> list[list[float]]:
         """Return the values of all ranks on rank 0."""
@@ -179,8 +185,7 @@ class PrivateGroup:
         def ask() -> None:
             try:
                 if self._store is None:
-                    # A connection of its own: another thread may wait on that of the process group.
-                    self._store = self._group.get_group_store().clone()
+                    self._store = self._connected_store()
                 answers.put(self._store.compare_set(_KEY, self._committed, wish).decode())
             except Exception:  # Of a type that PyTorch chooses.
                 answers.put("")
@@ -189,6 +194,16 @@ class PrivateGroup:
         with contextlib.suppress(queue.Empty):
             return answers.get(timeout=self._store_s)
         return ""
+
+    def _connected_store(self) -> Any:
+        """Return the store of the group, where possible by a connection of its own.
+
+        Another thread may wait on that of the group. Older releases of PyTorch have no public way to either.
+        """
+        if not hasattr(self._group, "get_group_store"):
+            return self._distributed.distributed_c10d._get_process_group_store(self._group)
+        store = self._group.get_group_store()
+        return store.clone() if hasattr(store, "clone") else store
 
     def _whole(self, *numbers: int) -> Any:
         return self._torch.tensor(numbers, dtype=self._torch.int64, device="cpu")

@@ -90,9 +90,9 @@ class Recorder:
 
     Threads may share a recorder. A forked child records nothing through its parent's recorder.
 
-    In a distributed job, every rank constructs its own recorder, which writes its own journal and waits for no other.
-    Rank 0 writes ``run.json``, and only its rules decide. Construct the recorders after ``torch.distributed``'s process
-    group, on every rank: the group broadcasts the run id.
+    In a distributed job, every rank constructs its own recorder, which writes its own journal. Rank 0 writes
+    ``run.json``, and only its rules decide; ``agree`` makes all ranks obey them. Construct the recorders after
+    ``torch.distributed``'s process group, on every rank: the group broadcasts the run id.
 
     Args:
         store: Folder of runs; created if missing. ``~`` is the user's home.

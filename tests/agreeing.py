@@ -7,7 +7,6 @@ none. The store of the process group is in a process of its own, as under torchr
 from __future__ import annotations
 
 import dataclasses
-import datetime
 import json
 import logging
 import os
@@ -17,10 +16,12 @@ import subprocess
 import sys
 import threading
 import time
-import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
+
+from forked_ranks import forked_ranks, join_group, serve_store
 
 from steptape import Recorder
 
@@ -77,6 +78,7 @@ def run(job: Job) -> dict[int, Any]:
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[1] / "benchmarks")},
     )
     try:
         printed, errors = process.communicate(timeout=JOB_S)
@@ -150,12 +152,9 @@ def _train(job: Job, rank: int) -> dict[str, Any]:
 
 
 def _rank(job: Job, rank: int, port: int) -> None:
-    import torch.distributed as dist
-
     if rank == 0 and any(job.store_delays_s):
         port = _late_store(port, *job.store_delays_s)
-    store, timeout = dist.TCPStore("127.0.0.1", port), datetime.timedelta(seconds=GROUP_S)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=job.ranks, timeout=timeout)
+    join_group(port, rank, job.ranks, GROUP_S)
     os.write(1, (json.dumps({"rank": rank, **_train(job, rank)}) + "\n").encode())
 
 
@@ -184,41 +183,11 @@ def _late_store(port: int, request_s: float, answer_s: float) -> int:
     return int(listener.getsockname()[1])
 
 
-def _forked(work: Callable[[], None]) -> int:
-    """Do some work in a forked process."""
-    if (pid := os.fork()) == 0:
-        try:
-            work()
-        except BaseException:
-            traceback.print_exc()
-        sys.stderr.flush()
-        os._exit(0)
-    return pid
-
-
-def fork_store() -> tuple[int, int]:
-    """Serve a store in a forked process, since its threads must not be forked. Return its pid and port."""
-    import torch.distributed as dist
-
-    reading, writing = os.pipe()
-
-    def serve() -> None:
-        store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-        os.write(writing, str(store.port).encode())
-        signal.pause()
-
-    pid = _forked(serve)
-    os.close(writing)
-    with open(reading) as pipe:
-        port = pipe.read(5)
-    return pid, int(port)
-
-
 def main() -> None:
     """Fork the ranks, and wait for them."""
     job = Job(**json.loads(sys.argv[1]))
-    server, port = fork_store()
-    for pid in [_forked(lambda rank=rank: _rank(job, rank, port)) for rank in range(job.ranks)]:
+    server, port = serve_store()
+    for pid in forked_ranks(job.ranks, lambda rank: _rank(job, rank, port)):
         os.waitpid(pid, 0)
     os.kill(server, signal.SIGKILL)
 

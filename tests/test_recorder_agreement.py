@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 from agreeing import Job, run
+from drawing import scaled, seed
 
 from steptape import Recorder, TelemetryError, open_store, verify
 
@@ -188,3 +191,15 @@ def test_a_timeout_that_is_none_is_refused(tmp_path: Path, timeout_s: Any) -> No
         Recorder(tmp_path, agree_timeout_s=timeout_s)
 
     assert not list(tmp_path.iterdir())
+
+
+def test_ranks_that_are_late_suspended_or_killed_at_random_never_disagree() -> None:
+    """Nor does one wait beyond the timeout. ``benchmarks/agreement_stops.py`` alone makes 1,000 stops."""
+    script, stops = Path(__file__).parents[1] / "benchmarks" / "agreement_stops.py", scaled(20)
+    command = [sys.executable, str(script), "--stops", str(stops), "--kills", str(stops // 10), "--seed", str(seed())]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+
+    assert result.returncode == 0, result.stdout + result.stderr
+    tally = json.loads(result.stdout)
+    assert (tally["stops"], tally["killed"]) == (stops, stops // 10)
+    assert tally["obeyed"] > 0
