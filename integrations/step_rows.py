@@ -86,6 +86,18 @@ def _snapshot(value: Any) -> Any:
     """Copy a tensor or an array, which the loop may change before its row is over. No device is waited for."""
     if not hasattr(value, "item"):
         return value
-    value = value.detach() if hasattr(value, "detach") else value
-    copy = getattr(value, "clone", None) or getattr(value, "copy", None)
-    return value if copy is None else copy()
+    try:
+        value = value.detach() if hasattr(value, "detach") else value
+        copy = getattr(value, "clone", None) or getattr(value, "copy", None)
+        return value if copy is None else copy()
+    except Exception:  # The code of a type of the user. The recorder warns of values that it cannot read.
+        return value
+
+
+def step_of(given: Any, default: int) -> int:
+    """Return a step as a whole number; the default where it is none."""
+    try:
+        return default if given is None else int(given)
+    except (TypeError, ValueError, OverflowError, RuntimeError):
+        warn_once(f"a step must be a whole number; got {given!r:.60}. Its values belong to the newest step")
+        return default

@@ -16,7 +16,7 @@ from typing import Any, Self
 
 from ..recorder.recorder import Recorder
 from . import wandb
-from .step_rows import StepKind, StepRows, warn_once
+from .step_rows import StepKind, StepRows, step_of, warn_once
 
 
 class SummaryWriter:
@@ -151,10 +151,6 @@ class SummaryWriter:
             )
 
     def _add(self, values: Mapping[str, Any], step: Any) -> None:
-        try:
-            at = self._rows.step if step is None else int(step)
-        except (TypeError, ValueError):
-            at = self._rows.step
         if not self._rows.row.keys().isdisjoint(values):
             self._rows.commit()
-        self._rows.add(values, at)
+        self._rows.add(values, step_of(step, self._rows.step))

@@ -23,7 +23,7 @@ from ..recorder.recorder import Recorder
 from ..store.errors import TelemetryError
 from ..store.run_folder import RUN_JSON
 from ..store.store import open_run
-from .step_rows import StepKind, StepRows, flattened, warn_once
+from .step_rows import StepKind, StepRows, flattened, step_of, warn_once
 
 #: Keys that count steps, if ``define_metric`` declares them.
 _STEP_KEYS: Final = frozenset(("step", "iter", "iteration", "global_step", "_step"))
@@ -160,11 +160,7 @@ class WandbRun:
             counted = values.pop(key)
         elif step is None and (keys := sorted(_STEP_KEYS.intersection(values))):
             warn_once(f"log: {keys[0]!r} is a value here, and steps count calls, as in W&B; init(step_key={keys[0]!r})")
-        try:
-            at = self._rows.step if counted is None else int(counted)
-        except (TypeError, ValueError):
-            at = self._rows.step
-        self._rows.add(values, at)
+        self._rows.add(values, step_of(counted, self._rows.step))
         dict.update(self.summary, values)
         if commit or (commit is None and step is None and key is None):
             self._rows.commit()

@@ -139,6 +139,29 @@ def test_a_step_that_goes_backwards_keeps_its_values_at_the_newest_step(caplog: 
     ]
 
 
+def test_what_is_no_step_and_no_value_does_not_end_the_training(caplog: pytest.LogCaptureFixture) -> None:
+    """Each is said once; the values that are numbers are recorded."""
+
+    class Broken:
+        item = None
+
+        def detach(self) -> None:
+            raise OSError("gone")
+
+    wandb.init()
+    for _ in range(2):
+        wandb.log({"loss": 1.0, "broken": Broken(), 3: 4.0}, step="seven")  # type: ignore[arg-type, dict-item]
+        wandb.log({"loss": 1.0}, step=float("inf"))  # type: ignore[arg-type]
+    wandb.finish()
+
+    assert events_of(recorded()) == [("log", 0, {"loss": 1.0, "3": 4.0})]
+    assert [record.message.partition(";")[0] for record in caplog.records] == [
+        "a step must be a whole number",
+        "a step must be a whole number",
+        "metric 'broken' is not a number but a Broken",
+    ]
+
+
 def test_a_tensor_has_the_value_that_it_had_when_it_was_logged() -> None:
     """A loop may add to a running loss while its row is not over."""
     torch = pytest.importorskip("torch")
