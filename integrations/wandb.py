@@ -79,38 +79,35 @@ class WandbRun:
 
     Args:
         recorder: Records it.
-        name, project, group, tags, config: Its description.
-        step: The step of its first row.
-        step_kind: ``step_end`` if W&B's steps of this script are optimizer updates.
+        rows: Its rows.
+        config: Its hyper-parameters.
         step_key: The key in the logged data that holds the step, if one does.
-        syncs_tensorboard: Whether ``SummaryWriter`` writes into this run.
         real: The real run that everything is passed through to.
+        **described: Further attributes, such as ``name`` and ``project``.
+
+    Attributes:
+        recorder: The recorder, for what W&B has no call for.
+        id: The run's id.
+        dir: The run's folder.
+        config, summary: Values by key or attribute.
     """
 
     def __init__(
         self,
         recorder: Recorder,
-        *,
-        name: str,
-        project: str | None,
-        group: str | None,
-        tags: tuple[str, ...],
+        rows: StepRows,
         config: Mapping[str, Any],
-        step: int,
-        step_kind: StepKind,
         step_key: str | None,
-        syncs_tensorboard: bool = False,
-        real: Any = None,
+        real: Any,
+        **described: Any,
     ) -> None:
         self.recorder, self.id, self.dir = recorder, recorder.run_id, str(recorder.folder.absolute())
-        self.name, self.project, self.group, self.tags = name, project, group, tags
-        self.resumed, self.syncs_tensorboard = step > 0, syncs_tensorboard
         self.config = _NamedValues(config, self._declare)
         self.summary = _NamedValues({}, self._summarise)
         self._summary: dict[str, Any] = {}
-        self._rows = StepRows(recorder, step_kind, step)
+        self._rows, self._real = rows, real
         self._step_keys = [] if step_key is None else [step_key]
-        self._real = real
+        self.__dict__.update(described)
         atexit.register(self._end)
 
     @property
@@ -203,6 +200,13 @@ class WandbRun:
             self.recorder.fail(error)
         self.finish(exit_code=None if error is None else 1)
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in ("group", "name", "notes", "tags"):
+            warn_once(f"run.{name} = ...: a run keeps the {name} that init gave it")
+            if self._real is not None:
+                setattr(self._real, name, value)
+        super().__setattr__(name, value)
+
     def __getattr__(self, name: str) -> Any:
         real = self.__dict__.get("_real")
         if real is not None:
@@ -283,11 +287,11 @@ def init(
     own = {argument: others.pop(argument) for argument in [*others] if argument in _PARAMETERS}
     real = None
     if passthrough:
-        described = {"name": name, "config": config, "group": group, "tags": tags, "notes": notes}
+        called = {"name": name, "config": config, "group": group, "tags": tags, "notes": notes}
         placed = {"id": id, "resume": resume, "mode": mode, "dir": dir, "sync_tensorboard": sync_tensorboard}
         import wandb
 
-        real = wandb.init(project=project, **described, **placed, **others)
+        real = wandb.init(project=project, **called, **placed, **others)
         id, name, config = real.id, real.name, dict(real.config)  # noqa: A001
     elif others:
         warn_once(f"init: {', '.join(sorted(others))}: without meaning here")
@@ -296,18 +300,19 @@ def init(
     # A rank of its own: W&B's runs belong to one process, and scripts call init on rank 0 alone.
     with _mode(mode or os.environ.get("WANDB_MODE")):
         recorder = Recorder(folder, name=name, group=group or project, tags=tags or (), config=config, **own)
+    step = own["resume_step"] + 1 if "resume" in own else 0
+    rows = StepRows(recorder, step_kind, step)
+    described = {"name": name or recorder.run_id, "project": project, "group": group, "tags": tuple(tags or ())}
     run = WandbRun(
         recorder,
-        name=name or recorder.run_id,
-        project=project,
-        group=group,
-        tags=tuple(tags or ()),
-        config=_mapping_of(config),
-        step=own["resume_step"] + 1 if "resume" in own else 0,
-        step_kind=step_kind,
-        step_key=step_key,
+        rows,
+        _mapping_of(config),
+        step_key,
+        real,
+        resumed=step > 0,
+        notes=notes,
         syncs_tensorboard=sync_tensorboard,
-        real=real,
+        **described,
     )
     if notes:
         recorder.annotate(notes)
@@ -317,16 +322,6 @@ def init(
 def log(data: Mapping[str, Any], step: int | None = None, commit: bool | None = None) -> None:
     """Log to the run, as ``WandbRun.log``."""
     _begun("log").log(data, step=step, commit=commit)
-
-
-def define_metric(name: str, step_metric: str | None = None, **others: Any) -> None:
-    """Declare a step metric, as ``WandbRun.define_metric``."""
-    _begun("define_metric").define_metric(name, step_metric=step_metric, **others)
-
-
-def alert(title: str, text: str = "", level: Any = None, wait_duration: Any = None) -> None:
-    """Record a note, as ``WandbRun.alert``."""
-    _begun("alert").alert(title, text, level, wait_duration)
 
 
 def finish(exit_code: int | None = None, quiet: bool | None = None) -> None:  # noqa: ARG001
@@ -341,7 +336,7 @@ def login(*given: Any, **named: Any) -> bool:  # noqa: ARG001
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("config", "summary"):
+    if name in ("alert", "config", "define_metric", "summary"):
         return getattr(_begun(name), name)
     if run is not None and run.is_passed_through:
         import wandb

@@ -19,7 +19,7 @@ SCRIPTS = sorted((Path(__file__).resolve().parents[1] / "examples" / "scripts").
 
 def packages(script: Path) -> list[str]:
     """Return the packages that a script imports."""
-    found = set()
+    found: set[str] = set()
     for node in ast.walk(ast.parse(script.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
             found.update(alias.name.split(".")[0] for alias in node.names)

@@ -187,6 +187,7 @@ def test_what_has_no_meaning_here_is_accepted_and_said_once(caplog: pytest.LogCa
         wandb.log({"loss": 1.0, "table": table, "pictures": [wandb.Image(b"")]}, step=step)
         wandb.log({"curve": wandb.plot.line(table, "x", "x")}, step=step)
     wandb.save("x.pt")
+    run.name = "another"
     wandb.alert("title", text="text", level="WARN")
     wandb.finish()
 
@@ -195,7 +196,7 @@ def test_what_has_no_meaning_here_is_accepted_and_said_once(caplog: pytest.LogCa
     assert [event.attrs["text"] for event in recorded().events() if event.kind == "annotation"] == ["title: text"]
     said = [record.message.partition(":")[0] for record in caplog.records if record.levelno == logging.WARNING]
     left_out = ("Artifact", "Image", "Settings", "Table", "log_artifact", "plot", "save", "watch")
-    assert sorted(said) == sorted(["init", *(f"{name} is left out" for name in left_out)])
+    assert sorted(said) == sorted(["init", "run.name = ...", *(f"{name} is left out" for name in left_out)])
 
 
 def test_what_a_stand_in_cannot_do_is_an_error_that_names_the_way_out() -> None:
