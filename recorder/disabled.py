@@ -31,7 +31,7 @@ class Disabled:
         pass
 
     step = log = evaluate = save = late = event = epoch_begin = epoch_end = agree = _ignore
-    annotate = declare = load_state_dict = _pass
+    annotate = at = declare = load_state_dict = _pass
 
     def state_dict(self) -> dict[str, int | float | str | None]:
         """Return nothing: there is no run to resume."""

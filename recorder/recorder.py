@@ -359,6 +359,16 @@ class Recorder:
         self._emit("save", None, scalars, {"path": name, "size_bytes": size_bytes, "is_final": bool(is_final)})
         return self.control
 
+    def at(self, step: int) -> None:
+        """Move to a step that no ``step`` call counts, for values that come with a step of their own. Never backwards.
+
+        The next ``log`` or ``evaluate`` has this step.
+        """
+        step = self._warnings.taken(as_whole, step, "step", default=self._position.step)
+        with self._tape.lock:
+            self._position.step = max(self._position.step, step)
+            self._position.is_counting = True
+
     def epoch_begin(self, epoch: int | None = None) -> Control:
         """Record the start of an epoch. Epochs count from 0; without a number, the next one begins."""
         self.control.should_stop_epoch = self._orders.should_stop_epoch = False

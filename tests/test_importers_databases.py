@@ -288,8 +288,10 @@ def history(step: int, **values: Any) -> bytes:
 
 def test_records_of_wandb_that_cross_blocks_are_put_together(tmp_path: Path, imports: Imports) -> None:
     """A block has 32 KiB; media are left out, nested values have dots, the exit code marks the end."""
+    by_leaves = {"photo._type": "image-file", "photo.size": 5, "photos": 2}
     records = [
         history(0, loss=0.5, note="x" * 100_000, image={"_type": "image-file", "size": 5}, deep={"a/b": {"c": 1}}),
+        history(0, **by_leaves),
         *(history(step, loss=float(step), _runtime=step / 2, _timestamp=1767323045.0) for step in range(1, 2000)),
         history(2000, loss=1.0, _runtime=0, _timestamp=1767323046.0),
         field(18, b"\x08\x01"),
@@ -298,8 +300,8 @@ def test_records_of_wandb_that_cross_blocks_are_put_together(tmp_path: Path, imp
     ((outcome, run),) = imports(wandb_file(tmp_path / "run-abc.wandb", *records))
 
     assert outcome.problem is None
-    assert events_of(run)[0] == (0, "step_end", 0, {"loss": 0.5, "deep.a/b.c": 1.0})
-    assert [entry[2] for entry in events_of(run)] == list(range(2001))
+    assert [entry[3] for entry in events_of(run)[:2]] == [{"loss": 0.5, "deep.a/b.c": 1.0}, {"photos": 2.0}]
+    assert [entry[2] for entry in events_of(run)] == [0, *range(2001)]
     assert [event.elapsed_ns for event in run.events()][-2:] == [999_500_000_000, 0]
     assert run.status == "failed"
 

@@ -86,7 +86,8 @@ def test_the_wheel_holds_every_package_and_its_data(wheel: Path) -> None:
     expected |= {f"steptape/reference/{path.name}" for path in (ROOT / "docs" / "reference").glob("*.*")}
     for room in rooms:
         for path in room.rglob("*"):
-            if path.is_file() and "__pycache__" not in path.parts:
+            # Scripts that users copy are no part of the package.
+            if path.is_file() and not {"__pycache__", "scripts"}.intersection(path.parts):
                 expected.add(f"steptape/{path.relative_to(ROOT).as_posix()}")
 
     assert names == expected

@@ -68,7 +68,7 @@ class WandbReader(SingleFile):
             problem = error if error.where else UnreadableSource(error.what, where=str(path))
             if not recorded.rows:
                 raise problem from None
-        config = {key: value for key, value in recorded.config.items() if key not in _OWN}
+        config = {key: value for key, value in recorded.config.items() if key.partition(".")[0] not in _OWN}
         yield ImportedRun(
             _facts(path, recorded.rows, options.step_column or _STEP, problem),
             name=recorded.name or recorded.run_id,
@@ -159,7 +159,10 @@ def _facts(
         except UnreadableSource as error:
             omissions.add(f"history row {index}", f"no step number in {error.got!r:.60}")
             continue
-        seen = {key: value for key, value in row.items() if key not in (*_OWN, _STEP) and not _is_media(value)}
+        # A file stores a nested value whole or by leaves, as ``picture._type`` and ``picture.height``.
+        media = tuple(key.removesuffix("_type") for key in row if key.endswith("._type"))
+        own = {key for key in row if key in (*_OWN, _STEP) or key.startswith(media)}
+        seen = {key: value for key, value in row.items() if key not in own and not _is_media(value)}
         metrics, attrs = sorted_out(flattened(seen, "."))
         elapsed_ns = nanoseconds(number_of(row.get("_runtime")))
         wall_ns = nanoseconds(number_of(row.get("_timestamp"))) or 0
