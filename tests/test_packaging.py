@@ -78,7 +78,7 @@ def run(python: Path, arguments: list[str], folder: Path, **more: str) -> subpro
 
 
 def test_the_wheel_holds_every_package_and_its_data(wheel: Path) -> None:
-    """It holds all modules, templates, scripts, shipped policies and reference documents, and nothing else."""
+    """It holds all modules, templates, page scripts, shipped policies and reference documents, and nothing else."""
     with zipfile.ZipFile(wheel) as archive:
         names = {name for name in archive.namelist() if ".dist-info/" not in name}
     rooms = [path.parent for path in ROOT.glob("*/__init__.py") if path.parent.name != "steptape"]
@@ -86,7 +86,7 @@ def test_the_wheel_holds_every_package_and_its_data(wheel: Path) -> None:
     expected |= {f"steptape/reference/{path.name}" for path in (ROOT / "docs" / "reference").glob("*.*")}
     for room in rooms:
         for path in room.rglob("*"):
-            if path.is_file() and "__pycache__" not in path.parts:
+            if path.is_file() and "__pycache__" not in path.parts and path.parent.name != "scripts":
                 expected.add(f"steptape/{path.relative_to(ROOT).as_posix()}")
 
     assert names == expected
