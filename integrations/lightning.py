@@ -15,7 +15,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-from ..recorder.control import Control
 from ..recorder.recorder import Recorder
 from ..store.errors import TelemetryError
 from .torch import watch_steps
@@ -275,7 +274,7 @@ class SteptapeCallback(Callback):
         while self._undo:
             self._undo.pop()()
 
-    def _steer(self, trainer: Any, rec: Recorder) -> Control:
+    def _steer(self, trainer: Any, rec: Recorder) -> Any:
         """Do what rules ask for, on all ranks alike."""
         control = rec.agree()
         self._stop_if_asked(trainer, rec, control)
@@ -290,7 +289,7 @@ class SteptapeCallback(Callback):
             self._is_saving = False
         return control
 
-    def _stop_if_asked(self, trainer: Any, rec: Recorder, control: Control) -> None:
+    def _stop_if_asked(self, trainer: Any, rec: Recorder, control: Any) -> None:
         if control.should_stop:
             trainer.should_stop = True
             done = {"min_steps": trainer.global_step, "min_epochs": trainer.current_epoch}

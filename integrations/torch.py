@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, Self
 if TYPE_CHECKING:
     from torch.optim import Optimizer
 
-    from ..recorder.control import Control
     from ..recorder.recorder import Recorder
 
 
@@ -51,7 +50,7 @@ class StepWatch:
     def _note_turn(self, optimizer: Optimizer, *_: Any) -> None:
         self._turns.append(getattr(optimizer, "found_inf", None))
 
-    def _watched_step(self, *metrics: Any, **named: Any) -> Control:
+    def _watched_step(self, *metrics: Any, **named: Any) -> Any:
         if "applied" not in named and not self._is_applied():
             named["applied"] = False
         self._turns.clear()

@@ -173,7 +173,6 @@ PUBLIC: dict[str, set[str]] = {
         "semantics",
     },
     "recorder": {
-        "control",
         "recorder",
     },
     "integrations": set(),

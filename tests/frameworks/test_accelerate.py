@@ -160,11 +160,12 @@ def test_a_resumed_run_decides_as_an_unsplit_one(tmp_path: Path) -> None:
     assert verify(resumed).identical
 
 
-def test_a_rule_stops_all_processes_at_the_same_step(tmp_path: Path) -> None:
-    """Only the main process decides."""
+@pytest.mark.parametrize("condition", ["step >= 5", "any_rank(not isfinite(loss))"])
+def test_a_rule_stops_all_processes_at_the_same_step(tmp_path: Path, condition: str) -> None:
+    """Only the main process decides, also about the NaN of another one's fifth loss."""
     command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "frameworks.tiny_accelerate"]
     process = subprocess.Popen(
-        [sys.executable, "-W", "ignore", *command, str(tmp_path / "runs"), str(policy(tmp_path, "step >= 5"))],
+        [sys.executable, "-W", "ignore", *command, str(tmp_path / "runs"), str(policy(tmp_path, condition)), "4"],
         env={**os.environ, "PYTHONPATH": str(TESTS)},
         stdout=subprocess.PIPE,
         text=True,

@@ -377,11 +377,12 @@ def test_a_sigterm_with_a_recorder_that_was_there_first_ends_both(tmp_path: Path
     assert [run.status for store in ("other", "runs") for run in open_store(tmp_path / store)] == ["interrupted"] * 2
 
 
-def test_a_rule_stops_all_ranks_at_the_same_step(tmp_path: Path) -> None:
-    """Only rank 0 decides. Its save is Lightning's, in which all ranks meet."""
-    rules = rule("step == 3", "should_save", name="save") + rule("step == 5")
+@pytest.mark.parametrize("condition", ["step == 5", "any_rank(not isfinite(loss))"])
+def test_a_rule_stops_all_ranks_at_the_same_step(tmp_path: Path, condition: str) -> None:
+    """Only rank 0 decides, also about the NaN of rank 1's fifth batch. In a save of Lightning's all ranks meet."""
+    rules = rule("step == 3", "should_save", name="save") + rule(condition)
     launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
-    process = start(tmp_path, "devices=2", "strategy='ddp'", launcher=launcher, rules=rules)
+    process = start(tmp_path, "devices=2", "strategy='ddp'", "nan_at=4", launcher=launcher, rules=rules)
     try:
         printed, _ = process.communicate(timeout=PATIENCE_S)
     finally:

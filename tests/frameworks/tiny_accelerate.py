@@ -1,4 +1,4 @@
-"""A tiny training by Accelerate, for tests; ``python -m`` this with STORE RULES trains in processes of its own."""
+"""A tiny training by Accelerate, for tests; ``python -m`` this with STORE RULES NAN_AT trains alone."""
 
 from __future__ import annotations
 
@@ -84,10 +84,11 @@ def train(
 
 
 if __name__ == "__main__":
-    store, rules = sys.argv[1:]
+    store, rules, nan_at = sys.argv[1:]
     accelerator = Accelerator(cpu=True)
     rec = Recorder(store, rules=rules or None)
     SteptapeTracker(rec).attach(accelerator)
-    train(accelerator, rec)
+    # Another rank than the one that decides has the NaN.
+    train(accelerator, rec, nan_at=int(nan_at) if accelerator.process_index == 1 else None)
     rec.close()
     print("rank", accelerator.process_index, "step", rec.state_dict()["step"], flush=True)

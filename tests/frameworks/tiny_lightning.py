@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import importlib
 import math
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -98,6 +99,8 @@ if __name__ == "__main__":
     store, rules, *settings = sys.argv[1:]
     changes = {name: ast.literal_eval(value) for name, _, value in (each.partition("=") for each in settings)}
     nan_at, callback = changes.pop("nan_at", None), SteptapeCallback(store, rules=rules or None)
+    if os.environ.get("RANK", "1") != "1":  # Another rank than the one that decides has the NaN.
+        nan_at = None
     trainer = tiny_trainer(Path(store).parent, [callback], **changes)
     trainer.fit(tiny_module(nan_at=nan_at), loader(), loader(4))
     print("rank", trainer.global_rank, "step", trainer.global_step, flush=True)
