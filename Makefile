@@ -94,7 +94,7 @@ lint: $(READY)  ## Check style, format and types
 	$(BIN)/ruff check $(CODE)
 	$(BIN)/ruff format --check $(CODE)
 	MYPYPATH=$(VENV)/typing:tests:benchmarks $(BIN)/mypy --explicit-package-bases \
-		$(wildcard docs/*.py tests/*.py tests/compat/*.py tests/fuzz/*.py tests/trackers/*.py benchmarks/*.py)
+		$(wildcard docs/*.py tests/*.py tests/compat/*.py tests/frameworks/*.py tests/fuzz/*.py tests/trackers/*.py benchmarks/*.py)
 	MYPYPATH=$(VENV)/typing $(BIN)/mypy -p steptape
 
 fuzz: $(READY)  ## Fuzz the readers of policies, rules, tests and past runs, FUZZ_S seconds each

@@ -1,0 +1,123 @@
+"""Records what Accelerate logs: a tracker over a recorder, which the loop asks for the control flags.
+
+Values of ``Accelerator.log`` in, calls of a ``Recorder`` out.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Mapping
+from typing import Any, Final, Literal, Self
+
+from ..recorder.recorder import Recorder
+from ..store.errors import TelemetryError
+
+try:
+    from accelerate.state import GradientState, PartialState
+    from accelerate.tracking import GeneralTracker
+except ImportError as error:
+    raise ImportError("Accelerate is not installed. Run pip install 'steptape[accelerate]'") from error
+
+logger = logging.getLogger("steptape")
+
+#: Names that an evaluation gives its values.
+_OF_EVALUATION: Final = re.compile(r"(eval|val|valid|validation)([/_.]|$)")
+
+
+class SteptapeTracker(GeneralTracker):
+    """Records what ``accelerator.log`` is given.
+
+        accelerator = Accelerator()
+        rec = Recorder("runs", rules="policy.yaml")
+        SteptapeTracker(rec, on_log="auto").attach(accelerator)
+        accelerator.init_trackers("project", config={"lr": 0.1})
+
+    Without skipped updates, ``Accelerator(log_with=SteptapeTracker(rec))`` does as well.
+
+    Accelerate logs on the main process alone. In a job of several, call ``rec.step`` on each, and keep
+    ``on_log="log"``.
+
+    Args:
+        recorder: The recorder. Construct it after the ``Accelerator``, which makes the process group.
+        step_key: The name among the logged values that holds the step, which is the number of finished updates. If not
+            given: the ``step`` of ``log``.
+        on_log: What a call records: ``log`` (default) a ``log`` event; ``step`` an update; ``auto`` an evaluation if
+            all names begin with ``eval`` or ``val``, such as ``eval_loss``, else an update. While gradients are
+            accumulated, the values of micro-batches are averaged into those of their update.
+    """
+
+    name = "steptape"
+    requires_logging_directory = False
+
+    def __init__(
+        self, recorder: Recorder, *, step_key: str | None = None, on_log: Literal["step", "log", "auto"] = "log"
+    ) -> None:
+        super().__init__()
+        if on_log not in ("step", "log", "auto"):
+            raise TelemetryError("on_log must be 'step', 'log' or 'auto'", got=on_log)
+        self._recorder, self._step_key, self._on_log = recorder, step_key, on_log
+        self._accelerator: Any = None
+        self._config: Mapping[str, Any] = {}
+        self._micro_batches: list[Mapping[str, Any]] = []
+
+    @property
+    def tracker(self) -> Recorder:
+        """The recorder."""
+        return self._recorder
+
+    def attach(self, accelerator: Any) -> Self:
+        """Have an accelerator log here, and record the updates that its gradient scaler skips. Idempotent."""
+        self._accelerator = accelerator
+        if self not in accelerator.log_with:
+            accelerator.log_with.append(self)
+        return self
+
+    def store_init_configuration(self, values: Mapping[str, Any]) -> None:
+        """Keep the config of ``init_trackers`` for the first call: until then a checkpoint's state can be loaded."""
+        self._config = values
+        if self._on_log != "log" and PartialState().num_processes > 1:
+            what = f"Accelerate logs on the main process alone: on_log={self._on_log!r} counts no steps elsewhere"
+            logger.warning("%s. Call rec.step on every process, and keep on_log='log'", what)
+
+    def log(self, values: Mapping[str, Any], step: int | None = None, **_: Any) -> None:
+        """Record values, as ``on_log`` says."""
+        rec = self._recorder
+        self._declare()
+        if self._step_key is not None:
+            values = dict(values)
+            step = values.pop(self._step_key, step)
+        if self._on_log == "log":
+            rec.log(values)
+        elif self._on_log == "auto" and all(map(_OF_EVALUATION.match, values)):
+            rec.evaluate(values)
+        else:
+            self._micro_batches.append(values)
+            if GradientState().sync_gradients:
+                group, self._micro_batches = self._micro_batches, []
+                skipped = getattr(self._accelerator, "optimizer_step_was_skipped", False)
+                rec.step(_mean(group), step=step, micro_step=len(group), applied=not skipped)
+
+    def finish(self) -> None:
+        """End the run."""
+        self._declare()
+        self._recorder.close()
+
+    def _declare(self) -> None:
+        if self._config:
+            self._recorder.declare(config=self._config)
+            self._config = {}
+
+
+def _mean(group: list[Mapping[str, Any]]) -> Mapping[str, Any]:
+    """Return the means of values that micro-batches have given, and the newest of what is no number."""
+    if len(group) == 1:
+        return group[0]
+    means = {}
+    for name in dict.fromkeys(name for values in group for name in values):
+        given = [values[name] for values in group if name in values]
+        try:
+            means[name] = sum(given) / len(given)
+        except Exception:
+            means[name] = given[-1]
+    return means

@@ -1,0 +1,397 @@
+"""Records and steers trainings of Lightning: a callback, and a logger that shares the callback's recorder.
+
+Hooks of a ``Trainer`` in, calls of a ``Recorder`` out, and its control flags back into the ``Trainer``. The code serves
+``lightning`` and ``pytorch_lightning``; the base classes come from the one that the program has imported.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import math
+import sys
+from collections.abc import Callable, Mapping
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+from ..recorder.recorder import Recorder
+from ..store.errors import TelemetryError
+from .torch import watch_steps
+
+try:
+    import torch
+
+    if find_spec("lightning") is None or ("pytorch_lightning" in sys.modules and "lightning" not in sys.modules):
+        from pytorch_lightning.callbacks import Callback
+        from pytorch_lightning.loggers import Logger
+        from pytorch_lightning.utilities import rank_zero_only
+    else:
+        from lightning.pytorch.callbacks import Callback
+        from lightning.pytorch.loggers import Logger
+        from lightning.pytorch.utilities import rank_zero_only
+except ImportError as error:
+    raise ImportError("Lightning is not installed. Run pip install 'steptape[lightning]'") from error
+
+logger = logging.getLogger("steptape")
+
+_Hook = TypeVar("_Hook", bound=Callable[..., Any])
+
+#: Strategies that keep only a part of the gradients on each rank. The norm of a part would be wrong.
+_SHARDED: Final = ("DeepSpeedStrategy", "FSDPStrategy", "ModelParallelStrategy")
+
+#: The hook of a module that can end an epoch.
+_BATCH_START: Final = "on_train_batch_start"
+
+
+def _guarded(hook: _Hook) -> _Hook:
+    """Keep a failure of a hook from the training, unless the recorder is strict."""
+
+    @functools.wraps(hook)
+    def guarded(self: SteptapeCallback, *arguments: Any, **named: Any) -> Any:
+        try:
+            return hook(self, *arguments, **named)
+        except Exception as error:
+            # In a job, a rank that cannot save must not leave the others waiting for it.
+            if self._is_strict or self._is_saving:
+                raise
+            self._warn_once(f"the callback's {hook.__name__} failed, and training continues: {error!r}")
+
+    return guarded  # type: ignore[return-value]
+
+
+class SteptapeCallback(Callback):
+    """Records every update of ``Trainer.fit``, and carries out what rules ask for.
+
+        trainer = Trainer(callbacks=[SteptapeCallback("runs", rules="policy.yaml")])
+
+    Each ``fit`` is an attempt of a run. From a checkpoint, it resumes the run that wrote the checkpoint.
+
+    Args:
+        store: Folder of runs.
+        grad_norm: Record the norm of the gradients before they are clipped.
+        **arguments: Further arguments of ``Recorder``.
+
+    Attributes:
+        recorder: The recorder of the current ``fit``, or of the latest; None before.
+        is_validating: Whether a validation of the training runs.
+        config: Hyper-parameters that were logged.
+    """
+
+    def __init__(self, store: str | Path, *, grad_norm: bool = True, **arguments: Any) -> None:
+        super().__init__()
+        self._store, self._grad_norm, self._arguments = store, grad_norm, arguments
+        self.recorder: Recorder | None = None
+        self.is_validating = False
+        self.config: dict[str, Any] = {}
+        self._state: dict[str, Any] = {}
+        self._warned: set[str] = set()
+        self._refused: set[str] = set()
+        self._undo: list[Callable[[], object]] = []
+        self._validation: tuple[Any, Any] | None = None
+        self._skipped: tuple[dict[str, Any], dict[str, Any]] | None = None
+        self._is_strict, self._is_saving = bool(arguments.get("strict")), False
+
+    @property
+    def live(self) -> Recorder | None:
+        """The recorder while ``fit`` runs; else None."""
+        return None if self.recorder is None or self.recorder.is_closed else self.recorder
+
+    def add_config(self, config: Mapping[str, Any]) -> None:
+        """Record hyper-parameters, now or when training starts."""
+        self.config.update(config)
+        if (rec := self.live) is not None:
+            rec.declare(config=config)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the place in the log from which a ``fit`` from this checkpoint resumes."""
+        return self._state if (rec := self.live) is None else dict(rec.state_dict())
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Keep a checkpoint's state until training starts, which is later."""
+        self._state = state_dict
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        """Open a run, or the next attempt of the checkpoint's run. What the recorder refuses reaches the caller."""
+        arguments = self._plan_of(trainer, pl_module)
+        arguments["config"] = {**getattr(pl_module, "hparams", {}), **self.config}
+        self.recorder = self._opened(arguments | self._arguments, self._state if trainer.global_step else None)
+        self._updates = trainer.global_step
+        self._epoch: float | None = None
+        self._refused.clear()
+        self._is_saving = False
+        self._begin_update()
+        self._watch(trainer, self.recorder)
+        self._steer(trainer, self.recorder)
+
+    @_guarded
+    def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
+        """Record the beginning of an epoch."""
+        if (rec := self.live) is not None:
+            self._end_skipping()
+            self._begin_update()
+            rec.epoch_begin(trainer.current_epoch)
+
+    @_guarded
+    def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
+        """Note the learning rate of this update, and the norm of its gradients, which are not clipped yet."""
+        number = next((n for n, each in enumerate(trainer.optimizers) if each is optimizer), 0)
+        suffix = f"_{number}" if number else ""
+        self._values[f"lr{suffix}"] = optimizer.param_groups[0]["lr"]
+        grads = [each.grad for group in optimizer.param_groups for each in group["params"] if each.grad is not None]
+        if grads and self._grad_norm and type(trainer.strategy).__name__ not in _SHARDED:
+            self._values[f"grad_norm{suffix}"] = torch.nn.utils.get_total_norm(grads)
+
+    @_guarded
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        """Add up the losses of micro-batches; record a finished update, and do what rules ask for."""
+        if (rec := self.live) is None:
+            return
+        is_automatic = pl_module.automatic_optimization
+        self._micro_steps += 1
+        if isinstance(outputs, Mapping) and (loss := outputs.get("loss")) is not None:
+            # Lightning divides the loss for backward, and shows it divided.
+            self._losses.append(loss.detach() * (trainer.accumulate_grad_batches if is_automatic else 1))
+        if trainer.global_step == self._updates:
+            return
+        self._updates = trainer.global_step
+        values, micro_steps = self._values, self._micro_steps
+        if self._losses:
+            values["loss"] = sum(self._losses) / len(self._losses)
+        self._begin_update()
+        batches = self._number(trainer, "num_training_batches")
+        self._epoch = batches and trainer.current_epoch + (batch_idx + 1) / batches
+        # Lightning counts the updates of each optimizer, if a module steps several by hand.
+        step = self._updates if is_automatic else None
+        rec.step(values, step=step, epoch=self._epoch, micro_step=micro_steps)
+        if self._steer(trainer, rec).should_log:
+            rec.log(values)
+
+    @_guarded
+    def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
+        """Note the metrics before a validation. The sanity check is none."""
+        if self.live is not None and not trainer.sanity_checking:
+            self._restore_validation(trainer)
+            self.is_validating, self._before = True, dict(trainer.callback_metrics)
+
+    @_guarded
+    def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
+        """Record the metrics that a validation has computed."""
+        if (rec := self.live) is not None and self.is_validating:
+            self.is_validating = False
+            now = trainer.callback_metrics.items()
+            rec.evaluate({name: value for name, value in now if self._before.get(name) is not value})
+            self._steer(trainer, rec)
+
+    @_guarded
+    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+        """Record the end of an epoch, which may be cut."""
+        if (rec := self.live) is not None:
+            rec.epoch_end(self._epoch)
+            self._steer(trainer, rec)
+
+    @_guarded
+    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
+        """End the run as failed or interrupted."""
+        if (rec := self.live) is not None:
+            self._leave(trainer)
+            if trainer.received_sigterm:  # Lightning's exception for it looks like a successful exit.
+                rec.close(status="interrupted", reason="SIGTERM")
+            rec.fail(exception)
+
+    @_guarded
+    def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        """End the run. Checkpoints that others write at the end of the training still belong to it."""
+        if (rec := self.live) is not None:
+            self._leave(trainer)
+            self._state = dict(rec.state_dict())
+            if trainer.should_stop and not rec.control.should_stop:
+                stopped = [type(each).__name__ for each in trainer.callbacks if getattr(each, "stopped_epoch", 0)]
+                rec.close(status="stopped", reason=", ".join(stopped) or "trainer.should_stop")
+            rec.close()
+
+    def _opened(self, arguments: dict[str, Any], state: Mapping[str, Any] | None) -> Recorder:
+        """Return the recorder of an attempt that resumes from a state, or of a new run if that run is lost."""
+        if state and "resume" not in arguments:
+            try:
+                return Recorder(self._store, resume=state, **arguments)
+            except TelemetryError as error:
+                if self._is_strict:
+                    raise
+                self._warn_once(f"the checkpoint's run cannot be resumed, so a new one begins: {error}")
+        return Recorder(self._store, **arguments)
+
+    def _begin_update(self) -> None:
+        self._values: dict[str, Any] = {}
+        self._losses: list[Any] = []
+        self._micro_steps = 0
+
+    def _plan_of(self, trainer: Any, pl_module: Any) -> dict[str, Any]:
+        """Return what the trainer knows of the length. A module that steps by hand has its own number of updates."""
+        plan: dict[str, Any] = {"total_epochs": self._number(trainer, "max_epochs")}
+        if pl_module.automatic_optimization:
+            batches = self._number(trainer, "num_training_batches")
+            plan["total_steps"] = self._number(trainer, "estimated_stepping_batches")
+            plan["steps_per_epoch"] = batches and math.ceil(batches / trainer.accumulate_grad_batches)
+        return plan
+
+    def _number(self, trainer: Any, name: str) -> int | None:
+        """Return a number of the trainer; None if it is unlimited, or if the trainer cannot say it."""
+        try:
+            number = getattr(trainer, name)
+        except Exception as error:
+            self._warn_once(f"the Trainer does not say its {name}: {error}")
+            return None
+        return int(number) if number and 0 < number < math.inf else None
+
+    @_guarded
+    def _watch(self, trainer: Any, rec: Recorder) -> None:
+        """Record checkpoints once they are written, and updates that a gradient scaler skips."""
+        save = trainer.save_checkpoint
+
+        @functools.wraps(save)
+        def save_checkpoint(filepath: str | Path, *arguments: Any, **named: Any) -> None:
+            save(filepath, *arguments, **named)
+            self._note_save(trainer, filepath)
+
+        trainer.save_checkpoint = save_checkpoint
+        self._undo.append(functools.partial(setattr, trainer, "save_checkpoint", save))
+        if getattr(trainer.precision_plugin, "scaler", None) is not None:
+            self._undo.append(watch_steps(rec, *trainer.optimizers).close)
+
+    @_guarded
+    def _note_save(self, trainer: Any, filepath: str | Path) -> None:
+        if (rec := self.live) is not None:
+            rec.save(filepath)
+            self._stop_if_asked(trainer, rec, rec.agree())
+
+    @_guarded
+    def _leave(self, trainer: Any) -> None:
+        """Leave the trainer as it was."""
+        self.is_validating = False
+        self._end_skipping()
+        self._restore_validation(trainer)
+        while self._undo:
+            self._undo.pop()()
+
+    def _steer(self, trainer: Any, rec: Recorder) -> Any:
+        """Do what rules ask for, on all ranks alike."""
+        control = rec.agree()
+        self._stop_if_asked(trainer, rec, control)
+        if control.should_stop_epoch:
+            self._skip_epoch(trainer.lightning_module)
+        if control.should_evaluate:
+            self._validate_next(trainer, rec)
+        if control.should_save:
+            folder = getattr(trainer.checkpoint_callback, "dirpath", None) or trainer.default_root_dir
+            self._is_saving = True
+            trainer.save_checkpoint(Path(folder) / f"steptape-step={trainer.global_step}.ckpt")
+            self._is_saving = False
+        return control
+
+    def _stop_if_asked(self, trainer: Any, rec: Recorder, control: Any) -> None:
+        if control.should_stop:
+            trainer.should_stop = True
+            done = {"min_steps": trainer.global_step, "min_epochs": trainer.current_epoch}
+            needs = [f"{name}={getattr(trainer, name)}" for name in done if (getattr(trainer, name) or 0) > done[name]]
+            if needs:
+                self._refuse(rec, "stop", f"training continues until {' and '.join(needs)}")
+
+    def _skip_epoch(self, module: Any) -> None:
+        """Have the module skip the rest of the epoch, which Lightning asks of it alone, before each batch."""
+        self._end_skipping()
+        hooks = vars(module)
+        self._skipped = hooks, {name: hooks[name] for name in (_BATCH_START,) if name in hooks}
+        hooks[_BATCH_START] = lambda *_: -1
+
+    def _end_skipping(self) -> None:
+        if self._skipped is not None:
+            hooks, own = self._skipped
+            del hooks[_BATCH_START]
+            hooks.update(own)
+            self._skipped = None
+
+    def _validate_next(self, trainer: Any, rec: Recorder) -> None:
+        """Let a validation be due after this batch; Lightning has no call for it."""
+        if not trainer.enable_validation:
+            self._refuse(rec, "evaluate", "it has no validation")
+        elif trainer.val_check_batch is None:
+            self._refuse(rec, "evaluate", "it validates by the clock")
+        elif self._validation is None:
+            self._validation = trainer.val_check_batch, trainer.check_val_every_n_epoch
+            trainer.val_check_batch, trainer.check_val_every_n_epoch = 1, None
+
+    def _restore_validation(self, trainer: Any) -> None:
+        if self._validation is not None:
+            trainer.val_check_batch, trainer.check_val_every_n_epoch = self._validation
+            self._validation = None
+
+    def _refuse(self, rec: Recorder, what: str, why: str) -> None:
+        """Record, once, that the trainer does not do what rules ask for."""
+        if what not in self._refused:
+            self._refused.add(what)
+            rec.annotate(f"the Trainer refuses to {what}: {why}", refused=what)
+
+    def _warn_once(self, message: str) -> None:
+        if message not in self._warned:
+            self._warned.add(message)
+            logger.warning("%s", message)
+
+
+class SteptapeLogger(Logger):
+    """Records what modules log. Its callback shares its recorder, records updates and steers.
+
+        tape = SteptapeLogger("runs", rules="policy.yaml")
+        trainer = Trainer(logger=tape, callbacks=[tape.callback()])
+
+    Without the callback, rank 0 records ``log`` events at Lightning's steps, and nothing steers.
+
+    Args:
+        store: Folder of runs.
+        **arguments: Further arguments of ``SteptapeCallback``.
+
+    Attributes:
+        name, version: They name the folder of Lightning's checkpoints. The run's id is unknown by then.
+    """
+
+    name = "steptape"
+    version = ""
+
+    def __init__(self, store: str | Path, **arguments: Any) -> None:
+        super().__init__()
+        self._store, self._arguments = store, arguments
+        self._callback, self._has_callback = SteptapeCallback(store, **arguments), False
+        self._alone: Recorder | None = None
+
+    def callback(self) -> SteptapeCallback:
+        """Return the callback that shares the recorder."""
+        self._has_callback = True
+        return self._callback
+
+    @property
+    def experiment(self) -> Recorder | None:
+        """The recorder; None before it has something to record."""
+        return self._alone or self._callback.recorder
+
+    def log_hyperparams(self, params: Any, *_: Any, **__: Any) -> None:
+        """Record hyper-parameters as config of the run."""
+        self._callback.add_config(params if isinstance(params, Mapping) else vars(params))
+
+    def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
+        """Record values as a ``log`` event. Those of a validation are recorded as its ``evaluate`` event."""
+        if not self._has_callback:
+            self._log_alone(metrics, step)
+        elif (rec := self._callback.live) is not None and not self._callback.is_validating:
+            rec.log({name: value for name, value in metrics.items() if name != "epoch"})  # The event has its own.
+
+    def finalize(self, status: str) -> None:
+        """End the run as failed, if the training did and no callback knows it. Other runs end with the program."""
+        if status == "failed" and self._alone is not None:
+            self._alone.close(status="failed", reason="the training failed")
+
+    @rank_zero_only  # type: ignore[untyped-decorator]
+    def _log_alone(self, metrics: Mapping[str, float], step: int | None) -> None:
+        if self._alone is None:
+            self._alone = Recorder(self._store, rank=0, **{"config": self._callback.config, **self._arguments})
+        # Lightning's step is that of the update before: it counts batches from 0.
+        self._alone.late(0 if step is None else step + 1, metrics)

@@ -1,0 +1,497 @@
+"""Lightning, recorded and steered: what its hooks say, what it does at an order, and how its runs end."""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import resource
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("lightning", reason="lightning is not installed; 'make frameworks' runs this")
+
+import torch
+from lightning.pytorch.callbacks import Callback, EarlyStopping, ModelCheckpoint
+from lightning.pytorch.plugins.precision import MixedPrecision
+from waiting import PATIENCE_S, until
+
+from frameworks.tiny_lightning import loader, tiny_module, tiny_trainer
+from steptape import Recorder, backtest, open_store, verify
+from steptape.integrations.lightning import SteptapeCallback, SteptapeLogger
+from steptape.rules.policy_file.policy import parse_policy
+from steptape.store.events import Event
+from steptape.store.run import Run
+
+pytestmark = pytest.mark.filterwarnings("default")
+
+ROOTS = ["lightning.pytorch", "pytorch_lightning"]
+TESTS = Path(__file__).parents[1]
+
+
+def rule(condition: str, order: str = "should_training_stop", trigger: str = "on_step_end", name: str = "rule") -> str:
+    """Return a controller, as a line of a policy."""
+    return f'  - {{name: {name}, triggers: [{trigger}], rule: "{condition}", operations: [hfcontrols.{order}]}}\n'
+
+
+def fit(
+    folder: Path, rules: str = "", module: Any = None, callbacks: Sequence[Any] = (), **changes: Any
+) -> tuple[Any, Run]:
+    """Train with the callback, and return the trainer and its run."""
+    callback = SteptapeCallback(folder / "runs", rules=policy(folder, rules))
+    trainer = tiny_trainer(folder, [callback, *callbacks], **changes)
+    trainer.fit(module or tiny_module(), loader(), loader(4))
+    return trainer, newest(folder)
+
+
+def policy(folder: Path, rules: str) -> Path | None:
+    """Write controllers to a file."""
+    path = folder / "policy.yaml"
+    path.write_text(f"controllers:\n{rules}")
+    return path if rules else None
+
+
+def newest(folder: Path) -> Run:
+    """Return the newest run in a folder."""
+    return max(open_store(folder / "runs"), key=lambda run: run.info.attempts[0].started_ns)
+
+
+def events(run: Run, kind: str = "step_end") -> list[Event]:
+    """Return the run's events of a kind."""
+    return [event for event in run.events() if event.kind == kind]
+
+
+def values(run: Run, name: str) -> list[float]:
+    """Return a metric of every step."""
+    return [event.metrics[name] for event in events(run)]
+
+
+@pytest.mark.parametrize("root", ROOTS)
+def test_a_recorded_training_is_the_same_to_the_bit(tmp_path: Path, root: str) -> None:
+    """Losses and weights of both packages; dropout shows that no random number is taken."""
+    free, recorded = tiny_module(root), tiny_module(root)
+    torch.manual_seed(5)
+    tiny_trainer(tmp_path, [], root).fit(free, loader(), loader(4))
+    torch.manual_seed(5)
+    tiny_trainer(tmp_path, [SteptapeCallback(tmp_path / "runs")], root).fit(recorded, loader(), loader(4))
+
+    run = newest(tmp_path)
+    assert recorded.losses == free.losses == values(run, "loss")
+    assert all(torch.equal(one, other) for one, other in zip(free.parameters(), recorded.parameters(), strict=True))
+    assert [event.step for event in events(run)] == list(range(1, 43))
+    assert (run.status, run.info.config, run.info.last.plan.total_steps) == ("completed", {"lr": 0.1}, 42)
+
+
+def test_an_update_has_the_undivided_loss_the_rate_it_used_and_its_norm_before_clipping(tmp_path: Path) -> None:
+    """Lightning divides losses by the length of a full group, the scheduler is ahead, and gradients are clipped."""
+    module = tiny_module()
+    _, run = fit(tmp_path, module=module, accumulate_grad_batches=4, max_epochs=1, gradient_clip_val=1e-3)
+
+    groups = [module.losses[first : first + 4] for first in range(0, 14, 4)]
+    assert values(run, "loss") == pytest.approx([sum(group) / len(group) for group in groups])
+    assert [event.micro_step for event in events(run)] == [4, 4, 4, 2]
+    assert values(run, "lr") == [0.1, 0.05, 0.025, 0.0125]
+    assert values(run, "grad_norm") == pytest.approx(module.norms)
+    assert [event.epoch for event in events(run)] == pytest.approx([4 / 14, 8 / 14, 12 / 14, 1])
+
+
+@pytest.mark.parametrize("micro_batch", range(8, 12))
+def test_a_nan_of_any_micro_batch_stops_the_run_at_its_update(tmp_path: Path, micro_batch: int) -> None:
+    """The third update has the micro-batches 8 to 11."""
+    module = tiny_module(nan_at=micro_batch)
+    trainer, run = fit(tmp_path, rule("not isfinite(loss)"), module, accumulate_grad_batches=4)
+
+    assert (run.status, trainer.global_step, len(values(run, "loss"))) == ("stopped", 3, 3)
+
+
+def test_the_sanity_check_is_no_evaluation(tmp_path: Path) -> None:
+    """Evaluations hold what the validation computed, and nothing that the training has left."""
+    _, run = fit(tmp_path, num_sanity_val_steps=2)
+
+    assert [(event.step, set(event.metrics)) for event in events(run, "evaluate")] == [
+        (14, {"val_loss"}),
+        (28, {"val_loss"}),
+        (42, {"val_loss"}),
+    ]
+
+
+def test_a_stop_comes_at_its_step_with_a_last_validation(tmp_path: Path) -> None:
+    """The epoch ends where it was cut."""
+    trainer, run = fit(tmp_path, rule("step >= 5"))
+
+    assert (trainer.global_step, run.status, run.info.last.steps) == (5, "stopped", 5)
+    assert [event.step for event in events(run, "evaluate")] == [5]
+    assert [event.epoch for event in events(run, "epoch_end")] == [5 / 14]
+
+
+@pytest.mark.parametrize(
+    ("least", "step", "said"), [({"min_steps": 20}, 20, "min_steps=20"), ({"min_epochs": 2}, 28, "min_epochs=2")]
+)
+def test_a_stop_that_the_trainer_refuses_is_recorded_and_holds(
+    tmp_path: Path, least: dict[str, Any], step: int, said: str
+) -> None:
+    """Training ends as soon as the least is reached."""
+    trainer, run = fit(tmp_path, rule("step == 5"), **least)
+
+    (note,) = events(run, "annotation")[:1]
+    assert (note.step, note.attrs["refused"], said in note.attrs["text"]) == (5, "stop", True)
+    assert (trainer.global_step, run.status) == (step, "stopped")
+
+
+def test_checkpoints_have_their_paths_whoever_writes_them(tmp_path: Path) -> None:
+    """Rules, ModelCheckpoint, and the loop's own call; afterwards the trainer's method is its own again."""
+
+    class Own(Callback):
+        def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+            trainer.save_checkpoint(tmp_path / "own.ckpt")
+
+    often = ModelCheckpoint(tmp_path / "often", every_n_train_steps=20, save_top_k=-1, filename="{step}")
+    trainer, run = fit(tmp_path, rule("step == 5", "should_save"), callbacks=[often, Own()], enable_checkpointing=True)
+    trainer.save_checkpoint(tmp_path / "after.ckpt")
+
+    saves = {Path(event.attrs["path"]): event for event in events(run, "save")}
+    assert [(event.step, path.relative_to(tmp_path).as_posix()) for path, event in saves.items()] == [
+        (5, "often/steptape-step=5.ckpt"),
+        (20, "often/step=20.ckpt"),
+        (40, "often/step=40.ckpt"),
+        (42, "own.ckpt"),
+    ]
+    assert all(path.stat().st_size == event.attrs["size_bytes"] for path, event in saves.items())
+
+
+def test_an_evaluation_that_rules_ask_for_comes_at_once(tmp_path: Path) -> None:
+    """Also between validations that are due every second epoch; afterwards they come as before."""
+    rules = rule("step == 5", "should_evaluate") + rule("step == 5", "should_evaluate", "on_evaluate", name="again")
+    _, run = fit(tmp_path, rules, check_val_every_n_epoch=2, max_epochs=4)
+
+    assert [event.step for event in events(run, "evaluate")] == [5, 6, 28, 56]
+
+
+def test_an_evaluation_that_the_trainer_cannot_do_is_refused_once(tmp_path: Path) -> None:
+    """A training without validation."""
+    _, run = fit(tmp_path, rule("step >= 5", "should_evaluate"), limit_val_batches=0)
+
+    assert [event.attrs["refused"] for event in events(run, "annotation")] == ["evaluate"]
+
+
+def test_an_epoch_that_rules_cut_is_recorded_as_far_as_it_went(tmp_path: Path) -> None:
+    """The next epochs are whole; an order in the last batch of an epoch cuts no other."""
+    rules = rule("step == 5", "should_epoch_stop") + rule("step == 19", "should_epoch_stop", name="last")
+    trainer, run = fit(tmp_path, rules)
+
+    assert [event.epoch for event in events(run, "epoch_begin")] == [0, 1, 2]
+    assert [(event.step, event.epoch) for event in events(run, "epoch_end")] == [(5, 5 / 14), (19, 2.0), (33, 3.0)]
+    assert trainer.global_step == 33
+
+
+@pytest.mark.parametrize("has_own", [False, True])
+def test_a_training_that_ends_within_a_cut_epoch_leaves_the_module_as_it_was(tmp_path: Path, has_own: bool) -> None:
+    """A hook that the module has of its own is there again."""
+    module, calls = tiny_module(), []
+    if has_own:
+        module.on_train_batch_start = lambda *_: calls.append(1)
+    before = vars(module).get("on_train_batch_start")
+    fit(tmp_path, rule("step == 5", "should_epoch_stop") + rule("step == 5", name="end"), module)
+
+    assert vars(module).get("on_train_batch_start") is before
+    assert len(calls) == 5 * has_own
+
+
+def test_a_log_that_rules_ask_for_has_the_values_of_its_step(tmp_path: Path) -> None:
+    """No logger is needed."""
+    _, run = fit(tmp_path, rule("step == 5", "should_log"))
+
+    (log,) = events(run, "log")
+    assert (log.step, dict(log.metrics)) == (5, dict(events(run)[4].metrics))
+
+
+#: Its decisions depend on what happened before the cut.
+RULES = rule("mean(loss, 12) < 2", "should_save", name="save") + rule("step >= 28", trigger="on_evaluate", name="end")
+
+
+def decisions(run: Run) -> list[tuple[int, str]]:
+    """Return step and controller of each decision of a run."""
+    return [(event.step, event.attrs["controller"]) for event in run.events() if event.kind == "decision"]
+
+
+@pytest.mark.parametrize("cut", [10, 14, 19])
+def test_a_resumed_run_decides_as_an_unsplit_one(tmp_path: Path, cut: int) -> None:
+    """Lightning restores the callback's state before training starts; the cut is within an epoch and at its end.
+
+    Lightning begins an epoch's data again, so that all batches are equal here.
+    """
+
+    def trained(folder: Path, ckpt_path: Path | None = None, callbacks: Sequence[Any] = (), **changes: Any) -> None:
+        callback = SteptapeCallback(folder / "runs", rules=policy(folder, RULES))
+        trainer = tiny_trainer(folder, [callback, *callbacks], **changes)
+        trainer.fit(tiny_module(dropout=0.0), loader(is_constant=True), loader(4), ckpt_path=ckpt_path)
+
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    whole.mkdir()
+    parts.mkdir()
+    trained(whole)
+    saving = ModelCheckpoint(parts, every_n_train_steps=cut, filename="cut")
+    trained(parts, callbacks=[saving], enable_checkpointing=True, max_steps=cut + 2)
+    trained(parts, parts / "cut.ckpt")
+
+    (unsplit,) = open_store(whole / "runs")
+    (resumed,) = open_store(parts / "runs")
+    assert [attempt.from_step for attempt in resumed.info.attempts] == [None, cut]
+    assert values(resumed, "loss") == values(unsplit, "loss")
+    assert decisions(resumed) == decisions(unsplit) != []
+    assert resumed.status == "stopped"
+    assert verify(resumed).identical
+
+
+def test_a_second_fit_of_a_trainer_continues_its_run_and_a_new_trainer_begins_one(tmp_path: Path) -> None:
+    """Lightning counts steps on from one fit to the next."""
+    callback = SteptapeCallback(tmp_path / "runs")
+    module, trainer = tiny_module(), tiny_trainer(tmp_path, [callback], max_epochs=1)
+    trainer.fit(module, loader())
+    trainer.fit_loop.max_epochs = 2
+    trainer.fit(module, loader())
+    tiny_trainer(tmp_path, [callback], max_epochs=1).fit(tiny_module(), loader())
+
+    runs = sorted(open_store(tmp_path / "runs"), key=lambda run: run.info.attempts[0].started_ns)
+    assert [[event.step for event in events(run)] for run in runs] == [list(range(1, 29)), list(range(1, 15))]
+
+
+def test_a_checkpoint_whose_run_is_lost_begins_a_new_one(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Training goes on from the checkpoint's step."""
+    fit(tmp_path, callbacks=[ModelCheckpoint(tmp_path, filename="end")], enable_checkpointing=True, max_epochs=1)
+    trainer = tiny_trainer(tmp_path, [SteptapeCallback(tmp_path / "other")], max_epochs=2)
+    trainer.fit(tiny_module(), loader(), ckpt_path=tmp_path / "end.ckpt")
+
+    (run,) = open_store(tmp_path / "other")
+    assert [event.step for event in events(run)] == list(range(15, 29))
+    assert "so a new one begins" in caplog.text
+
+
+def test_a_checkpoint_that_rules_ask_for_and_that_fails_ends_the_training(tmp_path: Path) -> None:
+    """In a job, the other ranks wait for it: its exception is the loop's."""
+    (tmp_path / "full").touch()
+    saving = ModelCheckpoint(tmp_path / "gone", save_top_k=0)
+
+    class Blocking(Callback):
+        def on_train_start(self, *_: Any) -> None:
+            saving.dirpath = str(tmp_path / "full")
+
+    with pytest.raises(OSError, match="full"):
+        fit(tmp_path, rule("step == 5", "should_save"), callbacks=[Blocking(), saving], enable_checkpointing=True)
+
+    assert newest(tmp_path).status == "failed"
+
+
+def test_updates_of_several_optimizers_are_one_step_a_batch(tmp_path: Path) -> None:
+    """Lightning's ``global_step`` counts both."""
+    module = tiny_module(optimizers=2)
+    trainer, run = fit(tmp_path, module=module, max_epochs=1)
+
+    assert (trainer.global_step, [event.step for event in events(run)]) == (28, list(range(1, 15)))
+    assert set(events(run)[0].metrics) == {"loss", "lr", "lr_1", "grad_norm", "grad_norm_1"}
+    assert (values(run, "loss"), values(run, "lr_1")) == (module.losses, [0.05] * 14)
+
+
+def test_an_update_that_the_gradient_scaler_skips_is_not_applied(tmp_path: Path) -> None:
+    """Its norm is not finite, and it counts as a step, as for Lightning."""
+    scaler = torch.amp.GradScaler("cpu", init_scale=1e38, growth_interval=1000)
+    trainer, run = fit(tmp_path, max_epochs=1, plugins=[MixedPrecision("16-mixed", "cpu", scaler)])
+
+    skipped = [event.step for event in events(run) if event.attrs.get("applied") is False]
+    norms = values(run, "grad_norm")
+    assert skipped == [n for n, norm in enumerate(norms, 1) if not math.isfinite(norm)] != []
+    assert trainer.global_step == len(norms) == 14
+
+
+def test_a_training_that_another_callback_stops_is_stopped_by_it(tmp_path: Path) -> None:
+    """The run says which one."""
+    early = EarlyStopping("val_loss", min_delta=1e9, patience=1)
+    _, run = fit(tmp_path, callbacks=[early], max_epochs=9)
+
+    assert (run.status, run.info.last.reason) == ("stopped", "EarlyStopping")
+
+
+@pytest.mark.parametrize(("error", "status"), [(RuntimeError("lost"), "failed"), (KeyboardInterrupt(), "interrupted")])
+def test_an_exception_ends_the_run(tmp_path: Path, error: BaseException, status: str) -> None:
+    """Lightning exits at Ctrl-C, and passes on what else is raised."""
+
+    class Failing(Callback):
+        def on_train_batch_start(self, trainer: Any, *_: Any) -> None:
+            if trainer.global_step == 5:
+                raise error
+
+    with pytest.raises((RuntimeError, SystemExit)):
+        fit(tmp_path, callbacks=[Failing()])
+
+    run = newest(tmp_path)
+    assert (run.status, run.info.last.steps) == (status, 5)
+    assert type(error).__name__ in str(run.info.last.failure)
+
+
+def start(folder: Path, *arguments: str, launcher: tuple[str, ...] = (), rules: str = "") -> subprocess.Popen[str]:
+    """Start a training in processes of its own."""
+    program = ["-m", "frameworks.tiny_lightning", str(folder / "runs"), str(policy(folder, rules) or "")]
+    return subprocess.Popen(
+        [sys.executable, "-W", "ignore", *launcher, *program, *arguments],
+        env={**os.environ, "PYTHONPATH": str(TESTS), "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def test_a_sigterm_ends_the_run_as_interrupted(tmp_path: Path) -> None:
+    """Lightning handles the signal, ends the batch and raises what looks like a successful exit."""
+    process = start(tmp_path, "max_epochs=100000")
+    try:
+        until(lambda: process.poll() is not None or (tmp_path / "runs").exists())
+        until(lambda: process.poll() is not None or len(events(newest(tmp_path))) > 20)
+        process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=PATIENCE_S)
+    finally:
+        process.kill()
+
+    run = newest(tmp_path)
+    assert (run.status, run.info.last.reason) == ("interrupted", "SIGTERM")
+    assert len(events(run)) == run.info.last.steps
+
+
+def test_a_sigterm_with_a_recorder_that_was_there_first_ends_both(tmp_path: Path) -> None:
+    """Then Lightning calls both handlers, and the recorder's raises at once."""
+
+    class Signalling(Callback):
+        def on_train_batch_start(self, trainer: Any, *_: Any) -> None:
+            if trainer.global_step == 5:
+                signal.raise_signal(signal.SIGTERM)
+
+    with pytest.raises(SystemExit) as ended, Recorder(tmp_path / "other"):
+        fit(tmp_path, callbacks=[Signalling()])
+
+    assert ended.value.code == 143
+    assert [run.status for store in ("other", "runs") for run in open_store(tmp_path / store)] == ["interrupted"] * 2
+
+
+@pytest.mark.parametrize("condition", ["step == 5", "any_rank(not isfinite(loss))"])
+def test_a_rule_stops_all_ranks_at_the_same_step(tmp_path: Path, condition: str) -> None:
+    """Only rank 0 decides, also about the NaN of rank 1's fifth batch. In a save of Lightning's all ranks meet."""
+    rules = rule("step == 3", "should_save", name="save") + rule(condition)
+    launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
+    process = start(tmp_path, "devices=2", "strategy='ddp'", "nan_at=4", launcher=launcher, rules=rules)
+    try:
+        printed, _ = process.communicate(timeout=PATIENCE_S)
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+
+    run = newest(tmp_path)
+    assert sorted(re.findall(r"rank \d step \d+", printed)) == ["rank 0 step 5", "rank 1 step 5"]
+    assert (run.status, run.info.last.steps, [event.step for event in events(run, "save")]) == ("stopped", 5, [3])
+
+
+def test_a_backtest_of_a_training_says_when_it_stops_live(tmp_path: Path) -> None:
+    """Last step, evaluations and their values."""
+    rules = rule("loss < 1.5", trigger="on_step_end")
+    free, live = tmp_path / "free", tmp_path / "live"
+    free.mkdir()
+    live.mkdir()
+    _, recorded = fit(free)
+    (predicted,) = backtest(parse_policy(f"controllers:\n{rules}"), [recorded]).results
+    trainer, run = fit(live, rules)
+
+    assert predicted.predicted is not None
+    assert predicted.predicted.steps == trainer.global_step == run.info.last.steps != 42
+    assert verify(run).identical
+
+
+def test_a_recorder_that_fails_changes_no_weight(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """From the sixth step no file may grow."""
+
+    class Filling(Callback):
+        def on_train_batch_start(self, trainer: Any, *_: Any) -> None:
+            if trainer.global_step == 5:
+                resource.setrlimit(resource.RLIMIT_FSIZE, (10, limits[1]))
+
+    free, recorded, limits = tiny_module(), tiny_module(), resource.getrlimit(resource.RLIMIT_FSIZE)
+    torch.manual_seed(5)
+    tiny_trainer(tmp_path, []).fit(free, loader(), loader(4))
+    torch.manual_seed(5)
+    try:
+        trainer, run = fit(tmp_path, module=recorded, callbacks=[Filling()])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+    assert recorded.losses == free.losses
+    assert all(torch.equal(one, other) for one, other in zip(free.parameters(), recorded.parameters(), strict=True))
+    assert 5 <= len(events(run)) < trainer.global_step == 42
+    assert "File too large" in caplog.text
+
+
+@pytest.mark.parametrize("lacking", ["num_training_batches", "callback_metrics", "optimizers"])
+def test_what_an_unknown_version_lacks_is_named_and_the_rest_works(
+    tmp_path: Path, lacking: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A trainer without one of its properties, as our hooks see it."""
+    module = tiny_module()
+    callback = SteptapeCallback(tmp_path / "runs", rules=policy(tmp_path, rule("step == 20")))
+    trainer = tiny_trainer(tmp_path, [callback])
+
+    class Lacking:
+        def __getattr__(self, name: str) -> Any:
+            if name == lacking:
+                raise AttributeError(f"'Trainer' object has no attribute '{name}'")
+            return getattr(trainer, name)
+
+        def __setattr__(self, name: str, value: Any) -> None:
+            setattr(trainer, name, value)
+
+    for name in [name for name in dir(callback) if name.startswith("on_")]:
+        hook = getattr(callback, name)
+        setattr(callback, name, lambda _, *arguments, hook=hook: hook(Lacking(), *arguments))
+    trainer.fit(module, loader(), loader(4))
+
+    run = newest(tmp_path)
+    assert (run.status, values(run, "loss")) == ("stopped", module.losses)
+    assert caplog.text.count(f"no attribute '{lacking}'") == 1
+
+
+def test_the_logger_shares_the_recorder_of_its_callback(tmp_path: Path) -> None:
+    """What modules log are ``log`` events; a validation's values are in its ``evaluate`` event alone."""
+    tape = SteptapeLogger(tmp_path / "runs", rules=policy(tmp_path, rule("step == 20")))
+    trainer = tiny_trainer(tmp_path, [tape.callback()], logger=tape)
+    tape.log_hyperparams({"note": "first"})
+    trainer.fit(tiny_module(), loader(), loader(4))
+
+    (run,) = open_store(tmp_path / "runs")
+    assert [(event.step, set(event.metrics)) for event in events(run, "log")] == [
+        (step, {"train_loss"}) for step in range(2, 21, 2)
+    ]
+    assert [event.step for event in events(run, "evaluate")] == [14, 20]
+    assert (run.status, run.info.config) == ("stopped", {"lr": 0.1, "note": "first"})
+
+
+def test_a_logger_alone_records_what_is_logged_at_its_steps(tmp_path: Path) -> None:
+    """No step is counted, and no rule decides."""
+    tape = SteptapeLogger(tmp_path / "runs")
+    tiny_trainer(tmp_path, [], logger=tape, max_epochs=1).fit(tiny_module(), loader())
+    assert tape.experiment is not None
+    tape.experiment.close()
+
+    (run,) = open_store(tmp_path / "runs")
+    assert {event.kind for event in run.events()} == {"train_begin", "log", "train_end"}
+    assert [event.step for event in events(run, "log")] == list(range(2, 15, 2))
+
+
+def test_the_example_trains_until_a_rule_stops_it(tmp_path: Path) -> None:
+    """It takes the policy as its argument, and has at most 40 lines."""
+    script = TESTS.parent / "examples" / "scripts" / "lightning_training.py"
+    command = [sys.executable, "-W", "ignore", str(script), str(policy(tmp_path, rule("step == 20")))]
+    subprocess.run(command, cwd=tmp_path, timeout=PATIENCE_S, check=True)
+
+    (run,) = open_store(tmp_path / "runs")
+    assert (run.status, run.info.last.steps, len(script.read_text().splitlines()) <= 40) == ("stopped", 20, True)

@@ -1,0 +1,94 @@
+"""A tiny training by Accelerate, for tests; ``python -m`` this with STORE RULES NAN_AT trains alone."""
+
+from __future__ import annotations
+
+import math
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from accelerate.state import AcceleratorState, GradientState
+from torch.utils.data import DataLoader, TensorDataset
+
+from steptape import Recorder
+from steptape.integrations.accelerate import SteptapeTracker
+
+
+def parts() -> tuple[torch.nn.Module, torch.optim.Optimizer, DataLoader[Any]]:
+    """Return a model with dropout, its optimizer and 20 equal batches."""
+    torch.manual_seed(3)
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Dropout(0.2), torch.nn.Linear(4, 1))
+    data = torch.randn(2, 4, generator=torch.Generator().manual_seed(7)).repeat(20, 1)
+    return model, torch.optim.SGD(model.parameters(), lr=0.05), DataLoader(TensorDataset(data), batch_size=2)
+
+
+def new_accelerator(**arguments: Any) -> Accelerator:
+    """Return an accelerator that shares nothing with earlier ones of this process."""
+    AcceleratorState._reset_state(reset_partial_state=True)
+    GradientState._reset_state()
+    return Accelerator(cpu=True, **arguments)
+
+
+def train(
+    accelerator: Accelerator,
+    rec: Recorder | None = None,
+    *,
+    nan_at: int | None = None,
+    save_at: int | None = None,
+    folder: Path | None = None,
+    load: bool = False,
+) -> tuple[list[float], torch.nn.Module]:
+    """Train as Accelerate's examples do, log every micro-batch, and obey the recorder, if there is one.
+
+    Args:
+        accelerator: What logs, if it has trackers.
+        rec: The recorder; its ``step`` counts updates by its own number.
+        nan_at: The micro-batch whose loss is NaN, from 0.
+        save_at: The update after which the state is saved to the folder.
+        folder: The folder of the state.
+        load: Load the state first, and train the batches that are left.
+
+    Returns:
+        The losses of all micro-batches and the model.
+    """
+    model, optimizer, loader = accelerator.prepare(*parts())
+    accelerator.init_trackers("tiny", config={"lr": 0.05})
+    losses: list[float] = []
+    batches, done = [batch for _ in range(2) for batch in loader], 0
+    if load:
+        accelerator.load_state(str(folder))
+        done = rec.state_dict()["step"] if rec is not None else 0  # type: ignore[assignment]
+    for batch in batches[done:]:
+        with accelerator.accumulate(model):
+            loss = (model(batch[0]) ** 2).mean()
+            if len(losses) == nan_at:
+                loss = loss * math.nan
+            accelerator.backward(loss)
+            optimizer.step()
+            optimizer.zero_grad()
+        losses.append(loss.item())
+        accelerator.log({"loss": losses[-1]})
+        if rec is None or not accelerator.sync_gradients:
+            continue
+        if accelerator.num_processes > 1:
+            rec.step(loss=losses[-1])
+        if rec.state_dict()["step"] == save_at:
+            accelerator.save_state(str(folder))
+            rec.save(str(folder))
+        if rec.agree().should_stop:
+            break
+    accelerator.end_training()
+    return losses, model
+
+
+if __name__ == "__main__":
+    store, rules, nan_at = sys.argv[1:]
+    accelerator = Accelerator(cpu=True)
+    rec = Recorder(store, rules=rules or None)
+    SteptapeTracker(rec).attach(accelerator)
+    # Another rank than the one that decides has the NaN.
+    train(accelerator, rec, nan_at=int(nan_at) if accelerator.process_index == 1 else None)
+    rec.close()
+    print("rank", accelerator.process_index, "step", rec.state_dict()["step"], flush=True)
