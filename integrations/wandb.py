@@ -63,7 +63,7 @@ class _NamedValues(dict[str, Any]):
             return self[name]
         raise AttributeError(name)
 
-    def update(self, values: Any = (), /, allow_val_change: bool = True, **more: Any) -> None:  # noqa: ARG002
+    def update(self, values: Any = (), /, allow_val_change: bool = True, **more: Any) -> None:
         """Set values."""
         changed = {**dict(_mapping_of(values)), **more}
         super().update(changed)
@@ -145,7 +145,7 @@ class WandbRun:
         data: Mapping[str, Any],
         step: int | None = None,
         commit: bool | None = None,
-        sync: bool | None = None,  # noqa: ARG002
+        sync: bool | None = None,
     ) -> None:
         """Add values to the row of a step; record the row when the step changes, or now with ``commit``."""
         if self._real is not None:
@@ -177,7 +177,7 @@ class WandbRun:
             self._real.alert(title, text, level=level, wait_duration=wait_duration)
         self.recorder.annotate(f"{title}: {text}" if text else title)
 
-    def finish(self, exit_code: int | None = None, quiet: bool | None = None) -> None:  # noqa: ARG002
+    def finish(self, exit_code: int | None = None, quiet: bool | None = None) -> None:
         """Record the last row and end the run; as ``failed`` with an exit code other than 0."""
         global run
         self._end()
@@ -236,7 +236,7 @@ class WandbRun:
 class StandIn:
     """A stand-in for W&B's media, tables, artifacts and settings. Its methods do nothing."""
 
-    def __init__(self, *given: Any, **named: Any) -> None:  # noqa: ARG002
+    def __init__(self, *given: Any, **named: Any) -> None:
         _leave_out(type(self).__name__)
 
     def __getattr__(self, name: str) -> Any:
