@@ -15,9 +15,9 @@ from .events import Event
 from .garbage import collection_paused
 from .parquet.digests import digest_faults
 from .parquet.schemas import events_schema
-from .progress import Progress
 from .reading.progress import progress_of
 from .reading.snapshot import Snapshot, read_snapshot, retrying
+from .reading.tally import Progress
 from .reading.timeline import (
     Attempts,
     ancestry,

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ..lineage import DECIDING_RANK
-from ..progress import Progress, Tally
+from ..lineage import DECIDING_RANK, Lineage
 from .snapshot import Snapshot
+from .tally import Progress, Tally
 from .timeline import ranks_of
 
 
@@ -25,11 +25,11 @@ def progress_of(snapshot: Snapshot) -> Progress:
     )
 
 
-def tally_of(snapshot: Snapshot, rank: int) -> Tally:
-    """Return the counts of one rank along the effective timeline."""
+def tally_of(snapshot: Snapshot, rank: int, lineage: Lineage | None = None) -> Tally:
+    """Return the counts of one rank along a lineage: that of the newest attempt if not given."""
     tally = Tally()
     has_samples = bool(snapshot.listing.table("samples") or snapshot.tail_samples.segments)
-    for event in snapshot.lineage.events(snapshot.events(rank, samples=has_samples)):
+    for event in (lineage or snapshot.lineage).events(snapshot.events(rank, samples=has_samples)):
         tally.add(event)
     return tally
 

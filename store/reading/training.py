@@ -11,11 +11,11 @@ from typing import Final, NamedTuple
 from ..events import Event
 from ..lineage import DECIDING_RANK
 from ..plural import counted
-from ..progress import order_of
 from ..run_info import Attempt
 from ..sample_losses import id_texts
 from .diagnosis import StoreFault
 from .snapshot import Snapshot
+from .tally import order_of
 from .timeline import ranks_of
 
 #: Last parts of the names of learning rates.

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import zlib
 from array import array
 from dataclasses import dataclass
 from typing import Final
 
-from .events import Event
-from .sample_losses import NO_IDS, TEXT_IDS, SampleLosses
+from ..events import Event
+from ..journal.checksum import crc32
+from ..sample_losses import NO_IDS, TEXT_IDS, SampleLosses
 
 #: Attribute of a ``step_end`` event whose batch was not kept whole: its number of samples, and the CRC-32 of their ids
 #: (null without ids).
@@ -53,11 +53,12 @@ class Tally:
     Attributes:
         epochs, skipped, samples, tokens: As in ``Progress``.
         updates: The highest step.
+        counted: Updates that were counted.
     """
 
     def __init__(self) -> None:
         self.epochs: float | None = None
-        self.updates = self.skipped = 0
+        self.updates = self.skipped = self.counted = 0
         self.samples: int | None = None
         self.tokens: int | None = None
         self._micro_steps = self._open_micro_steps = 0
@@ -92,7 +93,7 @@ class Tally:
             micro_steps: Its micro-batches; 0 if the loop does not say.
             is_applied: Whether it changed the model.
         """
-        self.updates = max(self.updates, step)
+        self.updates, self.counted = max(self.updates, step), self.counted + 1
         self.skipped += not is_applied
         self._micro_steps += micro_steps or self._open_micro_steps + 1
         self._open_micro_steps = 0
@@ -111,15 +112,15 @@ def ids_digest(ids: bytes, id_kind: int) -> int:
     Ids that are the decimal text of integers count as integers: Parquet files hold them so.
     """
     if id_kind != TEXT_IDS:
-        return zlib.crc32(ids)
+        return crc32(ids)
     texts = json.loads(ids)
     try:
         numbers = array("q", map(int, texts))
         if [*map(str, numbers)] == texts:
-            return zlib.crc32(numbers.tobytes())
+            return crc32(numbers.tobytes())
     except (ValueError, OverflowError):
         pass
-    return zlib.crc32(json.dumps(texts, separators=(",", ":"), ensure_ascii=False).encode())
+    return crc32(json.dumps(texts, separators=(",", ":"), ensure_ascii=False).encode())
 
 
 def _told(event: Event) -> list[int | None] | None:
