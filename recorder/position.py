@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from ..store.reading.tally import Tally
+from ..store.reading.tally import RankTally
 
 
 @dataclass(slots=True)
@@ -29,7 +29,7 @@ class Position:
     epochs_begun: int = 0
     is_counting: bool = False
     is_ordered: bool = True
-    tally: Tally = field(default_factory=Tally)
+    tally: RankTally = field(default_factory=RankTally)
 
     def set_epoch(self, epoch: float | None) -> None:
         """Set the number of epochs finished now."""

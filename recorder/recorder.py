@@ -18,7 +18,7 @@ from ..store.errors import TelemetryError
 from ..store.events import APPLIED, LOOP_KINDS, PLAN, is_kind, kind_advice
 from ..store.journal.syncing import SYNC_EVERY_S
 from ..store.journal.writer import AT_ONCE
-from ..store.reading.tally import Progress
+from ..store.reading.tally import ProgressCounts
 from ..store.requests import REQUEST, RequestWatch
 from ..store.run_folder import RUN_JSON
 from ..store.run_info import Attempt
@@ -501,14 +501,14 @@ class Recorder:
         return self._closed
 
     @property
-    def progress(self) -> Progress:
+    def progress(self) -> ProgressCounts:
         """How far the training has come, as this rank counts it. ``Run.progress`` adds up the samples of all ranks.
 
         On another rank than 0 of a resumed run, samples and tokens of earlier attempts are those of rank 0.
         """
         position, tally = self._position, self._position.tally
         plain = max(0, position.step - tally.counted)
-        return Progress(
+        return ProgressCounts(
             position.epoch_at(position.step),
             position.step,
             tally.skipped,

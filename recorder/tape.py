@@ -18,7 +18,7 @@ from ..store.event_json import encoded_attrs
 from ..store.events import AWAITED, LATE_FOR, SAMPLES, Event
 from ..store.journal.syncing import SYNC_EVERY_S
 from ..store.journal.writer import JournalWriter
-from ..store.reading.tally import Tally
+from ..store.reading.tally import RankTally
 from ..store.sample_losses import SampleLosses
 from .batch_samples import SampleChoice
 from .calls.warnings import CallWarnings, values_by_name
@@ -85,7 +85,7 @@ class Tape:
         sync_every_s: float | None = None,
         choice: SampleChoice = SampleChoice(),  # noqa: B008 - a SampleChoice is immutable
         value_lag: int = VALUE_LAG,
-        tally: Tally,
+        tally: RankTally,
         on_begun_anew: Callable[[str], None],
         on_moved: Callable[[Path], None],
         on_looked: Callable[[], None] | None = None,

@@ -17,7 +17,7 @@ from .parquet.digests import digest_faults
 from .parquet.schemas import events_schema
 from .reading.progress import progress_of
 from .reading.snapshot import Snapshot, read_snapshot, retrying
-from .reading.tally import Progress
+from .reading.tally import ProgressCounts
 from .reading.timeline import (
     Attempts,
     ancestry,
@@ -156,7 +156,7 @@ class Run:
         """
         return self.read(lambda snapshot: events_table_along(snapshot, events_schema(snapshot.columns).names, attempts))
 
-    def progress(self) -> Progress:
+    def progress(self) -> ProgressCounts:
         """Count how far the training has come, over all ranks and resumes: what was rolled back does not count."""
         return self.read(progress_of)
 

@@ -18,7 +18,7 @@ from ...store.errors import TelemetryError
 from ...store.events import Event
 from ...store.journal.format import HAS_SAMPLES, TAG_EVENT, event_tail, samples_block
 from ...store.journal.writer import Layout
-from ...store.reading.tally import DATA_ORDER, Tally, samples_in, tokens_in, tokens_of
+from ...store.reading.tally import DATA_ORDER, RankTally, samples_in, tokens_in, tokens_of
 from ...store.sample_losses import SampleLosses
 from ..batch_samples import order_noted, sample_losses
 from ..values import EXACT_INTEGER, GREATEST_WHOLE, is_on_device
@@ -218,7 +218,7 @@ def _samples_of(
     return None, {DATA_ORDER: order}, *event_tail(b'{"data_order":[%d,%d]}' % (count, digest), None)
 
 
-def _count(tally: Tally, step: int, details: _Details, counts: Mapping[str, float]) -> None:
+def _count(tally: RankTally, step: int, details: _Details, counts: Mapping[str, float]) -> None:
     """Count a step that is more than metrics, or has some of those that are counted."""
     _, _, micro_step, samples, attrs, _, _ = details
     tally.end_update(step, micro_step)

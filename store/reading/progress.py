@@ -6,15 +6,15 @@ from collections.abc import Iterable
 
 from ..lineage import DECIDING_RANK, Lineage
 from .snapshot import Snapshot
-from .tally import Progress, Tally
+from .tally import ProgressCounts, RankTally
 from .timeline import ranks_of
 
 
-def progress_of(snapshot: Snapshot) -> Progress:
+def progress_of(snapshot: Snapshot) -> ProgressCounts:
     """Return how far the run has come along its effective timeline: what a resume rolled back does not count."""
     tallies = {rank: tally_of(snapshot, rank) for rank in ranks_of(snapshot)}
-    own = tallies.get(DECIDING_RANK, Tally())
-    return Progress(
+    own = tallies.get(DECIDING_RANK, RankTally())
+    return ProgressCounts(
         own.epochs,
         own.updates,
         own.skipped,
@@ -25,9 +25,9 @@ def progress_of(snapshot: Snapshot) -> Progress:
     )
 
 
-def tally_of(snapshot: Snapshot, rank: int, lineage: Lineage | None = None) -> Tally:
+def tally_of(snapshot: Snapshot, rank: int, lineage: Lineage | None = None) -> RankTally:
     """Return the counts of one rank along a lineage: that of the newest attempt if not given."""
-    tally = Tally()
+    tally = RankTally()
     has_samples = bool(snapshot.listing.table("samples") or snapshot.tail_samples.segments)
     for event in (lineage or snapshot.lineage).events(snapshot.events(rank, samples=has_samples)):
         tally.add(event)

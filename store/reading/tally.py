@@ -21,7 +21,7 @@ NUM_TOKENS: Final = "num_tokens"
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class ProgressCounts:
     """How far a training has come.
 
     Attributes:
@@ -47,11 +47,11 @@ class Progress:
         return None if self.total_updates is None else min(1.0, self.updates / self.total_updates)
 
 
-class Tally:
+class RankTally:
     """The counts of one rank.
 
     Attributes:
-        epochs, skipped, samples, tokens: As in ``Progress``.
+        epochs, skipped, samples, tokens: As in ``ProgressCounts``.
         updates: The highest step.
         counted: Updates that were counted.
     """

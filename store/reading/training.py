@@ -52,7 +52,7 @@ class Update(NamedTuple):
     rate: float | None
 
 
-class Course(NamedTuple):
+class RankCourse(NamedTuple):
     """What one rank recorded.
 
     Attributes:
@@ -95,13 +95,13 @@ def check_training(snapshot: Snapshot) -> tuple[list[StoreFault], list[str]]:
 # --- reading ---------------------------------------------------------------------------------------------------------
 
 
-class _Reader:
+class _CourseReader:
     """Follows the epochs of one rank's events, and makes updates of them."""
 
     def __init__(self, rates: Sequence[str]) -> None:
         self._rates = rates
         self._begun: int | None = None
-        self.course = Course([], [], [], {}, set())
+        self.course = RankCourse([], [], [], {}, set())
         self._open = 0
 
     def take(self, event: Event, *, is_effective: bool) -> None:
@@ -155,10 +155,10 @@ def _number(epoch: float | None) -> int:
     return _NO_EPOCH if epoch is None else max(0, math.ceil(epoch) - 1)
 
 
-def _course(snapshot: Snapshot, rank: int) -> Course:
+def _course(snapshot: Snapshot, rank: int) -> RankCourse:
     lineage = snapshot.lineage
     rates = [name for name in snapshot.columns.by_metric if name.rpartition("/")[2] in _LEARNING_RATES]
-    reader = _Reader(rates)
+    reader = _CourseReader(rates)
     # Only a resume needs the samples.
     for event in snapshot.events(rank, samples=len(lineage.attempts) > 1):
         is_effective = lineage.holds(event.attempt, event.rank, event.seq, event.step)
@@ -169,7 +169,7 @@ def _course(snapshot: Snapshot, rank: int) -> Course:
 # --- updates, micro-batches, plan, ranks -----------------------------------------------------------------------------
 
 
-def _count_faults(snapshot: Snapshot, rank: int, course: Course) -> Iterator[StoreFault]:
+def _count_faults(snapshot: Snapshot, rank: int, course: RankCourse) -> Iterator[StoreFault]:
     where = f"{snapshot.folder}, rank {rank}" if rank else str(snapshot.folder)
     strides = Counter(later.step - earlier.step for earlier, later in pairwise(course.updates))
     stride = strides.most_common(1)[0][0] if strides else 1
@@ -195,7 +195,7 @@ def _span(first: int, last: int) -> str:
     return f"update {first} was" if first == last else f"updates {first} to {last} were"
 
 
-def _accumulation_faults(where: str, course: Course) -> Iterator[StoreFault]:
+def _accumulation_faults(where: str, course: RankCourse) -> Iterator[StoreFault]:
     """Yield attempts with an update, other than the last of its epoch, of more or fewer micro-batches than usual."""
     for attempt in sorted({update.attempt for update in course.updates}):
         own = [update for update in course.updates if update.attempt == attempt and update.micro_steps]
@@ -213,7 +213,7 @@ def _accumulation_faults(where: str, course: Course) -> Iterator[StoreFault]:
             yield StoreFault("accumulation", where, f"{what} ({shown})", "Only the last update of an epoch may differ")
 
 
-def _plan_faults(snapshot: Snapshot, course: Course) -> Iterator[StoreFault]:
+def _plan_faults(snapshot: Snapshot, course: RankCourse) -> Iterator[StoreFault]:
     plan, where = snapshot.info.last.newest_plan, str(snapshot.folder)
     strides = {later.step - earlier.step for earlier, later in pairwise(course.updates)}
     if not course.updates or strides - {1} or snapshot.info.source is not None:
@@ -235,7 +235,7 @@ def _plan_faults(snapshot: Snapshot, course: Course) -> Iterator[StoreFault]:
         yield StoreFault("plan-mismatch", where, f"completed after {reached} updates; the plan says {planned}")
 
 
-def _rank_faults(snapshot: Snapshot, courses: Mapping[int, Course]) -> Iterator[StoreFault]:
+def _rank_faults(snapshot: Snapshot, courses: Mapping[int, RankCourse]) -> Iterator[StoreFault]:
     """Yield ranks that recorded other updates than rank 0. Ranks of a run that broke off may end at other steps."""
     has_ended = snapshot.status in ("completed", "stopped")
     steps = {rank: [update.step for update in course.updates] for rank, course in courses.items()}
@@ -251,7 +251,7 @@ def _rank_faults(snapshot: Snapshot, courses: Mapping[int, Course]) -> Iterator[
 # --- resumes ---------------------------------------------------------------------------------------------------------
 
 
-def _resume_faults(snapshot: Snapshot, courses: Mapping[int, Course], attempt: Attempt) -> Iterator[StoreFault]:
+def _resume_faults(snapshot: Snapshot, courses: Mapping[int, RankCourse], attempt: Attempt) -> Iterator[StoreFault]:
     for rank, course in courses.items():
         where = f"{snapshot.folder}, rank {rank}" if rank else str(snapshot.folder)
         before = [update for update in course.updates if update.attempt < attempt.attempt]
@@ -292,7 +292,7 @@ def _steps(first: int, last: int) -> str:
     return f"update {first}" if first == last else f"updates {first} to {last}"
 
 
-def _sample_faults(snapshot: Snapshot, courses: Mapping[int, Course], attempt: Attempt) -> Iterator[StoreFault]:
+def _sample_faults(snapshot: Snapshot, courses: Mapping[int, RankCourse], attempt: Attempt) -> Iterator[StoreFault]:
     """Yield the number of samples that the epoch with the resume saw twice, or never if it has ended."""
     updates = [update for course in courses.values() for update in course.updates]
     resumed = [update for update in updates if update.attempt == attempt.attempt]
