@@ -178,6 +178,7 @@ PUBLIC: dict[str, set[str]] = {
         "semantics",
     },
     "recorder": {
+        "ranks",
         "recorder",
     },
     "integrations": set(),

@@ -181,7 +181,7 @@ def _count_faults(snapshot: Snapshot, rank: int, course: RankCourse) -> Iterator
             lost = _span(earlier.step + 1, later.step - 1)
             end = f", at the end of epoch {earlier.epoch}" if earlier.epoch != later.epoch else ""
             code = "unlogged-leftover" if end else "lost-update"
-            yield StoreFault(code, where, f"{lost} of attempt {later.attempt} not recorded{end}")
+            yield StoreFault(code, where, f"{lost} not recorded{end} (attempt {later.attempt})")
     for epoch, attempt in course.repeated:
         what = f"attempt {attempt} trained epoch {epoch} again, which had ended"
         yield StoreFault("repeated-epoch", where, what, "Resume with the epoch after the checkpoint's")
