@@ -729,9 +729,7 @@ class Recorder:
         attrs = {"text": text, REQUEST: what, "author": note.author, "asked_ns": note.time_ns, **action}
         self._emit("annotation", attrs=attrs)
         self._asked_why = self._asked_why or (text if action else "")
-        setattr(self.control, f"should_{what}", True)
-        if (callback := self._callbacks.get(what)) is not None:
-            callback()
+        self._agreement.order(what)
 
     def _take_back(self) -> None:
         """Delete the run that has just begun."""

@@ -18,7 +18,7 @@ from ..store.event_json import encoded_attrs
 from ..store.events import AWAITED, LATE_FOR, SAMPLES, Event
 from ..store.journal.syncing import SYNC_EVERY_S
 from ..store.journal.writer import JournalWriter
-from ..store.reading.tally import RankTally
+from ..store.reading.tally import COUNTED, RankTally
 from ..store.sample_losses import SampleLosses
 from .batch_samples import SampleChoice
 from .calls.warnings import CallWarnings, values_by_name
@@ -360,11 +360,13 @@ class Tape:
         )
         if payload.names:
             self._latest["late" if LATE_FOR in payload.attrs else kind] = seq, payload.names, payload.values
-        metrics = dict(zip(payload.names, payload.values, strict=True))
-        envelope = (kind, step, seq, self.attempt, self.rank, micro_step, epoch, time_ns, elapsed_ns, value_lag)
-        event = Event(*envelope, metrics, payload.attrs, samples)
-        self._tally.add(event)
-        if self.is_steered:
+        counts = samples or micro_step or kind != "step_end" or not COUNTED.isdisjoint((*payload.attrs, *payload.names))
+        if counts or self.is_steered:
+            metrics = dict(zip(payload.names, payload.values, strict=True))
+            envelope = (kind, step, seq, self.attempt, self.rank, micro_step, epoch, time_ns, elapsed_ns, value_lag)
+            event = Event(*envelope, metrics, payload.attrs, samples)
+            if counts:
+                self._tally.add(event)
             self._judge(event if self.reads_samples else event._replace(samples=None))
         return seq
 

@@ -7,7 +7,7 @@ from array import array
 from dataclasses import dataclass
 from typing import Final
 
-from ..events import Event
+from ..events import APPLIED, Event
 from ..journal.checksum import crc32
 from ..sample_losses import NO_IDS, TEXT_IDS, SampleLosses
 
@@ -18,6 +18,9 @@ DATA_ORDER: Final = "data_order"
 #: Metrics of a ``step_end`` event that count what its update was made of, where no samples are recorded.
 NUM_SAMPLES: Final = "num_samples"
 NUM_TOKENS: Final = "num_tokens"
+
+#: Attributes and metrics that count something beyond the update itself.
+COUNTED: Final = frozenset((DATA_ORDER, NUM_SAMPLES, NUM_TOKENS, APPLIED))
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +81,7 @@ class RankTally:
             self._micro_steps, self._open_micro_steps = self.micro_steps, 0
         elif event.kind == "step_end":
             if not event.is_late:
-                self.end_update(event.step, event.micro_step, is_applied=event.attrs.get("applied") is not False)
+                self.end_update(event.step, event.micro_step, is_applied=event.attrs.get(APPLIED) is not False)
             self.take(samples_in(event), tokens_in(event))
 
     def begin_micro_step(self) -> None:
