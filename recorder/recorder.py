@@ -507,12 +507,11 @@ class Recorder:
         On another rank than 0 of a resumed run, samples and tokens of earlier attempts are those of rank 0.
         """
         position, tally = self._position, self._position.tally
-        plain = max(0, position.step - tally.counted)
         return ProgressCounts(
             position.epoch_at(position.step),
             position.step,
             tally.skipped,
-            tally.micro_steps + plain,
+            tally.micro_steps,
             tally.samples,
             tally.tokens,
             self._document.info.last.newest_plan.max_steps(),

@@ -368,6 +368,8 @@ class Tape:
             if counts:
                 self._tally.add(event)
             self._judge(event if self.reads_samples else event._replace(samples=None))
+        if not counts and LATE_FOR not in payload.attrs:
+            self._tally.end_update(step, 0)
         return seq
 
     def _judge(self, event: Event) -> None:

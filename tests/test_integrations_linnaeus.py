@@ -167,6 +167,25 @@ def test_a_skipped_update_counts_as_tried(tmp_path: Path) -> None:
     assert open_run(rec.folder).progress() == live
 
 
+def test_updates_of_every_form_are_counted_live_as_from_the_log(tmp_path: Path) -> None:
+    """Plain values, numbered steps and nested mappings take other ways through the recorder."""
+    with Recorder(tmp_path, log_every=3) as rec:
+        for step in range(1, 41):
+            rec.step(loss=1.0)
+            rec.step({"loss": 1.0}, step=1000 * step)
+            rec.step(loss=1.0, micro_step=3)
+            rec.step(loss=1.0, num_tokens=step, step=1000 * step + 5)
+            rec.step({"train": {"loss": 1.0}}, step=1000 * step + 6)
+            rec.event("substep_end")
+            rec.event("substep_end")
+            rec.step(loss=1.0)
+        live = rec.progress
+    counted = open_run(rec.folder).progress()
+
+    assert (live.micro_steps, live.tokens) == (40 * (4 + 3 + 3), sum(range(41)))
+    assert live == counted
+
+
 def test_the_share_grows_from_nothing_to_one_and_is_unknown_without_a_plan(tmp_path: Path) -> None:
     """No epoch number stands in for it."""
     with Recorder(tmp_path, total_steps=7) as rec:

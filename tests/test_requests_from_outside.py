@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import socket
 import subprocess
 import sys
 import threading
@@ -29,11 +31,36 @@ controllers:
   - {name: stop, triggers: [on_step_end], rule: loss > 2, operations: [hfcontrols.should_training_stop]}
 """
 
+RANKS = """
+import datetime, sys, time
+import torch.distributed as dist
+from steptape import Recorder
+
+dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=60))
+with Recorder(sys.argv[1], run_id="job") as rec:
+    for step in range(1, 100_000):
+        rec.step(loss=1.0)
+        if step == 1:
+            print("begun", flush=True)
+        if rec.agree().should_stop:
+            break
+        time.sleep(0.01)
+print(step, flush=True)
+dist.destroy_process_group()
+"""
+
 
 def steptape(*arguments: object) -> subprocess.CompletedProcess[str]:
     """Run a command in its own process."""
     command = [sys.executable, "-m", "steptape", *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=PATIENCE_S)
+
+
+def free_port() -> int:
+    """Return an unused loopback port."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
 
 
 def step_until(rec: Recorder, is_done: Callable[[], bool]) -> None:
@@ -173,3 +200,30 @@ def test_http_asks_with_write_scope_and_the_page_offers_it_to_whom_may(tmp_path:
     (request,) = requests_in(open_run(rec.folder))
     assert (request.attrs["author"], asked.json()["author"]) == ("WRITE", "WRITE")
     assert open_run(rec.folder).info.last.reason == "WRITE asked to stop: enough"
+
+
+def test_all_ranks_stop_at_the_step_that_they_agree_on(tmp_path: Path) -> None:
+    """No rule is needed; every rank records when the request took effect."""
+    environment = {**os.environ, "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    command = [sys.executable, "-c", RANKS, str(tmp_path)]
+    ranks = [
+        subprocess.Popen(command, env={**environment, "RANK": str(rank)}, stdout=subprocess.PIPE, text=True)
+        for rank in range(2)
+    ]
+    try:
+        for rank in ranks:
+            assert rank.stdout is not None
+            assert rank.stdout.readline() == "begun\n"
+        asked = steptape("stop", tmp_path / "job")
+        last_steps = [int(rank.communicate(timeout=PATIENCE_S)[0]) for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+    run = open_run(tmp_path / "job")
+
+    assert (asked.returncode, run.status) == (0, "stopped")
+    assert last_steps[0] == last_steps[1]
+    agreed = [event for event in run.events(rank=None) if event.kind == "agreement"]
+    assert [(event.rank, event.attrs["orders"], event.step) for event in agreed] == [
+        (rank, ["stop"], last_steps[0]) for rank in range(2)
+    ]

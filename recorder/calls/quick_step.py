@@ -69,9 +69,12 @@ def quick_step(
     """
     by_name, by_mapping = CallShapes(_ARGUMENTS), CallShapes(())
     layout_of, write = tape.journal.layout, _writer(tape, position, log_every)
+    plain = 0
+    position.tally.plain_updates = lambda: plain
 
     # Python would compare each name of a call with each keyword declared here. Seven of them cost 0.6 us.
     def step(metrics: Mapping[str, Any] | None = None, /, *unnamed: Never, **named: Any) -> Control:
+        nonlocal plain
         if unnamed:
             return general(metrics, *unnamed, **named)
         if metrics is None:
@@ -94,10 +97,12 @@ def quick_step(
                 details = _details(shape, values, arguments, is_on_host=is_on_host, keeps_samples=keeps_samples)
                 floats = shape.floats(values)
                 outcomes = None if floats is None or details is None else write(layout, shape.metrics, floats, details)
-                if outcomes is not None and details is not None:
+                if outcomes is not None and details and (details[2] or details[3] or details[4] or shape.counts):
                     counts = dict(zip(shape.metrics, floats or (), strict=True)) if shape.counts else {}
                     _count(position.tally, position.step, details, counts)
+                    plain -= 1
             if outcomes is not None:
+                plain += 1
                 return apply(outcomes) if outcomes else control
         general(metrics, **named)
         shape.layout = layout_of("step_end", shape.metrics) if shape.is_quick else None
