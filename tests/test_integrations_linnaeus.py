@@ -90,8 +90,8 @@ def test_samples_are_counted_however_they_are_recorded(tmp_path: Path, form: str
     choice: dict[str, Any] = {"every third": {"samples_every": 3}, "highest two": {"samples_top": 2}}.get(form, {})
     with Recorder(tmp_path, **choice) as rec:
         for step in range(7):
-            losses = {} if form == "ids" else {"samples": [1.0] * (step + 1)}
-            rec.step(loss=1.0, sample_ids=[*range(step + 1)], **losses)
+            losses = None if form == "ids" else [1.0] * (step + 1)
+            rec.step(loss=1.0, sample_ids=[*range(step + 1)], samples=losses)
         live = rec.progress.samples
     rec.close(seal=True)
 
@@ -209,7 +209,8 @@ def test_the_checker_foretells_the_updates_at_which_shares_are_reached() -> None
     """Both round up, as the loop does at the end of an epoch."""
     checker = TrainingConsistencyChecker(config(), accumulation_steps=4)
     checker.initialize_with_first_epoch(actual_steps=10)
-    progress, fired = TrainingProgress(config()), {}
+    progress = TrainingProgress(config())
+    fired: dict[Any, int] = {}
     progress.expected_total_steps = 9
     foretold = checker.calculate_expected_fractions(["0.25", "0.5", "0.75", Fraction(1, 3)])
     for _ in range(9):
