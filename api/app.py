@@ -68,7 +68,7 @@ def create_app(
     policies_path: str | Path | None = None,
     limits: Limits = DEFAULT_LIMITS,
 ) -> FastAPI:
-    """Build the HTTP application over a store. It only reads runs; annotations are all that it writes.
+    """Build the HTTP application over a store. It only reads runs, and writes notes: annotations and requests.
 
     Args:
         store_path: A folder of runs.

@@ -1,8 +1,8 @@
 """Registers the commands of ``steptape COMMAND`` and maps errors to exit statuses.
 
 The exit status is 0 when fine, 1 for findings, 2 for wrong usage or input that cannot be opened. Each command is a
-function in ``commands``, in a module of the same name. The module is imported only when the command is called, never by
-``steptape --help``.
+function in ``commands``, mostly in a module of the same name. The module is imported only when the command is called,
+never by ``steptape --help``.
 """
 
 from __future__ import annotations
@@ -31,6 +31,9 @@ SUMMARIES: Final = {
     "runs": "List the runs of a store, oldest first.",
     "show": "Show one run: its curve, metrics and decisions.",
     "samples": "Print the samples that drove a loss spike, the highest losses first.",
+    "stop": "Ask a running run to stop.",
+    "save": "Ask a running run for a checkpoint.",
+    "evaluate": "Ask a running run for an evaluation.",
     "tail": "Print a run's events as they are written, until it ends.",
     "replay": "Print what a policy decides over one recorded run.",
     "import": "Import past runs from the logs of other tools.",
@@ -52,6 +55,9 @@ SUMMARIES: Final = {
 #: Function names of the commands whose own name is a Python keyword, or would be collected by pytest.
 _FUNCTIONS: Final = {"import": "import_runs", "test": "run_tests"}
 
+#: Modules of the commands that share one.
+_MODULES: Final = dict.fromkeys(("stop", "save", "evaluate"), "requests")
+
 
 class Commands(typer.core.TyperGroup):
     """The commands, each imported when it is called.
@@ -71,7 +77,8 @@ class Commands(typer.core.TyperGroup):
                 ctx.fail(f"No such command '{cmd_name}'. Did you mean '{near[0]}'?")
             return None
         name = _FUNCTIONS.get(cmd_name, cmd_name)
-        function = getattr(import_module(f".commands.{name}", __package__), name)
+        module = import_module(f".commands.{_MODULES.get(name, name)}", __package__)
+        function = getattr(module, name)
         single = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
         single.command(cmd_name, epilog=epilog(cmd_name))(function)
         return typer.main.get_command(single)

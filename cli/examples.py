@@ -17,6 +17,7 @@ EXAMPLES: Final = {
     "diff": ("steptape diff policy.yaml policy.yaml --set-new spike=2.5 --store runs",),
     "docs": ("steptape docs",),
     "doctor": ("steptape doctor runs", "steptape doctor runs/20260102T030405-5ea1ed --json"),
+    "evaluate": ("steptape evaluate digits --store runs",),
     "export": (
         "steptape export digits --store runs --output digits.csv",
         "steptape export digits --store runs | jq .metrics.loss",
@@ -32,9 +33,11 @@ EXAMPLES: Final = {
     ),
     "runs": ("steptape runs runs", "steptape runs runs --json | jq -r .run_id"),
     "samples": ("steptape samples digits --store runs --step 300",),
+    "save": ("steptape save digits --store runs --reason 'before the node goes down'",),
     "seal": ("steptape seal --store runs",),
     "serve": ("steptape serve runs", "steptape serve runs --policies policies --port 0"),
     "show": ("steptape show digits --store runs", "steptape show digits --store runs --plot eval_loss --plot lr"),
+    "stop": ("steptape stop digits --store runs --reason 'the loss has diverged'",),
     "sweep": ("steptape sweep policy.yaml --store runs --set spike=1.5:5:0.5",),
     "tail": (
         "steptape tail digits --store runs",

@@ -106,6 +106,12 @@ class Agreement:
             self._obey(agreed, step, began)
         return self._control
 
+    def order(self, name: str) -> None:
+        """Order what somebody asked for from outside, as rules order it: ``stop``, ``save`` or ``evaluate``."""
+        setattr(self.orders, _PREFIX + name, True)
+        if not self._rank.has_group:
+            self._call(name)
+
     def close(self) -> None:
         """Give up the connections to the other ranks. Not collective."""
         if self._group is not None and os.getpid() == self._pid:

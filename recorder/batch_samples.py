@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from ..store.errors import InvalidEvent
+from ..store.reading.tally import DATA_ORDER, ids_digest
 from ..store.sample_losses import INTEGER_IDS, NO_IDS, TEXT_IDS, SampleLosses
 from .values import as_text, described
 
@@ -81,7 +82,7 @@ class SampleChoice:
         Raises:
             InvalidEvent: Shapes or types do not fit.
         """
-        if step % self.every:
+        if samples is None or step % self.every:
             return None
         losses = sample_losses(samples, sample_ids, sample_tokens)
         if token_losses is not None:
@@ -89,6 +90,23 @@ class SampleChoice:
         if self.top is not None and len(losses) > self.top:
             losses = _only(losses, sorted(_highest(losses, self.top)))
         return losses
+
+    def noted(self, step: int, samples: Any, sample_ids: Any) -> dict[str, Any]:
+        """Return the attribute that says what a batch was that is not kept whole; empty for any other.
+
+        Args:
+            step, samples, sample_ids: As for ``kept``; ``samples`` may be missing.
+
+        Raises:
+            InvalidEvent: Shapes or types do not fit.
+        """
+        given = sample_ids if samples is None else samples
+        if given is None:
+            return {}
+        count = _length(given)
+        if samples is not None and not step % self.every and (self.top is None or count <= self.top):
+            return {}
+        return {DATA_ORDER: [count, None] if sample_ids is None else order_noted(sample_ids)}
 
     def _with_tokens(self, losses: SampleLosses, token_losses: Any) -> SampleLosses:
         if len(token_losses) != len(losses):
@@ -100,6 +118,23 @@ class SampleChoice:
         if counts:
             rows = [row[: 4 * counts[index]] for row, index in zip(rows, flagged, strict=True)]
         return _with_flagged(losses, flagged, rows)
+
+
+def order_noted(sample_ids: Any) -> list[int]:
+    """Return the number of samples in a batch, and the digest of their ids.
+
+    Raises:
+        InvalidEvent: They are no integers and no texts.
+    """
+    count = _length(sample_ids)
+    return [count, ids_digest(*_packed_ids(sample_ids, count))]
+
+
+def _length(values: Any) -> int:
+    try:
+        return len(values)
+    except TypeError:
+        raise InvalidEvent("samples and sample_ids must be one-dimensional", got=described(values)) from None
 
 
 def _highest(losses: SampleLosses, count: int) -> list[int]:

@@ -8,6 +8,7 @@ from types import TracebackType
 from typing import Any, Final
 
 from ..store.errors import TelemetryError
+from ..store.reading.tally import ProgressCounts
 from .control import Control
 
 #: The environment variable that disables recorders, and the value that does.
@@ -45,6 +46,11 @@ class Disabled:
     def decides(self) -> bool:
         """False: there are no rules."""
         return False
+
+    @property
+    def progress(self) -> ProgressCounts:
+        """Nothing: no call is counted."""
+        return ProgressCounts()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+from ..store.reading.tally import RankTally
 
 
 @dataclass(slots=True)
@@ -17,6 +19,7 @@ class Position:
         epochs_begun: Epochs begun.
         is_counting: Whether this attempt has recorded a step.
         is_ordered: Whether every step number so far was above the one before.
+        tally: What was counted so far, except updates that are nothing but metrics.
     """
 
     step: int = 0
@@ -26,6 +29,7 @@ class Position:
     epochs_begun: int = 0
     is_counting: bool = False
     is_ordered: bool = True
+    tally: RankTally = field(default_factory=RankTally)
 
     def set_epoch(self, epoch: float | None) -> None:
         """Set the number of epochs finished now."""

@@ -13,10 +13,13 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, Final, Literal, Never, Self
 
+from ..store.annotations import Annotation
 from ..store.errors import TelemetryError
 from ..store.events import APPLIED, LOOP_KINDS, PLAN, is_kind, kind_advice
 from ..store.journal.syncing import SYNC_EVERY_S
 from ..store.journal.writer import AT_ONCE
+from ..store.reading.tally import ProgressCounts
+from ..store.requests import REQUEST, RequestWatch
 from ..store.run_folder import RUN_JSON
 from ..store.run_info import Attempt
 from .agreement import AGREE_TIMEOUT_S, Agreement
@@ -219,7 +222,8 @@ class Recorder:
             epoch: Epochs finished, as a fraction; derived from ``epoch_begin`` if not given.
             micro_step: Micro-batches in this update.
             samples: Loss of each sample in the batch. Shape (n,).
-            sample_ids: Ids of the samples: integers or text. Shape (n,).
+            sample_ids: Ids of the samples: integers or text. Shape (n,). Without ``samples``, a digest is recorded, by
+                which ``steptape doctor --training`` checks the order of the data.
             sample_tokens: Token count of each sample. Shape (n,).
             token_losses: Loss of each token of each sample: n sequences, or one tensor of shape (n, t). With
                 ``sample_tokens``, only that many leading values of each row count.
@@ -247,8 +251,8 @@ class Recorder:
             at = position.epoch_at(number)
         given = {"samples": samples, "sample_ids": sample_ids, "sample_tokens": sample_tokens}
         given |= {} if token_losses is None else {"token_losses": token_losses}
-        if samples is None and (sample_ids is not None or sample_tokens is not None or token_losses is not None):
-            warnings.lone_samples(given)
+        if samples is None and (sample_tokens is not None or token_losses is not None):
+            warnings.lone_samples({"sample_tokens": sample_tokens, "token_losses": token_losses})
         outcomes = self._tape.record(
             "step_end",
             (metrics, *unnamed) if unnamed else metrics,
@@ -257,7 +261,7 @@ class Recorder:
             epoch=at,
             micro_step=micro_step if micro_step == 0 else warnings.taken(as_whole, micro_step, "micro_step", default=0),
             attrs=None if applied else {APPLIED: False},
-            samples=_NOTHING if samples is None else given,
+            samples=_NOTHING if samples is None and sample_ids is None else given,
             awaits=(awaits,) if isinstance(awaits, str) else awaits,
         )
         self._apply(outcomes)
@@ -506,6 +510,23 @@ class Recorder:
         """Whether the run has ended."""
         return self._closed
 
+    @property
+    def progress(self) -> ProgressCounts:
+        """How far the training has come, as this rank counts it. ``Run.progress`` adds up the samples of all ranks.
+
+        On another rank than 0 of a resumed run, samples and tokens of earlier attempts are those of rank 0.
+        """
+        position, tally = self._position, self._position.tally
+        return ProgressCounts(
+            position.epoch_at(position.step),
+            position.step,
+            tally.skipped,
+            tally.micro_steps,
+            tally.samples,
+            tally.tokens,
+            self._document.info.last.newest_plan.max_steps(),
+        )
+
     def fail(self, error: BaseException) -> None:
         """End the run with an exception, as the context manager does: for loops that are not in a ``with`` block."""
         self.__exit__(type(error), error, error.__traceback__)
@@ -522,6 +543,8 @@ class Recorder:
             seal: Wait until the journal is Parquet.
         """
         default = "stopped" if self.control.should_stop else "completed"
+        if default == "stopped" and reason is None:
+            reason = self._asked_why or None
         if status is not None:
             default = self._warnings.taken(as_end_status, status, default=default)
         self._close(default, reason=None if reason is None else as_text(reason))
@@ -560,6 +583,7 @@ class Recorder:
         self._position, self.run_id = opening.position, opening.info.run_id
         self.folder = opening.folder
         self._closed, self._is_over = False, False
+        self._watch, self._asked, self._asked_why = RequestWatch(self.folder), list[Annotation](), ""
         self._emitted: set[str] = set()
         self._agreement = Agreement(
             self._own, self.control, self._callbacks, self._agree_timeout_s, opening.read_on_all_ranks
@@ -631,7 +655,9 @@ class Recorder:
                 choice=self._choice,
                 value_lag=self._value_lag,
                 on_begun_anew=self._begin_anew,
+                tally=self._position.tally,
                 on_moved=self._move,
+                on_looked=self._hear if self.decides else None,
             )
             # Write run.json after the journal exists, because an attempt without a journal counts as crashed. Write it
             # before the first event, because the events of an attempt that run.json does not list count as part of the
@@ -692,7 +718,27 @@ class Recorder:
         if outcomes and self._steering is not None:
             for failure in self._steering.apply(outcomes):
                 self._emit("annotation", attrs={"text": failure})
+        while self._asked and not self._closed:
+            self._obey(self._asked.pop(0))
         return self.control
+
+    def _hear(self) -> None:
+        """Look for requests from outside. The journal calls it about once a second, in the middle of an event."""
+        try:
+            self._asked += self._watch.new(self.folder)
+        except OSError as error:
+            self._warnings.once(f"requests to the run in {self.folder} cannot be read: {error}", about="requests")
+
+    def _obey(self, note: Annotation) -> None:
+        """Carry out a request from outside as if a rule had ordered it, and record who asked."""
+        what = note.attrs[REQUEST]
+        text = f"{note.author} asked to {what}: {note.text}"
+        # Replays compare their stops with what a person does.
+        action = {"action": what} if what == "stop" else {}
+        attrs = {"text": text, REQUEST: what, "author": note.author, "asked_ns": note.time_ns, **action}
+        self._emit("annotation", attrs=attrs)
+        self._asked_why = self._asked_why or (text if action else "")
+        self._agreement.order(what)
 
     def _take_back(self) -> None:
         """Delete the run that has just begun."""

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from ..store.errors import TelemetryError
 from ..store.events import Event
 from ..store.lineage import DECIDING_RANK, lineage_of
+from ..store.reading.progress import tally_of
 from ..store.reading.snapshot import Snapshot, read_snapshot
 from ..store.reading.timeline import ancestry
 from ..store.run_folder import RUN_ID, RUN_JSON
@@ -60,7 +61,8 @@ def resumed_run(store: Path, point: ResumePoint, attempt: Attempt, policy: Polic
         record = dataclasses.replace(attempt.policy, digest=policy.digest, semantics_version=policy.semantics_version)
         attempt = dataclasses.replace(attempt, policy=record)
         engine = resumed_engine(policy, attempt.plan, ancestry(snapshot, attempt, samples=policy.reads_samples))
-    position = Position(from_step, attempt.plan.steps_per_epoch, epoch, from_step, 0)
+    tally = tally_of(snapshot, DECIDING_RANK, lineage_of(info.attempts, attempt))
+    position = Position(from_step, attempt.plan.steps_per_epoch, epoch, from_step, 0, tally=tally)
     if point.epochs_begun is not None:
         position.epoch, position.epoch_began_at = point.epoch, point.epoch_began_at
         position.epochs_begun = point.epochs_begun

@@ -18,6 +18,7 @@ from ..store.event_json import encoded_attrs
 from ..store.events import AWAITED, LATE_FOR, SAMPLES, Event
 from ..store.journal.syncing import SYNC_EVERY_S
 from ..store.journal.writer import JournalWriter
+from ..store.reading.tally import COUNTED, RankTally
 from ..store.sample_losses import SampleLosses
 from .batch_samples import SampleChoice
 from .calls.warnings import CallWarnings, values_by_name
@@ -56,7 +57,8 @@ class Tape:
         sync_every_s: Seconds between syncs of the journal to disk, off the training thread; never synced when None.
         choice: The selection of sample losses to keep.
         value_lag: Updates after which late values are recorded.
-        on_begun_anew: As for ``JournalWriter``.
+        tally: Takes what events count, except those of the fast path.
+        on_begun_anew, on_looked: As for ``JournalWriter``.
         on_moved: Called with the new path of the run's folder when it was moved.
 
     Attributes:
@@ -83,8 +85,10 @@ class Tape:
         sync_every_s: float | None = None,
         choice: SampleChoice = SampleChoice(),  # noqa: B008 - a SampleChoice is immutable
         value_lag: int = VALUE_LAG,
+        tally: RankTally,
         on_begun_anew: Callable[[str], None],
         on_moved: Callable[[Path], None],
+        on_looked: Callable[[], None] | None = None,
     ) -> None:
         self.attempt, self.rank = attempt, rank
         self.started_ns = started_ns
@@ -101,6 +105,7 @@ class Tape:
         self._sealed_as = os.path.abspath(folder)
         self._on_moved = on_moved
         self._steering = steering
+        self._tally = tally
         self._strict = strict
         self._warnings = warnings
         self._choice = choice
@@ -122,6 +127,7 @@ class Tape:
             on_sync_failed=lambda error: warnings.once(f"the journal in {folder} could not be synced: {error}"),
             on_begun_anew=on_begun_anew,
             on_moved=self._move,
+            on_looked=on_looked,
         )
 
     @property
@@ -288,7 +294,9 @@ class Tape:
         payload = payload_of(given, attrs, reads_devices=not may_be_late)
         self._warnings.values(kind, payload)
         late_samples = samples if may_be_late and any(map(is_on_device, samples.values())) else _NO_SAMPLES
-        kept = None if late_samples or not samples else self._kept(step, samples)
+        kept, noted = (None, {}) if late_samples or not samples else self._kept(step, samples)
+        if noted:
+            payload = payload._replace(attrs={**payload.attrs, **noted})
         with self.lock:
             if not self.is_clear:
                 self._catch_up(kind, step, epoch)
@@ -352,11 +360,16 @@ class Tape:
         )
         if payload.names:
             self._latest["late" if LATE_FOR in payload.attrs else kind] = seq, payload.names, payload.values
-        if self.is_steered:
+        counts = samples or micro_step or kind != "step_end" or not COUNTED.isdisjoint((*payload.attrs, *payload.names))
+        if counts or self.is_steered:
             metrics = dict(zip(payload.names, payload.values, strict=True))
             envelope = (kind, step, seq, self.attempt, self.rank, micro_step, epoch, time_ns, elapsed_ns, value_lag)
-            seen = samples if self.reads_samples else None
-            self._judge(Event(*envelope, metrics, payload.attrs, seen))
+            event = Event(*envelope, metrics, payload.attrs, samples)
+            if counts:
+                self._tally.add(event)
+            self._judge(event if self.reads_samples else event._replace(samples=None))
+        if not counts and LATE_FOR not in payload.attrs:
+            self._tally.end_update(step, 0)
         return seq
 
     def _judge(self, event: Event) -> None:
@@ -366,18 +379,19 @@ class Tape:
             self._decided += outcomes
             self._write_decided()
 
-    def _kept(self, step: int, samples: Mapping[str, Any]) -> SampleLosses | None:
-        """Return the sample losses to record; None if the step keeps none or they do not fit.
+    def _kept(self, step: int, samples: Mapping[str, Any]) -> tuple[SampleLosses | None, dict[str, Any]]:
+        """Return the sample losses to record and the attribute in place of those that are not; nothing if unfit.
 
         Losses that do not fit leave the step itself recorded.
         """
         try:
-            return self._choice.kept(step, **samples)
+            kept = self._choice.kept(step, **samples)
+            return kept, self._choice.noted(step, samples.get("samples"), samples.get("sample_ids"))
         except TelemetryError as error:
             if self._strict:
                 raise
             self._warnings.once(f"sample losses were not recorded: {error}", about=error.what)
-            return None
+            return None, {}
 
     # --- what is due before or after an event ------------------------------------------------------------------------
 
@@ -418,7 +432,9 @@ class Tape:
             names = [*awaited.metrics, *([SAMPLES] if samples else [])]
             payload = payload_of(metrics, {AWAITED: names, LATE_FOR: awaited.seq})
             self._warnings.values("late", payload)
-            kept = self._kept(awaited.step, samples) if samples else None
+            kept, noted = self._kept(awaited.step, samples) if samples else (None, {})
+            if noted:
+                payload = payload._replace(attrs={**payload.attrs, **noted})
             self._record(
                 awaited.kind, payload, awaited.step, awaited.epoch, awaited.micro_step, kept, step - awaited.step
             )

@@ -111,14 +111,15 @@ def read_annotations(folder: Path) -> list[Annotation]:
         DamagedLog: The file cannot be read, is no file, or is larger than ``MAX_BYTES``.
     """
     try:
-        return list(_annotations(read_file(folder, ANNOTATIONS, MAX_BYTES)))
+        return list(annotations_in(read_file(folder, ANNOTATIONS, MAX_BYTES)))
     except FileNotFoundError:
         return []
     except OSError as error:
         raise DamagedLog(f"annotations cannot be read ({error.strerror})", where=str(folder / ANNOTATIONS)) from None
 
 
-def _annotations(content: bytes) -> Iterator[Annotation]:
+def annotations_in(content: bytes) -> Iterator[Annotation]:
+    """Yield the notes in these lines, in order. Malformed lines are skipped."""
     for line in content.splitlines():
         try:
             document = json.loads(line)

@@ -70,6 +70,10 @@ class RunNotFound(TelemetryError):
     """No run has this path, id or name."""
 
 
+class NotRunning(TelemetryError):
+    """The run has ended, and what was asked for needs a running one."""
+
+
 class NotARun(TelemetryError):
     """The folder does not exist, or holds no readable ``run.json``."""
 

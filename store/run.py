@@ -15,7 +15,9 @@ from .events import Event
 from .garbage import collection_paused
 from .parquet.digests import digest_faults
 from .parquet.schemas import events_schema
+from .reading.progress import progress_of
 from .reading.snapshot import Snapshot, read_snapshot, retrying
+from .reading.tally import ProgressCounts
 from .reading.timeline import (
     Attempts,
     ancestry,
@@ -153,6 +155,10 @@ class Run:
             attempts: ``effective`` leaves out rolled-back events, ``all`` includes them.
         """
         return self.read(lambda snapshot: events_table_along(snapshot, events_schema(snapshot.columns).names, attempts))
+
+    def progress(self) -> ProgressCounts:
+        """Count how far the training has come, over all ranks and resumes: what was rolled back does not count."""
+        return self.read(progress_of)
 
     def metrics(self) -> list[str]:
         """Return the names of all metrics, in order of first appearance."""

@@ -15,7 +15,7 @@ from typing import IO, Any
 
 import pytest
 from served_page import POLICY, SPIKE, WRONG, loss_at, record_run, serving
-from waiting import PATIENCE_S
+from waiting import PATIENCE_S, until
 
 from api_serving import RUN, begin, finish
 from steptape import Recorder, open_store
@@ -234,6 +234,22 @@ def test_the_samples_behind_a_spike_and_the_mislabelled_ones_are_found(
 
     assert set(worst[:2]) == set(WRONG)
     assert re.search(r"cat-\d+", page.inner_text("#around"))
+
+
+def test_a_running_run_is_stopped_from_its_page(tmp_path: Path, open_page: Callable[..., Any]) -> None:
+    """The browser asks once more. When the run has ended, the buttons are gone."""
+    with Recorder(tmp_path, name="live") as rec, serving(tmp_path) as base:
+        rec.step(loss=1.0)
+        page = open_page("/runs/live", base=base)
+        page.on("dialog", lambda dialog: dialog.accept())
+        page.click("[data-request=stop]")
+        when(page, "document.getElementById('requested').textContent.startsWith('asked')")
+        until(lambda: rec.step(loss=1.0).should_stop)
+        rec.close()
+        page.wait_for_selector("[data-request]", state="detached")
+        page.close()
+
+    assert rec.control.should_stop
 
 
 def test_what_a_reader_notes_is_on_the_curve_and_labels_an_incident(store: Path, open_page: Callable[..., Any]) -> None:

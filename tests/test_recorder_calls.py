@@ -48,7 +48,6 @@ WRONG: dict[str, tuple[list[Call], str]] = {
     "log alone": ([lambda rec: rec.log(loss=1.0)], "log does not count steps; rec.step does"),
     "a step again": ([step(step=5, loss=1.0), step(step=5, lr=1.0)], "step 5 follows step 5"),
     "a step back": ([step(step=n, loss=1.0) for n in (3, 4, 5, 1, 2)], "step 1 follows step 5"),
-    "ids alone": ([step(loss=1.0, sample_ids=[1])], "sample_ids are recorded only with samples"),
     "tokens alone": ([step(loss=1.0, sample_tokens=[1])], "sample_tokens are recorded only with samples"),
     "token losses alone": ([step(loss=1.0, token_losses=[[1.0]])], "token_losses are recorded only with samples"),
     "a metric twice": ([lambda rec: rec.step({"loss": 1.0}, loss=2.0)], "'loss' is given twice in one call"),

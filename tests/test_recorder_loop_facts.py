@@ -352,6 +352,7 @@ def test_a_disabled_recorder_takes_every_call_and_leaves_no_trace(
         assert not rec.step(loss=9.0, applied=False).should_log
         rec.save("here")
         rec.late(1, loss=9.0)
+        assert rec.progress.updates == 0
         rec.load_state_dict(rec.state_dict())
         assert steptape.active() is not rec
     assert rec.is_closed

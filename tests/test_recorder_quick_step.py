@@ -62,6 +62,10 @@ CALLS = st.lists(
         st.fixed_dictionaries({"loss": st.floats()}, optional={"step": st.integers(0, 99), "type": st.floats()}),
         st.fixed_dictionaries({"loss": st.floats(), "lr": VALUES}, optional=ARGUMENTS),
         st.fixed_dictionaries(
+            {"loss": st.floats(), "sample_ids": st.sampled_from([[1, 2], ["a", "b"], ["17", "18"], np.arange(3), 5])},
+            optional={"sample_tokens": st.just([1, 2]), "phase": st.just("warm"), "num_tokens": st.integers(0, 9)},
+        ),
+        st.fixed_dictionaries(
             {
                 "loss": st.floats(),
                 "samples": st.just([1.0, math.nan, 3.0]),
@@ -191,6 +195,8 @@ EVERYDAY: dict[str, Callable[[Recorder, int], object]] = {
     "text": lambda rec, n: rec.step({"loss": 0.5, "phase": "warmup" if n < 10 else "decay"}),
     "numpy": lambda rec, n: rec.step(loss=np.float32(0.5), lr=np.float64(0.5), tokens=np.int64(n)),
     "samples": lambda rec, n: rec.step({"loss": 0.5}, samples=[0.5, 1.5], sample_ids=[n, n + 1], step=n),
+    "ids alone": lambda rec, n: rec.step({"loss": 0.5}, sample_ids=[n, n + 1]),
+    "counts": lambda rec, n: rec.step(loss=0.5, num_samples=n, num_tokens=10.0),
     "two sets": lambda rec, n: rec.step({"loss": 0.5} if n % 2 else {"val/loss": 0.5, "n": n}),
     "2,000 names": lambda rec, _: rec.step({f"layer/{index}": 0.5 for index in range(2_000)}),
 }

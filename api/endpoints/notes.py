@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from ...store.annotations import Annotation, append_annotation, new_annotation_id, read_annotations, step_told
 from ...store.event_json import decoded_attrs, encoded
+from ...store.reading.asking import ask_recorder
 from ...store.reading.row_places import rows_where
 from ...store.reading.snapshot import Snapshot
 from ...store.reading.timeline import effective_lineage, effective_rows
@@ -70,6 +71,16 @@ class NewAnnotation(BaseModel):
         return self
 
 
+class NewRequest(BaseModel):
+    """What to ask the recorder of a running run for."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+    request: Literal["stop", "save", "evaluate"]
+    reason: str = Field(default="", max_length=10_000)
+    """Why; it is recorded in the run."""
+
+
 def _depth(value: Any) -> int:
     """Return the number of nested levels of lists and objects in a JSON value."""
     levels, level = 0, [value]
@@ -91,6 +102,16 @@ def list_annotations(request: Request, run: RequestedRun, query: Annotated[Forme
 def annotate_run(request: Request, run: RequestedRun, body: NewAnnotation) -> AnnotationItem:
     """Add a note about a run. It is stored next to the log, which stays unchanged, digests included."""
     return make_annotation(run, body, request.state.holder.name)
+
+
+@router.post("/runs/{id}/requests", summary="Ask a running run to stop, save or evaluate", status_code=202)
+def ask_run(request: Request, run: RequestedRun, body: NewRequest) -> AnnotationItem:
+    """Ask the recorder of a running run. It obeys at a call of its loop, about a second later, and records who asked.
+
+    Returns the note that carries the request.
+    """
+    note = ask_recorder(run.folder, body.request, author=request.state.holder.name, reason=body.reason)
+    return _item(note, "api")
 
 
 def make_annotation(run: RunAccess, body: NewAnnotation, author: str) -> AnnotationItem:

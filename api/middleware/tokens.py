@@ -19,8 +19,8 @@ MIN_LENGTH: Final = 16
 class Scope(IntEnum):
     """The permissions of a token; each scope includes those before it.
 
-    ``READ`` reads, including SQL queries and rule checks. ``WRITE`` annotates runs, starts jobs and cancels its own.
-    ``ADMIN`` cancels the jobs of all tokens.
+    ``READ`` reads, including SQL queries and rule checks. ``WRITE`` annotates runs, asks running ones to
+    stop, save or evaluate, starts jobs and cancels its own. ``ADMIN`` cancels the jobs of all tokens.
     """
 
     READ = 1

@@ -11,6 +11,7 @@ from ...store.reading.snapshot import Snapshot
 from ...store.reading.summary import leading_metric, summarize
 from ...store.run_info import flattened
 from ..access import RequestedRun
+from ..middleware.tokens import Scope
 from ..workers.run_questions import ask_run
 from .layout import PageRoute, page
 from .runs import share_done
@@ -42,6 +43,7 @@ def show_run(request: Request, run: RequestedRun) -> Response:
         config=encoded(flattened(snapshot.info.config)),
         environment=encoded(flattened(snapshot.info.last.environment)),
         has_samples=_has_samples(snapshot),
+        may_ask=request.state.holder.scope >= Scope.WRITE,
         data=run_data(snapshot),
     )
 

@@ -16,12 +16,13 @@ from typing import TYPE_CHECKING, Any, Final, Never, TypeAlias
 
 from ...store.errors import TelemetryError
 from ...store.events import Event
-from ...store.journal.format import HAS_SAMPLES, TAG_EVENT, samples_block
+from ...store.journal.format import HAS_SAMPLES, TAG_EVENT, event_tail, samples_block
 from ...store.journal.writer import Layout
+from ...store.reading.tally import DATA_ORDER, RankTally, samples_in, tokens_in, tokens_of
 from ...store.sample_losses import SampleLosses
-from ..batch_samples import sample_losses
+from ..batch_samples import order_noted, sample_losses
 from ..values import EXACT_INTEGER, GREATEST_WHOLE, is_on_device
-from .shape import NO_TEXTS, CallShape, CallShapes
+from .shape import NO_TEXTS, CallShape, CallShapes, Texts
 
 if TYPE_CHECKING:
     from ...rules.engine.decisions import Outcome
@@ -40,7 +41,7 @@ _GREATEST_MICRO_STEP: Final = 2**31
 
 #: The details of a call besides its metrics: step and epoch (None if omitted), micro step, sample losses, text values
 #: as attributes, and the flags and bytes of both. Not a NamedTuple, because creating one takes 0.3 us.
-_Details: TypeAlias = tuple[int | None, float | None, int, SampleLosses | None, Mapping[str, str], int, bytes]
+_Details: TypeAlias = tuple[int | None, float | None, int, SampleLosses | None, Mapping[str, Any], int, bytes]
 
 _NONE: Final[_Details] = (None, None, 0, None, {}, 0, b"")
 
@@ -68,9 +69,12 @@ def quick_step(
     """
     by_name, by_mapping = CallShapes(_ARGUMENTS), CallShapes(())
     layout_of, write = tape.journal.layout, _writer(tape, position, log_every)
+    plain = 0
+    position.tally.plain_updates = lambda: plain
 
     # Python would compare each name of a call with each keyword declared here. Seven of them cost 0.6 us.
     def step(metrics: Mapping[str, Any] | None = None, /, *unnamed: Never, **named: Any) -> Control:
+        nonlocal plain
         if unnamed:
             return general(metrics, *unnamed, **named)
         if metrics is None:
@@ -93,7 +97,12 @@ def quick_step(
                 details = _details(shape, values, arguments, is_on_host=is_on_host, keeps_samples=keeps_samples)
                 floats = shape.floats(values)
                 outcomes = None if floats is None or details is None else write(layout, shape.metrics, floats, details)
+                if outcomes is not None and details and (details[2] or details[3] or details[4] or shape.counts):
+                    counts = dict(zip(shape.metrics, floats or (), strict=True)) if shape.counts else {}
+                    _count(position.tally, position.step, details, counts)
+                    plain -= 1
             if outcomes is not None:
+                plain += 1
                 return apply(outcomes) if outcomes else control
         general(metrics, **named)
         shape.layout = layout_of("step_end", shape.metrics) if shape.is_quick else None
@@ -187,11 +196,41 @@ def _details(
         elif value is not True if name == "applied" else value is not None or name not in _MAY_BE_NONE:
             return None
     texts = shape.texts_among(values) if shape.texts else NO_TEXTS
-    if arguments.get("samples") is None:
-        return step, epoch, micro_step, None, texts.attrs, texts.flags, texts.tail
+    kept = _samples_of(arguments, texts)
+    return None if kept is None else (step, epoch, micro_step, *kept)
+
+
+def _samples_of(
+    arguments: Mapping[str, Any], texts: Texts
+) -> tuple[SampleLosses | None, Mapping[str, Any], int, bytes] | None:
+    """Return the sample losses of a call, and its attributes with the flags and bytes of both.
+
+    None if the general path must read them.
+    """
+    samples, ids = arguments.get("samples"), arguments.get("sample_ids")
+    if samples is None and ids is None:
+        return None, texts.attrs, texts.flags, texts.tail
     try:
-        losses = sample_losses(arguments["samples"], arguments.get("sample_ids"), arguments.get("sample_tokens"))
+        if samples is not None:
+            losses = sample_losses(samples, ids, arguments.get("sample_tokens"))
+            flags, block = (HAS_SAMPLES, samples_block(losses)) if losses else (0, b"")
+            return losses, texts.attrs, texts.flags | flags, texts.tail + block
+        count, digest = order = order_noted(ids)
     except TelemetryError:
         return None
-    flags, block = (HAS_SAMPLES, samples_block(losses)) if losses else (0, b"")
-    return step, epoch, micro_step, losses, texts.attrs, texts.flags | flags, texts.tail + block
+    if texts.values or arguments.get("sample_tokens") is not None:
+        return None
+    return None, {DATA_ORDER: order}, *event_tail(b'{"data_order":[%d,%d]}' % (count, digest), None)
+
+
+def _count(tally: RankTally, step: int, details: _Details, counts: Mapping[str, float]) -> None:
+    """Count a step that is more than metrics, or has some of those that are counted."""
+    _, _, micro_step, samples, attrs, _, _ = details
+    tally.end_update(step, micro_step)
+    if counts:
+        event = Event("step_end", metrics=counts, attrs=attrs, samples=samples)
+        tally.take(samples_in(event), tokens_in(event))
+    elif samples is not None:
+        tally.take(len(samples), tokens_of(samples))
+    elif DATA_ORDER in attrs:
+        tally.take(attrs[DATA_ORDER][0], None)

@@ -17,6 +17,7 @@ from typing import Any, Final, NamedTuple
 from ...store.event_json import encoded_attrs
 from ...store.journal.format import event_tail
 from ...store.journal.writer import Layout
+from ...store.reading.tally import NUM_SAMPLES, NUM_TOKENS
 from ..values import EXACT_INTEGER, are_texts, as_text, float_at_hand, may_be_masked
 
 #: Maximum cached shapes of each form of call; the oldest is evicted.
@@ -69,7 +70,8 @@ class CallShape:
         arguments: Names and indexes of the arguments, that is of values that are not metrics, last one first.
         is_on_host: Whether no argument has a type that can be on a device.
         is_quick: Whether every other value can be a metric, a text or None by its type, and all names are valid text.
-        is_plain: Whether all values are floats, and metrics.
+        is_plain: Whether all values are floats, and metrics that count nothing.
+        counts: Whether a metric counts samples or tokens.
         are_floats: Whether all metrics are floats.
         metrics: Names of the metrics.
         are_metrics: For each other value, whether it is a metric.
@@ -86,6 +88,7 @@ class CallShape:
     is_on_host: bool
     is_quick: bool
     is_plain: bool
+    counts: bool
     are_floats: bool
     metrics: tuple[Any, ...]
     are_metrics: list[bool]
@@ -108,6 +111,7 @@ class CallShape:
         kinds = [_kind_of(of_value) for _, of_value in named]
         are_metrics = [kind in _METRICS for kind in kinds]
         are_floats = all(of_value is float for _, of_value in compress(named, are_metrics))
+        counts = not {NUM_SAMPLES, NUM_TOKENS}.isdisjoint(names)
         return cls(
             names,
             types,
@@ -116,7 +120,8 @@ class CallShape:
                 hasattr(of_value, "is_cpu") for name, of_value in zip(names, types, strict=True) if name in arguments
             ),
             is_quick=_Kind.UNKNOWN not in kinds and are_texts(tuple(names)),
-            is_plain=are_floats and all(are_metrics) and len(named) == len(names),
+            is_plain=are_floats and all(are_metrics) and len(named) == len(names) and not counts,
+            counts=counts,
             are_floats=are_floats,
             metrics=tuple(name for name, _ in compress(named, are_metrics)),
             are_metrics=are_metrics,

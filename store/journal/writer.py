@@ -73,6 +73,7 @@ class JournalWriter:
         on_sync_failed: Called in that thread with the error of a sync. Must not raise.
         on_begun_anew: Called when a segment replaced one that was lost, with ``DELETED`` or ``CLOSED``. Must not raise.
         on_moved: Called with the new path of a folder that was moved. Must not raise.
+        on_looked: Called after each check of the file, about once a second while events come. Must not raise.
 
     Attributes:
         seq: ``seq`` of the next event.
@@ -99,6 +100,7 @@ class JournalWriter:
         on_sync_failed: Callable[[OSError], None] | None = None,
         on_begun_anew: Callable[[str], None] | None = None,
         on_moved: Callable[[Path], None] | None = None,
+        on_looked: Callable[[], None] | None = None,
     ) -> None:
         self._folder = folder
         self._identity: dict[str, Any] = {"run_id": run_id, "attempt": attempt, "rank": rank}
@@ -107,6 +109,7 @@ class JournalWriter:
         self._on_segment_closed = on_segment_closed
         self._on_begun_anew = on_begun_anew
         self._on_moved = on_moved
+        self._on_looked = on_looked
         self._fd, self._pid = -1, os.getpid()
         self._inode: tuple[int, int] | None = None
         self._size = 0
@@ -286,6 +289,8 @@ class JournalWriter:
         if not self._is_torn:
             self.look_at_ns = elapsed_ns + LOOK_EVERY_NS
         if self._fd < 0 or self._is_in_place() or self._follow():
+            if self._on_looked is not None:
+                self._on_looked()
             return
         self._lose(DELETED)
         raise FileNotFoundError(errno.ENOENT, "the journal was deleted while it was being written", str(self._path))

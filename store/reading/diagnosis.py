@@ -24,6 +24,9 @@ from .snapshot import Snapshot, read_snapshot, retrying
 
 _SEAL: Final = "steptape seal {folder}"
 
+#: The codes of faults that keep the rest of a run from being checked.
+UNREADABLE: Final = ("no-run", "unreadable", "unreadable-journal", "unreadable-parquet")
+
 #: The time that sealing after a run's end, or writing one file, may take.
 _SEALING_NS: Final = 60_000_000_000
 
@@ -78,7 +81,7 @@ def _found_in(folder: Path) -> list[StoreFault]:
     if found:
         return found
     found = [*_journals(folder, listing, _has_just_ended(info)), *_leftovers(folder, listing), *_parquet(listing)]
-    if any(one.code in ("unreadable-journal", "unreadable-parquet") for one in found):
+    if any(one.code in UNREADABLE for one in found):
         return found
     snapshot = read_snapshot(folder)
     return [*found, *_missing(snapshot), *_lost(snapshot), *_changed(folder)]

@@ -39,3 +39,21 @@ export function takeAnnotations(id, done) {
     }
   });
 }
+
+/** Have the buttons of a live run ask its recorder for what they say; `done` is called after each. */
+export function takeRequests(id, done) {
+  // The page replaces the buttons as the run goes on, so it is the document that listens.
+  document.addEventListener("click", async ({ target }) => {
+    const { request } = target.dataset ?? {};
+    if (!request || (request === "stop" && !window.confirm("Stop this run?"))) return;
+    let answer = "asked; the run obeys within about a second of training";
+    try {
+      await post(runPath(id, "/requests"), { request });
+      await done();
+    } catch (error) {
+      answer = error.message;
+    }
+    const status = document.getElementById("requested");
+    if (status) status.textContent = answer;
+  });
+}

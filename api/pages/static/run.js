@@ -1,6 +1,6 @@
 // The page of a run: its curves with what happened drawn on them, the samples behind a spike, decisions; live if it is.
 import { address, ask, counted, element, gathered, isTouch, pageData, percent, refreshParts, runPath, shown, table, toNumber } from "./dom.js";
-import { offerSteps, showAnnotations, takeAnnotations } from "./notes.js";
+import { offerSteps, showAnnotations, takeAnnotations, takeRequests } from "./notes.js";
 import { COLOURS, POINTS, distinct, draw, firingsOf, gapsOf, lineOf, marksOf, onZoom, shapesOf } from "./plots.js";
 
 const run = pageData();
@@ -307,10 +307,12 @@ axis.addEventListener("change", () => {
 });
 log.addEventListener("change", () => read(visible()));
 search.addEventListener("input", gathered(layOut, 150));
-takeAnnotations(run.id, async () => {
+const reread = async () => {
   await readFacts();
   await read(visible());
-});
+};
+takeAnnotations(run.id, reread);
+takeRequests(run.id, reread);
 document.addEventListener("themechange", () => visible().forEach((plot) => show(plot, plot.items)));
 
 await readFacts().catch((error) => say(error.message));

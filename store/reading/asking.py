@@ -1,0 +1,35 @@
+"""Asks the recorder of a running run for an operation, from outside its program."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from ..annotations import Annotation, append_annotation, new_annotation_id
+from ..errors import NotRunning
+from ..journal.reading import is_being_written
+from ..requests import REQUEST
+from ..run_folder import list_files
+
+
+def ask_recorder(folder: Path, what: str, *, author: str, reason: str = "") -> Annotation:
+    """Ask the recorder of a running run for an operation, and return the note that does so.
+
+    Args:
+        folder: The run's folder.
+        what: One of ``REQUESTS``.
+        author: Who asks.
+        reason: Why.
+
+    Raises:
+        NotRunning: No process of this machine is writing to the run.
+        NotWritten: The note cannot be written.
+    """
+    # A writer may just have moved on to its next segment.
+    if not any(is_being_written(journal.path) for _ in range(2) for journal in list_files(folder).journals):
+        why = f"the run is not running on this machine, so it cannot {what}"
+        raise NotRunning(why, where=str(folder), fix="'steptape show RUN' says how it ended")
+    text = reason or f"asked to {what}"
+    note = Annotation(new_annotation_id(), time.time_ns(), text, author, attrs={REQUEST: what})
+    append_annotation(folder, note)
+    return note

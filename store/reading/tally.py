@@ -1,0 +1,179 @@
+"""Counts how far a training has come: epochs, updates, micro-batches, samples, tokens, and the share of its plan."""
+
+from __future__ import annotations
+
+import json
+from array import array
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from ..events import APPLIED, Event
+from ..journal.checksum import crc32
+from ..sample_losses import NO_IDS, TEXT_IDS, SampleLosses
+
+#: Attribute of a ``step_end`` event whose batch was not kept whole: its number of samples, and the CRC-32 of their ids
+#: (null without ids).
+DATA_ORDER: Final = "data_order"
+
+#: Metrics of a ``step_end`` event that count what its update was made of, where no samples are recorded.
+NUM_SAMPLES: Final = "num_samples"
+NUM_TOKENS: Final = "num_tokens"
+
+#: Attributes and metrics that count something beyond the update itself.
+COUNTED: Final = frozenset((DATA_ORDER, NUM_SAMPLES, NUM_TOKENS, APPLIED))
+
+
+@dataclass(frozen=True, slots=True)
+class ProgressCounts:
+    """How far a training has come.
+
+    Attributes:
+        epochs: Epochs finished, as a fraction where the loop tells it; None when unknown.
+        updates: Optimizer updates finished, skipped ones included.
+        skipped: Updates of these that changed nothing, as mixed precision skips them after an overflow.
+        micro_steps: Micro-batches of rank 0. An update of which the loop says nothing counts as one.
+        samples, tokens: Seen by all ranks that recorded them; None where none did.
+        total_updates: The planned number of updates; None when unknown.
+    """
+
+    epochs: float | None = None
+    updates: int = 0
+    skipped: int = 0
+    micro_steps: int = 0
+    samples: int | None = None
+    tokens: int | None = None
+    total_updates: int | None = None
+
+    @property
+    def fraction(self) -> float | None:
+        """The share of the planned updates that is finished, at most 1; None without a plan."""
+        return None if self.total_updates is None else min(1.0, self.updates / self.total_updates)
+
+
+class RankTally:
+    """The counts of one rank.
+
+    Attributes:
+        epochs, skipped, samples, tokens: As in ``ProgressCounts``.
+        updates: The highest step.
+        plain_updates: Returns the number of updates of one micro-batch that are counted elsewhere.
+    """
+
+    def __init__(self) -> None:
+        self.epochs: float | None = None
+        self.updates = self.skipped = 0
+        self.plain_updates: Callable[[], int] = int  # It returns 0, and a process group can send it.
+        self.samples: int | None = None
+        self.tokens: int | None = None
+        self._micro_steps = self._open_micro_steps = self._plain_updates = 0
+
+    @property
+    def micro_steps(self) -> int:
+        """Micro-batches so far, those of an unfinished update included."""
+        return self._micro_steps + self._open_micro_steps + self.plain_updates()
+
+    def add(self, event: Event) -> None:
+        """Count an event of the rank's effective timeline."""
+        if event.epoch is not None:
+            self.epochs = event.epoch
+        if event.kind == "substep_end":
+            self.begin_micro_step()
+        elif event.kind == "epoch_end":
+            self._micro_steps, self._open_micro_steps = self._micro_steps + self._open_micro_steps, 0
+        elif event.kind == "step_end":
+            if not event.is_late:
+                self.end_update(event.step, event.micro_step, is_applied=event.attrs.get(APPLIED) is not False)
+            self.take(samples_in(event), tokens_in(event))
+
+    def begin_micro_step(self) -> None:
+        """Count a micro-batch that is not the last of its update."""
+        self._close_plain()
+        self._open_micro_steps += 1
+
+    def end_update(self, step: int, micro_steps: int, *, is_applied: bool = True) -> None:
+        """Count an update.
+
+        Args:
+            step: Its number.
+            micro_steps: Its micro-batches; 0 if the loop does not say.
+            is_applied: Whether it changed the model.
+        """
+        self._close_plain()
+        self.updates = max(self.updates, step)
+        self.skipped += not is_applied
+        self._micro_steps += micro_steps or self._open_micro_steps + 1
+        self._open_micro_steps = 0
+
+    def _close_plain(self) -> None:
+        """Close the open micro-batches if an update that is counted elsewhere has followed them."""
+        if (plain := self.plain_updates()) != self._plain_updates:
+            self._micro_steps, self._open_micro_steps = self._micro_steps + self._open_micro_steps, 0
+            self._plain_updates = plain
+
+    def take(self, samples: int | None, tokens: int | None) -> None:
+        """Add the samples and tokens of an update, as far as known."""
+        if samples is not None:
+            self.samples = (self.samples or 0) + samples
+        if tokens is not None:
+            self.tokens = (self.tokens or 0) + tokens
+
+
+def ids_digest(ids: bytes, id_kind: int) -> int:
+    """Return the CRC-32 of the sample ids of a batch, which are packed as in ``SampleLosses``.
+
+    Ids that are the decimal text of integers count as integers: Parquet files hold them so.
+    """
+    if id_kind != TEXT_IDS:
+        return crc32(ids)
+    texts = json.loads(ids)
+    try:
+        numbers = array("q", map(int, texts))
+        if [*map(str, numbers)] == texts:
+            return crc32(numbers.tobytes())
+    except (ValueError, OverflowError):
+        pass
+    return crc32(json.dumps(texts, separators=(",", ":"), ensure_ascii=False).encode())
+
+
+def _told(event: Event) -> list[int | None] | None:
+    """Return what the recorder noted of a batch that it did not keep whole."""
+    told = event.attrs.get(DATA_ORDER)
+    return told if isinstance(told, list) and len(told) == 2 and type(told[0]) is int else None
+
+
+def order_of(event: Event) -> tuple[int, int] | None:
+    """Return the number of samples in an update and the CRC-32 of their ids; None where they were not recorded."""
+    if (told := _told(event)) is not None:
+        return (told[0] or 0, told[1]) if type(told[1]) is int else None
+    held = event.samples
+    return (len(held), ids_digest(held.ids, held.id_kind)) if held and held.id_kind != NO_IDS else None
+
+
+def samples_in(event: Event) -> int | None:
+    """Return the number of samples in an update; None where it was not recorded."""
+    if NUM_SAMPLES in event.metrics:
+        return _whole(event.metrics[NUM_SAMPLES])
+    if (told := _told(event)) is not None:
+        return told[0]
+    return len(event.samples) if event.samples else None
+
+
+def tokens_in(event: Event) -> int | None:
+    """Return the number of tokens in an update; None where it was not recorded."""
+    if NUM_TOKENS in event.metrics:
+        return _whole(event.metrics[NUM_TOKENS])
+    return tokens_of(event.samples) if event.samples and _told(event) is None else None
+
+
+def tokens_of(samples: SampleLosses) -> int | None:
+    """Return the sum of the token counts of a batch; None where they were not recorded."""
+    if not samples.tokens:
+        return None
+    counts = array("i")
+    counts.frombytes(samples.tokens)
+    return sum(counts)
+
+
+def _whole(value: float) -> int | None:
+    return int(value) if value >= 0 and value != float("inf") else None
