@@ -256,7 +256,7 @@ class D9dRecorder:
             self._warn(f"{path}: cannot be read ({error}); the job begins a new run")
             return None
 
-    def _enter(self, phase: str, ctx: Any = None) -> None:  # noqa: ARG002 - the signature of a handler
+    def _enter(self, phase: str, ctx: Any = None) -> None:
         """Note how long the last phase took, and the next one."""
         now = time.perf_counter()
         if self._phase:
@@ -308,12 +308,12 @@ class D9dRecorder:
         weights = [torch.ones_like(loss) if weight is None else weight for loss, weight in losses]
         return {"samples": torch.stack([loss for loss, _ in losses]), "sample_tokens": torch.stack(weights)}
 
-    def _sleep(self, ctx: Any) -> None:  # noqa: ARG002 - the signature of a handler
+    def _sleep(self, ctx: Any) -> None:
         self._asleep_since = time.perf_counter()
         if self.rec is not None:
             self.rec.event("sleep")
 
-    def _wake(self, ctx: Any) -> None:  # noqa: ARG002 - the signature of a handler
+    def _wake(self, ctx: Any) -> None:
         self._since += time.perf_counter() - self._asleep_since
         if self.rec is not None:
             self.rec.event("wake")

@@ -27,9 +27,9 @@ pytest.importorskip("d9d", reason="d9d is not installed; 'make frameworks' runs 
 import torch
 from d9d.loop.event.catalogue import train as events
 from d9d.tracker import BaseTracker, BaseTrackerRun
+
 from frameworks import d9d_job
 from frameworks.d9d_job import IS_NEW, STEPS, Task, configured
-
 from steptape.integrations.d9d import D9dRecorder
 
 STOP = """
@@ -89,7 +89,7 @@ class _Tee(BaseTracker, BaseTrackerRun):  # type: ignore[misc]
     def set_context(self, context: dict[str, str]) -> None:
         assert context == {"stage": "train"}
 
-    def scalar(self, name: str, value: float, context: dict[str, str] | None = None) -> None:  # noqa: ARG002
+    def scalar(self, name: str, value: float, context: dict[str, str] | None = None) -> None:
         self.seen.append((self.step, name, float(value)))
 
     def bins(self, name: str, values: Any, context: dict[str, str] | None = None) -> None: ...
