@@ -255,6 +255,7 @@ OWNERS = {
     "accelerate": {"integrations/accelerate"},
     "lightning": {"integrations/lightning"},
     "pytorch_lightning": {"integrations/lightning"},
+    "transformers": {"integrations/transformers"},
 }
 
 
