@@ -146,8 +146,10 @@ class SteptapeCallback(TrainerCallback, ExportableState):
 
     def state(self) -> dict[str, Any]:
         """Return what a checkpoint keeps of this callback, for the trainer."""
-        resume_state = None if self._recorder is None else self._recorder.state_dict()
-        attributes = {"resume_state": resume_state, "is_inside_epoch": self._is_inside_epoch}
+        attributes: dict[str, Any] = {"resume_state": None, "is_inside_epoch": self._is_inside_epoch}
+        with self._tried("the checkpoint cannot be resumed from"):
+            if self._recorder is not None:
+                attributes["resume_state"] = self._recorder.state_dict()
         return {"args": self._exported, "attributes": attributes}
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
@@ -179,7 +181,7 @@ class SteptapeCallback(TrainerCallback, ExportableState):
                 self._recorder.epoch_end(epoch)
                 self._is_inside_epoch = False
             if not self._is_inside_epoch:  # Else an earlier attempt began this one.
-                self._recorder.epoch_begin(None if self._has_epoch else int(epoch))
+                self._recorder.epoch_begin(epoch)
         self._is_inside_epoch = self._has_epoch = True
         self._steer(control)
 
@@ -198,7 +200,9 @@ class SteptapeCallback(TrainerCallback, ExportableState):
         self._observe("substep_end", state, control)
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, optimizer: Any = None, **_: Any) -> None:
-        self._scale = _scale(optimizer)
+        self._micro_step += 1
+        with self._tried("updates that a scaler skips cannot be seen"):
+            self._scale = _scale(optimizer)
         self._observe("pre_optimizer_step", state, control)
 
     def on_optimizer_step(self, args: Any, state: Any, control: Any, optimizer: Any = None, **_: Any) -> None:
@@ -216,7 +220,7 @@ class SteptapeCallback(TrainerCallback, ExportableState):
             what = "losses are recorded as the trainer logs them, which leaves out NaN and infinite ones"
             self._warn(f"{what}. Call callback.attach(trainer), or set logging_nan_inf_filter=False")
         if self._recorder is not None:
-            at: dict[str, Any] = {"step": state.global_step, "epoch": state.epoch, "micro_step": self._micro_step + 1}
+            at: dict[str, Any] = {"step": state.global_step, "epoch": state.epoch, "micro_step": self._micro_step}
             if not self._is_applied:
                 at["applied"] = False
             self._recorder.step(**at, **self._values)
@@ -266,7 +270,9 @@ class SteptapeCallback(TrainerCallback, ExportableState):
 
     def _opened(self, args: Any, state: Any, resume: Mapping[str, Any] | None) -> Recorder:
         """Return the recorder of a training that begins now, a new one unless the caller gave one."""
-        config, plan = _config(args, state), _plan(args, state)
+        name, config, plan = {}, {}, {}
+        with self._tried("the trainer's arguments cannot be read"):
+            name, config, plan = _names(args, state), _config(args, state), _plan(args, state)
         if resume is not None and resume["run_id"] in _OPEN:
             _OPEN[resume["run_id"]].close()
         if self._given is not None:
@@ -283,7 +289,7 @@ class SteptapeCallback(TrainerCallback, ExportableState):
                 if self._arguments.get("strict"):
                     raise
                 self._warn(f"the run {resume['run_id']} cannot be resumed, so that a new one begins: {error}")
-        return Recorder(self._store, **{**_names(args, state), **arguments})
+        return Recorder(self._store, **{**name, **arguments})
 
     def _begin_step(self) -> None:
         self._values: dict[str, Any] = {}
@@ -381,6 +387,8 @@ def _scale(optimizer: Any) -> float:
 def _kinds(kinds: str | Collection[str], rules: Any, *, is_given: bool) -> frozenset[str]:
     """Return the frequent kinds to record. The rules of a recorder that the caller made may need any of them."""
     if not isinstance(kinds, str):
+        if not _FREQUENT.issuperset(kinds):
+            raise TelemetryError(f"kinds must be of {sorted(_FREQUENT)}", got=sorted(kinds))
         return frozenset(kinds)
     if kinds not in ("needed", "all"):
         raise TelemetryError("kinds must be 'needed', 'all' or a collection of kinds of events", got=kinds)
@@ -436,5 +444,7 @@ def _plan(args: Any, state: Any) -> dict[str, Any]:
 def _checkpoint(folder: str, step: int) -> str:
     """Return the path of a step's checkpoint. A trial of a search has a folder of its own within the trainer's."""
     path = Path(folder) / f"checkpoint-{step}"
-    trials = () if path.exists() else Path(folder).glob(f"*/{path.name}")
-    return str(max(trials, key=lambda each: each.stat().st_mtime_ns, default=path))
+    if not path.exists():
+        with contextlib.suppress(OSError):
+            return str(max(path.parent.glob(f"*/{path.name}"), key=lambda each: each.stat().st_mtime_ns, default=path))
+    return str(path)
