@@ -140,14 +140,16 @@ def test_a_disabled_recorder_changes_nothing(tmp_path: Path, monkeypatch: pytest
 
 
 def test_a_save_has_the_size_of_its_folder(tmp_path: Path) -> None:
-    """The folder's files, summed."""
-    trainer, run = trained(tmp_path)
+    """The folder's files, summed; also of a folder that the trainer removes later."""
+    trainer, run = trained(tmp_path, save_total_limit=1)
 
     (first, last) = [event.attrs for event in run.stream() if event.kind == "save"]
     folder = Path(trainer.args.output_dir) / "checkpoint-20"
     assert (Path(last["path"]), last["is_final"]) == (folder, False)
     assert last["size_bytes"] == sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
     assert first["path"].endswith("checkpoint-10")
+    assert first["size_bytes"] > 0
+    assert not Path(first["path"]).exists()
 
 
 def test_evaluations_before_and_after_a_training_belong_to_its_run(tmp_path: Path) -> None:
@@ -219,6 +221,32 @@ def test_a_training_that_failed_resumes_in_the_same_process(tmp_path: Path) -> N
     assert run.info.last.from_step == 12
     assert steps_of(run) == list(range(1, 21))
     assert [each for each in kinds_of(run) if each[0] == "epoch_begin"] == [("epoch_begin", 0), ("epoch_begin", 10)]
+
+
+@pytest.mark.parametrize("skips_data", [True, False])
+def test_epochs_are_the_trainers_after_a_resume_too(tmp_path: Path, skips_data: bool) -> None:
+    """From a checkpoint at which a rule ended the epoch: the trainer forgets that, or even counts the epoch from 0."""
+    text = """
+controllers:
+  - name: half
+    triggers: [on_step_end]
+    rule: step == 5
+    operations: [hfcontrols.should_save, hfcontrols.should_epoch_stop]
+"""
+    policy = policy_file(tmp_path, text)
+    with pytest.raises(ValueError, match="no more"):
+        tiny_trainer(tmp_path, [SteptapeCallback(tmp_path / "runs", policy), Failing(7)]).train()
+    witness, callback = Witness(), SteptapeCallback(tmp_path / "runs", policy)
+    trainer = tiny_trainer(tmp_path, [witness, callback], ignore_data_skip=not skips_data)
+    with callback.training():
+        trainer.train(resume_from_checkpoint=True)
+
+    (run,) = runs_of(tmp_path)
+    second = [event for event in run.stream() if event.attempt == 1 and event.kind == "step_end"]
+    assert [("step_end", event.step, event.epoch) for event in second] == [
+        each for each in witness.seen if each[0] == "step_end"
+    ]
+    assert steps_of(run) == list(range(1, trainer.state.global_step + 1))
 
 
 def test_a_checkpoint_that_was_made_without_us_begins_a_run(tmp_path: Path) -> None:
