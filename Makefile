@@ -19,10 +19,10 @@ FUZZ = -max_total_time=$(FUZZ_S) -timeout=30 -rss_limit_mb=3000 -max_len=4096 -d
 	-artifact_prefix=.fuzz/ -create_missing_dirs=1 -print_final_stats=1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test explore coverage mutants matrix lowest compat docs pictures lint format fuzz fuzz-api clean
+.PHONY: help demo test explore coverage mutants matrix lowest compat frameworks docs pictures lint format fuzz fuzz-api clean
 
 help:  ## Show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 $(READY): pyproject.toml
 	@command -v $(PYTHON) > /dev/null || { echo "No $(PYTHON) here: install Python 3.11 or newer, or name one: make PYTHON=..."; exit 2; }
@@ -73,6 +73,9 @@ compat: $(READY) $(COMPAT)/.ready $(TRACKERS)/.ready  ## Compare firings with th
 	HF_HUB_OFFLINE=1 WANDB_SILENT=true PYTHONPATH=tests $(TRACKERS)/bin/python -W ignore -m trackers.writing .trackers $(REAL_RUNS)
 	PYTHONPATH=tests $(BIN)/python -m trackers.comparison .trackers
 
+frameworks:  ## Test the recorder in the training frameworks; FRAMEWORKS="lightning accelerate" names some
+	PYTHON=$(PYTHON) TEST_PROCESSES=$(TEST_PROCESSES) bash tests/frameworks/run.sh $(FRAMEWORKS)
+
 $(COMPAT)/.ready: tests/compat/requirements.txt
 	$(PYTHON) -m venv $(COMPAT)
 	$(COMPAT)/bin/python -m pip install --quiet --requirement tests/compat/requirements.txt
@@ -112,4 +115,4 @@ format: $(READY)  ## Rewrite the code in the project's format
 	$(BIN)/ruff format $(CODE)
 
 clean:  ## Remove the environment and what tools left behind
-	rm -rf $(VENV) $(COMPAT) $(TRACKERS) $(LOWEST) .venv-matrix .trackers build *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis .fuzz .coverage*
+	rm -rf $(VENV) .venv-* .trackers build *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis .fuzz .coverage*

@@ -336,7 +336,7 @@ class D9dRecorder:
             self.rec.fail(error)
 
 
-class _Tracker(d9d_tracker.BaseTracker):  # type: ignore[misc]
+class _Tracker(d9d_tracker.BaseTracker):
     """A tracker that records, and passes everything on to another."""
 
     def __init__(self, recorder: D9dRecorder, inner: Any) -> None:
@@ -363,7 +363,7 @@ class _Tracker(d9d_tracker.BaseTracker):  # type: ignore[misc]
         self._inner.load_state_dict(state_dict)
 
 
-class _TrackerRun(d9d_tracker.BaseTrackerRun):  # type: ignore[misc]
+class _TrackerRun(d9d_tracker.BaseTrackerRun):
     """The methods of both versions: ``write`` is of 0.24, the others are of 0.16. Histograms are passed on alone."""
 
     def __init__(self, recorder: D9dRecorder, inner: Any) -> None:

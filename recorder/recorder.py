@@ -375,12 +375,16 @@ class Recorder:
 
     def epoch_begin(self, epoch: int | None = None) -> Control:
         """Record the start of an epoch. Epochs count from 0; without a number, the next one begins."""
+    def epoch_begin(self, epoch: float | None = None) -> Control:
+        """Record the start of an epoch. Epochs count from 0; without a number, the next one begins.
+        Args:
+            epoch: Epochs finished: a fraction if the one before was cut short and counts as such.
         self.control.should_stop_epoch = self._orders.should_stop_epoch = False
-        begun = self._position.epochs_begun
+        begun = float(self._position.epochs_begun)
         if epoch is not None:
-            begun = self._warnings.taken(as_whole, epoch, "epoch", default=begun)
-        self._position.set_epoch(float(begun))
-        self._position.epochs_begun = begun + 1
+            begun = self._warnings.taken(as_epoch, epoch, default=begun)
+        self._position.set_epoch(begun)
+        self._position.epochs_begun = int(begun) + 1
         self._emit("epoch_begin")
         return self.control
 

@@ -11,7 +11,8 @@ A page is true if its blocks, run from top to bottom in an empty folder, do what
   lines between, is its exact output. Without such a block the output is not compared. An exception is a mismatch.
 * A block of any language whose first line is ``# file: NAME`` is written to that file, that line included, and not run.
 * Blocks of other languages are not run. A comment ``<!-- documents: skip -->`` on the line before a block leaves it
-  out.
+  out; ``<!-- documents: needs PACKAGE -->`` does where that package is not installed, also if the comment goes on
+  and hides the block.
 * A comment ``<!-- documents: continue PAGE -->`` runs another page first, in the same folder; PAGE is relative to the
   page. A block within an HTML comment runs too, so a page can prepare its folder out of sight.
 
@@ -22,6 +23,7 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import importlib.util
 import json
 import os
 import re
@@ -66,6 +68,7 @@ _NOT_OF_A_USER: Final = frozenset(("COLUMNS", "FORCE_COLOR", "STEPTAPE_QUIET"))
 
 _FENCE: Final = re.compile(r"^(?P<indent>[ \t]*)(?P<fence>`{3,}|~{3,})[ \t]*\{?[ \t]*\.?(?P<language>[\w+-]*)")
 _SKIP: Final = re.compile(r"^\s*<!-- documents: skip -->\s*$")
+_NEEDS: Final = re.compile(r"^\s*<!-- documents: needs (?P<module>\w+)(?: -->)?\s*$")
 _CONTINUE: Final = re.compile(r"^\s*<!-- documents: continue (?P<page>\S+) -->\s*$")
 _FILE: Final = re.compile(r"# file: (?P<name>\S+)")
 _LINK: Final = re.compile(r"(?<!!)\[(?:[^\]\[]|\[[^\]]*\])*\]\((?P<target>[^)\s]+)\)")
@@ -355,10 +358,16 @@ def _blocks(lines: list[str]) -> Iterator[_Block]:
             index += 1
         text = "".join(f"{line.removeprefix(indent)}\n" for line in lines[start + 1 : index])
         follows = end >= 0 and not any(line.strip() for line in lines[end + 1 : start])
-        if not (start and _SKIP.match(lines[start - 1])):
+        if not (start and _is_left_out(lines[start - 1])):
             yield _Block(opened["language"], textwrap.dedent(text) if indent else text, start + 1, follows)
         end = index
         index += 1
+
+
+def _is_left_out(line: str) -> bool:
+    """Whether the line above a block says not to run it: at all, or not without a package that is missing here."""
+    needs = _NEEDS.match(line)
+    return bool(_SKIP.match(line)) or (needs is not None and importlib.util.find_spec(needs["module"]) is None)
 
 
 def _closes(line: str, fence: str) -> bool:

@@ -262,6 +262,7 @@ OWNERS = {
     "accelerate": {"integrations/accelerate"},
     "lightning": {"integrations/lightning"},
     "pytorch_lightning": {"integrations/lightning"},
+    "transformers": {"integrations/transformers"},
 }
 
 

@@ -1,0 +1,513 @@
+"""Hugging Face's Trainer, recorded: every step, event for event, through all that a trainer does."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("transformers", reason="transformers is not installed; 'make frameworks' runs this")
+
+import torch
+from transformers import EarlyStoppingCallback, Trainer, TrainerCallback
+
+from frameworks.tiny_trainer import (
+    STOP_AT_7,
+    kinds_of,
+    policy_file,
+    runs_of,
+    steps_of,
+    tiny_data,
+    tiny_model,
+    tiny_trainer,
+)
+from steptape import Recorder
+from steptape.integrations.transformers import SteptapeCallback
+from steptape.store.run import Run
+
+
+def trained(folder: Path, callback: SteptapeCallback | None = None, **changes: Any) -> tuple[Trainer, Run]:
+    """Train with an attached callback, and return the trainer and the newest run."""
+    callback = callback or SteptapeCallback(folder / "runs")
+    trainer = tiny_trainer(folder, [callback], **changes)
+    callback.attach(trainer)
+    with callback.training():
+        trainer.train()
+    return trainer, runs_of(folder)[-1]
+
+
+def values_of(run: Run, name: str, kind: str = "step_end") -> list[float]:
+    """Return the values of a metric in the events of one kind."""
+    return [event.metrics[name] for event in run.stream() if event.kind == kind and name in event.metrics]
+
+
+def test_the_losses_of_steps_average_to_what_the_trainer_logs(tmp_path: Path) -> None:
+    """Also where the last group of an epoch has fewer micro-batches: 38 samples are 9 groups of 2 and one of 1."""
+    trainer, run = trained(tmp_path, data=tiny_data(38), logging_steps=1)
+
+    logged = [entry for entry in trainer.state.log_history if "loss" in entry]
+    assert steps_of(run) == list(range(1, 21))
+    assert values_of(run, "loss") == pytest.approx([entry["loss"] for entry in logged], abs=1e-4)
+    assert values_of(run, "grad_norm") == pytest.approx([entry["grad_norm"] for entry in logged])
+    assert values_of(run, "learning_rate") == pytest.approx([entry["learning_rate"] for entry in logged])
+    assert [event.micro_step for event in run.stream() if event.kind == "step_end"] == ([2] * 9 + [1]) * 2
+
+
+@pytest.mark.parametrize("micro_batch", [20, 21])
+def test_a_nan_in_any_micro_batch_is_seen_at_its_step(tmp_path: Path, micro_batch: int) -> None:
+    """The trainer's own log shows a loss of 0 from there on."""
+    policy = STOP_AT_7.replace("step >= 7", "not isfinite(loss)")
+    callback = SteptapeCallback(tmp_path / "runs", policy_file(tmp_path, policy))
+
+    trainer, run = trained(tmp_path, callback, trainer_class=planting(micro_batch))
+
+    assert trainer.state.global_step == micro_batch // 2 + 1
+    assert run.status == "stopped"
+    assert all(entry["loss"] == entry["loss"] for entry in trainer.state.log_history if "loss" in entry)
+
+
+def planting(micro_batch: int) -> type[Trainer]:
+    """Return a class of trainers that override ``training_step``, with a loss of NaN in one micro-batch."""
+
+    class Planting(Trainer):
+        seen = 0
+
+        def training_step(self, *args: Any, **kwargs: Any) -> Any:
+            self.seen += 1
+            loss = super().training_step(*args, **kwargs)
+            return loss * float("nan") if self.seen == micro_batch + 1 else loss
+
+    return Planting
+
+
+class Witness(TrainerCallback):
+    """The trainer's step and epoch at every event, and a stop of one epoch."""
+
+    def __init__(self, stops_epoch_at: int = 0) -> None:
+        self.stops_epoch_at = stops_epoch_at
+        self.seen: list[tuple[str, int, float]] = []
+
+    def __getattribute__(self, name: str) -> Any:
+        if name.startswith("on_") and name not in ("on_init_end", "on_push_begin"):
+            return lambda _, state, control, **__: self._see(name[3:], state, control)
+        return super().__getattribute__(name)
+
+    def _see(self, kind: str, state: Any, control: Any) -> None:
+        self.seen.append((kind, state.global_step, state.epoch or 0.0))
+        if kind == "step_end" and state.global_step == self.stops_epoch_at:
+            control.should_epoch_stop = True
+
+
+def test_every_event_has_the_trainers_step_and_epoch(tmp_path: Path) -> None:
+    """Also in and after an epoch that is stopped at its half."""
+    witness, callback = Witness(stops_epoch_at=5), SteptapeCallback(tmp_path / "runs", kinds="all")
+    trainer = tiny_trainer(tmp_path, [witness, callback], eval_strategy="epoch")
+    callback.attach(trainer)
+    with callback.training():
+        trainer.train()
+
+    (run,) = runs_of(tmp_path)
+    ours = [(event.kind, event.step, event.epoch) for event in run.stream()]
+    assert ours[1:] == witness.seen[1:]  # Before the first, at the start of the training, there is no epoch here.
+    assert ("epoch_begin", 5, 0.5) in ours
+
+
+def test_frequent_events_are_recorded_if_a_rule_has_them_as_trigger(tmp_path: Path) -> None:
+    """By default nothing but the updates is recorded of a step."""
+    text = "controllers: [{name: a, triggers: [on_optimizer_step], rule: step == 3, operations: []}]"
+    _, without = trained(tmp_path / "a")
+    _, run = trained(tmp_path / "b", SteptapeCallback(tmp_path / "b" / "runs", policy_file(tmp_path, text)))
+
+    frequent = {"step_begin", "substep_end", "pre_optimizer_step", "optimizer_step", "prediction_step"}
+    assert frequent & {kind for kind, _ in kinds_of(without)} == set()
+    assert frequent & {kind for kind, _ in kinds_of(run)} == {"optimizer_step"}
+    assert len(run.decisions()) == 1
+
+
+def test_a_disabled_recorder_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It writes nothing; checkpoints can be resumed from."""
+    monkeypatch.setenv("STEPTAPE_MODE", "disabled")
+    for epochs, resumes in ((1, None), (2, True)):
+        callback = SteptapeCallback(tmp_path / "runs", policy_file(tmp_path, STOP_AT_7))
+        trainer = tiny_trainer(tmp_path, [callback], num_train_epochs=epochs, eval_strategy="epoch")
+        callback.attach(trainer)
+        with callback.training():
+            trainer.train(resume_from_checkpoint=resumes)
+
+    assert trainer.state.global_step == 20
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_save_has_the_size_of_its_folder(tmp_path: Path) -> None:
+    """The folder's files, summed; also of a folder that the trainer removes later."""
+    trainer, run = trained(tmp_path, save_total_limit=1)
+
+    (first, last) = [event.attrs for event in run.stream() if event.kind == "save"]
+    folder = Path(trainer.args.output_dir) / "checkpoint-20"
+    assert (Path(last["path"]), last["is_final"]) == (folder, False)
+    assert last["size_bytes"] == sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+    assert first["path"].endswith("checkpoint-10")
+    assert first["size_bytes"] > 0
+    assert not Path(first["path"]).exists()
+
+
+def test_evaluations_before_and_after_a_training_belong_to_its_run(tmp_path: Path) -> None:
+    """The run ends with the next training, or with the program."""
+    callback = SteptapeCallback(tmp_path / "runs")
+    trainer = tiny_trainer(tmp_path, [callback], eval_on_start=True)
+    trainer.evaluate()
+    trainer.train()
+    trainer.evaluate()
+    trainer.predict(tiny_data(4))
+    callback.close()
+
+    (run,) = runs_of(tmp_path)
+    assert [step for kind, step in kinds_of(run) if kind == "evaluate"] == [0, 0, 20]
+    assert kinds_of(run)[-2:] == [("predict", 20), ("train_end", 20)]
+    assert run.status == "completed"
+
+
+def test_two_trainings_are_two_runs(tmp_path: Path) -> None:
+    """Each begins at step 1."""
+    callback = SteptapeCallback(tmp_path / "runs")
+    trainer = tiny_trainer(tmp_path, [callback])
+    callback.attach(trainer).attach(trainer)
+    trainer.train()
+    trainer.train()
+    callback.close()
+
+    assert [steps_of(run) for run in runs_of(tmp_path)] == [list(range(1, 21))] * 2
+    assert [run.status for run in runs_of(tmp_path)] == ["completed"] * 2
+
+
+class Failing(TrainerCallback):
+    """An exception at one step."""
+
+    def __init__(self, step: int = 13) -> None:
+        self.step = step
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if state.global_step == self.step:
+            raise ValueError("no more")
+
+
+def test_an_exception_ends_the_run_as_failed(tmp_path: Path) -> None:
+    """It passes on to the caller."""
+    callback = SteptapeCallback(tmp_path / "runs")
+    trainer = tiny_trainer(tmp_path, [Failing(), callback])
+    with pytest.raises(ValueError, match="no more"), callback.training():
+        trainer.train()
+
+    (run,) = runs_of(tmp_path)
+    assert run.status == "failed"
+    assert run.info.last.failure is not None
+    assert "no more" in str(run.info.last.failure)
+
+
+def test_a_training_that_failed_resumes_in_the_same_process(tmp_path: Path) -> None:
+    """Without ``training()`` nobody has ended its run: the resume does. No step counts twice, no epoch begins twice."""
+    trainer = tiny_trainer(tmp_path, [Failing(), SteptapeCallback(tmp_path / "runs")], save_steps=6)
+    with pytest.raises(ValueError, match="no more"):
+        trainer.train()
+    callback = SteptapeCallback(tmp_path / "runs")
+    again = tiny_trainer(tmp_path, [callback], save_steps=6)
+    callback.attach(again)
+    with callback.training():
+        again.train(resume_from_checkpoint=True)
+
+    (run,) = runs_of(tmp_path)
+    assert [attempt.status for attempt in run.info.attempts] == ["failed", "completed"]
+    assert run.info.last.from_step == 12
+    assert steps_of(run) == list(range(1, 21))
+    assert [each for each in kinds_of(run) if each[0] == "epoch_begin"] == [("epoch_begin", 0), ("epoch_begin", 10)]
+
+
+@pytest.mark.parametrize("skips_data", [True, False])
+def test_epochs_are_the_trainers_after_a_resume_too(tmp_path: Path, skips_data: bool) -> None:
+    """From a checkpoint at which a rule ended the epoch: the trainer forgets that, or even counts the epoch from 0."""
+    text = """
+controllers:
+  - name: half
+    triggers: [on_step_end]
+    rule: step == 5
+    operations: [hfcontrols.should_save, hfcontrols.should_epoch_stop]
+"""
+    policy = policy_file(tmp_path, text)
+    with pytest.raises(ValueError, match="no more"):
+        tiny_trainer(tmp_path, [SteptapeCallback(tmp_path / "runs", policy), Failing(7)]).train()
+    witness, callback = Witness(), SteptapeCallback(tmp_path / "runs", policy)
+    trainer = tiny_trainer(tmp_path, [witness, callback], ignore_data_skip=not skips_data)
+    with callback.training():
+        trainer.train(resume_from_checkpoint=True)
+
+    (run,) = runs_of(tmp_path)
+    second = [event for event in run.stream() if event.attempt == 1 and event.kind == "step_end"]
+    assert [("step_end", event.step, event.epoch) for event in second] == [
+        each for each in witness.seen if each[0] == "step_end"
+    ]
+    assert steps_of(run) == list(range(1, trainer.state.global_step + 1))
+
+
+def test_a_checkpoint_that_was_made_without_us_begins_a_run(tmp_path: Path) -> None:
+    """The trainer can save again, too."""
+    tiny_trainer(tmp_path, [], num_train_epochs=1).train()
+    callback = SteptapeCallback(tmp_path / "runs")
+    trainer = tiny_trainer(tmp_path, [callback])
+    callback.attach(trainer)
+    with callback.training():
+        trainer.train(resume_from_checkpoint=True)
+
+    (run,) = runs_of(tmp_path)
+    assert steps_of(run) == list(range(11, 21))
+    assert ("save", 20) in kinds_of(run)
+
+
+def test_a_run_that_is_gone_cannot_be_resumed_and_a_new_one_begins(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """With a warning."""
+    trained(tmp_path, num_train_epochs=1)
+    (tmp_path / "runs").rename(tmp_path / "elsewhere")
+    callback = SteptapeCallback(tmp_path / "runs")
+    trainer = tiny_trainer(tmp_path, [callback])
+    with callback.training():
+        trainer.train(resume_from_checkpoint=True)
+
+    assert [steps_of(run) for run in runs_of(tmp_path)] == [list(range(11, 21))]
+    assert "cannot be resumed" in caplog.text
+
+
+def test_a_callback_that_the_trainer_restores_goes_on_recording(tmp_path: Path) -> None:
+    """It is a new object, of which an attached trainer learns."""
+    policy = policy_file(tmp_path, STOP_AT_7.replace("7", "17"))
+    trained(tmp_path, SteptapeCallback(tmp_path / "runs", policy), num_train_epochs=1)
+    callback = SteptapeCallback(tmp_path / "runs", policy)
+    trainer = tiny_trainer(tmp_path, [callback], restore_callback_states_from_checkpoint=True)
+    callback.attach(trainer)
+    trainer.train(resume_from_checkpoint=True)
+    (restored,) = (each for each in trainer.callback_handler.callbacks if isinstance(each, SteptapeCallback))
+    restored.close()
+
+    (run,) = runs_of(tmp_path)
+    assert restored is not callback
+    assert len(values_of(run, "loss")) == len(steps_of(run)) == 17
+    assert run.status == "stopped"
+
+
+def test_an_order_that_the_trainer_did_not_serve_is_given_again(tmp_path: Path) -> None:
+    """With ``save_strategy="best"`` the trainer takes back a save that was ordered before an evaluation."""
+    text = """
+controllers:
+  - {name: a, triggers: [on_step_end], rule: 'step in (2, 3)', operations: [hfcontrols.should_evaluate]}
+  - {name: b, triggers: [on_step_end], rule: step == 3, operations: [hfcontrols.should_save]}
+  - {name: c, triggers: [on_save], rule: step == 4, operations: [hfcontrols.should_evaluate]}
+"""
+    changes: dict[str, Any] = {"save_strategy": "best", "metric_for_best_model": "eval_loss", "eval_strategy": "steps"}
+    callback = SteptapeCallback(tmp_path / "runs", policy_file(tmp_path, text))
+    _, run = trained(tmp_path, callback, max_steps=6, eval_steps=100, greater_is_better=True, **changes)
+
+    assert [step for kind, step in kinds_of(run) if kind == "save"] == [2, 4]
+    assert [step for kind, step in kinds_of(run) if kind == "evaluate"][:3] == [2, 3, 5]
+
+
+def test_flags_of_others_are_left_alone(tmp_path: Path) -> None:
+    """Another callback orders a save, and a stop."""
+
+    class Orders(TrainerCallback):
+        def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            control.should_save = state.global_step == 3
+            control.should_training_stop = state.global_step == 4
+
+    callback = SteptapeCallback(tmp_path / "runs")
+    trainer = tiny_trainer(tmp_path, [Orders(), callback])
+    with callback.training():
+        trainer.train()
+
+    (run,) = runs_of(tmp_path)
+    assert ("save", 3) in kinds_of(run)
+    assert steps_of(run) == [1, 2, 3, 4]
+    assert (run.status, run.info.last.reason) == ("stopped", "the trainer or another callback")
+
+
+def test_a_stop_by_another_callback_is_named(tmp_path: Path) -> None:
+    """The trainer's early stopping, after one evaluation that is no better."""
+    callback = SteptapeCallback(tmp_path / "runs")
+    early = EarlyStoppingCallback(early_stopping_patience=1, early_stopping_threshold=100.0)
+    changes: dict[str, Any] = {"metric_for_best_model": "eval_loss", "eval_strategy": "steps", "eval_steps": 5}
+    trainer = tiny_trainer(tmp_path, [early, callback], save_steps=5, load_best_model_at_end=True, **changes)
+    callback.attach(trainer)
+    with callback.training():
+        trainer.train()
+
+    (run,) = runs_of(tmp_path)
+    assert steps_of(run)[-1] == 10
+    assert (run.status, run.info.last.reason) == ("stopped", "EarlyStoppingCallback")
+
+
+def test_detach_undoes_attach(tmp_path: Path) -> None:
+    """A popped callback records nothing, and training continues."""
+    callback = SteptapeCallback(tmp_path / "runs")
+    trainer = tiny_trainer(tmp_path, [callback], max_steps=2)
+    step, clip = trainer.training_step, trainer.accelerator.clip_grad_norm_
+    callback.attach(trainer).attach(trainer)
+    trainer.train()
+    callback.detach()
+    assert (trainer.training_step, trainer.accelerator.clip_grad_norm_) == (step, clip)
+
+    callback.attach(trainer)
+    assert trainer.pop_callback(SteptapeCallback) is callback
+    trainer.train()
+    callback.close()
+    assert len(runs_of(tmp_path)) == 1
+
+
+def test_without_attach_the_losses_are_those_of_the_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """One warning says so; a callback may be given as a class, which records to ``runs``."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(tmp_path)
+        trainer = tiny_trainer(tmp_path, [SteptapeCallback])
+        trainer.train()
+        (callback,) = (each for each in trainer.callback_handler.callbacks if isinstance(each, SteptapeCallback))
+        callback.close()
+
+    (run,) = runs_of(tmp_path)
+    assert values_of(run, "loss") == []
+    assert len(values_of(run, "loss", "log")) == 4
+    assert len(values_of(run, "learning_rate")) == 20
+    assert caplog.text.count("attach") == 1
+
+
+def test_two_callbacks_record_and_resume_two_stores(tmp_path: Path) -> None:
+    """Checkpoints keep both states, of callbacks of one class."""
+    for epochs, resumes in ((1, None), (2, True)):
+        callbacks = [SteptapeCallback(tmp_path / name / "runs") for name in ("a", "b")]
+        trainer = tiny_trainer(tmp_path, callbacks, num_train_epochs=epochs)
+        callbacks[0].attach(trainer)
+        callbacks[1].attach(trainer)
+        with callbacks[0].training(), callbacks[1].training():
+            trainer.train(resume_from_checkpoint=resumes)
+
+    for name in ("a", "b"):
+        (run,) = runs_of(tmp_path / name)
+        assert len(values_of(run, "loss")) == 20
+        assert len(run.info.attempts) == 2
+
+
+def test_a_recorder_of_the_callers_is_used_and_left_open(tmp_path: Path) -> None:
+    """It hears the planned length when the training begins."""
+    with Recorder(tmp_path / "runs", name="mine") as rec:
+        callback = SteptapeCallback(recorder=rec)
+        trainer = tiny_trainer(tmp_path, [callback])
+        callback.attach(trainer)
+        with callback.training():
+            trainer.train()
+        rec.annotate("still open")
+
+    (run,) = runs_of(tmp_path)
+    assert run.info.name == "mine"
+    assert run.info.last.newest_plan.total_steps == 20
+    assert steps_of(run) == list(range(1, 21))
+
+
+def test_the_run_has_the_trainers_name_config_and_planned_length(tmp_path: Path) -> None:
+    """Of an epoch the length is known if the training counts epochs."""
+    _, run = trained(tmp_path)
+    _, other = trained(tmp_path, max_steps=15, run_name="by steps")
+
+    assert (run.info.name, other.info.name) == ("out", "by steps")
+    assert run.info.config["learning_rate"] == 1e-3
+    plans = [each.info.last.plan for each in (run, other)]
+    assert [(plan.total_steps, plan.total_epochs, plan.steps_per_epoch) for plan in plans] == [
+        (20, 2, 10),
+        (15, 2, None),
+    ]
+
+
+def test_each_trial_of_a_search_is_a_run(tmp_path: Path) -> None:
+    """With its parameters, in the group of the search, and with the sizes of its checkpoints."""
+    pytest.importorskip("optuna", reason="optuna is not installed")
+    callback = SteptapeCallback(tmp_path / "runs")
+    trainer = tiny_trainer(tmp_path, [callback], model_init=tiny_model, max_steps=2, save_steps=2)
+    callback.attach(trainer)
+    trainer.hyperparameter_search(
+        lambda trial: {"learning_rate": trial.suggest_categorical("learning_rate", [1e-3, 1e-4])},
+        backend="optuna",
+        n_trials=2,
+        hp_name=lambda trial: f"trial {trial.number}",
+        compute_objective=lambda metrics: metrics.get("eval_loss", 0.0),
+    )
+    callback.close()
+
+    runs = runs_of(tmp_path)
+    assert [(run.info.name, run.info.group) for run in runs] == [("trial 0", "out"), ("trial 1", "out")]
+    assert all(run.info.config["learning_rate"] in (1e-3, 1e-4) for run in runs)
+    saves = [event.attrs for run in runs for event in run.stream() if event.kind == "save"]
+    assert len(saves) == 2
+    assert all(save["size_bytes"] for save in saves)
+    assert all(len(values_of(run, "grad_norm")) == 2 for run in runs)
+
+
+def test_a_smaller_batch_after_a_lack_of_memory_begins_another_run(tmp_path: Path) -> None:
+    """The trainer begins anew within one ``train()``."""
+
+    class Greedy(Trainer):
+        def training_step(self, model: Any, inputs: Any, *args: Any) -> Any:
+            if len(inputs["input_ids"]) > 1:
+                raise RuntimeError("CUDA out of memory.")
+            return super().training_step(model, inputs, *args)
+
+    _, run = trained(tmp_path, trainer_class=Greedy, auto_find_batch_size=True, max_steps=3)
+
+    first, *_ = runs_of(tmp_path)
+    assert (first.status, steps_of(first)) == ("failed", [])
+    assert (run.status, steps_of(run)) == ("completed", [1, 2, 3])
+
+
+def test_an_update_that_a_scaler_skipped_is_recorded_as_not_applied(tmp_path: Path) -> None:
+    """A real scaler whose first scales are too great."""
+
+    class Scaling(Trainer):
+        def create_optimizer(self, *args: Any) -> Any:
+            self.accelerator.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**127, growth_interval=10_000)
+            return super().create_optimizer(*args)
+
+    _, run = trained(tmp_path, trainer_class=Scaling, max_steps=10)
+
+    applied = [event.attrs.get("applied", True) for event in run.stream() if event.kind == "step_end"]
+    assert len(applied) == 10
+    assert not applied[0]
+    assert applied[-1]
+
+
+def test_a_loss_of_an_unknown_form_is_named_once_and_the_rest_is_recorded(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """With ``strict`` it raises."""
+
+    class Odd(Trainer):
+        def training_step(self, *args: Any) -> Any:
+            return OddLoss(super().training_step(*args))
+
+    class OddLoss(torch.Tensor):
+        def detach(self) -> Any:
+            raise NotImplementedError("no detach")
+
+    _, run = trained(tmp_path, trainer_class=Odd, max_steps=3)
+
+    assert (len(values_of(run, "loss")), len(values_of(run, "grad_norm"))) == (0, 3)
+    assert len([record for record in caplog.records if "loss of a step" in record.getMessage()]) == 1
+    with pytest.raises(NotImplementedError):
+        trained(tmp_path, SteptapeCallback(tmp_path / "runs", strict=True), trainer_class=Odd, max_steps=3)
+
+
+def test_rules_that_do_not_load_are_refused_before_the_training(tmp_path: Path) -> None:
+    """Where the callback is made."""
+    with pytest.raises(Exception, match="unknown function"):
+        SteptapeCallback(tmp_path / "runs", policy_file(tmp_path, STOP_AT_7.replace("step >= 7", "men(loss) > 1")))
+    with pytest.raises(Exception, match="kinds"):
+        SteptapeCallback(tmp_path / "runs", kinds="some")
+    with pytest.raises(Exception, match="kinds"):
+        SteptapeCallback(tmp_path / "runs", kinds=["step_begins"])
+
+    assert not (tmp_path / "runs").exists()
