@@ -373,12 +373,12 @@ class Recorder:
             self._position.step = max(self._position.step, step)
             self._position.is_counting = True
 
-    def epoch_begin(self, epoch: int | None = None) -> Control:
-        """Record the start of an epoch. Epochs count from 0; without a number, the next one begins."""
     def epoch_begin(self, epoch: float | None = None) -> Control:
         """Record the start of an epoch. Epochs count from 0; without a number, the next one begins.
+
         Args:
             epoch: Epochs finished: a fraction if the one before was cut short and counts as such.
+        """
         self.control.should_stop_epoch = self._orders.should_stop_epoch = False
         begun = float(self._position.epochs_begun)
         if epoch is not None:
