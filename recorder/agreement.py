@@ -44,7 +44,7 @@ class Agreement:
         names: The metrics that rules read on all ranks; the same on all ranks.
 
     Attributes:
-        orders: The flags that rules set: those of ``control``, unless ranks must agree on them.
+        orders: The flags that rules set: those of ``control``, unless ranks must agree on them first.
         values: The values of this rank that rules read on all ranks; None if they read none.
     """
 
@@ -119,11 +119,13 @@ class Agreement:
             self._group = None
 
     def _decided(self, vectors: Sequence[Sequence[float]]) -> tuple[int, int]:
-        """Return the flags that rules have set on rank 0, and those that are new."""
+        """Return the flags of rank 0, and among them those that rules have set since the last agreement."""
         if self.values is not None:
             self._emit("ranks", self.values.of_all(vectors), attrs={"world_size": self._rank.world_size})
-        flags = _bits(self.orders)
-        return flags, flags & ~_bits(self._control)
+        order = _bits(self.orders)
+        for flag in _FLAGS:
+            setattr(self.orders, flag, False)
+        return _bits(self._control) | order, order
 
     def _set(self, flags: int) -> None:
         """Set ``control``. A stop stays."""

@@ -218,15 +218,14 @@ def steering_of(
     engine: Engine | None,
     control: Control,
     callbacks: Mapping[str, Callable[[], object] | None],
-    *,
-    is_agreed: bool = False,
+    orders: Control,
 ) -> Steering | None:
     """Return what applies the rules' decisions to the loop; None without rules."""
     if engine is None:
         return None
     from .steering import Steering
 
-    return Steering(engine, control, callbacks, is_agreed=is_agreed)
+    return Steering(engine, control, callbacks, orders)
 
 
 def declared_callbacks(**callbacks: Callable[[], object] | None) -> dict[str, Callable[[], object] | None]:

@@ -49,7 +49,7 @@ class Agreed(NamedTuple):
 
     Attributes:
         flags: Rank 0's flags as bits.
-        order: Those among them that rank 0 orders now.
+        order: Those among them that rank 0 has ordered since the last agreement.
         step: Rank 0's step.
         lost: Why this was the last agreement; empty if it was not.
     """

@@ -593,7 +593,7 @@ class Recorder:
             self._own, self.control, self._callbacks, self._agree_timeout_s, opening.read_on_all_ranks
         )
         self._orders = self._agreement.orders
-        self._steering = steering_of(opening.engine, self._orders, self._callbacks, is_agreed=self._own.has_group)
+        self._steering = steering_of(opening.engine, self.control, self._callbacks, self._orders)
         self._warnings = CallWarnings(
             strict=self._strict,
             read_by_rules=self._steering.reads if self._steering else (),

@@ -61,10 +61,10 @@ class Steering:
 
     Args:
         engine: The rules in force, in the state in which earlier attempts left them.
-        control: The flags to set.
+        control: The flags that the loop reads.
         callbacks: By effect: called when an operation with this effect is decided, after its flag is set. Their
             exceptions reach the loop. While a callback runs, the same operation only sets its flag again.
-        is_agreed: Whether ranks agree on the flags before the loop sees them. Callbacks are then not called here.
+        orders: The flags to set: those of ``control``, unless ranks must agree on them first. No callback is called then.
 
     Attributes:
         reads_samples: Whether the rules read sample losses.
@@ -80,8 +80,7 @@ class Steering:
         engine: Engine,
         control: Control,
         callbacks: Mapping[str, Callable[[], object] | None],
-        *,
-        is_agreed: bool = False,
+        orders: Control,
     ) -> None:
         self._engine = engine
         self._policy = engine.policy
@@ -95,9 +94,9 @@ class Steering:
             if key.kind == "step_end" or set(controller.triggers) != {"on_evaluate"}
         }
         self._digest = DecisionDigest(engine.policy.semantics_version)
-        self._control = control
+        self._control, self._orders = control, orders
+        self._is_agreed = is_agreed = orders is not control
         self._callbacks = {} if is_agreed else callbacks
-        self._is_agreed = is_agreed
         self._unagreed_since: int | None = None
         self._operations = {
             entry.name: OPERATION_CLASSES[entry.class_name](entry.arguments) for entry in engine.policy.operations
@@ -128,7 +127,7 @@ class Steering:
         controllers = self._policy.controllers
         if self.observe == self._observe_unagreed and self._asked_at:
             logger.warning("%s", _UNAGREED)
-        waiting = {effect: at for effect, at in self._asked_at.items() if getattr(self._control, FLAGS[effect])}
+        waiting = {effect: at for effect, at in self._asked_at.items() if self._is_set(effect)}
         try:
             lines = [
                 *self._engine.never_recorded(),
@@ -186,9 +185,9 @@ class Steering:
                 message = next(messages)
                 logger.log(_LEVELS[message.level], "%s", message.text)
             if effect in FLAGS:
-                if not getattr(self._control, FLAGS[effect]):
+                if not self._is_set(effect):
                     self._asked_at[effect] = decision.step + decision.value_lag
-                setattr(self._control, FLAGS[effect], True)
+                setattr(self._orders, FLAGS[effect], True)
             if effect is Effect.STOP and not self._is_agreed:
                 is_called = self._callbacks.get(effect) is not None
                 self.await_stop(decision.step + decision.value_lag, is_called=is_called)
@@ -197,6 +196,9 @@ class Steering:
             if callback is not None:
                 self._call(effect, callback)
         return failures
+
+    def _is_set(self, effect: Effect) -> bool:
+        return bool(getattr(self._control, FLAGS[effect]) or getattr(self._orders, FLAGS[effect]))
 
     def await_stop(self, step: int, *, is_called: bool) -> None:
         """Note that the loop is asked to stop. Without a callback that may do it, watch whether the loop continues."""

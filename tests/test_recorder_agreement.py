@@ -50,15 +50,17 @@ def status(job: Job) -> str:
 
 @pytest.mark.parametrize("has_callbacks", [False, True])
 def test_every_rank_obeys_every_order_at_the_same_step(job: Job, *, has_callbacks: bool) -> None:
-    """Each rank records the step at which an order took effect."""
+    """Each rank records when an order took effect. A callback is called for each, whether or not it calls ``save``."""
+    again = "  - {name: ninth, triggers: [on_step_end], rule: loss == 9, operations: [hfcontrols.should_save]}\n"
+    Path(str(job.rules)).write_text(RULES + again)
     job = dataclasses.replace(job, ranks=4, has_callbacks=has_callbacks, reduces=True)
 
     results = run(job)
 
     stops = [15] if has_callbacks else results[0]["stop"]
-    expected = {"left": 15, "save": [3], "evaluate": [6], "stop": stops}
+    expected = {"left": 15, "save": [3, 9], "evaluate": [6], "stop": stops}
     assert [{key: results[rank][key] for key in expected} for rank in range(4)] == [expected] * 4
-    orders = [(3, "save"), (6, "evaluate"), (15, "stop")]
+    orders = [(3, "save"), (6, "evaluate"), (9, "save"), (15, "stop")]
     assert notes(job) == {
         rank: [{"at": at, "orders": [order], "step": at} for at, order in orders] for rank in range(4)
     }
