@@ -15,7 +15,7 @@ from ..store.errors import TelemetryError
 from .calls.warnings import CallWarnings
 from .control import Control
 from .position import Position
-from .rank_values import RankValues
+from .rank_values import NewestValues
 from .ranks import Rank
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ class Agreement:
     ) -> None:
         self._rank, self._control, self._callbacks, self._timeout_s = rank, control, callbacks, timeout_s
         self.orders = Control() if rank.has_group else control
-        self.values = RankValues(names) if rank.has_group and names else None
+        self.values = NewestValues(names) if rank.has_group and names else None
         self._pid, self._running = os.getpid(), set[str]()
         self._group: PrivateGroup | None = None
         self._failure, self._has_differed = "", False

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from ..store.events import LATE_FOR, STEP_TIME, Event
 
 
-class RankValues:
+class NewestValues:
     """The newest values of some metrics since the last agreement, and the time of a step between agreements.
 
     A value that is not finite is not replaced by a finite one.

@@ -64,7 +64,7 @@ class Steering:
         control: The flags that the loop reads.
         callbacks: By effect: called when an operation with this effect is decided, after its flag is set. Their
             exceptions reach the loop. While a callback runs, the same operation only sets its flag again.
-        orders: The flags to set: those of ``control``, unless ranks must agree on them first. No callback is called then.
+        orders: The flags to set: those of ``control``, unless ranks must agree on them. Callbacks are not called then.
 
     Attributes:
         reads_samples: Whether the rules read sample losses.
