@@ -11,8 +11,8 @@ failed=""
 
 prepare() { # Make the environment of a name, unless it is there and as its files say.
     local name=$1 environment=.venv-$1 wanted
-    wanted=$(cat "$folder/$name".txt "$folder/$name".alone.txt pyproject.toml 2> /dev/null | cksum)
-    [ "$(cat "$environment/.ready" 2> /dev/null)" = "$wanted" ] && return
+    wanted=$(cat "$folder/$name."*txt pyproject.toml | cksum)
+    if [ -e "$environment/.ready" ] && [ "$(cat "$environment/.ready")" = "$wanted" ]; then return; fi
     "${PYTHON:-python3}" -m venv "$environment"
     "$environment/bin/python" -m pip install --quiet --requirement "$folder/$name.txt"
     if [ -e "$folder/$name.alone.txt" ]; then
