@@ -9,6 +9,7 @@ import resource
 import signal
 import subprocess
 import sys
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -86,6 +87,23 @@ def test_a_recorded_training_is_the_same_to_the_bit(tmp_path: Path, root: str) -
     assert all(torch.equal(one, other) for one, other in zip(free.parameters(), recorded.parameters(), strict=True))
     assert [event.step for event in events(run)] == list(range(1, 43))
     assert (run.status, run.info.config, run.info.last.plan.total_steps) == ("completed", {"lr": 0.1}, 42)
+
+
+@pytest.mark.parametrize(("used", "other"), [("pytorch_lightning", "lightning"), ("lightning", "pytorch_lightning")])
+def test_the_classes_are_those_of_the_package_that_the_program_uses(used: str, other: str) -> None:
+    """The other one is not imported; a trainer takes a callback of its own package without a list, too."""
+    script = f"""
+        import sys, {used} as used
+        from steptape.integrations.lightning import SteptapeCallback, SteptapeLogger
+        import {used}.pytorch as used
+    """.replace("pytorch_lightning.pytorch", "pytorch_lightning")
+    script += f"""
+        assert issubclass(SteptapeCallback, used.Callback) and issubclass(SteptapeLogger, used.loggers.Logger)
+        callback = SteptapeCallback("runs")
+        assert callback in used.Trainer(callbacks=callback, logger=False).callbacks
+        assert {other!r} not in sys.modules
+    """
+    subprocess.run([sys.executable, "-W", "ignore", "-c", textwrap.dedent(script)], timeout=PATIENCE_S, check=True)
 
 
 def test_an_update_has_the_undivided_loss_the_rate_it_used_and_its_norm_before_clipping(tmp_path: Path) -> None:
