@@ -13,7 +13,7 @@ from ..language.reductions import greatest, least
 from ..language.undefined import Undefined
 
 
-class RankValues:
+class GatheredValues:
     """The newest values of some metrics on all ranks.
 
     Attributes:

@@ -16,7 +16,7 @@ from ..language.references import SeriesKey
 from ..language.undefined import UNAVAILABLE
 from .compilation import CONSTANT_NAMES, RANKS
 from .names import Names
-from .ranks import RankValues
+from .ranks import GatheredValues
 from .series import Series
 from .window_reading import window_reader
 
@@ -54,7 +54,7 @@ class Workspace:
         self.series = {key: Series(key, need, self.clock) for key, need in needs.items()}
         self.cells: dict[str, Cell] = {name: Cell() for name in names.metrics}
         self.pasts: dict[str, Past] = {name: Past() for name in names.controllers}
-        self.ranks = RankValues(ranks)
+        self.ranks = GatheredValues(ranks)
         self.variables: dict[str, Any] = {**CONSTANT_NAMES, "budget": Budget(), RANKS: self.ranks}
         for key in names.series:
             series = self.series[key]
