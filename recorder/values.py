@@ -67,6 +67,7 @@ def payload_of(
             names.append(name)
             values.append(value)
             continue
+        value = _local(value)
         if not reads_devices and is_on_device(value):
             on_device[name] = value
             continue
@@ -81,7 +82,7 @@ def payload_of(
             else:
                 oddities.append(_oddity(name, value, number))
         elif value is not None:
-            oddities.append(f"metric {name!r} is masked, which is no value; not recorded")
+            oddities.append(_no_value(name, value))
     if len(single := dict(zip(names, values, strict=True))) < len(names):
         oddities += [f"{name!r} is given twice in one call; the last value is recorded" for name in _repeated(names)]
         names, values = [*single], [*single.values()]
@@ -97,13 +98,33 @@ def _oddity(name: str, value: Any, kept: int | str) -> str:
     return f"metric {name!r} is not a number but {described(value)}; recorded as text in attrs"
 
 
+def _no_value(name: str, value: Any) -> str:
+    """Return the sentence about a value that is not kept."""
+    if is_distributed(value):
+        fix = f"Give {name}.full_tensor(), called on all ranks"
+        return f"metric {name!r} is a DTensor, of which this rank has only a part; not recorded. {fix}"
+    return f"metric {name!r} is masked, which is no value; not recorded"
+
+
 def _repeated(names: list[str]) -> list[str]:
     return [name for index, name in enumerate(names) if name in names[:index]]
 
 
 def is_on_device(value: Any) -> bool:
     """Whether this is a tensor whose values the host would have to wait for."""
-    return getattr(value, "is_cpu", True) is False
+    return getattr(value, "is_cpu", True) is False and not is_distributed(value)
+
+
+def is_distributed(value: Any) -> bool:
+    """Whether this is a DTensor, or the type of one. Only all ranks together can gather its value."""
+    return hasattr(value, "full_tensor")
+
+
+def _local(value: Any) -> Any:
+    """Return this rank's copy of a DTensor that every rank has whole; any other value unchanged."""
+    if is_distributed(value) and all(placement.is_replicate() for placement in value.placements):
+        return value.to_local()
+    return value
 
 
 def are_texts(names: tuple[Any, ...]) -> bool:
@@ -195,7 +216,10 @@ def _flattened(metrics: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[s
 
 
 def _number(value: Any) -> float | int | str | None:
-    """Convert to a metric (float) or an attribute (int, str); None for None and for numpy's masked values."""
+    """Convert to a metric (float) or an attribute (int, str); None if there is no value.
+
+    None itself, numpy's masked values and distributed tensors are none.
+    """
     if value is None:
         return None
     if isinstance(value, float):
@@ -204,7 +228,7 @@ def _number(value: Any) -> float | int | str | None:
         return as_text(value)
     if isinstance(value, int):
         return float(value) if -EXACT_INTEGER <= value <= EXACT_INTEGER else int(value)
-    if may_be_masked(type(value)) and value.mask.any():
+    if (may_be_masked(type(value)) and value.mask.any()) or is_distributed(value):
         return None
     item = getattr(value, "item", None)
     try:

@@ -18,7 +18,7 @@ from ...store.event_json import encoded_attrs
 from ...store.journal.format import event_tail
 from ...store.journal.writer import Layout
 from ...store.reading.tally import NUM_SAMPLES, NUM_TOKENS
-from ..values import EXACT_INTEGER, are_texts, as_text, float_at_hand, may_be_masked
+from ..values import EXACT_INTEGER, are_texts, as_text, float_at_hand, is_distributed, may_be_masked
 
 #: Maximum cached shapes of each form of call; the oldest is evicted.
 _MOST_SHAPES: Final = 16
@@ -191,7 +191,7 @@ class CallShapes:
 
 
 def _kind_of(of_value: type) -> _Kind:
-    if may_be_masked(of_value):
+    if may_be_masked(of_value) or is_distributed(of_value):
         return _Kind.UNKNOWN
     known = _NUMPY_KINDS.get(of_value.__name__) if of_value.__module__ == "numpy" else _KINDS.get(of_value)
     return known or (_Kind.OTHER if hasattr(of_value, "item") else _Kind.UNKNOWN)
