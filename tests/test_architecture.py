@@ -245,6 +245,7 @@ OWNERS = {
     "simpleeval": {"rules"},
     "yaml": {"rules"},
     "torch": {"recorder", "examples", "integrations"},
+    "d9d": {"integrations/d9d"},
     "polars": {"replay"},
     "anyio": {"api"},
     "fastapi": {"api"},

@@ -1,0 +1,405 @@
+"""Records training jobs of d9d: its events on every rank, and the values that it gives to its tracker.
+
+The event bus gives steps and durations, on each rank. The tracker gives losses, gradient norms and metrics; d9d writes
+them on rank 0 alone. Versions 0.16 and 0.24 differ in names on the bus and in the tracker's methods; both are served.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import logging
+import time
+from collections.abc import Callable, Iterator, Mapping
+from importlib.metadata import version
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, Self
+
+from ..recorder.recorder import Recorder
+from ..rules.policy_file.lookup import existing
+from ..rules.policy_file.policy import Policy, load_recorded_policy, policy_path
+from ..store.errors import TelemetryError
+from ..store.run_folder import RUN_JSON
+
+try:
+    import torch
+    from d9d import tracker as d9d_tracker
+    from d9d.loop.event.catalogue import train as catalogue
+    from d9d.tracker.provider.null import NullTracker
+except ImportError as error:
+    raise ImportError("steptape.integrations.d9d needs d9d: pip install d9d") from error
+
+logger = logging.getLogger("steptape")
+
+#: What d9d writes at every step. Since 0.24 a value is written some steps after its own.
+_AWAITED: Final = ("loss", "l2_grad_norm_total")
+_WRITES_LATE: Final = hasattr(d9d_tracker, "TrackerPoint")
+
+#: The file in a checkpoint's folder that names the run and the place in its log. In the state that d9d loads, it would
+#: make d9d refuse every checkpoint without it.
+_STATE: Final = "steptape.json"
+
+
+class StopTraining(Exception):
+    """A rule ended the training. Raised on all ranks at the same step; ``D9dRecorder``'s block ends with it."""
+
+
+class D9dRecorder:
+    """Records one d9d training, and lets rules stop it.
+
+        recorder = D9dRecorder("runs", rules="policy.yaml")
+
+        class Task(TrainTask):
+            def register_events(self, ctx):
+                recorder.register(ctx)
+
+        trainer = TrainingConfigurator(...).configure()
+        recorder.inject(trainer)
+        with recorder:
+            trainer.train()
+
+    The run begins with the first step and ends with the block: as ``failed`` with the phase of the step if it raises.
+    A job that continues from a checkpoint resumes the run that wrote it.
+
+    Args:
+        store: Folder of runs.
+        rules: The policy that steers the run.
+        **arguments: Further arguments of ``Recorder``; name, config and planned length are the job's if not given. With
+            ``run_id=``, a job that continues resumes that run at its step, if it exists.
+
+    Attributes:
+        rec: The recorder; None before the first step.
+    """
+
+    def __init__(self, store: str | Path, rules: str | Path | Policy | None = None, **arguments: Any) -> None:
+        self._store, self._rules, self._arguments = store, rules, arguments
+        self.rec: Recorder | None = None
+        self._kinds = _triggering(rules)
+        self._described: dict[str, Any] = {}
+        self._lag = -1  # Steps between a step and its tracker values; -1 without tracker.
+        self._values: dict[int, dict[str, Any]] = {}
+        self._losses: list[tuple[Any, Any]] = []
+        self._optimizer: Any = None
+        self._schedule: Any = None
+        self._save_dir: Path | None = None
+        self._saved: dict[str, Any] | None = None
+        self._phase, self._since, self._asleep_since = "", 0.0, 0.0
+        self._facts: dict[str, Any] = {}
+        self._warned: set[str] = set()
+
+    def register(self, ctx: Any) -> None:
+        """Subscribe to the job's events. Call it in ``register_events`` of the task or of the model provider.
+
+        Args:
+            ctx: The context that d9d gives there.
+        """
+        phases = {
+            "EVENT_TRAIN_FORWARD_BACKWARD_PRE": "forward_backward",
+            "EVENT_TRAIN_FORWARD_BACKWARD_POST": "sync_and_clip",
+        }
+        handlers: dict[str, Callable[[Any], None]] = {
+            "EVENT_TRAIN_OPTIMIZER_READY": self._take_optimizer,
+            "EVENT_TRAIN_STEP_PRE": self._begin_step,
+            **{name: functools.partial(self._enter, phase) for name, phase in phases.items()},
+            "EVENT_TRAIN_OPTIMIZER_STEP_PRE": self._begin_optimizer,
+            "EVENT_TRAIN_OPTIMIZER_STEP_POST": self._end_optimizer,
+            "EVENT_TRAIN_STEP_POST": self._end_step,
+            "EVENT_TRAIN_SLEEP_PRE": self._sleep,
+            "EVENT_TRAIN_WAKE_POST": self._wake,
+        }
+        lacking = [name for name in handlers if not hasattr(catalogue, name)]
+        if lacking:
+            self._warn(f"d9d {version('d9d')} has no {', '.join(lacking)}; what follows from them is not recorded")
+        for name, handler in handlers.items():
+            if name not in lacking:
+                ctx.event_bus.subscribe(getattr(catalogue, name), self._guarded(handler))
+
+    def tracker(self, inner: Any = None) -> Any:
+        """Return a tracker of d9d that records what it is given.
+
+        Args:
+            inner: A tracker that is given the same.
+        """
+        self._lag = max(self._lag, 2 if _WRITES_LATE else 0)
+        return _Tracker(self, NullTracker() if inner is None else inner)
+
+    def inject(self, trainer: Any) -> None:
+        """Put ``tracker`` in front of the tracker of a configured trainer. Call it on all ranks; idempotent.
+
+        d9d's configuration names its own trackers only, so this replaces a private attribute.
+
+        Raises:
+            TelemetryError: This version of d9d keeps its tracker elsewhere.
+        """
+        state: Any = getattr(trainer, "_state", None)
+        job_logger: Any = getattr(state, "logger", None)
+        inner = getattr(job_logger, "_tracker", None)
+        if isinstance(inner, _Tracker):
+            return
+        if not isinstance(inner, d9d_tracker.BaseTracker):
+            raise TelemetryError(
+                "the trainer has no _state.logger._tracker, so its values cannot be recorded",
+                where=f"d9d {version('d9d')}",
+                got=type(trainer).__name__,
+                fix="Without inject the events are recorded, on all versions. Tested are 0.16 and 0.24",
+            )
+        job_logger._tracker = self.tracker(inner)
+        self._schedule = _counting(state)
+        self._save_dir = getattr(getattr(state, "checkpointer", None), "_save_dir", None)
+        self._lag = getattr(getattr(job_logger, "_config", None), "max_pending_steps", self._lag)
+
+    def watch_losses(self, task: Any) -> None:
+        """Record the loss of each micro-batch of this rank as sample losses, and its weight as the token count.
+
+        Args:
+            task: The task, whose ``compute_loss`` is wrapped.
+        """
+        compute_loss = task.compute_loss
+
+        @functools.wraps(compute_loss)
+        def watched(ctx: Any) -> Any:
+            result = compute_loss(ctx)
+            weight = result.loss_weight
+            self._losses.append((result.loss.detach(), None if weight is None else weight.detach()))
+            return result
+
+        task.compute_loss = watched
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        has_stopped = isinstance(error, StopTraining)
+        if error is not None and not has_stopped:
+            self._fail(error)
+        elif self.rec is None:
+            self._open(self._schedule).close(reason="already_done")
+        else:
+            self._note_save()
+            self.rec.close()
+        return has_stopped
+
+    def describe(self, properties: Any) -> None:
+        """Take name and hyper-parameters of the job from what d9d gives to trackers."""
+        self._described = {"name": properties.name, "config": properties.hparams}
+
+    def take(self, name: str, value: Any, step: int, context: Mapping[str, str]) -> None:
+        """Take a value that d9d gives to trackers.
+
+        Args:
+            name: Its name.
+            value: A number or a tensor on the host.
+            step: Its step, from 0.
+            context: Its tags. Another stage than training becomes part of the name.
+        """
+        stage = context.get("stage", "train")
+        self._values.setdefault(step, {})[name if stage == "train" else f"{stage}/{name}"] = value
+
+    def deliver(self, until: int | None = None) -> None:
+        """Record the values of steps up to this one; all if None."""
+        for step in sorted(step for step in self._values if until is None or step <= until):
+            if self.rec is not None:
+                self.rec.late(step + 1, self._values.pop(step))
+
+    def note_checkpoint(self) -> None:
+        """Keep the place in the log. d9d has no event for a checkpoint, but asks for the tracker's state."""
+        if self.rec is not None:
+            self.deliver()
+            self._saved = self.rec.state_dict()
+
+    def _guarded(self, handler: Callable[[Any], None]) -> Callable[[Any], None]:
+        """Keep failures of a handler from the training, which the bus would end."""
+
+        @functools.wraps(handler)
+        def guarded(ctx: Any) -> None:
+            try:
+                handler(ctx)
+            except (StopTraining, TelemetryError):  # The latter when the run cannot begin, or the recorder is strict.
+                raise
+            except Exception as error:
+                if self._arguments.get("strict"):
+                    raise
+                self._warn(f"an event of d9d could not be recorded: {error!r}")
+
+        return guarded
+
+    def _warn(self, message: str) -> None:
+        if message not in self._warned:
+            self._warned.add(message)
+            logger.warning("%s", message)
+
+    def _open(self, schedule: Any) -> Recorder:
+        """Construct the recorder, on all ranks at the same place."""
+        step = getattr(schedule, "current_step", 0)
+        own = {**self._described, "total_steps": getattr(schedule, "total_steps", None), **self._arguments}
+        state = {"run_id": own["run_id"]} if "run_id" in own else self._kept_state(step)
+        if state and (Path(self._store).expanduser() / state["run_id"] / RUN_JSON).exists():
+            if own.pop("run_id", None) is None:
+                own["resume"] = state
+            else:
+                own |= {"resume": state["run_id"], "resume_step": step}
+        self.rec = Recorder(self._store, rules=self._rules, **own)
+        return self.rec
+
+    def _kept_state(self, step: int) -> dict[str, Any] | None:
+        """Return the state that the checkpoint of a step keeps of its run."""
+        path = (self._save_dir or Path()) / f"save-{step}" / _STATE
+        try:
+            return dict(json.loads(path.read_text(encoding="utf-8")))
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError) as error:
+            self._warn(f"{path}: cannot be read ({error}); the job begins a new run")
+            return None
+
+    def _enter(self, phase: str, ctx: Any = None) -> None:
+        """Note how long the last phase took, and the next one."""
+        now = time.perf_counter()
+        if self._phase:
+            self._facts[f"{self._phase}_s"] = now - self._since
+        self._phase, self._since = phase, now
+
+    def _emit(self, kind: str, ctx: Any) -> None:
+        if kind in self._kinds and self.rec is not None:
+            self.rec.event(kind, step=_counting(ctx).current_step)
+
+    def _take_optimizer(self, ctx: Any) -> None:
+        # One for each stage of the pipeline that is on this rank.
+        self._optimizer = next(iter(getattr(ctx.optimizer, "_optimizers", [])), ctx.optimizer)
+
+    def _begin_step(self, ctx: Any) -> None:
+        self._note_save()
+        if self.rec is None:
+            self._open(_counting(ctx))
+        self._enter("data_wait")
+        self._emit("step_begin", ctx)
+
+    def _begin_optimizer(self, ctx: Any) -> None:
+        self._enter("optimizer")
+        groups = getattr(self._optimizer, "param_groups", None)
+        if groups:
+            self._facts["lr"] = groups[0]["lr"]
+        self._emit("pre_optimizer_step", ctx)
+
+    def _end_optimizer(self, ctx: Any) -> None:
+        self._enter("log")
+        self._emit("optimizer_step", ctx)
+
+    def _end_step(self, ctx: Any) -> None:
+        self._enter("between_steps")
+        assert self.rec is not None
+        step = _counting(ctx).current_step
+        is_late = self._lag > 0
+        values = self._facts if is_late else self._values.pop(step, {}) | self._facts
+        self._facts = {}
+        self.rec.step(values, step=step + 1, awaits=_AWAITED if is_late else (), **self._samples())
+        self.deliver(step - self._lag)
+        if self.rec.agree().should_stop:
+            raise StopTraining(f"a rule ended the training after step {step + 1}")
+
+    def _samples(self) -> dict[str, Any]:
+        losses, self._losses = self._losses, []
+        if not losses:
+            return {}
+        weights = [torch.ones_like(loss) if weight is None else weight for loss, weight in losses]
+        return {"samples": torch.stack([loss for loss, _ in losses]), "sample_tokens": torch.stack(weights)}
+
+    def _sleep(self, ctx: Any) -> None:
+        self._asleep_since = time.perf_counter()
+        if self.rec is not None:
+            self.rec.event("sleep")
+
+    def _wake(self, ctx: Any) -> None:
+        self._since += time.perf_counter() - self._asleep_since
+        if self.rec is not None:
+            self.rec.event("wake")
+
+    def _note_save(self) -> None:
+        """Record the checkpoint that d9d wrote after the last step."""
+        if self._saved is not None and self.rec is not None:
+            state, self._saved = self._saved, None
+            path = (self._save_dir or Path()) / f"save-{state['step']}"
+            self.rec.save(path)
+            try:
+                (path / _STATE).write_text(json.dumps(state), encoding="utf-8")
+            except OSError as error:
+                self._warn(f"{path}: no {_STATE} could be written ({error}); a job that continues begins a new run")
+
+    def _fail(self, error: BaseException) -> None:
+        if self.rec is not None:
+            if self._phase:
+                self.rec.annotate(f"the step failed in {self._phase}", phase=self._phase)
+            self.rec.fail(error)
+
+
+class _Tracker(d9d_tracker.BaseTracker):
+    """A tracker that records, and passes everything on to another."""
+
+    def __init__(self, recorder: D9dRecorder, inner: Any) -> None:
+        self._recorder, self._inner = recorder, inner
+
+    @contextlib.contextmanager
+    def open(self, properties: Any) -> Iterator[Any]:
+        self._recorder.describe(properties)
+        with self._inner.open(properties) as run:
+            try:
+                yield _TrackerRun(self._recorder, run)
+            finally:
+                self._recorder.deliver()
+
+    @classmethod
+    def from_config(cls, _: Any) -> Self:
+        raise TypeError("made by D9dRecorder.tracker, not from a configuration")
+
+    def state_dict(self) -> dict[str, Any]:
+        self._recorder.note_checkpoint()
+        return dict(self._inner.state_dict())
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self._inner.load_state_dict(state_dict)
+
+
+class _TrackerRun(d9d_tracker.BaseTrackerRun):
+    """The methods of both versions: ``write`` is of 0.24, the others are of 0.16. Histograms are passed on alone."""
+
+    def __init__(self, recorder: D9dRecorder, inner: Any) -> None:
+        self._recorder, self._inner = recorder, inner
+        self._step = 0
+        self._context: dict[str, str] = {}
+
+    def write(self, point: Any, value: Any) -> None:
+        if hasattr(value, "value"):
+            self._recorder.take(point.name, value.value, point.step, point.context)
+        self._inner.write(point, value)
+
+    def set_step(self, step: int) -> None:
+        self._step = step
+        self._inner.set_step(step)
+
+    def set_context(self, context: dict[str, str]) -> None:
+        self._context = context
+        self._inner.set_context(context)
+
+    def scalar(self, name: str, value: float, context: dict[str, str] | None = None) -> None:
+        self._recorder.take(name, value, self._step, {**self._context, **(context or {})})
+        self._inner.scalar(name, value, context)
+
+    def bins(self, name: str, values: Any, context: dict[str, str] | None = None) -> None:
+        self._inner.bins(name, values, context)
+
+
+def _counting(holder: Any) -> Any:
+    """Return what counts the steps, of a context or a job's state: ``schedule`` in 0.24, ``stepper`` in 0.16."""
+    return holder.schedule if hasattr(holder, "schedule") else holder.stepper
+
+
+def _triggering(rules: str | Path | Policy | None) -> frozenset[str]:
+    """Return the kinds of events that are triggers of the rules."""
+    if rules is None:
+        return frozenset()
+    policy = rules if isinstance(rules, Policy) else load_recorded_policy(existing(policy_path(str(rules))))
+    return frozenset(trigger.removeprefix("on_") for each in policy.controllers for trigger in each.triggers)
