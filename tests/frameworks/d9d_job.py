@@ -202,7 +202,7 @@ class Operator(Part):
             self.model.forward_backward(pack[0], range(pack[1], pack[1] + 1))
 
 
-class Logger(JobLogger):  # type: ignore[misc]
+class Logger(JobLogger):
     """d9d's own, without the CUDA stream of its metrics."""
 
     def install(self) -> contextlib.AbstractContextManager[None]:

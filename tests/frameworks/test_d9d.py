@@ -57,7 +57,7 @@ controllers:
 POISONS = [[rank, 5, micro_batch] for rank in (0, 1) for micro_batch in (0, 1)]
 
 
-class _Tee(BaseTracker, BaseTrackerRun):  # type: ignore[misc]
+class _Tee(BaseTracker, BaseTrackerRun):
     """A tracker of the user: keeps what it is given, and a state of its own in checkpoints."""
 
     def __init__(self) -> None:
