@@ -65,6 +65,9 @@ def claims() -> list[Claim]:
 
 CLAIMS = claims()
 
+#: Columns of W&B's charts that no importer reads: the smallest and greatest value of a line beside it.
+BANDS = {"trackio-logs.csv": 2}
+
 
 @pytest.fixture(scope="module")
 def imported(tmp_path_factory: pytest.TempPathFactory) -> list[Outcome]:
@@ -151,7 +154,7 @@ def check_metrics(claim: Claim, names: set[str]) -> None:
     shown, _, more = claim.metrics.partition(" (+")
     listed = shown.split(", ")
 
-    assert len(names) == len(listed) + int(more.rstrip(")") or 0)
+    assert len(names) == len(listed) + int(more.rstrip(")") or 0) - BANDS.get(claim.name, 0)
     assert {name[:40] for name in names} >= set(listed)
 
 
@@ -172,7 +175,7 @@ def plain_values(path: Path) -> dict[str, list[tuple[int, str]]]:
     found: dict[str, list[tuple[int, str]]] = {}
     for step, name, value in PLAIN[path.suffix](path):
         found.setdefault(name, []).append((step, value.hex()))
-    return found
+    return {name: values for name, values in found.items() if name.removesuffix("__MIN").removesuffix("__MAX") == name}
 
 
 def plain_trainer_state(path: Path) -> Iterator[tuple[int, str, float]]:

@@ -24,6 +24,9 @@ SHOWN_ELSEWHERE = {
     "a stop at `on_init_end` holds",  # test_recorder_operations.py
     "sums run left to right on every version of Python",  # test_rules_reductions.py
     "sets are read in sorted order",  # test_rules_reductions.py
+    "`on_train_end` comes when the run ends",  # frameworks/test_transformers_trac.py
+    "an evaluation before the training comes after `on_train_begin`",  # frameworks/test_transformers_trac.py
+    "an epoch that a checkpoint has cut in two begins once",  # frameworks/test_transformers.py
 }
 
 
