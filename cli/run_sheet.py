@@ -91,6 +91,8 @@ def run_sheet(run: Run, plotted: Sequence[str] = ()) -> None:
         say(f"group {shown['group'] or '-'}, tags {', '.join(shown['tags']) or '-'}")
     for line in _failure_lines(shown["failure"], shown["status"]):
         say(line)
+    if run.info.last.reason:
+        say(f"why it ended: {run.info.last.reason}")
     if shown["policy"]:
         say(f"rules: {shown['policy']} (digest {shown['policy_digest'][:12]})")
     if shown["config"]:
