@@ -61,7 +61,7 @@ class Agreement:
         self.values = NewestValues(names) if rank.has_group and names else None
         self._pid, self._running = os.getpid(), set[str]()
         self._group: PrivateGroup | None = None
-        self._failure, self._has_differed = "", False
+        self._failure, self._has_differed, self._has_agreed = "", False, False
         if rank.has_group:
             # The modules that only this one needs take 1 ms.
             from .private_group import PrivateGroup
@@ -77,7 +77,8 @@ class Agreement:
         if steering is not None and self._rank.world_size > 1 and not self._rank.has_group:
             self._warnings.once(
                 f"rules steer rank 0 only, because no process group connects the {self._rank.world_size} ranks. "
-                "Create the recorder after torch.distributed's process group, and call rec.agree() on every rank"
+                "Create the recorder after torch.distributed's process group, without rank=, and call rec.agree() on "
+                "every rank"
             )
 
     def reach(self) -> Control:
@@ -105,6 +106,16 @@ class Agreement:
         else:
             self._obey(agreed, step, began)
         return self._control
+
+    @property
+    def is_off(self) -> bool:
+        """Whether the ranks, which must agree, cannot any more, so that nobody obeys an order."""
+        return self._rank.has_group and self._group is None
+
+    @property
+    def is_awaited(self) -> bool:
+        """Whether the ranks must agree and have not done so yet."""
+        return self._rank.has_group and not self._has_agreed
 
     def order(self, name: str) -> None:
         """Order what somebody asked for from outside, as rules order it: ``stop``, ``save`` or ``evaluate``."""
@@ -135,6 +146,7 @@ class Agreement:
 
     def _obey(self, agreed: Agreed, step: int, began: float) -> None:
         self._set(agreed.flags)
+        self._has_agreed = True
         if self._steering is not None:
             self._steering.agreed()
         if self.values is not None:

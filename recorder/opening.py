@@ -177,7 +177,7 @@ def declared_plan(
         declared(total_epochs, "total_epochs"),
         declared(steps_per_epoch, "steps_per_epoch"),
         declared(world_size, "world_size"),
-        {as_text(name): _constant(name, value) for name, value in (constants or {}).items()},
+        declared_constants(constants or {}),
     )
 
 
@@ -308,6 +308,17 @@ def declared_choice(samples_every: Any, samples_top: Any, token_losses_over: Any
         declared(samples_top, "samples_top"),
         None if token_losses_over is None else float(token_losses_over),
     )
+
+
+def declared_constants(constants: Any) -> dict[str, float]:
+    """Return the numbers that describe a run, by name.
+
+    Raises:
+        InvalidEvent: They are no mapping, or one is no finite number.
+    """
+    if not isinstance(constants, Mapping):
+        raise InvalidEvent("constants must be a mapping of names to numbers", got=constants)
+    return {as_text(name): _constant(name, value) for name, value in constants.items()}
 
 
 def _constant(name: object, value: Any) -> float:

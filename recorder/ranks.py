@@ -60,7 +60,8 @@ def this_rank(rank: int | None = None) -> Rank:
         TelemetryError: The environment variables do not hold a rank below the number of ranks.
     """
     if rank is not None:
-        return Rank(rank, max(2, rank + 1) if rank else 1)
+        # The group is not used: the loop may construct a recorder on this rank alone.
+        return Rank(rank, max(_group_size(), 2 if rank else 1, rank + 1))
     distributed = sys.modules.get("torch.distributed")
     if distributed is not None and distributed.is_available() and distributed.is_initialized():
         world_size = distributed.get_world_size()
@@ -77,3 +78,10 @@ def this_rank(rank: int | None = None) -> Rank:
                 fix = "Give rank= and world_size="
                 raise TelemetryError("the environment variables do not name a valid rank", got=given, fix=fix) from None
     return Rank()
+
+
+def _group_size() -> int:
+    """Return the number of processes of the process group; 1 without one."""
+    distributed = sys.modules.get("torch.distributed")
+    is_there = distributed is not None and distributed.is_available() and distributed.is_initialized()
+    return int(distributed.get_world_size()) if distributed is not None and is_there else 1

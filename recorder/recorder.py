@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import inspect
+import logging
 import os
 import sys
 import time
@@ -52,7 +53,7 @@ from .process.background_sealing import SEAL_WAIT_S, SEALING
 from .process.termination import Terminated, raise_on_sigterm, restore_sigterm
 from .process.watchdog import unwatch, watch
 from .ranks import this_rank
-from .resume_point import ResumePoint
+from .resume_point import Opening, ResumePoint
 from .run_document import RunDocument
 from .tape import Tape
 from .values import as_epoch, as_text, as_whole, path_text
@@ -60,6 +61,8 @@ from .values import as_epoch, as_text, as_whole, path_text
 if TYPE_CHECKING:
     from ..rules.engine.decisions import Outcome
     from ..rules.policy_file.policy import Policy
+
+logger = logging.getLogger("steptape")
 
 _NOTHING: Final[Mapping[str, Any]] = {}
 
@@ -195,7 +198,11 @@ class Recorder:
         self._log_every, self._value_lag = declared(log_every, "log_every"), as_whole(value_lag, "value_lag")
         self._strict, self._is_quiet, self._has_name = strict, quiet or not own.decides, bool(name)
         self._pid, self.control = os.getpid(), Control()
-        self._open(run_id, resume, resume_step)
+        if isinstance(resume, Mapping) and not resume:
+            logger.warning("resume is the state of a disabled recorder, which has no run: a new run begins")
+            resume = None
+        opening = open_run(folder, self._described, policy, own, run_id, resume, resume_step)
+        self._begin_attempt(opening, is_resumed=resume is not None)
 
     def step(
         self,
@@ -260,7 +267,7 @@ class Recorder:
             step=number,
             epoch=at,
             micro_step=micro_step if micro_step == 0 else warnings.taken(as_whole, micro_step, "micro_step", default=0),
-            attrs=None if applied else {APPLIED: False},
+            attrs={APPLIED: False} if applied is not None and not applied else None,
             samples=_NOTHING if samples is None and sample_ids is None else given,
             awaits=(awaits,) if isinstance(awaits, str) else awaits,
         )
@@ -315,7 +322,8 @@ class Recorder:
         if isinstance(kind, str) and kind in OWN_METHODS:
             warnings.object_to(f"event: {kind!r} has its own call, so it is not recorded", fix=OWN_METHODS[kind])
         elif not isinstance(kind, str) or not is_kind(kind, LOOP_KINDS):
-            warnings.object_to("event: unknown kind, not recorded", got=kind, fix=kind_advice(str(kind), LOOP_KINDS))
+            fix = kind_advice(str(kind), [each for each in LOOP_KINDS if each not in OWN_METHODS])
+            warnings.object_to(f"event: {kind!r} is no kind of event, so it is not recorded", fix=fix)
         else:
             self._emit(
                 kind,
@@ -500,9 +508,9 @@ class Recorder:
             raise TelemetryError(what, fix="Give it to Recorder(resume=state)")
         if self._document.info.last.parent is not None:
             raise TelemetryError("this recorder has resumed a run already", where=str(self.folder))
-        ResumePoint.from_argument(state, None)
+        opening = open_run(self._store, self._described, self._policy, self._own, None, state, None)
         self._take_back()
-        self._open(None, state, None)
+        self._begin_attempt(opening, is_resumed=True)
 
     @property
     def decides(self) -> bool:
@@ -533,7 +541,7 @@ class Recorder:
 
     def fail(self, error: BaseException) -> None:
         """End the run with an exception, as the context manager does: for loops that are not in a ``with`` block."""
-        self.__exit__(type(error), error, error.__traceback__)
+        self._close(status_of(error), error)
 
     def close(self, *, status: str | None = None, reason: str | None = None, seal: bool = False) -> None:
         """End the run. Idempotent.
@@ -580,10 +588,9 @@ class Recorder:
         error: BaseException | None = Terminated.latest or getattr(sys, "last_value", None)
         self.__exit__(None if error is None else type(error), error, None)
 
-    def _open(self, run_id: str | None, resume: str | Mapping[str, Any] | None, resume_step: int | None) -> None:
-        """Open the run's next attempt. The arguments are those of ``Recorder``."""
+    def _begin_attempt(self, opening: Opening, *, is_resumed: bool) -> None:
+        """Begin to record an attempt."""
         described = self._described
-        opening = open_run(self._store, described, self._policy, self._own, run_id, resume, resume_step)
         self._position, self.run_id = opening.position, opening.info.run_id
         self.folder = opening.folder
         self._closed, self._is_over = False, False
@@ -601,7 +608,7 @@ class Recorder:
             total_steps=opening.info.last.plan.max_steps(),
         )
         self._warnings.rules_left_out(opening.info)
-        if resume is not None:
+        if is_resumed:
             self._warnings.described_anew(opening.info, described, has_name=self._has_name)
         self._document = RunDocument(opening.folder, opening.info, is_written=self._own.decides)
         self._tape = self._open_tape(opening.info.last)
@@ -722,8 +729,9 @@ class Recorder:
         if outcomes and self._steering is not None:
             for failure in self._steering.apply(outcomes):
                 self._emit("annotation", attrs={"text": failure})
-        while self._asked and not self._closed:
-            self._obey(self._asked.pop(0))
+        asked, self._asked = self._asked, []
+        for note in asked:
+            self._obey(note)
         return self.control
 
     def _hear(self) -> None:
@@ -736,9 +744,13 @@ class Recorder:
     def _obey(self, note: Annotation) -> None:
         """Carry out a request from outside as if a rule had ordered it, and record who asked."""
         what = note.attrs[REQUEST]
-        text = f"{note.author} asked to {what}: {note.text}"
+        text = f"{note.author} asked to {what}{f': {note.text}' if note.text else ''}"
+        is_off = self._agreement.is_off
+        if is_off or self._agreement.is_awaited:
+            why = "the ranks agree no longer, so that none obeys" if is_off else "this waits for the first rec.agree()"
+            self._warnings.once(f"{text}; {why}")
         # Replays compare their stops with what a person does.
-        action = {"action": what} if what == "stop" else {}
+        action = {"action": what} if what == "stop" and not is_off else {}
         attrs = {"text": text, REQUEST: what, "author": note.author, "asked_ns": note.time_ns, **action}
         self._emit("annotation", attrs=attrs)
         self._asked_why = self._asked_why or (text if action else "")

@@ -16,6 +16,7 @@ from ..store.events import INIT_END
 #: The call that records each kind of event.
 _CALLS: Final = {
     "step_end": "step",
+    "ranks": "agree",
     **{kind: kind for kind in ("log", "evaluate", "save", "epoch_begin", "epoch_end")},
 }
 
@@ -41,12 +42,14 @@ def never_triggered(controllers: Iterable[Controller], kinds: Collection[str]) -
         if not {INIT_END, *kinds}.intersection(awaited):
             named.setdefault(awaited, []).append(controller.name)
     for awaited, names in named.items():
-        calls = [f"rec.{_CALLS[kind]}(...)" for kind in awaited if kind in _CALLS]
-        fix = (
-            f"Call {' or '.join(calls)}" if calls else "A recorder never triggers it; on_step_end follows every update"
-        )
+        fix = f"Call {' or '.join(map(_call, awaited))}"
         triggers = " and ".join(f"on_{kind}" for kind in awaited)
         yield f"{_subject(names)}: {triggers} did not occur in this run, so {_they(names)} decided nothing. {fix}"
+
+
+def _call(kind: str) -> str:
+    """Return the call that records a kind of event."""
+    return f"rec.{_CALLS[kind]}(...)" if kind in _CALLS else f"rec.event({kind!r})"
 
 
 def without_epoch(controllers: Iterable[Controller]) -> Iterator[str]:

@@ -95,6 +95,7 @@ def test_an_event_of_a_kind_that_is_no_loops_own_is_told_and_not_recorded(
 ) -> None:
     """The message names the call to use, or the nearest kind."""
     with Recorder(store) as rec:
+        rec.event("Custom:another", x=1.0)
         rec.event(kind, x=1.0)
     assert [event.kind for event in open_run(rec.folder).events()] == ["train_begin", "train_end"]
     assert fix in caplog.text
@@ -113,8 +114,9 @@ def test_a_skipped_update_counts_as_a_step_and_is_marked(store: Path) -> None:
         quick = rec.step
         quick({"loss": 1.0}, applied=True)
         quick({"loss": 1.0}, applied=False)
+        quick({"loss": 1.0}, applied=None)  # type: ignore[arg-type]
     steps = events(open_run(rec.folder), "step_end")
-    assert [event.step for event in steps] == [*range(1, 9)]
+    assert [event.step for event in steps] == [*range(1, 10)]
     assert [event.step for event in steps if event.attrs.get("applied") is False] == [2, 5, 8]
     assert all("applied" not in event.metrics for event in steps)
 
@@ -193,7 +195,9 @@ def test_epochs_have_fractions_from_the_moment_their_length_is_declared(store: P
     assert [event.epoch for event in events(open_run(rec.folder), "step_end")] == [0.0, 0.25, 0.5]
 
 
-@pytest.mark.parametrize("wrong", [{"total_steps": 0}, {"constants": {"a": "b"}}, {"world_size": 1.5}])
+@pytest.mark.parametrize(
+    "wrong", [{"total_steps": 0}, {"constants": {"a": "b"}}, {"constants": "ab"}, {"world_size": 1.5}]
+)
 def test_a_wrong_declaration_is_told_and_changes_nothing(
     store: Path, caplog: pytest.LogCaptureFixture, wrong: dict[str, Any]
 ) -> None:
@@ -248,6 +252,9 @@ def test_an_exception_that_the_loop_caught_ends_the_run_as_failed(store: Path) -
     assert events(run, "failure")[0].attrs["message"] == "CUDA out of memory"
     with Recorder(store, resume=rec.run_id, resume_step=1) as resumed:
         assert resumed.run_id == rec.run_id
+    other = Recorder(store)
+    other.fail("out of memory")  # type: ignore[arg-type] # A text in place of the exception must not hide it.
+    assert open_run(other.folder).info.last.status == "failed"
 
 
 @pytest.mark.parametrize(
@@ -328,6 +335,18 @@ def test_a_state_is_refused_once_something_is_recorded(store: Path) -> None:
     assert open_run(wrong.folder).info.last.status == "completed"
 
 
+def test_a_state_that_cannot_be_resumed_leaves_the_new_run_as_it_is(store: Path, tmp_path: Path) -> None:
+    """The checkpoint may be one of another store."""
+    with Recorder(tmp_path / "elsewhere") as other:
+        other.step(loss=1.0)
+        state = other.state_dict()
+    with Recorder(store) as rec:
+        with pytest.raises(TelemetryError):
+            rec.load_state_dict(state)
+        rec.step(loss=2.0)
+    assert open_run(rec.folder).series("loss")["value"].to_pylist() == [2.0]
+
+
 # --- the recorder of a process --------------------------------------------------------------------------------------
 
 
@@ -363,16 +382,27 @@ def test_a_disabled_recorder_takes_every_call_and_leaves_no_trace(
         Recorder(store)
 
 
-def test_a_disabled_recorder_has_every_method_of_its_own(monkeypatch: pytest.MonkeyPatch, store: Path) -> None:
-    """A method that it inherits would look for a run."""
+def test_a_checkpoint_of_a_disabled_run_begins_a_new_one(
+    store: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It has no run to resume, which is said."""
     monkeypatch.setenv("STEPTAPE_MODE", "disabled")
+    state = Recorder(store).state_dict()
+    monkeypatch.delenv("STEPTAPE_MODE")
+    with Recorder(store, resume=state) as rec:
+        rec.step(loss=1.0)
+    assert "a new run begins" in caplog.text
+    assert open_run(rec.folder).status == "completed"
+
+
+def test_a_disabled_recorder_has_every_method_of_its_own() -> None:
+    """A method that it inherits would look for a run."""
     inherited = {
         name
         for name, value in vars(Recorder).items()
         if not name.startswith("_") and inspect.isfunction(value) and name not in vars(Disabled)
     }
-    assert inherited == {"fail"}  # It ends the run as the context manager does.
-    Recorder(store).fail(ValueError())
+    assert inherited == set()
 
 
 def test_a_disabled_run_of_a_whole_program_writes_nothing(tmp_path: Path) -> None:

@@ -49,8 +49,8 @@ def test_rules_whose_trigger_never_came_are_named_at_the_end(tmp_path: Path, cap
         "rec.evaluate(...)",
         "controller 'later': on_epoch_end and on_save did not occur in this run, so it decided nothing. Call "
         "rec.epoch_end(...) or rec.save(...)",
-        "controller 'begin': on_optimizer_step did not occur in this run, so it decided nothing. A recorder never "
-        "triggers it; on_step_end follows every update",
+        "controller 'begin': on_optimizer_step did not occur in this run, so it decided nothing. Call "
+        "rec.event('optimizer_step')",
     ]
 
 

@@ -228,3 +228,29 @@ def test_all_ranks_stop_at_the_step_that_they_agree_on(tmp_path: Path) -> None:
     assert [(event.rank, event.attrs["orders"], event.step) for event in agreed] == [
         (rank, ["stop"], last_steps[0]) for rank in range(2)
     ]
+
+
+def test_a_request_to_ranks_that_do_not_agree_waits_and_says_so(tmp_path: Path) -> None:
+    """The loop goes on: one rank alone must not leave it."""
+    script = RANKS.replace("100_000", "300").replace("if rec.agree().should_stop:", "if rec.control.should_stop:")
+    environment = {**os.environ, "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    command = [sys.executable, "-c", script, str(tmp_path)]
+    ranks = [
+        subprocess.Popen(
+            command, env={**environment, "RANK": str(rank)}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        for rank in range(2)
+    ]
+    try:
+        for rank in ranks:
+            assert rank.stdout is not None
+            assert rank.stdout.readline() == "begun\n"
+        ask_recorder(tmp_path / "job", "stop", author="ann", reason="enough")
+        ends = [rank.communicate(timeout=PATIENCE_S) for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+
+    assert [int(printed) for printed, _ in ends] == [299, 299]
+    assert "ann asked to stop: enough; this waits for the first rec.agree()" in ends[0][1]
+    assert open_run(tmp_path / "job").status == "completed"

@@ -29,7 +29,6 @@ def ask_recorder(folder: Path, what: str, *, author: str, reason: str = "") -> A
     if not any(is_being_written(journal.path) for _ in range(2) for journal in list_files(folder).journals):
         why = f"the run is not running on this machine, so it cannot {what}"
         raise NotRunning(why, where=str(folder), fix="'steptape show RUN' says how it ended")
-    text = reason or f"asked to {what}"
-    note = Annotation(new_annotation_id(), time.time_ns(), text, author, attrs={REQUEST: what})
+    note = Annotation(new_annotation_id(), time.time_ns(), reason, author, attrs={REQUEST: what})
     append_annotation(folder, note)
     return note
