@@ -89,10 +89,8 @@ def run_sheet(run: Run, plotted: Sequence[str] = ()) -> None:
     say(f"{shown['steps']}{planned} {plural(shown['steps'], 'step')}{when}")
     if shown["tags"] or shown["group"]:
         say(f"group {shown['group'] or '-'}, tags {', '.join(shown['tags']) or '-'}")
-    for line in _failure_lines(shown["failure"], shown["status"]):
+    for line in _end_lines(shown["failure"], shown["status"], run.info.last.reason):
         say(line)
-    if run.info.last.reason:
-        say(f"why it ended: {run.info.last.reason}")
     if shown["policy"]:
         say(f"rules: {shown['policy']} (digest {shown['policy_digest'][:12]})")
     if shown["config"]:
@@ -115,10 +113,10 @@ def run_sheet(run: Run, plotted: Sequence[str] = ()) -> None:
             say(f"... and {len(shown['decisions']) - SHOWN_DECISIONS} more decisions; 'steptape query' lists them all")
 
 
-def _failure_lines(failure: Mapping[str, str] | None, status: str) -> list[str]:
-    """Return the lines about the exception that ended the run, if any; older runs have no traceback."""
+def _end_lines(failure: Mapping[str, str] | None, status: str, reason: str | None) -> list[str]:
+    """Return the lines about what ended the run, if it is known; older runs have no traceback."""
     if failure is None:
-        return []
+        return [f"why it ended: {reason}"] if reason else []
     traceback = failure.get("traceback", "").splitlines()
     what = f"failed with {failure['type']}: {failure['message']}"
     if status == "interrupted":
