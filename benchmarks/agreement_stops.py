@@ -70,7 +70,7 @@ class Tally:
 
 @dataclass
 class Plan:
-    """What happens in one run.
+    """The incident of one run.
 
     Attributes:
         stop_at: The step of the rule.

@@ -2,8 +2,8 @@
 
     from steptape.integrations.linnaeus import TrainingProgress
 
-With ``recorder=``, a ``TrainingProgress`` records what it is told, so that ``Run.progress`` and
-``steptape doctor RUN --training`` see the same counts.
+With ``recorder=``, a ``TrainingProgress`` records its counts. ``Run.progress`` and ``steptape doctor RUN --training``
+then read the same numbers.
 """
 
 from __future__ import annotations

@@ -45,7 +45,7 @@ class GroupLost(Exception):
 
 
 class Agreed(NamedTuple):
-    """What all ranks agreed on.
+    """The outcome of an agreement, the same on all ranks.
 
     Attributes:
         flags: Rank 0's flags as bits.

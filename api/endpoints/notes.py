@@ -72,7 +72,7 @@ class NewAnnotation(BaseModel):
 
 
 class NewRequest(BaseModel):
-    """What to ask the recorder of a running run for."""
+    """A request to the recorder of a running run."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
