@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Mapping
 from fractions import Fraction
 from typing import Any, Final, ParamSpec, Self, TypeVar
 
-from ..recorder.ranks import this_rank
+from ..recorder.ranks.rank import this_rank
 from ..recorder.recorder import Recorder
 from ..store.reading.tally import NUM_SAMPLES
 

@@ -25,7 +25,7 @@ from .batch_samples import SampleChoice
 from .control import Control
 from .environment import describe_environment
 from .position import Position
-from .ranks import Rank, this_rank
+from .ranks.rank import Rank, this_rank
 from .resume_point import Opening, ResumePoint
 from .values import as_config, as_text, as_whole
 
@@ -65,7 +65,9 @@ def open_run(
         )
     if not rank.decides:
         return (
-            _followed_run(store, rank.agree(None), info) if rank.has_group else _joined_run(store, run_id, info, rank)
+            _followed_run(store, rank.broadcast(None), info)
+            if rank.has_group
+            else _joined_run(store, run_id, info, rank)
         )
     try:
         if resume is None:
@@ -77,13 +79,13 @@ def open_run(
             opening = resumed_run(store, ResumePoint.from_argument(resume, resume_step), info.last, policy)
     except BaseException as error:
         if rank.has_group:
-            rank.agree({"error": str(error)})
+            rank.broadcast({"error": str(error)})
         raise
     if rank.has_group:
         if opening.engine is not None:
             names = sorted(opening.engine.policy.reads_ranks)
             opening = opening._replace(read_on_all_ranks=tuple(names))
-        rank.agree(_for_other_ranks(opening))
+        rank.broadcast(_for_other_ranks(opening))
     return opening
 
 

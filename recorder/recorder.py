@@ -23,7 +23,6 @@ from ..store.reading.tally import ProgressCounts
 from ..store.requests import REQUEST, RequestWatch
 from ..store.run_folder import RUN_JSON
 from ..store.run_info import Attempt
-from .agreement import AGREE_TIMEOUT_S, Agreement
 from .calls.habits import OWN_METHODS, unknown_argument, unknown_attribute
 from .calls.quick_step import quick_step
 from .calls.warnings import CallWarnings
@@ -52,7 +51,8 @@ from .opening import (
 from .process.background_sealing import SEAL_WAIT_S, SEALING
 from .process.termination import Terminated, raise_on_sigterm, restore_sigterm
 from .process.watchdog import unwatch, watch
-from .ranks import this_rank
+from .ranks.agreement import AGREE_TIMEOUT_S, Agreement
+from .ranks.rank import this_rank
 from .resume_point import Opening, ResumePoint
 from .run_document import RunDocument
 from .tape import Tape

@@ -51,9 +51,10 @@ SUBROOMS: dict[str, dict[str, set[str]]] = {
         "scenarios": {".", "language", "policy_file", "engine"},
     },
     "recorder": {
-        ".": {"calls", "process"},
+        ".": {"calls", "process", "ranks"},
         "calls": {"."},
         "process": set(),
+        "ranks": {".", "calls"},
     },
     "importers": {
         ".": {"encodings"},
@@ -178,7 +179,7 @@ PUBLIC: dict[str, set[str]] = {
         "semantics",
     },
     "recorder": {
-        "ranks",
+        "ranks/rank",
         "recorder",
     },
     "integrations": set(),

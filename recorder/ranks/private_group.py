@@ -25,7 +25,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple, TypeAlias
 
-from .ranks import Rank
+from .rank import Rank
 
 #: Seconds of the timeout, and at most their part of it, that are kept for the store.
 _STORE_S: Final = 5.0

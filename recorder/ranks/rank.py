@@ -10,7 +10,7 @@ import os
 import sys
 from typing import Any, Final, NamedTuple
 
-from ..store.errors import TelemetryError
+from ...store.errors import TelemetryError
 
 #: The environment variables of rank and number of ranks, by launcher.
 _VARIABLES: Final = (
@@ -38,7 +38,7 @@ class Rank(NamedTuple):
         """Whether this rank writes ``run.json`` and lets rules decide."""
         return self.rank == 0
 
-    def agree(self, what: dict[str, Any] | None) -> dict[str, Any]:
+    def broadcast(self, what: dict[str, Any] | None) -> dict[str, Any]:
         """Broadcast rank 0's value and return it on every rank. Collective: every rank calls it, or none does.
 
         Args:

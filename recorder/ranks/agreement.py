@@ -11,16 +11,16 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from ..store.errors import TelemetryError
-from .calls.warnings import CallWarnings
-from .control import Control
-from .position import Position
+from ...store.errors import TelemetryError
+from ..calls.warnings import CallWarnings
+from ..control import Control
+from ..position import Position
+from .rank import Rank
 from .rank_values import NewestValues
-from .ranks import Rank
 
 if TYPE_CHECKING:
+    from ..steering import Steering
     from .private_group import Agreed, PrivateGroup
-    from .steering import Steering
 
 #: The most seconds that an agreement takes, unless the loop gives another number.
 AGREE_TIMEOUT_S: Final = 30.0

@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Iterable, Mapping, Sequence
 
-from ..store.events import LATE_FOR, STEP_TIME, Event
+from ...store.events import LATE_FOR, STEP_TIME, Event
 
 
 class NewestValues:
