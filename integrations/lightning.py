@@ -7,16 +7,15 @@ Hooks of a ``Trainer`` in, calls of a ``Recorder`` out, and its control flags ba
 from __future__ import annotations
 
 import functools
-import logging
 import math
 import sys
 from collections.abc import Callable, Mapping
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 from ..recorder.recorder import Recorder
-from ..store.errors import TelemetryError
+from .guard import Guard, guarded
 from .torch import watch_steps
 
 try:
@@ -33,31 +32,11 @@ try:
 except ImportError as error:
     raise ImportError("Lightning is not installed. Run pip install 'steptape[lightning]'") from error
 
-logger = logging.getLogger("steptape")
-
-_Hook = TypeVar("_Hook", bound=Callable[..., Any])
-
 #: Strategies that keep only a part of the gradients on each rank. The norm of a part would be wrong.
 _SHARDED: Final = ("DeepSpeedStrategy", "FSDPStrategy", "ModelParallelStrategy")
 
 #: The hook of a module that can end an epoch.
 _BATCH_START: Final = "on_train_batch_start"
-
-
-def _guarded(hook: _Hook) -> _Hook:
-    """Keep a failure of a hook from the training, unless the recorder is strict."""
-
-    @functools.wraps(hook)
-    def guarded(self: SteptapeCallback, *arguments: Any, **named: Any) -> Any:
-        try:
-            return hook(self, *arguments, **named)
-        except Exception as error:
-            # In a job, a rank that cannot save must not leave the others waiting for it.
-            if self._is_strict or self._is_saving:
-                raise
-            self._warn_once(f"the callback's {hook.__name__} failed, and training continues: {error!r}")
-
-    return guarded  # type: ignore[return-value]
 
 
 class SteptapeCallback(Callback):
@@ -85,12 +64,11 @@ class SteptapeCallback(Callback):
         self.is_validating = False
         self.config: dict[str, Any] = {}
         self._state: dict[str, Any] = {}
-        self._warned: set[str] = set()
         self._refused: set[str] = set()
         self._undo: list[Callable[[], object]] = []
         self._validation: tuple[Any, Any] | None = None
         self._skipped: tuple[dict[str, Any], dict[str, Any]] | None = None
-        self._is_strict, self._is_saving = bool(arguments.get("strict")), False
+        self._guard = Guard(strict=bool(arguments.get("strict")))
 
     @property
     def live(self) -> Recorder | None:
@@ -111,20 +89,21 @@ class SteptapeCallback(Callback):
         """Keep a checkpoint's state until training starts, which is later."""
         self._state = state_dict
 
+    @guarded
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Open a run, or the next attempt of the checkpoint's run. What the recorder refuses reaches the caller."""
         arguments = self._plan_of(trainer, pl_module)
         arguments["config"] = {**getattr(pl_module, "hparams", {}), **self.config}
-        self.recorder = self._opened(arguments | self._arguments, self._state if trainer.global_step else None)
+        state = self._state if trainer.global_step else None
+        self.recorder = self._guard.opened(self._store, state, arguments | self._arguments)
         self._updates = trainer.global_step
         self._epoch: float | None = None
         self._refused.clear()
-        self._is_saving = False
         self._begin_update()
         self._watch(trainer, self.recorder)
         self._steer(trainer, self.recorder)
 
-    @_guarded
+    @guarded
     def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
         """Record the beginning of an epoch."""
         if (rec := self.live) is not None:
@@ -132,7 +111,7 @@ class SteptapeCallback(Callback):
             self._begin_update()
             rec.epoch_begin(trainer.current_epoch)
 
-    @_guarded
+    @guarded
     def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
         """Note the learning rate of this update, and the norm of its gradients, which are not clipped yet."""
         number = next((n for n, each in enumerate(trainer.optimizers) if each is optimizer), 0)
@@ -142,7 +121,7 @@ class SteptapeCallback(Callback):
         if grads and self._grad_norm and type(trainer.strategy).__name__ not in _SHARDED:
             self._values[f"grad_norm{suffix}"] = torch.nn.utils.get_total_norm(grads)
 
-    @_guarded
+    @guarded
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         """Add up the losses of micro-batches; record a finished update, and do what rules ask for."""
         if (rec := self.live) is None:
@@ -167,14 +146,14 @@ class SteptapeCallback(Callback):
         if self._steer(trainer, rec).should_log:
             rec.log(values)
 
-    @_guarded
+    @guarded
     def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
         """Note the metrics before a validation. The sanity check is none."""
         if self.live is not None and not trainer.sanity_checking:
             self._restore_validation(trainer)
             self.is_validating, self._before = True, dict(trainer.callback_metrics)
 
-    @_guarded
+    @guarded
     def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
         """Record the metrics that a validation has computed."""
         if (rec := self.live) is not None and self.is_validating:
@@ -183,14 +162,14 @@ class SteptapeCallback(Callback):
             rec.evaluate({name: value for name, value in now if self._before.get(name) is not value})
             self._steer(trainer, rec)
 
-    @_guarded
+    @guarded
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
         """Record the end of an epoch, which may be cut."""
         if (rec := self.live) is not None:
             rec.epoch_end(self._epoch)
             self._steer(trainer, rec)
 
-    @_guarded
+    @guarded
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
         """End the run as failed or interrupted."""
         if (rec := self.live) is not None:
@@ -199,7 +178,7 @@ class SteptapeCallback(Callback):
                 rec.close(status="interrupted", reason="SIGTERM")
             rec.fail(exception)
 
-    @_guarded
+    @guarded
     def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
         """End the run. Checkpoints that others write at the end of the training still belong to it."""
         if (rec := self.live) is not None:
@@ -209,17 +188,6 @@ class SteptapeCallback(Callback):
                 stopped = [type(each).__name__ for each in trainer.callbacks if getattr(each, "stopped_epoch", 0)]
                 rec.close(status="stopped", reason=", ".join(stopped) or "trainer.should_stop")
             rec.close()
-
-    def _opened(self, arguments: dict[str, Any], state: Mapping[str, Any] | None) -> Recorder:
-        """Return the recorder of an attempt that resumes from a state, or of a new run if that run is lost."""
-        if state and "resume" not in arguments:
-            try:
-                return Recorder(self._store, resume=state, **arguments)
-            except TelemetryError as error:
-                if self._is_strict:
-                    raise
-                self._warn_once(f"the checkpoint's run cannot be resumed, so a new one begins: {error}")
-        return Recorder(self._store, **arguments)
 
     def _begin_update(self) -> None:
         self._values: dict[str, Any] = {}
@@ -240,11 +208,11 @@ class SteptapeCallback(Callback):
         try:
             number = getattr(trainer, name)
         except Exception as error:
-            self._warn_once(f"the Trainer does not say its {name}: {error}")
+            self._guard.warn(f"the Trainer does not say its {name}: {error}")
             return None
         return int(number) if number and 0 < number < math.inf else None
 
-    @_guarded
+    @guarded
     def _watch(self, trainer: Any, rec: Recorder) -> None:
         """Record checkpoints once they are written, and updates that a gradient scaler skips."""
         save = trainer.save_checkpoint
@@ -259,13 +227,13 @@ class SteptapeCallback(Callback):
         if getattr(trainer.precision_plugin, "scaler", None) is not None:
             self._undo.append(watch_steps(rec, *trainer.optimizers).close)
 
-    @_guarded
+    @guarded
     def _note_save(self, trainer: Any, filepath: str | Path) -> None:
         if (rec := self.live) is not None:
             rec.save(filepath)
             self._stop_if_asked(trainer, rec, rec.agree())
 
-    @_guarded
+    @guarded
     def _leave(self, trainer: Any) -> None:
         """Leave the trainer as it was."""
         self.is_validating = False
@@ -284,9 +252,8 @@ class SteptapeCallback(Callback):
             self._validate_next(trainer, rec)
         if control.should_save:
             folder = getattr(trainer.checkpoint_callback, "dirpath", None) or trainer.default_root_dir
-            self._is_saving = True
-            trainer.save_checkpoint(Path(folder) / f"steptape-step={trainer.global_step}.ckpt")
-            self._is_saving = False
+            with self._guard.passing():  # In a job, a rank that cannot save must not leave the others waiting for it.
+                trainer.save_checkpoint(Path(folder) / f"steptape-step={trainer.global_step}.ckpt")
         return control
 
     def _stop_if_asked(self, trainer: Any, rec: Recorder, control: Any) -> None:
@@ -331,11 +298,6 @@ class SteptapeCallback(Callback):
         if what not in self._refused:
             self._refused.add(what)
             rec.annotate(f"the Trainer refuses to {what}: {why}", refused=what)
-
-    def _warn_once(self, message: str) -> None:
-        if message not in self._warned:
-            self._warned.add(message)
-            logger.warning("%s", message)
 
 
 class SteptapeLogger(Logger):

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from ...store.errors import TelemetryError
 from ..errors import suggestion
-from .policy import shipped_policies, shipped_tests
+from .policy import Policy, load_recorded_policy, policy_path, shipped_policies, shipped_tests
 
 
 def tests_path(name: str) -> Path:
@@ -25,3 +25,16 @@ def existing(path: Path) -> Path:
         what = "no such file, and steptape ships no policy of that name"
         raise TelemetryError(what, where=str(path), fix=suggestion(str(path), shipped_policies()))
     return path
+
+
+def triggering_kinds(rules: str | Path | Policy | None) -> frozenset[str]:
+    """Return the kinds of events at which the controllers of rules are judged; empty without rules.
+
+    Raises:
+        PolicyError: The rules do not load.
+        TelemetryError: They are neither a file nor a shipped policy.
+    """
+    if rules is None:
+        return frozenset()
+    policy = rules if isinstance(rules, Policy) else load_recorded_policy(existing(policy_path(str(rules))))
+    return frozenset(trigger.removeprefix("on_") for each in policy.controllers for trigger in each.triggers)

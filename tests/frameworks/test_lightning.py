@@ -368,7 +368,7 @@ def test_a_sigterm_ends_the_run_as_interrupted(tmp_path: Path) -> None:
     """Lightning handles the signal, ends the batch and raises what looks like a successful exit."""
     process = start(tmp_path, "max_epochs=100000")
     try:
-        until(lambda: process.poll() is not None or (tmp_path / "runs").exists())
+        until(lambda: process.poll() is not None or any((tmp_path / "runs").glob("*/run.json")))
         until(lambda: process.poll() is not None or len(events(newest(tmp_path))) > 20)
         process.send_signal(signal.SIGTERM)
         process.communicate(timeout=PATIENCE_S)
