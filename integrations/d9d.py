@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
-import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
 from importlib.metadata import version
@@ -18,10 +17,11 @@ from types import TracebackType
 from typing import Any, Final, Self
 
 from ..recorder.recorder import Recorder
-from ..rules.policy_file.lookup import existing
-from ..rules.policy_file.policy import Policy, load_recorded_policy, policy_path
+from ..rules.policy_file.lookup import triggering_kinds
+from ..rules.policy_file.policy import Policy
 from ..store.errors import TelemetryError
 from ..store.run_folder import RUN_JSON
+from .guard import Guard, guarded
 
 try:
     import torch
@@ -30,8 +30,6 @@ try:
     from d9d.tracker.provider.null import NullTracker
 except ImportError as error:
     raise ImportError("steptape.integrations.d9d needs d9d: pip install d9d") from error
-
-logger = logging.getLogger("steptape")
 
 #: What d9d writes at every step. Since 0.24 a value is written some steps after its own.
 _AWAITED: Final = ("loss", "l2_grad_norm_total")
@@ -76,7 +74,9 @@ class D9dRecorder:
     def __init__(self, store: str | Path, rules: str | Path | Policy | None = None, **arguments: Any) -> None:
         self._store, self._rules, self._arguments = store, rules, arguments
         self.rec: Recorder | None = None
-        self._kinds = _triggering(rules)
+        self._kinds = triggering_kinds(rules)
+        self._guard = Guard(strict=bool(arguments.get("strict")))
+        self._is_registered = False
         self._described: dict[str, Any] = {}
         self._lag = -1  # Steps between a step and its tracker values; -1 without tracker.
         self._values: dict[int, dict[str, Any]] = {}
@@ -87,7 +87,6 @@ class D9dRecorder:
         self._saved: dict[str, Any] | None = None
         self._phase, self._since, self._asleep_since = "", 0.0, 0.0
         self._facts: dict[str, Any] = {}
-        self._warned: set[str] = set()
 
     def register(self, ctx: Any) -> None:
         """Subscribe to the job's events. Call it in ``register_events`` of the task or of the model provider.
@@ -109,12 +108,15 @@ class D9dRecorder:
             "EVENT_TRAIN_SLEEP_PRE": self._sleep,
             "EVENT_TRAIN_WAKE_POST": self._wake,
         }
+        self._is_registered = True
         lacking = [name for name in handlers if not hasattr(catalogue, name)]
         if lacking:
-            self._warn(f"d9d {version('d9d')} has no {', '.join(lacking)}; what follows from them is not recorded")
+            self._guard.warn(
+                f"d9d {version('d9d')} has no {', '.join(lacking)}; what follows from them is not recorded"
+            )
         for name, handler in handlers.items():
             if name not in lacking:
-                ctx.event_bus.subscribe(getattr(catalogue, name), self._guarded(handler))
+                ctx.event_bus.subscribe(getattr(catalogue, name), handler)
 
     def tracker(self, inner: Any = None) -> Any:
         """Return a tracker of d9d that records what it is given.
@@ -131,8 +133,10 @@ class D9dRecorder:
         d9d's configuration names its own trackers only, so this replaces a private attribute.
 
         Raises:
-            TelemetryError: This version of d9d keeps its tracker elsewhere.
+            TelemetryError: The job has not called ``register``, or this version of d9d keeps its tracker elsewhere.
         """
+        if not self._is_registered:
+            raise _unregistered()
         state: Any = getattr(trainer, "_state", None)
         job_logger: Any = getattr(state, "logger", None)
         inner = getattr(job_logger, "_tracker", None)
@@ -161,8 +165,7 @@ class D9dRecorder:
         @functools.wraps(compute_loss)
         def watched(ctx: Any) -> Any:
             result = compute_loss(ctx)
-            weight = result.loss_weight
-            self._losses.append((result.loss.detach(), None if weight is None else weight.detach()))
+            self._take_loss(result)
             return result
 
         task.compute_loss = watched
@@ -176,11 +179,15 @@ class D9dRecorder:
         has_stopped = isinstance(error, StopTraining)
         if error is not None and not has_stopped:
             self._fail(error)
-        elif self.rec is None:
-            self._open(self._schedule).close(reason="already_done")
-        else:
+        elif self.rec is not None:
             self._note_save()
             self.rec.close()
+        elif self._is_registered and not self._values:
+            self._open(self._schedule).close(reason="already_done")
+        elif self._guard.is_strict:
+            raise _unregistered()
+        else:
+            self._guard.warn(str(_unregistered()))
         return has_stopped
 
     def describe(self, properties: Any) -> None:
@@ -211,38 +218,14 @@ class D9dRecorder:
             self.deliver()
             self._saved = self.rec.state_dict()
 
-    def _guarded(self, handler: Callable[[Any], None]) -> Callable[[Any], None]:
-        """Keep failures of a handler from the training, which the bus would end."""
-
-        @functools.wraps(handler)
-        def guarded(ctx: Any) -> None:
-            try:
-                handler(ctx)
-            except (StopTraining, TelemetryError):  # The latter when the run cannot begin, or the recorder is strict.
-                raise
-            except Exception as error:
-                if self._arguments.get("strict"):
-                    raise
-                self._warn(f"an event of d9d could not be recorded: {error!r}")
-
-        return guarded
-
-    def _warn(self, message: str) -> None:
-        if message not in self._warned:
-            self._warned.add(message)
-            logger.warning("%s", message)
-
     def _open(self, schedule: Any) -> Recorder:
         """Construct the recorder, on all ranks at the same place."""
-        step = getattr(schedule, "current_step", 0)
+        step, run_id = getattr(schedule, "current_step", 0), self._arguments.get("run_id")
         own = {**self._described, "total_steps": getattr(schedule, "total_steps", None), **self._arguments}
-        state = {"run_id": own["run_id"]} if "run_id" in own else self._kept_state(step)
-        if state and (Path(self._store).expanduser() / state["run_id"] / RUN_JSON).exists():
-            if own.pop("run_id", None) is None:
-                own["resume"] = state
-            else:
-                own |= {"resume": state["run_id"], "resume_step": step}
-        self.rec = Recorder(self._store, rules=self._rules, **own)
+        if run_id is not None and (Path(self._store).expanduser() / run_id / RUN_JSON).exists():
+            own |= {"run_id": None, "resume": run_id, "resume_step": step}
+        state = self._kept_state(step) if run_id is None else None
+        self.rec = self._guard.opened(self._store, state, {"rules": self._rules, **own})
         return self.rec
 
     def _kept_state(self, step: int) -> dict[str, Any] | None:
@@ -253,9 +236,10 @@ class D9dRecorder:
         except FileNotFoundError:
             return None
         except (OSError, ValueError) as error:
-            self._warn(f"{path}: cannot be read ({error}); the job begins a new run")
+            self._guard.warn(f"{path}: cannot be read ({error}); the job begins a new run")
             return None
 
+    @guarded
     def _enter(self, phase: str, ctx: Any = None) -> None:
         """Note how long the last phase took, and the next one."""
         now = time.perf_counter()
@@ -267,10 +251,12 @@ class D9dRecorder:
         if kind in self._kinds and self.rec is not None:
             self.rec.event(kind, step=_counting(ctx).current_step)
 
+    @guarded
     def _take_optimizer(self, ctx: Any) -> None:
         # One for each stage of the pipeline that is on this rank.
         self._optimizer = next(iter(getattr(ctx.optimizer, "_optimizers", [])), ctx.optimizer)
 
+    @guarded
     def _begin_step(self, ctx: Any) -> None:
         self._note_save()
         if self.rec is None:
@@ -278,6 +264,7 @@ class D9dRecorder:
         self._enter("data_wait")
         self._emit("step_begin", ctx)
 
+    @guarded
     def _begin_optimizer(self, ctx: Any) -> None:
         self._enter("optimizer")
         groups = getattr(self._optimizer, "param_groups", None)
@@ -285,22 +272,31 @@ class D9dRecorder:
             self._facts["lr"] = groups[0]["lr"]
         self._emit("pre_optimizer_step", ctx)
 
+    @guarded
     def _end_optimizer(self, ctx: Any) -> None:
         self._enter("log")
         self._emit("optimizer_step", ctx)
 
+    @guarded
     def _end_step(self, ctx: Any) -> None:
         self._enter("between_steps")
-        assert self.rec is not None
+        rec = self.rec or self._open(_counting(ctx))
         step = _counting(ctx).current_step
         is_late = self._lag > 0
         values = self._facts if is_late else self._values.pop(step, {}) | self._facts
         self._facts = {}
-        self.rec.step(values, step=step + 1, awaits=_AWAITED if is_late else (), **self._samples())
+        rec.step(values, step=step + 1, awaits=_AWAITED if is_late else (), **(self._samples() or {}))
         self.deliver(step - self._lag)
-        if self.rec.agree().should_stop:
-            raise StopTraining(f"a rule ended the training after step {step + 1}")
+        if rec.agree().should_stop:
+            with self._guard.passing():
+                raise StopTraining(f"a rule ended the training after step {step + 1}")
 
+    @guarded
+    def _take_loss(self, result: Any) -> None:
+        weight = result.loss_weight
+        self._losses.append((result.loss.detach(), None if weight is None else weight.detach()))
+
+    @guarded
     def _samples(self) -> dict[str, Any]:
         losses, self._losses = self._losses, []
         if not losses:
@@ -308,11 +304,13 @@ class D9dRecorder:
         weights = [torch.ones_like(loss) if weight is None else weight for loss, weight in losses]
         return {"samples": torch.stack([loss for loss, _ in losses]), "sample_tokens": torch.stack(weights)}
 
+    @guarded
     def _sleep(self, ctx: Any) -> None:
         self._asleep_since = time.perf_counter()
         if self.rec is not None:
             self.rec.event("sleep")
 
+    @guarded
     def _wake(self, ctx: Any) -> None:
         self._since += time.perf_counter() - self._asleep_since
         if self.rec is not None:
@@ -327,7 +325,9 @@ class D9dRecorder:
             try:
                 (path / _STATE).write_text(json.dumps(state), encoding="utf-8")
             except OSError as error:
-                self._warn(f"{path}: no {_STATE} could be written ({error}); a job that continues begins a new run")
+                self._guard.warn(
+                    f"{path}: no {_STATE} could be written ({error}); a job that continues begins a new run"
+                )
 
     def _fail(self, error: BaseException) -> None:
         if self.rec is not None:
@@ -397,9 +397,6 @@ def _counting(holder: Any) -> Any:
     return holder.schedule if hasattr(holder, "schedule") else holder.stepper
 
 
-def _triggering(rules: str | Path | Policy | None) -> frozenset[str]:
-    """Return the kinds of events that are triggers of the rules."""
-    if rules is None:
-        return frozenset()
-    policy = rules if isinstance(rules, Policy) else load_recorded_policy(existing(policy_path(str(rules))))
-    return frozenset(trigger.removeprefix("on_") for each in policy.controllers for trigger in each.triggers)
+def _unregistered() -> TelemetryError:
+    fix = "Call recorder.register(ctx) in register_events of the task"
+    return TelemetryError("no step of the job can be seen, so nothing is recorded", fix=fix)

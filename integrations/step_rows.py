@@ -12,6 +12,7 @@ from typing import Any, Literal, TypeAlias
 
 from ..importers.evaluation_names import split_row
 from ..recorder.recorder import Recorder
+from ..rules.policy_file.lookup import triggering_kinds
 
 #: The kind of event that a row becomes, but for the values of evaluations.
 StepKind: TypeAlias = Literal["log", "step_end"]
@@ -23,6 +24,14 @@ logger = logging.getLogger("steptape")
 def warn_once(message: str) -> None:
     """Log a warning, once per process and message."""
     logger.warning("%s", message)
+
+
+def warn_of_rules_without_events(rules: Any, step_kind: StepKind) -> None:
+    """Warn of rules that judge updates where rows are not recorded as updates."""
+    kinds = triggering_kinds(rules)
+    if step_kind == "log" and "step_end" in kinds and "log" not in kinds:
+        what = "rules with the trigger on_step_end decide nothing here: rows are recorded as log events"
+        warn_once(f"{what}. If the steps count optimizer updates, pass step_kind='step_end'")
 
 
 class StepRows:

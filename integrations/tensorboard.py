@@ -16,7 +16,7 @@ from typing import Any, Self
 
 from ..recorder.recorder import Recorder
 from . import wandb
-from .step_rows import StepKind, StepRows, step_of, warn_once
+from .step_rows import StepKind, StepRows, step_of, warn_of_rules_without_events, warn_once
 
 
 class SummaryWriter:
@@ -59,15 +59,18 @@ class SummaryWriter:
             make: Any = RealWriter  # It has no annotations.
             tee = make(log_dir, comment, purge_step, max_queue, flush_secs, filename_suffix)
         parts = [] if log_dir is None else [part for part in Path(log_dir).parts[-2:] if part not in ("runs", os.sep)]
-        self._has_own_run = wandb.run is None or not wandb.run.syncs_tensorboard
-        if wandb.run is not None and wandb.run.syncs_tensorboard:
-            self.recorder = wandb.run.recorder
+        shared = wandb.run if wandb.run is not None and wandb.run.syncs_tensorboard else None
+        self._has_own_run = shared is None
+        if shared is not None:
+            self.recorder = shared.recorder
         else:
             # A rank of its own: a writer belongs to one process, and scripts make it on rank 0 alone.
             own = {"name": f"{'/'.join(parts)}{comment}" or None, "rank": 0, **own}
             self.recorder = Recorder(Path(store or os.environ.get("STEPTAPE_STORE", "runs")), **own)
+            warn_of_rules_without_events(own.get("rules"), step_kind)
+        if log_dir is not None:
+            os.makedirs(log_dir, exist_ok=True)
         self.log_dir = str(self.recorder.folder if log_dir is None else log_dir)
-        os.makedirs(self.log_dir, exist_ok=True)
         self._tee = tee
         self._rows = StepRows(self.recorder, step_kind)
         atexit.register(self._rows.commit)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
+from ..store.errors import TelemetryError
+
 if TYPE_CHECKING:
     from torch.optim import Optimizer
 
@@ -15,12 +17,20 @@ def watch_steps(rec: Recorder, *optimizers: Optimizer) -> StepWatch:
     """Record an update that no optimizer applied with ``applied=False``, so that the loop need not say it.
 
     ``GradScaler`` skips an update when a gradient is infinite or NaN: either it does not call the optimizer, or it
-    tells a fused one by ``found_inf``. Call ``rec.step`` after the optimizers' turn.
+    sets ``found_inf`` of a fused one. Call ``rec.step`` after the optimizers' turn.
 
     Args:
         rec: The recorder, whose ``step`` is wrapped until ``close``. An ``applied=`` that the loop gives still counts.
         *optimizers: An update counts as applied if one of them applied it.
+
+    Raises:
+        TelemetryError: No optimizer is given, or the recorder has a watch already.
     """
+    if not optimizers:
+        raise TelemetryError("watch_steps: no optimizer is given", fix="Call watch_steps(rec, optimizer)")
+    if isinstance(getattr(rec.step, "__self__", None), StepWatch):
+        fix = "Give all optimizers to one call of watch_steps, or close the first watch"
+        raise TelemetryError("watch_steps: the recorder is watched already", fix=fix)
     return StepWatch(rec, optimizers)
 
 

@@ -1,20 +1,19 @@
 """Records what a script logs to W&B: ``import steptape.integrations.wandb as wandb``.
 
-Values become events of a run. Everything else that scripts call is accepted: what has no meaning here is left out with
-one warning. ``init(passthrough=True)`` also logs to the real W&B.
+Values become events of a run. Other calls that write are accepted: what has no meaning here is left out with one
+warning. Calls that read from W&B's service are errors. ``init(passthrough=True)`` also logs to the real W&B.
 """
 
 from __future__ import annotations
 
 import atexit
-import contextlib
 import functools
 import inspect
 import os
 import random
 import re
 import string
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace, TracebackType
 from typing import Any, Final, Self
@@ -23,7 +22,7 @@ from ..recorder.recorder import Recorder
 from ..store.errors import TelemetryError
 from ..store.run_folder import RUN_JSON
 from ..store.store import open_run
-from .step_rows import StepKind, StepRows, flattened, step_of, warn_once
+from .step_rows import StepKind, StepRows, flattened, step_of, warn_of_rules_without_events, warn_once
 
 #: Keys that count steps, if ``define_metric`` declares them.
 _STEP_KEYS: Final = frozenset(("step", "iter", "iteration", "global_step", "_step"))
@@ -36,10 +35,31 @@ _CALLS: Final = frozenset(
     ("link_artifact", "log_artifact", "log_code", "log_model", "mark_preempting", "require", "save", "setup")
 ) | {"unwatch", "watch"}
 
+#: What a run without W&B's service has under these names.
+_LOCAL: Final = {"offline": True} | dict.fromkeys(("entity", "path", "settings", "start_time", "sweep_id"))
+
 _PARAMETERS: Final = inspect.signature(Recorder.__init__).parameters
 
 #: The run that ``log`` and the other functions are about; None before ``init`` and after ``finish``.
 run: WandbRun | None = None
+
+#: The version of W&B that the tests compare with.
+__version__: Final = "0.31.0"
+
+AlertLevel: Final = SimpleNamespace(INFO="INFO", WARN="WARN", ERROR="ERROR")
+
+
+class Error(Exception):
+    """The root of W&B's errors, for scripts that catch them. Nothing here raises them."""
+
+
+errors: Final = SimpleNamespace(
+    Error=Error,
+    **{
+        name: type(name, (Error,), {})
+        for name in ("AuthenticationError", "CommError", "UnsupportedError", "UsageError")
+    },
+)
 
 util: Final = SimpleNamespace(
     generate_id=lambda length=8: "".join(random.choices(string.ascii_lowercase + string.digits, k=length))
@@ -69,6 +89,10 @@ class _NamedValues(dict[str, Any]):
         super().update(changed)
         self.__dict__["_on_change"](changed)
 
+    def as_dict(self) -> dict[str, Any]:
+        """Return the values as a plain dict."""
+        return dict(self)
+
     def setdefaults(self, values: Mapping[str, Any]) -> None:
         """Set the values that are missing."""
         self.update({name: value for name, value in values.items() if name not in self})
@@ -93,13 +117,7 @@ class WandbRun:
     """
 
     def __init__(
-        self,
-        recorder: Recorder,
-        rows: StepRows,
-        config: Mapping[str, Any],
-        step_key: str | None,
-        real: Any,
-        **described: Any,
+        self, recorder: Recorder, rows: StepRows, config: Mapping[str, Any], step_key: Any, real: Any, **described: Any
     ) -> None:
         self.recorder, self.id, self.dir = recorder, recorder.run_id, str(recorder.folder.absolute())
         self.config = _NamedValues(config, self._declare)
@@ -136,16 +154,16 @@ class WandbRun:
         """The address of the run's folder."""
         return self.recorder.folder.absolute().as_uri()
 
+    def project_name(self) -> str:
+        """Return ``project``."""
+        return str(self.project or "")
+
     def get_url(self) -> str:
         """Return ``url``."""
         return self.url
 
     def log(
-        self,
-        data: Mapping[str, Any],
-        step: int | None = None,
-        commit: bool | None = None,
-        sync: bool | None = None,
+        self, data: Mapping[str, Any], step: int | None = None, commit: bool | None = None, sync: Any = None
     ) -> None:
         """Add values to the row of a step; record the row when the step changes, or now with ``commit``."""
         if self._real is not None:
@@ -213,6 +231,8 @@ class WandbRun:
             return getattr(real, name)
         if name in _CALLS:
             return functools.partial(_leave_out, name)
+        if name in _LOCAL:
+            return _LOCAL[name]
         raise AttributeError(f"steptape's run has no {name!r}. init(passthrough=True) has all of W&B's")
 
     def _end(self) -> None:
@@ -233,7 +253,7 @@ class WandbRun:
             self._real.summary.update(changed)
 
 
-class StandIn:
+class _StandIn:
     """A stand-in for W&B's media, tables, artifacts and settings. Its methods do nothing."""
 
     def __init__(self, *given: Any, **named: Any) -> None:
@@ -298,22 +318,20 @@ def init(
     folder = Path(store or (Path(dir) / "runs" if dir else os.environ.get("STEPTAPE_STORE", "runs"))).expanduser()
     own |= {"rank": 0, **_continued(folder, id, resume, own.pop("resume_step", None)), **own}
     # A rank of its own: W&B's runs belong to one process, and scripts call init on rank 0 alone.
-    with _mode(mode or os.environ.get("WANDB_MODE")):
-        recorder = Recorder(folder, name=name, group=group or project, tags=tags or (), config=config, **own)
+    is_disabled = (mode or os.environ.get("WANDB_MODE")) == "disabled"
+    own |= {"mode": "disabled"} if is_disabled else {}
+    recorder = Recorder(folder, name=name, group=group or project, tags=tags or (), config=config, **own)
+    warn_of_rules_without_events(own.get("rules"), step_kind)
     step = own["resume_step"] + 1 if "resume" in own else 0
     rows = StepRows(recorder, step_kind, step)
-    described = {"name": name or recorder.run_id, "project": project, "group": group, "tags": tuple(tags or ())}
-    run = WandbRun(
-        recorder,
-        rows,
-        _mapping_of(config),
-        step_key,
-        real,
-        resumed=step > 0,
-        notes=notes,
-        syncs_tensorboard=sync_tensorboard,
-        **described,
-    )
+    described: dict[str, Any] = {
+        "name": name or recorder.run_id,
+        "project": project,
+        "group": group,
+        "tags": tuple(tags or ()),
+    }
+    described |= {"notes": notes, "resumed": step > 0, "disabled": is_disabled, "syncs_tensorboard": sync_tensorboard}
+    run = WandbRun(recorder, rows, _mapping_of(config), step_key, real, **described)
     if notes:
         recorder.annotate(notes)
     return run
@@ -358,20 +376,20 @@ def _begun(call: str) -> WandbRun:
 
 
 @functools.cache
-def _media(name: str) -> type[StandIn]:
-    return type(name, (StandIn,), {})
+def _media(name: str) -> type[_StandIn]:
+    return type(name, (_StandIn,), {})
 
 
-def _leave_out(name: str, *given: Any, **named: Any) -> StandIn:  # noqa: ARG001
+def _leave_out(name: str, *given: Any, **named: Any) -> _StandIn:  # noqa: ARG001
     """Warn of a call that has no effect. Return an object with every method."""
     warn_once(f"{name} is left out: steptape records numbers and text. init(passthrough=True) logs it")
-    return StandIn.__new__(StandIn)
+    return _StandIn.__new__(_StandIn)
 
 
 def _is_media(value: Any) -> bool:
     if isinstance(value, (list, tuple)):
         return any(map(_is_media, value))
-    return isinstance(value, StandIn) or type(value).__module__.partition(".")[0] == "wandb"
+    return isinstance(value, _StandIn) or type(value).__module__.partition(".")[0] == "wandb"
 
 
 def _mapping_of(values: Any) -> Mapping[str, Any]:
@@ -390,18 +408,3 @@ def _continued(store: Path, run_id: str | None, resume: bool | str | None, step:
     if step is None:
         step = max((event.step for event in open_run(store / run_id).events()), default=0)
     return {"resume": run_id, "resume_step": step}
-
-
-@contextlib.contextmanager
-def _mode(mode: str | None) -> Iterator[None]:
-    """Let a recorder that is made in this block record nothing, if the mode is ``disabled``."""
-    before = os.environ.get("STEPTAPE_MODE")
-    if mode == "disabled":
-        os.environ["STEPTAPE_MODE"] = mode
-    try:
-        yield
-    finally:
-        if mode == "disabled":
-            os.environ.pop("STEPTAPE_MODE")
-            if before is not None:
-                os.environ["STEPTAPE_MODE"] = before

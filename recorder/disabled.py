@@ -11,7 +11,7 @@ from ..store.errors import TelemetryError
 from ..store.reading.tally import ProgressCounts
 from .control import Control
 
-#: The environment variable that disables recorders, and the value that does.
+#: The environment variable that disables recorders, as ``mode=`` does, and the value that does.
 MODE_VARIABLE: Final = "STEPTAPE_MODE"
 _DISABLED: Final = "disabled"
 
@@ -60,21 +60,24 @@ class Disabled:
         self.close()
 
 
-def disable(recorder: Any, folder: Path) -> bool:
-    """Disable a recorder that is being constructed, if the environment says so.
+def disable(recorder: Any, folder: Path, mode: str | None) -> bool:
+    """Disable a recorder that is being constructed, if its mode or the environment says so.
 
     Args:
         recorder: The recorder. Its class changes.
         folder: The store, in which nothing is written.
+        mode: The mode that the recorder is given.
 
     Returns:
         Whether it is disabled.
 
     Raises:
-        TelemetryError: The environment variable has another value.
+        TelemetryError: There is no such mode.
     """
-    if (mode := os.environ[MODE_VARIABLE]) != _DISABLED:
-        raise TelemetryError(f"{MODE_VARIABLE} must be {_DISABLED!r} or not set", got=mode)
+    if not (mode := mode or os.environ.get(MODE_VARIABLE)):
+        return False
+    if mode != _DISABLED:
+        raise TelemetryError(f"mode and {MODE_VARIABLE} must be {_DISABLED!r} or not set", got=mode)
     kind = type(recorder)
     recorder.__class__ = type(f"Disabled{kind.__name__}", (Disabled, kind), {})
     recorder.control, recorder.folder, recorder.run_id = Control(), folder, _DISABLED

@@ -28,7 +28,7 @@ from .calls.quick_step import quick_step
 from .calls.warnings import CallWarnings
 from .console_lines import ConsoleLines
 from .control import Control
-from .disabled import MODE_VARIABLE, disable
+from .disabled import disable
 from .ending import as_end_status, blocked_failure, failure_of, status_of
 from .late_values import VALUE_LAG
 from .opening import (
@@ -133,6 +133,8 @@ class Recorder:
             only before an event other than ``step`` or ``log``, and in ``state_dict``.
         seal_wait_s: Maximum number of seconds that the program's exit waits until its closed runs are Parquet. After
             that, sealing continues without the program. The largest of all recorders counts.
+        mode: ``disabled`` records nothing and writes nothing, as with ``STEPTAPE_MODE=disabled`` in the environment;
+            every call works.
         quiet: Print no line on stderr at the start and the end of the run, as with ``STEPTAPE_QUIET=1`` in the
             environment.
         strict: Raise when recording fails or a call is wrong, instead of warning and training on.
@@ -177,6 +179,7 @@ class Recorder:
         value_lag: int = VALUE_LAG,
         seal_wait_s: float = SEAL_WAIT_S,
         agree_timeout_s: float = AGREE_TIMEOUT_S,
+        mode: Literal["disabled"] | None = None,
         strict: bool = False,
         quiet: bool = False,
         **unknown: Never,
@@ -184,7 +187,7 @@ class Recorder:
         for argument in unknown:
             raise TypeError(unknown_argument(argument, inspect.signature(Recorder).parameters))
         folder = declared_store(store)
-        if os.environ.get(MODE_VARIABLE) and disable(self, folder):
+        if disable(self, folder, mode):
             return
         self._agree_timeout_s = declared_agree_timeout_s(agree_timeout_s)
         sync_s, self._seal_wait_s = declared_sync_s(durability, sync_every_s), declared_seal_wait_s(seal_wait_s)

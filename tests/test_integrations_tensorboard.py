@@ -166,3 +166,44 @@ def test_an_exception_in_a_with_block_fails_the_run() -> None:
         _ = 1 / 0
 
     assert (recorded().status, events_of(recorded())) == ("failed", [("log", 1, {"loss": 1.0})])
+
+
+@pytest.mark.parametrize("log_dir", [None, "logs"])
+def test_a_disabled_writer_records_nothing(log_dir: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every call works. The script's own folder is there for its files, and no other."""
+    monkeypatch.setenv("STEPTAPE_MODE", "disabled")
+    with SummaryWriter(log_dir, rules="loss_spike") as writer:
+        writer.add_scalar("loss", 1.0, 1)
+        writer.add_hparams({"lr": 0.1}, {})
+        assert writer.control.should_stop is False
+
+    assert [path.name for path in Path().iterdir()] == [] if log_dir is None else [log_dir]
+
+
+def test_rules_that_no_event_of_the_writer_triggers_are_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    """At once, not at the end."""
+    with SummaryWriter(rules="loss_spike"):
+        (said,) = [record.message for record in caplog.records]
+        assert "on_step_end" in said
+        assert "step_kind='step_end'" in said
+
+    caplog.clear()
+    warn_once.cache_clear()
+    with SummaryWriter(rules="loss_spike", step_kind="step_end"), SummaryWriter(rules="grpo"):
+        assert caplog.records == []
+
+
+def test_purge_step_is_for_the_real_writer_alone() -> None:
+    """A resumed script says where its run continues."""
+    with SummaryWriter(run_id="ppo") as writer:
+        for step in range(1, 6):
+            writer.add_scalar("loss", 1.0, step)
+    with SummaryWriter(purge_step=4, resume="ppo", resume_step=3) as writer:
+        for step in (4, 5):
+            writer.add_scalar("loss", 2.0, step)
+    with SummaryWriter(purge_step=4) as writer:
+        writer.add_scalar("loss", 3.0, 4)
+
+    losses = {run.run_id: [values["loss"] for _, _, values in events_of(run)] for run in open_store("runs")}
+    assert losses.pop("ppo") == [1.0, 1.0, 1.0, 2.0, 2.0]
+    assert [*losses.values()] == [[3.0]]

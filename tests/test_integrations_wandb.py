@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import os
 import subprocess
 import sys
 import textwrap
@@ -188,7 +190,7 @@ def test_what_has_no_meaning_here_is_accepted_and_said_once(caplog: pytest.LogCa
         wandb.log({"curve": wandb.plot.line(table, "x", "x")}, step=step)
     wandb.save("x.pt")
     run.name = "another"
-    wandb.alert("title", text="text", level="WARN")
+    wandb.alert("title", text="text", level=wandb.AlertLevel.WARN)
     wandb.finish()
 
     assert isinstance(table, wandb.Table)
@@ -212,6 +214,34 @@ def test_what_a_stand_in_cannot_do_is_an_error_that_names_the_way_out() -> None:
         _ = wandb.run.use_artifact  # type: ignore[union-attr]
     with pytest.raises(AttributeError, match="lr"):
         _ = wandb.config.lr
+
+
+def test_what_scripts_read_of_wandb_without_a_service_is_there() -> None:
+    """The version, the errors that they catch, the config as a dict, and facts of a run that has no account."""
+    with pytest.raises(wandb.Error), contextlib.suppress(wandb.errors.CommError, wandb.errors.UsageError):
+        raise wandb.errors.Error("offline")
+    run = wandb.init(project="p", entity="me", config={"lr": 0.1})
+
+    assert wandb.__version__
+    assert wandb.config.as_dict() == {"lr": 0.1}
+    assert (run.project, run.project_name(), run.entity, run.sweep_id, run.path) == ("p", "p", None, None, None)
+    assert (run.offline, run.disabled) == (True, False)
+    for name in ("start_time", "settings"):
+        assert getattr(run, name) is None
+
+
+def test_rules_that_no_row_triggers_are_warned_of_at_once(caplog: pytest.LogCaptureFixture) -> None:
+    """Rows are ``log`` events unless the script says that its steps are updates."""
+    wandb.init(rules="loss_spike")
+    (said,) = [record.message for record in caplog.records]
+    assert "on_step_end" in said
+    assert "step_kind='step_end'" in said
+    wandb.finish()
+
+    caplog.clear()
+    warn_once.cache_clear()
+    wandb.init(rules="loss_spike", step_kind="step_end")
+    assert caplog.records == []
 
 
 def test_the_configuration_is_that_of_the_end_and_the_summary_a_note() -> None:
@@ -312,6 +342,7 @@ def test_a_disabled_script_records_nothing(by_environment: bool, monkeypatch: py
     wandb.finish()
 
     assert (wandb.run, [*Path().iterdir()]) == (None, [])
+    assert "STEPTAPE_MODE" not in os.environ
 
 
 def test_rank_0_alone_may_record_in_a_process_group() -> None:

@@ -116,6 +116,7 @@ def test_a_script_records_what_the_real_wandb_records(
         each.init(**described, **more)
         each.config.update({"late": 1})
         each.config.later = 2
+        assert (each.__version__, each.config.as_dict()["lr"]) == (real_wandb.__version__, 0.1)
         loop(each)
         each.finish()
 

@@ -14,7 +14,7 @@ import torch
 from torchrun import run_job
 from waiting import PATIENCE_S
 
-from steptape import Recorder, backtest, open_run, open_store, verify
+from steptape import Recorder, TelemetryError, backtest, open_run, open_store, verify
 from steptape.integrations.torch import watch_steps
 from steptape.rules.policy_file.policy import parse_policy
 
@@ -212,3 +212,22 @@ def test_what_the_loop_says_of_a_step_counts_and_closing_ends_the_watch(tmp_path
 
     said = [event.attrs.get("applied", True) for event in open_run(rec.folder).events() if event.kind == "step_end"]
     assert said == [True, False, True, False, True]
+
+
+def test_one_watch_at_a_time_takes_at_least_one_optimizer(tmp_path: Path) -> None:
+    """A second watch would hide what the first one saw; without an optimizer no update would count as applied."""
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(3))], lr=0.1)
+    with Recorder(tmp_path) as rec:
+        with pytest.raises(TelemetryError, match="no optimizer"):
+            watch_steps(rec)
+        with watch_steps(rec, optimizer):
+            with pytest.raises(TelemetryError, match=r"watched already.*one call"):
+                watch_steps(rec, optimizer)
+            for _ in range(2):
+                optimizer.step()
+                rec.step(loss=1.0)
+        with watch_steps(rec, optimizer):
+            rec.step(loss=1.0)
+
+    said = [event.attrs.get("applied", True) for event in open_run(rec.folder).events() if event.kind == "step_end"]
+    assert said == [True, True, False]
