@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, Never, Self
 
 from ..store.annotations import Annotation
 from ..store.errors import TelemetryError
-from ..store.events import APPLIED, LOOP_KINDS, PLAN, is_kind, kind_advice
+from ..store.events import APPLIED, LOOP_KINDS, PLAN, RANKS, is_kind, kind_advice
 from ..store.journal.syncing import SYNC_EVERY_S
 from ..store.journal.writer import AT_ONCE
 from ..store.reading.tally import ProgressCounts
@@ -508,7 +508,7 @@ class Recorder:
         Raises:
             TelemetryError: Something was recorded already, or the run cannot be resumed.
         """
-        if self._closed or self._position.is_counting or self._emitted - {"train_begin"}:
+        if self._closed or self._position.is_counting or self._tape.kinds - {"train_begin"}:
             what = "a state can be loaded only before anything is recorded"
             raise TelemetryError(what, fix="Give it to Recorder(resume=state)")
         if self._document.info.last.parent is not None:
@@ -600,7 +600,6 @@ class Recorder:
         self.folder = opening.folder
         self._closed, self._is_over = False, False
         self._watch, self._asked, self._asked_why = RequestWatch(self.folder), list[Annotation](), ""
-        self._emitted: set[str] = set()
         self._agreement = Agreement(
             self._own, self.control, self._callbacks, self._agree_timeout_s, opening.read_on_all_ranks
         )
@@ -719,7 +718,6 @@ class Recorder:
             return
         step = self._position.step if step is None else step
         epoch = self._position.epoch_at(step) if epoch is None else epoch
-        self._emitted.add(kind)
         outcomes = self._tape.record(kind, metrics, scalars, step=step, epoch=epoch, micro_step=micro_step, attrs=attrs)
         self._apply(outcomes)
 
@@ -808,12 +806,13 @@ class Recorder:
         position, steering = self._position, self._steering
         if is_whole and position.is_counting:
             self._warnings.incidents_beyond(position.step)
-        is_first = self._document.info.last.parent is None
-        if steering is not None and is_whole and position.is_counting and is_first:
+        if steering is not None:
+            is_first = self._document.info.last.parent is None
+            kinds = self._tape.kinds if is_whole and is_first else set[str]()
+            if steering.reads_ranks and self._document.info.last.plan.world_size == 1:
+                kinds.add(RANKS)  # The engine takes the values of the one process for those of all ranks.
             has_epoch = position.epoch is not None or self._warnings.has_had("epoch")
-            steering.end(position.step, {"step_end", *self._emitted}, has_epoch=has_epoch)
-        elif steering is not None:
-            steering.end(position.step if is_whole else None)
+            steering.end(position.step if is_whole else None, kinds, has_epoch=has_epoch)
 
     def _end_blocked(self, frame: FrameType) -> None:
         """End the run from another thread. No callback is called: they belong to the loop, which is blocked."""

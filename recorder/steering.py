@@ -21,7 +21,7 @@ from ..rules.policy_file.registration import OPERATION_CLASSES
 from ..store.errors import TelemetryError
 from ..store.events import Event
 from .control import Control
-from .vain_rules import never_triggered, unserved, without_epoch
+from .vain_rules import unserved, vain_in_a_whole_run
 
 logger = logging.getLogger("steptape.rules")
 
@@ -69,6 +69,7 @@ class Steering:
     Attributes:
         reads_samples: Whether the rules read sample losses.
         reads: The metrics that the rules read.
+        reads_ranks: Whether the rules read all ranks.
         reads_at_evaluations: Those that no rule with another trigger than ``on_evaluate`` reads.
         observe: Returns what rules decide at an event that is already in the journal. It is replaced for as long as a
             stop waits for the loop, so that other events cost no check.
@@ -86,6 +87,7 @@ class Steering:
         self._policy = engine.policy
         self.reads_samples = engine.policy.reads_samples
         self.reads = frozenset(key.name for key in engine.policy.blueprint.needs if not key.is_derived)
+        self.reads_ranks = bool(engine.policy.reads_ranks)
         self.reads_at_evaluations = self.reads - {
             key.name
             for controller in engine.policy.controllers
@@ -121,18 +123,16 @@ class Steering:
 
         Args:
             step: The last step; None if the run broke off.
-            kinds: The kinds of events of a whole run; empty for a part of one.
+            kinds: The kinds of events of a whole run; empty for a part of one. A run without any of the loop's is none.
             has_epoch: Whether the loop gave epochs.
         """
-        controllers = self._policy.controllers
         if self.observe == self._observe_unagreed and self._asked_at:
             logger.warning("%s", _UNAGREED)
         waiting = {effect: at for effect, at in self._asked_at.items() if self._is_set(effect)}
         try:
             lines = [
                 *self._engine.never_recorded(),
-                *(never_triggered(controllers, kinds) if kinds else ()),
-                *(() if has_epoch else without_epoch(controllers)),
+                *vain_in_a_whole_run(self._policy.controllers, kinds, has_epoch=has_epoch),
                 *(() if step is None else unserved(waiting, step)),
             ]
             for line in lines:

@@ -69,6 +69,8 @@ class Tape:
         lost_events: Number of events that could not be written.
         latest_quick_step: Returns the latest step that the fast path wrote.
         watch: Called with every event, before rules judge it. To be set before the first event.
+        kinds: The kinds of the events so far, without decisions and gaps. The first step of a kind of call takes the
+            general path.
     """
 
     def __init__(
@@ -100,6 +102,7 @@ class Tape:
         self.lost_events = 0
         self.latest_quick_step: Callable[[], Latest] = lambda: _NO_EVENT
         self.watch: Callable[[Event], None] | None = None
+        self.kinds: set[str] = set()
         self._latest: dict[str, Latest] = {}
         self._folder = folder
         self._sealed_as = os.path.abspath(folder)
@@ -358,6 +361,7 @@ class Tape:
             attrs=encoded_attrs(payload.attrs).encode() if payload.attrs else b"",
             samples=samples,
         )
+        self.kinds.add(kind)
         if payload.names:
             self._latest["late" if LATE_FOR in payload.attrs else kind] = seq, payload.names, payload.values
         counts = samples or micro_step or kind != "step_end" or not COUNTED.isdisjoint((*payload.attrs, *payload.names))

@@ -5,13 +5,13 @@ Loaded only when rules are given.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
 from ..rules.language.references import ContextValue
 from ..rules.policy_file.declarations import Controller
 from ..rules.policy_file.operations import Effect
-from ..store.events import INIT_END
+from ..store.events import INIT_END, RANKS, is_loop_kind
 
 #: The call that records each kind of event.
 _CALLS: Final = {
@@ -19,6 +19,9 @@ _CALLS: Final = {
     "ranks": "agree",
     **{kind: kind for kind in ("log", "evaluate", "save", "epoch_begin", "epoch_end")},
 }
+
+#: Kinds that need no call of the loop.
+_RECORDERS_OWN: Final = ("train_begin", "train_end")
 
 _REQUESTS: Final[Mapping[Effect, tuple[str, str]]] = {
     Effect.SAVE: ("a checkpoint", "Save one when rec.step(...).should_save is true and call rec.save(path)"),
@@ -29,13 +32,27 @@ _REQUESTS: Final[Mapping[Effect, tuple[str, str]]] = {
 }
 
 
-def never_triggered(controllers: Iterable[Controller], kinds: Collection[str]) -> Iterator[str]:
-    """Yield a line for the controllers whose triggers did not occur in a whole run, one for each choice of triggers.
+def vain_in_a_whole_run(controllers: Sequence[Controller], kinds: Collection[str], *, has_epoch: bool) -> Iterator[str]:
+    """Yield a line for the controllers that decided nothing for want of a trigger, an epoch, or the values of all ranks.
 
     Args:
         controllers: Of the policy.
-        kinds: The kinds of events that the run has.
+        kinds: The kinds of events that the run has; nothing is yielded if the loop recorded none.
+        has_epoch: Whether the loop gave epochs.
     """
+    if not any(is_loop_kind(kind) for kind in kinds if kind not in _RECORDERS_OWN):
+        return
+    yield from _never_triggered(controllers, kinds)
+    if not has_epoch:
+        yield from _without_epoch(controllers)
+    names = [each.name for each in controllers if each.ranks and {*each.triggers} != {"on_ranks"}]
+    if names and RANKS not in kinds:
+        what = f"{_subject(names)}: the values of all ranks are read, but this run never gathered any"
+        yield f"{what}. Call rec.agree() on every rank, in a process group"
+
+
+def _never_triggered(controllers: Iterable[Controller], kinds: Collection[str]) -> Iterator[str]:
+    """Yield a line for the controllers whose triggers did not occur, one for each choice of triggers."""
     named: dict[tuple[str, ...], list[str]] = {}
     for controller in controllers:
         awaited = tuple(trigger.removeprefix("on_") for trigger in controller.triggers)
@@ -52,7 +69,7 @@ def _call(kind: str) -> str:
     return f"rec.{_CALLS[kind]}(...)" if kind in _CALLS else f"rec.event({kind!r})"
 
 
-def without_epoch(controllers: Iterable[Controller]) -> Iterator[str]:
+def _without_epoch(controllers: Iterable[Controller]) -> Iterator[str]:
     """Yield a line for the controllers whose rules read the epoch of a run that has none."""
     names = [each.name for each in controllers if ContextValue("epoch") in each.rule.bound.references.values()]
     if names:

@@ -62,6 +62,15 @@ controllers:
     assert (recorded().info.name, recorded().status, step) == ("ppo__1", "stopped", 512)
 
 
+def test_a_rule_for_which_no_call_recorded_an_event_is_named_at_the_end(caplog: pytest.LogCaptureFixture) -> None:
+    """Calls that are no steps, and a shipped policy that judges steps."""
+    with SummaryWriter(rules="loss_spike") as writer:
+        for step in range(1, 100):
+            writer.add_scalar("loss", 1.0 if step < 80 else 50.0, step)
+
+    assert "on_step_end did not occur in this run" in caplog.text
+
+
 def test_the_same_tag_again_is_another_event_of_the_step() -> None:
     """Several episodes may end in one step; validation is an evaluation; without a step the newest holds."""
     with SummaryWriter(step_kind="step_end") as writer:

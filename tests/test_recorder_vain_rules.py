@@ -74,6 +74,33 @@ def test_rules_whose_trigger_came_and_runs_that_broke_off_are_not_named(
 
 
 @pytest.mark.parametrize(
+    ("calls", "named"),
+    [
+        ([lambda rec: rec.log(loss=1.0)] * 2, ["on_step_end"]),
+        ([lambda rec: rec.at(5), lambda rec: rec.log(loss=1.0)], ["on_step_end"]),
+        ([lambda rec: rec.evaluate(loss=1.0)], ["on_step_end", "on_log"]),
+        ([step(loss=1.0)] * 2, ["on_log"]),
+        ([step(awaits=("loss",)), lambda rec: rec.late(1, loss=1.0)], ["on_log"]),
+        ([step(loss=1.0), lambda rec: rec.late(1, loss=1.0)], []),
+        ([lambda rec: rec.annotate("a note"), lambda rec: rec.declare(total_steps=5)], []),
+    ],
+    ids=["log", "log at a step", "evaluate", "step", "late step", "late log", "nothing"],
+)
+def test_a_trigger_counts_as_come_only_when_its_event_was_recorded(
+    tmp_path: Path, calls: list[Call], named: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    """A loop that logs everything has no ``step_end`` at all."""
+    rules = """
+    - {name: steps, triggers: [on_step_end], rule: loss > 3, operations: []}
+    - {name: logs, triggers: [on_log], rule: loss > 3, operations: []}
+    - {name: both, triggers: [on_log, on_evaluate, on_step_end], rule: loss > 3, operations: []}
+    """
+    said = [line.partition(" did not occur in this run") for line in ended(tmp_path, rules, *calls, caplog=caplog)]
+
+    assert [before.rpartition(" ")[2] for before, found, _ in said if found] == named
+
+
+@pytest.mark.parametrize(
     ("calls", "is_named"),
     [
         ([step(loss=1.0)], True),
@@ -148,3 +175,40 @@ def test_an_incident_beyond_the_last_step_is_named_at_the_end(tmp_path: Path, ca
     assert caplog.messages == [
         "an incident at steps 20 to 30 begins after the run's last step, 10: no rule can find it"
     ]
+
+
+ALL_RANKS = """
+- {name: any, triggers: [on_step_end], rule: any_rank(loss > 3), operations: []}
+- {name: own, triggers: [on_step_end], rule: loss > 3, operations: []}
+- {name: gathered, triggers: [on_ranks], rule: max_rank(loss) > 3, operations: []}
+"""
+
+
+@pytest.mark.parametrize(("world_size", "is_named"), [(1, False), (8, True)])
+def test_rules_on_all_ranks_that_nothing_feeds_are_named_at_the_end(
+    tmp_path: Path, world_size: int, is_named: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One process of eight gathers nothing. A job of one process needs no agreement."""
+    said = ended(tmp_path, ALL_RANKS, *[HIGH] * 3, caplog=caplog, world_size=world_size)
+
+    assert (
+        said
+        == [
+            "controller 'gathered': on_ranks did not occur in this run, so it decided nothing. Call rec.agree(...)",
+            "controller 'any': the values of all ranks are read, but this run never gathered any. "
+            "Call rec.agree() on every rank, in a process group",
+        ]
+        * is_named
+    )
+
+
+def test_rules_on_all_ranks_without_a_process_group_are_named_at_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The launcher says how many ranks there are, but nothing connects them."""
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+
+    said = ended(tmp_path, ALL_RANKS, HIGH, lambda rec: rec.agree(), caplog=caplog)
+
+    assert "the values of all ranks are read, but this run never gathered any" in said[-1]
