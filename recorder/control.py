@@ -1,8 +1,10 @@
-"""Defines the control flags: requests of rules that the training loop reads after each call."""
+"""Defines the control flags, which rules set and the training loop reads, and calls the loop's callbacks."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Final
 
 
 @dataclass(slots=True)
@@ -19,3 +21,39 @@ class Control:
     should_save: bool = False
     should_evaluate: bool = False
     should_log: bool = False
+
+
+#: The flag that each order sets.
+FLAGS: Final[Mapping[str, str]] = {flag.removeprefix("should_"): flag for flag in Control.__slots__}
+
+
+class Callbacks:
+    """The functions that serve a loop's orders: its callbacks, and user-defined operations.
+
+    None is called while it is running, because what it records may make rules order it again.
+
+    Args:
+        given: The loop's callbacks by order; None for those that it does not have.
+    """
+
+    def __init__(self, given: Mapping[str, Callable[[], object] | None]) -> None:
+        self._given = {order: callback for order, callback in given.items() if callback is not None}
+        self._running: set[str] = set()
+
+    def __contains__(self, order: str) -> bool:
+        return order in self._given
+
+    def serve(self, order: str) -> None:
+        """Call the callback of an order, if the loop has one. Its exceptions reach the loop."""
+        if order in self._given:
+            self.call(order, self._given[order])
+
+    def call(self, key: str, function: Callable[..., object], *arguments: object) -> None:
+        """Call a function unless one with this key is running."""
+        if key in self._running:
+            return
+        self._running.add(key)
+        try:
+            function(*arguments)
+        finally:
+            self._running.discard(key)

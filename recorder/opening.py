@@ -22,7 +22,7 @@ from ..store.redaction import redacted
 from ..store.run_folder import RUN_ID, RUN_JSON, list_files, new_run_id
 from ..store.run_info import Attempt, PolicyRecord, RunInfo
 from .batch_samples import SampleChoice
-from .control import Control
+from .control import Callbacks, Control
 from .environment import describe_environment
 from .position import Position
 from .ranks.rank import Rank, this_rank
@@ -216,12 +216,7 @@ def declared_policy(rules: Any, *, resumes: bool) -> Policy | None:
     return policy_of(rules, resumes=resumes)
 
 
-def steering_of(
-    engine: Engine | None,
-    control: Control,
-    callbacks: Mapping[str, Callable[[], object] | None],
-    orders: Control,
-) -> Steering | None:
+def steering_of(engine: Engine | None, control: Control, callbacks: Callbacks, orders: Control) -> Steering | None:
     """Return what applies the rules' decisions to the loop; None without rules."""
     if engine is None:
         return None
@@ -230,8 +225,8 @@ def steering_of(
     return Steering(engine, control, callbacks, orders)
 
 
-def declared_callbacks(**callbacks: Callable[[], object] | None) -> dict[str, Callable[[], object] | None]:
-    """Return the callbacks ``on_save``, ``on_evaluate`` and ``on_stop`` without their prefix.
+def declared_callbacks(**callbacks: Callable[[], object] | None) -> Callbacks:
+    """Return the callbacks ``on_save``, ``on_evaluate`` and ``on_stop``.
 
     Raises:
         TelemetryError: One is no function, or needs an argument.
@@ -240,7 +235,7 @@ def declared_callbacks(**callbacks: Callable[[], object] | None) -> dict[str, Ca
         if callback is not None and not _takes_no_argument(callback):
             fix = f"Write {name}=function, or {name}=lambda: ..."
             raise TelemetryError(f"{name} must be a function without arguments", got=callback, fix=fix)
-    return {name.removeprefix("on_"): callback for name, callback in callbacks.items()}
+    return Callbacks({name.removeprefix("on_"): callback for name, callback in callbacks.items()})
 
 
 def _takes_no_argument(callback: object) -> bool:

@@ -743,6 +743,7 @@ class Recorder:
             self._asked += self._watch.new(self.folder)
         except OSError as error:
             self._warnings.once(f"requests to the run in {self.folder} cannot be read: {error}", about="requests")
+        self._agreement.look()
 
     def _obey(self, note: Annotation) -> None:
         """Carry out a request from outside as if a rule had ordered it, and record who asked."""
@@ -806,6 +807,8 @@ class Recorder:
         position, steering = self._position, self._steering
         if is_whole and position.is_counting:
             self._warnings.incidents_beyond(position.step)
+        if self.decides:
+            self._agreement.look(is_end=True)
         if steering is not None:
             is_first = self._document.info.last.parent is None
             kinds = self._tape.kinds if is_whole and is_first else set[str]()

@@ -20,19 +20,10 @@ from ..rules.policy_file.policy import Policy, load_policy, load_recorded_policy
 from ..rules.policy_file.registration import OPERATION_CLASSES
 from ..store.errors import TelemetryError
 from ..store.events import Event
-from .control import Control
+from .control import FLAGS, Callbacks, Control
 from .vain_rules import unserved, vain_in_a_whole_run
 
 logger = logging.getLogger("steptape.rules")
-
-#: The flag that each operation sets. A message has none.
-FLAGS: Final[Mapping[Effect, str]] = {
-    Effect.STOP: "should_stop",
-    Effect.STOP_EPOCH: "should_stop_epoch",
-    Effect.SAVE: "should_save",
-    Effect.EVALUATE: "should_evaluate",
-    Effect.LOG: "should_log",
-}
 
 _ORDER: Final = "step %d, %s: controller '%s' orders %s"
 _LEVELS: Final[Mapping[str, int]] = logging.getLevelNamesMapping()
@@ -42,15 +33,6 @@ _SEVERITY_LEVELS: Final[Mapping[str, int]] = {"warning": logging.WARNING, "criti
 
 #: Updates after which a loop that continues is taken to ignore a stop.
 _IGNORED_STEPS: Final = 10
-
-#: Updates after which a loop without an agreement is taken to make none.
-_UNAGREED_STEPS: Final = 10
-
-
-_UNAGREED: Final = (
-    "rules steer no rank, because this loop of several ranks has not called rec.agree() so far. "
-    "Call it on every rank, at the same place"
-)
 
 
 class Steering:
@@ -62,8 +44,7 @@ class Steering:
     Args:
         engine: The rules in force, in the state in which earlier attempts left them.
         control: The flags that the loop reads.
-        callbacks: By effect: called when an operation with this effect is decided, after its flag is set. Their
-            exceptions reach the loop. While a callback runs, the same operation only sets its flag again.
+        callbacks: Called when an operation with their effect is decided, after its flag is set.
         orders: The flags to set: those of ``control``, unless ranks must agree on them. Callbacks are not called then.
 
     Attributes:
@@ -80,7 +61,7 @@ class Steering:
         self,
         engine: Engine,
         control: Control,
-        callbacks: Mapping[str, Callable[[], object] | None],
+        callbacks: Callbacks,
         orders: Control,
     ) -> None:
         self._engine = engine
@@ -97,15 +78,12 @@ class Steering:
         }
         self._digest = DecisionDigest(engine.policy.semantics_version)
         self._control, self._orders = control, orders
-        self._is_agreed = is_agreed = orders is not control
-        self._callbacks = {} if is_agreed else callbacks
-        self._unagreed_since: int | None = None
+        self._is_agreed, self._callbacks = orders is not control, callbacks
         self._operations = {
             entry.name: OPERATION_CLASSES[entry.class_name](entry.arguments) for entry in engine.policy.operations
         }
         self._asked_at: dict[Effect, int] = {}
-        self._running: set[str] = set()
-        self.observe: Callable[[Event], Sequence[Outcome]] = self._observe_unagreed if is_agreed else engine.observe
+        self.observe: Callable[[Event], Sequence[Outcome]] = engine.observe
         self.stop_asked_at: int | None = None
 
     @property
@@ -126,8 +104,6 @@ class Steering:
             kinds: The kinds of events of a whole run; empty for a part of one. A run without any of the loop's is none.
             has_epoch: Whether the loop gave epochs.
         """
-        if self.observe == self._observe_unagreed and self._asked_at:
-            logger.warning("%s", _UNAGREED)
         waiting = {effect: at for effect, at in self._asked_at.items() if self._is_set(effect)}
         try:
             lines = [
@@ -189,37 +165,21 @@ class Steering:
                     self._asked_at[effect] = decision.step + decision.value_lag
                 setattr(self._orders, FLAGS[effect], True)
             if effect is Effect.STOP and not self._is_agreed:
-                is_called = self._callbacks.get(effect) is not None
-                self.await_stop(decision.step + decision.value_lag, is_called=is_called)
+                self.await_stop(decision.step + decision.value_lag)
             failures += self._act(operation, decision)
-            callback = self._callbacks.get(effect)
-            if callback is not None:
-                self._call(effect, callback)
+            if not self._is_agreed:
+                self._callbacks.serve(effect)
         return failures
 
     def _is_set(self, effect: Effect) -> bool:
         return bool(getattr(self._control, FLAGS[effect]) or getattr(self._orders, FLAGS[effect]))
 
-    def await_stop(self, step: int, *, is_called: bool) -> None:
+    def await_stop(self, step: int) -> None:
         """Note that the loop is asked to stop. Without a callback that may do it, watch whether the loop continues."""
         if self.stop_asked_at is None:
             self.stop_asked_at = step
-            if not is_called:
+            if Effect.STOP not in self._callbacks:
                 self.observe = self._observe_unheeded
-
-    def agreed(self) -> None:
-        """Note that the ranks have agreed."""
-        if self.observe == self._observe_unagreed:
-            self.observe = self._engine.observe
-
-    def _observe_unagreed(self, event: Event) -> Sequence[Outcome]:
-        """Observe an event before the first agreement, and warn once when there is none for some steps."""
-        if self._unagreed_since is None:
-            self._unagreed_since = event.step
-        if event.step >= self._unagreed_since + _UNAGREED_STEPS and event.kind == "step_end":
-            self.observe = self._engine.observe
-            logger.warning("%s", _UNAGREED)
-        return self._engine.observe(event)
 
     def _observe_unheeded(self, event: Event) -> Sequence[Outcome]:
         """Observe an event after a stop, and warn once when the loop has ignored it for some steps."""
@@ -237,21 +197,11 @@ class Steering:
         if method is None:
             return []
         try:
-            self._call(operation, method, decision)
+            self._callbacks.call(operation, method, decision)
         except Exception as error:  # A pager that cannot be reached must not end the training.
             logger.exception("operation %s failed; training continues", operation)
             return [f"operation {operation} failed: {traceback.format_exception_only(error)[-1].strip()}"]
         return []
-
-    def _call(self, key: str, function: Callable[..., object], *arguments: object) -> None:
-        """Call a function unless it is already running, because what it records may make rules ask for it again."""
-        if key in self._running:
-            return
-        self._running.add(key)
-        try:
-            function(*arguments)
-        finally:
-            self._running.discard(key)
 
 
 def _warn_of(policy: Policy) -> None:

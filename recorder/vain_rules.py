@@ -33,7 +33,7 @@ _REQUESTS: Final[Mapping[Effect, tuple[str, str]]] = {
 
 
 def vain_in_a_whole_run(controllers: Sequence[Controller], kinds: Collection[str], *, has_epoch: bool) -> Iterator[str]:
-    """Yield a line for the controllers that decided nothing for want of a trigger, an epoch, or the values of all ranks.
+    """Yield a line for the controllers that decided nothing for want of a trigger, an epoch or the values of ranks.
 
     Args:
         controllers: Of the policy.

@@ -104,6 +104,24 @@ def test_a_loop_that_makes_no_agreement_is_warned_and_not_steered(job: Job) -> N
     assert status(job) == "completed"
 
 
+@pytest.mark.parametrize(("steps", "agree_every"), [(120, 20), (300, 200)])
+def test_a_loop_is_warned_when_an_order_has_waited_long_for_an_agreement(
+    job: Job, steps: int, agree_every: int
+) -> None:
+    """An agreement every 20 steps is no reason, also where the loop takes seconds for them."""
+    high = RULES.replace("loss >= 15", "loss >= 1000")
+    Path(str(job.rules)).write_text(high)
+    pauses = {"10": 1.2, "115": 1.2, "150": 1.2}
+    job = dataclasses.replace(job, steps=steps, agree_every=agree_every, sleeps={"0": pauses})
+
+    results = run(job)
+
+    assert [(each["save"], each["evaluate"]) for each in results.values()] == [([agree_every], [agree_every])] * 2
+    told = [line for line in results[0]["warnings"] if "has not called rec.agree()" in line]
+    assert [line.partition(" steps")[0].rpartition(" ")[2] for line in told] == ([] if agree_every == 20 else ["116"])
+    assert results[1]["warnings"] == []
+
+
 @pytest.mark.parametrize(
     "late",
     [

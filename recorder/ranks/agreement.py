@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from ...store.errors import TelemetryError
 from ..calls.warnings import CallWarnings
-from ..control import Control
+from ..control import FLAGS, Callbacks, Control
 from ..position import Position
 from .rank import Rank
 from .rank_values import NewestValues
@@ -25,9 +25,8 @@ if TYPE_CHECKING:
 #: The most seconds that an agreement takes, unless the loop gives another number.
 AGREE_TIMEOUT_S: Final = 30.0
 
-#: The flags, in the order of their bits; an order is named without the prefix.
-_PREFIX: Final = "should_"
-_FLAGS: Final = ("should_stop", "should_stop_epoch", "should_save", "should_evaluate", "should_log")
+#: Updates for which an order waits before a loop is taken to make no agreement.
+_UNAGREED_STEPS: Final = 100
 
 #: Records an event of this recorder: its kind and metrics, and its attributes.
 Emit = Callable[..., None]
@@ -39,7 +38,7 @@ class Agreement:
     Args:
         rank: This rank.
         control: The flags that the loop reads.
-        callbacks: By order: called when it takes effect.
+        callbacks: Called when an order takes effect.
         timeout_s: The most seconds that an agreement takes.
         names: The metrics that rules read on all ranks; the same on all ranks.
 
@@ -52,14 +51,14 @@ class Agreement:
         self,
         rank: Rank,
         control: Control,
-        callbacks: Mapping[str, Callable[[], object] | None],
+        callbacks: Callbacks,
         timeout_s: float,
         names: Iterable[str] = (),
     ) -> None:
         self._rank, self._control, self._callbacks, self._timeout_s = rank, control, callbacks, timeout_s
         self.orders = Control() if rank.has_group else control
         self.values = NewestValues(names) if rank.has_group and names else None
-        self._pid, self._running = os.getpid(), set[str]()
+        self._pid = os.getpid()
         self._group: PrivateGroup | None = None
         self._failure, self._has_differed, self._has_agreed = "", False, False
         if rank.has_group:
@@ -74,6 +73,7 @@ class Agreement:
     def begin(self, steering: Steering | None, warnings: CallWarnings, position: Position, emit: Emit) -> None:
         """Take what an agreement acts on, now that it exists."""
         self._steering, self._warnings, self._position, self._emit = steering, warnings, position, emit
+        self._agreed_at, self._looks = position.step, 0
         if steering is not None and self._rank.world_size > 1 and not self._rank.has_group:
             self._warnings.once(
                 f"rules steer rank 0 only, because no process group connects the {self._rank.world_size} ranks. "
@@ -119,9 +119,28 @@ class Agreement:
 
     def order(self, name: str) -> None:
         """Order what somebody asked for from outside, as rules order it: ``stop``, ``save`` or ``evaluate``."""
-        setattr(self.orders, _PREFIX + name, True)
+        setattr(self.orders, FLAGS[name], True)
         if not self._rank.has_group:
-            self._call(name)
+            self._callbacks.serve(name)
+
+    def look(self, *, is_end: bool = False) -> None:
+        """Warn if the loop seems to make no agreement. To be called on rank 0 now and then, and at the end of the run.
+
+        Args:
+            is_end: Whether an order that no agreement was made for will take effect no more.
+        """
+        self._looks += 1
+        waited = self._position.step - self._agreed_at
+        # A loop may count in larger steps. The second look since an agreement is a second or more after the first.
+        is_long = waited >= _UNAGREED_STEPS and self._looks > 1
+        is_ordered = _bits(self.orders) > 0
+        never = self.is_awaited and ((is_ordered and is_end) or (self._steering is not None and is_long))
+        if self._group is not None and (never or (is_ordered and is_long)):
+            self._warnings.once(
+                f"this loop of several ranks has not called rec.agree() for {waited} steps; no rank obeys rules or "
+                "requests until it does. Call it on every rank, at the same place",
+                about="rec.agree",
+            )
 
     def close(self) -> None:
         """Give up the connections to the other ranks. Not collective."""
@@ -134,36 +153,34 @@ class Agreement:
         if self.values is not None:
             self._emit("ranks", self.values.of_all(vectors), attrs={"world_size": self._rank.world_size})
         order = _bits(self.orders)
-        for flag in _FLAGS:
+        for flag in FLAGS.values():
             setattr(self.orders, flag, False)
         return _bits(self._control) | order, order
 
     def _set(self, flags: int) -> None:
         """Set ``control``. A stop stays."""
-        for bit, flag in enumerate(_FLAGS):
-            if flag != "should_stop" or flags & 1:
+        for bit, (name, flag) in enumerate(FLAGS.items()):
+            if name != "stop" or flags & 1:
                 setattr(self._control, flag, bool(flags >> bit & 1))
 
     def _obey(self, agreed: Agreed, step: int, began: float) -> None:
         self._set(agreed.flags)
-        self._has_agreed = True
-        if self._steering is not None:
-            self._steering.agreed()
+        self._has_agreed, self._agreed_at, self._looks = True, step, 0
         if self.values is not None:
             self.values.resume()
         differs = agreed.step != step and not self._has_differed
         self._has_differed = self._has_differed or differs
         if differs:
             self._emit("agreement", attrs={"step": agreed.step, "own_step": step})
-        names = [flag.removeprefix(_PREFIX) for bit, flag in enumerate(_FLAGS) if agreed.order >> bit & 1]
+        names = [name for bit, name in enumerate(FLAGS) if agreed.order >> bit & 1]
         if names:
             self._emit("agreement", attrs={"orders": names, "step": agreed.step})
         if self._steering is not None and "stop" in names:
-            self._steering.await_stop(agreed.step, is_called=self._callbacks.get("stop") is not None)
+            self._steering.await_stop(agreed.step)
         if agreed.lost:
             self._turn_off(agreed.lost, time.monotonic() - began)
         for name in names:
-            self._call(name)
+            self._callbacks.serve(name)
         if differs:
             what = "agree: the ranks are at different steps"
             got = f"step {step} on rank {self._rank.rank}, step {agreed.step} on rank 0"
@@ -181,16 +198,6 @@ class Agreement:
         )
         self._warnings.once(str(error))
 
-    def _call(self, name: str) -> None:
-        """Call the callback of an order, unless it is running already. Its exceptions reach the loop."""
-        callback = self._callbacks.get(name)
-        if callback is not None and name not in self._running:
-            self._running.add(name)
-            try:
-                callback()
-            finally:
-                self._running.discard(name)
-
 
 def _bits(control: Control) -> int:
-    return sum(getattr(control, flag) << bit for bit, flag in enumerate(_FLAGS))
+    return sum(getattr(control, flag) << bit for bit, flag in enumerate(FLAGS.values()))
