@@ -16,7 +16,7 @@ class Position:
         steps_per_epoch: Updates in an epoch, if the loop declared it; epochs then have a fraction.
         epoch: Epochs finished when it was last set; None when unknown.
         epoch_began_at: The step at which it was set.
-        epochs_begun: Epochs begun.
+        epochs_begun: Epochs finished once the current one has ended whole.
         is_counting: Whether this attempt has recorded a step.
         is_ordered: Whether every step number so far was above the one before.
         tally: What was counted so far, except updates that are nothing but metrics.
@@ -26,7 +26,7 @@ class Position:
     steps_per_epoch: int | None = None
     epoch: float | None = None
     epoch_began_at: int = 0
-    epochs_begun: int = 0
+    epochs_begun: float = 0
     is_counting: bool = False
     is_ordered: bool = True
     tally: RankTally = field(default_factory=RankTally)
@@ -34,6 +34,11 @@ class Position:
     def set_epoch(self, epoch: float | None) -> None:
         """Set the number of epochs finished now."""
         self.epoch, self.epoch_began_at = epoch, self.step
+
+    def begin_epoch(self, begun: float) -> None:
+        """Begin an epoch, with so many finished."""
+        self.set_epoch(begun)
+        self.epochs_begun = begun + 1
 
     def epoch_at(self, step: int) -> float | None:
         """Return the epochs finished at a step of the current epoch."""

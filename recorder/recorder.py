@@ -396,8 +396,7 @@ class Recorder:
         begun = float(self._position.epochs_begun)
         if epoch is not None:
             begun = self._warnings.taken(as_epoch, epoch, default=begun)
-        self._position.set_epoch(begun)
-        self._position.epochs_begun = int(begun) + 1
+        self._position.begin_epoch(begun)
         self._emit("epoch_begin")
         return self.control
 
@@ -405,7 +404,7 @@ class Recorder:
         """Record the end of the current epoch.
 
         Args:
-            epoch: Epochs finished, as a fraction if the epoch was cut short; a whole one if not given.
+            epoch: Epochs finished, as a fraction if the epoch was cut short; one more than at its begin if not given.
         """
         finished = float(self._position.epochs_begun)
         if epoch is not None:

@@ -38,7 +38,7 @@ class ResumePoint:
     step: int | None = None
     epoch: float | None = None
     epoch_began_at: int = 0
-    epochs_begun: int | None = None
+    epochs_begun: float | None = None
 
     @classmethod
     def from_argument(cls, resume: str | Mapping[str, Any], step: int | None) -> ResumePoint:
@@ -67,7 +67,7 @@ class ResumePoint:
             as_whole(resume["step"], "the state's step"),
             None if resume["epoch"] is None else as_epoch(resume["epoch"]),
             as_whole(resume["epoch_began_at"], "the state's epoch_began_at"),
-            as_whole(resume["epochs_begun"], "the state's epochs_begun"),
+            as_epoch(resume["epochs_begun"], "the state's epochs_begun"),
         )
 
     def to_json(self) -> dict[str, Any]:

@@ -254,7 +254,7 @@ def as_config(config: Any) -> dict[str, Any]:
     return value if isinstance(value, dict) else {"config": value}
 
 
-def as_epoch(value: Any) -> float:
+def as_epoch(value: Any, what: str = "epoch") -> float:
     """Convert to epochs finished, as a fraction.
 
     Raises:
@@ -265,5 +265,5 @@ def as_epoch(value: Any) -> float:
     except (TypeError, ValueError, RuntimeError, OverflowError):
         epoch = math.nan
     if not math.isfinite(epoch):
-        raise InvalidEvent("epoch must be a finite number", got=value)
+        raise InvalidEvent(f"{what} must be a finite number", got=value)
     return epoch

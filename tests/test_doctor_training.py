@@ -194,6 +194,20 @@ def test_an_epoch_that_a_resume_trains_again_is_told(tmp_path: Path) -> None:
     assert faults(open_run(rec.folder)) == {"repeated-epoch": "attempt 1 trained epoch 0 again, which had ended"}
 
 
+def test_an_epoch_that_begins_at_the_fraction_at_which_the_one_before_was_cut_is_none_again(tmp_path: Path) -> None:
+    """An epoch that was cut short says nothing about the plan. One that begins earlier is told."""
+    with Recorder(tmp_path, steps_per_epoch=6) as rec:
+        for begun, steps, finished in ((0, 3, 0.5), (0.5, 6, None), (None, 6, None)):
+            rec.epoch_begin(begun)
+            for _ in range(steps):
+                rec.step(loss=1.0)
+            rec.epoch_end(finished)
+        assert faults(open_run(rec.folder)) == {}
+        rec.epoch_begin(0.5)
+
+    assert faults(open_run(rec.folder)) == {"repeated-epoch": "attempt 0 trained epoch 0.5 again, which had ended"}
+
+
 def test_ranks_that_made_other_updates_are_told(tmp_path: Path) -> None:
     """A run that broke off may end at another step on each rank."""
     for rank, steps in ((0, 5), (1, 4)):

@@ -220,6 +220,33 @@ def test_an_epoch_that_was_cut_short_ends_at_its_fraction(store: Path) -> None:
     assert [event.epoch for event in events(open_run(rec.folder), "epoch_end")] == [1.0, 1.5]
 
 
+def test_an_epoch_that_begins_at_a_fraction_ends_one_epoch_later(store: Path) -> None:
+    """The next one begins there, also after a resume."""
+    with Recorder(store, steps_per_epoch=4) as rec:
+        rec.epoch_begin()
+        rec.epoch_end(0.5)
+        rec.epoch_begin(0.5)
+        for _ in range(3):
+            rec.step(loss=1.0)
+        state = rec.state_dict()
+        rec.step(loss=1.0)
+        rec.epoch_end()
+        rec.epoch_begin()
+    with Recorder(store, steps_per_epoch=4, resume=state) as rec:
+        rec.step(loss=1.0)
+        rec.epoch_end()
+        rec.epoch_begin()
+
+    for attempt in range(2):
+        epochs = [
+            (event.kind, event.epoch)
+            for event in open_run(rec.folder).events(attempts="all")
+            if "epoch" in event.kind and event.attempt == attempt
+        ]
+        assert epochs[-2:] == [("epoch_end", 1.5), ("epoch_begin", 1.5)]
+    assert rec.progress.epochs == 1.5
+
+
 # --- ends -----------------------------------------------------------------------------------------------------------
 
 

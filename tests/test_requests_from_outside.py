@@ -10,6 +10,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -123,6 +124,25 @@ def test_what_is_asked_for_sets_its_flag_until_it_is_served(tmp_path: Path, what
     assert served_flags == (False, False)
     assert called == [what]
     assert (open_run(rec.folder).status, open_run(rec.folder).info.last.reason) == ("completed", None)
+
+
+def test_several_requests_at_once_are_carried_out_in_the_order_in_which_they_came(tmp_path: Path) -> None:
+    """Each is recorded before its callback is called, also where that records more."""
+    called: list[str] = []
+
+    def serve(what: str) -> None:
+        rec.log(calls=len(called))
+        called.append(what)
+
+    callbacks: dict[str, Any] = {f"on_{what}": partial(serve, what) for what in ("stop", "save", "evaluate")}
+    with Recorder(tmp_path, **callbacks) as rec:
+        rec.step(loss=1.0)
+        for what in ("evaluate", "stop", "save"):
+            ask_recorder(rec.folder, what, author="me")
+        step_until(rec, lambda: len(called) == 3)
+
+    assert called == ["evaluate", "stop", "save"]
+    assert [event.attrs["request"] for event in requests_in(open_run(rec.folder))] == called
 
 
 def test_a_run_that_has_ended_is_asked_in_vain(tmp_path: Path) -> None:

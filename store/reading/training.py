@@ -36,7 +36,7 @@ class Update(NamedTuple):
 
     Attributes:
         attempt, step: Its place.
-        epoch: Number of its epoch, from 0; ``_NO_EPOCH`` when unknown.
+        epoch: Epochs finished when its epoch began; ``_NO_EPOCH`` when unknown.
         micro_steps: Its micro-batches; 0 when unknown.
         order: Number of its samples, and the digest of their ids.
         ids: The ids of its samples, where the log holds them.
@@ -45,7 +45,7 @@ class Update(NamedTuple):
 
     attempt: int
     step: int
-    epoch: int
+    epoch: float
     micro_steps: int
     order: tuple[int, int] | None
     ids: Sequence[str]
@@ -58,16 +58,16 @@ class RankCourse(NamedTuple):
     Attributes:
         updates: The effective ones, in order.
         rolled_back: The others.
-        repeated: Numbers of epochs that began again after their end, each with the attempt.
+        repeated: Epochs that began again after their end, each with the attempt.
         leftovers: Micro-batches at the end of an epoch that belong to no update, by epoch.
-        ended: Epochs that ended.
+        ended: Epochs that ended, each with whether it was whole.
     """
 
     updates: list[Update]
     rolled_back: list[Update]
-    repeated: list[tuple[int, int]]
-    leftovers: dict[int, int]
-    ended: set[int]
+    repeated: list[tuple[float, int]]
+    leftovers: dict[float, int]
+    ended: dict[float, bool]
 
 
 def check_training(snapshot: Snapshot) -> tuple[list[StoreFault], list[str]]:
@@ -100,8 +100,8 @@ class _CourseReader:
 
     def __init__(self, rates: Sequence[str]) -> None:
         self._rates = rates
-        self._begun: int | None = None
-        self.course = RankCourse([], [], [], {}, set())
+        self._begun: float | None = None
+        self.course = RankCourse([], [], [], {}, {})
         self._open = 0
 
     def take(self, event: Event, *, is_effective: bool) -> None:
@@ -118,21 +118,21 @@ class _CourseReader:
             self._add(self.course.updates, event, self._epoch_of(event))
 
     def _begin(self, event: Event) -> None:
-        self._begun = _NO_EPOCH if event.epoch is None else int(event.epoch)
+        self._begun = _NO_EPOCH if event.epoch is None else event.epoch
         if self._begun in self.course.ended:
             self.course.repeated.append((self._begun, event.attempt))
 
     def _end(self, event: Event) -> None:
         ended = self._begun if self._begun is not None else _number(event.epoch)
-        self.course.ended.add(ended)
+        self.course.ended[ended] = event.epoch is None or event.epoch >= ended + 1
         if self._open:
             self.course.leftovers[ended] = self._open
         self._open = 0
 
-    def _epoch_of(self, event: Event) -> int:
+    def _epoch_of(self, event: Event) -> float:
         return _number(event.epoch) if self._begun is None or event.epoch is None else self._begun
 
-    def _add(self, updates: list[Update], event: Event, epoch: int) -> None:
+    def _add(self, updates: list[Update], event: Event, epoch: float) -> None:
         if event.is_late:
             self._add_late(updates, event)
             return
@@ -179,14 +179,14 @@ def _count_faults(snapshot: Snapshot, rank: int, course: RankCourse) -> Iterator
             yield StoreFault("doubled-update", where, f"{again}: it was recorded or trained twice")
         elif later.step > earlier.step + max(stride, 1) and snapshot.info.source is None:
             lost = _span(earlier.step + 1, later.step - 1)
-            end = f", at the end of epoch {earlier.epoch}" if earlier.epoch != later.epoch else ""
+            end = f", at the end of epoch {earlier.epoch:g}" if earlier.epoch != later.epoch else ""
             code = "unlogged-leftover" if end else "lost-update"
             yield StoreFault(code, where, f"{lost} not recorded{end} (attempt {later.attempt})")
     for epoch, attempt in course.repeated:
-        what = f"attempt {attempt} trained epoch {epoch} again, which had ended"
+        what = f"attempt {attempt} trained epoch {epoch:g} again, which had ended"
         yield StoreFault("repeated-epoch", where, what, "Resume with the epoch after the checkpoint's")
     for epoch, count in course.leftovers.items():
-        what = f"micro-batches at the end of epoch {epoch} that belong to no update: {count}"
+        what = f"micro-batches at the end of epoch {epoch:g} that belong to no update: {count}"
         yield StoreFault("unlogged-leftover", where, what, "Step the optimizer, and record it, before the epoch ends")
     yield from _accumulation_faults(where, course)
 
@@ -218,14 +218,14 @@ def _plan_faults(snapshot: Snapshot, course: RankCourse) -> Iterator[StoreFault]
     strides = {later.step - earlier.step for earlier, later in pairwise(course.updates)}
     if not course.updates or strides - {1} or snapshot.info.source is not None:
         return
-    whole = sorted(epoch for epoch in course.ended if epoch != _NO_EPOCH)
+    whole = sorted(epoch for epoch, is_whole in course.ended.items() if epoch != _NO_EPOCH and is_whole)
     if course.repeated:
         whole = []
     per_epoch = [sum(update.epoch == epoch for update in course.updates) for epoch in whole]
     reached, planned = course.updates[-1].step, plan.max_steps()
     fix = "An epoch's last update may take fewer micro-batches: divide and round up"
     if per_epoch and plan.steps_per_epoch and per_epoch[0] != plan.steps_per_epoch:
-        what = f"epoch {whole[0]} took {counted(per_epoch[0], 'update')}; the plan says {plan.steps_per_epoch}"
+        what = f"epoch {whole[0]:g} took {counted(per_epoch[0], 'update')}; the plan says {plan.steps_per_epoch}"
         yield StoreFault("plan-mismatch", where, what, fix)
     elif per_epoch and planned and plan.total_epochs and per_epoch[0] * plan.total_epochs != planned:
         in_all = per_epoch[0] * plan.total_epochs
@@ -277,7 +277,7 @@ def _order_faults(
     if paired and len(same) == len(paired):
         first_time = _steps(begun[0].step, begun[len(same) - 1].step)
         steps = f"{_steps(after[0].step, same[-1].step)} take the samples of {first_time}"
-        of = "" if epoch == _NO_EPOCH else f" of epoch {epoch}"
+        of = "" if epoch == _NO_EPOCH else f" of epoch {epoch:g}"
         what = f"attempt {attempt.attempt} replayed the order{of} from its beginning: {steps}"
         yield StoreFault("replayed-order", where, what, "Skip what the epoch has given, or restore the loader's state")
     elif changed:
@@ -311,7 +311,7 @@ def _sample_faults(snapshot: Snapshot, courses: Mapping[int, RankCourse], attemp
         never -= earlier | later
     if twice or never:
         seen = f"{counted(len(twice), 'sample')} seen twice, {len(never)} never"
-        what = f"epoch {epoch}, which attempt {attempt.attempt} resumed at step {attempt.from_step}: {seen}"
+        what = f"epoch {epoch:g}, which attempt {attempt.attempt} resumed at step {attempt.from_step}: {seen}"
         yield StoreFault("data-order", str(snapshot.folder), what, f"Such as {_examples(twice or never)}")
 
 
