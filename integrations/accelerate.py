@@ -6,10 +6,10 @@ Values of ``Accelerator.log`` in, calls of a ``Recorder`` out.
 from __future__ import annotations
 
 import logging
-import re
 from collections.abc import Mapping
-from typing import Any, Final, Literal, Self
+from typing import Any, Literal, Self
 
+from ..importers.evaluation_names import split_row
 from ..recorder.recorder import Recorder
 from ..store.errors import TelemetryError
 
@@ -20,9 +20,6 @@ except ImportError as error:
     raise ImportError("Accelerate is not installed. Run pip install 'steptape[accelerate]'") from error
 
 logger = logging.getLogger("steptape")
-
-#: Names that an evaluation gives its values.
-_OF_EVALUATION: Final = re.compile(r"(eval|val|valid|validation)([/_.]|$)")
 
 
 class SteptapeTracker(GeneralTracker):
@@ -42,9 +39,9 @@ class SteptapeTracker(GeneralTracker):
         recorder: The recorder. Construct it after the ``Accelerator``, which makes the process group.
         step_key: The name among the logged values that holds the step, which is the number of finished updates. If not
             given: the ``step`` of ``log``.
-        on_log: What a call records: ``log`` (default) a ``log`` event; ``step`` an update; ``auto`` an evaluation if
-            all names begin with ``eval`` or ``val``, such as ``eval_loss``, else an update. While gradients are
-            accumulated, the values of micro-batches are averaged into those of their update.
+        on_log: What a call records: ``log`` (default) a ``log`` event; ``step`` an update; ``auto`` an evaluation of
+            the values whose names say so, such as ``eval_loss``, as in imports, and an update of the others. While
+            gradients are accumulated, the values of micro-batches are averaged into those of their update.
     """
 
     name = "steptape"
@@ -58,7 +55,6 @@ class SteptapeTracker(GeneralTracker):
             raise TelemetryError("on_log must be 'step', 'log' or 'auto'", got=on_log)
         self._recorder, self._step_key, self._on_log = recorder, step_key, on_log
         self._accelerator: Any = None
-        self._config: Mapping[str, Any] = {}
         self._micro_batches: list[Mapping[str, Any]] = []
 
     @property
@@ -74,8 +70,8 @@ class SteptapeTracker(GeneralTracker):
         return self
 
     def store_init_configuration(self, values: Mapping[str, Any]) -> None:
-        """Keep the config of ``init_trackers`` for the first call: until then a checkpoint's state can be loaded."""
-        self._config = values
+        """Record the config of ``init_trackers``. A checkpoint's state can still be loaded."""
+        self._recorder.declare(config=values)
         if self._on_log != "log" and PartialState().num_processes > 1:
             what = f"Accelerate logs on the main process alone: on_log={self._on_log!r} counts no steps elsewhere"
             logger.warning("%s. Call rec.step on every process, and keep on_log='log'", what)
@@ -83,30 +79,27 @@ class SteptapeTracker(GeneralTracker):
     def log(self, values: Mapping[str, Any], step: int | None = None, **_: Any) -> None:
         """Record values, as ``on_log`` says."""
         rec = self._recorder
-        self._declare()
         if self._step_key is not None:
             values = dict(values)
             step = values.pop(self._step_key, step)
-        if self._on_log == "log":
-            rec.log(values)
-        elif self._on_log == "auto" and all(map(_OF_EVALUATION.match, values)):
-            rec.evaluate(values)
-        else:
-            self._micro_batches.append(values)
-            if GradientState().sync_gradients:
-                group, self._micro_batches = self._micro_batches, []
-                skipped = getattr(self._accelerator, "optimizer_step_was_skipped", False)
-                rec.step(_mean(group), step=step, micro_step=len(group), applied=not skipped)
+        for kind, part in split_row(values) if self._on_log == "auto" else [(self._on_log, values)]:
+            if kind == "evaluate":
+                rec.evaluate(part)
+            elif kind == "log":
+                rec.log(part)
+            else:
+                self._micro_batches.append(part)
+                if GradientState().sync_gradients:
+                    group, self._micro_batches = self._micro_batches, []
+                    skipped = getattr(self._accelerator, "optimizer_step_was_skipped", False)
+                    rec.step(_mean(group), step=step, micro_step=len(group), applied=not skipped)
 
     def finish(self) -> None:
-        """End the run."""
-        self._declare()
+        """End the run. Micro-batches that no update followed are a ``log`` event."""
+        if self._micro_batches:
+            self._recorder.log(_mean(self._micro_batches))
+            self._micro_batches = []
         self._recorder.close()
-
-    def _declare(self) -> None:
-        if self._config:
-            self._recorder.declare(config=self._config)
-            self._config = {}
 
 
 def _mean(group: list[Mapping[str, Any]]) -> Mapping[str, Any]:

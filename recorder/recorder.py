@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import dataclasses
 import inspect
 import logging
 import os
@@ -498,8 +499,8 @@ class Recorder:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Resume the run of a checkpoint in place of the new run that this recorder has just begun.
 
-        ``Recorder(resume=state)`` does the same without a run to take back. In a distributed job with a process group,
-        every rank calls it.
+        What was declared meanwhile counts as given to the recorder. ``Recorder(resume=state)`` does the same without a
+        run to take back. In a distributed job with a process group, every rank calls it.
 
         Args:
             state: The return value of ``state_dict``.
@@ -507,11 +508,14 @@ class Recorder:
         Raises:
             TelemetryError: Something was recorded already, or the run cannot be resumed.
         """
-        if self._closed or self._position.is_counting or self._tape.kinds - {"train_begin"}:
+        if self._closed or self._position.is_counting or self._tape.kinds - {"train_begin", PLAN}:
             what = "a state can be loaded only before anything is recorded"
             raise TelemetryError(what, fix="Give it to Recorder(resume=state)")
         if self._document.info.last.parent is not None:
             raise TelemetryError("this recorder has resumed a run already", where=str(self.folder))
+        begun = self._document.info
+        attempt = dataclasses.replace(self._described.last, plan=begun.last.newest_plan)
+        self._described = dataclasses.replace(self._described, config=begun.config, attempts=(attempt,))
         opening = open_run(self._store, self._described, self._policy, self._own, None, state, None)
         self._take_back()
         self._begin_attempt(opening, is_resumed=True)

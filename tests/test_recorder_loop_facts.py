@@ -346,6 +346,20 @@ def test_a_state_loaded_into_a_new_recorder_resumes_its_run(store: Path) -> None
     assert [each.name for each in store.iterdir() if each.is_dir()] == [first.run_id]
 
 
+def test_what_is_declared_before_a_state_is_loaded_belongs_to_its_attempt(store: Path) -> None:
+    """As if the recorder had been given it: a config that differs is a note of the run."""
+    with Recorder(store, config={"lr": 0.1}, total_steps=5) as first:
+        first.step(loss=1.0)
+        state = first.state_dict()
+    with Recorder(store) as rec:
+        rec.declare(config={"lr": 0.2}, total_steps=9)
+        rec.load_state_dict(state)
+
+    run = open_run(first.folder)
+    assert (run.info.config, run.info.last.newest_plan.total_steps) == ({"lr": 0.1}, 9)
+    assert [event.attrs["config"] for event in events(run, "annotation")] == [{"lr": 0.2}]
+
+
 def test_a_state_is_refused_once_something_is_recorded(store: Path) -> None:
     """The message says how to resume instead."""
     with Recorder(store) as first:

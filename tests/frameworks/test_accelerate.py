@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import math
-import os
-import re
 import resource
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -17,6 +14,8 @@ import pytest
 pytest.importorskip("accelerate", reason="accelerate is not installed; 'make frameworks' runs this")
 
 import torch
+from documents import run_page
+from torchrun import run_job
 from waiting import PATIENCE_S
 
 from frameworks.tiny_accelerate import new_accelerator, parts, train
@@ -29,6 +28,9 @@ from steptape.store.run import Run
 pytestmark = pytest.mark.filterwarnings("default")
 
 TESTS = Path(__file__).parents[1]
+
+#: What it decides depends on steps before the checkpoint that is made after the eighth.
+DECIDES = "step >= 14 and mean(loss, 12) < 0.04"
 
 
 def policy(folder: Path, condition: str) -> Path:
@@ -110,7 +112,7 @@ def test_an_update_that_the_gradient_scaler_skips_is_not_applied(tmp_path: Path)
 
 
 def test_a_log_is_what_the_user_says_it_is(tmp_path: Path) -> None:
-    """Evaluations are known by their names, and the step by its key, by ``step=`` or not at all."""
+    """Evaluations are known by the names that importers know, and the step by its key, by ``step=`` or not at all."""
     rec = Recorder(tmp_path / "runs")
     accelerator = new_accelerator(log_with=SteptapeTracker(rec, on_log="auto", step_key="update"))
     accelerator.init_trackers("tiny")
@@ -118,6 +120,9 @@ def test_a_log_is_what_the_user_says_it_is(tmp_path: Path) -> None:
     accelerator.log({"loss": 1.5}, step=4)
     accelerator.log({"loss": 1.0, "value_loss": 1.0})
     accelerator.log({"eval/loss": 1.0, "val_accuracy": 0.5}, step=5)
+    accelerator.log({"test_loss": 1.0, "epoch": 1})
+    accelerator.log({"loss": 0.5, "val_loss": 1.0})
+    accelerator.log({"epoch": 2})
     accelerator.end_training()
 
     kept = [(event.kind, event.step, set(event.metrics)) for event in only(tmp_path).events()][1:-1]
@@ -126,7 +131,39 @@ def test_a_log_is_what_the_user_says_it_is(tmp_path: Path) -> None:
         ("step_end", 4, {"loss"}),
         ("step_end", 5, {"loss", "value_loss"}),
         ("evaluate", 5, {"eval/loss", "val_accuracy"}),
+        ("evaluate", 5, {"test_loss", "epoch"}),
+        ("step_end", 6, {"loss"}),
+        ("evaluate", 6, {"val_loss"}),
+        ("log", 6, {"epoch"}),
     ]
+
+
+def test_micro_batches_without_an_update_are_a_log(tmp_path: Path) -> None:
+    """A loader that was not prepared says nothing of its end; two losses wait for an update that never comes."""
+    accelerator = new_accelerator(gradient_accumulation_steps=4)
+    SteptapeTracker(Recorder(tmp_path / "runs"), on_log="step").attach(accelerator)
+    accelerator.init_trackers("tiny")
+    model = accelerator.prepare(parts()[0])
+    for number in range(6):
+        with accelerator.accumulate(model):
+            accelerator.log({"loss": float(number)})
+    accelerator.end_training()
+
+    kept = [(event.kind, event.step, event.metrics["loss"]) for event in list(only(tmp_path).events())[1:-1]]
+    assert kept == [("step_end", 1, 1.5), ("log", 1, 4.5)]
+
+
+@pytest.mark.parametrize("ends", ["close", "fail"])
+def test_a_run_has_its_config_however_it_ends(tmp_path: Path, ends: str, caplog: pytest.LogCaptureFixture) -> None:
+    """Nothing was logged, and the run is over before Accelerate ends its trackers."""
+    accelerator = new_accelerator()
+    rec = Recorder(tmp_path / "runs")
+    SteptapeTracker(rec).attach(accelerator)
+    accelerator.init_trackers("tiny", config={"lr": 0.1})
+    rec.close() if ends == "close" else rec.fail(ValueError("lost"))
+    accelerator.end_training()
+
+    assert (only(tmp_path).info.config, caplog.text) == ({"lr": 0.1}, "")
 
 
 def test_by_default_a_log_counts_no_step(tmp_path: Path) -> None:
@@ -148,7 +185,7 @@ def test_a_resumed_run_decides_as_an_unsplit_one(tmp_path: Path) -> None:
     whole, parts_ = tmp_path / "whole", tmp_path / "parts"
     whole.mkdir()
     parts_.mkdir()
-    condition = "step >= 14 and mean(loss, 12) < 0.04"
+    condition = DECIDES
     recorded(whole, condition)
     recorded(parts_, condition, save_at=8)
     recorded(parts_, condition, load=True)
@@ -160,26 +197,65 @@ def test_a_resumed_run_decides_as_an_unsplit_one(tmp_path: Path) -> None:
     assert verify(resumed).identical
 
 
-@pytest.mark.parametrize("condition", ["step >= 5", "any_rank(not isfinite(loss))"])
-def test_a_rule_stops_all_processes_at_the_same_step(tmp_path: Path, condition: str) -> None:
-    """Only the main process decides, also about the NaN of another one's fifth loss."""
-    command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "frameworks.tiny_accelerate"]
-    process = subprocess.Popen(
-        [sys.executable, "-W", "ignore", *command, str(tmp_path / "runs"), str(policy(tmp_path, condition)), "4"],
-        env={**os.environ, "PYTHONPATH": str(TESTS)},
-        stdout=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
-    try:
-        printed, _ = process.communicate(timeout=PATIENCE_S)
-    finally:
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
+@pytest.fixture(scope="module")
+def job(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, list[dict[str, Any]]]]:
+    """A store, and by name what each training of one job of two processes was on each rank."""
+    folder = tmp_path_factory.mktemp("job")
+    rules = {}
+    for number, condition in enumerate(("step >= 5", "any_rank(not isfinite(loss))", DECIDES)):
+        rules[condition] = str(folder / f"{number}.yaml")
+        Path(rules[condition]).write_text(text(condition))
+    store, state, decides = str(folder / "runs"), str(folder / "state"), rules[DECIDES]
+    trainings: dict[str, dict[str, Any]] = {
+        "plain": {},
+        "recorded": {"store": store},
+        "stopped": {"store": store, "rules": rules["step >= 5"]},
+        "poisoned": {"store": store, "rules": rules["any_rank(not isfinite(loss))"], "nan_at": 4},
+        "unsplit": {"store": store, "rules": decides},
+        "cut": {"store": store, "rules": decides, "folder": state, "save_at": 8},
+        "resumed": {"store": store, "rules": decides, "folder": state, "load": True},
+        "logging": {"store": store, "on_log": "step"},
+    }
+    done = run_job(TESTS / "frameworks" / "tiny_accelerate.py", folder, 2, [*trainings.values()])
+    return folder / "runs", dict(zip(trainings, done, strict=True))
 
-    run = only(tmp_path)
-    assert sorted(re.findall(r"rank \d step \d+", printed)) == ["rank 0 step 5", "rank 1 step 5"]
-    assert (run.status, run.info.last.steps) == ("stopped", 5)
+
+def test_recording_changes_no_loss_of_any_process(job: Any) -> None:
+    """Each has losses of its own."""
+    _, trainings = job
+
+    assert [rank["losses"] for rank in trainings["recorded"]] == [rank["losses"] for rank in trainings["plain"]]
+    assert trainings["plain"][0]["losses"] != trainings["plain"][1]["losses"]
+
+
+@pytest.mark.parametrize("training", ["stopped", "poisoned"])
+def test_a_rule_stops_all_processes_at_the_same_step(job: Any, training: str) -> None:
+    """Only the main process decides, also about the NaN of another one's fifth loss."""
+    store, trainings = job
+    run = open_store(store).run(trainings[training][0]["run_id"])
+
+    assert [len(rank["losses"]) for rank in trainings[training]] == [5, 5]
+    assert (run.status, run.info.last.steps, run.info.config) == ("stopped", 5, {"lr": 0.05})
+
+
+def test_a_resumed_job_decides_as_an_unsplit_one(job: Any) -> None:
+    """Each process resumes with the losses that it would have had."""
+    store, trainings = job
+    unsplit, resumed = (open_store(store).run(trainings[name][0]["run_id"]) for name in ("unsplit", "resumed"))
+
+    assert [attempt.from_step for attempt in resumed.info.attempts] == [None, 8]
+    assert [rank["losses"] for rank in trainings["resumed"]] == [rank["losses"][8:] for rank in trainings["unsplit"]]
+    assert losses(resumed) == losses(unsplit)
+    assert (resumed.status, resumed.info.last.steps) == ("stopped", unsplit.info.last.steps)
+    assert verify(resumed).identical
+
+
+def test_a_log_that_counts_updates_on_one_process_alone_is_warned_of(job: Any) -> None:
+    """The warning says what to do instead."""
+    (first, _) = job[1]["logging"]
+
+    assert any("Call rec.step on every process, and keep on_log='log'" in each for each in first["warnings"])
+    assert not any("on_log" in each for each in job[1]["recorded"][0]["warnings"])
 
 
 def test_a_backtest_of_a_training_says_when_it_stops_live(tmp_path: Path) -> None:
@@ -233,7 +309,17 @@ def test_the_example_trains_until_a_rule_stops_it(tmp_path: Path) -> None:
     """It takes the policy as its argument, and has at most 40 lines."""
     script = TESTS.parent / "examples" / "scripts" / "accelerate_training.py"
     command = [sys.executable, "-W", "ignore", str(script), str(policy(tmp_path, "step == 20"))]
-    subprocess.run(command, cwd=tmp_path, timeout=PATIENCE_S, check=True)
+    done = subprocess.run(command, cwd=tmp_path, timeout=PATIENCE_S, check=True, stderr=subprocess.PIPE, text=True)
 
-    (run,) = open_store(tmp_path / "runs")
+    run = only(tmp_path)
+    assert run.info.config == {"lr": 1e-2}
+    assert all(line.startswith("steptape: ") for line in done.stderr.splitlines()), done.stderr
     assert (run.status, run.info.last.steps, len(script.read_text().splitlines()) <= 40) == ("stopped", 20, True)
+
+
+def test_the_page_trains_as_it_shows(tmp_path: Path) -> None:
+    """Its blocks that need accelerate run here."""
+    assert run_page(TESTS.parent / "docs" / "how-to" / "accelerate.md", tmp_path) == []
+
+    run = only(tmp_path)
+    assert (run.status, run.info.config, len(losses(run))) == ("completed", {"lr": 0.1}, 192)

@@ -1,13 +1,17 @@
-"""A tiny training by Accelerate, for tests; ``python -m`` this with STORE RULES NAN_AT trains alone."""
+"""A tiny training by Accelerate, for tests. torchrun runs this file: it trains as each line of its input says."""
 
 from __future__ import annotations
 
+import datetime
+import json
+import logging
 import math
 import sys
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState, GradientState
 from torch.utils.data import DataLoader, TensorDataset
@@ -37,7 +41,7 @@ def train(
     *,
     nan_at: int | None = None,
     save_at: int | None = None,
-    folder: Path | None = None,
+    folder: str | Path | None = None,
     load: bool = False,
 ) -> tuple[list[float], torch.nn.Module]:
     """Train as Accelerate's examples do, log every micro-batch, and obey the recorder, if there is one.
@@ -55,6 +59,7 @@ def train(
     """
     model, optimizer, loader = accelerator.prepare(*parts())
     accelerator.init_trackers("tiny", config={"lr": 0.05})
+    torch.manual_seed(3 + accelerator.process_index)  # Each rank drops other values.
     losses: list[float] = []
     batches, done = [batch for _ in range(2) for batch in loader], 0
     if load:
@@ -79,16 +84,51 @@ def train(
             rec.save(str(folder))
         if rec.agree().should_stop:
             break
-    accelerator.end_training()
+    if accelerator.num_processes == 1:
+        accelerator.end_training()
+    else:  # The next training of the job needs the process group, which ``end_training`` ends.
+        if rec is not None:
+            rec.close()
+        accelerator.wait_for_everyone()
     return losses, model
 
 
+def train_on_rank(
+    store: str | None = None, rules: str | None = None, on_log: Any = "log", nan_at: int | None = None, **more: Any
+) -> dict[str, Any]:
+    """Train in a job of several processes, and return what this one did.
+
+    Args:
+        store: Folder of runs; None trains without a recorder.
+        rules: The policy of the recorder.
+        on_log: What the tracker records.
+        nan_at: The micro-batch whose loss is NaN, on another rank than the one that decides.
+        **more: Further arguments of ``train``.
+    """
+    accelerator, rec = new_accelerator(), None
+    rank = accelerator.process_index
+    if store is not None:
+        rec = Recorder(store, rules=rules)
+        SteptapeTracker(rec, on_log=on_log).attach(accelerator)
+        accelerator.register_for_checkpointing(rec)
+    losses, _ = train(accelerator, rec, nan_at=nan_at if rank == 1 else None, **more)
+    return {"losses": [loss.hex() for loss in losses], "run_id": rec and rec.run_id}
+
+
+def main() -> None:
+    """Train as each line of the first file says; write what each training returned into one file per rank."""
+    warnings: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: warnings.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("steptape").addHandler(handler)
+    dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=20))
+    given, results = Path(sys.argv[1]), []
+    for line in given.read_text().splitlines():
+        warnings.clear()
+        results.append({**train_on_rank(**json.loads(line)), "warnings": [*warnings]})
+    given.with_suffix(f".{dist.get_rank()}").write_text(json.dumps(results))
+    new_accelerator().end_training()
+
+
 if __name__ == "__main__":
-    store, rules, nan_at = sys.argv[1:]
-    accelerator = Accelerator(cpu=True)
-    rec = Recorder(store, rules=rules or None)
-    SteptapeTracker(rec).attach(accelerator)
-    # Another rank than the one that decides has the NaN.
-    train(accelerator, rec, nan_at=int(nan_at) if accelerator.process_index == 1 else None)
-    rec.close()
-    print("rank", accelerator.process_index, "step", rec.state_dict()["step"], flush=True)
+    main()
