@@ -108,15 +108,15 @@ class ToBeBrought:
     """The steps whose host values come later, by a call of the loop."""
 
     def __init__(self) -> None:
-        self._steps: dict[int, tuple[int, int, float | None, list[str]]] = {}
+        self._steps: dict[int, tuple[int, int, float | None, dict[str, Any]]] = {}
 
-    def take(self, step: int, event: tuple[int, int, float | None, list[str]]) -> None:
-        """Note a step, with the seq, micro step, epoch and awaited names of its event."""
+    def take(self, step: int, event: tuple[int, int, float | None, dict[str, Any]]) -> None:
+        """Note a step, with the seq, micro step and epoch of its event, and the attributes of both its events."""
         self._steps[step] = event
         if len(self._steps) > _MOST_TO_BE_BROUGHT:
             del self._steps[next(iter(self._steps))]
 
-    def of(self, step: int) -> tuple[int, int, float | None, list[str]] | None:
+    def of(self, step: int) -> tuple[int, int, float | None, dict[str, Any]] | None:
         """Return what was noted of a step, once; None if nothing was."""
         return self._steps.pop(step, None)
 

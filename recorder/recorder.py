@@ -284,9 +284,8 @@ class Recorder:
         """Record values of an earlier step that were not there when it was recorded.
 
         Call it once for each step that named them in ``awaits``, in the order of the steps: rules then judge that step
-        as if nothing had come late. An event of another kind than ``step``, ``log`` or ``agree`` gives up what is still
-        awaited then: rules do not judge those steps, and their values count from when they come. For a step that awaits
-        nothing, the values become a ``log`` event of that step.
+        as if nothing had come late. They do not read values that come after those of a later step. For a step that
+        awaits nothing, the values become a ``log`` event of that step.
 
         Args:
             step: The earlier step.

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from ..store.errors import InvalidEvent, TelemetryError
 from ..store.event_json import encoded_attrs
-from ..store.events import AWAITED, LATE_FOR, SAMPLES, Event
+from ..store.events import AWAITED, BY_CALL, LATE_FOR, SAMPLES, Event
 from ..store.journal.syncing import SYNC_EVERY_S
 from ..store.journal.writer import JournalWriter
 from ..store.reading.tally import COUNTED, RankTally
@@ -118,6 +118,7 @@ class Tape:
         self._written: list[Outcome] = []
         self._late = LateValues(value_lag)
         self._to_be_brought = ToBeBrought()
+        self._newest_brought = -1
         self.journal = JournalWriter(
             folder,
             run_id=run_id,
@@ -307,9 +308,10 @@ class Tape:
             if payload.on_device or late_samples:
                 self._begin_late(kind, payload, step, epoch, micro_step, kept, late_samples)
             elif awaits:
-                present = payload._replace(attrs={**payload.attrs, AWAITED: [*awaits]})
+                mark = {AWAITED: [*awaits], BY_CALL: True}
+                present = payload._replace(attrs={**payload.attrs, **mark})
                 seq = self._record(kind, present, step, epoch, micro_step, kept)
-                self._to_be_brought.take(step, (seq, micro_step, epoch, [*awaits]))
+                self._to_be_brought.take(step, (seq, micro_step, epoch, mark))
             else:
                 self._record(kind, payload, step, epoch, micro_step, kept)
             if self._late:
@@ -331,8 +333,12 @@ class Tape:
             if awaited is None:
                 self._record("log", payload, step, epoch, 0, None, lag)
             else:
-                seq, micro_step, own_epoch, names = awaited
-                late = payload._replace(attrs={**payload.attrs, AWAITED: names, LATE_FOR: seq})
+                seq, micro_step, own_epoch, mark = awaited
+                if seq < self._newest_brought:
+                    what = "late: a step comes after a later one, so rules do not read its values"
+                    self._warnings.object_to(what, got=f"step {step}", fix="Call late in the order of the steps")
+                self._newest_brought = max(seq, self._newest_brought)
+                late = payload._replace(attrs={**payload.attrs, **mark, LATE_FOR: seq})
                 self._record("step_end", late, step, own_epoch, micro_step, None, lag)
             return self._hand_out()
 

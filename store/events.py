@@ -121,9 +121,10 @@ def kind_advice(kind: str, known: Collection[str] = KINDS) -> str:
 
 #: Attributes for late values. ``AWAITED`` holds the names of the values that were still on a device (``SAMPLES`` for
 #: sample losses). Both the early event and the late one, of the same kind and step, carry it. ``LATE_FOR``, on the late
-#: event only, holds the ``seq`` of the early one.
+#: event only, holds the ``seq`` of the early one. ``BY_CALL``, on both, says that the loop brings the values itself.
 AWAITED: Final = "awaited"
 LATE_FOR: Final = "late_for"
+BY_CALL: Final = "by_call"
 SAMPLES: Final = "samples"
 
 #: The attribute of a ``step_end`` event that says whether its update changed the model; True where it is missing.

@@ -103,6 +103,7 @@ PUBLIC: dict[str, set[str]] = {
         "journal/syncing",
         "journal/writer",
         "lineage",
+        "newest_values",
         "parquet/digests",
         "parquet/formats",
         "parquet/rows",

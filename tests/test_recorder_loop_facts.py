@@ -16,6 +16,8 @@ import pytest
 import steptape
 from steptape import Recorder, TelemetryError, open_run, verify
 from steptape.recorder.disabled import Disabled
+from steptape.replay.runs.replaying import replay
+from steptape.rules.policy_file.policy import load_policy
 from steptape.store.events import Event
 from steptape.store.run import Run
 
@@ -25,6 +27,15 @@ controllers:
     triggers: [on_step_end]
     rule: loss > 2
     operations: [hfcontrols.should_log]
+"""
+
+AWAITING = """
+controllers:
+  - {name: high, triggers: [on_step_end], rule: loss > 2, operations: []}
+  - {name: many, triggers: [on_step_end], rule: "count(loss, 100) >= 5", operations: []}
+  - {name: ranks, triggers: [on_step_end], rule: any_rank(loss > 5), operations: []}
+  - {name: half, triggers: [on_step_end], rule: loss > 0 and step * 2 > max_steps, operations: []}
+  - {name: constant, triggers: [on_step_end], rule: loss > 0 and k > 1, operations: []}
 """
 
 
@@ -144,6 +155,57 @@ def test_awaited_values_decide_as_if_they_had_been_there_at_once(store: Path, tm
     assert [event.value_lag for event in events(run, "decision")] == [2, 1]
     assert verify(run).identical
     assert run.series("loss")["step"].to_pylist() == [1, 2, 3, 4, 5, 6]
+
+
+@pytest.mark.parametrize("between", ["substep_end", "custom:x", "evaluate", "save", "sleep", "plan"])
+def test_awaited_values_wait_over_events_of_any_kind(store: Path, tmp_path: Path, between: str) -> None:
+    """Nothing that comes between a step and its value changes what rules decide, live and in replay."""
+    rules = policy_file(tmp_path, AWAITING)
+
+    def events_between(rec: Recorder, step: int) -> None:
+        if between == "evaluate":
+            rec.evaluate(eval_loss=1.0)
+        elif between == "save":
+            rec.save("checkpoint", size_bytes=1)
+        elif between != "plan":
+            rec.event(between)
+        elif step == 6:
+            rec.declare(total_steps=8, constants={"k": 2.0})
+
+    plan: dict[str, Any] = {"total_steps": 100, "world_size": 1, "constants": {"k": 1.0}}
+    with Recorder(store, rules=rules, **plan) as punctual, Recorder(store, rules=rules, **plan) as late:
+        for step in range(1, 13):
+            punctual.step(loss=float(step))
+            late.step(awaits="loss")
+            for rec in (punctual, late):
+                events_between(rec, step)
+            if step > 2:
+                late.late(step - 2, loss=float(step - 2))
+        late.late(11, loss=11.0)
+        late.late(12, loss=12.0)
+    run = open_run(late.folder)
+
+    assert sorted(fired_at(run)) == sorted(fired_at(open_run(punctual.folder)))
+    assert ("high", 3) in fired_at(run)
+    assert verify(run).identical
+    assert len(replay(load_policy(rules), run).decisions) == len(fired_at(run))
+
+
+def test_late_values_that_come_in_the_wrong_order_are_kept_and_warned_of(
+    store: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Rules do not read them: a later value was there."""
+    with Recorder(store, rules=policy_file(tmp_path, STOPS_HIGH)) as rec:
+        for _ in range(4):
+            rec.step(awaits="loss")
+        for step in (2, 3, 1):
+            rec.late(step, loss=9.0 if step == 1 else 1.0)
+        rec.late(4, loss=1.0)
+    run = open_run(rec.folder)
+
+    assert (fired_at(run), verify(run).identical) == ([], True)
+    assert run.series("loss")["value"].to_pylist() == [1.0, 1.0, 9.0, 1.0]
+    assert caplog.text.count("late: a step comes after a later one") == 1
 
 
 def test_late_values_of_a_step_that_awaits_none_are_a_log_of_that_step(store: Path) -> None:

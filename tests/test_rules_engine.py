@@ -200,16 +200,17 @@ def test_a_late_plan_holds_from_its_place_in_the_stream_on() -> None:
 
 
 def test_an_attempt_begins_with_the_plan_of_its_own() -> None:
-    """What an earlier attempt declared late does not outlast it; a constant keeps its value."""
+    """What an earlier attempt declared late does not outlast it, but a constant that the attempt does not declare."""
     run = engine(
         controller("max_steps == 8", "late"),
         controller("max_steps == 50", "own"),
         controller("size > 1", "c"),
-        plan=Plan(50),
+        controller("lr_scale > 1", "scaled"),
+        plan=Plan(50, constants={"lr_scale": 1.0}),
     )
     events = [
         Event("train_begin"),
-        Event("plan", attrs={"total_steps": 8, "constants": {"size": 2}}),
+        Event("plan", attrs={"total_steps": 8, "constants": {"size": 2, "lr_scale": 2}}),
         Event("step_end", step=1),
         Event("train_begin", step=1, attempt=1),
         Event("step_end", step=2, attempt=1),
@@ -217,7 +218,13 @@ def test_an_attempt_begins_with_the_plan_of_its_own() -> None:
 
     outcomes = fold(run, events)
 
-    assert [(outcome.controller, outcome.step) for outcome in outcomes] == [("late", 1), ("c", 1), ("own", 2), ("c", 2)]
+    assert [(outcome.controller, outcome.step) for outcome in outcomes] == [
+        ("late", 1),
+        ("c", 1),
+        ("scaled", 1),
+        ("own", 2),
+        ("c", 2),
+    ]
 
 
 def test_notes_and_recorded_decisions_trigger_nothing() -> None:

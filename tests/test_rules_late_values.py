@@ -25,7 +25,8 @@ from steptape.rules.engine.engine import Engine
 from steptape.rules.engine.missing_series import MISSING_SERIES_AFTER
 from steptape.rules.engine.step_order import MAX_BACKLOG
 from steptape.rules.policy_file.policy import parse_policy
-from steptape.store.events import AWAITED, LATE_FOR, SAMPLES, Event
+from steptape.store.events import AWAITED, BY_CALL, LATE_FOR, PLAN, SAMPLES, Event
+from steptape.store.plan import Plan
 from steptape.store.sample_losses import SampleLosses
 
 METRICS = """
@@ -41,9 +42,13 @@ def rule(name: str, text: str, trigger: str = "on_step_end", more: str = "") -> 
     return f"  - {{name: {name}, triggers: [{trigger}], rule: '{text}', operations: [hfcontrols.should_log]{more}}}\n"
 
 
-def engine(*controllers: str, head: str = "") -> Engine:
+#: What a loop in one process declares at its start.
+PLANNED: Final = Plan(total_steps=30, world_size=1, constants={"k": 1.0})
+
+
+def engine(*controllers: str, head: str = "", plan: Plan = Plan()) -> Engine:  # noqa: B008 - a Plan is immutable
     """Return an engine over controllers."""
-    return Engine(parse_policy(f"{head}controllers:\n{''.join(controllers)}", source="p.yaml"))
+    return Engine(parse_policy(f"{head}controllers:\n{''.join(controllers)}", source="p.yaml"), plan)
 
 
 def stream(
@@ -54,14 +59,17 @@ def stream(
     evaluate_every: int = 5,
     log_every: int = 0,
     samples: Mapping[int, SampleLosses] | None = None,
+    by_call: bool = False,
+    declares: Mapping[int, Mapping[str, Any]] | None = None,
 ) -> list[Event]:
     """Return a loop's events as a recorder writes them if the metrics named in ``late`` come from a device.
 
-    No value is left on the device before an evaluation and at the end. With ``SAMPLES`` in ``late``, sample losses come
-    late too.
+    No value is left on the device before an evaluation, a declaration and at the end. With ``SAMPLES`` in ``late``,
+    sample losses come late too. With ``by_call``, the loop brings the values instead, whatever comes between.
     """
     events: list[Event] = []
     waiting: list[tuple[Event, dict[str, float], SampleLosses | None]] = []
+    mark = {BY_CALL: True} if by_call else {}
 
     def add(event: Event) -> Event:
         events.append(event._replace(seq=len(events)))
@@ -70,7 +78,7 @@ def stream(
     def bring(reached: int, until: int) -> None:
         while waiting and waiting[0][0].step <= until:
             first, metrics, losses = waiting.pop(0)
-            attrs = {AWAITED: first.attrs[AWAITED], LATE_FOR: first.seq}
+            attrs = {**first.attrs, LATE_FOR: first.seq}
             lagging = first._replace(metrics=metrics, attrs=attrs, samples=losses, value_lag=reached - first.step)
             add(lagging)
 
@@ -79,7 +87,7 @@ def stream(
         missing = {name: value for name, value in metrics.items() if name in late}
         are_late = SAMPLES in late and losses is not None
         awaited = [*missing, *([SAMPLES] if are_late else [])]
-        attrs: dict[str, Any] = {AWAITED: awaited} if awaited else {}
+        attrs: dict[str, Any] = {AWAITED: awaited, **mark} if awaited else {}
         event = add(
             Event(kind, step, elapsed_ns=step * 10**9, metrics=there, attrs=attrs, samples=None if are_late else losses)
         )
@@ -92,8 +100,11 @@ def stream(
         if log_every and step % log_every == 0:
             emit("log", step, metrics)
             bring(step, step - lag)
+        if declares and step in declares:
+            bring(step, step - by_call * lag)
+            add(Event(PLAN, step, attrs=declares[step]))
         if step % evaluate_every == 0:
-            bring(step, step)
+            bring(step, step - by_call * lag)
             emit("evaluate", step, {"eval_loss": 1.0})
     bring(len(steps), len(steps))
     return events
@@ -111,6 +122,9 @@ def fired(outcomes: Sequence[Outcome]) -> list[tuple[str, str, int, dict[str, st
     return sorted(shown, key=lambda place: place[:3])
 
 
+#: What it declares later, by step.
+DECLARED: Final[Mapping[int, Mapping[str, Any]]] = {4: {"total_steps": 8}, 7: {"constants": {"k": 2}}}
+
 LOSS_RULES = (
     rule("spike", "loss > 1.5 * mean(loss, 4)", more=", patience: {patience_threshold: 1}"),
     rule("high", "loss > 3", more=", cooldown: 2"),
@@ -121,6 +135,10 @@ LOSS_RULES = (
     rule("after", 'fired("high") and steps_since("high") == 1 and loss > 0'),
     rule("logged", 'series("loss", kind="log") > 2', "on_log"),
     rule("worse", "eval_loss < mean(loss, 5)", "on_evaluate"),
+    rule("ranks", "any_rank(not loss < 3) and max_rank(step_time_s) > 0"),
+    rule("gathered", "spread(loss) == 0", "on_ranks"),
+    rule("half", "loss > 0 and 2 * step > max_steps"),
+    rule("constant", "loss > k and k > 1"),
 )
 
 
@@ -130,15 +148,17 @@ LOSS_RULES = (
     lag=st.integers(0, 4),
     evaluate_every=st.integers(1, 6),
     log_every=st.integers(0, 3),
+    by_call=st.booleans(),
 )
 def test_rules_about_a_metric_fire_alike_whether_it_comes_at_once_or_late(
-    losses: list[float], lag: int, evaluate_every: int, log_every: int
+    losses: list[float], lag: int, evaluate_every: int, log_every: int, *, by_call: bool
 ) -> None:
-    """Steps and values agree, with patience, holds, cooldowns and windows by steps."""
+    """Steps and values agree, with patience, holds, cooldowns, windows by steps, all ranks and what is declared."""
     steps = [{"loss": loss} for loss in losses]
-    shape: dict[str, Any] = {"evaluate_every": evaluate_every, "log_every": log_every}
-    at_once = observed(engine(*LOSS_RULES), stream(steps, **shape))
-    late = observed(engine(*LOSS_RULES), stream(steps, late=frozenset({"loss"}), lag=lag, **shape))
+    shape: dict[str, Any] = {"evaluate_every": evaluate_every, "log_every": log_every, "declares": DECLARED}
+    behind = stream(steps, late=frozenset({"loss"}), lag=lag, by_call=by_call, **shape)
+    at_once = observed(engine(*LOSS_RULES, plan=PLANNED), stream(steps, **shape))
+    late = observed(engine(*LOSS_RULES, plan=PLANNED), behind)
 
     assert fired(late) == fired(at_once)
 
@@ -172,6 +192,12 @@ _RULES: Final = (
     "eval_loss > b",
     "history.training_loss.a[-1] > {x}",
     "state.global_step % 2 == 1 and state.epoch >= 0",
+    "state.max_steps == 8 or b > {x}",
+    "2 * step > max_steps",
+    "k > {x}",
+    "a > {x} and k > 1",
+    "any_rank(a > {x})",
+    "max_rank(host) > {x} and spread(b) == 0",
 )
 _TIMING: Final = (
     "",
@@ -218,15 +244,23 @@ def reported(draw: st.DrawFn) -> list[dict[str, float]]:
     lag=st.integers(1, 4),
     evaluate_every=st.integers(3, 30),
     log_every=st.integers(0, 3),
+    by_call=st.booleans(),
 )
 def test_any_policy_decides_alike_whether_values_come_at_once_or_late(
-    text: str, steps: list[dict[str, float]], late: set[str], lag: int, evaluate_every: int, log_every: int
+    text: str,
+    steps: list[dict[str, float]],
+    late: set[str],
+    lag: int,
+    evaluate_every: int,
+    log_every: int,
+    by_call: bool,
 ) -> None:
-    """Series are reported at some steps only, and controllers read each other, facts and metrics."""
+    """Series are reported at some steps only, and controllers read each other, facts, metrics and all ranks."""
     policy = parse_policy(text)
-    shape: dict[str, Any] = {"evaluate_every": evaluate_every, "log_every": log_every}
-    at_once = observed(Engine(policy), stream(steps, **shape))
-    behind = observed(Engine(policy), stream(steps, late=frozenset(late), lag=lag, **shape))
+    shape: dict[str, Any] = {"evaluate_every": evaluate_every, "log_every": log_every, "declares": DECLARED}
+    events = stream(steps, late=frozenset(late), lag=lag, by_call=by_call, **shape)
+    at_once = observed(Engine(policy, PLANNED), stream(steps, **shape))
+    behind = observed(Engine(policy, PLANNED), events)
 
     assert said(behind) == said(at_once)
 
@@ -337,6 +371,47 @@ def test_an_event_at_which_values_can_no_longer_arrive_ends_the_wait() -> None:
 
     assert [(outcome.step, outcome.value_lag) for outcome in outcomes] == [(1, 2), (3, 1), (4, 0)]
     assert [events[outcome.seq].kind for outcome in outcomes] == ["step_end", "evaluate", "evaluate"]
+
+
+@pytest.mark.parametrize("by_call", [True, False])
+def test_a_value_that_comes_after_a_later_one_is_lost(*, by_call: bool) -> None:
+    """The newest value of a series stays the newest."""
+    steps: list[dict[str, float]] = [{"loss": 9.0}, {"loss": 1.0}, {}, {}]
+    *others, first, second = stream(steps, late=frozenset({"loss"}), lag=4, by_call=by_call)
+    policy = (rule("high", "loss > 3"), rule("two", "len(loss) == 2"))
+    after = Event("step_end", step=5, seq=9, metrics={"lr": 1.0})
+
+    assert [o.step for o in observed(engine(*policy), [*others, second, first, after])] == []
+    assert [o.step for o in observed(engine(*policy), [*others, first, second, after])] == [1, 2, 3, 4, 5]
+
+
+def test_what_a_loop_brings_is_lost_at_the_end_of_the_attempt_only() -> None:
+    """Values that are copied from a device are there before any other event, and are lost where they are not."""
+    copied, brought = Event("log", 1, 1, attrs={AWAITED: ["lr"]}), {AWAITED: ["loss"], BY_CALL: True}
+    events = [
+        Event("step_end", 1, 0, attrs=brought),
+        copied,
+        Event("evaluate", 1, 2, metrics={"eval_loss": 1.0}),
+        Event("step_end", 2, 3, attrs=brought),
+        Event("step_end", 1, 4, value_lag=1, metrics={"loss": 5.0}, attrs={**brought, LATE_FOR: 0}),
+        Event("train_end", 2, 5),
+    ]
+    policy = (
+        rule("loss", "loss > 3"),
+        rule("rate", "lr > 0 or loss > 0", "on_log"),
+        rule("any", "loss > 3 or step > 0", "on_step_end, on_evaluate, on_train_end"),
+    )
+    made = [
+        (outcome.controller, outcome.trigger, outcome.step, outcome.seq)
+        for outcome in observed(engine(*policy), events)
+    ]
+
+    assert made == [
+        ("loss", "on_step_end", 1, 4),
+        ("any", "on_step_end", 1, 4),
+        ("any", "on_evaluate", 1, 4),
+        ("any", "on_train_end", 2, 5),
+    ]
 
 
 def test_a_value_that_does_not_arrive_holds_a_bounded_number_of_events_back() -> None:

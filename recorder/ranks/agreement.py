@@ -16,7 +16,7 @@ from ..calls.warnings import CallWarnings
 from ..control import FLAGS, Callbacks, Control
 from ..position import Position
 from .rank import Rank
-from .rank_values import NewestValues
+from .rank_values import RankValues
 
 if TYPE_CHECKING:
     from ..steering import Steering
@@ -57,7 +57,7 @@ class Agreement:
     ) -> None:
         self._rank, self._control, self._callbacks, self._timeout_s = rank, control, callbacks, timeout_s
         self.orders = Control() if rank.has_group else control
-        self.values = NewestValues(names) if rank.has_group and names else None
+        self.values = RankValues(names) if rank.has_group and names else None
         self._pid = os.getpid()
         self._group: PrivateGroup | None = None
         self._failure, self._has_differed, self._has_agreed = "", False, False

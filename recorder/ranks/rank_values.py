@@ -2,39 +2,32 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Iterable, Mapping, Sequence
 
 from ...store.events import LATE_FOR, STEP_TIME, Event
+from ...store.newest_values import NewestValues
 
 
-class NewestValues:
-    """The newest values of some metrics since the last agreement, and the time of a step between agreements.
-
-    A value that is not finite is not replaced by a finite one.
-    """
+class RankValues:
+    """The newest values of some metrics since the last agreement, and the time of a step between agreements."""
 
     def __init__(self, names: Iterable[str]) -> None:
-        self._names = tuple(names)
-        self._values: dict[str, float] = {}
+        self._newest = NewestValues(names)
         self._steps = 0
         self._since = time.monotonic()
 
     def take(self, event: Event) -> None:
         """Take the values of an event of this rank."""
         self._steps += event.kind == "step_end" and LATE_FOR not in event.attrs
-        for name in self._names:
-            value = event.metrics.get(name)
-            if value is not None and math.isfinite(self._values.get(name, 0.0)):
-                self._values[name] = value
+        self._newest.take(event.metrics)
 
     def vector(self) -> list[float]:
         """Return the values of this rank as a vector, whose length depends on the names only."""
-        values, self._values = self._values, {}
+        values = self._newest.taken()
         steps, self._steps = self._steps, 0
         step_time_s = (time.monotonic() - self._since) / steps if steps else 0.0
-        pairs = ((float(name in values), values.get(name, 0.0)) for name in self._names)
+        pairs = ((float(name in values), values.get(name, 0.0)) for name in self._newest.names)
         return [float(steps > 0), step_time_s, *(number for pair in pairs for number in pair)]
 
     def resume(self) -> None:
@@ -43,7 +36,7 @@ class NewestValues:
 
     def of_all(self, vectors: Sequence[Sequence[float]]) -> Mapping[str, float]:
         """Return the values of all ranks, as ``<name>@<rank>``."""
-        names = (STEP_TIME, *self._names)
+        names = (STEP_TIME, *self._newest.names)
         return {
             f"{name}@{rank}": vector[2 * index + 1]
             for rank, vector in enumerate(vectors)

@@ -13,13 +13,13 @@ from dataclasses import dataclass
 
 from ...rules.engine.engine import Engine
 from ...rules.policy_file.policy import Policy
-from ...store.events import BEFORE_STREAM, Event
+from ...store.events import BEFORE_STREAM
 from ...store.garbage import collection_paused
 from ...store.reading.snapshot import Snapshot
 from ...store.run import Run
 from ..cache import Cache, cached_answer, policy_identity
 from ..run_pool import RunPool
-from ..runs.event_stream import event_stream
+from ..runs.event_stream import EventStream
 from ..runs.history import read_lineage
 from ..runs.renaming import Renames
 from ..runs.replaying import observed_in
@@ -151,7 +151,7 @@ class _Conducts:
 
     def _conduct(self, snapshot: Snapshot, until: int | None) -> tuple[Conduct, int]:
         with_probes, probes = probed(self.policy)
-        stream = event_stream(self._events(snapshot))
+        stream = self._stream(snapshot)
         engine = Engine(with_probes, snapshot.info.last.plan)
         observer = Observer(self.policy, probes, until)
         observer.observe(BEFORE_STREAM, 0, engine.start())
@@ -159,7 +159,7 @@ class _Conducts:
             observer.observe(index, event.step, outcomes)
         return observer.conduct(), len(stream.kinds)
 
-    def _events(self, snapshot: Snapshot) -> Sequence[Event]:
+    def _stream(self, snapshot: Snapshot) -> EventStream:
         return read_lineage(
             snapshot, samples=self.policy.reads_samples, renames=self.renames, ranks=self.policy.reads_ranks
         )[0]

@@ -23,13 +23,13 @@ from ...rules.language.bound_rule import BoundRule
 from ...rules.language.references import ALSO_CALLED, SeriesChange, SeriesFold, SeriesKey, SeriesValue, Window
 from ...rules.late_events import awaited_names
 from ...rules.policy_file.policy import Policy
-from ...store.events import SAMPLES, Event, is_loop_kind
+from ...store.events import RANKS, SAMPLES, Event, is_loop_kind
 from ...store.reading.snapshot import Snapshot
 from ...store.run import Run
 from ...store.run_info import RunInfo
 from ..runs.appearances import StreamAppearances, nan_filtered_in
-from ..runs.event_stream import event_stream, events_for
-from ..runs.replaying import LabelledOutcome, replay_events
+from ..runs.event_stream import EventStream, stream_for
+from ..runs.replaying import LabelledOutcome, replay_stream
 
 _INIT: Final = "on_init_end"
 
@@ -136,11 +136,12 @@ def compared_with(policy: Policy, runs: Sequence[Run]) -> tuple[list[Finding], l
     contradictions: dict[tuple[str, ...], Finding] = {}
     unable: list[tuple[str, ...]] = []
     for run in runs:
-        info, events, filtered = run.read(lambda snapshot: _contents(snapshot, policy))
-        facts.append(recorded(events, info.last.newest_plan.constants))
-        places_in_run = StreamAppearances(event_stream(events), info.last.plan, filtered)
+        info, stream, filtered = run.read(lambda snapshot: _contents(snapshot, policy))
+        made_up = (event for index, event in stream.gathered.items() if stream.kinds[index] != RANKS)
+        facts.append(recorded([*stream.facts, *made_up], info.last.newest_plan.constants))
+        places_in_run = StreamAppearances(stream, info.last.plan, filtered)
         unable.append(could_not_fire(policy, places_in_run))
-        for pair, finding in _contradictions(policy, places, info, events):
+        for pair, finding in _contradictions(policy, places, info, stream):
             contradictions.setdefault(pair, finding)
     found = {*_series(policy, places, facts), *_triggers(policy, places, facts), *contradictions.values()}
     found.update(length_findings(policy, places, lambda key: _longest(facts, key) or float("inf")))
@@ -157,9 +158,9 @@ def _reach(policy: Policy, unable: Sequence[tuple[str, ...]]) -> FiringReach:
     return FiringReach(len(unable), able, dict(reasons.most_common()), dict(controllers))
 
 
-def _contents(snapshot: Snapshot, policy: Policy) -> tuple[RunInfo, Sequence[Event], tuple[str, ...]]:
+def _contents(snapshot: Snapshot, policy: Policy) -> tuple[RunInfo, EventStream, tuple[str, ...]]:
     """Return the run's ``run.json``, the deciding rank's effective events, and the metrics without NaN."""
-    return snapshot.info, events_for(policy, snapshot), nan_filtered_in(snapshot)
+    return snapshot.info, stream_for(policy, snapshot), nan_filtered_in(snapshot)
 
 
 def _longest(facts: Sequence[Recorded], key: SeriesKey) -> int:
@@ -249,10 +250,10 @@ def _triggers(policy: Policy, places: PolicyPlaces, facts: Sequence[Recorded]) -
 
 
 def _contradictions(
-    policy: Policy, places: PolicyPlaces, info: RunInfo, events: Sequence[Event]
+    policy: Policy, places: PolicyPlaces, info: RunInfo, stream: EventStream
 ) -> Iterator[tuple[tuple[str, ...], Finding]]:
     """Yield findings for contradictory decisions of two controllers at one event, with the pair as key."""
-    replayed = replay_events(policy, events, info.last.plan)
+    replayed = replay_stream(policy, stream, info.last.plan)
     for _, together in groupby(replayed.reached, key=lambda judged: judged.event_index):
         for first, second in combinations(together, 2):
             yield from _contradiction(policy, places, info.run_id, first, second)

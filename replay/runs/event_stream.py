@@ -11,10 +11,11 @@ from functools import cached_property
 from itertools import accumulate, pairwise
 from types import MappingProxyType
 
-from ...rules.engine.own_values import MADE_UP, OwnValues, made_up
+from ...rules.engine.own_values import OwnValues, made_up
 from ...rules.policy_file.policy import Policy
-from ...store.events import PLAN, RANKS, RULE_KINDS, Event
+from ...store.events import PLAN, RANKS, RULE_KINDS, STEP_TIME, Event
 from ...store.lineage import DECIDING_RANK
+from ...store.newest_values import NewestValues
 from ...store.parquet.rows import EventList, EventRows, with_columns
 from ...store.plan import Plan
 from ...store.reading.snapshot import Snapshot
@@ -31,6 +32,7 @@ class EventStream:
         facts: All events except the outcomes of recorded rules. An event's index is its position among these.
         recorded: The outcomes of recorded rules, in order.
         gathered: The ``ranks`` events that were made up, by the index of the fact that each follows. They are no facts.
+            One at the index of a recorded ``ranks`` event has its values and others, and replaces it.
 
     Attributes:
         facts, recorded, gathered: As given.
@@ -49,6 +51,17 @@ class EventStream:
         self.gathered = gathered
         self.kinds: Sequence[str] = facts.column("kind")
         self.with_attrs = frozenset(facts.rows_with_attrs)
+
+    @cached_property
+    def made_up_names(self) -> frozenset[str]:
+        """The metrics that have values of all ranks which nobody gathered."""
+        labels = (
+            label
+            for index, event in self.gathered.items()
+            for label in event.metrics
+            if self.kinds[index] != RANKS or label not in self.facts[index].metrics
+        )
+        return frozenset(label.rpartition("@")[0] for label in labels)
 
     @cached_property
     def steps(self) -> Sequence[int]:
@@ -121,29 +134,13 @@ def newest_plan(plan: Plan, stream: EventStream) -> Plan:
     return plan
 
 
-def event_stream(events: Sequence[Event]) -> EventStream:
-    """Return a stream of events, with facts, rule outcomes and what was made up separated."""
-    facts, gathered = with_columns(events), dict[int, Event]()
-    if RANKS in facts.column("kind") and any(map(_is_made_up, events)):
-        known = [event for event in events if event.kind not in RULE_KINDS]
-        for place, event in enumerate(known):
-            if _is_made_up(event):
-                gathered[place - len(gathered) - 1] = event
-        facts = with_columns([event for event in events if not _is_made_up(event)])
-    if set(RULE_KINDS).isdisjoint(facts.column("kind")):
-        return EventStream(facts, (), gathered)
-    return EventStream(facts.of_kinds(RULE_KINDS, others=True), facts.of_kinds(RULE_KINDS), gathered)
-
-
-def _is_made_up(event: Event) -> bool:
-    return event.kind == RANKS and MADE_UP in event.attrs
-
-
-def with_gathered(events: Sequence[Event], others: Others, names: Collection[str], plan: Plan) -> Sequence[Event]:
-    """Return events with those that an agreement of the ranks after each update would have added.
-
-    Returns the events themselves if they hold what was gathered, if rules read no other rank, or if a single process
-    trained: then the engine takes its values for those of all ranks.
+def event_stream(
+    events: Sequence[Event] | EventStream,
+    others: Others = dict,
+    names: Collection[str] = (),
+    plan: Plan = Plan(),  # noqa: B008 - a Plan is immutable
+) -> EventStream:
+    """Return a stream of events, with facts and rule outcomes separated; a stream itself as it is.
 
     Args:
         events: The deciding rank's events.
@@ -151,26 +148,59 @@ def with_gathered(events: Sequence[Event], others: Others, names: Collection[str
         names: The metrics that rules read on all ranks.
         plan: What the loop declared.
     """
-    if not names or plan.world_size == 1 or any(event.kind == RANKS for event in events):
+    if isinstance(events, EventStream):
         return events
-    by_place: dict[tuple[int, int], dict[int, Mapping[str, float]]] = {}
-    for rank, own in others().items():
-        values = OwnValues(names)
-        for event in own:
-            gathered = values.take(event)
-            if gathered is not None:
-                by_place.setdefault((event.attempt, event.step), {})[rank] = gathered
-    return list(_inserted(events, by_place, OwnValues(names)))
+    recorded: Sequence[Event] = ()
+    facts = with_columns(events)
+    if not set(RULE_KINDS).isdisjoint(facts.column("kind")):
+        facts, recorded = facts.of_kinds(RULE_KINDS, others=True), facts.of_kinds(RULE_KINDS)
+    # The engine takes the values of a single process for those of all ranks.
+    return EventStream(facts, recorded, {} if plan.world_size == 1 else _gathered(facts, others, frozenset(names)))
 
 
-def _inserted(
-    events: Iterable[Event], by_place: Mapping[tuple[int, int], Mapping[int, Mapping[str, float]]], own: OwnValues
-) -> Iterator[Event]:
-    for event in events:
-        yield event
-        gathered = own.take(event)
-        if gathered is not None:
-            yield made_up(event, {event.rank: gathered, **by_place.get((event.attempt, event.step), {})})
+def _gathered(facts: EventRows | EventList, others: Others, names: frozenset[str]) -> dict[int, Event]:
+    """Return the ``ranks`` events that hold what was not gathered of these metrics; see ``EventStream``.
+
+    An attempt without such events has one after each update. Those of another attempt are completed.
+    """
+    recorded = [facts[index] for index, kind in enumerate(facts.column("kind")) if kind == RANKS]
+    held: dict[int, set[str]] = {}
+    for event in recorded:
+        held.setdefault(event.attempt, {STEP_TIME}).update(label.rpartition("@")[0] for label in event.metrics)
+    lacking = {attempt: names.difference(held.get(attempt, ())) for attempt in set(facts.column("attempt"))}
+    if not any(lacking.values()):
+        return {}
+    by_place, newest = _by_update(others(), names), dict[int, NewestValues]()
+    found, own = dict[int, Event](), OwnValues(names)
+    for index, event in enumerate(facts):
+        own.take(event.metrics)
+        is_update = event.kind == "step_end" and not event.is_late
+        if is_update:
+            for rank, values in by_place.get((event.attempt, event.step), {}).items():
+                newest.setdefault(rank, NewestValues(names)).take(values)
+        if event.kind == RANKS or (is_update and event.attempt not in held):
+            by_rank = {event.rank: own.gathered(event), **{rank: values.taken() for rank, values in newest.items()}}
+            wanted = lacking[event.attempt]
+            made = made_up(event, {r: {n: v for n, v in had.items() if n in wanted} for r, had in by_rank.items()})
+            if event.kind != RANKS:
+                found[index] = made
+            elif made.metrics:
+                found[index] = event._replace(metrics={**event.metrics, **made.metrics})
+    return found
+
+
+def _by_update(
+    others: Mapping[int, Iterable[Event]], names: frozenset[str]
+) -> dict[tuple[int, int], dict[int, Mapping[str, float]]]:
+    """Return the values of other ranks after each of their updates, by attempt and step, then by rank."""
+    found: dict[tuple[int, int], dict[int, Mapping[str, float]]] = {}
+    for rank, events in others.items():
+        own = OwnValues(names)
+        for event in events:
+            own.take(event.metrics)
+            if event.kind == "step_end" and not event.is_late:
+                found.setdefault((event.attempt, event.step), {})[rank] = own.gathered(event)
+    return found
 
 
 def other_ranks(snapshot: Snapshot) -> dict[int, list[Event]]:
@@ -179,7 +209,7 @@ def other_ranks(snapshot: Snapshot) -> dict[int, list[Event]]:
     return {rank: list(events_along(snapshot, rank, "effective")) for rank in ranks}
 
 
-def events_for(policy: Policy, snapshot: Snapshot) -> Sequence[Event]:
+def stream_for(policy: Policy, snapshot: Snapshot) -> EventStream:
     """Return the effective events of the deciding rank over which a policy is folded."""
     events = deciding_stream(snapshot, samples=policy.reads_samples)
-    return with_gathered(events, lambda: other_ranks(snapshot), policy.reads_ranks, snapshot.info.last.plan)
+    return event_stream(events, lambda: other_ranks(snapshot), policy.reads_ranks, snapshot.info.last.plan)

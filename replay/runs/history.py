@@ -17,7 +17,7 @@ from ...store.reading.snapshot import Snapshot
 from ...store.reading.timeline import deciding_stream
 from ...store.run_info import Attempt
 from .curves import Curve, curves_of
-from .event_stream import EventStream, other_ranks, with_gathered
+from .event_stream import EventStream, event_stream, other_ranks
 from .objective import Evaluation, Objective
 from .renaming import Renames, renamed_events, renames_in
 
@@ -112,7 +112,7 @@ NOTHING_ROLLED_BACK = RolledBack({}, 0)
 
 def read_lineage(
     snapshot: Snapshot, *, samples: bool = False, renames: Renames = (), ranks: Collection[str] = ()
-) -> tuple[Sequence[Event], RolledBack]:
+) -> tuple[EventStream, RolledBack]:
     """Return the deciding rank's events along the lineage of a run's newest attempt, and what was rolled back.
 
     Args:
@@ -127,7 +127,7 @@ def read_lineage(
     def others() -> dict[int, Sequence[Event]]:
         return {rank: renamed_events(own, called) for rank, own in other_ranks(snapshot).items()}
 
-    return with_gathered(renamed_events(events, called), others, ranks, snapshot.info.last.plan), rolled_back
+    return event_stream(renamed_events(events, called), others, ranks, snapshot.info.last.plan), rolled_back
 
 
 def _lineage(snapshot: Snapshot, *, samples: bool) -> tuple[Sequence[Event], RolledBack]:

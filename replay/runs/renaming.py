@@ -14,7 +14,7 @@ from ...rules.language.references import ALSO_CALLED
 from ...rules.late_events import awaited_names
 from ...rules.policy_file.policy import Policy
 from ...store.errors import TelemetryError
-from ...store.events import AWAITED, Event
+from ...store.events import AWAITED, RANKS, Event
 from ...store.reading.snapshot import Snapshot
 from ...store.run import Run
 from .metric_names import nearest_metric
@@ -96,6 +96,9 @@ def lacked_metrics(policy: Policy, snapshot: Snapshot, renames: Renames) -> dict
 
 
 def _renamed(event: Event, called: Mapping[str, str]) -> Event:
+    if event.kind == RANKS:
+        parts = ((*label.rpartition("@"), value) for label, value in event.metrics.items())
+        return event._replace(metrics={f"{called.get(name, name)}@{rank}": value for name, _, rank, value in parts})
     if any(old in event.metrics for old in called):
         event = event._replace(metrics={called.get(name, name): value for name, value in event.metrics.items()})
     if awaited := awaited_names(event.attrs):

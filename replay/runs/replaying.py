@@ -12,14 +12,13 @@ from ...rules.engine.engine import Engine
 from ...rules.policy_file.operations import Effect
 from ...rules.policy_file.policy import Policy
 from ...store.event_json import encoded
-from ...store.events import BEFORE_STREAM, CUSTOM, INIT_END, Event
+from ...store.events import BEFORE_STREAM, CUSTOM, INIT_END, RANKS, Event
 from ...store.garbage import collection_paused
 from ...store.lineage import DECIDING_RANK
 from ...store.plan import Plan
-from ...store.reading.snapshot import Snapshot
 from ...store.run import Run
 from .appearances import StreamAppearances
-from .event_stream import EventStream, event_stream, events_for, with_gathered
+from .event_stream import EventStream, event_stream, stream_for
 from .saves import Saves
 from .thinning import counting_controllers, step_interval
 from .validity import Validity, ValidityLabeler, with_those_that_ask
@@ -120,7 +119,7 @@ class Replay:
         saves: Whether the loop's own checkpoints remain.
         saves_differ_from: Index of the event from which the policy's checkpoints differ from the recorded ones. None if
             they never do, or if no rule depends on the events of checkpoints.
-        on_made_up_ranks: Names of the controllers that read values of all ranks, in a log that holds none gathered.
+        on_made_up_ranks: Names of the controllers that read values of all ranks, where the log holds none gathered.
     """
 
     policy: Policy
@@ -184,22 +183,22 @@ def replay(
     """
     saves = Saves(saves)
     if isinstance(source, Run):
-        events, declared = source.read(lambda snapshot: _stream_and_plan(snapshot, policy))
-        return replay_events(policy, events, plan or declared, saves=saves)
+        stream, declared = source.read(lambda snapshot: (stream_for(policy, snapshot), snapshot.info.last.plan))
+        return replay_events(policy, stream, plan or declared, saves=saves)
     by_rank: dict[int, list[Event]] = {DECIDING_RANK: []}
     for event in source:
         by_rank.setdefault(event.rank, []).append(event)
     own, known = by_rank.pop(DECIDING_RANK), plan or Plan()
-    return replay_events(policy, with_gathered(own, lambda: by_rank, policy.reads_ranks, known), known, saves=saves)
-
-
-def _stream_and_plan(snapshot: Snapshot, policy: Policy) -> tuple[Sequence[Event], Plan]:
-    """Return the events to fold a policy over, and what the run declared."""
-    return events_for(policy, snapshot), snapshot.info.last.plan
+    return replay_events(policy, event_stream(own, lambda: by_rank, policy.reads_ranks, known), known, saves=saves)
 
 
 def replay_events(
-    policy: Policy, events: Sequence[Event], plan: Plan, *, delay_steps: int = 0, saves: Saves = Saves.KEEP
+    policy: Policy,
+    events: Sequence[Event] | EventStream,
+    plan: Plan,
+    *,
+    delay_steps: int = 0,
+    saves: Saves = Saves.KEEP,
 ) -> Replay:
     """Replay a policy over the deciding rank's events.
 
@@ -249,7 +248,8 @@ def replay_stream(
 
 def _controllers_on_made_up(policy: Policy, stream: EventStream) -> frozenset[str]:
     """Return the names of the controllers that read values of all ranks which were made up."""
-    return frozenset(controller.name for controller in policy.controllers if controller.ranks and stream.gathered)
+    made_up = stream.made_up_names
+    return frozenset(each.name for each in policy.controllers if not made_up.isdisjoint(each.ranks))
 
 
 def observed_in(
@@ -275,8 +275,10 @@ def observed_in(
                 passed += 1
                 continue
             event = made[index - start] if made else facts[index]
+            if kind == RANKS and index in gathered:
+                event = gathered[index]
             observed = observe(event)
-            if index in gathered:
+            if kind != RANKS and index in gathered:
                 observed = [*observed, *observe(gathered[index])]
             yield index, event, observed
         most_are_idle = 2 * passed > len(kinds)

@@ -207,7 +207,7 @@ def facts_of(
     run_id: str,
     name: str,
     status: str,
-    events: Sequence[Event],
+    events: Sequence[Event] | EventStream,
     plan: Plan,
     settings: BacktestSettings = DEFAULT_SETTINGS,
     noted: Sequence[Incident] = (),
@@ -231,8 +231,8 @@ def facts_of(
         history=history,
         replayed=replayed,
         detection=None if labelled is None else _detection(labelled, stream, replayed, history, settings),
-        lacks_samples=policy.reads_samples and not any(event.samples for event in events),
-        is_empty="step_end" not in stream.kinds and not any(event.metrics for event in events),
+        lacks_samples=policy.reads_samples and not any(event.samples for event in stream.facts),
+        is_empty="step_end" not in stream.kinds and not any(event.metrics for event in stream.facts),
         human=lead_over(stream, history, status if end_stated and not terminated else "", replayed),
         identity=identity_of(stream, replayed),
         series=stream_digests(stream),
@@ -247,7 +247,7 @@ def judge_run(
     run_id: str,
     name: str,
     status: str,
-    events: Sequence[Event],
+    events: Sequence[Event] | EventStream,
     plan: Plan,
     objective: Objective | None,
     settings: BacktestSettings = DEFAULT_SETTINGS,
@@ -453,7 +453,7 @@ def _notes(
     if replayed.counting:
         yield thinning_note(replayed.step_interval)
     if replayed.on_made_up_ranks:
-        yield "it gathered no values of all ranks: rules read what each rank had logged by the end of the step"
+        yield "not all values that rules read on all ranks were gathered: rules read what each rank had logged by then"
     ends = [end for end, unable in zip(facts.early_ends, facts.unable, strict=True) if end is not None and not unable]
     yield from (early_end_note(*end, facts.history.steps) for end in dict.fromkeys(ends))
     for name, count in replayed.error_counts.items():

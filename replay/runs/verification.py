@@ -191,38 +191,39 @@ def _digest_fault(attempt: Attempt, recorded: list[Outcome]) -> str:
 
 
 def _gathered_fault(attempt: int, events: Iterable[Event], snapshot: Snapshot) -> str:
-    """Return what was gathered in an attempt and its rank did not log; empty if there is no such value.
+    """Return what was gathered in an attempt and its rank did not log in this order; empty if there is no such value.
 
-    The time of a step is in no log, and a rank may have left none.
+    Ranks may be steps apart, so steps are not compared. The time of a step is in no log, and a rank may have left none.
 
     Args:
         attempt: The attempt.
         events: The deciding rank's events in it.
         snapshot: The run.
     """
-    logged: dict[int, dict[tuple[str, str], int]] = {}
+    logged: dict[int, dict[str, Iterator[str]]] = {}
     for event in (event for event in events if event.kind == RANKS):
         for label, value in event.metrics.items():
             name, _, rank = label.rpartition("@")
             if name == STEP_TIME or not rank.isdecimal():
                 continue
             if int(rank) not in logged:
-                logged[int(rank)] = _first_steps(attempt, snapshot.events(int(rank)))
+                logged[int(rank)] = _values_in_order(attempt, snapshot.events(int(rank)))
             own = logged[int(rank)]
-            if own and own.get((name, value.hex()), event.step + 1) > event.step:
+            # The search goes on where the one before ended: each agreement gathers newer values.
+            if own and value.hex() not in own.get(name, iter(())):
                 what = f"the {RANKS} event at step {event.step} holds {name} = {value!r} of rank {rank}"
                 return f"attempt {attempt}: {what}, which that rank had not logged"
     return ""
 
 
-def _first_steps(attempt: int, events: Iterable[Event]) -> dict[tuple[str, str], int]:
-    """Return the first step at which a rank logged each value of each metric in an attempt."""
-    found: dict[tuple[str, str], int] = {}
+def _values_in_order(attempt: int, events: Iterable[Event]) -> dict[str, Iterator[str]]:
+    """Return the values of each metric that a rank logged in an attempt, in order."""
+    found: dict[str, list[str]] = {}
     for event in events:
         if event.attempt == attempt and event.kind != RANKS:
             for name, value in event.metrics.items():
-                found.setdefault((name, value.hex()), event.step)
-    return found
+                found.setdefault(name, []).append(value.hex())
+    return {name: iter(values) for name, values in found.items()}
 
 
 def _recorded(event: Event) -> Outcome:

@@ -13,6 +13,7 @@ import numpy as np
 
 from ...rules.policy_file.operations import Effect
 from ...store.events import Event
+from ..runs.event_stream import EventStream
 from ..runs.replaying import effects_of, replay_events
 from .conditions import Conditions
 from .gates import Answers, answers_of, gated_firings, is_plain, plain_firings
@@ -52,10 +53,10 @@ class RunSweep:
         reasons: Why the event engine had to decide rules that have a columnar form on other runs.
     """
 
-    def __init__(self, stream: Stream, events: Callable[[], Sequence[Event]]) -> None:
+    def __init__(self, stream: Stream, events: Callable[[], Sequence[Event] | EventStream]) -> None:
         self._stream = stream
         self._read = events
-        self._events: Sequence[Event] | None = None
+        self._events: Sequence[Event] | EventStream | None = None
         self._conditions = Conditions(stream)
         self._asked: dict[tuple[str, bytes], Ints] = {}
         self._answers: dict[SharedRule, Answers] = {}
@@ -64,7 +65,7 @@ class RunSweep:
         self.reasons: set[str] = set()
 
     @property
-    def events(self) -> Sequence[Event]:
+    def events(self) -> Sequence[Event] | EventStream:
         """The run's events, read once."""
         if self._events is None:
             self._events = self._read()

@@ -15,7 +15,7 @@ from ...store.events import INIT_END, Event
 from ...store.reading.snapshot import Snapshot
 from ...store.run import Run
 from ..runs.appearances import StreamAppearances, nan_filtered_in
-from ..runs.event_stream import event_stream
+from ..runs.event_stream import EventStream, event_stream
 from ..runs.families import Family, family_of
 from ..runs.history import UPDATES, read_lineage, step_unit_of
 from ..runs.human_action import is_end_stated
@@ -110,7 +110,7 @@ class RunSweeper:
         if not _is_judged(snapshot, stream):
             return Excluded(info.run_id, info.name, "it recorded no step and no metric")
 
-        def events() -> Sequence[Event]:
+        def events() -> EventStream:
             return read_lineage(snapshot, samples=self._reads_samples, renames=self._renames, ranks=self._ranks)[0]
 
         evaluated = frozenset(filter(stream.has_evaluated, judging))
@@ -152,7 +152,7 @@ def sweep_stream(
     schedules: Sequence[Schedule],
     stream: Stream,
     objective: Objective | None,
-    events: Callable[[], Sequence[Event]],
+    events: Callable[[], Sequence[Event] | EventStream],
     status: str = "",
     *,
     nan_filtered: Collection[str] = (),

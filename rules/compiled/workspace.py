@@ -44,13 +44,12 @@ class Workspace:
         series: Its series.
         cells: Values of the controller metrics, by name.
         pasts: Past decisions of the controllers, by name.
-        facts: Facts about the run.
         ranks: Newest values of all ranks.
         variables: All of these, by generated name.
     """
 
     def __init__(self, names: Names, needs: Mapping[SeriesKey, Need], plan: Plan, ranks: Iterable[str] = ()) -> None:
-        self.clock = Clock()
+        self.clock = Clock(plan)
         self.series = {key: Series(key, need, self.clock) for key, need in needs.items()}
         self.cells: dict[str, Cell] = {name: Cell() for name in names.metrics}
         self.pasts: dict[str, Past] = {name: Past() for name in names.controllers}
@@ -64,8 +63,7 @@ class Workspace:
             self.variables[names.cell_of(name)] = cell
         for name, past in self.pasts.items():
             self.variables[names.past_of(name)] = past
-        self.facts = RunContext(plan, self.clock)
-        readers = self.facts.readers()
+        readers = RunContext(self.clock).readers()
         for name in names.context:
             self.variables[names.fact_of(name)] = readers[name]
         for fold in names.folds:

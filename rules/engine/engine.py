@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Final
 
-from ...store.events import AWAITED, BEFORE_STREAM, INIT_END, Event, is_loop_kind
+from ...store.events import AWAITED, BEFORE_STREAM, INIT_END, PLAN, Event, is_loop_kind
 from ...store.plan import Plan
 from ..policy_file.policy import Policy
 from ..semantics import FIRST_IN_STEP_ORDER
 from .arrival_order import ArrivalOrder
 from .decisions import Outcome
 from .event_fold import EventFold
-from .own_values import OwnValues, made_up
+from .own_values import made_up
 from .step_order import StepOrder
 
 _NOTHING: Final[tuple[Outcome, ...]] = ()
@@ -36,8 +36,6 @@ class Engine:
         self._fold = EventFold(policy, plan)
         self._has_started = False
         is_in_step_order = policy.semantics_version >= FIRST_IN_STEP_ORDER
-        # A training of one process has no agreements: its own values are those of all ranks.
-        self._own = OwnValues(policy.reads_ranks) if policy.reads_ranks and plan.world_size == 1 else None
         self._late: StepOrder | ArrivalOrder = StepOrder(self._fold) if is_in_step_order else ArrivalOrder(self._fold)
 
     def start(self) -> Sequence[Outcome]:
@@ -52,13 +50,14 @@ class Engine:
 
     def observe(self, event: Event) -> Sequence[Outcome]:
         """Fold the next event into the state; return its outcomes in order, almost always none."""
-        if self._own is None:
-            return self._observe(event)
-        values, outcomes = self._own.take(event), self._observe(event)
-        return outcomes if values is None else [*outcomes, *self._observe(made_up(event, {event.rank: values}))]
+        outcomes = self._observe(event)
+        if self._fold.own is None or event.kind != "step_end" or event.is_late:
+            return outcomes
+        return [*outcomes, *self._observe(made_up(event, {}))]
 
     def _observe(self, event: Event) -> Sequence[Outcome]:
-        if ((event.attrs and AWAITED in event.attrs) or self._late.backlog) and is_loop_kind(event.kind):
+        waits = (event.attrs and AWAITED in event.attrs) or self._late.backlog
+        if waits and (is_loop_kind(event.kind) or event.kind == PLAN):
             return self._late.observe(event)
         return self._fold.observe(event)
 

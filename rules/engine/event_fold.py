@@ -7,7 +7,7 @@ rule, then patience, then the decision.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Final
 
@@ -33,6 +33,7 @@ from .metric_runners import MetricRunner, compute_all
 from .missing_keys import ExpectedKeys
 from .missing_series import MISSING_SERIES_AFTER, REMEMBERED_NAMES, missing_series, never_recorded
 from .outcomes import OutcomeMaker, place_of
+from .own_values import OwnValues
 from .standing_answers import StandingAnswers
 from .triggered_controllers import ControllerState, Listener, TriggeredController
 
@@ -57,6 +58,7 @@ class EventFold:
         listeners: What an event of each kind updates and asks.
         standing: The cached answers.
         has_metrics: Whether the policy declares controller metrics.
+        own: What an agreement would gather, in a training of one process; None if others are to be asked, or nobody.
     """
 
     def __init__(self, policy: Policy, plan: Plan = Plan()) -> None:  # noqa: B008 - a Plan is immutable
@@ -71,6 +73,8 @@ class EventFold:
         self._reads: dict[str, frozenset[str]] = {}
         self._build_metrics(plan)
         self.has_metrics = bool(self._gauges)
+        # A training of one process has no agreements: its own values are those of all ranks.
+        self.own = OwnValues(policy.reads_ranks) if policy.reads_ranks and plan.world_size == 1 else None
         if policy.reads_ranks:
             self.listener(RANKS).gauges.append(self._workspace.ranks)
         self._unseen = [series for series in self._series.values() if not series.key.is_derived]
@@ -112,13 +116,29 @@ class EventFold:
                 series.append(float(constants[key.name]))
         self._unseen = [series for series in self._unseen if series.bound_kind is None]
 
-    def _take_plan(self, plan: Plan, constants: Mapping[str, float]) -> None:
+    def declare(self, event: Event, concerns: Callable[[str], bool] = lambda _: True, *, is_whole: bool = True) -> None:
+        """Fold a ``plan`` event, or a part of it.
+
+        Args:
+            concerns: Whether to take a constant, by its name.
+            is_whole: Whether controller metrics take the plan, too.
+        """
+        constants = {name: value for name, value in constants_in(event.attrs).items() if concerns(name)}
+        self._take_plan(self.clock.plan.updated(event.attrs), constants, self._gauges if is_whole else ())
+
+    def _take_plan(self, plan: Plan, constants: Mapping[str, float], gauges: Iterable[MetricRunner]) -> None:
         """Continue under another plan, of which these constants are new."""
         self.standing.forget()
-        self._workspace.facts.plan = plan
-        for gauge in self._gauges:
+        self.clock.plan = plan
+        for gauge in gauges:
             gauge.take_plan(plan)
         self._take_constants(constants)
+
+    def _begin_anew(self) -> None:
+        """Return to the plan of the start."""
+        before, first = self.clock.plan.constants, self._first_plan
+        changed = {name: value for name, value in first.constants.items() if before[name] != value}
+        self._take_plan(first, changed, self._gauges)
 
     def _build_controller(self, controller: Controller, timers: Mapping[str, SpanTimer]) -> ControllerState:
         cooldown = controller.cooldown
@@ -166,10 +186,12 @@ class EventFold:
                 self.clock.take(event)
             if self._unseen:
                 self.greet(event.metrics, kind)
-            if kind == _BEGIN and self._workspace.facts.plan is not self._first_plan:
-                self._take_plan(self._first_plan, {})
+            if self.own is not None:
+                event = self.own.whole(event)
+            if kind == _BEGIN and self.clock.plan is not self._first_plan:
+                self._begin_anew()
         elif kind == PLAN:
-            self._take_plan(self._workspace.facts.plan.updated(event.attrs), constants_in(event.attrs))
+            self.declare(event)
         listener = self.listeners.get(kind)
         if listener is None:
             self._rest(kind)

@@ -5,11 +5,11 @@ Takes the events of a rank; returns its values after each update, and the ``rank
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping
 from typing import Final
 
 from ...store.events import RANKS, STEP_TIME, Event
+from ...store.newest_values import NewestValues
 
 #: The attribute of a ``ranks`` event that no recorder wrote.
 MADE_UP: Final = "made_up"
@@ -17,32 +17,29 @@ MADE_UP: Final = "made_up"
 _NS_PER_S: Final = 1e9
 
 
-class OwnValues:
-    """Makes up what an agreement gathers of one rank: its newest values since the one before, and the time of a step.
-
-    A value that is not finite is not replaced by a finite one, as in an agreement.
-    """
+class OwnValues(NewestValues):
+    """What an agreement gathers of one rank: its newest values since the one before, and the time of a step."""
 
     def __init__(self, names: Iterable[str]) -> None:
-        self._names = tuple(names)
-        self._values: dict[str, float] = {}
+        super().__init__(names)
         self._place = (0, 0)
 
-    def take(self, event: Event) -> Mapping[str, float] | None:
-        """Take an event of the rank; return what an agreement after it would gather; None unless an update ended."""
-        for name in self._names:
-            value = event.metrics.get(name)
-            if value is not None and math.isfinite(self._values.get(name, 0.0)):
-                self._values[name] = value
-        if event.kind != "step_end" or event.is_late:
-            return None
-        values, self._values = self._values, {}
-        if STEP_TIME in self._names:
+    def gathered(self, event: Event) -> Mapping[str, float]:
+        """Return what an agreement after an update gathers."""
+        values = self.taken()
+        if STEP_TIME in self.names:
             attempt, before_ns = self._place
             before_ns = before_ns if attempt == event.attempt else 0
             values.setdefault(STEP_TIME, (event.elapsed_ns - before_ns) / _NS_PER_S)
             self._place = event.attempt, event.elapsed_ns
         return values
+
+    def whole(self, event: Event) -> Event:
+        """Take a complete event, and return it: one that was made up without values with those of this rank."""
+        if MADE_UP in event.attrs:
+            return made_up(event, {event.rank: self.gathered(event)})
+        self.take(event.metrics)
+        return event
 
 
 def made_up(event: Event, by_rank: Mapping[int, Mapping[str, float]]) -> Event:

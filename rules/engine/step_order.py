@@ -9,18 +9,20 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from contextlib import nullcontext
 from typing import Any, Final
 
-from ...store.events import LATE_FOR, Event
+from ...store.events import BY_CALL, LATE_FOR, PLAN, Event
 from ..language.context import Clock
 from ..late_events import awaited_names
 from .decisions import Outcome
 from .event_fold import EventFold
 from .waiting_groups import Held, WaitingGroups
 
-#: Kinds of events before which a recorder does not bring all awaited values.
-_MAY_COME_BETWEEN: Final = frozenset(("step_end", "log", "ranks"))
+#: Kinds of events before which a recorder does not bring all values that it copies from a device.
+_MAY_COME_BETWEEN: Final = frozenset(("step_end", "log", "ranks", PLAN))
+
+#: Kinds of events after which a loop brings no value that it awaited before.
+_BOUNDS: Final = frozenset(("train_begin", "train_end"))
 
 #: Events that may wait. A value that has not arrived by then counts as lost. Far above the lag of any loop; it bounds
 #: the memory where a copy has failed and no later value is awaited.
@@ -35,16 +37,18 @@ class _Waiting:
         late: The event that brought its late values.
         held: The part of the policy that sees it in step order.
         awaited: The names of its late values.
+        is_by_call: Whether the loop brings them, and not the recorder.
         is_incomplete: Whether the backlog waits for them.
         is_lost: Whether they never arrived.
     """
 
-    __slots__ = ("awaited", "event", "held", "is_incomplete", "is_lost", "late")
+    __slots__ = ("awaited", "event", "held", "is_by_call", "is_incomplete", "is_lost", "late")
 
     def __init__(self, event: Event, held: Held, awaited: frozenset[str], *, is_incomplete: bool) -> None:
         self.event = event
         self.held = held
         self.awaited = awaited
+        self.is_by_call = event.attrs.get(BY_CALL) is True
         self.is_incomplete = is_incomplete
         self.is_lost = False
         self.late: Event | None = None
@@ -83,10 +87,12 @@ class StepOrder:
     def __init__(self, fold: EventFold) -> None:
         self.backlog: deque[_Waiting] = deque()
         self._fold = fold
-        self._groups = WaitingGroups(fold.policy)
+        self._groups = WaitingGroups(fold.policy, is_alone=fold.own is not None)
         self._behind = Clock()
         self._awaited: frozenset[str] = frozenset()
         self._numbers: dict[tuple[str, Held, bool], tuple[int, ...]] = {}
+        self._has_copies = False
+        self._arrived: dict[bool, tuple[int, int]] = {}
 
     def observe(self, event: Event) -> Sequence[Outcome]:
         """Fold an event that awaits values, the late values of an earlier one, or an event while others wait."""
@@ -111,7 +117,12 @@ class StepOrder:
             self._awaited = frozenset()
         self._awaited |= awaited
         held = self._groups.held(self._awaited)
-        self.backlog.append(_Waiting(event, held, awaited, is_incomplete=is_incomplete))
+        waiting = _Waiting(event, held, awaited, is_incomplete=is_incomplete)
+        self.backlog.append(waiting)
+        if event.kind == PLAN:
+            fold.declare(event, lambda name: name not in held.names, is_whole=False)
+            return ()
+        self._has_copies |= is_incomplete and not waiting.is_by_call
         if fold.needs_clock:
             fold.clock.take(event)
         metrics = {name: value for name, value in event.metrics.items() if name not in held.names}
@@ -122,33 +133,50 @@ class StepOrder:
         return fold.ask(listener, self._rules(event.kind, held, waits=False), event)
 
     def _arrive(self, event: Event) -> Sequence[Outcome]:
-        """Complete an event with its late values. Values arrive in the order of their events: older ones are lost."""
+        """Complete an event with its late values. Values arrive in the order of their events: older ones are lost.
+
+        Those that the loop brings and those that the recorder copies have an order each.
+        """
         fold, backlog = self._fold, self.backlog
         is_known = backlog and backlog[0].event.attempt == event.attempt
-        seq = event.attrs[LATE_FOR]
+        seq, is_by_call = event.attrs[LATE_FOR], event.attrs.get(BY_CALL) is True
+        if isinstance(seq, int):
+            place, newest = (event.attempt, seq), self._arrived.get(is_by_call, (0, -1))
+            if place < newest:
+                return ()
+            self._arrived[is_by_call] = place
         waiting = next((each for each in backlog if each.event.seq == seq), None) if is_known else None
         if waiting is None or not waiting.is_incomplete:
             # Nobody waits for these values, or nobody has seen their event: they are values all the same.
             fold.standing.forget()
             fold.greet(event.metrics, event.kind)
-            fold.append(fold.listener(event.kind), event.metrics, event)
+            whole = event if fold.own is None else fold.own.whole(event)
+            fold.append(fold.listener(event.kind), event.metrics, whole)
             return ()
         for earlier in backlog:
             if earlier is waiting:
                 break
-            earlier.lose()
+            if earlier.is_by_call == waiting.is_by_call:
+                earlier.lose()
         waiting.complete(event)
         return self._settle(event)
 
     def _give_up(self, event: Event) -> Sequence[Outcome]:
-        """Lose what can no longer arrive when an event comes: all before most kinds, and what has waited too long."""
-        if self.backlog and event.kind not in _MAY_COME_BETWEEN:
-            for waiting in self.backlog:
-                waiting.lose()
-        elif len(self.backlog) >= MAX_BACKLOG:
-            self.backlog[0].lose()
-        else:
+        """Lose what can no longer arrive when an event comes.
+
+        Before most kinds, these are all values that the recorder copies. The loop may bring its own until the end of
+        the attempt. What has waited too long is lost before every kind.
+        """
+        if not self.backlog:
             return ()
+        is_bound = event.kind in _BOUNDS
+        if is_bound or (self._has_copies and event.kind not in _MAY_COME_BETWEEN):
+            self._has_copies = False
+            for waiting in self.backlog:
+                if is_bound or not waiting.is_by_call:
+                    waiting.lose()
+        if len(self.backlog) >= MAX_BACKLOG:
+            self.backlog[0].lose()
         return self._settle(event)
 
     def _abandon(self) -> None:
@@ -175,9 +203,14 @@ class StepOrder:
         listener = fold.listener(event.kind)
         metrics = {name: value for name, value in event.metrics.items() if name in held.names}
         fold.standing.forget()
-        with fold.clock.behind(self._behind) if fold.needs_clock else nullcontext():
+        with fold.clock.behind(self._behind):
+            if event.kind == PLAN:
+                fold.declare(event, held.names.__contains__)
+                return ()
             if fold.needs_clock:
                 fold.clock.take(event)
+            if fold.own is not None:
+                event = fold.own.whole(event)
             fold.greet({**dict.fromkeys(waiting.awaited & held.names), **metrics}, event.kind)
             fold.append(listener, metrics, event)
             failures = () if waiting.is_lost else fold.compute(listener, event)

@@ -50,10 +50,15 @@ class _Group(NamedTuple):
 
 
 class WaitingGroups:
-    """The groups of one policy."""
+    """The groups of one policy.
 
-    def __init__(self, policy: Policy) -> None:
-        self._groups = _groups(policy.controllers)
+    Args:
+        policy: The policy.
+        is_alone: Whether the values of all ranks are those of this one.
+    """
+
+    def __init__(self, policy: Policy, *, is_alone: bool = False) -> None:
+        self._groups = _groups(policy.controllers, is_alone)
         self._readable = frozenset[str]().union(*(group.awaits for group in self._groups))
         self._held: dict[frozenset[str], Held] = {}
 
@@ -81,10 +86,10 @@ def _reads_metrics(group: _Group) -> bool:
     return any(what == "metric" for what, _ in group.shared)
 
 
-def _groups(controllers: Iterable[Controller]) -> list[_Group]:
+def _groups(controllers: Iterable[Controller], is_alone: bool) -> list[_Group]:
     groups: list[_Group] = []
     for index, controller in enumerate(controllers):
-        shared = frozenset(_shared(controller))
+        shared = frozenset(_shared(controller, is_alone))
         series = frozenset(name for what, name in shared if what == "series")
         joined = _Group(shared, series | _read_by_facts(controller), frozenset({index}))
         apart = []
@@ -99,7 +104,7 @@ def _groups(controllers: Iterable[Controller]) -> list[_Group]:
     return groups
 
 
-def _shared(controller: Controller) -> Iterable[tuple[str, str]]:
+def _shared(controller: Controller, is_alone: bool) -> Iterable[tuple[str, str]]:
     """Yield what a controller may share with others, each as a category and a name."""
     yield "controller", controller.name
     if controller.cooldown is not None and controller.cooldown.name:
@@ -111,7 +116,7 @@ def _shared(controller: Controller) -> Iterable[tuple[str, str]]:
             yield "metric", ""
         # A rule waits for values of its own rank, not for those of its rank that come with the values of others.
         read = {reference.key for reference in rule.references.values() if isinstance(reference, ref.SeriesReference)}
-        for key in (key for key in rule.series if key in read or key.name not in rule.ranks):
+        for key in (key for key in rule.series if is_alone or key in read or key.name not in rule.ranks):
             yield ("derived" if key.is_derived else "series"), key.name
             if key.name in ref.ALSO_CALLED:
                 yield "series", ref.ALSO_CALLED[key.name]

@@ -51,16 +51,18 @@ def facts_since(semantics_version: int) -> tuple[str, ...]:
 
 
 class Clock:
-    """Counts steps, evaluations, time and samples along one stream of events.
+    """Counts steps, evaluations, time and samples along one stream of events, and knows the plan at its place.
 
     Attributes:
         evaluations: ``evaluate`` events so far.
         updates_applied, updates_skipped: ``step_end`` events so far, by whether their update changed the model.
         reached_step: The highest step so far.
         reached_epoch: The highest epoch so far; None before the first.
+        plan: What the loop has declared so far.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, plan: Plan = Plan()) -> None:  # noqa: B008 - a Plan is immutable
+        self.plan = plan
         self.evaluations = 0
         self.updates_applied = 0
         self.updates_skipped = 0
@@ -143,15 +145,10 @@ class RunContext:
     """The facts of ``CONTEXT`` for one engine.
 
     Args:
-        plan: What the loop declared.
         clock: Advanced to each event before a fact about the event is read.
-
-    Attributes:
-        plan: The newest plan; may be replaced.
     """
 
-    def __init__(self, plan: Plan, clock: Clock) -> None:
-        self.plan = plan
+    def __init__(self, clock: Clock) -> None:
         self._clock = clock
 
     def readers(self) -> dict[str, Callable[[Event], float]]:
@@ -159,19 +156,20 @@ class RunContext:
         return {
             "epoch": _epoch,
             "progress": self._progress,
-            "max_steps": lambda _: _declared(self.plan.max_steps()),
+            "max_steps": lambda _: _declared(self._clock.plan.max_steps()),
             "elapsed_s": lambda _: self._clock.elapsed_ns / _NS_PER_S,
             "samples_seen": lambda _: self._clock.samples_seen(),
-            "world_size": lambda _: _declared(self.plan.world_size),
+            "world_size": lambda _: _declared(self._clock.plan.world_size),
             "updates_applied": lambda _: self._clock.updates_applied,
             "updates_skipped": lambda _: self._clock.updates_skipped,
         }
 
     def _progress(self, event: Event) -> float:
-        steps = self.plan.max_steps()
+        plan = self._clock.plan
+        steps = plan.max_steps()
         if steps:
             return event.step / steps
-        return _epoch(event) / _declared(self.plan.total_epochs)
+        return _epoch(event) / _declared(plan.total_epochs)
 
 
 def _epoch(event: Event) -> float:
