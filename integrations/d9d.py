@@ -29,7 +29,7 @@ try:
     from d9d.loop.event.catalogue import train as catalogue
     from d9d.tracker.provider.null import NullTracker
 except ImportError as error:
-    raise ImportError("steptape.integrations.d9d needs d9d: pip install d9d") from error
+    raise ImportError("d9d is not installed. Run pip install 'steptape[d9d]'") from error
 
 #: What d9d writes at every step. Since 0.24 a value is written some steps after its own.
 _AWAITED: Final = ("loss", "l2_grad_norm_total")

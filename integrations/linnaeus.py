@@ -121,7 +121,7 @@ class TrainingProgress:
         return True
 
     def end_epoch(self) -> None:
-        """End the epoch. The first one tells how many updates the whole training has."""
+        """End the epoch. The updates of the first one determine those of the whole training."""
         self._epochs_ended += 1
         if self._recorder is not None:
             self._recorder.epoch_end()

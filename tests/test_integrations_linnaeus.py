@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import logging
+import subprocess
+import sys
+import textwrap
 from collections.abc import Iterator
 from fractions import Fraction
 from itertools import islice
@@ -11,6 +14,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from waiting import PATIENCE_S
 
 from steptape import Recorder, open_run
 from steptape.integrations.linnaeus import (
@@ -82,6 +86,21 @@ def test_samples_are_the_sum_over_ranks_with_uneven_last_batches(tmp_path: Path)
     counted = open_run(tmp_path / "job").progress()
 
     assert (counted.samples, counted.tokens, counted.updates) == (40, 400, 3)
+
+
+@pytest.mark.parametrize(("drop_last", "samples"), [(False, 40), (True, 32)])
+def test_a_last_batch_that_the_loader_drops_counts_for_nothing(tmp_path: Path, drop_last: bool, samples: int) -> None:
+    """Ranks with 21 and 19 samples, in batches of 8."""
+    loading = pytest.importorskip("torch.utils.data")
+    for rank, count in enumerate((21, 19)):
+        with Recorder(tmp_path, run_id="job", rank=rank, world_size=2) as rec:
+            progress = TrainingProgress(world_size=2, total_epochs=1, recorder=rec)
+            progress.start_epoch()
+            for batch in loading.DataLoader(range(count), batch_size=8, drop_last=drop_last):
+                progress.update_step(len(batch))
+            progress.end_epoch()
+
+    assert open_run(tmp_path / "job").progress().samples == samples
 
 
 @pytest.mark.parametrize("form", ["losses", "ids", "every third", "highest two"])
@@ -308,6 +327,28 @@ def test_the_example_of_the_context_runs_without_torch_distributed() -> None:
     DistributedContext().initialize(is_distributed=True, world_size=2, rank=1)
     assert (dist_ctx.rank, dist_ctx.world_size, dist_ctx.is_master, log_something()) == (1, 2, False, None)
     dist_ctx.initialize()
+
+
+def test_the_context_gathers_and_reduces_over_the_processes_of_a_group(tmp_path: Path) -> None:
+    """Two of them, which leave each other's tensors as they are."""
+    pytest.importorskip("torch")
+    script = """
+        import datetime, sys
+        import torch, torch.distributed as dist
+        from steptape.integrations.linnaeus import DistributedContext
+        rank, limit = int(sys.argv[1]), datetime.timedelta(seconds=60)
+        dist.init_process_group("gloo", f"file://{sys.argv[2]}", timeout=limit, rank=rank, world_size=2)
+        ctx, own = DistributedContext(), torch.tensor([1.0 + rank])
+        assert (ctx.rank, ctx.world_size, ctx.is_distributed, ctx.is_master) == (rank, 2, True, rank == 0)
+        assert [each.item() for each in ctx.all_gather(own)] == [1.0, 2.0]
+        assert (ctx.all_reduce(own).item(), ctx.all_reduce(own, average=False).item()) == (1.5, 3.0)
+        assert own.item() == 1.0 + rank
+        dist.destroy_process_group()
+        """
+    command = [sys.executable, "-c", textwrap.dedent(script)]
+    processes = [subprocess.Popen([*command, str(rank), str(tmp_path / "meeting")]) for rank in range(2)]
+
+    assert [process.wait(PATIENCE_S) for process in processes] == [0, 0]
 
 
 def test_counts_continue_from_a_checkpoint() -> None:

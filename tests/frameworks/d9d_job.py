@@ -82,11 +82,12 @@ class Task(Part):
 
     def __init__(self, poison: Sequence[int] | None = None) -> None:
         self.poison, self.failing, self.waits = poison, -1, {"compute": 0.0, "data": 0.0}
+        self.recorder: Any = None
 
-    def register_events(self, ctx: Any, recorder: Any) -> None:
+    def register_events(self, ctx: Any) -> None:
         """Subscribe the recorder."""
-        if recorder is not None:
-            recorder.register(ctx)
+        if self.recorder is not None:
+            self.recorder.register(ctx)
 
     def compute_loss(self, ctx: Any) -> Any:
         """Return the mean loss of a micro-batch, and its number of samples as weight."""
@@ -232,6 +233,7 @@ def configured(
         handlers: Further handlers, by the name of their event.
     """
     task = task or Task()
+    task.recorder = recorder
     dist_context: Any = SimpleNamespace(
         is_main_process=rank() == 0,
         is_local_main_process=False,
@@ -240,7 +242,7 @@ def configured(
         logger=logging.getLogger("d9d"),
     )
     bus = EventBus()
-    task.register_events(SimpleNamespace(dist_context=dist_context, event_bus=bus), recorder)
+    task.register_events(SimpleNamespace(dist_context=dist_context, event_bus=bus))
     for name, handler in (handlers or {}).items():
         bus.subscribe(getattr(events, name), handler)
     model = Model(task, device)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
+import re
 import resource
 import subprocess
 import sys
@@ -385,6 +386,22 @@ def test_histograms_and_other_stages_are_told_apart(tmp_path: Path) -> None:
     assert "eval/loss" in run_of(recorder).metrics()
 
 
+def test_the_page_s_example_records_a_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its block is run as it is; a job on the CPU stands in for the configuration that the page leaves out."""
+    page = Path(__file__).resolve().parents[2] / "docs" / "how-to" / "d9d.md"
+    (block,) = re.findall(r"^```python\n(.*?)^```", page.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {"TrainTask": Task}
+    names["TrainingConfigurator"] = lambda _: SimpleNamespace(
+        configure=lambda: configured(tmp_path / "checkpoints", task=names["Task"]())
+    )
+
+    exec(block, names)
+
+    (run,) = open_store("runs")
+    assert (run.status, len(losses_of(run)), run.info.last.policy is not None) == ("completed", STEPS, True)
+
+
 @pytest.mark.skipif(not IS_NEW, reason="the example is for 0.24")
 def test_the_example_is_stopped_by_its_policy(tmp_path: Path) -> None:
     """It has a loop of its own on the bus of d9d."""
@@ -493,9 +510,9 @@ def test_a_resumed_job_decides_as_an_unsplit_one(job: Job) -> None:
     assert losses_of(run, 1) == job[1]["plain"][1]["losses"]
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here; d9d's own quickstart also needs its kernels")
 def test_values_that_are_late_on_a_gpu_are_recorded_with_their_step(tmp_path: Path) -> None:
-    """Since 0.24 d9d writes them when their copy is done."""
+    """The loop and the tracker are d9d's, the model stands in for its own. 0.24 writes values when they are copied."""
     trainer = configured(tmp_path, recorder := D9dRecorder(tmp_path / "runs"), device="cuda")
     recorder.inject(trainer)
     with recorder:
