@@ -94,14 +94,11 @@ class D9dRecorder:
         Args:
             ctx: The context that d9d gives there.
         """
-        phases = {
-            "EVENT_TRAIN_FORWARD_BACKWARD_PRE": "forward_backward",
-            "EVENT_TRAIN_FORWARD_BACKWARD_POST": "sync_and_clip",
-        }
         handlers: dict[str, Callable[[Any], None]] = {
             "EVENT_TRAIN_OPTIMIZER_READY": self._take_optimizer,
             "EVENT_TRAIN_STEP_PRE": self._begin_step,
-            **{name: functools.partial(self._enter, phase) for name, phase in phases.items()},
+            "EVENT_TRAIN_FORWARD_BACKWARD_PRE": functools.partial(self._enter, "forward_backward"),
+            "EVENT_TRAIN_FORWARD_BACKWARD_POST": functools.partial(self._enter, "sync_and_clip"),
             "EVENT_TRAIN_OPTIMIZER_STEP_PRE": self._begin_optimizer,
             "EVENT_TRAIN_OPTIMIZER_STEP_POST": self._end_optimizer,
             "EVENT_TRAIN_STEP_POST": self._end_step,

@@ -26,9 +26,9 @@ def warn_once(message: str) -> None:
     logger.warning("%s", message)
 
 
-def warn_of_rules_without_events(rules: Any, step_kind: StepKind) -> None:
+def warn_of_rules_without_events(recorder: Recorder, rules: Any, step_kind: StepKind) -> None:
     """Warn of rules that judge updates where rows are not recorded as updates."""
-    kinds = triggering_kinds(rules)
+    kinds = triggering_kinds(rules) if recorder.decides else ()
     if step_kind == "log" and "step_end" in kinds and "log" not in kinds:
         what = "rules with the trigger on_step_end decide nothing here: rows are recorded as log events"
         warn_once(f"{what}. If the steps count optimizer updates, pass step_kind='step_end'")

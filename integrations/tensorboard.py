@@ -67,7 +67,7 @@ class SummaryWriter:
             # A rank of its own: a writer belongs to one process, and scripts make it on rank 0 alone.
             own = {"name": f"{'/'.join(parts)}{comment}" or None, "rank": 0, **own}
             self.recorder = Recorder(Path(store or os.environ.get("STEPTAPE_STORE", "runs")), **own)
-            warn_of_rules_without_events(own.get("rules"), step_kind)
+            warn_of_rules_without_events(self.recorder, own.get("rules"), step_kind)
         if log_dir is not None:
             os.makedirs(log_dir, exist_ok=True)
         self.log_dir = str(self.recorder.folder if log_dir is None else log_dir)

@@ -13,6 +13,7 @@ import os
 import random
 import re
 import string
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace, TracebackType
@@ -43,23 +44,16 @@ _PARAMETERS: Final = inspect.signature(Recorder.__init__).parameters
 #: The run that ``log`` and the other functions are about; None before ``init`` and after ``finish``.
 run: WandbRun | None = None
 
-#: The version of W&B that the tests compare with.
-__version__: Final = "0.31.0"
+_ERRORS: dict[str, Any] = {"Error": type("Error", (Exception,), {})}
+_ERRORS |= {name: type(name, (_ERRORS["Error"],), {}) for name in ("AuthenticationError", "CommError", "UsageError")}
 
-AlertLevel: Final = SimpleNamespace(INFO="INFO", WARN="WARN", ERROR="ERROR")
-
-
-class Error(Exception):
-    """The root of W&B's errors, for scripts that catch them. Nothing here raises them."""
-
-
-errors: Final = SimpleNamespace(
-    Error=Error,
-    **{
-        name: type(name, (Error,), {})
-        for name in ("AuthenticationError", "CommError", "UnsupportedError", "UsageError")
-    },
-)
+#: What scripts name without calling it: the errors that they catch, which nothing here raises, and the like.
+_NAMES: Final = {
+    "AlertLevel": SimpleNamespace(INFO="INFO", WARN="WARN", ERROR="ERROR"),
+    "Error": _ERRORS["Error"],
+    "errors": SimpleNamespace(**_ERRORS),
+    "__version__": "0.31.0",  # The one that the tests compare with.
+}
 
 util: Final = SimpleNamespace(
     generate_id=lambda length=8: "".join(random.choices(string.ascii_lowercase + string.digits, k=length))
@@ -316,22 +310,17 @@ def init(
     elif others:
         warn_once(f"init: {', '.join(sorted(others))}: without meaning here")
     folder = Path(store or (Path(dir) / "runs" if dir else os.environ.get("STEPTAPE_STORE", "runs"))).expanduser()
-    own |= {"rank": 0, **_continued(folder, id, resume, own.pop("resume_step", None)), **own}
-    # A rank of its own: W&B's runs belong to one process, and scripts call init on rank 0 alone.
     is_disabled = (mode or os.environ.get("WANDB_MODE")) == "disabled"
     own |= {"mode": "disabled"} if is_disabled else {}
+    # A rank of its own: W&B's runs belong to one process, and scripts call init on rank 0 alone.
+    own |= {"rank": 0, **_continued(folder, id, resume, own.pop("resume_step", None)), **own}
     recorder = Recorder(folder, name=name, group=group or project, tags=tags or (), config=config, **own)
-    warn_of_rules_without_events(own.get("rules"), step_kind)
+    warn_of_rules_without_events(recorder, own.get("rules"), step_kind)
     step = own["resume_step"] + 1 if "resume" in own else 0
     rows = StepRows(recorder, step_kind, step)
-    described: dict[str, Any] = {
-        "name": name or recorder.run_id,
-        "project": project,
-        "group": group,
-        "tags": tuple(tags or ()),
-    }
-    described |= {"notes": notes, "resumed": step > 0, "disabled": is_disabled, "syncs_tensorboard": sync_tensorboard}
-    run = WandbRun(recorder, rows, _mapping_of(config), step_key, real, **described)
+    described: dict[str, Any] = {"name": name or recorder.run_id, "project": project, "group": group, "notes": notes}
+    described |= {"tags": tuple(tags or ()), "resumed": step > 0, "disabled": is_disabled}
+    run = WandbRun(recorder, rows, _mapping_of(config), step_key, real, syncs_tensorboard=sync_tensorboard, **described)
     if notes:
         recorder.annotate(notes)
     return run
@@ -356,10 +345,11 @@ def login(*given: Any, **named: Any) -> bool:  # noqa: ARG001
 def __getattr__(name: str) -> Any:
     if name in ("alert", "config", "define_metric", "summary"):
         return getattr(_begun(name), name)
-    if run is not None and run.is_passed_through:
-        import wandb
-
-        return getattr(wandb, name)
+    # The real W&B raises its own errors, be it before its run has begun.
+    if "wandb" in sys.modules and (name in _NAMES or (run is not None and run.is_passed_through)):
+        return getattr(sys.modules["wandb"], name)
+    if name in _NAMES:
+        return _NAMES[name]
     if name == "plot":
         return _media(name)()
     if name in _MEDIA:

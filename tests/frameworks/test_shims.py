@@ -116,7 +116,7 @@ def test_a_script_records_what_the_real_wandb_records(
         each.init(**described, **more)
         each.config.update({"late": 1})
         each.config.later = 2
-        assert (each.__version__, each.config.as_dict()["lr"]) == (real_wandb.__version__, 0.1)
+        assert each.config.as_dict()["lr"] == 0.1
         loop(each)
         each.finish()
 
@@ -160,6 +160,14 @@ def test_passthrough_leaves_the_same_wandb_run_as_the_real_one_alone(tmp_path: P
     assert through.info.config == alone.info.config == ours.info.config == {"lr": 2}
     assert [values for _, _, values in events_of(ours)] == [values for _, _, values in events_of(alone)]
     assert ours.info.run_id in next((tmp_path / "through" / "wandb").glob("offline-*/*.wandb")).name
+
+
+def test_the_errors_of_the_real_wandb_are_caught_by_their_names_here() -> None:
+    """A script catches them around its init, before a run has begun."""
+    with pytest.raises(wandb.errors.CommError):
+        raise real_wandb.errors.CommError("offline")
+    with pytest.raises(wandb.Error):
+        raise real_wandb.Error("offline")
 
 
 def tags_of_an_update(writer: Any) -> None:
