@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import math
 import sys
+import time
 from collections.abc import Callable, Mapping
 from importlib.util import find_spec
 from pathlib import Path
@@ -69,6 +70,7 @@ class SteptapeCallback(Callback):
         self._validation: tuple[Any, Any] | None = None
         self._skipped: tuple[dict[str, Any], dict[str, Any]] | None = None
         self._guard = Guard(strict=bool(arguments.get("strict")))
+        self._begin_update()
 
     @property
     def live(self) -> Recorder | None:
@@ -94,6 +96,8 @@ class SteptapeCallback(Callback):
         """Open a run, or the next attempt of the checkpoint's run. What the recorder refuses reaches the caller."""
         arguments = self._plan_of(trainer, pl_module)
         arguments["config"] = {**getattr(pl_module, "hparams", {}), **self.config}
+        is_sharded = any(each.__name__ in _SHARDED for each in type(self._ask(trainer, "strategy")).__mro__)
+        self._has_norm = self._grad_norm and not is_sharded
         state = self._state if trainer.global_step else None
         self.recorder = self._guard.opened(self._store, state, arguments | self._arguments)
         self._updates = trainer.global_step
@@ -109,16 +113,18 @@ class SteptapeCallback(Callback):
         if (rec := self.live) is not None:
             self._end_skipping()
             self._begin_update()
-            rec.epoch_begin(trainer.current_epoch)
+            rec.epoch_begin(self._ask(trainer, "current_epoch"))
 
     @guarded
     def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
         """Note the learning rate of this update, and the norm of its gradients, which are not clipped yet."""
+        if self.live is None:
+            return
         number = next((n for n, each in enumerate(trainer.optimizers) if each is optimizer), 0)
         suffix = f"_{number}" if number else ""
         self._values[f"lr{suffix}"] = optimizer.param_groups[0]["lr"]
         grads = [each.grad for group in optimizer.param_groups for each in group["params"] if each.grad is not None]
-        if grads and self._grad_norm and type(trainer.strategy).__name__ not in _SHARDED:
+        if grads and self._has_norm:
             self._values[f"grad_norm{suffix}"] = torch.nn.utils.get_total_norm(grads)
 
     @guarded
@@ -130,7 +136,9 @@ class SteptapeCallback(Callback):
         self._micro_steps += 1
         if isinstance(outputs, Mapping) and (loss := outputs.get("loss")) is not None:
             # Lightning divides the loss for backward, and shows it divided.
-            self._losses.append(loss.detach() * (trainer.accumulate_grad_batches if is_automatic else 1))
+            divided_by = self._number(trainer, "accumulate_grad_batches") if is_automatic else 1
+            if divided_by is not None:
+                self._losses.append(loss.detach() * divided_by)
         if trainer.global_step == self._updates:
             return
         self._updates = trainer.global_step
@@ -138,8 +146,8 @@ class SteptapeCallback(Callback):
         if self._losses:
             values["loss"] = sum(self._losses) / len(self._losses)
         self._begin_update()
-        batches = self._number(trainer, "num_training_batches")
-        self._epoch = batches and trainer.current_epoch + (batch_idx + 1) / batches
+        batches, epoch = self._number(trainer, "num_training_batches"), self._ask(trainer, "current_epoch")
+        self._epoch = None if batches is None or epoch is None else epoch + (batch_idx + 1) / batches
         # Lightning counts the updates of each optimizer, if a module steps several by hand.
         step = self._updates if is_automatic else None
         rec.step(values, step=step, epoch=self._epoch, micro_step=micro_steps)
@@ -174,7 +182,7 @@ class SteptapeCallback(Callback):
         """End the run as failed or interrupted."""
         if (rec := self.live) is not None:
             self._leave(trainer)
-            if trainer.received_sigterm:  # Lightning's exception for it looks like a successful exit.
+            if self._ask(trainer, "received_sigterm"):  # Lightning's exception for it looks like a successful exit.
                 rec.close(status="interrupted", reason="SIGTERM")
             rec.fail(exception)
 
@@ -184,8 +192,9 @@ class SteptapeCallback(Callback):
         if (rec := self.live) is not None:
             self._leave(trainer)
             self._state = dict(rec.state_dict())
-            if trainer.should_stop and not rec.control.should_stop:
-                stopped = [type(each).__name__ for each in trainer.callbacks if getattr(each, "stopped_epoch", 0)]
+            if self._ask(trainer, "should_stop") and not rec.control.should_stop:
+                callbacks = self._ask(trainer, "callbacks") or ()
+                stopped = [type(each).__name__ for each in callbacks if getattr(each, "stopped_epoch", 0)]
                 rec.close(status="stopped", reason=", ".join(stopped) or "trainer.should_stop")
             rec.close()
 
@@ -196,20 +205,35 @@ class SteptapeCallback(Callback):
 
     def _plan_of(self, trainer: Any, pl_module: Any) -> dict[str, Any]:
         """Return what the trainer knows of the length. A module that steps by hand has its own number of updates."""
-        plan: dict[str, Any] = {"total_epochs": self._number(trainer, "max_epochs")}
-        if pl_module.automatic_optimization:
-            batches = self._number(trainer, "num_training_batches")
-            plan["total_steps"] = self._number(trainer, "estimated_stepping_batches")
-            plan["steps_per_epoch"] = batches and math.ceil(batches / trainer.accumulate_grad_batches)
+        epochs = self._number(trainer, "max_epochs")
+        plan: dict[str, Any] = {"total_epochs": epochs}
+        batches = self._number(trainer, "num_training_batches")
+        if not pl_module.automatic_optimization or batches is None:
+            return plan
+        for each in self._ask(trainer, "callbacks") or ():
+            # Lightning's own estimate leaves a GradientAccumulationScheduler out.
+            if epochs is not None and (micro_steps := getattr(each, "get_accumulate_grad_batches", None)) is not None:
+                updates = [math.ceil(batches / micro_steps(epoch)) for epoch in range(epochs)]
+                most = self._number(trainer, "max_steps")
+                plan["total_steps"] = sum(updates) if most is None else min(sum(updates), most)
+                plan["steps_per_epoch"] = updates[0] if len(set(updates)) == 1 else None
+                return plan
+        plan["total_steps"] = self._number(trainer, "estimated_stepping_batches")
+        divided_by = self._number(trainer, "accumulate_grad_batches")
+        plan["steps_per_epoch"] = divided_by and math.ceil(batches / divided_by)
         return plan
 
-    def _number(self, trainer: Any, name: str) -> int | None:
-        """Return a number of the trainer; None if it is unlimited, or if the trainer cannot say it."""
+    def _ask(self, trainer: Any, name: str) -> Any:
+        """Return a property of the trainer; None if it cannot say it."""
         try:
-            number = getattr(trainer, name)
+            return getattr(trainer, name)
         except Exception as error:
             self._guard.warn(f"the Trainer does not say its {name}: {error}")
             return None
+
+    def _number(self, trainer: Any, name: str) -> int | None:
+        """Return a number of the trainer; None if it is unlimited, or if the trainer cannot say it."""
+        number = self._ask(trainer, name)
         return int(number) if number and 0 < number < math.inf else None
 
     @guarded
@@ -306,7 +330,8 @@ class SteptapeLogger(Logger):
         tape = SteptapeLogger("runs", rules="policy.yaml")
         trainer = Trainer(logger=tape, callbacks=[tape.callback()])
 
-    Without the callback, rank 0 records ``log`` events at Lightning's steps, and nothing steers.
+    Without the callback, rank 0 records ``log`` events at Lightning's steps, and nothing steers. The run ends with the
+    training; what is logged later resumes it.
 
     Args:
         store: Folder of runs.
@@ -316,14 +341,17 @@ class SteptapeLogger(Logger):
         name, version: They name the folder of Lightning's checkpoints. The run's id is unknown by then.
     """
 
-    name = "steptape"
+    name = "steptape_logs"
     version = ""
 
     def __init__(self, store: str | Path, **arguments: Any) -> None:
         super().__init__()
+        self.version = time.strftime("%Y%m%dT%H%M%S")
         self._store, self._arguments = store, arguments
         self._callback, self._has_callback = SteptapeCallback(store, **arguments), False
+        self._guard = Guard(strict=bool(arguments.get("strict")))
         self._alone: Recorder | None = None
+        self._state: dict[str, Any] = {}
 
     def callback(self) -> SteptapeCallback:
         """Return the callback that shares the recorder."""
@@ -347,13 +375,19 @@ class SteptapeLogger(Logger):
             rec.log({name: value for name, value in metrics.items() if name != "epoch"})  # The event has its own.
 
     def finalize(self, status: str) -> None:
-        """End the run as failed, if the training did and no callback knows it. Other runs end with the program."""
-        if status == "failed" and self._alone is not None:
-            self._alone.close(status="failed", reason="the training failed")
+        """End the run that no callback ends."""
+        if self._alone is not None and not self._alone.is_closed:
+            self._state = dict(self._alone.state_dict())
+            if status == "failed":
+                self._alone.close(status=status, reason="the training failed")
+            self._alone.close()
 
     @rank_zero_only  # type: ignore[untyped-decorator]
     def _log_alone(self, metrics: Mapping[str, float], step: int | None) -> None:
-        if self._alone is None:
-            self._alone = Recorder(self._store, rank=0, **{"config": self._callback.config, **self._arguments})
+        if self._alone is None or self._alone.is_closed:
+            arguments = {"config": self._callback.config, **self._arguments, "rank": 0}
+            if arguments.pop("rules", None) is not None:
+                self._guard.warn("rules steer nothing without Trainer(callbacks=[tape.callback()])")
+            self._alone = self._guard.opened(self._store, self._state, arguments)
         # Lightning's step is that of the update before: it counts batches from 0.
         self._alone.late(0 if step is None else step + 1, metrics)

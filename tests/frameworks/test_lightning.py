@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
+import json
 import math
-import os
-import re
 import resource
 import signal
 import subprocess
@@ -19,12 +18,14 @@ import pytest
 pytest.importorskip("lightning", reason="lightning is not installed; 'make frameworks' runs this")
 
 import torch
-from lightning.pytorch.callbacks import Callback, EarlyStopping, ModelCheckpoint
+from documents import run_page
+from lightning.pytorch.callbacks import Callback, EarlyStopping, GradientAccumulationScheduler, ModelCheckpoint
 from lightning.pytorch.plugins.precision import MixedPrecision
+from torchrun import run_job
 from waiting import PATIENCE_S, until
 
 from frameworks.tiny_lightning import loader, tiny_module, tiny_trainer
-from steptape import Recorder, backtest, open_store, verify
+from steptape import Recorder, TelemetryError, backtest, open_run, open_store, verify
 from steptape.integrations.lightning import SteptapeCallback, SteptapeLogger
 from steptape.rules.policy_file.policy import parse_policy
 from steptape.store.events import Event
@@ -34,6 +35,7 @@ pytestmark = pytest.mark.filterwarnings("default")
 
 ROOTS = ["lightning.pytorch", "pytorch_lightning"]
 TESTS = Path(__file__).parents[1]
+PROGRAM = TESTS / "frameworks" / "tiny_lightning.py"
 
 
 def rule(condition: str, order: str = "should_training_stop", trigger: str = "on_step_end", name: str = "rule") -> str:
@@ -119,6 +121,16 @@ def test_an_update_has_the_undivided_loss_the_rate_it_used_and_its_norm_before_c
     assert [event.epoch for event in events(run)] == pytest.approx([4 / 14, 8 / 14, 12 / 14, 1])
 
 
+def test_the_planned_length_follows_a_schedule_of_accumulation(tmp_path: Path) -> None:
+    """Its first epochs have 14, 7 and 4 updates."""
+    _, run = fit(tmp_path, callbacks=[GradientAccumulationScheduler({0: 1, 1: 2, 2: 4})])
+
+    assert (run.info.last.newest_plan.max_steps(), run.info.last.steps) == (25, 25)
+    assert run.info.last.plan.steps_per_epoch is None
+    _, short = fit(tmp_path, callbacks=[GradientAccumulationScheduler({0: 4})], max_steps=9)
+    assert (short.info.last.plan.max_steps(), short.info.last.plan.steps_per_epoch, short.info.last.steps) == (9, 4, 9)
+
+
 @pytest.mark.parametrize("micro_batch", range(8, 12))
 def test_a_nan_of_any_micro_batch_stops_the_run_at_its_update(tmp_path: Path, micro_batch: int) -> None:
     """The third update has the micro-batches 8 to 11."""
@@ -191,9 +203,10 @@ def test_an_evaluation_that_rules_ask_for_comes_at_once(tmp_path: Path) -> None:
     assert [event.step for event in events(run, "evaluate")] == [5, 6, 28, 56]
 
 
-def test_an_evaluation_that_the_trainer_cannot_do_is_refused_once(tmp_path: Path) -> None:
-    """A training without validation."""
-    _, run = fit(tmp_path, rule("step >= 5", "should_evaluate"), limit_val_batches=0)
+@pytest.mark.parametrize("changes", [{"limit_val_batches": 0}, {"val_check_interval": "00:01:00:00"}])
+def test_an_evaluation_that_the_trainer_cannot_do_is_refused_once(tmp_path: Path, changes: dict[str, Any]) -> None:
+    """A training without validation, and one that validates by the clock."""
+    _, run = fit(tmp_path, rule("step >= 5", "should_evaluate"), **changes)
 
     assert [event.attrs["refused"] for event in events(run, "annotation")] == ["evaluate"]
 
@@ -352,28 +365,19 @@ def test_an_exception_ends_the_run(tmp_path: Path, error: BaseException, status:
     assert type(error).__name__ in str(run.info.last.failure)
 
 
-def start(folder: Path, *arguments: str, launcher: tuple[str, ...] = (), rules: str = "") -> subprocess.Popen[str]:
-    """Start a training in processes of its own."""
-    program = ["-m", "frameworks.tiny_lightning", str(folder / "runs"), str(policy(folder, rules) or "")]
-    return subprocess.Popen(
-        [sys.executable, "-W", "ignore", *launcher, *program, *arguments],
-        env={**os.environ, "PYTHONPATH": str(TESTS), "OMP_NUM_THREADS": "1"},
-        stdout=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
-
-
 def test_a_sigterm_ends_the_run_as_interrupted(tmp_path: Path) -> None:
     """Lightning handles the signal, ends the batch and raises what looks like a successful exit."""
-    process = start(tmp_path, "max_epochs=100000")
+    given = tmp_path / "trainings.jsonl"
+    given.write_text(json.dumps({"store": str(tmp_path / "runs"), "max_epochs": 100_000}))
+    process = subprocess.Popen([sys.executable, "-W", "ignore", str(PROGRAM), str(given)])
     try:
         until(lambda: process.poll() is not None or any((tmp_path / "runs").glob("*/run.json")))
         until(lambda: process.poll() is not None or len(events(newest(tmp_path))) > 20)
         process.send_signal(signal.SIGTERM)
-        process.communicate(timeout=PATIENCE_S)
+        process.wait(timeout=PATIENCE_S)
     finally:
         process.kill()
+        process.wait()
 
     run = newest(tmp_path)
     assert (run.status, run.info.last.reason) == ("interrupted", "SIGTERM")
@@ -395,21 +399,68 @@ def test_a_sigterm_with_a_recorder_that_was_there_first_ends_both(tmp_path: Path
     assert [run.status for store in ("other", "runs") for run in open_store(tmp_path / store)] == ["interrupted"] * 2
 
 
-@pytest.mark.parametrize("condition", ["step == 5", "any_rank(not isfinite(loss))"])
-def test_a_rule_stops_all_ranks_at_the_same_step(tmp_path: Path, condition: str) -> None:
-    """Only rank 0 decides, also about the NaN of rank 1's fifth batch. In a save of Lightning's all ranks meet."""
-    rules = rule("step == 3", "should_save", name="save") + rule(condition)
-    launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
-    process = start(tmp_path, "devices=2", "strategy='ddp'", "nan_at=4", launcher=launcher, rules=rules)
-    try:
-        printed, _ = process.communicate(timeout=PATIENCE_S)
-    finally:
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
+@pytest.fixture(scope="module")
+def job(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, list[dict[str, Any]]]]:
+    """A store, and by name what each training of one job of two processes was on each rank."""
+    folder = tmp_path_factory.mktemp("job")
+    saves = rule("step == 3", "should_save", name="save")
+    written = {"stop": saves + rule("step == 5"), "nan": saves + rule("any_rank(not isfinite(loss))"), "decides": RULES}
+    for name, rules in written.items():
+        (folder / f"{name}.yaml").write_text(f"controllers:\n{rules}")
+    job = {"devices": 2, "strategy": "ddp"}
+    recorded = {**job, "store": str(folder / "runs")}
+    decides = {**recorded, "rules": str(folder / "decides.yaml"), "max_epochs": 5}
+    trainings: dict[str, dict[str, Any]] = {
+        "plain": job,
+        "recorded": recorded,
+        "stopped": {**recorded, "rules": str(folder / "stop.yaml")},
+        "poisoned": {**recorded, "rules": str(folder / "nan.yaml"), "nan_at": 4},
+        "unsplit": decides,
+        "cut": {**decides, "cut_at": 14, "max_steps": 16},
+        "resumed": {**decides, "ckpt_path": str(folder / "cut.ckpt")},
+        "sharded": {**recorded, "is_sharded": True, "max_epochs": 1},
+    }
+    done = run_job(PROGRAM, folder, 2, [*trainings.values()])
+    return folder / "runs", dict(zip(trainings, done, strict=True))
 
-    run = newest(tmp_path)
-    assert sorted(re.findall(r"rank \d step \d+", printed)) == ["rank 0 step 5", "rank 1 step 5"]
+
+def test_recording_changes_no_loss_of_any_rank(job: Any) -> None:
+    """Each has losses of its own."""
+    _, trainings = job
+
+    assert [rank["losses"] for rank in trainings["recorded"]] == [rank["losses"] for rank in trainings["plain"]]
+    assert trainings["plain"][0]["losses"] != trainings["plain"][1]["losses"]
+
+
+@pytest.mark.parametrize("training", ["stopped", "poisoned"])
+def test_a_rule_stops_all_ranks_at_the_same_step(job: Any, training: str) -> None:
+    """Only rank 0 decides, also about the NaN of rank 1's fifth batch. In a save of Lightning's all ranks meet."""
+    store, trainings = job
+    run = open_store(store).run(trainings[training][0]["run_id"])
+
+    assert [rank["step"] for rank in trainings[training]] == [5, 5]
     assert (run.status, run.info.last.steps, [event.step for event in events(run, "save")]) == ("stopped", 5, [3])
+
+
+def test_a_resumed_job_decides_as_an_unsplit_one(job: Any) -> None:
+    """The cut is at the end of an epoch: within one, Lightning begins its data again."""
+    store, trainings = job
+    unsplit, resumed = (open_store(store).run(trainings[name][0]["run_id"]) for name in ("unsplit", "resumed"))
+
+    assert [attempt.from_step for attempt in resumed.info.attempts] == [None, 14]
+    assert [rank["losses"] for rank in trainings["resumed"]] == [rank["losses"][14:] for rank in trainings["unsplit"]]
+    assert values(resumed, "loss") == values(unsplit, "loss")
+    assert decisions(resumed) == decisions(unsplit) != []
+    assert verify(resumed).identical
+
+
+def test_a_sharded_strategy_records_no_norm(job: Any) -> None:
+    """That of a rank's part would be wrong."""
+    store, trainings = job
+    run = open_store(store).run(trainings["sharded"][0]["run_id"])
+
+    assert {name for event in events(run) for name in event.metrics} == {"loss", "lr"}
+    assert run.status == "completed"
 
 
 def test_a_backtest_of_a_training_says_when_it_stops_live(tmp_path: Path) -> None:
@@ -450,14 +501,17 @@ def test_a_recorder_that_fails_changes_no_weight(tmp_path: Path, caplog: pytest.
     assert "File too large" in caplog.text
 
 
-@pytest.mark.parametrize("lacking", ["num_training_batches", "callback_metrics", "optimizers"])
-def test_what_an_unknown_version_lacks_is_named_and_the_rest_works(
-    tmp_path: Path, lacking: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    """A trainer without one of its properties, as our hooks see it."""
-    module = tiny_module()
-    callback = SteptapeCallback(tmp_path / "runs", rules=policy(tmp_path, rule("step == 20")))
-    trainer = tiny_trainer(tmp_path, [callback])
+@pytest.mark.parametrize("has_norm", [True, False])
+def test_the_norm_is_recorded_unless_it_is_switched_off(tmp_path: Path, has_norm: bool) -> None:
+    """The other values stay."""
+    callback = SteptapeCallback(tmp_path / "runs", grad_norm=has_norm)
+    tiny_trainer(tmp_path, [callback], max_epochs=1).fit(tiny_module(), loader())
+
+    assert set(events(newest(tmp_path))[0].metrics) == {"loss", "lr", *(["grad_norm"] if has_norm else [])}
+
+
+def lacking_trainer(trainer: Any, callback: Any, lacking: str) -> None:
+    """Have a callback's hooks see a trainer without one of its properties."""
 
     class Lacking:
         def __getattr__(self, name: str) -> Any:
@@ -468,14 +522,63 @@ def test_what_an_unknown_version_lacks_is_named_and_the_rest_works(
         def __setattr__(self, name: str, value: Any) -> None:
             setattr(trainer, name, value)
 
-    for name in [name for name in dir(callback) if name.startswith("on_")]:
+    for name in [name for name in dir(callback) if name.startswith("on_") or name == "teardown"]:
         hook = getattr(callback, name)
-        setattr(callback, name, lambda _, *arguments, hook=hook: hook(Lacking(), *arguments))
+        setattr(callback, name, lambda _, *arguments, hook=hook, **named: hook(Lacking(), *arguments, **named))
+
+
+@pytest.mark.parametrize(
+    "lacking",
+    [
+        "num_training_batches",
+        "callback_metrics",
+        "optimizers",
+        "strategy",
+        "sanity_checking",
+        "current_epoch",
+        "callbacks",
+        "max_epochs",
+    ],
+)
+def test_what_an_unknown_version_lacks_is_named_and_the_rest_works(
+    tmp_path: Path, lacking: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A trainer without one of its properties, as our hooks see it."""
+    module = tiny_module()
+    callback = SteptapeCallback(tmp_path / "runs", rules=policy(tmp_path, rule("step == 20")))
+    trainer = tiny_trainer(tmp_path, [callback])
+
+    lacking_trainer(trainer, callback, lacking)
     trainer.fit(module, loader(), loader(4))
 
     run = newest(tmp_path)
     assert (run.status, values(run, "loss")) == ("stopped", module.losses)
-    assert caplog.text.count(f"no attribute '{lacking}'") == 1
+    assert caplog.text.count(lacking) >= 1
+
+
+@pytest.mark.parametrize("lacking", ["global_step", "accumulate_grad_batches", "should_stop"])
+def test_a_trainer_that_lacks_what_matters_trains_to_its_end(
+    tmp_path: Path, lacking: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The run ends with it, if one began; what is lacking is named."""
+    callback = SteptapeCallback(tmp_path / "runs")
+    trainer = tiny_trainer(tmp_path, [callback], max_epochs=1)
+    lacking_trainer(trainer, callback, lacking)
+    trainer.fit(tiny_module(), loader())
+
+    assert trainer.global_step == 14
+    runs = [open_run(path.parent) for path in tmp_path.glob("runs/*/run.json")]
+    assert [(run.status, len(events(run))) for run in runs] == [("completed", 14)] * (lacking != "global_step")
+    assert lacking in caplog.text
+
+
+@pytest.mark.parametrize("argument", [{"rules": "no_such_policy"}, {"total_step": 3}])
+def test_what_the_recorder_refuses_ends_the_training_at_its_start(tmp_path: Path, argument: dict[str, Any]) -> None:
+    """A mistake in an argument must not cost a night without a log."""
+    trainer = tiny_trainer(tmp_path, [SteptapeCallback(tmp_path / "runs", **argument)])
+
+    with pytest.raises((TelemetryError, TypeError), match=r"no_such_policy|total_step"):
+        trainer.fit(tiny_module(), loader())
 
 
 def test_the_logger_shares_the_recorder_of_its_callback(tmp_path: Path) -> None:
@@ -493,23 +596,52 @@ def test_the_logger_shares_the_recorder_of_its_callback(tmp_path: Path) -> None:
     assert (run.status, run.info.config) == ("stopped", {"lr": 0.1, "note": "first"})
 
 
-def test_a_logger_alone_records_what_is_logged_at_its_steps(tmp_path: Path) -> None:
-    """No step is counted, and no rule decides."""
-    tape = SteptapeLogger(tmp_path / "runs")
-    tiny_trainer(tmp_path, [], logger=tape, max_epochs=1).fit(tiny_module(), loader())
-    assert tape.experiment is not None
-    tape.experiment.close()
-
+def test_a_logger_alone_records_what_is_logged_at_its_steps(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """No step is counted, and no rule decides, which a warning says. What is logged after the training resumes it."""
+    tape = SteptapeLogger(tmp_path / "runs", rules=policy(tmp_path, rule("step >= 1", trigger="on_log")))
+    trainer = tiny_trainer(tmp_path, [], logger=tape, max_epochs=1)
+    trainer.fit(tiny_module(), loader())
     (run,) = open_store(tmp_path / "runs")
+
+    assert run.status == "completed"
     assert {event.kind for event in run.events()} == {"train_begin", "log", "train_end"}
     assert [event.step for event in events(run, "log")] == list(range(2, 15, 2))
+    assert "Trainer(callbacks=[tape.callback()])" in caplog.text
+    trainer.validate(tiny_module(), loader(4), verbose=False)
+    (run,) = open_store(tmp_path / "runs")
+    assert (len(run.info.attempts), run.status, "val_loss" in events(run, "log")[-1].metrics) == (2, "completed", True)
+
+
+def test_a_logger_alone_ends_its_run_as_failed_with_the_training(tmp_path: Path) -> None:
+    """Whatever the program does with the exception."""
+
+    class Failing(Callback):
+        def on_train_batch_start(self, trainer: Any, *_: Any) -> None:
+            if trainer.global_step == 5:
+                raise RuntimeError("lost")
+
+    tape = SteptapeLogger(tmp_path / "runs")
+    with pytest.raises(RuntimeError, match="lost"):
+        tiny_trainer(tmp_path, [Failing()], logger=tape).fit(tiny_module(), loader())
+
+    (run,) = open_store(tmp_path / "runs")
+    assert (run.status, run.info.last.reason) == ("failed", "the training failed")
 
 
 def test_the_example_trains_until_a_rule_stops_it(tmp_path: Path) -> None:
-    """It takes the policy as its argument, and has at most 40 lines."""
+    """It takes the policy as its argument, and has at most 40 lines. Its folder can run further programs."""
     script = TESTS.parent / "examples" / "scripts" / "lightning_training.py"
     command = [sys.executable, "-W", "ignore", str(script), str(policy(tmp_path, rule("step == 20")))]
     subprocess.run(command, cwd=tmp_path, timeout=PATIENCE_S, check=True)
+    subprocess.run([sys.executable, "-c", "from steptape import open_store"], cwd=tmp_path, check=True)
 
     (run,) = open_store(tmp_path / "runs")
     assert (run.status, run.info.last.steps, len(script.read_text().splitlines()) <= 40) == ("stopped", 20, True)
+    assert len(list(tmp_path.glob("steptape_logs/*/checkpoints/*.ckpt"))) == 1
+
+
+def test_the_page_trains_as_it_shows(tmp_path: Path) -> None:
+    """Its blocks that need lightning run here."""
+    assert run_page(TESTS.parent / "docs" / "how-to" / "lightning.md", tmp_path) == []
+
+    assert [run.status for run in open_store(tmp_path / "runs")] == ["completed"] * 2

@@ -1,9 +1,10 @@
-"""A tiny training by Lightning, for tests; ``python -m`` this with STORE RULES [ARGUMENT=VALUE]... trains alone."""
+"""A tiny training by Lightning, for tests. Run as a program, it trains as each line of its input says, one by one."""
 
 from __future__ import annotations
 
-import ast
+import datetime
 import importlib
+import json
 import math
 import os
 import sys
@@ -11,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
+from torch.distributed.fsdp import fully_shard
 from torch.utils.data import DataLoader, TensorDataset
 
 from steptape.integrations.lightning import SteptapeCallback
@@ -63,6 +66,10 @@ def tiny_module(root: str = ROOT, *, nan_at: int | None = None, optimizers: int 
         def validation_step(self, batch: Any, batch_idx: int) -> None:
             self.log("val_loss", self.loss_of(batch))
 
+        def configure_model(self) -> None:
+            if self.device_mesh is not None:  # A strategy that shards.
+                fully_shard(self.layer, mesh=self.device_mesh["data_parallel"])
+
         def configure_gradient_clipping(self, *arguments: Any, **named: Any) -> None:
             squares = [float((each.grad**2).sum()) for each in self.parameters() if each.grad is not None]
             self.norms.append(math.sqrt(sum(squares)))
@@ -95,12 +102,54 @@ def tiny_trainer(folder: Path, callbacks: list[Any], root: str = ROOT, **changes
     return importlib.import_module(root).Trainer(callbacks=callbacks, **(arguments | changes))
 
 
+def train_on_rank(
+    folder: str,
+    *,
+    store: str | None = None,
+    rules: str | None = None,
+    nan_at: int | None = None,
+    cut_at: int | None = None,
+    ckpt_path: str | None = None,
+    is_sharded: bool = False,
+    **changes: Any,
+) -> dict[str, Any]:
+    """Train on batches that are all equal, and return what this process did.
+
+    Args:
+        folder: Where Lightning writes.
+        store: Folder of runs; None trains without a recorder.
+        rules: The policy of the recorder.
+        nan_at: The micro-batch whose loss is NaN, on another rank than the one that decides.
+        cut_at: The step of a checkpoint, in the folder.
+        ckpt_path: The checkpoint to train from.
+        is_sharded: Each rank keeps a part of the weights.
+        **changes: Further arguments of the trainer.
+    """
+    if is_sharded:
+        changes["strategy"] = importlib.import_module(ROOT).strategies.ModelParallelStrategy()
+    callbacks: list[Any] = [] if store is None else [SteptapeCallback(store, rules=rules)]
+    if cut_at is not None:
+        checkpoints = importlib.import_module(ROOT).callbacks.ModelCheckpoint
+        callbacks.append(checkpoints(folder, every_n_train_steps=cut_at, filename="cut"))
+    trainer = tiny_trainer(Path(folder), callbacks, enable_checkpointing=cut_at is not None, **changes)
+    module = tiny_module(nan_at=nan_at if os.environ.get("RANK") == "1" else None, dropout=0.0)
+    trainer.fit(module, loader(is_constant=True), loader(4), ckpt_path=ckpt_path)
+    run_id = callbacks[0].recorder.run_id if store else None
+    return {"losses": [loss.hex() for loss in module.losses], "step": trainer.global_step, "run_id": run_id}
+
+
+def main() -> None:
+    """Train as each line of the first file says; write what each training returned into one file per rank."""
+    is_job = "RANK" in os.environ
+    if is_job:
+        dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=20))
+    given, results = Path(sys.argv[1]), []
+    for line in given.read_text().splitlines():
+        results.append(train_on_rank(str(given.parent), **json.loads(line)))
+        if is_job:
+            dist.barrier()  # Else the next training resumes a run that another rank has not ended yet.
+    given.with_suffix(f".{os.environ.get('RANK', 0)}").write_text(json.dumps(results))
+
+
 if __name__ == "__main__":
-    store, rules, *settings = sys.argv[1:]
-    changes = {name: ast.literal_eval(value) for name, _, value in (each.partition("=") for each in settings)}
-    nan_at, callback = changes.pop("nan_at", None), SteptapeCallback(store, rules=rules or None)
-    if os.environ.get("RANK", "1") != "1":  # Another rank than the one that decides has the NaN.
-        nan_at = None
-    trainer = tiny_trainer(Path(store).parent, [callback], **changes)
-    trainer.fit(tiny_module(nan_at=nan_at), loader(), loader(4))
-    print("rank", trainer.global_rank, "step", trainer.global_step, flush=True)
+    main()
