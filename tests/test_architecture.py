@@ -180,6 +180,7 @@ PUBLIC: dict[str, set[str]] = {
         "semantics",
     },
     "recorder": {
+        "process/termination",
         "ranks/rank",
         "recorder",
     },

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +82,22 @@ def planting(micro_batch: int) -> type[Trainer]:
             return loss * float("nan") if self.seen == micro_batch + 1 else loss
 
     return Planting
+
+
+class Lacking:
+    """An object that lacks one attribute."""
+
+    def __init__(self, inner: Any, lacking: str) -> None:
+        object.__setattr__(self, "inner", inner)
+        object.__setattr__(self, "lacking", lacking)
+
+    def __getattr__(self, name: str) -> Any:
+        if name == self.lacking:
+            raise AttributeError(f"no attribute '{name}'")
+        return getattr(self.inner, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self.inner, name, value)
 
 
 class Witness(TrainerCallback):
@@ -168,6 +187,21 @@ def test_evaluations_before_and_after_a_training_belong_to_its_run(tmp_path: Pat
     assert run.status == "completed"
 
 
+def test_an_evaluation_after_the_end_of_a_run_is_named_and_belongs_to_no_other(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The block ends the run. The next one must not begin with an evaluation of the weights before it."""
+    callback = SteptapeCallback(tmp_path / "runs")
+    trainer = tiny_trainer(tmp_path, [callback], max_steps=2)
+    for _ in range(2):
+        with callback.training():
+            trainer.train()
+        trainer.evaluate()
+
+    assert [[kind for kind, _ in kinds_of(run) if kind == "evaluate"] for run in runs_of(tmp_path)] == [[], []]
+    assert caplog.text.count("an evaluation is not recorded. Evaluate within callback.training()") == 1
+
+
 def test_two_trainings_are_two_runs(tmp_path: Path) -> None:
     """Each begins at step 1."""
     callback = SteptapeCallback(tmp_path / "runs")
@@ -203,6 +237,39 @@ def test_an_exception_ends_the_run_as_failed(tmp_path: Path) -> None:
     assert run.status == "failed"
     assert run.info.last.failure is not None
     assert "no more" in str(run.info.last.failure)
+
+
+ENDING = """
+import sys
+from pathlib import Path
+from frameworks.test_transformers import Failing
+from frameworks.tiny_trainer import tiny_trainer
+from steptape.integrations.transformers import SteptapeCallback
+
+trainer = tiny_trainer(Path(), [Failing(5), SteptapeCallback("runs", quiet=True)])
+try:
+    trainer.train()
+except ValueError:
+    if sys.argv[1] == "raises":
+        raise
+"""
+
+
+@pytest.mark.parametrize(
+    ("how", "message"), [("catches", None), ("raises", "no more")], ids=["caught", "ends the program"]
+)
+def test_without_the_block_a_training_that_raised_is_failed_too(tmp_path: Path, how: str, message: str | None) -> None:
+    """Whether the program catches the exception or ends with it."""
+    (tmp_path / "program.py").write_text(ENDING)
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
+    command = [sys.executable, "program.py", how]
+    subprocess.run(command, cwd=tmp_path, env=environment, timeout=180, check=False, stderr=subprocess.DEVNULL)
+
+    (run,) = runs_of(tmp_path)
+    failure = run.info.last.failure
+    assert (run.status, steps_of(run)) == ("failed", [1, 2, 3, 4])
+    assert (failure and failure["message"]) == message
+    assert run.info.last.reason == (None if message else "train() did not reach its end")
 
 
 def test_a_training_that_failed_resumes_in_the_same_process(tmp_path: Path) -> None:
@@ -311,6 +378,35 @@ controllers:
     assert [step for kind, step in kinds_of(run) if kind == "evaluate"][:3] == [2, 3, 5]
 
 
+class Evaluating(Trainer):
+    """A trainer that needs no dataset of evaluation."""
+
+    def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
+        return super().get_eval_dataloader(tiny_data(4))
+
+
+@pytest.mark.parametrize(("trainer_class", "evaluates"), [(Trainer, False), (Evaluating, True)])
+def test_an_order_to_evaluate_without_a_dataset_is_refused_with_a_note(
+    tmp_path: Path, trainer_class: type[Trainer], evaluates: bool
+) -> None:
+    """The trainer would raise. One that brings data of its own evaluates."""
+    text = (
+        "controllers: [{name: a, triggers: [on_step_end], rule: step >= 3, operations: [hfcontrols.should_evaluate]}]"
+    )
+    callback = SteptapeCallback(tmp_path / "runs", policy_file(tmp_path, text))
+    trainer = tiny_trainer(tmp_path, trainer_class=trainer_class, max_steps=6)
+    trainer.eval_dataset = None
+    callback.attach(trainer)
+    with callback.training():
+        trainer.train()
+
+    (run,) = runs_of(tmp_path)
+    evaluations = [step for kind, step in kinds_of(run) if kind == "evaluate"]
+    notes = [event.attrs["refused"] for event in run.stream() if event.kind == "annotation"]
+    assert trainer.state.global_step == 6
+    assert (evaluations, notes) == (([3, 4, 5, 6], []) if evaluates else ([], ["evaluate"]))
+
+
 def test_flags_of_others_are_left_alone(tmp_path: Path) -> None:
     """Another callback orders a save, and a stop."""
 
@@ -354,12 +450,26 @@ def test_detach_undoes_attach(tmp_path: Path) -> None:
     trainer.train()
     callback.detach()
     assert (trainer.training_step, trainer.accelerator.clip_grad_norm_) == (step, clip)
+    assert callback in trainer.callback_handler.callbacks
 
     callback.attach(trainer)
     assert trainer.pop_callback(SteptapeCallback) is callback
     trainer.train()
     callback.close()
     assert len(runs_of(tmp_path)) == 1
+
+
+def test_attach_adds_a_callback_that_the_trainer_lacks(tmp_path: Path) -> None:
+    """Once. What it has added, ``detach`` takes away."""
+    trainer = tiny_trainer(tmp_path, [], max_steps=2)
+    callback = SteptapeCallback(tmp_path / "runs").attach(trainer).attach(trainer)
+    with callback.training():
+        trainer.train()
+    callback.detach()
+
+    (run,) = runs_of(tmp_path)
+    assert steps_of(run) == [1, 2]
+    assert callback not in trainer.callback_handler.callbacks
 
 
 def test_without_attach_the_losses_are_those_of_the_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -499,6 +609,54 @@ def test_a_loss_of_an_unknown_form_is_named_once_and_the_rest_is_recorded(
     assert len([record for record in caplog.records if "loss of a step" in record.getMessage()]) == 1
     with pytest.raises(NotImplementedError):
         trained(tmp_path, SteptapeCallback(tmp_path / "runs", strict=True), trainer_class=Odd, max_steps=3)
+
+
+@pytest.mark.parametrize(
+    ("lacking", "still"),
+    [
+        ("logging_nan_inf_filter", {"loss", "grad_norm", "learning_rate"}),
+        ("accelerator", {"loss", "learning_rate"}),
+        ("callback_handler", {"learning_rate"}),
+        ("stateful_callbacks", {"loss", "grad_norm", "learning_rate"}),
+        ("run_name", {"loss", "grad_norm", "learning_rate"}),
+        ("max_steps", {"loss", "grad_norm", "learning_rate"}),
+        ("param_groups", {"loss", "grad_norm"}),
+    ],
+)
+def test_what_an_unknown_version_lacks_is_named_once_and_the_rest_works(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, lacking: str, still: set[str]
+) -> None:
+    """Trainer, arguments, state and optimizer without one of their attributes, as our hooks see them."""
+    callback = SteptapeCallback(tmp_path / "runs", policy_file(tmp_path, STOP_AT_7))
+    trainer = tiny_trainer(tmp_path, [callback], save_steps=3)
+    attached = Lacking(trainer, "")
+    callback.attach(attached)
+    for name in [name for name in dir(callback) if name.startswith("on_")]:
+        hook = getattr(callback, name)
+        setattr(
+            callback,
+            name,
+            lambda args, state, control, hook=hook, **named: hook(
+                Lacking(args, lacking),
+                Lacking(state, lacking),
+                control,
+                **{name: Lacking(value, lacking) if name == "optimizer" else value for name, value in named.items()},
+            ),
+        )
+    object.__setattr__(attached, "lacking", lacking)
+    if lacking == "logging_nan_inf_filter":
+        callback.detach()
+        still = {"learning_rate"}
+    with callback.training():
+        trainer.train()
+
+    (run,) = runs_of(tmp_path)
+    assert (run.status, trainer.state.global_step) == ("stopped", 7)
+    steps = [event for event in run.stream() if event.kind == "step_end"]
+    assert all(set(event.metrics) == still for event in steps)
+    assert [step for kind, step in kinds_of(run) if kind == "save"] == [3, 6]
+    warnings = [record.getMessage() for record in caplog.records if f"no attribute '{lacking}'" in record.getMessage()]
+    assert len(warnings) == len(set(warnings)) >= 1
 
 
 def test_rules_that_do_not_load_are_refused_before_the_training(tmp_path: Path) -> None:

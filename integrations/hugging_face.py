@@ -1,0 +1,88 @@
+"""Reads what Hugging Face's ``Trainer`` says of a training: its names, arguments, length and checkpoints.
+
+Arguments and state of a trainer flow in, as its callbacks get them; what a ``Recorder`` takes flows out.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from ..rules.policy_file.policy import Policy
+
+#: Arguments of the trainer that are no hyper-parameters: they differ from one start of the same training to the next.
+_NOT_HYPERPARAMETERS: Final = frozenset(("logging_dir", "resume_from_checkpoint"))
+
+
+class Tap:
+    """A function whose results are shown to another one."""
+
+    def __init__(self, function: Callable[..., Any], show: Callable[[Any], object]) -> None:
+        self.function, self._show = function, show
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the function."""
+        result = self.function(*args, **kwargs)
+        self._show(result)
+        return result
+
+
+def loss_scale(optimizer: Any) -> float:
+    """Return the factor of the loss under mixed precision; 1.0 without a scaler."""
+    scaler = getattr(optimizer, "scaler", None)
+    return 1.0 if scaler is None else float(scaler.get_scale())
+
+
+def run_names(args: Any, state: Any) -> dict[str, str]:
+    """Return the run's name, and its group if it is one trial of a search."""
+    folder = Path(args.output_dir).name
+    name = folder if args.run_name in (None, args.output_dir) else str(args.run_name)
+    return {"name": state.trial_name or name, "group": name} if state.is_hyper_param_search else {"name": name}
+
+
+def run_config(args: Any, state: Any) -> dict[str, Any]:
+    """Return the hyper-parameters, those of a trial included."""
+    arguments = {name: value for name, value in args.to_sanitized_dict().items() if name not in _NOT_HYPERPARAMETERS}
+    return {**arguments, **(state.trial_params or {})}
+
+
+def run_plan(args: Any, state: Any) -> dict[str, Any]:
+    """Return the planned length. That of an epoch is known only where epochs, and not steps, were asked for."""
+    plan = {"total_steps": state.max_steps}
+    epochs = state.num_train_epochs
+    if epochs < sys.maxsize:  # The trainer's number for data of unknown length.
+        plan["total_epochs"] = epochs
+        if args.max_steps <= 0 and epochs == args.num_train_epochs and state.max_steps % epochs == 0:
+            plan["steps_per_epoch"] = state.max_steps // epochs
+    return plan
+
+
+def checkpoint_path(folder: str, step: int) -> str:
+    """Return the path of a step's checkpoint. A trial of a search has a folder of its own within the trainer's."""
+    path = Path(folder) / f"checkpoint-{step}"
+    if not path.exists():
+        with contextlib.suppress(OSError):
+            return str(max(path.parent.glob(f"*/{path.name}"), key=lambda each: each.stat().st_mtime_ns, default=path))
+    return str(path)
+
+
+def exported_arguments(store: Any, rules: Any, kinds: Any, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments of the callback that JSON can keep."""
+    if isinstance(rules, Policy):
+        rules = {"text": rules.text, "source": rules.source, "params": dict(rules.params)}
+    every = {
+        "store": str(store),
+        "rules": str(rules) if isinstance(rules, Path) else rules,
+        "kinds": kinds if isinstance(kinds, str) else sorted(kinds),
+        **arguments,
+    }
+    kept = {}
+    for name, value in every.items():
+        with contextlib.suppress(TypeError, ValueError):
+            json.dumps(value)
+            kept[name] = value
+    return kept
