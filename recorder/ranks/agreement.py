@@ -194,7 +194,7 @@ class Agreement:
         error = TelemetryError(
             f"rank {self._rank.rank} agrees with the other ranks no longer: {why}. Rules steer it no more",
             got=f"{waited_s:.1f} s of waiting, agree_timeout_s={self._timeout_s:g}",
-            fix="Call rec.agree() at the same place on every rank",
+            fix="Call rec.agree() at the same place on every rank, or give a longer agree_timeout_s",
         )
         self._warnings.once(str(error))
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +27,9 @@ from frameworks.tiny_trainer import (
     tiny_model,
     tiny_trainer,
 )
-from steptape import Recorder
+from steptape import Policy, Recorder, load_policy
 from steptape.integrations.transformers import SteptapeCallback
+from steptape.rules.policy_file.policy import shipped_policies
 from steptape.store.run import Run
 
 
@@ -55,33 +58,6 @@ def test_the_losses_of_steps_average_to_what_the_trainer_logs(tmp_path: Path) ->
     assert values_of(run, "grad_norm") == pytest.approx([entry["grad_norm"] for entry in logged])
     assert values_of(run, "learning_rate") == pytest.approx([entry["learning_rate"] for entry in logged])
     assert [event.micro_step for event in run.stream() if event.kind == "step_end"] == ([2] * 9 + [1]) * 2
-
-
-@pytest.mark.parametrize("micro_batch", [20, 21])
-def test_a_nan_in_any_micro_batch_is_seen_at_its_step(tmp_path: Path, micro_batch: int) -> None:
-    """The trainer's own log shows a loss of 0 from there on."""
-    policy = STOP_AT_7.replace("step >= 7", "not isfinite(loss)")
-    callback = SteptapeCallback(tmp_path / "runs", policy_file(tmp_path, policy))
-
-    trainer, run = trained(tmp_path, callback, trainer_class=planting(micro_batch))
-
-    assert trainer.state.global_step == micro_batch // 2 + 1
-    assert run.status == "stopped"
-    assert all(entry["loss"] == entry["loss"] for entry in trainer.state.log_history if "loss" in entry)
-
-
-def planting(micro_batch: int) -> type[Trainer]:
-    """Return a class of trainers that override ``training_step``, with a loss of NaN in one micro-batch."""
-
-    class Planting(Trainer):
-        seen = 0
-
-        def training_step(self, *args: Any, **kwargs: Any) -> Any:
-            self.seen += 1
-            loss = super().training_step(*args, **kwargs)
-            return loss * float("nan") if self.seen == micro_batch + 1 else loss
-
-    return Planting
 
 
 class Lacking:
@@ -330,6 +306,19 @@ def test_a_checkpoint_that_was_made_without_us_begins_a_run(tmp_path: Path) -> N
     assert ("save", 20) in kinds_of(run)
 
 
+def test_a_checkpoint_of_the_model_alone_resumes_its_run(tmp_path: Path) -> None:
+    """Such a checkpoint keeps the trainer's state, too."""
+    trained(tmp_path, num_train_epochs=1, save_only_model=True)
+    trainer = tiny_trainer(tmp_path, save_only_model=True)
+    callback = SteptapeCallback(tmp_path / "runs").attach(trainer)
+    with callback.training():
+        trainer.train(resume_from_checkpoint=True)
+
+    (run,) = runs_of(tmp_path)
+    assert [attempt.from_step for attempt in run.info.attempts] == [None, 10]
+    assert steps_of(run) == list(range(1, 21))
+
+
 def test_a_run_that_is_gone_cannot_be_resumed_and_a_new_one_begins(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -345,9 +334,12 @@ def test_a_run_that_is_gone_cannot_be_resumed_and_a_new_one_begins(
     assert "cannot be resumed" in caplog.text
 
 
-def test_a_callback_that_the_trainer_restores_goes_on_recording(tmp_path: Path) -> None:
-    """It is a new object, of which an attached trainer learns."""
-    policy = policy_file(tmp_path, STOP_AT_7.replace("7", "17"))
+@pytest.mark.parametrize("given_as", [Path, load_policy])
+def test_a_callback_that_the_trainer_restores_continues_to_record(
+    tmp_path: Path, given_as: Callable[[Path], Path | Policy]
+) -> None:
+    """It is a new object, which the attached trainer feeds. It has the rules again, given as a file or as an object."""
+    policy = given_as(policy_file(tmp_path, STOP_AT_7.replace("7", "17")))
     trained(tmp_path, SteptapeCallback(tmp_path / "runs", policy), num_train_epochs=1)
     callback = SteptapeCallback(tmp_path / "runs", policy)
     trainer = tiny_trainer(tmp_path, [callback], restore_callback_states_from_checkpoint=True)
@@ -574,20 +566,24 @@ def test_a_smaller_batch_after_a_lack_of_memory_begins_another_run(tmp_path: Pat
     assert (run.status, steps_of(run)) == ("completed", [1, 2, 3])
 
 
-def test_an_update_that_a_scaler_skipped_is_recorded_as_not_applied(tmp_path: Path) -> None:
-    """A real scaler whose first scales are too great."""
+@pytest.mark.parametrize("rules", [None, *shipped_policies()])
+def test_an_update_that_a_scaler_skipped_is_recorded_as_not_applied(tmp_path: Path, rules: str | None) -> None:
+    """A real scaler whose first scales are too great. No shipped policy stops the run for the infinite gradients."""
 
     class Scaling(Trainer):
         def create_optimizer(self, *args: Any) -> Any:
             self.accelerator.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**127, growth_interval=10_000)
             return super().create_optimizer(*args)
 
-    _, run = trained(tmp_path, trainer_class=Scaling, max_steps=10)
+    callback = SteptapeCallback(tmp_path / "runs", rules)
+    trainer, run = trained(tmp_path, callback, trainer_class=Scaling, max_steps=10, logging_steps=1)
 
     applied = [event.attrs.get("applied", True) for event in run.stream() if event.kind == "step_end"]
     assert len(applied) == 10
     assert not applied[0]
+    assert not math.isfinite(values_of(run, "grad_norm")[0])
     assert applied[-1]
+    assert (trainer.state.global_step, run.status) == (10, "completed")
 
 
 def test_a_loss_of_an_unknown_form_is_named_once_and_the_rest_is_recorded(

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import resource
 import shutil
 import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +22,27 @@ pytest.importorskip("transformers", reason="transformers is not installed; 'make
 import torch
 from transformers import TrainerCallback
 
-from frameworks.tiny_trainer import STOP_AT_7, kinds_of, policy_file, runs_of, steps_of, tiny_trainer, weights_of
+from frameworks.tiny_trainer import (
+    STOP_AT_7,
+    kinds_of,
+    plant_nan,
+    policy_file,
+    runs_of,
+    steps_of,
+    tiny_trainer,
+    weights_of,
+)
 from steptape import Policy, backtest, load_policy, verify
 from steptape.integrations.transformers import SteptapeCallback
+
+#: The functions that make trainers. TRL is tested with the newest transformers alone.
+MAKERS: dict[str, Callable[..., Any]] = {"trainer": tiny_trainer}
+if find_spec("trl") is not None:
+    from frameworks.tiny_trl import tiny_grpo, tiny_sft
+
+    MAKERS |= {"sft": tiny_sft, "grpo": tiny_grpo}
+
+makers = pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
 
 #: Rules with a memory, over steps, logs and evaluations, that fire several times and stop at the end.
 POLICY = """
@@ -38,7 +59,7 @@ controllers:
   - {name: evaluations, triggers: [on_evaluate], rule: eval_loss < 10, operations: [hfcontrols.should_save]}
   - name: stop
     triggers: [on_step_end]
-    rule: step > 12 and count(loss, 100) > 12 and lag(loss, 12) > 0
+    rule: step > 12 and count(learning_rate, 100) > 12 and lag(learning_rate, 12) > 0
     patience: {patience_threshold: 3}
     operations: [hfcontrols.should_training_stop]
 """
@@ -50,16 +71,17 @@ def decided(folder: Path) -> list[tuple[Any, ...]]:
     return [tuple(map(str, row.values())) for row in columns.to_pylist()]
 
 
-def test_losses_and_weights_are_bit_equal_with_and_without_us(tmp_path: Path) -> None:
+@makers
+def test_losses_and_weights_are_bit_equal_with_and_without_us(tmp_path: Path, make: Callable[..., Any]) -> None:
     """With all events, an attached trainer and rules that fire but order nothing that changes the course."""
     changes: dict[str, Any] = {"logging_steps": 1, "eval_strategy": "steps", "eval_steps": 5}
-    plain = tiny_trainer(tmp_path / "plain", **changes)
+    plain = make(tmp_path / "plain", **changes)
     plain.train()
     text = (
         "controllers: [{name: a, triggers: [on_step_end, on_log], rule: loss > 0, operations: [hfcontrols.should_log]}]"
     )
     callback = SteptapeCallback(tmp_path / "runs", policy_file(tmp_path, text), kinds="all")
-    recorded = tiny_trainer(tmp_path, [callback], **changes)
+    recorded = make(tmp_path, [callback], **changes)
     callback.attach(recorded)
     with callback.training():
         recorded.train()
@@ -69,10 +91,13 @@ def test_losses_and_weights_are_bit_equal_with_and_without_us(tmp_path: Path) ->
     assert all(torch.equal(a, b) for a, b in zip(weights_of(plain), weights_of(recorded), strict=True))
 
 
-def test_a_rule_stops_the_training_at_the_step_that_a_backtest_predicts(tmp_path: Path) -> None:
+@makers
+def test_a_rule_stops_the_training_at_the_step_that_a_backtest_predicts(
+    tmp_path: Path, make: Callable[..., Any]
+) -> None:
     """The stop is the loop's last step, the run is ``stopped``, and its log verifies."""
     free = SteptapeCallback(tmp_path / "free" / "runs")
-    trainer = tiny_trainer(tmp_path / "free", [free], eval_strategy="steps", eval_steps=5)
+    trainer = make(tmp_path / "free", [free], eval_strategy="steps", eval_steps=5)
     free.attach(trainer)
     with free.training():
         trainer.train()
@@ -80,7 +105,7 @@ def test_a_rule_stops_the_training_at_the_step_that_a_backtest_predicts(tmp_path
     (predicted,) = backtest(policy, runs_of(tmp_path / "free")).results
     assert predicted.stop is not None
 
-    steered = steered_by(policy, tmp_path / "steered", eval_strategy="steps", eval_steps=5)
+    steered = steered_by(policy, tmp_path / "steered", make=make, eval_strategy="steps", eval_steps=5)
 
     (run,) = runs_of(tmp_path / "steered")
     assert steered.state.global_step == steps_of(run)[-1] == predicted.stop.outcome.step == 16
@@ -89,18 +114,43 @@ def test_a_rule_stops_the_training_at_the_step_that_a_backtest_predicts(tmp_path
     assert [step for step, _, controller, _ in decided(tmp_path / "steered") if controller == "stop"] == ["16"]
 
 
-def steered_by(policy: Policy | Path, folder: Path, resume: bool | None = None, **changes: Any) -> Any:
+def steered_by(
+    policy: Policy | Path,
+    folder: Path,
+    resume: bool | None = None,
+    make: Callable[..., Any] = tiny_trainer,
+    nan: int | None = None,
+    **changes: Any,
+) -> Any:
     """Train under rules, and return the trainer."""
     callback = SteptapeCallback(folder / "runs", policy)
-    trainer = tiny_trainer(folder, [callback], **changes)
+    trainer = make(folder, [callback], **changes)
+    if nan is not None:
+        plant_nan(trainer, nan)
     callback.attach(trainer)
     with callback.training():
         trainer.train(resume_from_checkpoint=resume)
     return trainer
 
 
+@makers
+@pytest.mark.parametrize("micro_batch", [8, 9])
+def test_a_nan_in_any_micro_batch_stops_the_training_at_its_step(
+    tmp_path: Path, make: Callable[..., Any], micro_batch: int
+) -> None:
+    """The trainer's own log never shows it."""
+    policy = policy_file(tmp_path, STOP_AT_7.replace("step >= 7", "not isfinite(loss)"))
+
+    trainer = steered_by(policy, tmp_path, make=make, nan=micro_batch)
+
+    assert trainer.state.global_step == 5
+    assert runs_of(tmp_path)[0].status == "stopped"
+    assert all(entry["loss"] == entry["loss"] for entry in trainer.state.log_history if "loss" in entry)
+
+
+@makers
 @pytest.mark.parametrize("killed_at", [7, 11])
-def test_a_resumed_training_decides_as_an_unsplit_one(tmp_path: Path, killed_at: int) -> None:
+def test_a_resumed_training_decides_as_an_unsplit_one(tmp_path: Path, make: Callable[..., Any], killed_at: int) -> None:
     """From a checkpoint in the middle of an epoch, and from one at its end."""
 
     class Killing(TrainerCallback):
@@ -110,13 +160,13 @@ def test_a_resumed_training_decides_as_an_unsplit_one(tmp_path: Path, killed_at:
 
     policy = policy_file(tmp_path, POLICY)
     changes: dict[str, Any] = {"eval_strategy": "steps", "eval_steps": 5, "save_steps": 5}
-    whole = steered_by(policy, tmp_path / "whole", **changes)
+    whole = steered_by(policy, tmp_path / "whole", make=make, **changes)
     callback = SteptapeCallback(tmp_path / "split" / "runs", policy)
-    trainer = tiny_trainer(tmp_path / "split", [callback, Killing()], **changes)
+    trainer = make(tmp_path / "split", [callback, Killing()], **changes)
     callback.attach(trainer)
     with pytest.raises(KeyboardInterrupt), callback.training():
         trainer.train()
-    split = steered_by(policy, tmp_path / "split", resume=True, **changes)
+    split = steered_by(policy, tmp_path / "split", resume=True, make=make, **changes)
 
     (run,) = runs_of(tmp_path / "split")
     assert [attempt.status for attempt in run.info.attempts] == ["interrupted", "stopped"]
@@ -166,24 +216,6 @@ def test_a_recorder_that_fails_changes_no_weight(tmp_path: Path, break_it: Calla
     assert all(torch.equal(a, b) for a, b in zip(weights_of(plain), weights_of(trainer), strict=True))
 
 
-RANKS = """
-import sys
-from datetime import timedelta
-from pathlib import Path
-import torch.distributed as dist
-from frameworks.tiny_trainer import tiny_trainer
-from steptape.integrations.transformers import SteptapeCallback
-
-dist.init_process_group("gloo", timeout=timedelta(seconds=20))
-folder = Path(sys.argv[1])
-callback = SteptapeCallback(folder / "runs", folder / "policy.yaml")
-trainer = tiny_trainer(folder, [callback], ddp_backend="gloo")
-callback.attach(trainer)
-with callback.training():
-    trainer.train()
-print("rank", dist.get_rank(), "ended at", trainer.state.global_step, flush=True)
-"""
-
 ORDERS = """
 controllers:
   - {name: save, triggers: [on_step_end], rule: step == 3, operations: [hfcontrols.should_save]}
@@ -192,13 +224,15 @@ controllers:
 """
 
 
-def test_two_ranks_stop_at_the_same_step(tmp_path: Path) -> None:
-    """They save and evaluate together, too."""
-    policy_file(tmp_path, ORDERS + STOP_AT_7.partition("controllers:\n")[2])
-    (tmp_path / "ranks.py").write_text(RANKS)
+def on_two_ranks(folder: Path, *jobs: dict[str, Any]) -> list[str]:
+    """Train on two ranks, one job after the other, and return what the ranks print at their ends, sorted."""
+    script = Path(__file__).with_name("transformers_ranks.py")
     process = subprocess.Popen(
-        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "ranks.py", "."],
-        cwd=tmp_path,
+        [
+            *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"),
+            *(str(script), json.dumps(jobs)),
+        ],
+        cwd=folder,
         env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[1]), "OMP_NUM_THREADS": "1"},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -206,16 +240,73 @@ def test_two_ranks_stop_at_the_same_step(tmp_path: Path) -> None:
         start_new_session=True,
     )
     try:
-        output, _ = process.communicate(timeout=180)
+        output, _ = process.communicate(timeout=300)
     finally:
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
     assert process.returncode == 0, output
+    return sorted(re.findall(r"\S+ rank \d ended at \d+", output))
 
-    assert sorted(line for line in output.splitlines() if line.startswith("rank ")) == [
-        "rank 0 ended at 7",
-        "rank 1 ended at 7",
-    ]
+
+def ends(folder: str, step: int) -> list[str]:
+    """Return what two ranks print that end at the same step."""
+    return [f"{folder} rank {rank} ended at {step}" for rank in range(2)]
+
+
+@makers
+def test_two_ranks_stop_at_the_same_step(tmp_path: Path, make: Callable[..., Any]) -> None:
+    """They save and evaluate together, too."""
+    policy_file(tmp_path, ORDERS + STOP_AT_7.partition("controllers:\n")[2])
+
+    printed = on_two_ranks(tmp_path, {"folder": ".", "policy": "policy.yaml", "make": make.__name__})
+
     (run,) = runs_of(tmp_path)
+    assert printed == ends(".", 7)
     assert run.status == "stopped"
     assert {("save", 3), ("evaluate", 3)} <= set(kinds_of(run))
+
+
+def test_a_slow_checkpoint_of_rank_0_does_not_end_the_steering(tmp_path: Path) -> None:
+    """Within an epoch, longer than an agreement may take; and at its end, as long as the job waits for a rank."""
+    policy_file(tmp_path, STOP_AT_7)
+    policy_file(tmp_path / "b", STOP_AT_7.replace("7", "12"))
+    short = {"folder": "a", "policy": "policy.yaml", "save_s": 6.0, "save_steps": 3}
+
+    printed = on_two_ranks(
+        tmp_path,
+        {**short, "arguments": {"agree_timeout_s": 4.0}},
+        {"folder": "b", "policy": "b/policy.yaml", "save_s": 27.0, "save_steps": 10, "num_train_epochs": 4},
+    )
+
+    assert printed == [*ends("a", 7), *ends("b", 12)]
+    assert [runs_of(tmp_path / name)[0].status for name in ("a", "b")] == ["stopped", "stopped"]
+
+
+@pytest.mark.parametrize(("rank", "micro_batch"), [(0, 5), (1, 4)])
+def test_a_nan_on_any_rank_is_seen_at_its_step(tmp_path: Path, rank: int, micro_batch: int) -> None:
+    """By a rule that reads the losses of all ranks."""
+    policy_file(tmp_path, STOP_AT_7.replace("step >= 7", "any_rank(not isfinite(loss))"))
+
+    printed = on_two_ranks(tmp_path, {"folder": ".", "policy": "policy.yaml", "nan": [rank, micro_batch]})
+
+    assert printed == ends(".", 3)
+    assert runs_of(tmp_path)[0].status == "stopped"
+
+
+def test_a_job_of_two_ranks_that_resumes_decides_as_an_unsplit_one(tmp_path: Path) -> None:
+    """Rank 0 alone has written the checkpoint."""
+    policy_file(tmp_path, POLICY)
+    job = {"policy": "policy.yaml", "eval_strategy": "steps", "eval_steps": 5, "save_steps": 5, "num_train_epochs": 4}
+
+    printed = on_two_ranks(
+        tmp_path,
+        {**job, "folder": "whole"},
+        {**job, "folder": "split", "killed_at": 7},
+        {**job, "folder": "split", "resume": True},
+    )
+
+    (run,) = runs_of(tmp_path / "split")
+    assert printed == sorted([*ends("whole", 16), *ends("split", 7), *ends("split", 16)])
+    assert [attempt.status for attempt in run.info.attempts] == ["interrupted", "stopped"]
+    assert decided(tmp_path / "split") == decided(tmp_path / "whole")
+    assert verify(run).identical

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -32,9 +33,9 @@ def tiny_data(count: int = SAMPLES) -> list[dict[str, torch.Tensor]]:
     return [{"input_ids": row, "labels": row} for row in tokens]
 
 
-def tiny_arguments(folder: Path, **changes: Any) -> TrainingArguments:
-    """Return arguments for 2 epochs of 10 updates of 2 micro-batches, logged every 5 and saved every 10 updates."""
-    given: dict[str, Any] = {
+def tiny_settings(folder: Path, **changes: Any) -> dict[str, Any]:
+    """Return settings of 2 epochs of 10 updates of 2 micro-batches, logged every 5 and saved every 10 updates."""
+    return {
         "output_dir": str(folder / "out"),
         "per_device_train_batch_size": 2,
         "gradient_accumulation_steps": 2,
@@ -47,7 +48,6 @@ def tiny_arguments(folder: Path, **changes: Any) -> TrainingArguments:
         "disable_tqdm": True,
         **changes,
     }
-    return TrainingArguments(**given)
 
 
 def tiny_trainer(
@@ -63,7 +63,7 @@ def tiny_trainer(
     """Return a trainer of the tiny model, with changes of its arguments."""
     own = {"model_init": model_init} if model_init else {"model": tiny_model() if model is None else model}
     trainer = trainer_class(
-        args=tiny_arguments(folder, **changes),
+        args=TrainingArguments(**tiny_settings(folder, **changes)),
         train_dataset=tiny_data() if data is None else data,
         eval_dataset=tiny_data(4),
         callbacks=list(callbacks),
@@ -71,6 +71,17 @@ def tiny_trainer(
     )
     trainer.remove_callback(PrinterCallback)
     return trainer
+
+
+def plant_nan(trainer: Trainer, micro_batch: int) -> None:
+    """Let the loss of one micro-batch, counted from 0, be NaN."""
+    step, seen = trainer.training_step, iter(range(1_000_000))
+    trainer.training_step = lambda *args, **named: (
+        step(*args, **named)
+        * (  # type: ignore[method-assign]
+            math.nan if next(seen) == micro_batch else 1.0
+        )
+    )
 
 
 def policy_file(folder: Path, text: str) -> Path:
