@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import json
-import os
-import re
 import resource
 import shutil
 import signal
-import subprocess
-import sys
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
@@ -20,6 +15,8 @@ import pytest
 pytest.importorskip("transformers", reason="transformers is not installed; 'make frameworks' runs this")
 
 import torch
+import transformers
+from torchrun import run_job
 from transformers import TrainerCallback
 
 from frameworks.tiny_trainer import (
@@ -224,81 +221,65 @@ controllers:
 """
 
 
-def on_two_ranks(folder: Path, *jobs: dict[str, Any]) -> list[str]:
-    """Train on two ranks, one job after the other, and return what the ranks print at their ends, sorted."""
-    script = Path(__file__).with_name("transformers_ranks.py")
-    process = subprocess.Popen(
-        [
-            *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"),
-            *(str(script), json.dumps(jobs)),
-        ],
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[1]), "OMP_NUM_THREADS": "1"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    )
-    try:
-        output, _ = process.communicate(timeout=300)
-    finally:
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
-    assert process.returncode == 0, output
-    return sorted(re.findall(r"\S+ rank \d ended at \d+", output))
-
-
-def ends(folder: str, step: int) -> list[str]:
-    """Return what two ranks print that end at the same step."""
-    return [f"{folder} rank {rank} ended at {step}" for rank in range(2)]
+def on_two_ranks(folder: Path, *trainings: dict[str, Any]) -> list[list[int]]:
+    """Train on two ranks, one training after the other, and return the steps at which the ranks ended."""
+    tests = Path(__file__).parents[1]
+    for training in trainings:
+        training["folder"] = str(folder / training["folder"])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(tests))
+        return run_job(tests / "frameworks" / "transformers_ranks.py", folder, 2, trainings)
 
 
 @makers
 def test_two_ranks_stop_at_the_same_step(tmp_path: Path, make: Callable[..., Any]) -> None:
     """They save and evaluate together, too."""
-    policy_file(tmp_path, ORDERS + STOP_AT_7.partition("controllers:\n")[2])
+    policy = policy_file(tmp_path, ORDERS + STOP_AT_7.partition("controllers:\n")[2])
 
-    printed = on_two_ranks(tmp_path, {"folder": ".", "policy": "policy.yaml", "make": make.__name__})
+    ended = on_two_ranks(tmp_path, {"folder": ".", "policy": str(policy), "make": make.__name__})
 
     (run,) = runs_of(tmp_path)
-    assert printed == ends(".", 7)
+    assert ended == [[7, 7]]
     assert run.status == "stopped"
     assert {("save", 3), ("evaluate", 3)} <= set(kinds_of(run))
 
 
 def test_a_slow_checkpoint_of_rank_0_does_not_end_the_steering(tmp_path: Path) -> None:
     """Within an epoch, longer than an agreement may take; and at its end, as long as the job waits for a rank."""
-    policy_file(tmp_path, STOP_AT_7)
-    policy_file(tmp_path / "b", STOP_AT_7.replace("7", "12"))
-    short = {"folder": "a", "policy": "policy.yaml", "save_s": 6.0, "save_steps": 3}
+    policies = [
+        str(policy_file(tmp_path / name, STOP_AT_7.replace("7", step))) for name, step in (("a", "7"), ("b", "12"))
+    ]
 
-    printed = on_two_ranks(
+    ended = on_two_ranks(
         tmp_path,
-        {**short, "arguments": {"agree_timeout_s": 4.0}},
-        {"folder": "b", "policy": "b/policy.yaml", "save_s": 27.0, "save_steps": 10, "num_train_epochs": 4},
+        {"folder": "a", "policy": policies[0], "save_s": 6.0, "save_steps": 3, "arguments": {"agree_timeout_s": 4.0}},
+        {"folder": "b", "policy": policies[1], "save_s": 27.0, "save_steps": 10, "num_train_epochs": 4},
     )
 
-    assert printed == [*ends("a", 7), *ends("b", 12)]
+    assert ended == [[7, 7], [12, 12]]
     assert [runs_of(tmp_path / name)[0].status for name in ("a", "b")] == ["stopped", "stopped"]
 
 
 @pytest.mark.parametrize(("rank", "micro_batch"), [(0, 5), (1, 4)])
 def test_a_nan_on_any_rank_is_seen_at_its_step(tmp_path: Path, rank: int, micro_batch: int) -> None:
     """By a rule that reads the losses of all ranks."""
-    policy_file(tmp_path, STOP_AT_7.replace("step >= 7", "any_rank(not isfinite(loss))"))
+    policy = policy_file(tmp_path, STOP_AT_7.replace("step >= 7", "any_rank(not isfinite(loss))"))
 
-    printed = on_two_ranks(tmp_path, {"folder": ".", "policy": "policy.yaml", "nan": [rank, micro_batch]})
+    ended = on_two_ranks(tmp_path, {"folder": ".", "policy": str(policy), "nan": [rank, micro_batch]})
 
-    assert printed == ends(".", 3)
+    assert ended == [[3, 3]]
     assert runs_of(tmp_path)[0].status == "stopped"
 
 
+@pytest.mark.skipif(
+    transformers.__version__.startswith("4."), reason="transformers 4 loads no optimizer on several CPU ranks"
+)
 def test_a_job_of_two_ranks_that_resumes_decides_as_an_unsplit_one(tmp_path: Path) -> None:
     """Rank 0 alone has written the checkpoint."""
-    policy_file(tmp_path, POLICY)
-    job = {"policy": "policy.yaml", "eval_strategy": "steps", "eval_steps": 5, "save_steps": 5, "num_train_epochs": 4}
+    policy = policy_file(tmp_path, POLICY)
+    job = {"policy": str(policy), "eval_strategy": "steps", "eval_steps": 5, "save_steps": 5, "num_train_epochs": 4}
 
-    printed = on_two_ranks(
+    ended = on_two_ranks(
         tmp_path,
         {**job, "folder": "whole"},
         {**job, "folder": "split", "killed_at": 7},
@@ -306,7 +287,7 @@ def test_a_job_of_two_ranks_that_resumes_decides_as_an_unsplit_one(tmp_path: Pat
     )
 
     (run,) = runs_of(tmp_path / "split")
-    assert printed == sorted([*ends("whole", 16), *ends("split", 7), *ends("split", 16)])
+    assert ended == [[16, 16], [7, 7], [16, 16]]
     assert [attempt.status for attempt in run.info.attempts] == ["interrupted", "stopped"]
     assert decided(tmp_path / "split") == decided(tmp_path / "whole")
     assert verify(run).identical

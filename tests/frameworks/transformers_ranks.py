@@ -1,4 +1,4 @@
-"""Trains on the ranks of a job: ``torchrun transformers_ranks.py JOBS``; each job has the arguments of ``train``."""
+"""Trains Hugging Face's trainers on the ranks of a job of torchrun: one training for each line of a file."""
 
 from __future__ import annotations
 
@@ -30,7 +30,6 @@ class Killing(TrainerCallback):
 def train(
     folder: str,
     policy: str,
-    *,
     make: str = "tiny_trainer",
     nan: tuple[int, int] | None = None,
     save_s: float = 0.0,
@@ -38,12 +37,12 @@ def train(
     resume: bool | None = None,
     arguments: dict[str, Any] | None = None,
     **changes: Any,
-) -> None:
-    """Train under a policy, and print at which step this rank ended.
+) -> int:
+    """Train under a policy, and return the step at which this rank ended.
 
     Args:
         folder: Of the runs and checkpoints.
-        policy: A file.
+        policy: A policy.
         make: The function that makes the trainer.
         nan: Rank and micro-batch at which the loss is NaN.
         save_s: How long rank 0 takes for a checkpoint.
@@ -61,17 +60,24 @@ def train(
         trainers.plant_nan(trainer, nan[1])
     if save_s:
         save = trainer._save
-        trainer._save = lambda *args, **named: (time.sleep(save_s), save(*args, **named))
+
+        def slow_save(*args: Any, **named: Any) -> None:
+            time.sleep(save_s)
+            save(*args, **named)
+
+        trainer._save = slow_save
     callback.attach(trainer)
     try:
         with callback.training():
             trainer.train(resume_from_checkpoint=resume)
     except KeyboardInterrupt:
         dist.barrier()  # Rank 0 may still have the checkpoint to write.
-    print(folder, "rank", dist.get_rank(), "ended at", trainer.state.global_step, flush=True)
+    return int(trainer.state.global_step)
 
 
 if __name__ == "__main__":
     dist.init_process_group("gloo", timeout=timedelta(seconds=90))
-    for job in json.loads(sys.argv[1]):
-        train(**job)
+    given = Path(sys.argv[1])
+    ended = [train(**json.loads(line)) for line in given.read_text().splitlines()]
+    given.with_suffix(f".{dist.get_rank()}").write_text(json.dumps(ended))
+    dist.destroy_process_group()
