@@ -228,7 +228,8 @@ def on_two_ranks(folder: Path, *trainings: dict[str, Any]) -> list[list[int]]:
         training["folder"] = str(folder / training["folder"])
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(tests))
-        return run_job(tests / "frameworks" / "transformers_ranks.py", folder, 2, trainings)
+        done = run_job(tests / "frameworks" / "transformers_ranks.py", folder, 2, trainings)
+    return [[each["step"] for each in ranks] for ranks in done]
 
 
 @makers

@@ -76,12 +76,11 @@ def tiny_trainer(
 def plant_nan(trainer: Trainer, micro_batch: int) -> None:
     """Let the loss of one micro-batch, counted from 0, be NaN."""
     step, seen = trainer.training_step, iter(range(1_000_000))
-    trainer.training_step = lambda *args, **named: (
-        step(*args, **named)
-        * (  # type: ignore[method-assign]
-            math.nan if next(seen) == micro_batch else 1.0
-        )
-    )
+
+    def training_step(*args: Any, **named: Any) -> Any:
+        return step(*args, **named) * (math.nan if next(seen) == micro_batch else 1.0)
+
+    trainer.training_step = training_step
 
 
 def policy_file(folder: Path, text: str) -> Path:

@@ -37,7 +37,7 @@ def train(
     resume: bool | None = None,
     arguments: dict[str, Any] | None = None,
     **changes: Any,
-) -> int:
+) -> dict[str, int]:
     """Train under a policy, and return the step at which this rank ended.
 
     Args:
@@ -72,7 +72,7 @@ def train(
             trainer.train(resume_from_checkpoint=resume)
     except KeyboardInterrupt:
         dist.barrier()  # Rank 0 may still have the checkpoint to write.
-    return int(trainer.state.global_step)
+    return {"step": trainer.state.global_step}
 
 
 if __name__ == "__main__":
