@@ -1,4 +1,4 @@
-"""Reads what Hugging Face's ``Trainer`` says of a training: its names, arguments, length and checkpoints.
+"""Reads what Hugging Face's ``Trainer`` says of a training: names, arguments, length, checkpoints, completions.
 
 Arguments and state of a trainer flow in, as its callbacks get them; what a ``Recorder`` takes flows out.
 """
@@ -6,28 +6,35 @@ Arguments and state of a trainer flow in, as its callbacks get them; what a ``Re
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
+import math
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from ..rules.policy_file.lookup import triggering_kinds
 from ..rules.policy_file.policy import Policy
+from ..store.errors import TelemetryError
+
+#: Events that come several times a step, and that few policies need.
+_FREQUENT: Final = frozenset(("step_begin", "substep_end", "pre_optimizer_step", "optimizer_step", "prediction_step"))
 
 #: Arguments of the trainer that are no hyper-parameters: they differ from one start of the same training to the next.
 _NOT_HYPERPARAMETERS: Final = frozenset(("logging_dir", "resume_from_checkpoint"))
 
 
 class Tap:
-    """A function whose results are shown to another one."""
+    """A function whose results are shown to another one, with the arguments."""
 
-    def __init__(self, function: Callable[..., Any], show: Callable[[Any], object]) -> None:
+    def __init__(self, function: Callable[..., Any], show: Callable[..., object]) -> None:
         self.function, self._show = function, show
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the function."""
         result = self.function(*args, **kwargs)
-        self._show(result)
+        self._show(result, *args)
         return result
 
 
@@ -70,6 +77,40 @@ def checkpoint_path(folder: str, step: int) -> str:
     return str(path)
 
 
+def stopper(trainer: Any) -> str:
+    """Return the name of the callback that stopped the training, if it is known."""
+    handler = getattr(trainer, "callback_handler", None)
+    for callback in getattr(handler, "callbacks", ()):
+        patience = getattr(callback, "early_stopping_patience", None)
+        if patience is not None and callback.early_stopping_patience_counter >= patience:
+            return type(callback).__name__
+    return "the trainer or another callback"
+
+
+def completions_of(
+    trainer: Any, rewards: Any, _inputs: Any, _prompts: Any, completions: Sequence[Any], tokens: Sequence[Any]
+) -> dict[str, Any]:
+    """Return what this rank generated, one entry per completion in each array. Numbers that are not finite are None.
+
+    Args:
+        trainer: TRL's ``GRPOTrainer``.
+        rewards: The return value of its ``_calculate_rewards``. Shape (completions of all ranks, components).
+        completions, tokens: Arguments of that call: those of this rank.
+    """
+    first = trainer.accelerator.process_index * len(completions)
+    rows = rewards[first : first + len(completions)].tolist()
+    texts = [each if isinstance(each, str) else json.dumps(each) for each in completions]
+    return {
+        "ids": [hashlib.md5(text.encode(), usedforsecurity=False).hexdigest() for text in texts],
+        "groups": [(first + place) // trainer.num_generations for place in range(len(texts))],
+        "tokens": [len(each) for each in tokens],
+        "rewards": {
+            name: [row[place] if math.isfinite(row[place]) else None for row in rows]
+            for place, name in enumerate(trainer.reward_func_names)
+        },
+    }
+
+
 def exported_arguments(store: Any, rules: Any, kinds: Any, arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Return the arguments of the callback that JSON can keep."""
     if isinstance(rules, Policy):
@@ -86,3 +127,16 @@ def exported_arguments(store: Any, rules: Any, kinds: Any, arguments: Mapping[st
             json.dumps(value)
             kept[name] = value
     return kept
+
+
+def frequent_kinds(kinds: str | Collection[str], rules: Any, *, is_given: bool) -> frozenset[str]:
+    """Return the frequent kinds to record. The rules of a recorder that the caller made may need any of them."""
+    if not isinstance(kinds, str):
+        if not _FREQUENT.issuperset(kinds):
+            raise TelemetryError(f"kinds must be of {sorted(_FREQUENT)}", got=sorted(kinds))
+        return frozenset(kinds)
+    if kinds not in ("needed", "all"):
+        raise TelemetryError("kinds must be 'needed', 'all' or a collection of kinds of events", got=kinds)
+    if kinds == "all" or is_given:
+        return _FREQUENT
+    return triggering_kinds(rules)

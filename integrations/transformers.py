@@ -15,11 +15,20 @@ from typing import Any, Final, Self
 
 from ..recorder.process.termination import Terminated
 from ..recorder.recorder import Recorder
-from ..rules.policy_file.lookup import triggering_kinds
 from ..rules.policy_file.policy import Policy, parse_policy
-from ..store.errors import TelemetryError
 from .guard import Guard
-from .hugging_face import Tap, checkpoint_path, exported_arguments, loss_scale, run_config, run_names, run_plan
+from .hugging_face import (
+    Tap,
+    checkpoint_path,
+    completions_of,
+    exported_arguments,
+    frequent_kinds,
+    loss_scale,
+    run_config,
+    run_names,
+    run_plan,
+    stopper,
+)
 
 try:
     from transformers import TrainerCallback
@@ -36,9 +45,6 @@ _FLAGS: Final = (
     ("should_evaluate", "should_evaluate"),
     ("should_log", "should_log"),
 )
-
-#: Events that come several times a step, and that few policies need.
-_FREQUENT: Final = frozenset(("step_begin", "substep_end", "pre_optimizer_step", "optimizer_step", "prediction_step"))
 
 #: Callbacks by the run that they have open, so that a resume in the same process can end it first.
 _OPEN: Final[dict[str, SteptapeCallback]] = {}
@@ -80,6 +86,7 @@ class SteptapeCallback(TrainerCallback, ExportableState):
         rules: The policy that steers the runs, as for ``Recorder``.
         kinds: Which of the events that come several times a step are recorded: ``needed`` (those that the rules have as
             triggers), ``all``, or a collection of kinds.
+        completions: Record the rewards of each completion of TRL's ``GRPOTrainer``, if attached.
         recorder: A recorder to use instead of one for each run. It stays the caller's to close.
         arguments: Further arguments of ``Recorder``. By default the run's name, config, planned length and
             ``agree_timeout_s`` are the trainer's.
@@ -94,16 +101,17 @@ class SteptapeCallback(TrainerCallback, ExportableState):
         rules: str | Path | Policy | Mapping[str, Any] | None = None,
         *,
         kinds: str | Collection[str] = "needed",
+        completions: bool = False,
         recorder: Recorder | None = None,
         **arguments: Any,
     ) -> None:
         if isinstance(rules, Mapping):  # As ``state`` keeps a Policy.
             rules = parse_policy(**rules)
         self._store, self._rules, self._arguments = store, rules, arguments
-        self._callers_recorder = recorder
+        self._callers_recorder, self._takes_completions = recorder, completions
         self._guard = Guard(strict=bool(arguments.get("strict")))
-        self._kinds = _kinds(kinds, rules, is_given=recorder is not None)
-        self._exported = exported_arguments(store, rules, kinds, arguments)
+        self._kinds = frequent_kinds(kinds, rules, is_given=recorder is not None)
+        self._exported = exported_arguments(store, rules, kinds, {"completions": completions, **arguments})
         self._recorder: Recorder | None = None
         self._end_status: tuple[str | None, str | None] = (None, None)
         self._trainer: Any = None
@@ -128,13 +136,19 @@ class SteptapeCallback(TrainerCallback, ExportableState):
             trainer.add_callback(self)
             self._is_added = True
         if not isinstance(trainer.training_step, Tap):
-            trainer.training_step = Tap(trainer.training_step, lambda loss: self._spread(trainer, loss))
+            trainer.training_step = Tap(trainer.training_step, functools.partial(self._spread, trainer))
+        if self._takes_completions and not isinstance(getattr(trainer, "_calculate_rewards", None), Tap):
+            with self._guard.trying("rewards of completions, which TRL's GRPOTrainer has, are not recorded"):
+                show = functools.partial(self._spread_completions, trainer)
+                trainer._calculate_rewards = Tap(trainer._calculate_rewards, show)
         return self
 
     def detach(self) -> None:
         """Leave the trainer as it was before ``attach``."""
         trainer, self._trainer = self._trainer, None
-        for owner, name in ((trainer, "training_step"), (getattr(trainer, "accelerator", None), "clip_grad_norm_")):
+        accelerator = getattr(trainer, "accelerator", None)
+        tapped = ((trainer, "training_step"), (trainer, "_calculate_rewards"), (accelerator, "clip_grad_norm_"))
+        for owner, name in tapped:
             tap = getattr(owner, name, None)
             if isinstance(tap, Tap):
                 setattr(owner, name, tap.function)
@@ -193,7 +207,7 @@ class SteptapeCallback(TrainerCallback, ExportableState):
         with self._guard.trying("who stopped the training cannot be read"):
             is_stopped = control.should_training_stop and state.global_step < state.max_steps
             if is_stopped and self._recorder is not None and not self._recorder.control.should_stop:
-                self._end_status = ("stopped", self._stopper())
+                self._end_status = ("stopped", stopper(self._trainer))
 
     @_hook()
     def on_epoch_begin(self, args: Any, state: Any, **_: Any) -> None:
@@ -347,7 +361,7 @@ class SteptapeCallback(TrainerCallback, ExportableState):
             self._record("annotate", f"the Trainer refuses to evaluate: {error}", refused="evaluate")
         return not self._refuses_evaluations
 
-    def _spread(self, trainer: Any, loss: Any) -> None:
+    def _spread(self, trainer: Any, loss: Any, *_: Any) -> None:
         """Pass a loss on to the callbacks that the trainer has now, and have its accelerator show them gradient norms.
 
         The trainer may have replaced the callback that was attached, and the accelerator, which clips the gradients.
@@ -359,39 +373,25 @@ class SteptapeCallback(TrainerCallback, ExportableState):
         with self._guard.trying("the gradient norm of a step cannot be recorded"):
             clip = getattr(trainer.accelerator, "clip_grad_norm_", None)
             if callable(clip) and not isinstance(clip, Tap):
-                trainer.accelerator.clip_grad_norm_ = Tap(clip, lambda norm: self._spread_norm(trainer, norm))
+                trainer.accelerator.clip_grad_norm_ = Tap(clip, functools.partial(self._spread_norm, trainer))
 
-    def _spread_norm(self, trainer: Any, norm: Any) -> None:
+    def _spread_norm(self, trainer: Any, norm: Any, *_: Any) -> None:
         with self._guard.trying("the gradient norm of a step cannot be recorded"):
             for callback in _callbacks(trainer):
                 callback._values["grad_norm"] = norm
+
+    def _spread_completions(self, trainer: Any, rewards: Any, *given: Any) -> None:
+        with self._guard.trying("rewards of completions cannot be recorded"):
+            if trainer.model.training:
+                for callback in _callbacks(trainer):
+                    if callback._takes_completions:
+                        attrs = completions_of(trainer, rewards, *given)
+                        callback._record("event", "custom:completions", attrs=attrs)
 
     def _without_epoch(self, metrics: Mapping[str, Any] | None) -> Mapping[str, Any]:
         """Leave out ``epoch``, which is the event's own as soon as there is one."""
         return {name: value for name, value in (metrics or {}).items() if name != "epoch" or not self._has_epoch}
 
-    def _stopper(self) -> str:
-        """Return the name of the callback that stopped the training, if it is known."""
-        handler = getattr(self._trainer, "callback_handler", None)
-        for callback in getattr(handler, "callbacks", ()):
-            patience = getattr(callback, "early_stopping_patience", None)
-            if patience is not None and callback.early_stopping_patience_counter >= patience:
-                return type(callback).__name__
-        return "the trainer or another callback"
-
 
 def _callbacks(trainer: Any) -> list[SteptapeCallback]:
     return [each for each in trainer.callback_handler.callbacks if isinstance(each, SteptapeCallback)]
-
-
-def _kinds(kinds: str | Collection[str], rules: Any, *, is_given: bool) -> frozenset[str]:
-    """Return the frequent kinds to record. The rules of a recorder that the caller made may need any of them."""
-    if not isinstance(kinds, str):
-        if not _FREQUENT.issuperset(kinds):
-            raise TelemetryError(f"kinds must be of {sorted(_FREQUENT)}", got=sorted(kinds))
-        return frozenset(kinds)
-    if kinds not in ("needed", "all"):
-        raise TelemetryError("kinds must be 'needed', 'all' or a collection of kinds of events", got=kinds)
-    if kinds == "all" or is_given:
-        return _FREQUENT
-    return triggering_kinds(rules)

@@ -309,6 +309,7 @@ class Recorder:
         step: int | None = None,
         epoch: float | None = None,
         micro_step: int = 0,
+        attrs: Mapping[str, Any] | None = None,
         **scalars: Any,
     ) -> Control:
         """Record an event of a kind that has no method of its own, such as ``pre_optimizer_step``.
@@ -321,6 +322,7 @@ class Recorder:
             step: Updates finished; those of the latest ``step`` if not given. It does not count a step.
             epoch: Epochs finished, as a fraction.
             micro_step: Micro-batches finished in the current update.
+            attrs: Details as JSON values, which rules do not see.
             **scalars: More values by name.
         """
         warnings = self._warnings
@@ -337,6 +339,7 @@ class Recorder:
                 step=None if step is None else warnings.taken(as_whole, step, "step", default=self._position.step),
                 epoch=None if epoch is None else warnings.taken(as_epoch, epoch, default=self._position.epoch),
                 micro_step=warnings.taken(as_whole, micro_step, "micro_step", default=0),
+                attrs=attrs,
             )
         return self.control
 

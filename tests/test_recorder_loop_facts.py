@@ -114,6 +114,14 @@ def test_an_event_of_a_kind_that_is_no_loops_own_is_told_and_not_recorded(
         strict.event(kind, x=1.0)
 
 
+def test_an_event_keeps_details_beside_its_metrics(store: Path) -> None:
+    """As JSON values."""
+    with Recorder(store) as rec:
+        rec.event("custom:rollout", {"reward": 0.3}, attrs={"ids": ["a", "b"], "rewards": [0.5, None]})
+    (event,) = events(open_run(rec.folder), "custom:rollout")
+    assert (dict(event.metrics), dict(event.attrs)) == ({"reward": 0.3}, {"ids": ["a", "b"], "rewards": [0.5, None]})
+
+
 # --- skipped updates ------------------------------------------------------------------------------------------------
 
 

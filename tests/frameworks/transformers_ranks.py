@@ -58,7 +58,7 @@ def train(
     trainer = getattr(module, make)(Path(folder), [callback, Killing(killed_at)], ddp_backend="gloo", **changes)
     if nan is not None and nan[0] == dist.get_rank():
         trainers.plant_nan(trainer, nan[1])
-    if save_s:
+    if save_s and dist.get_rank() == 0:
         save = trainer._save
 
         def slow_save(*args: Any, **named: Any) -> None:
