@@ -97,14 +97,14 @@ def store_folder(store_path: Path) -> Callable[..., Path]:
         plan: Plan | None = None,
         ended_ns: int | None = STARTED_NS + 5_000_000_000,
         steps: int | None = None,
+        reason: str | None = None,
         **info: Any,
     ) -> Path:
         folder = (root or store_path) / run_id
         folder.mkdir(parents=True)
         is_open = status == "running"
-        attempt = Attempt(
-            0, status, STARTED_NS, None if is_open else ended_ns, plan or Plan(), steps=None if is_open else steps
-        )
+        ended_ns, steps = (None, None) if is_open else (ended_ns, steps)
+        attempt = Attempt(0, status, STARTED_NS, ended_ns, plan or Plan(), steps=steps, reason=reason)
         write_run_info(folder, RunInfo(run_id, name or run_id, (attempt,), **info))
         return folder
 

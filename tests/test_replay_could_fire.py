@@ -352,6 +352,16 @@ def test_a_series_that_ends_before_half_of_the_run_is_told(store_record: Recorde
     assert [said in result.notes for result in report.results] == [False, True]
 
 
+def test_a_constant_that_was_declared_late_ends_nowhere(store_record: Recorder) -> None:
+    """It holds to the end of the attempt."""
+    declared = Event("plan", 5, attrs={"constants": {"size": 1}})
+    run = open_run(store_record([*steps(*[1.0] * 20)[:5], declared, *steps(*[1.0] * 20)[5:]], sealed=True))
+
+    (result,) = backtest(policy("size > 2"), [run]).results
+
+    assert not any("ends at step" in note for note in result.notes)
+
+
 def test_a_stop_after_which_nothing_was_evaluated_is_not_judged(store_record: Recorder) -> None:
     """Its regret is zero whatever it costs: the best evaluation of the record comes before it."""
     early = [*evaluations(3, 2, 1, 2, 3), Event("step_end", 6, metrics={"loss": 9.0}), *steps(*[1.0] * 9)[6:]]

@@ -135,7 +135,8 @@ def test_cost_counts_the_hours_of_all_ranks(policy: Policy, record: Callable[...
     [
         ({"status": "failed", "plan": Plan(total_steps=20)}, "failed at step 10 of 20"),
         ({"status": "crashed"}, "crashed at step 10"),
-        ({"status": "stopped"}, "stopped by its own rules at step 10"),
+        ({"status": "stopped"}, "stopped at step 10"),
+        ({"status": "stopped", "reason": "EarlyStopping"}, "stopped (EarlyStopping) at step 10"),
         ({"status": "completed", "plan": Plan(total_steps=10)}, ""),
         ({"status": "completed"}, ""),
     ],

@@ -23,7 +23,7 @@ NOTES: Final = MappingProxyType(
         Validity.EXACT: "changes nothing in the run",
         Validity.PREFIX_EXACT: "the record is exact up to the stop, and the rest is what the stop saves",
         Validity.APPROXIMATE: "live it might come at another step: the log holds only some steps, or the rule reads "
-        "the clock or the saves",
+        "the clock, the saves, or values of all ranks that were not gathered",
         Validity.CENSORED: "the record does not show how the run would have continued",
     }
 )

@@ -19,6 +19,7 @@ from ...store.garbage import collection_paused
 from ...store.plan import Plan
 from ...store.reading.snapshot import Snapshot
 from ...store.run import Run
+from ...store.run_info import Attempt
 from .appearances import StreamAppearances, nan_filtered_in
 from .detection import Alarm, Detection, detect
 from .event_stream import EventStream, event_stream
@@ -49,6 +50,8 @@ from .validity import Validity
 #: Most evaluation metrics that a note names.
 _NAMED: Final = 3
 
+_BY_RULES: Final = "stopped by its own rules"
+
 
 @dataclass(frozen=True, slots=True)
 class ReplayedRun:
@@ -75,6 +78,7 @@ class ReplayedRun:
         is_end_stated: Whether the status says how the run ended; False for an import whose log merely ends.
         step_unit: What its steps count.
         renamed_at_import: The metrics that its import was asked to rename.
+        how_stopped: How it was stopped, if it was.
     """
 
     run_id: str
@@ -99,6 +103,7 @@ class ReplayedRun:
     family: Family = UNKNOWN_FAMILY
     unable: tuple[str, ...] = ()
     early_ends: tuple[tuple[str, int] | None, ...] = ()
+    how_stopped: str = "stopped"
 
     @property
     def ends_with_own_stop(self) -> bool:
@@ -192,6 +197,7 @@ def _facts_at(policy: Policy, snapshot: Snapshot, settings: BacktestSettings, fa
         renamed_at_import=renamed_at_import(info.source),
         of_study=study_of(snapshot, settings.renames),
         lacked=lacked_metrics(policy, snapshot, settings.renames),
+        how_stopped=_how_stopped(info.last),
     )
 
 
@@ -408,12 +414,21 @@ def _detection(
 
 
 def _right_censored(facts: ReplayedRun) -> str:
-    # A program that ends itself when a rule asks for the stop is recorded as completed.
-    status = "stopped" if facts.status == "completed" and facts.ends_with_own_stop else facts.status
-    return why_right_censored(status, facts.history.steps, facts.plan, is_end_stated=facts.is_end_stated)
+    status, how = facts.status, facts.how_stopped
+    if facts.ends_with_own_stop and status in ("completed", "stopped"):
+        # A program that ends itself when a rule asks for the stop is recorded as completed.
+        status, how = "stopped", _BY_RULES
+    return why_right_censored(status, facts.history.steps, facts.plan, is_end_stated=facts.is_end_stated, how=how)
 
 
-def why_right_censored(status: str, steps: int, plan: Plan, *, is_end_stated: bool = True) -> str:
+def _how_stopped(attempt: Attempt) -> str:
+    """Return what a report says of a run that was stopped: by whom, as far as it is known."""
+    if attempt.reason:
+        return f"stopped ({attempt.reason})"
+    return "stopped" if attempt.policy is None else _BY_RULES
+
+
+def why_right_censored(status: str, steps: int, plan: Plan, *, is_end_stated: bool = True, how: str = "stopped") -> str:
     """Return why a run might have continued; empty if it ran as long as planned, as far as its plan says.
 
     Args:
@@ -421,13 +436,14 @@ def why_right_censored(status: str, steps: int, plan: Plan, *, is_end_stated: bo
         steps: Optimizer updates it made.
         plan: What it declared.
         is_end_stated: Whether the status says how it ended. It makes no run complete, and none incomplete.
+        how: How it was stopped, if it was.
     """
     planned = plan.max_steps()
     if status == "running":
         return "still running: the rest of its record is unknown"
     if status == "stopped" and (planned is None or steps < planned):
         of = "" if planned is None else f" of {planned}"
-        return f"stopped by its own rules at step {steps}{of}: how it would have continued is unknown"
+        return f"{how} at step {steps}{of}: how it would have continued is unknown"
     if status == "interrupted" and not is_end_stated and (planned is None or steps < planned):
         where = ", though it is not known to have ended" if planned is None else f" of {planned}, before its plan"
         return f"ends at step {steps}{where}: savings are a lower bound"

@@ -27,7 +27,7 @@ from ...rules.language.references import (
 from ...rules.policy_file.declarations import Controller
 from ...rules.policy_file.policy import Policy
 from ...rules.policy_file.registration import METRIC_CLASSES
-from ...store.events import BEFORE_STREAM
+from ...store.events import BEFORE_STREAM, PLAN
 from .event_stream import EventStream
 
 _STEP: Final = "step_end"
@@ -68,7 +68,8 @@ def early_end_note(name: str, last: int, steps: int) -> str:
 
 def _early_end(controller: Controller, run: Appearances, steps: int) -> tuple[str, int] | None:
     read = {key.name: run.values(key) for key in controller.rule.bound.series if not key.is_derived}
-    last = [(run.step(values[-1]), name) for name, values in read.items() if values and values[-1] != BEFORE_STREAM]
+    declared = {BEFORE_STREAM, *run.events(PLAN)}
+    last = [(run.step(values[-1]), name) for name, values in read.items() if values and values[-1] not in declared]
     step, name = min(last, default=(steps, ""))
     return (name, step) if 2 * step < steps else None
 
