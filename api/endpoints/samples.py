@@ -19,7 +19,7 @@ from ..errors import InvalidRequest, StepNotFound
 from ..models import SampleItem, SamplePage, SpikingSample, SpikingSamplePage
 from ..pagination import from_cursor, to_cursor
 from ..queries import FormedQuery, Int32, Int64
-from ..workers.run_questions import ask_run
+from ..workers.run_questions import query_run
 
 router = APIRouter()
 
@@ -87,7 +87,7 @@ async def list_spiking_samples(
     await run_in_threadpool(run.read, lambda snapshot: _check_step(snapshot, query.step))
     options = f"radius := {query.radius}, top := {query.top}, baseline := {query.baseline}"
     statement = f"SELECT {', '.join(COLUMNS)} FROM spiking_samples({query.step}, {options})"
-    found = await ask_run(request, run, statement, rows=query.top)
+    found = await query_run(request, run, statement, rows=query.top)
     page = SpikingSamplePage(items=[SpikingSample.model_validate(row) for row in found.table.to_pylist()], next=None)
     return await run_in_threadpool(page_answer, request, page, query.format)
 
@@ -108,7 +108,7 @@ async def _page(request: Request, run: RunAccess, query: SamplesQuery) -> Sample
         place = from_cursor(query.cursor, filters, _PLACE)
         conditions.append(f"({', '.join(_ORDER)}) > {place}")
     limit = query.limit or _PAGE
-    found = await ask_run(request, run, _statement(conditions, ", ".join(_ORDER), limit + 1), rows=limit + 1)
+    found = await query_run(request, run, _statement(conditions, ", ".join(_ORDER), limit + 1), rows=limit + 1)
     items = await run_in_threadpool(_items, found.table.slice(0, limit))
     more = found.is_cut_short or found.table.num_rows > limit
     return SamplePage(items=items, next=to_cursor(filters, _place(items[-1])) if more else None)
@@ -119,7 +119,7 @@ async def _highest(request: Request, run: RunAccess, query: SamplesQuery, top: i
     conditions = [] if query.step is None else [f"step = {query.step}"]
     # NaN ranks above all numbers in SQL, too.
     statement = _statement(conditions, f"loss DESC, seq, position, {', '.join(_ORDER)}", count)
-    found = await ask_run(request, run, statement, rows=count)
+    found = await query_run(request, run, statement, rows=count)
     if found.is_cut_short:
         raise InvalidRequest("so many samples exceed the size limit of a response", where="query.top", got=top)
     return SamplePage(items=await run_in_threadpool(_items, found.table), next=None)

@@ -24,7 +24,7 @@ from ..downsampling import kept_indices
 from ..errors import InvalidRequest
 from ..models import Model, Number, Page
 from ..queries import FormedQuery, Int32, Kind
-from ..workers.run_questions import ask_run
+from ..workers.run_questions import query_run
 from .series import check_metrics
 
 router = APIRouter()
@@ -117,7 +117,7 @@ async def read_windows(request: Request, run: RequestedRun, query: Annotated[Win
     drawn = await run_in_threadpool(run.read, lambda snapshot: _drawn(snapshot, query))
     if not drawn:
         return page_answer(request, WindowsPage(items=[], next=None), query.format, [])
-    found = await ask_run(request, run, _statement(query, drawn), rows=sum(len(one.places) for one in drawn))
+    found = await query_run(request, run, _statement(query, drawn), rows=sum(len(one.places) for one in drawn))
     if found.is_cut_short:
         raise InvalidRequest(
             "the windows exceed the size limit of a response", fix="Request fewer points, or one kind of event"

@@ -12,7 +12,7 @@ from ...store.reading.summary import leading_metric, summarize
 from ...store.run_info import flattened
 from ..access import RequestedRun
 from ..middleware.tokens import Scope
-from ..workers.run_questions import ask_run
+from ..workers.run_questions import query_run
 from .layout import PageRoute, page
 from .runs import share_done
 
@@ -54,7 +54,7 @@ async def show_worst_samples(request: Request, run: RequestedRun) -> Response:
 
     The query reads every sample loss, so it runs like users' SQL: in a worker process, within limits.
     """
-    found = await ask_run(request, run, _WORST_SAMPLES, rows=WORST)
+    found = await query_run(request, run, _WORST_SAMPLES, rows=WORST)
     return page(request, "worst_samples.html", samples=found.table.to_pylist())
 
 

@@ -21,7 +21,7 @@ class Found(NamedTuple):
     is_cut_short: bool
 
 
-async def ask_run(request: Request, run: RunAccess, statement: str, *, rows: int) -> Found:
+async def query_run(request: Request, run: RunAccess, statement: str, *, rows: int) -> Found:
     """Run SQL over the views of one run.
 
     Args:
