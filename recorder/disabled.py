@@ -23,7 +23,7 @@ class Disabled:
     """
 
     control: Control
-    _closed: bool
+    is_closed = False
 
     def _ignore(self, *_: Any, **__: Any) -> Control:
         return self.control
@@ -40,7 +40,7 @@ class Disabled:
 
     def close(self, *_: Any, **__: Any) -> None:
         """Count as closed."""
-        self._closed = True
+        self.is_closed = True
 
     fail = close
 
@@ -79,7 +79,7 @@ def disable(recorder: Any, folder: Path, mode: str | None) -> bool:
     if mode != _DISABLED:
         raise TelemetryError(f"mode and {MODE_VARIABLE} must be {_DISABLED!r} or not set", got=mode)
     kind = type(recorder)
-    recorder.__class__ = type(f"Disabled{kind.__name__}", (Disabled, kind), {})
-    recorder.control, recorder.folder, recorder.run_id = Control(), folder, _DISABLED
-    recorder._closed = False
+    own = {"folder": folder, "run_id": _DISABLED}  # A recorder with a run looks them up.
+    recorder.__class__ = type(f"Disabled{kind.__name__}", (Disabled, kind), own)
+    recorder.control = Control()
     return True

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from ..store.reading.tally import RankTally
+from ..store.reading.tally import ProgressCounts, RankTally
 
 
 @dataclass(slots=True)
@@ -19,7 +19,7 @@ class Position:
         epochs_begun: Epochs finished once the current one has ended whole.
         is_counting: Whether this attempt has recorded a step.
         is_ordered: Whether every step number so far was above the one before.
-        tally: What was counted so far, except updates that are nothing but metrics.
+        tally: What was counted so far.
     """
 
     step: int = 0
@@ -39,6 +39,17 @@ class Position:
         """Begin an epoch, with so many finished."""
         self.set_epoch(begun)
         self.epochs_begun = begun + 1
+
+    def divide_epochs(self, steps_per_epoch: int) -> None:
+        """Count epochs from here on by so many updates each."""
+        self.set_epoch(self.epoch_at(self.step))
+        self.steps_per_epoch = steps_per_epoch
+
+    def progress(self, total_updates: int | None) -> ProgressCounts:
+        """Return how far the training has come, of so many planned updates."""
+        tally, epochs = self.tally, self.epoch_at(self.step)
+        counts = (tally.skipped, tally.micro_steps, tally.samples, tally.tokens)
+        return ProgressCounts(epochs, self.step, *counts, total_updates)
 
     def epoch_at(self, step: int) -> float | None:
         """Return the epochs finished at a step of the current epoch."""

@@ -2,37 +2,21 @@
 
 from __future__ import annotations
 
-import atexit
-import contextlib
 import dataclasses
 import inspect
 import logging
 import os
-import sys
-import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from types import FrameType, TracebackType
+from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Literal, Never, Self
 
-from ..store.annotations import Annotation
 from ..store.errors import TelemetryError
-from ..store.events import APPLIED, LOOP_KINDS, PLAN, RANKS, is_kind, kind_advice
+from ..store.events import APPLIED, LOOP_KINDS, PLAN, is_kind, kind_advice
 from ..store.journal.syncing import SYNC_EVERY_S
-from ..store.journal.writer import AT_ONCE
 from ..store.reading.tally import ProgressCounts
-from ..store.requests import REQUEST, RequestWatch
-from ..store.run_folder import RUN_JSON
-from ..store.run_info import Attempt
-from .calls.habits import OWN_METHODS, unknown_argument, unknown_attribute
-from .calls.quick_step import quick_step
-from .calls.warnings import CallWarnings
-from .console_lines import ConsoleLines
-from .control import Control
-from .disabled import disable
-from .ending import as_end_status, blocked_failure, failure_of, status_of
-from .late_values import VALUE_LAG
-from .opening import (
+from .arguments import (
     declared,
     declared_agree_timeout_s,
     declared_callbacks,
@@ -46,21 +30,21 @@ from .opening import (
     declared_sync_s,
     described_attempt,
     described_run,
-    open_run,
-    steering_of,
 )
-from .process.background_sealing import SEAL_WAIT_S, SEALING
-from .process.termination import Terminated, raise_on_sigterm, restore_sigterm
-from .process.watchdog import unwatch, watch
-from .ranks.agreement import AGREE_TIMEOUT_S, Agreement
+from .calls.habits import OWN_METHODS, unknown_argument, unknown_attribute
+from .calls.quick_step import quick_step
+from .control import Control
+from .disabled import disable
+from .late_values import VALUE_LAG
+from .live_attempt import LiveAttempt, RecorderSettings
+from .opening import open_run
+from .process.background_sealing import SEAL_WAIT_S
+from .ranks.agreement import AGREE_TIMEOUT_S
 from .ranks.rank import this_rank
 from .resume_point import Opening, ResumePoint
-from .run_document import RunDocument
-from .tape import Tape
-from .values import as_epoch, as_text, as_whole, path_text
+from .values import as_epoch, as_whole, path_text
 
 if TYPE_CHECKING:
-    from ..rules.engine.decisions import Outcome
     from ..rules.policy_file.policy import Policy
 
 logger = logging.getLogger("steptape")
@@ -76,7 +60,7 @@ def active() -> Recorder | None:
 
     A library that is called deep inside a loop records with it.
     """
-    return next((each for each in reversed(_OPEN) if each._pid == os.getpid()), None)
+    return next((each for each in reversed(_OPEN) if each._live.pid == os.getpid()), None)
 
 
 class Recorder:
@@ -190,23 +174,32 @@ class Recorder:
         folder = declared_store(store)
         if disable(self, folder, mode):
             return
-        self._agree_timeout_s = declared_agree_timeout_s(agree_timeout_s)
-        sync_s, self._seal_wait_s = declared_sync_s(durability, sync_every_s), declared_seal_wait_s(seal_wait_s)
+        agree_timeout_s, seal_wait_s = declared_agree_timeout_s(agree_timeout_s), declared_seal_wait_s(seal_wait_s)
+        sync_s = declared_sync_s(durability, sync_every_s)
         policy = declared_policy(rules, resumes=resume is not None)
         plan = declared_plan(total_steps, total_epochs, steps_per_epoch, world_size, constants)
-        self._choice = declared_choice(samples_every, samples_top, token_losses_over)
+        choice = declared_choice(samples_every, samples_top, token_losses_over)
         callbacks = declared_callbacks(on_save=on_save, on_evaluate=on_evaluate, on_stop=on_stop)
         own = this_rank(None if rank is None else as_whole(rank, "rank"))
-        self._described = described_run(name, group, tags, config, described_attempt(plan, policy, sync_s, own))
-        self._store, self._policy, self._own, self._callbacks = folder, policy, own, callbacks
-        self._log_every, self._value_lag = declared(log_every, "log_every"), as_whole(value_lag, "value_lag")
-        self._strict, self._is_quiet, self._has_name = strict, quiet or not own.decides, bool(name)
-        self._pid, self.control = os.getpid(), Control()
+        described = described_run(name, group, tags, config, described_attempt(plan, policy, sync_s, own))
+        self._log_every, value_lag = declared(log_every, "log_every"), as_whole(value_lag, "value_lag")
+        self._settings = RecorderSettings(
+            own,
+            described,
+            bool(name),
+            callbacks,
+            choice,
+            value_lag,
+            seal_wait_s,
+            agree_timeout_s,
+            is_strict=strict,
+            is_quiet=quiet or not own.decides,
+        )
+        self._store, self._policy, self.control = folder, policy, Control()
         if isinstance(resume, Mapping) and not resume:
             logger.warning("resume is the state of a disabled recorder, which has no run: a new run begins")
             resume = None
-        opening = open_run(folder, self._described, policy, own, run_id, resume, resume_step)
-        self._begin_attempt(opening, is_resumed=resume is not None)
+        self._begin(open_run(folder, described, policy, own, run_id, resume, resume_step))
 
     def step(
         self,
@@ -246,15 +239,16 @@ class Recorder:
         Returns:
             The control flags: the same object as ``recorder.control``.
         """
-        position, warnings = self._position, self._warnings
-        if self._has_ended():
+        live = self._live
+        position, warnings = live.position, live.warnings
+        if live.has_ended():
             return self.control
         if step is not None:
             step = warnings.taken(as_whole, step, "step", default=position.step + 1)
             warnings.step_number(step, position)
         if epoch is not None:
             epoch = warnings.taken(as_epoch, epoch, default=position.epoch)
-        with self._tape.lock:  # So that no other thread gets the same number.
+        with live.tape.lock:  # So that no other thread gets the same number.
             position.step = number = position.step + 1 if step is None else step
             position.is_counting = True
             if epoch is not None:
@@ -264,7 +258,7 @@ class Recorder:
         given |= {} if token_losses is None else {"token_losses": token_losses}
         if samples is None and (sample_tokens is not None or token_losses is not None):
             warnings.lone_samples({"sample_tokens": sample_tokens, "token_losses": token_losses})
-        outcomes = self._tape.record(
+        outcomes = live.tape.record(
             "step_end",
             (metrics, *unnamed) if unnamed else metrics,
             scalars,
@@ -275,9 +269,9 @@ class Recorder:
             samples=_NOTHING if samples is None and sample_ids is None else given,
             awaits=(awaits,) if isinstance(awaits, str) else awaits,
         )
-        self._apply(outcomes)
+        live.apply(outcomes)
         if self._log_every and number % self._log_every == 0:
-            self._emit("log", metrics, scalars)
+            live.emit("log", metrics, scalars)
         return self.control
 
     def late(self, step: int, metrics: Mapping[str, Any] | None = None, /, *unnamed: Never, **scalars: Any) -> Control:
@@ -292,12 +286,13 @@ class Recorder:
             metrics: Values by name.
             **scalars: More values by name.
         """
-        if not self._has_ended():
-            position, reached = self._position, self._position.step
-            step = self._warnings.taken(as_whole, step, "step", default=reached)
+        live = self._live
+        if not live.has_ended():
+            reached = live.position.step
+            step = live.warnings.taken(as_whole, step, "step", default=reached)
             given = (metrics, *unnamed) if unnamed else metrics
-            epoch = position.epoch_at(step)
-            self._apply(self._tape.bring(step, given, scalars, reached=reached, epoch=epoch))
+            epoch = live.position.epoch_at(step)
+            live.apply(live.tape.bring(step, given, scalars, reached=reached, epoch=epoch))
         return self.control
 
     def event(
@@ -325,19 +320,19 @@ class Recorder:
             attrs: Details as JSON values, which rules do not see.
             **scalars: More values by name.
         """
-        warnings = self._warnings
+        live, warnings = self._live, self._live.warnings
         if isinstance(kind, str) and kind in OWN_METHODS:
             warnings.object_to(f"event: {kind!r} has its own call, so it is not recorded", fix=OWN_METHODS[kind])
         elif not isinstance(kind, str) or not is_kind(kind, LOOP_KINDS):
             fix = kind_advice(str(kind), [each for each in LOOP_KINDS if each not in OWN_METHODS])
             warnings.object_to(f"event: {kind!r} is no kind of event, so it is not recorded", fix=fix)
         else:
-            self._emit(
+            live.emit(
                 kind,
                 (metrics, *unnamed) if unnamed else metrics,
                 scalars,
-                step=None if step is None else warnings.taken(as_whole, step, "step", default=self._position.step),
-                epoch=None if epoch is None else warnings.taken(as_epoch, epoch, default=self._position.epoch),
+                step=None if step is None else warnings.taken(as_whole, step, "step", default=live.position.step),
+                epoch=None if epoch is None else warnings.taken(as_epoch, epoch, default=live.position.epoch),
                 micro_step=warnings.taken(as_whole, micro_step, "micro_step", default=0),
                 attrs=attrs,
             )
@@ -348,15 +343,15 @@ class Recorder:
 
         It counts no step: without ``step`` calls, all values are recorded at step 0.
         """
-        self.control.should_log = self._orders.should_log = False
-        self._warnings.log_without_steps(self._position)
-        self._emit("log", (metrics, *unnamed) if unnamed else metrics, scalars)
+        self.control.should_log = self._live.orders.should_log = False
+        self._live.warnings.log_without_steps(self._live.position)
+        self._live.emit("log", (metrics, *unnamed) if unnamed else metrics, scalars)
         return self.control
 
     def evaluate(self, metrics: Mapping[str, Any] | None = None, /, *unnamed: Never, **scalars: Any) -> Control:
         """Record the results of an evaluation at the current step."""
-        self.control.should_evaluate = self._orders.should_evaluate = False
-        self._emit("evaluate", (metrics, *unnamed) if unnamed else metrics, scalars)
+        self.control.should_evaluate = self._live.orders.should_evaluate = False
+        self._live.emit("evaluate", (metrics, *unnamed) if unnamed else metrics, scalars)
         return self.control
 
     def save(
@@ -370,13 +365,13 @@ class Recorder:
             is_final: Whether it is the run's last checkpoint.
             **scalars: Values by name, as for ``step``.
         """
-        self.control.should_save = self._orders.should_save = False
+        self.control.should_save = self._live.orders.should_save = False
         name = path_text(path)
         if size_bytes is None:
-            size_bytes = self._warnings.size_of(name)
+            size_bytes = self._live.warnings.size_of(name)
         else:
-            size_bytes = self._warnings.taken(as_whole, size_bytes, "size_bytes", default=None)
-        self._emit("save", None, scalars, {"path": name, "size_bytes": size_bytes, "is_final": bool(is_final)})
+            size_bytes = self._live.warnings.taken(as_whole, size_bytes, "size_bytes", default=None)
+        self._live.emit("save", None, scalars, {"path": name, "size_bytes": size_bytes, "is_final": bool(is_final)})
         return self.control
 
     def at(self, step: int) -> None:
@@ -384,10 +379,10 @@ class Recorder:
 
         The next ``log`` or ``evaluate`` has this step.
         """
-        step = self._warnings.taken(as_whole, step, "step", default=self._position.step)
-        with self._tape.lock:
-            self._position.step = max(self._position.step, step)
-            self._position.is_counting = True
+        step = self._live.warnings.taken(as_whole, step, "step", default=self._live.position.step)
+        with self._live.tape.lock:
+            self._live.position.step = max(self._live.position.step, step)
+            self._live.position.is_counting = True
 
     def epoch_begin(self, epoch: float | None = None) -> Control:
         """Record the start of an epoch. Epochs count from 0; without a number, the next one begins.
@@ -395,12 +390,12 @@ class Recorder:
         Args:
             epoch: Epochs finished: a fraction if the one before was cut short and counts as such.
         """
-        self.control.should_stop_epoch = self._orders.should_stop_epoch = False
-        begun = float(self._position.epochs_begun)
+        self.control.should_stop_epoch = self._live.orders.should_stop_epoch = False
+        begun = float(self._live.position.epochs_begun)
         if epoch is not None:
-            begun = self._warnings.taken(as_epoch, epoch, default=begun)
-        self._position.begin_epoch(begun)
-        self._emit("epoch_begin")
+            begun = self._live.warnings.taken(as_epoch, epoch, default=begun)
+        self._live.position.begin_epoch(begun)
+        self._live.emit("epoch_begin")
         return self.control
 
     def epoch_end(self, epoch: float | None = None) -> Control:
@@ -409,11 +404,11 @@ class Recorder:
         Args:
             epoch: Epochs finished, as a fraction if the epoch was cut short; one more than at its begin if not given.
         """
-        finished = float(self._position.epochs_begun)
+        finished = float(self._live.position.epochs_begun)
         if epoch is not None:
-            finished = self._warnings.taken(as_epoch, epoch, default=finished)
-        self._position.set_epoch(finished)
-        self._emit("epoch_end")
+            finished = self._live.warnings.taken(as_epoch, epoch, default=finished)
+        self._live.position.set_epoch(finished)
+        self._live.emit("epoch_end")
         return self.control
 
     def annotate(self, text: str, **attrs: Any) -> None:
@@ -421,8 +416,8 @@ class Recorder:
 
         With ``incident=``, ``first_step=`` and ``last_step=`` the note labels its steps for backtests.
         """
-        self._warnings.incident(attrs, self._position.step)
-        self._emit("annotation", attrs={"text": text, **attrs})
+        self._live.warnings.incident(attrs, self._live.position.step)
+        self._live.emit("annotation", attrs={"text": text, **attrs})
 
     def declare(
         self,
@@ -453,21 +448,10 @@ class Recorder:
             attrs = declared_later(total_steps, total_epochs, steps_per_epoch, world_size, constants)
             added = declared_config(config)
         except TelemetryError as error:
-            self._warnings.object_to(f"declare: {error.what}", got=error.got, fix=error.fix)
+            self._live.warnings.object_to(f"declare: {error.what}", got=error.got, fix=error.fix)
             return
-        if self._has_ended() or not (attrs or added):
-            return
-        plan = self._document.info.last.newest_plan.updated(attrs)
-        if steps_per_epoch is not None:
-            position = self._position
-            position.set_epoch(position.epoch_at(position.step))
-            position.steps_per_epoch = plan.steps_per_epoch
-        self._warnings.total_steps = plan.max_steps()
-        self._emit(PLAN, attrs={**attrs, **({"config": added} if added else {})})
-        try:
-            self._document.declare(plan, added)
-        except OSError as error:
-            self._warnings.once(f"run.json could not be written to {self.folder}: {error}")
+        if not self._live.has_ended() and (attrs or added):
+            self._live.declare(attrs, added)
 
     def agree(self) -> Control:
         """Bring ``control`` to the same state on all ranks. Every rank calls it, at the same place in its loop.
@@ -478,19 +462,19 @@ class Recorder:
 
         Without a process group it does nothing, and ``control`` changes when rules decide.
         """
-        return self.control if self._closed else self._agreement.reach()
+        return self.control if self._live.is_closed else self._live.agreement.reach()
 
     def state_dict(self) -> dict[str, int | float | str | None]:
         """Return a few plain values to keep in a checkpoint, from which ``Recorder(resume=...)`` resumes.
 
         Call it when the checkpoint is made, before ``save`` records the checkpoint.
         """
-        position = self._position
-        self._tape.settle(position.step)
-        seq = self._tape.journal.seq - 1 if self.decides else None
+        live, position = self._live, self._live.position
+        live.tape.settle(position.step)
+        seq = live.tape.journal.seq - 1 if self.decides else None
         return ResumePoint(
             self.run_id,
-            self._document.info.last.attempt,
+            live.document.info.last.attempt,
             seq,
             position.step,
             position.epoch,
@@ -510,27 +494,39 @@ class Recorder:
         Raises:
             TelemetryError: Something was recorded already, or the run cannot be resumed.
         """
-        if self._closed or self._position.is_counting or self._tape.kinds - {"train_begin", PLAN}:
+        live, own = self._live, self._settings
+        if live.is_closed or live.position.is_counting or live.tape.kinds - {"train_begin", PLAN}:
             what = "a state can be loaded only before anything is recorded"
             raise TelemetryError(what, fix="Give it to Recorder(resume=state)")
-        if self._document.info.last.parent is not None:
+        if live.document.info.last.parent is not None:
             raise TelemetryError("this recorder has resumed a run already", where=str(self.folder))
-        begun = self._document.info
-        attempt = dataclasses.replace(self._described.last, plan=begun.last.newest_plan)
-        self._described = dataclasses.replace(self._described, config=begun.config, attempts=(attempt,))
-        opening = open_run(self._store, self._described, self._policy, self._own, None, state, None)
-        self._take_back()
-        self._begin_attempt(opening, is_resumed=True)
+        begun = live.document.info
+        attempt = dataclasses.replace(own.described.last, plan=begun.last.newest_plan)
+        described = dataclasses.replace(own.described, config=begun.config, attempts=(attempt,))
+        self._settings = dataclasses.replace(own, described=described)
+        opening = open_run(self._store, described, self._policy, own.rank, None, state, None)
+        live.take_back()
+        self._begin(opening)
+
+    @property
+    def folder(self) -> Path:
+        """The run's folder."""
+        return self._live.folder
+
+    @property
+    def run_id(self) -> str:
+        """The run's id."""
+        return self._live.document.info.run_id
 
     @property
     def decides(self) -> bool:
         """Whether this rank's rules decide."""
-        return self._own.decides
+        return self._settings.rank.decides
 
     @property
     def is_closed(self) -> bool:
         """Whether the run has ended."""
-        return self._closed
+        return self._live.is_closed
 
     @property
     def progress(self) -> ProgressCounts:
@@ -538,20 +534,11 @@ class Recorder:
 
         On another rank than 0 of a resumed run, samples and tokens of earlier attempts are those of rank 0.
         """
-        position, tally = self._position, self._position.tally
-        return ProgressCounts(
-            position.epoch_at(position.step),
-            position.step,
-            tally.skipped,
-            tally.micro_steps,
-            tally.samples,
-            tally.tokens,
-            self._document.info.last.newest_plan.max_steps(),
-        )
+        return self._live.position.progress(self._live.document.info.last.newest_plan.max_steps())
 
     def fail(self, error: BaseException) -> None:
         """End the run with an exception, as the context manager does: for loops that are not in a ``with`` block."""
-        self._close(status_of(error), error)
+        self._live.fail(error)
 
     def close(self, *, status: str | None = None, reason: str | None = None, seal: bool = False) -> None:
         """End the run. Idempotent.
@@ -564,14 +551,9 @@ class Recorder:
             reason: Why, in a few words, such as the name of the callback that stopped it.
             seal: Wait until the journal is Parquet.
         """
-        default = "stopped" if self.control.should_stop else "completed"
-        if default == "stopped" and reason is None:
-            reason = self._asked_why or None
-        if status is not None:
-            default = self._warnings.taken(as_end_status, status, default=default)
-        self._close(default, reason=None if reason is None else as_text(reason))
-        if seal and os.getpid() == self._pid:
-            self._tape.seal()
+        self._live.close(status, reason)
+        if seal and os.getpid() == self._live.pid:
+            self._live.tape.seal()
 
     if not TYPE_CHECKING:
 
@@ -584,268 +566,14 @@ class Recorder:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        status = "completed" if error is None else status_of(error)
-        if status == "completed":
-            self.close()
-        else:
-            self._close(status, error)
+        self._live.leave(error)
 
-    def _close_at_exit(self) -> None:
-        """End the run of an unclosed recorder, with the status that the program's end implies.
-
-        The interpreter keeps the exception that ended the program, but not the exit status of ``sys.exit``.
-        """
-        error: BaseException | None = Terminated.latest or getattr(sys, "last_value", None)
-        self.__exit__(None if error is None else type(error), error, None)
-
-    def _begin_attempt(self, opening: Opening, *, is_resumed: bool) -> None:
+    def _begin(self, opening: Opening) -> None:
         """Begin to record an attempt."""
-        described = self._described
-        self._position, self.run_id = opening.position, opening.info.run_id
-        self.folder = opening.folder
-        self._closed, self._is_over = False, False
-        self._watch, self._asked, self._asked_why = RequestWatch(self.folder), list[Annotation](), ""
-        self._agreement = Agreement(
-            self._own, self.control, self._callbacks, self._agree_timeout_s, opening.read_on_all_ranks
-        )
-        self._orders = self._agreement.orders
-        self._steering = steering_of(opening.engine, self.control, self._callbacks, self._orders)
-        self._warnings = CallWarnings(
-            strict=self._strict,
-            read_by_rules=self._steering.reads if self._steering else (),
-            read_at_evaluations=self._steering.reads_at_evaluations if self._steering else (),
-            total_steps=opening.info.last.plan.max_steps(),
-        )
-        self._warnings.rules_left_out(opening.info)
-        if is_resumed:
-            self._warnings.described_anew(opening.info, described, has_name=self._has_name)
-        self._document = RunDocument(opening.folder, opening.info, is_written=self._own.decides)
-        self._tape = self._open_tape(opening.info.last)
-        self._tape.watch = self._agreement.values.take if self._agreement.values else None
-        self._agreement.begin(self._steering, self._warnings, self._position, self._emit)
-        self._lines = ConsoleLines(opening.folder, opening.info.name, is_quiet=self._is_quiet)
-        self._lines.begin()
-        self._begin(described.config)
-
-    def _begin(self, config: Mapping[str, Any]) -> None:
-        """Record the start of the attempt and register the handlers for its end.
-
-        Args:
-            config: The attempt's own hyper-parameters, which may differ from those of the run.
-        """
-        info = self._document.info
-        if not self._strict and type(self).step is Recorder.step:
-            own = (self._tape, self._position, self.control, self._log_every)
-            general = Recorder.step.__get__(self)
-            quick = quick_step(general, self._apply, *own, keeps_samples=self._choice.is_everything)
-            self.__dict__["step"] = quick
-        SEALING.wait_at_exit(self._seal_wait_s)
-        atexit.register(self._close_at_exit)
-        self._handles_sigterm = raise_on_sigterm()
-        if self._handles_sigterm and (info.last.plan.world_size or 1) > 1:
-            watch(self._end_blocked)
+        self._live = live = LiveAttempt(opening, self._settings, self.control, partial(_OPEN.remove, self))
+        if not self._settings.is_strict and type(self).step is Recorder.step:
+            general, keeps_samples = Recorder.step.__get__(self), self._settings.choice.is_everything
+            own = (live.tape, live.position, self.control, self._log_every)
+            self.__dict__["step"] = quick_step(general, live.apply, *own, keeps_samples=keeps_samples)
         _OPEN.append(self)
-        try:
-            self._apply(self._tape.start())
-            self._emit("train_begin")
-        except BaseException as error:  # A callback raised: the loop gets no recorder that it could close.
-            self.__exit__(type(error), error, None)
-            raise
-        if config and config != info.config:
-            self.annotate("resumed with another config", config=config)
-
-    def _open_tape(self, attempt: Attempt) -> Tape:
-        tape = None
-        is_new = not self.folder.exists()
-        try:
-            self._document.info.to_json()
-            # The program may change its working directory.
-            self.folder = self._document.folder = self.folder.absolute()
-            self.folder.mkdir(parents=True, exist_ok=True)
-            tape = Tape(
-                self.folder,
-                self.run_id,
-                attempt=attempt.attempt,
-                rank=self._own.rank,
-                started_ns=time.monotonic_ns(),
-                steering=self._steering,
-                strict=self._strict,
-                warnings=self._warnings,
-                sync_every_s=attempt.sync_every_s,
-                choice=self._choice,
-                value_lag=self._value_lag,
-                on_begun_anew=self._begin_anew,
-                tally=self._position.tally,
-                on_moved=self._move,
-                on_looked=self._hear if self.decides else None,
-            )
-            # Write run.json after the journal exists, because an attempt without a journal counts as crashed. Write it
-            # before the first event, because the events of an attempt that run.json does not list count as part of the
-            # run.
-            self._document.write()
-        except (OSError, ValueError, TypeError) as error:
-            if tape is not None:
-                tape.journal.discard()
-            if is_new:
-                with contextlib.suppress(OSError):
-                    self.folder.rmdir()
-            raise TelemetryError(
-                f"the run cannot be written ({error})",
-                where=str(self.folder),
-                fix="Choose a folder that can be written to",
-            ) from error
-        return tape
-
-    def _begin_anew(self, why: str) -> None:
-        """Write ``run.json`` again, since a new folder may have replaced a deleted one."""
-        self._warnings.once(f"{why}; recording continues in a new file in {self.folder}")
-        try:
-            self._document.write()
-        except OSError as error:
-            self._warnings.once(f"run.json could not be written to {self.folder}: {error}")
-
-    def _move(self, folder: Path) -> None:
-        self._warnings.once(f"the run's folder was moved from {self.folder}; recording continues in {folder}")
-        self.folder = self._document.folder = self._lines.folder = folder
-
-    def _emit(
-        self,
-        kind: str,
-        metrics: Any = None,
-        scalars: Mapping[str, Any] = _NOTHING,
-        attrs: Mapping[str, Any] | None = None,
-        *,
-        step: int | None = None,
-        epoch: float | None = None,
-        micro_step: int = 0,
-    ) -> None:
-        if self._has_ended():
-            return
-        step = self._position.step if step is None else step
-        epoch = self._position.epoch_at(step) if epoch is None else epoch
-        outcomes = self._tape.record(kind, metrics, scalars, step=step, epoch=epoch, micro_step=micro_step, attrs=attrs)
-        self._apply(outcomes)
-
-    def _has_ended(self) -> bool:
-        """Whether the run has ended, so that a call records nothing. The first such call is told."""
-        if self._is_over:
-            what = f"the run in {self.folder} has ended: calls are not recorded any more"
-            self._warnings.object_to(what, fix="Close the recorder after the last call")
-        return self._is_over
-
-    def _apply(self, outcomes: Sequence[Outcome]) -> Control:
-        if outcomes and self._steering is not None:
-            for failure in self._steering.apply(outcomes):
-                self._emit("annotation", attrs={"text": failure})
-        asked, self._asked = self._asked, []
-        for note in asked:
-            self._obey(note)
-        return self.control
-
-    def _hear(self) -> None:
-        """Look for requests from outside. The journal calls it about once a second, in the middle of an event."""
-        try:
-            self._asked += self._watch.new(self.folder)
-        except OSError as error:
-            self._warnings.once(f"requests to the run in {self.folder} cannot be read: {error}", about="requests")
-        self._agreement.look()
-
-    def _obey(self, note: Annotation) -> None:
-        """Carry out a request from outside as if a rule had ordered it, and record who asked."""
-        what = note.attrs[REQUEST]
-        text = f"{note.author} asked to {what}{f': {note.text}' if note.text else ''}"
-        is_off = self._agreement.is_off
-        if is_off or self._agreement.is_awaited:
-            why = "the ranks agree no longer, so that none obeys" if is_off else "this waits for the first rec.agree()"
-            self._warnings.once(f"{text}; {why}")
-        # Replays compare their stops with what a person does.
-        action = {"action": what} if what == "stop" and not is_off else {}
-        attrs = {"text": text, REQUEST: what, "author": note.author, "asked_ns": note.time_ns, **action}
-        self._emit("annotation", attrs=attrs)
-        self._asked_why = self._asked_why or (text if action else "")
-        self._agreement.order(what)
-
-    def _take_back(self) -> None:
-        """Delete the run that has just begun."""
-        self._release()
-        self._closed = self._is_over = True
-        self._tape.journal.discard()
-        if self.decides:
-            (self.folder / RUN_JSON).unlink(missing_ok=True)
-        with contextlib.suppress(OSError):  # The journals of other ranks may still be there. The last one succeeds.
-            self.folder.rmdir()
-
-    def _release(self) -> None:
-        """Take back the handlers for the attempt's end."""
-        atexit.unregister(self._close_at_exit)
-        with contextlib.suppress(ValueError):
-            _OPEN.remove(self)
-        self._agreement.close()
-        if self._handles_sigterm:
-            unwatch(self._end_blocked)
-            restore_sigterm()
-
-    def _close(self, status: str, error: BaseException | None = None, reason: str | None = None) -> None:
-        # A forked child also runs its parent's exit handlers, but the run is not its to end.
-        if self._closed or os.getpid() != self._pid:
-            return
-        failure = None if error is None else failure_of(error)
-        try:
-            self._closed = True
-            self._tape.journal.look_at_ns = AT_ONCE  # The end belongs where the folder is by now.
-            if failure is None:
-                counts = dict(self._tape.error_counts)
-                more = {"rule_errors": counts or None, "reason": reason}
-                self._emit("train_end", attrs={"status": status, **{key: it for key, it in more.items() if it}})
-            else:
-                self._emit("failure", attrs={**failure, "traceback": failure["traceback"].splitlines()})
-            self._warn_at_the_end(is_whole=failure is None)
-        finally:
-            # A callback that a rule calls at the very end may raise. The run has ended all the same.
-            try:
-                self._write_end(status, failure, reason)
-            finally:
-                self._release()
-
-    def _warn_at_the_end(self, *, is_whole: bool) -> None:
-        """Warn of rules that decided nothing, of requests in vain and of incidents that lie beyond the end."""
-        position, steering = self._position, self._steering
-        if is_whole and position.is_counting:
-            self._warnings.incidents_beyond(position.step)
-        if self.decides:
-            self._agreement.look(is_end=True)
-        if steering is not None:
-            is_first = self._document.info.last.parent is None
-            kinds = self._tape.kinds if is_whole and is_first else set[str]()
-            if steering.reads_ranks and self._document.info.last.plan.world_size == 1:
-                kinds.add(RANKS)  # The engine takes the values of the one process for those of all ranks.
-            has_epoch = position.epoch is not None or self._warnings.has_had("epoch")
-            steering.end(position.step if is_whole else None, kinds, has_epoch=has_epoch)
-
-    def _end_blocked(self, frame: FrameType) -> None:
-        """End the run from another thread. No callback is called: they belong to the loop, which is blocked."""
-        if self._closed:
-            return
-        self._closed = True
-        failure, step = blocked_failure(frame), self._position.step
-        attrs = {**failure, "traceback": failure["traceback"].splitlines()}
-        self._tape.record("failure", None, _NOTHING, step=step, epoch=self._position.epoch_at(step), attrs=attrs)
-        self._write_end("interrupted", failure)
-
-    def _write_end(self, status: str, failure: dict[str, str] | None, reason: str | None = None) -> None:
-        """Write how the run ended and close the journal, each even if the other fails."""
-        steps, digest = self._position.step, self._tape.decision_digest
-        self._is_over = True
-        ends: tuple[Callable[[], None], ...] = (
-            lambda: self._document.end(status, steps, failure, reason, digest),
-            self._tape.close,
-        )
-        for end in ends:
-            # A failure here must not replace the exception that is leaving the loop.
-            try:
-                end()
-            except Exception as failed:
-                self._warnings.once(f"the end of the run in {self.folder} could not be recorded completely: {failed!r}")
-        asked_at = self._steering.stop_asked_at if self._steering else None
-        ignored = 0 if asked_at is None else steps - asked_at
-        self._lines.end(status, steps, self._tape.latest_metrics(), self._tape.lost_events, ignored)
+        live.begin()

@@ -57,7 +57,7 @@ class Tape:
         sync_every_s: Seconds between syncs of the journal to disk, off the training thread; never synced when None.
         choice: The selection of sample losses to keep.
         value_lag: Updates after which late values are recorded.
-        tally: Takes what events count, except those of the fast path.
+        tally: Takes what events count.
         on_begun_anew, on_looked: As for ``JournalWriter``.
         on_moved: Called with the new path of the run's folder when it was moved.
 

@@ -217,7 +217,7 @@ def test_a_run_is_let_go_of_even_when_its_end_cannot_be_written(
         (rec.folder / "run.json").unlink()
         (rec.folder / "run.json").mkdir()
 
-    assert rec._tape.journal._fd == -1
+    assert rec._live.tape.journal._fd == -1
     assert "could not be recorded completely" in caplog.text
 
 

@@ -232,7 +232,7 @@ def test_nothing_is_waited_for_before_its_time(tmp_path: Path, monkeypatch: pyte
             self._host = [tensor.hidden for tensor in tensors]
 
         def wait(self) -> Sequence[torch.Tensor]:
-            arrived.append(rec._position.step)
+            arrived.append(rec._live.position.step)
             return self._host
 
     monkeypatch.setitem(COPIES, "meta", Copy)
@@ -318,7 +318,7 @@ def test_a_loop_that_counts_steps_anew_in_each_epoch_leaves_nothing_on_the_devic
         for _ in range(3):
             for step, loss in enumerate(LOSSES):
                 rec.step(step=step, loss=device(loss))
-                assert len(rec._tape._late) <= VALUE_LAG
+                assert len(rec._live.tape._late) <= VALUE_LAG
 
     run = open_run(rec.folder)
 
@@ -374,5 +374,5 @@ def test_sample_losses_that_move_to_a_device_are_not_waited_for_either(
             rec.step(loss=1.0, samples=torch.tensor([1.0]))
         rec.step(loss=1.0, samples=Losses([2.0]))
 
-        assert len(rec._tape._late) == 1
+        assert len(rec._live.tape._late) == 1
     assert open_run(rec.folder).samples()["loss"].to_pylist() == [1.0, 1.0, 1.0, 2.0]

@@ -311,7 +311,7 @@ def test_quick_steps_go_on_from_segment_to_segment(tmp_path: Path) -> None:
     """Each new segment gets the layouts that its events refer to."""
     with Recorder(tmp_path) as rec:
         rec.step(loss=0.0)
-        rec._tape.journal._segment_bytes = 2_000
+        rec._live.tape.journal._segment_bytes = 2_000
         for step in range(1, 200):
             rec.step(loss=float(step))
             if step % 50 == 0:

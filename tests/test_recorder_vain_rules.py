@@ -202,6 +202,15 @@ def test_rules_on_all_ranks_that_nothing_feeds_are_named_at_the_end(
     )
 
 
+def test_a_resumed_run_of_one_process_gathers_nothing_and_has_no_rule_to_name(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its own values are those of all ranks, and what did not come in this attempt came in the one before."""
+    ended(tmp_path, ALL_RANKS, HIGH, caplog=caplog, run_id="job")
+
+    assert ended(tmp_path, ALL_RANKS, HIGH, caplog=caplog, resume="job", resume_step=1) == []
+
+
 def test_rules_on_all_ranks_without_a_process_group_are_named_at_the_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

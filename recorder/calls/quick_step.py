@@ -69,12 +69,9 @@ def quick_step(
     """
     by_name, by_mapping = CallShapes(_ARGUMENTS), CallShapes(())
     layout_of, write = tape.journal.layout, _writer(tape, position, log_every)
-    plain = 0
-    position.tally.plain_updates = lambda: plain
 
     # Python would compare each name of a call with each keyword declared here. Seven of them cost 0.6 us.
     def step(metrics: Mapping[str, Any] | None = None, /, *unnamed: Never, **named: Any) -> Control:
-        nonlocal plain
         if unnamed:
             return general(metrics, *unnamed, **named)
         if metrics is None:
@@ -97,12 +94,10 @@ def quick_step(
                 details = _details(shape, values, arguments, is_on_host=is_on_host, keeps_samples=keeps_samples)
                 floats = shape.floats(values)
                 outcomes = None if floats is None or details is None else write(layout, shape.metrics, floats, details)
-                if outcomes is not None and details and (details[2] or details[3] or details[4] or shape.counts):
+                if outcomes is not None and details and (details[3] or details[4] or shape.counts):
                     counts = dict(zip(shape.metrics, floats or (), strict=True)) if shape.counts else {}
-                    _count(position.tally, position.step, details, counts)
-                    plain -= 1
+                    _count(position.tally, details, counts)
             if outcomes is not None:
-                plain += 1
                 return apply(outcomes) if outcomes else control
         general(metrics, **named)
         shape.layout = layout_of("step_end", shape.metrics) if shape.is_quick else None
@@ -115,6 +110,7 @@ def _writer(tape: Tape, position: Position, log_every: int | None) -> _Write:
     """Make the function that writes a step and lets rules judge it, or returns None if the general path must do so."""
     journal, lock, started_ns = tape.journal, tape.lock, tape.started_ns
     append, now_ns, monotonic_ns = journal.append_payload, time.time_ns, time.monotonic_ns
+    end_update = position.tally.end_update
     attempt, rank, is_steered, reads_samples = tape.attempt, tape.rank, tape.is_steered, tape.reads_samples
     # Three cells cost a step a few ns. An attribute of the tape would cost 20.
     latest_seq, latest_payload = -1, b""
@@ -161,6 +157,7 @@ def _writer(tape: Tape, position: Position, log_every: int | None) -> _Write:
                 return None
             latest_seq, latest_names, latest_payload = seq, names, payload
             position.step = step
+            end_update(step, micro_step)
             if epoch is not None:
                 position.epoch, position.epoch_began_at = epoch, step
             if not is_steered:
@@ -223,10 +220,9 @@ def _samples_of(
     return None, {DATA_ORDER: order}, *event_tail(b'{"data_order":[%d,%d]}' % (count, digest), None)
 
 
-def _count(tally: RankTally, step: int, details: _Details, counts: Mapping[str, float]) -> None:
-    """Count a step that is more than metrics, or has some of those that are counted."""
-    _, _, micro_step, samples, attrs, _, _ = details
-    tally.end_update(step, micro_step)
+def _count(tally: RankTally, details: _Details, counts: Mapping[str, float]) -> None:
+    """Count the samples and tokens of a step."""
+    _, _, _, samples, attrs, _, _ = details
     if counts:
         event = Event("step_end", metrics=counts, attrs=attrs, samples=samples)
         tally.take(samples_in(event), tokens_in(event))

@@ -1,0 +1,367 @@
+"""One attempt of a run while its loop trains: joins the parts of a recorder, from the first event to the end.
+
+Events and decisions of the calls in; the journal, ``run.json``, control flags, callbacks and warnings out.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Any, Final
+
+from ..store.errors import TelemetryError
+from ..store.events import PLAN, RANKS
+from ..store.journal.writer import AT_ONCE
+from ..store.run_folder import RUN_JSON
+from ..store.run_info import RunInfo
+from .batch_samples import SampleChoice
+from .calls.warnings import CallWarnings
+from .console_lines import ConsoleLines
+from .control import Callbacks, Control
+from .ending import as_end_status, blocked_failure, failure_of, status_of
+from .opening import steering_of
+from .process.background_sealing import SEALING
+from .process.termination import Terminated, raise_on_sigterm, restore_sigterm
+from .process.watchdog import unwatch, watch
+from .ranks.agreement import Agreement
+from .ranks.rank import Rank
+from .requests import Requests
+from .resume_point import Opening
+from .run_document import RunDocument
+from .tape import Tape
+from .values import as_text
+
+if TYPE_CHECKING:
+    from ..rules.engine.decisions import Outcome
+
+_NOTHING: Final[Mapping[str, Any]] = {}
+
+
+@dataclass(frozen=True)
+class RecorderSettings:
+    """What a loop gave its recorder, for all attempts.
+
+    Attributes:
+        rank: This process in its job.
+        described: The run as the loop describes it, with the attempt that begins first.
+        has_name: Whether the loop gave the name.
+        callbacks: The loop's.
+        choice: The selection of sample losses.
+        value_lag, seal_wait_s, agree_timeout_s: As for ``Recorder``.
+        is_strict: Whether wrong calls and failures raise.
+        is_quiet: Whether no line is printed.
+    """
+
+    rank: Rank
+    described: RunInfo
+    has_name: bool
+    callbacks: Callbacks
+    choice: SampleChoice
+    value_lag: int
+    seal_wait_s: float
+    agree_timeout_s: float
+    is_strict: bool
+    is_quiet: bool
+
+
+class LiveAttempt:
+    """An attempt that is recorded.
+
+    Its construction opens the journal and writes ``run.json``. In a job with a process group it is collective.
+
+    Args:
+        opening: The state with which it begins.
+        settings: Of its recorder.
+        control: The flags that the loop reads.
+        on_released: Called after its end.
+
+    Attributes:
+        position: The position of the loop.
+        document: ``run.json``.
+        agreement: Makes orders take effect on all ranks at once.
+        orders: The flags that rules set.
+        warnings: The warnings about calls.
+        tape: The journal.
+        is_closed: Whether it has ended, or is ending.
+        pid: The process that records it. Forked children do not.
+
+    Raises:
+        TelemetryError: The run cannot be written. Nothing is left of it then.
+    """
+
+    def __init__(
+        self, opening: Opening, settings: RecorderSettings, control: Control, on_released: Callable[[], None]
+    ) -> None:
+        self._settings, self._control, self._on_released = settings, control, on_released
+        rank, attempt = settings.rank, opening.info.last
+        self.pid, self.is_closed, self._is_over = os.getpid(), False, False
+        self._handles_sigterm = False
+        self.position = opening.position
+        self.document = RunDocument(opening.folder, opening.info, is_written=rank.decides)
+        callbacks, names = settings.callbacks, opening.read_on_all_ranks
+        self.agreement = Agreement(rank, control, callbacks, settings.agree_timeout_s, names)
+        self.orders = self.agreement.orders
+        self._steering = steering_of(opening.engine, control, callbacks, self.orders)
+        self.warnings = CallWarnings(
+            strict=settings.is_strict,
+            read_by_rules=self._steering.reads if self._steering else (),
+            read_at_evaluations=self._steering.reads_at_evaluations if self._steering else (),
+            total_steps=attempt.plan.max_steps(),
+        )
+        self.warnings.rules_left_out(opening.info)
+        self._requests = Requests(opening.folder, self.agreement, self.warnings, self.emit)
+        if attempt.parent is not None:
+            self.warnings.described_anew(opening.info, settings.described, has_name=settings.has_name)
+        self.tape = self._open_tape()
+        self.tape.watch = self.agreement.values.take if self.agreement.values else None
+        self.agreement.begin(self._steering, self.warnings, self.position, self.emit)
+        self._lines = ConsoleLines(opening.folder, opening.info.name, is_quiet=settings.is_quiet)
+
+    @property
+    def folder(self) -> Path:
+        """The run's folder."""
+        return self.document.folder
+
+    def begin(self) -> None:
+        """Record the start of the attempt, and register the handlers for its end."""
+        self._lines.begin()
+        SEALING.wait_at_exit(self._settings.seal_wait_s)
+        atexit.register(self._leave_at_exit)
+        self._handles_sigterm = raise_on_sigterm()
+        if self._handles_sigterm and (self.document.info.last.plan.world_size or 1) > 1:
+            watch(self._end_blocked)
+        try:
+            self.apply(self.tape.start())
+            self.emit("train_begin")
+        except BaseException as error:  # A callback raised: the loop gets no recorder that it could close.
+            self.leave(error)
+            raise
+        config = self._settings.described.config
+        if config and config != self.document.info.config:
+            self.emit("annotation", attrs={"text": "resumed with another config", "config": config})
+
+    def emit(
+        self,
+        kind: str,
+        metrics: Any = None,
+        scalars: Mapping[str, Any] = _NOTHING,
+        attrs: Mapping[str, Any] | None = None,
+        *,
+        step: int | None = None,
+        epoch: float | None = None,
+        micro_step: int = 0,
+    ) -> None:
+        """Record an event, at the loop's position unless another is given, and apply what rules decide."""
+        if self.has_ended():
+            return
+        step = self.position.step if step is None else step
+        epoch = self.position.epoch_at(step) if epoch is None else epoch
+        self.apply(self.tape.record(kind, metrics, scalars, step=step, epoch=epoch, micro_step=micro_step, attrs=attrs))
+
+    def has_ended(self) -> bool:
+        """Whether the run has ended, so that a call records nothing. The first such call is told."""
+        if self._is_over:
+            what = f"the run in {self.folder} has ended: calls are not recorded any more"
+            self.warnings.object_to(what, fix="Close the recorder after the last call")
+        return self._is_over
+
+    def apply(self, outcomes: Sequence[Outcome]) -> Control:
+        """Carry out decisions and requests, and return the control flags."""
+        if outcomes and self._steering is not None:
+            for failure in self._steering.apply(outcomes):
+                self.emit("annotation", attrs={"text": failure})
+        if self._requests.found:
+            self._requests.carry_out()
+        return self._control
+
+    def declare(self, attrs: Mapping[str, Any], config: Mapping[str, Any]) -> None:
+        """Declare a part of the plan, as the attributes of a ``plan`` event, and further hyper-parameters."""
+        plan = self.document.info.last.newest_plan.updated(attrs)
+        if "steps_per_epoch" in attrs:
+            self.position.divide_epochs(attrs["steps_per_epoch"])
+        self.warnings.total_steps = plan.max_steps()
+        self.emit(PLAN, attrs={**attrs, **({"config": config} if config else {})})
+        self._write_document(lambda: self.document.declare(plan, config))
+
+    def take_back(self) -> None:
+        """Delete the run that has just begun."""
+        self._release()
+        self.is_closed = self._is_over = True
+        self.tape.journal.discard()
+        if self._settings.rank.decides:
+            (self.folder / RUN_JSON).unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # The journals of other ranks may still be there. The last one succeeds.
+            self.folder.rmdir()
+
+    def close(self, status: str | None = None, reason: str | None = None) -> None:
+        """End the run; arguments as for ``Recorder.close``."""
+        default = "stopped" if self._control.should_stop else "completed"
+        if default == "stopped" and reason is None:
+            reason = self._requests.why_to_stop or None
+        if status is not None:
+            default = self.warnings.taken(as_end_status, status, default=default)
+        self._end(default, reason=None if reason is None else as_text(reason))
+
+    def fail(self, error: BaseException) -> None:
+        """End the run with an exception."""
+        self._end(status_of(error), error)
+
+    def leave(self, error: BaseException | None) -> None:
+        """End the run as the end of its block, or of the program, does."""
+        if error is None or status_of(error) == "completed":
+            self.close()
+        else:
+            self.fail(error)
+
+    def _leave_at_exit(self) -> None:
+        """End an unclosed run, with the status that the program's end implies.
+
+        The interpreter keeps the exception that ended the program, but not the exit status of ``sys.exit``.
+        """
+        self.leave(Terminated.latest or getattr(sys, "last_value", None))
+
+    # --- its journal --------------------------------------------------------------------------------------------------
+
+    def _open_tape(self) -> Tape:
+        settings, attempt, tape = self._settings, self.document.info.last, None
+        is_new = not self.folder.exists()
+        try:
+            self.document.info.to_json()
+            # The program may change its working directory.
+            self.document.folder = self.folder.absolute()
+            self.folder.mkdir(parents=True, exist_ok=True)
+            tape = Tape(
+                self.folder,
+                self.document.info.run_id,
+                attempt=attempt.attempt,
+                rank=settings.rank.rank,
+                started_ns=time.monotonic_ns(),
+                steering=self._steering,
+                strict=settings.is_strict,
+                warnings=self.warnings,
+                sync_every_s=attempt.sync_every_s,
+                choice=settings.choice,
+                value_lag=settings.value_lag,
+                on_begun_anew=self._begin_anew,
+                tally=self.position.tally,
+                on_moved=self._move,
+                on_looked=self._look if settings.rank.decides else None,
+            )
+            # Write run.json after the journal exists, because an attempt without a journal counts as crashed. Write it
+            # before the first event, because the events of an attempt that run.json does not list count as part of the
+            # run.
+            self.document.write()
+        except (OSError, ValueError, TypeError) as error:
+            if tape is not None:
+                tape.journal.discard()
+            if is_new:
+                with contextlib.suppress(OSError):
+                    self.folder.rmdir()
+            raise TelemetryError(
+                f"the run cannot be written ({error})",
+                where=str(self.folder),
+                fix="Choose a folder that can be written to",
+            ) from error
+        return tape
+
+    def _begin_anew(self, why: str) -> None:
+        """Write ``run.json`` again, since a new folder may have replaced a deleted one."""
+        self.warnings.once(f"{why}; recording continues in a new file in {self.folder}")
+        self._write_document(self.document.write)
+
+    def _write_document(self, write: Callable[[], None]) -> None:
+        try:
+            write()
+        except OSError as error:
+            self.warnings.once(f"run.json could not be written to {self.folder}: {error}")
+
+    def _move(self, folder: Path) -> None:
+        self.warnings.once(f"the run's folder was moved from {self.folder}; recording continues in {folder}")
+        self.document.folder = self._lines.folder = folder
+
+    def _look(self) -> None:
+        """Look around. The journal calls it about once a second, in the middle of an event."""
+        self._requests.look(self.folder)
+        self.agreement.look()
+
+    # --- its end ------------------------------------------------------------------------------------------------------
+
+    def _end(self, status: str, error: BaseException | None = None, reason: str | None = None) -> None:
+        # A forked child also runs its parent's exit handlers, but the run is not its to end.
+        if self.is_closed or os.getpid() != self.pid:
+            return
+        failure = None if error is None else failure_of(error)
+        try:
+            self.is_closed = True
+            self.tape.journal.look_at_ns = AT_ONCE  # The end belongs where the folder is by now.
+            if failure is None:
+                counts = dict(self.tape.error_counts)
+                more = {"rule_errors": counts or None, "reason": reason}
+                self.emit("train_end", attrs={"status": status, **{key: it for key, it in more.items() if it}})
+            else:
+                self.emit("failure", attrs={**failure, "traceback": failure["traceback"].splitlines()})
+            self._warn_at_the_end(is_whole=failure is None)
+        finally:
+            # A callback that a rule calls at the very end may raise. The run has ended all the same.
+            try:
+                self._write_end(status, failure, reason)
+            finally:
+                self._release()
+
+    def _warn_at_the_end(self, *, is_whole: bool) -> None:
+        """Warn of rules that decided nothing, of requests in vain and of incidents that lie beyond the end."""
+        position, steering, attempt = self.position, self._steering, self.document.info.last
+        if is_whole and position.is_counting:
+            self.warnings.incidents_beyond(position.step)
+        if self._settings.rank.decides:
+            self.agreement.look(is_end=True)
+        if steering is not None:
+            kinds = self.tape.kinds if is_whole and attempt.parent is None else set[str]()
+            if kinds and steering.reads_ranks and attempt.plan.world_size == 1:
+                kinds.add(RANKS)  # The engine takes the values of the one process for those of all ranks.
+            has_epoch = position.epoch is not None or self.warnings.has_had("epoch")
+            steering.end(position.step if is_whole else None, kinds, has_epoch=has_epoch)
+
+    def _end_blocked(self, frame: FrameType) -> None:
+        """End the run from another thread. No callback is called: they belong to the loop, which is blocked."""
+        if self.is_closed:
+            return
+        self.is_closed = True
+        failure, step = blocked_failure(frame), self.position.step
+        attrs = {**failure, "traceback": failure["traceback"].splitlines()}
+        self.tape.record("failure", None, _NOTHING, step=step, epoch=self.position.epoch_at(step), attrs=attrs)
+        self._write_end("interrupted", failure)
+
+    def _write_end(self, status: str, failure: dict[str, str] | None, reason: str | None = None) -> None:
+        """Write how the run ended and close the journal, each even if the other fails."""
+        steps, digest = self.position.step, self.tape.decision_digest
+        self._is_over = True
+        ends: tuple[Callable[[], None], ...] = (
+            lambda: self.document.end(status, steps, failure, reason, digest),
+            self.tape.close,
+        )
+        for end in ends:
+            # A failure here must not replace the exception that is leaving the loop.
+            try:
+                end()
+            except Exception as failed:
+                self.warnings.once(f"the end of the run in {self.folder} could not be recorded completely: {failed!r}")
+        asked_at = self._steering.stop_asked_at if self._steering else None
+        ignored = 0 if asked_at is None else steps - asked_at
+        self._lines.end(status, steps, self.tape.latest_metrics(), self.tape.lost_events, ignored)
+
+    def _release(self) -> None:
+        """Take back the handlers for the attempt's end."""
+        atexit.unregister(self._leave_at_exit)
+        self._on_released()
+        self.agreement.close()
+        if self._handles_sigterm:
+            unwatch(self._end_blocked)
+            restore_sigterm()
