@@ -163,9 +163,8 @@ def _gathered(facts: EventRows | EventList, others: Others, names: frozenset[str
 
     An attempt without such events has one after each update. Those of another attempt are completed.
     """
-    recorded = [facts[index] for index, kind in enumerate(facts.column("kind")) if kind == RANKS]
     held: dict[int, set[str]] = {}
-    for event in recorded:
+    for event in (facts[index] for index, kind in enumerate(facts.column("kind")) if kind == RANKS):
         held.setdefault(event.attempt, {STEP_TIME}).update(label.rpartition("@")[0] for label in event.metrics)
     lacking = {attempt: names.difference(held.get(attempt, ())) for attempt in set(facts.column("attempt"))}
     if not any(lacking.values()):

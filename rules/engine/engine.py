@@ -35,6 +35,7 @@ class Engine:
         self.policy = policy
         self._fold = EventFold(policy, plan)
         self._has_started = False
+        self._is_alone = self._fold.own is not None
         is_in_step_order = policy.semantics_version >= FIRST_IN_STEP_ORDER
         self._late: StepOrder | ArrivalOrder = StepOrder(self._fold) if is_in_step_order else ArrivalOrder(self._fold)
 
@@ -50,10 +51,9 @@ class Engine:
 
     def observe(self, event: Event) -> Sequence[Outcome]:
         """Fold the next event into the state; return its outcomes in order, almost always none."""
-        outcomes = self._observe(event)
-        if self._fold.own is None or event.kind != "step_end" or event.is_late:
-            return outcomes
-        return [*outcomes, *self._observe(made_up(event, {}))]
+        if not self._is_alone or event.kind != "step_end" or event.is_late:
+            return self._observe(event)
+        return [*self._observe(event), *self._observe(made_up(event, {}))]
 
     def _observe(self, event: Event) -> Sequence[Outcome]:
         waits = (event.attrs and AWAITED in event.attrs) or self._late.backlog

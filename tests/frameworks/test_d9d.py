@@ -168,6 +168,23 @@ def test_values_of_the_tracker_belong_to_their_step_and_reach_the_jobs_own_track
     assert verify(run).identical
 
 
+def test_rules_on_late_losses_decide_alike_whatever_else_is_recorded(tmp_path: Path) -> None:
+    """A policy with a rule at the begin of a step has that event recorded between a step and its losses."""
+    seen = "controllers:\n  - {name: seen, triggers: [on_step_end], rule: loss > 0, operations: []}\n"
+    begun = "  - {name: begun, triggers: [on_step_begin], rule: step < 0, operations: []}\n"
+    for name, text in (("alone", seen), ("both", seen + begun)):
+        (tmp_path / f"{name}.yaml").write_text(text)
+        recorder = D9dRecorder(tmp_path / "runs", rules=str(tmp_path / f"{name}.yaml"))
+        trainer = configured(tmp_path / name, recorder)
+        recorder.inject(trainer)
+        with recorder:
+            trainer.train()
+
+        run = run_of(recorder)
+        assert [row["step"] for row in run.decisions().to_pylist()] == [*range(1, STEPS + 1)]
+        assert verify(run).identical
+
+
 def test_no_failure_of_a_handler_reaches_the_training(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Here the disk is full for some steps, and the bus gives contexts of another version."""
     recorder = D9dRecorder(tmp_path / "runs")
