@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -32,11 +33,12 @@ def tiny_sft(folder: Path, callbacks: Sequence[TrainerCallback] = (), **changes:
 
 def tiny_grpo(folder: Path, callbacks: Sequence[TrainerCallback] = (), **changes: Any) -> Trainer:
     """Return a trainer that is rewarded for two kinds of completions, in groups of 2."""
-    folder.mkdir(parents=True, exist_ok=True)
-    tiny_model().save_pretrained(folder / "model")  # GRPO reads the model of reference from there.
+    # GRPO reads the model of reference from a folder, which no other rank may be writing at that moment.
+    model = folder / f"model-{os.environ.get('RANK', 0)}"
+    tiny_model().save_pretrained(model)
     data = Dataset.from_list([{"prompt": f"w{i} w{i + 1}"} for i in range(SAMPLES // 2)])
     own = {"num_generations": 2, "max_completion_length": 4, "beta": 0.1, **changes}
-    more = {"model": str(folder / "model"), "reward_funcs": [reward_length, reward_words]}
+    more = {"model": str(model), "reward_funcs": [reward_length, reward_words]}
     return _tiny(GRPOTrainer, GRPOConfig, folder, callbacks, data, own, **more)
 
 
