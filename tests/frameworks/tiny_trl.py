@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch.distributed as dist
 from datasets import Dataset
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, PrinterCallback, Trainer, TrainerCallback
@@ -33,9 +33,10 @@ def tiny_sft(folder: Path, callbacks: Sequence[TrainerCallback] = (), **changes:
 
 def tiny_grpo(folder: Path, callbacks: Sequence[TrainerCallback] = (), **changes: Any) -> Trainer:
     """Return a trainer that is rewarded for two kinds of completions, in groups of 2."""
-    # GRPO reads the model of reference from a folder, which no other rank may be writing at that moment.
-    model = folder / f"model-{os.environ.get('RANK', 0)}"
-    tiny_model().save_pretrained(model)
+    model = folder / "model"
+    tiny_model().save_pretrained(model)  # GRPO reads the model of reference from there. Rank 0 alone writes it.
+    if dist.is_initialized():
+        dist.barrier()
     data = Dataset.from_list([{"prompt": f"w{i} w{i + 1}"} for i in range(SAMPLES // 2)])
     own = {"num_generations": 2, "max_completion_length": 4, "beta": 0.1, **changes}
     more = {"model": str(model), "reward_funcs": [reward_length, reward_words]}
