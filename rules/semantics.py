@@ -26,3 +26,6 @@ FIRST_WITH_KEY_WARNINGS: Final = 3
 
 #: The first version in which ``updates_applied`` and ``updates_skipped`` are facts about the run, not series.
 FIRST_WITH_UPDATE_COUNTS: Final = 4
+
+#: The first version whose files may define names.
+FIRST_WITH_DEFINITIONS: Final = 4

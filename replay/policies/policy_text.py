@@ -25,6 +25,7 @@ def with_controllers(policy: Policy, controllers: Sequence[Mapping[str, Any]]) -
     document = {
         "params": dict(policy.params),
         "series": None if policy.series is None else sorted(policy.series),
+        "define": dict(policy.definitions) or None,
         "controller_metrics": [
             {"name": entry.name, "class": entry.class_name, "arguments": dict(entry.arguments)}
             for entry in policy.metrics

@@ -18,6 +18,7 @@ from . import corrections
 from . import references as ref
 from .bound_rule import BoundRule, Derived, NameScope, Need
 from .constants import constant
+from .definitions import expand
 from .expressions import Expression
 from .folds import EMA, PEAK
 from .functions import ANY_RANK, DECISION_FUNCTIONS, FUNCTIONS, RANK_FUNCTIONS, Function
@@ -28,8 +29,8 @@ from .window_arguments import WINDOW_KEYWORDS, WindowReader
 _OF_SERIES: Final = frozenset({EMA, PEAK, "lag", "delta", "len"})
 #: Functions that compare or add their arguments when these are expressions: there only a keyword asks for a window.
 _TAKE_NUMBERS: Final = frozenset({"min", "max", "sum"})
-#: Expressions that give a number, so that a series can be computed from them.
-_NUMERIC: Final = (ast.BinOp, ast.UnaryOp, ast.Call, ast.IfExp)
+#: Expressions that give a number or a truth value, so that a series can be computed from them.
+_NUMERIC: Final = (ast.BinOp, ast.BoolOp, ast.Call, ast.Compare, ast.IfExp, ast.UnaryOp)
 _NO_PART_OF_A_SERIES: Final = (ref.MetricValue, ref.PastDecisions, ref.Variable, ref.AcrossRanks)
 _COLLECTIONS: Final = frozenset({"list", "tuple", "sorted", "set", "dict", "str"})
 
@@ -40,14 +41,16 @@ _SERIES_IS_NUMBER: Final = "a series is a single number and has no items or attr
 
 
 def bind(expression: Expression, scope: NameScope, *, is_condition: bool = True) -> BoundRule:
-    """Resolve every name and check every call of an expression.
+    """Resolve every name and check every call of an expression; put definitions in place of their names.
 
     Args:
         is_condition: Whether to refuse an expression that can never give True or False.
 
     Raises:
-        ExpressionError: The expression is invalid. The error holds all faults found.
+        ExpressionError: The expression is invalid. The error holds all faults found; none if it reads a definition that
+            was refused.
     """
+    expand(expression, scope.definitions)
     binder = _Binder(expression, scope)
     binder.visit(expression.tree, {})
     if is_condition:
@@ -389,8 +392,7 @@ class _Binder:
         if function.plain is None:
             self.refuse(node, f"{function.name} takes a series as its first argument", f"Write {function.signature}.")
         elif not self._is_arity_right(node, function):
-            fix = corrections.of_arguments(self.expression, node, function)
-            self.refuse(node, f"{function.name} does not take these arguments", fix)
+            self.refuse(node, f"{function.name} does not take these arguments", f"Write {function.signature}.")
         elif function.iterates and len(node.args) == 1:
             self._refuse_series(node.args[0], variables)
         self._visit_arguments(node, variables)

@@ -21,6 +21,7 @@ class NameScope:
         series: The series that rules may read; None when the policy does not list them.
         controllers: Names of the controllers.
         context: Names of facts about the run.
+        definitions: Expressions by name; None for one that was refused.
     """
 
     metrics: Collection[str] = ()
@@ -28,10 +29,11 @@ class NameScope:
     series: Collection[str] | None = None
     controllers: Collection[str] = ()
     context: Collection[str] = tuple(CONTEXT)
+    definitions: Mapping[str, Expression | None] = field(default_factory=dict)
 
     def names(self) -> list[str]:
         """Return every name that is known before training starts."""
-        return [*self.metrics, *self.params, *self.context, *(self.series or ())]
+        return [*self.definitions, *self.metrics, *self.params, *self.context, *(self.series or ())]
 
     def is_series(self, name: str) -> bool:
         """Whether a bare name is a series, unless a comprehension around it has a variable of that name."""

@@ -40,15 +40,6 @@ def of_module_call(expression: Expression, node: ast.Call, name: str) -> str:
     return suggestion(name, FUNCTIONS, habits.FUNCTIONS)
 
 
-def of_arguments(expression: Expression, node: ast.Call, function: Function) -> str:
-    """Return how to call a function, with a condition as numbers where one is in the place of a series."""
-    arguments = [expression.segment(argument) for argument in node.args]
-    if function.reduction is None or not node.args or not isinstance(node.args[0], (ast.Compare, ast.BoolOp)):
-        return f"Write {function.signature}."
-    arguments[0] = f"1.0 if {arguments[0]} else 0.0"
-    return f"Write {function.name}({', '.join(arguments)})."
-
-
 def of_verdict(expression: Expression) -> str:
     """Return how to make a condition of an expression that gives no truth value."""
     if isinstance(expression.tree, ast.Tuple) and _DECIMAL_COMMA.search(expression.text):

@@ -13,7 +13,8 @@ from ..errors import ExpressionError, suggestion
 from ..language.bound_rule import NameScope
 from ..language.timing import Cooldown, Span, StepWindow, Unit
 from .declarations import ACT, SEVERITIES, SHADOW
-from .fields import FieldReader, Fields, is_null
+from .definition_fields import DefinitionFieldReader
+from .fields import Fields, is_null
 from .message import MessageTemplate, parse_message
 
 #: Keys of a controller that are read here.
@@ -24,7 +25,7 @@ _UNITS: Final = tuple(unit.value for unit in Unit)
 _MAX_SPAN: Final = 10**10
 
 
-class ControllerFieldReader(FieldReader):
+class ControllerFieldReader(DefinitionFieldReader):
     """Reads spans, cooldowns, step windows and messages."""
 
     def span(self, node: yaml.Node, where: str) -> Span | None:
@@ -153,7 +154,5 @@ class ControllerFieldReader(FieldReader):
         try:
             return parse_message(text, scope, names, checks_formats=checks_formats)
         except ExpressionError as error:
-            for fault in error.faults:
-                place = self.document.place_in(node, fault.offset)
-                self.refuse_at(place, where, fault.what, fault.got, fault.fix)
+            self.refuse_faults(node, where, error)
             return None

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import keyword
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Final, TypeVar
 
@@ -26,7 +26,7 @@ from ..language.expressions import parse
 from ..language.patience import MODES, RESET_ON_FAILURE, Patience
 from ..language.references import Param
 from ..language.timing import Span
-from ..semantics import FIRST_WITH_CHECKED_FORMATS
+from ..semantics import FIRST_WITH_CHECKED_FORMATS, FIRST_WITH_DEFINITIONS
 from .arguments import ArgumentValue
 from .controller_fields import TIMING_KEYS, ControllerFieldReader
 from .declarations import Controller, MetricDeclaration, OperationDeclaration, Rule
@@ -43,11 +43,13 @@ _TRIGGER: Final = "on_"
 #: All triggers but those of custom kinds.
 TRIGGERS: Final = tuple(f"{_TRIGGER}{kind}" for kind in (INIT_END, *LOOP_KINDS))
 
+_DEFINE: Final = "define"
 _ROOT_KEYS: Final = (
     "name",
     "description",
     "params",
     "series",
+    _DEFINE,
     "controller_metrics",
     "operations",
     "cooldowns",
@@ -82,6 +84,7 @@ class Declarations:
     description: str = ""
     params: Mapping[str, Param] = field(default_factory=dict)
     series: frozenset[str] | None = None
+    definitions: Mapping[str, str] = field(default_factory=dict)
     metrics: tuple[MetricDeclaration, ...] = ()
     operations: tuple[OperationDeclaration, ...] = ()
     controllers: tuple[Controller, ...] = ()
@@ -116,6 +119,7 @@ class _PolicyReader(ControllerFieldReader):
         self._metric_names: dict[str, None] = {}
         self._context = facts_since(semantics_version)
         self._checks_formats = semantics_version >= FIRST_WITH_CHECKED_FORMATS
+        self._has_definitions = semantics_version >= FIRST_WITH_DEFINITIONS
         self._scope = NameScope()
         self._cooldowns: Mapping[str, Span] = {}
         self._names = Names()
@@ -130,7 +134,8 @@ class _PolicyReader(ControllerFieldReader):
             return Declarations()
         named = [key.value for key, _ in root.value if isinstance(key, yaml.ScalarNode)]
         free = [key for key in named if key.startswith(_FREE_KEYS)]
-        fields = self.fields(root, "", (*_ROOT_KEYS, *free), habits=habits.ROOT_KEYS)
+        known = _ROOT_KEYS if self._has_definitions else [key for key in _ROOT_KEYS if key != _DEFINE]
+        fields = self.fields(root, "", (*known, *free), habits=habits.ROOT_KEYS)
         metrics = self._metrics(fields)
         self.params = self._params(fields, overrides)
         self.series = self._series(fields)
@@ -138,13 +143,16 @@ class _PolicyReader(ControllerFieldReader):
         declared_metrics = tuple(filter(None, (self._metric(node) for node in metrics)))
         operations = self._operations(fields)
         controllers = self._named_entries(fields, "controllers")
-        self._scope = NameScope(tuple(self._metric_names), self.params, self.series, tuple(controllers), self._context)
+        scope = NameScope(tuple(self._metric_names), self.params, self.series, tuple(controllers), self._context)
+        definitions = self.definitions(fields, scope)
+        self._scope = replace(scope, definitions=definitions)
         self._cooldowns = self.cooldowns(fields)
         return Declarations(
             name=self._optional_text(fields, "name"),
             description=self._optional_text(fields, "description"),
             params=MappingProxyType(dict(self.params)),
             series=self.series,
+            definitions={name: meaning.text for name, meaning in definitions.items() if meaning is not None},
             metrics=declared_metrics,
             operations=operations,
             controllers=self._controllers(fields),
@@ -339,8 +347,7 @@ class _PolicyReader(ControllerFieldReader):
             bound = bind(parse(text), self._scope)
             return Rule(text, bound, compile_rule(bound, self._names), place_at)
         except ExpressionError as error:
-            for fault in error.faults:
-                self.refuse_at(place_at(fault.offset), where, fault.what, fault.got, fault.fix)
+            self.refuse_faults(scalar, where, error)
             return None
 
     def _references(self, fields: Fields, where: str) -> tuple[str, ...]:
