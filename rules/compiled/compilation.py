@@ -210,6 +210,8 @@ class Translator:
                 return ast.BinOp(self._held(key), ast.Add(), dropped)
             case ref.Window():
                 return self._window_once(reference)
+            case ref.SeriesAgo() | ref.SeriesRise() | ref.SeriesAge():
+                return _call(_name(self._names.reader_of(reference)))
             case ref.SeriesFold():
                 return _call(ast.Attribute(_name(self._names.fold_of(reference)), "read", ast.Load()))
             case ref.MetricValue(name):
@@ -283,7 +285,7 @@ class Translator:
             return self._added(window, length)
         else:
             value = self._reduced(window, length)
-        if self._wants_full_windows and window.extent is ref.Extent.VALUES:
+        if self._wants_full_windows and window.extent is ref.Extent.VALUES and window.least is None:
             return self._where_full(window, value, _call(_name("not_full")))
         return value
 

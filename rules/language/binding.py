@@ -20,13 +20,13 @@ from .bound_rule import BoundRule, Derived, NameScope, Need
 from .constants import constant
 from .definitions import expand
 from .expressions import Expression
-from .folds import EMA, PEAK
+from .folds import FOLDS
 from .functions import ANY_RANK, DECISION_FUNCTIONS, FUNCTIONS, RANK_FUNCTIONS, Function
 from .methods import METHODS
 from .window_arguments import WINDOW_KEYWORDS, WindowReader
 
 #: Functions of a series that are not reductions of a window.
-_OF_SERIES: Final = frozenset({EMA, PEAK, "lag", "delta", "len"})
+_OF_SERIES: Final = FOLDS | {"lag", "delta", "len", "rate", "age", "absent"}
 #: Functions that compare or add their arguments when these are expressions: there only a keyword asks for a window.
 _TAKE_NUMBERS: Final = frozenset({"min", "max", "sum"})
 #: Expressions that give a number or a truth value, so that a series can be computed from them.
@@ -329,32 +329,39 @@ class _Binder:
             self.expression.segment,
             self.scope.params,
         )
-        if function.name in (EMA, PEAK):
-            fold = reader.fold(node, function, key)
-            if fold is not None:
-                self.references[node] = fold
-                self._read_series(key, Need())
-        elif function.reduction is not None:
-            window = reader.window(node, function, key)
-            if window is not None:
-                self.references[node] = window
-                self._read_series(key, _need(window))
+        read: ref.SeriesReference | None
+        if function.name in FOLDS:
+            read = reader.fold(node, function, key)
+        elif function.reduction is not None or function.per_step is not None:
+            read = reader.window(node, function, key)
         else:
-            self._visit_look_back(node, function, key, reader)
+            read = self._look_back(node, function, key, reader)
+        if read is not None:
+            self.references[node] = read
+            self._read_series(key, _need(read))
         for argument in [*node.args[1:], *(keyword.value for keyword in node.keywords)]:
             self.visit(argument, variables)
 
-    def _visit_look_back(self, node: ast.Call, function: Function, key: ref.SeriesKey, reader: WindowReader) -> None:
-        """Bind ``lag`` and ``delta``, which take at most one number."""
+    def _look_back(
+        self, node: ast.Call, function: Function, key: ref.SeriesKey, reader: WindowReader
+    ) -> ref.SeriesReference | None:
+        """Return what ``lag``, ``delta``, ``age`` and ``absent`` read, which take at most one number."""
         is_lag, is_given = function.name == "lag", len(node.args) == 2
-        if node.keywords or len(node.args) > 2 or (is_lag and not is_given):
+        if function.name == "age" and len(node.args) == 1 and not node.keywords:
+            return ref.SeriesAge(key)
+        if node.keywords and function.name != "age":
+            ago = reader.ago(node, function, key)
+            if ago is None or is_lag:
+                return ago
+            return ref.SeriesRise(ago) if function.name == "delta" else ref.SeriesAge(key, ago.length, ago.extent)
+        if function.name not in ("lag", "delta") or len(node.args) > 2 or (is_lag and not is_given):
             what = f"{function.name} of a series does not take these arguments"
             self.refuse(node, what, f"Write {function.signature}.")
-            return
+            return None
         number = reader.whole(node.args[1], 0 if is_lag else 1, "window length") if is_given else 1
-        if number is not None:
-            self.references[node] = (ref.SeriesValue if is_lag else ref.SeriesChange)(key, number)
-            self._read_series(key, Need(number + 1))
+        if number is None:
+            return None
+        return ref.SeriesValue(key, number) if is_lag else ref.SeriesChange(key, number)
 
     def _series_read(self, node: ast.expr, variables: Mapping[str, str]) -> ref.SeriesKey | None:
         """Visit a function's argument and return the series that it gives; None when it is refused.
@@ -441,12 +448,21 @@ class _Binder:
         return ""
 
 
-def _need(window: ref.Window) -> Need:
-    return Need(
-        window.keep,
-        window.length if window.extent is ref.Extent.STEPS else 0,
-        window.length if window.extent is ref.Extent.EPOCHS else 0.0,
-    )
+def _need(read: ref.SeriesReference) -> Need:
+    """Return how much of a series must be kept for what reads it."""
+    match read:
+        case ref.SeriesValue(_, back) | ref.SeriesChange(_, back):
+            return Need(back + 1)
+        case ref.SeriesAgo(_, length, extent) | ref.SeriesRise(ref.SeriesAgo(_, length, extent)):
+            return Need(reach={extent: length})
+        case ref.SeriesAge(extent=extent):
+            return Need(reach={extent: 0})
+        case ref.Window(length=length, extent=extent):
+            reach: dict[ref.Extent, float] = {} if extent is ref.Extent.VALUES else {extent: length}
+            if read.is_per_step:
+                reach.setdefault(ref.Extent.STEPS, 0)
+            return Need(read.keep, reach)
+    return Need()
 
 
 def _literal_series(node: ast.Call) -> ref.SeriesKey | None:

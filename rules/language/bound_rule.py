@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from .context import CONTEXT
 from .expressions import Expression
-from .references import Param, Reference, SeriesKey
+from .references import Extent, Param, Reference, SeriesKey
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,16 +46,16 @@ class Need:
 
     Attributes:
         values: This many of its newest values.
-        steps: Also the values of this many last steps.
-        epochs: Also the values of this many last epochs.
+        reach: Also the values that came within this length of each unit. A length of 0 asks for their positions alone.
     """
 
     values: int = 1
-    steps: float = 0
-    epochs: float = 0.0
+    reach: Mapping[Extent, float] = field(default_factory=dict)
 
     def __or__(self, other: Need) -> Need:
-        return Need(max(self.values, other.values), max(self.steps, other.steps), max(self.epochs, other.epochs))
+        extents = self.reach.keys() | other.reach.keys()
+        reach = {extent: max(self.reach.get(extent, 0), other.reach.get(extent, 0)) for extent in sorted(extents)}
+        return Need(max(self.values, other.values), reach)
 
 
 @dataclass(frozen=True, slots=True)

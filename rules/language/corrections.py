@@ -14,7 +14,7 @@ from ..errors import suggestion
 from .bound_rule import NameScope
 from .constants import constant
 from .expressions import Expression
-from .functions import FUNCTIONS, Function
+from .functions import FUNCTIONS
 
 _DECIMAL_COMMA: Final = re.compile(r"\d,\d")
 

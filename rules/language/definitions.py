@@ -55,7 +55,7 @@ def expand(expression: Expression, definitions: Mapping[str, Expression | None])
 
 
 def _free_names(node: ast.AST, hidden: frozenset[str] = frozenset()) -> Iterator[ast.Name]:
-    """Yield the names that a tree reads, in text order, apart from its own variables and the functions that it calls."""
+    """Yield the names that a tree reads, apart from its own variables and the functions that it calls."""
     if isinstance(node, ast.Name):
         if node.id not in hidden:
             yield node

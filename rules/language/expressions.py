@@ -107,7 +107,7 @@ class Expression:
     def graft(self, name: ast.Name, definition: Expression) -> ast.expr:
         """Return a copy of a definition's tree whose place in this text is that of the name."""
         copies: dict[ast.AST, ast.AST] = {}
-        root = _copied(definition.tree, copies)
+        root: ast.expr = _copied(definition.tree, copies)
         for node, copy in copies.items():
             self._anchors[copy] = self.anchor(name)
             if isinstance(node, ast.expr):

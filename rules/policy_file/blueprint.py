@@ -17,7 +17,7 @@ from ..language.timing import StepWindow, Unit
 from .declarations import Controller
 
 #: Facts about the run for which an engine has to look at every event.
-_CLOCKED_FACTS: Final = frozenset({"elapsed_s", "samples_seen", "updates_applied", "updates_skipped"})
+_CLOCKED_FACTS: Final = frozenset({"elapsed_s", "samples_seen", "tokens_seen", "updates_applied", "updates_skipped"})
 
 #: References whose value changes only when a series or a controller metric takes a value.
 _STANDING: Final = ref.SeriesReference | ref.MetricValue | ref.ParamValue | ref.Variable
@@ -68,8 +68,8 @@ class Blueprint:
         needs: Every series, with how much of it to keep.
         computations: The computed series, each after those that it depends on.
         asked: The rules to evaluate, by kind of event.
-        needs_clock: Whether rules depend on the training time, samples or evaluations of the run, or on windows by
-            steps or epochs.
+        needs_clock: Whether rules depend on the training time, samples or evaluations of the run, or on the steps,
+            epochs or times at which values came.
     """
 
     names: Names
@@ -102,7 +102,7 @@ def draw_blueprint(controllers: Sequence[Controller], names: Names) -> Blueprint
     asked = {kind: _asked(kind, controllers, entries, names) for kind, entries in _watched(controllers)}
     for name in dict.fromkeys(controller.name for controller in controllers):
         names.past_of(name)
-    needs_clock = any(need.steps or need.epochs for need in needs.values()) or any(map(_is_clocked, controllers))
+    needs_clock = any(need.reach for need in needs.values()) or any(map(_is_clocked, controllers))
     return Blueprint(names, needs, tuple(computations.values()), asked, needs_clock)
 
 
@@ -145,6 +145,7 @@ def _keeps_its_answer(question: TriggeredRule) -> bool:
         return False
     return all(
         isinstance(reference, _STANDING)
+        and not isinstance(reference, ref.SeriesAgo | ref.SeriesRise | ref.SeriesAge)
         and (not isinstance(reference, ref.Window) or reference.extent is ref.Extent.VALUES)
         for reference in question.rule.references.values()
     )

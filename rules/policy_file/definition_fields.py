@@ -17,7 +17,6 @@ from ..language.expressions import Expression, parse
 from ..language.functions import FUNCTIONS
 from .fields import FieldReader, Fields, is_null
 
-
 #: The types that YAML gives to the texts of expressions.
 _EXPRESSIONS: Final = (":str", ":int", ":float")
 
