@@ -296,7 +296,7 @@ class _Binder:
         if function.name == "len" or not self._is_computed(node.args[0], variables):
             return False
         asks_by_keyword = any(keyword.arg in WINDOW_KEYWORDS for keyword in node.keywords)
-        if function.reduction is None or asks_by_keyword:
+        if function.name in _OF_SERIES or asks_by_keyword:
             return True
         given = len(node.args) + len(node.keywords)
         return function.name not in _TAKE_NUMBERS and given == 2 + len(function.options)
