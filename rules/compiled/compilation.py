@@ -41,6 +41,10 @@ RANKS: Final = "ranks"
 _UNROLLED: Final = 16
 
 
+#: The answer of a rule that was true and whose gate has let it pass.
+FIRED: Final = object()
+
+
 def _not_full() -> float:
     raise Undefined("the window is not full")
 
@@ -57,6 +61,7 @@ CONSTANT_NAMES: Final[dict[str, Any]] = {
     "rendered": rendered,
     "formatted": formatted,
     "not_full": _not_full,
+    "FIRED": FIRED,
     **{f"f_{function.name}": function.plain for function in FUNCTIONS.values() if function.plain},
     **{f"w_{function.name}": function.reduction for function in FUNCTIONS.values() if function.reduction},
     **{f"op_{operator.__name__}": guard for operator, guard in GUARDED.items()},
@@ -260,6 +265,11 @@ class Translator:
                 return ast.Compare(ast.Attribute(past, "times", ast.Load()), [ast.Gt()], [ast.Constant(0)])
             case "times_fired":
                 return ast.Attribute(past, "times", ast.Load())
+            case "streak":
+                return ast.Attribute(past, "streak", ast.Load())
+            case "true_now" | "fired_now":
+                noted = ast.Attribute(past, f"{question.removesuffix('_now')}_at", ast.Load())
+                return ast.Compare(noted, [ast.Is()], [_name(EVENT)])
             case "steps_since":
                 step = ast.Attribute(_name(EVENT), "step", ast.Load())
                 return _call(ast.Attribute(past, "steps_since", ast.Load()), step)

@@ -21,7 +21,16 @@ from .constants import constant
 from .definitions import expand
 from .expressions import Expression
 from .folds import FOLDS
-from .functions import ANY_RANK, DECISION_FUNCTIONS, FUNCTIONS, RANK_FUNCTIONS, Function
+from .functions import (
+    ANY_RANK,
+    DECISION_FUNCTIONS,
+    FUNCTIONS,
+    OF_NOW,
+    RANK_FUNCTIONS,
+    STREAK,
+    TRUE_OF_CONTROLLERS,
+    Function,
+)
 from .methods import METHODS
 from .window_arguments import WINDOW_KEYWORDS, WindowReader
 
@@ -179,7 +188,7 @@ class _Binder:
             self._visit_arguments(node, variables)
         elif function.name == "series":
             self._visit_series(node)
-        elif function.name in DECISION_FUNCTIONS:
+        elif function.name in DECISION_FUNCTIONS or (function.name == STREAK and _takes_text(node)):
             self._visit_decision_call(node, function)
         elif function.name in RANK_FUNCTIONS:
             self._visit_rank_call(node, function, variables)
@@ -282,6 +291,8 @@ class _Binder:
             self.refuse(node, what, f"Write {function.signature}.")
         elif name not in self.scope.controllers:
             self.refuse(node.args[0], "unknown controller", suggestion(name, self.scope.controllers))
+        elif function.name in OF_NOW and name not in self.scope.above:
+            self.refuse(node.args[0], "not a controller above in the file", "Put it before this one.")
         else:
             self.references[node] = ref.PastDecisions(function.name, name)
 
@@ -434,7 +445,7 @@ class _Binder:
         if isinstance(reference, ref.AcrossRanks):
             return "" if reference.question == ANY_RANK else "a number"
         if isinstance(reference, ref.PastDecisions):
-            return "" if reference.question in ("fired", "holding") else "a number"
+            return "" if reference.question in TRUE_OF_CONTROLLERS else "a number"
         if isinstance(reference, ref.ParamValue):
             return "" if isinstance(reference.value, bool) else "a constant"
         if isinstance(node, ast.Constant):
@@ -474,6 +485,10 @@ def _literal_series(node: ast.Call) -> ref.SeriesKey | None:
     if None in texts:
         return None
     return ref.SeriesKey(texts[0] or "", texts[1] if len(texts) > 1 else None)
+
+
+def _takes_text(node: ast.Call) -> bool:
+    return len(node.args) == 1 and _literal_text(node.args[0]) is not None
 
 
 def _literal_text(node: ast.expr) -> str | None:

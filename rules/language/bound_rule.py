@@ -20,6 +20,7 @@ class NameScope:
         params: Params with their values.
         series: The series that rules may read; None when the policy does not list them.
         controllers: Names of the controllers.
+        above: Those of the controllers above in the file.
         context: Names of facts about the run.
         definitions: Expressions by name; None for one that was refused.
     """
@@ -28,6 +29,7 @@ class NameScope:
     params: Mapping[str, Param] = field(default_factory=dict)
     series: Collection[str] | None = None
     controllers: Collection[str] = ()
+    above: Collection[str] = ()
     context: Collection[str] = tuple(CONTEXT)
     definitions: Mapping[str, Expression | None] = field(default_factory=dict)
 

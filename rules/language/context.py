@@ -224,15 +224,17 @@ def _undefined(_: Event) -> float:
 
 
 class Past:
-    """The decisions of a controller (or several of one name) at earlier events.
+    """The answers and decisions of a controller (or several of one name).
 
     Attributes:
-        times: The number of decisions.
-        step: The step of the newest decision; None before the first.
-        holds: Whether the rule was true at its last evaluation.
+        times: The number of decisions at earlier events.
+        step: The step of the newest of them; None before the first.
+        holds: Whether the rule was true at its last evaluation at an earlier event.
+        streak: How many of its newest answers in a row are true.
+        true_at, fired_at: The newest event at which the rule was true, and at which the controller decided.
     """
 
-    __slots__ = ("holds", "step", "times")
+    __slots__ = ("fired_at", "holds", "step", "streak", "times", "true_at")
 
     def __init__(self) -> None:
         self.renew()
@@ -242,6 +244,14 @@ class Past:
         self.times = 0
         self.step: int | None = None
         self.holds = False
+        self.streak = 0
+        self.true_at: Event | None = None
+        self.fired_at: Event | None = None
+
+    def note(self, step: int) -> None:
+        """Note a decision."""
+        self.times += 1
+        self.step = step
 
     def steps_since(self, step: int) -> int:
         """Return the steps from the newest decision to a step.

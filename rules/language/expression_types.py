@@ -6,7 +6,7 @@ import ast
 from typing import Final
 
 from .bound_rule import BoundRule
-from .functions import ANY_RANK, FUNCTIONS
+from .functions import ANY_RANK, FUNCTIONS, TRUE_OF_CONTROLLERS
 from .references import (
     AcrossRanks,
     ContextValue,
@@ -68,7 +68,7 @@ def gives_truth(node: ast.expr, rule: BoundRule) -> bool:
     if isinstance(reference, SeriesAge):
         return reference.limit is not None
     if reference is not None:
-        return isinstance(reference, PastDecisions) and reference.question in ("fired", "holding")
+        return isinstance(reference, PastDecisions) and reference.question in TRUE_OF_CONTROLLERS
     if isinstance(node, ast.Constant):
         return isinstance(node.value, bool)
     if isinstance(node, ast.BoolOp):

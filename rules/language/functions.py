@@ -16,6 +16,10 @@ from .text import rendered
 ANY_RANK: Final = "any_rank"
 
 
+#: The function of a series that also takes a controller's name.
+STREAK: Final = "streak"
+
+
 @dataclass(frozen=True, slots=True)
 class Function:
     """One function of the language.
@@ -220,7 +224,7 @@ _OF_SERIES: Final = (
     ),
     Function("initial", "initial(s)", "The first finite value of all."),
     Function(
-        "streak",
+        STREAK,
         'streak(condition), streak("c")',
         "At how many values in a row, up to the newest, the condition has been true, or the rule of controller c.",
     ),
@@ -270,6 +274,12 @@ _OF_DECISIONS: Final = (
         "holding",
         'holding("c")',
         "Whether the rule of controller c was true at its last evaluation at an earlier event.",
+    ),
+    Function(
+        "fired_now", 'fired_now("c")', "Whether controller c, above in the file, has made a decision at this event."
+    ),
+    Function(
+        "true_now", 'true_now("c")', "Whether the rule of controller c, above in the file, is true at this event."
     ),
 )
 
@@ -356,6 +366,12 @@ FUNCTIONS: Final[Mapping[str, Function]] = MappingProxyType(
 
 #: Functions whose argument is a controller's name.
 DECISION_FUNCTIONS: Final = frozenset(function.name for function in _OF_DECISIONS)
+
+#: Functions that read what a controller above in the file has done at the same event.
+OF_NOW: Final = frozenset({"fired_now", "true_now"})
+
+#: Functions of controllers that give True or False.
+TRUE_OF_CONTROLLERS: Final = frozenset({"fired", "holding", *OF_NOW})
 
 #: Functions that read the newest values of all ranks.
 RANK_FUNCTIONS: Final = frozenset(function.name for function in _OF_RANKS)

@@ -13,11 +13,15 @@ from ..compiled.names import Names
 from ..compiled.program import TriggeredRule, program
 from ..language import references as ref
 from ..language.bound_rule import Need, dependencies
+from ..language.functions import OF_NOW, STREAK
 from ..language.timing import StepWindow, Unit
 from .declarations import Controller
 
 #: Facts about the run for which an engine has to look at every event.
 _CLOCKED_FACTS: Final = frozenset({"elapsed_s", "samples_seen", "tokens_seen", "updates_applied", "updates_skipped"})
+
+#: Questions about a controller that its answers tell, whether it decides or not; and what it decides at this event.
+_TOLD_BY_ANSWERS: Final = frozenset({"holding", STREAK, *OF_NOW})
 
 #: References whose value changes only when a series or a controller metric takes a value.
 _STANDING: Final = ref.SeriesReference | ref.MetricValue | ref.ParamValue | ref.Variable
@@ -120,19 +124,18 @@ def _asked(
     kind: str, controllers: Sequence[Controller], entries: Sequence[tuple[int, str]], names: Names
 ) -> RulesAtKind:
     indices, triggers = tuple(index for index, _ in entries), tuple(trigger for _, trigger in entries)
-    asked_about = {
-        reference.controller
-        for controller in controllers
-        for rule in controller.bound_rules
-        for reference in rule.references.values()
-        if isinstance(reference, ref.PastDecisions) and reference.question == "holding"
-    }
+    asked: dict[str, set[str]] = {}
+    for rule in (rule for controller in controllers for rule in controller.bound_rules):
+        for reference in rule.references.values():
+            if isinstance(reference, ref.PastDecisions) and reference.question in _TOLD_BY_ANSWERS:
+                asked.setdefault(reference.controller, set()).add(reference.question)
     questions = tuple(
         TriggeredRule(
             controller.rule.bound,
             controller.between,
             takes_false=controller.patience is not None or controller.hold is not None,
-            asks_whether_it_holds=controller.name if controller.name in asked_about else None,
+            controller=controller.name,
+            asked=frozenset(asked.get(controller.name, ())),
         )
         for controller in (controllers[index] for index in indices)
     )
@@ -141,7 +144,7 @@ def _asked(
 
 
 def _keeps_its_answer(question: TriggeredRule) -> bool:
-    if question.between != StepWindow() or question.asks_whether_it_holds is not None:
+    if question.between != StepWindow() or question.asked:
         return False
     return all(
         isinstance(reference, _STANDING)

@@ -52,7 +52,9 @@ class DefinitionFieldReader(FieldReader):
             return meanings
         for name in names:
             try:
-                bind(expressions[name], replace(scope, definitions=meanings), is_condition=False)
+                bind(
+                    expressions[name], replace(scope, definitions=meanings, above=scope.controllers), is_condition=False
+                )
             except ExpressionError as error:
                 self.refuse_faults(parsed[name].node, f"define '{name}'", error)
             else:

@@ -288,8 +288,13 @@ class _PolicyReader(ControllerFieldReader):
     def _controllers(self, fields: Fields) -> tuple[Controller, ...]:
         if "controllers" not in fields:
             return ()
-        entries = self.items(fields["controllers"], "controllers")
-        return tuple(filter(None, (self._controller(entry) for entry in entries)))
+        read: list[Controller] = []
+        for entry in self.items(fields["controllers"], "controllers"):
+            controller = self._controller(entry)
+            if controller is not None:
+                read.append(controller)
+                self._scope = replace(self._scope, above=(*self._scope.above, controller.name))
+        return tuple(read)
 
     def _controller(self, node: yaml.Node) -> Controller | None:
         fields = self.fields(node, "controller", _CONTROLLER_KEYS, _REQUIRED_KEYS, habits.CONTROLLER_KEYS)
