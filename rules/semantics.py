@@ -28,5 +28,5 @@ FIRST_WITH_KEY_WARNINGS: Final = 3
 #: series.
 FIRST_WITH_NEWER_FACTS: Final = 4
 
-#: The first version whose files may define names.
-FIRST_WITH_DEFINITIONS: Final = 4
+#: The first version whose files may define names, and whose controllers have ``requires`` and ``every``.
+FIRST_WITH_NEWER_KEYS: Final = 4

@@ -54,6 +54,8 @@ def _controller(controller: Controller) -> dict[str, Any]:
         "for": None if hold is None else _span(hold),
         "cooldown": None if cooldown is None else cooldown.name or _span(cooldown.span),
         "once": True if controller.is_once else None,
+        "requires": list(controller.requires) or None,
+        "every": "value" if controller.awaits_value else None,
     }
     return {
         "name": controller.name,

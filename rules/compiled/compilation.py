@@ -248,15 +248,16 @@ class Translator:
         of_rank = ast.arguments(posonlyargs=[], args=[ast.arg("rank")], kwonlyargs=[], kw_defaults=[], defaults=[])
         return _call(ast.Attribute(_name(RANKS), "any", ast.Load()), ast.Lambda(of_rank, condition))
 
-    def _values(self, key: ref.SeriesKey) -> ast.expr:
+    def values(self, key: ref.SeriesKey) -> ast.expr:
+        """Return an expression for the list of the newest values of a series."""
         return _name(self._names.values_of(key))
 
     def _value(self, key: ref.SeriesKey, back: int) -> ast.expr:
-        return ast.Subscript(self._values(key), ast.Constant(-1 - back), ast.Load())
+        return ast.Subscript(self.values(key), ast.Constant(-1 - back), ast.Load())
 
     def _held(self, key: ref.SeriesKey) -> ast.expr:
         """Return an expression for the number of values that a series holds."""
-        return _call(_name("len"), self._values(key))
+        return _call(_name("len"), self.values(key))
 
     def _past(self, question: str, controller: str) -> ast.expr:
         past = _name(self._names.past_of(controller))
@@ -304,7 +305,7 @@ class Translator:
         return ast.IfExp(is_full, value, otherwise)
 
     def _last(self, window: ref.Window, length: int) -> ast.expr:
-        return ast.Subscript(self._values(window.key), ast.Slice(ast.Constant(-length)), ast.Load())
+        return ast.Subscript(self.values(window.key), ast.Slice(ast.Constant(-length)), ast.Load())
 
     def _reduced(self, window: ref.Window, length: int) -> ast.expr:
         return _call(_name(f"w_{window.function.name}"), self._last(window, length))

@@ -15,7 +15,7 @@ from typing import Final
 
 from ..language.bound_rule import BoundRule
 from ..language.expression_types import gives_truth
-from ..language.references import Window
+from ..language.references import SeriesKey, Window
 from ..language.timing import StepWindow
 from .compilation import EVENT, Translator, compile_tree
 from .names import Names
@@ -31,6 +31,8 @@ class TriggeredRule:
         rule: The rule.
         between: The steps at which it is evaluated.
         takes_false: Whether the gate counts false answers, by ``on_false()``.
+        requires: Series without a value of which it is not evaluated.
+        driver: The series without a new value of which it is not evaluated; None for any event.
         controller: Its controller.
         asked: What rules ask of the controller that its answers tell: ``holding``, ``streak``, ...
     """
@@ -38,6 +40,8 @@ class TriggeredRule:
     rule: BoundRule
     between: StepWindow = StepWindow()  # noqa: RUF009 - a StepWindow is immutable
     takes_false: bool = False
+    requires: tuple[SeriesKey, ...] = ()
+    driver: SeriesKey | None = None
     controller: str = ""
     asked: frozenset[str] = frozenset()
 
@@ -45,6 +49,11 @@ class TriggeredRule:
 def gate_name(kind: str, number: int) -> str:
     """Return the name by which the code for a kind of event reads the gate of one numbered rule."""
     return f"g{number}_{kind}"
+
+
+def news_name(gate: str) -> str:
+    """Return the name by which the code asks whether the series that drives a rule has a new value."""
+    return f"v_{gate}"
 
 
 def program(kind: str, questions: Mapping[int, TriggeredRule], names: Names) -> CodeType:
@@ -119,8 +128,13 @@ class _Answer:
             ast.ExceptHandler(_name("Exception"), "error", [self._noted(_name("error"))]),
         ]
         attempt: ast.stmt = ast.Try(evaluation, handlers, answered, [])
-        condition = _within(self._question.between)
-        return [attempt if condition is None else ast.If(condition, [attempt], [])]
+        conditions = [condition] if (condition := _within(self._question.between)) else []
+        conditions += [translator.values(key) for key in self._question.requires]
+        if self._question.driver is not None:
+            conditions.append(_call(_name(news_name(self._gate))))
+        if not conditions:
+            return [attempt]
+        return [ast.If(conditions[0] if len(conditions) == 1 else ast.BoolOp(ast.And(), conditions), [attempt], [])]
 
     def _when_true(self) -> list[ast.stmt]:
         asked, done = self._question.asked, list[ast.stmt]()

@@ -26,6 +26,19 @@ class Follower(Protocol):
         """Append the next value."""
 
 
+class News:
+    """Whether a series has a new value, at each time that this is asked."""
+
+    def __init__(self, series: Series) -> None:
+        self._series = series
+        self._taken = 0
+
+    def __call__(self) -> bool:
+        """Return whether it has had a value since the last call."""
+        taken, self._taken = self._taken, self._series.dropped + len(self._series.values)
+        return taken != self._taken
+
+
 class Series:
     """One series of one engine.
 

@@ -113,6 +113,7 @@ def _groups(controllers: Iterable[Controller], is_alone: bool) -> list[_Group]:
 def _shared(controller: Controller, is_alone: bool) -> Iterable[tuple[str, str]]:
     """Yield what a controller may share with others, each as a category and a name."""
     yield "controller", controller.name
+    yield from (("series", name) for name in controller.requires)
     if controller.cooldown is not None and controller.cooldown.name:
         yield "cooldown", controller.cooldown.name
     for rule in controller.bound_rules:

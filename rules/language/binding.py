@@ -73,6 +73,7 @@ def bind(expression: Expression, scope: NameScope, *, is_condition: bool = True)
         tuple(binder.metrics),
         binder.derived,
         frozenset(binder.ranks),
+        binder.driver(expression.tree),
     )
 
 
@@ -390,7 +391,7 @@ class _Binder:
             if isinstance(self.references.get(part), _NO_PART_OF_A_SERIES):
                 self.refuse(node, "a series can be computed from series, params and numbers only")
                 return None
-        driver = self._driver(node)
+        driver = self.driver(node)
         if driver is None:
             self.refuse(node, "not a series")
             return None
@@ -398,12 +399,12 @@ class _Binder:
         self.derived.setdefault(key, Derived(node, driver))
         return key
 
-    def _driver(self, node: ast.AST) -> ref.SeriesKey | None:
+    def driver(self, node: ast.AST) -> ref.SeriesKey | None:
         """Return the first series that a visited expression reads, in the order of its text."""
         reference = self.references.get(node)
         if isinstance(reference, ref.SeriesReference):
             return reference.key
-        keys = map(self._driver, ast.iter_child_nodes(node))
+        keys = map(self.driver, ast.iter_child_nodes(node))
         return next((key for key in keys if key is not None), None)
 
     def _visit_plain_call(self, node: ast.Call, function: Function, variables: Mapping[str, str]) -> None:

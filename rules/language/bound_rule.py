@@ -84,6 +84,7 @@ class BoundRule:
         metrics: Controller metrics that are read, in order of appearance.
         derived: The computed ones among the series, each after those that it depends on.
         ranks: Names of the metrics that it reads on all ranks.
+        driver: The first series that it reads; None if it reads none.
     """
 
     expression: Expression
@@ -92,6 +93,7 @@ class BoundRule:
     metrics: tuple[str, ...]
     derived: Mapping[SeriesKey, Derived] = field(default_factory=dict)
     ranks: frozenset[str] = frozenset()
+    driver: SeriesKey | None = None
 
 
 def dependencies(rules: Iterable[BoundRule]) -> dict[SeriesKey, Need]:

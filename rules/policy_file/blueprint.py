@@ -97,6 +97,8 @@ def draw_blueprint(controllers: Sequence[Controller], names: Names) -> Blueprint
     """Build the blueprint of a policy from its controllers, and the names that their rules were compiled with."""
     rules = [rule for controller in controllers for rule in controller.bound_rules]
     needs = dependencies(rules)
+    for name in (name for controller in controllers for name in controller.requires):
+        needs.setdefault(ref.SeriesKey(name), Need())
     computations: dict[ref.SeriesKey, Computation] = {}
     for rule in rules:
         computing = Translator(rule, names, wants_full_windows=True)
@@ -134,6 +136,8 @@ def _asked(
             controller.rule.bound,
             controller.between,
             takes_false=controller.patience is not None or controller.hold is not None,
+            requires=tuple(map(ref.SeriesKey, controller.requires)),
+            driver=controller.rule.bound.driver if controller.awaits_value else None,
             controller=controller.name,
             asked=frozenset(asked.get(controller.name, ())),
         )
@@ -144,7 +148,7 @@ def _asked(
 
 
 def _keeps_its_answer(question: TriggeredRule) -> bool:
-    if question.between != StepWindow() or question.asked:
+    if question.between != StepWindow() or question.asked or question.driver is not None:
         return False
     return all(
         isinstance(reference, _STANDING)

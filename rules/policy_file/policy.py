@@ -226,6 +226,8 @@ def _canonical_controller(controller: Controller) -> dict[str, Any]:
         "severity": controller.severity or None,
         "message": None if controller.message is None else controller.message.text,
         "mode": SHADOW if controller.is_shadow else None,
+        "requires": controller.requires or None,
+        "every": controller.awaits_value or None,
     }
     return {
         **{key: value for key, value in timing.items() if value is not None},

@@ -26,9 +26,9 @@ from ..language.expressions import parse
 from ..language.patience import MODES, RESET_ON_FAILURE, Patience
 from ..language.references import Param
 from ..language.timing import Span
-from ..semantics import FIRST_WITH_CHECKED_FORMATS, FIRST_WITH_DEFINITIONS
+from ..semantics import FIRST_WITH_CHECKED_FORMATS, FIRST_WITH_NEWER_KEYS
 from .arguments import ArgumentValue
-from .controller_fields import TIMING_KEYS, ControllerFieldReader
+from .controller_fields import NEWER_KEYS, TIMING_KEYS, ControllerFieldReader
 from .declarations import Controller, MetricDeclaration, OperationDeclaration, Rule
 from .document import Document, Place
 from .fields import Fields, is_null
@@ -58,7 +58,7 @@ _ROOT_KEYS: Final = (
 #: How the keys begin that a file may have at the top for its own use, such as a place for anchors.
 _FREE_KEYS: Final = "x-"
 _CLASS_KEYS: Final = ("name", "class", "arguments")
-_CONTROLLER_KEYS: Final = ("name", "triggers", "rule", "operations", "patience", "config", *TIMING_KEYS)
+_CONTROLLER_KEYS: Final = ("name", "triggers", "rule", "operations", "patience", "config", *TIMING_KEYS, *NEWER_KEYS)
 _REQUIRED_KEYS: Final = ("name", "triggers", "rule", "operations")
 _PATIENCE_KEYS: Final = ("patience_threshold", "mode")
 _CONFIG_KEYS: Final = ("trigger_log_level",)
@@ -119,7 +119,7 @@ class _PolicyReader(ControllerFieldReader):
         self._metric_names: dict[str, None] = {}
         self._context = facts_since(semantics_version)
         self._checks_formats = semantics_version >= FIRST_WITH_CHECKED_FORMATS
-        self._has_definitions = semantics_version >= FIRST_WITH_DEFINITIONS
+        self._has_newer = semantics_version >= FIRST_WITH_NEWER_KEYS
         self._scope = NameScope()
         self._cooldowns: Mapping[str, Span] = {}
         self._names = Names()
@@ -134,7 +134,7 @@ class _PolicyReader(ControllerFieldReader):
             return Declarations()
         named = [key.value for key, _ in root.value if isinstance(key, yaml.ScalarNode)]
         free = [key for key in named if key.startswith(_FREE_KEYS)]
-        known = _ROOT_KEYS if self._has_definitions else [key for key in _ROOT_KEYS if key != _DEFINE]
+        known = _ROOT_KEYS if self._has_newer else [key for key in _ROOT_KEYS if key != _DEFINE]
         fields = self.fields(root, "", (*known, *free), habits=habits.ROOT_KEYS)
         metrics = self._metrics(fields)
         self.params = self._params(fields, overrides)
@@ -297,7 +297,8 @@ class _PolicyReader(ControllerFieldReader):
         return tuple(read)
 
     def _controller(self, node: yaml.Node) -> Controller | None:
-        fields = self.fields(node, "controller", _CONTROLLER_KEYS, _REQUIRED_KEYS, habits.CONTROLLER_KEYS)
+        known = _CONTROLLER_KEYS if self._has_newer else [key for key in _CONTROLLER_KEYS if key not in NEWER_KEYS]
+        fields = self.fields(node, "controller", known, _REQUIRED_KEYS, habits.CONTROLLER_KEYS)
         name = self.name(fields["name"], "controller, name") if "name" in fields else None
         where = f"controller '{name}'" if name else "controller"
         triggers = self._triggers(fields, where)
@@ -325,6 +326,8 @@ class _PolicyReader(ControllerFieldReader):
             severity,
             message,
             is_shadow,
+            self.requires(fields, where),
+            self.awaits_value(fields, where, rule),
         )
 
     def _triggers(self, fields: Fields, where: str) -> tuple[str, ...]:
