@@ -217,8 +217,8 @@ def test_each_mistake_in_a_file_is_told_at_its_place(text: str, expected: str) -
         (
             "getattr(loss, 'x') == 1",
             "4:11: unknown function; got 'getattr'. Known here: abs, absent, age, all, any, any_rank, argmax, "
-            "argmin, clamp, cos, count, delta, detrended_std, dict, ema, exp, finite, fired, first, float, holding, "
-            "initial, int, isfinite, isnan, lag, last, len, list, log and 33 more",
+            "argmin, clamp, cos, count, delta, detrended_std, dict, ema, exp, finite, fired, fired_now, first, "
+            "float, holding, initial, int, isfinite, isnan, lag, last, len, list and 35 more",
         ),
         (
             '"mean(loss) > 1"',

@@ -10,11 +10,12 @@ import pytest
 from steptape.rules import semantics
 from steptape.rules.checks.findings import FindingCode
 from steptape.rules.engine.engine import Engine
-from steptape.rules.language import definitions, expressions, operators, text, window_arguments
+from steptape.rules.functions import operators, text
+from steptape.rules.functions.methods import METHODS
+from steptape.rules.functions.plain_functions import MAX_DIGITS
+from steptape.rules.functions.table import FUNCTIONS
+from steptape.rules.language import definitions, expressions, window_arguments
 from steptape.rules.language.context import CONTEXT
-from steptape.rules.language.functions import FUNCTIONS
-from steptape.rules.language.methods import METHODS
-from steptape.rules.language.plain_functions import MAX_DIGITS
 from steptape.rules.policy_file import document, operations, schema
 from steptape.rules.policy_file.metric_classes import METRICS
 from steptape.rules.policy_file.metrics import TrainingState

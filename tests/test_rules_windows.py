@@ -14,9 +14,9 @@ from steptape.rules.compiled.window_reading import LONG
 from steptape.rules.engine.decisions import Decision
 from steptape.rules.engine.engine import Engine
 from steptape.rules.errors import PolicyError
-from steptape.rules.language import reductions
-from steptape.rules.language.folds import ema
-from steptape.rules.language.functions import FUNCTIONS
+from steptape.rules.functions import reductions
+from steptape.rules.functions.folds import ema
+from steptape.rules.functions.table import FUNCTIONS
 from steptape.rules.policy_file.policy import parse_policy
 from steptape.store.events import Event
 

@@ -11,10 +11,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from ...rules.functions.table import FUNCTIONS
 from ...rules.language import references as ref
 from ...rules.language.bound_rule import BoundRule
 from ...rules.language.expression_types import gives_float
-from ...rules.language.functions import FUNCTIONS
 from ...rules.language.references import Param
 
 #: Largest whole number that is exact as a float; every number in a column is a float.

@@ -11,10 +11,10 @@ from collections.abc import Iterator
 from enum import Enum
 from typing import Final
 
+from ..functions.table import FUNCTIONS, TRUE_OF_CONTROLLERS
 from ..habits import NOT_FINITE
 from ..language.bound_rule import BoundRule
 from ..language.expression_types import gives_float
-from ..language.functions import FUNCTIONS, TRUE_OF_CONTROLLERS
 from ..language.references import ContextValue, ParamValue, PastDecisions, SeriesReference, SeriesValue
 from ..policy_file.declarations import Controller
 

@@ -16,17 +16,17 @@ from types import CodeType, MappingProxyType, TracebackType
 from typing import Any, Final
 
 from ..errors import ExpressionError, Fault
+from ..functions.methods import call_method
+from ..functions.operators import GUARDED
+from ..functions.reductions import SUM_IS_PLAIN
+from ..functions.table import ANY_RANK, FUNCTIONS
+from ..functions.text import formatted, joined, rendered
+from ..functions.undefined import Undefined
 from ..language import references as ref
 from ..language.bound_rule import BoundRule
 from ..language.expression_types import gives_float, needs_no_guard
 from ..language.expressions import Expression
-from ..language.functions import ANY_RANK, FUNCTIONS
 from ..language.leaves import leaves
-from ..language.methods import call_method
-from ..language.operators import GUARDED
-from ..language.reductions import SUM_IS_PLAIN
-from ..language.text import formatted, joined, rendered
-from ..language.undefined import Undefined
 from .names import Names
 from .window_reading import LONG
 

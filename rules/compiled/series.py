@@ -5,10 +5,10 @@ from __future__ import annotations
 from bisect import bisect_right
 from typing import Final, Protocol
 
+from ..functions.undefined import Undefined
 from ..language.bound_rule import Need
 from ..language.context import Clock
 from ..language.references import Extent, SeriesKey
-from ..language.undefined import Undefined
 from ..language.window_arguments import MAX_WINDOW
 
 #: Values beyond the longest window that may accumulate before the oldest are dropped, so that dropping costs little.

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from ..language.reductions import SUM_IS_PLAIN, older, recent
+from ..functions.reductions import SUM_IS_PLAIN, older, recent
+from ..functions.undefined import Undefined
 from ..language.references import Extent, Half, SeriesAge, SeriesAgo, SeriesRise, Window
-from ..language.undefined import Undefined
 from .extremes import SlidingExtreme
 from .names import Look
 from .series import Series

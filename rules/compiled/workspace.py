@@ -8,12 +8,12 @@ from typing import Any
 
 from ...store.events import Event
 from ...store.plan import Plan
+from ..functions.folds import make_fold
+from ..functions.operators import Budget
+from ..functions.undefined import UNAVAILABLE
 from ..language.bound_rule import Need
 from ..language.context import Clock, Past, RunContext
-from ..language.folds import make_fold
-from ..language.operators import Budget
 from ..language.references import SeriesKey
-from ..language.undefined import UNAVAILABLE
 from .compilation import CONSTANT_NAMES, RANKS
 from .names import Names
 from .ranks import GatheredValues

@@ -14,7 +14,7 @@ from ...store.events import Event
 from ..compiled.compilation import FIRED
 from ..compiled.workspace import Workspace
 from ..errors import phrase
-from ..language.undefined import UNAVAILABLE
+from ..functions.undefined import UNAVAILABLE
 from ..late_events import lag_of
 from ..policy_file.declarations import ACT, SHADOW
 from ..policy_file.message import render

@@ -14,14 +14,9 @@ from typing import Final
 from ...store.events import LOOP_KINDS, STEP_TIME, is_kind
 from .. import habits
 from ..errors import ExpressionError, Fault, kind_suggestion, suggestion
-from . import corrections
-from . import references as ref
-from .bound_rule import BoundRule, Derived, NameScope, Need
-from .constants import constant
-from .definitions import expand
-from .expressions import Expression
-from .folds import FOLDS
-from .functions import (
+from ..functions.folds import FOLDS
+from ..functions.methods import METHODS
+from ..functions.table import (
     ANY_RANK,
     DECISION_FUNCTIONS,
     FUNCTIONS,
@@ -31,7 +26,12 @@ from .functions import (
     TRUE_OF_CONTROLLERS,
     Function,
 )
-from .methods import METHODS
+from . import corrections
+from . import references as ref
+from .bound_rule import BoundRule, Derived, NameScope, Need
+from .constants import constant
+from .definitions import expand
+from .expressions import Expression
 from .window_arguments import WINDOW_KEYWORDS, WindowReader
 
 #: Functions of a series that are not reductions of a window.

@@ -20,18 +20,18 @@ class NameScope:
         params: Params with their values.
         series: The series that rules may read; None when the policy does not list them.
         controllers: Names of the controllers.
-        above: Those of the controllers above in the file.
         context: Names of facts about the run.
         definitions: Expressions by name; None for one that was refused.
+        above: Names of the controllers above in the file.
     """
 
     metrics: Collection[str] = ()
     params: Mapping[str, Param] = field(default_factory=dict)
     series: Collection[str] | None = None
     controllers: Collection[str] = ()
-    above: Collection[str] = ()
     context: Collection[str] = tuple(CONTEXT)
     definitions: Mapping[str, Expression | None] = field(default_factory=dict)
+    above: Collection[str] = ()
 
     def names(self) -> list[str]:
         """Return every name that is known before training starts."""

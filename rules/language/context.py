@@ -13,9 +13,9 @@ from typing import Final, TypeVar
 
 from ...store.events import APPLIED, Event
 from ...store.plan import Plan
+from ..functions.undefined import Undefined
 from ..semantics import FIRST_WITH_CONTEXT, FIRST_WITH_NEWER_FACTS
 from .references import Extent
-from .undefined import Undefined
 
 _NS_PER_S: Final = 1e9
 
@@ -54,7 +54,7 @@ def facts_since(semantics_version: int) -> tuple[str, ...]:
     return tuple(name for name in CONTEXT if has_newer or name not in _NEWER)
 
 
-class Tally:
+class UnitCount:
     """Counts samples, or tokens.
 
     Args:
@@ -105,8 +105,8 @@ class Clock:
         self._attempt = 0
         self._elapsed_ns = 0
         self._before_ns = 0
-        self._samples = Tally("samples_seen", "batch_size")
-        self._tokens = Tally("tokens_seen", "num_tokens")
+        self._samples = UnitCount("samples_seen", "batch_size")
+        self._tokens = UnitCount("tokens_seen", "num_tokens")
 
     def take(self, event: Event) -> None:
         """Advance to an event."""

@@ -11,10 +11,10 @@ from typing import Final
 
 from .. import habits
 from ..errors import suggestion
+from ..functions.table import FUNCTIONS
 from .bound_rule import NameScope
 from .constants import constant
 from .expressions import Expression
-from .functions import FUNCTIONS
 
 _DECIMAL_COMMA: Final = re.compile(r"\d,\d")
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import ast
 from typing import Final
 
+from ..functions.table import ANY_RANK, FUNCTIONS, TRUE_OF_CONTROLLERS
 from .bound_rule import BoundRule
-from .functions import ANY_RANK, FUNCTIONS, TRUE_OF_CONTROLLERS
 from .references import (
     AcrossRanks,
     ContextValue,

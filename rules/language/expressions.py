@@ -14,8 +14,8 @@ from dataclasses import replace
 from typing import Any, Final
 
 from ..errors import ExpressionError, Fault
+from ..functions.operators import ALLOWED
 from ..habits import SIGNS
-from .operators import ALLOWED
 
 MAX_RULE_LENGTH: Final = 10_000
 MAX_EXPRESSION_DEPTH: Final = 100

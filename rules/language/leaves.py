@@ -5,8 +5,8 @@ from __future__ import annotations
 import ast
 from typing import Final
 
+from ..functions.table import RANK_FUNCTIONS
 from .bound_rule import BoundRule
-from .functions import RANK_FUNCTIONS
 from .references import ContextValue, ParamValue, SeriesValue
 
 MAX_LEAVES: Final = 64

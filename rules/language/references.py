@@ -8,7 +8,7 @@ from enum import StrEnum
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
-from .functions import Function
+from ..functions.table import Function
 
 #: A param's value.
 Param = bool | int | float | str

@@ -7,9 +7,9 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Final, Protocol
 
 from ..errors import suggestion
+from ..functions.folds import EMA
+from ..functions.table import Function
 from ..habits import WINDOW_ARGUMENTS, WINDOW_LENGTHS
-from .folds import EMA
-from .functions import Function
 from .references import Extent, Half, Param, SeriesAgo, SeriesFold, SeriesKey, Window
 
 #: The longest window, in values.

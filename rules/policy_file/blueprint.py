@@ -11,9 +11,9 @@ from ...store.events import RANKS
 from ..compiled.compilation import Translator
 from ..compiled.names import Names
 from ..compiled.program import TriggeredRule, program
+from ..functions.table import OF_NOW, STREAK
 from ..language import references as ref
 from ..language.bound_rule import Need, dependencies
-from ..language.functions import OF_NOW, STREAK
 from ..language.timing import StepWindow, Unit
 from .declarations import Controller
 

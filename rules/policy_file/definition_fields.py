@@ -10,11 +10,11 @@ from typing import Final, NamedTuple
 import yaml
 
 from ..errors import ExpressionError
+from ..functions.table import FUNCTIONS
 from ..language.binding import bind
 from ..language.bound_rule import NameScope
 from ..language.definitions import in_order
 from ..language.expressions import Expression, parse
-from ..language.functions import FUNCTIONS
 from .fields import FieldReader, Fields, is_null
 
 #: The types that YAML gives to the texts of expressions.
