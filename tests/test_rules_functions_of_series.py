@@ -103,6 +103,18 @@ def test_a_rule_knows_how_old_a_value_is(expression: str, expected: Sequence[obj
     assert readings(expression, *({"lr": 1.0, **update} for update in updates), every=10) == list(expected)
 
 
+def test_an_absence_is_a_condition_of_its_own() -> None:
+    """No evaluation for so many steps is reason enough."""
+    policy = parse_policy(
+        "controllers:\n  - {name: c, triggers: [on_step_end], rule: 'absent(eval_loss, steps=3)', operations: []}\n"
+    )
+    engine = Engine(policy)
+
+    made = [outcome for step in range(1, 5) for outcome in engine.observe(Event("step_end", step, step))]
+
+    assert [outcome.step for outcome in made] == [3, 4]
+
+
 @pytest.mark.parametrize("unit", ["samples", "tokens"])
 @pytest.mark.parametrize("is_total", [True, False])
 def test_windows_count_samples_and_tokens_where_a_run_does(unit: str, is_total: bool) -> None:

@@ -441,6 +441,8 @@ class _Binder:
 
     def _never_bool(self, node: ast.expr) -> str:
         reference = self.references.get(node)
+        if isinstance(reference, ref.SeriesAge) and reference.limit is not None:
+            return ""
         if isinstance(reference, ref.SeriesReference | ref.ContextValue):
             return "a number"
         if isinstance(reference, ref.AcrossRanks):
