@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from types import MappingProxyType
-from typing import Final, TypeVar
+from typing import Final, NamedTuple, TypeVar
 
 from ...store.events import APPLIED, Event
 from ...store.plan import Plan
@@ -54,34 +54,33 @@ def facts_since(semantics_version: int) -> tuple[str, ...]:
     return tuple(name for name in CONTEXT if has_newer or name not in _NEWER)
 
 
-class UnitCount:
-    """Counts samples, or tokens.
+class UnitCount(NamedTuple):
+    """How many samples, or tokens, a run has counted. Clocks copy each other, so it does not change.
 
-    Args:
+    Attributes:
         total: The metric that holds the number so far.
         part: The metric that holds the number of one update.
+        reported: The newest value of the former.
+        added: The sum of the latter.
     """
 
-    __slots__ = ("_added", "_part", "_reported", "_total")
+    total: str
+    part: str
+    reported: float | None = None
+    added: float | None = None
 
-    def __init__(self, total: str, part: str) -> None:
-        self._total = total
-        self._part = part
-        self._reported: float | None = None
-        self._added: float | None = None
-
-    def take(self, event: Event) -> None:
-        """Count an event."""
-        reported = event.metrics.get(self._total)
-        if reported is not None:
-            self._reported = float(reported)
-        if event.kind == "step_end" and (more := event.metrics.get(self._part)) is not None:
-            self._added = (self._added or 0.0) + more
+    def after(self, event: Event) -> UnitCount:
+        """Return the count after an event."""
+        reported, more = event.metrics.get(self.total), event.metrics.get(self.part)
+        count = self if reported is None else self._replace(reported=float(reported))
+        if event.kind == "step_end" and more is not None:
+            count = count._replace(added=(count.added or 0.0) + more)
+        return count
 
     @property
     def known(self) -> float | None:
         """The number so far: as reported, or else as added up; None where a run has neither metric."""
-        return self._added if self._reported is None else self._reported
+        return self.added if self.reported is None else self.reported
 
 
 class Clock:
@@ -124,8 +123,8 @@ class Clock:
             is_skipped = bool(event.attrs) and event.attrs.get(APPLIED) is False
             self.updates_skipped += is_skipped
             self.updates_applied += not is_skipped
-        self._samples.take(event)
-        self._tokens.take(event)
+        self._samples = self._samples.after(event)
+        self._tokens = self._tokens.after(event)
 
     @contextmanager
     def as_of(self, event: Event) -> Iterator[None]:
