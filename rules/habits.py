@@ -18,22 +18,22 @@ FUNCTIONS: Final[Mapping[str, str]] = {
     **dict.fromkeys(("minimum", "amin", "lowest", "rolling_min", "nanmin", "min_over_time"), "min"),
     **dict.fromkeys(("maximum", "amax", "highest", "rolling_max", "nanmax", "max_over_time"), "max"),
     **dict.fromkeys(("cummax", "running_max"), "peak"),
-    **dict.fromkeys(("cummin", "running_min", "trough"), "Write -peak(-loss) for the lowest value so far."),
+    **dict.fromkeys(("cummin", "running_min"), "trough"),
     **dict.fromkeys(("ewm", "ewma", "exp_moving_average"), "ema"),
     **dict.fromkeys(("diff", "difference", "change", "increase"), "delta"),
     **dict.fromkeys(("shift", "prev", "previous", "offset"), "lag"),
     **dict.fromkeys(("size", "length"), "len"),
     **dict.fromkeys(
-        ("rate", "irate", "deriv", "derivative", "gradient", "trend"),
-        "Write slope(loss, 50) for the change per value, or delta(loss) for the newest change.",
+        ("irate", "deriv", "derivative", "gradient", "trend"),
+        "Write slope(loss, 50) for the change per value, or rate(loss) for the newest change per step.",
     ),
     **dict.fromkeys(
         ("percentile", "nanpercentile", "nanquantile"), "Write quantile(loss, 50, q=0.95), with q from 0 to 1."
     ),
     "quantile_over_time": "quantile",
-    **dict.fromkeys(("zscore", "z_score"), "Write (loss - mean(loss, 50)) / std(loss, 50)."),
+    "z_score": "zscore",
     **dict.fromkeys(("isinf", "is_inf"), "Write not isfinite(loss), which is true for NaN, too."),
-    **dict.fromkeys(("isnull", "isna", "is_null", "absent"), "Write len(loss) == 0 for a series without a value."),
+    **dict.fromkeys(("isnull", "isna", "is_null"), "Write len(loss) == 0 for a series without a value."),
     "is_finite": "isfinite",
     **dict.fromkeys(("pow", "power"), "Write loss ** 2."),
     **dict.fromkeys(("fabs", "absolute"), "abs"),
@@ -69,7 +69,7 @@ SIGNS: Final[tuple[tuple[re.Pattern[str], str], ...]] = tuple(
         (r"\b\d+(?:\.\d+)?[kKM]\b", "Write all digits, as in 1000."),
         (
             r"\b\d+(?:\.\d+)?(?:ms|s|sec|m|min|h|d)\b",
-            "A number has no unit. A window counts values, steps or epochs, as in mean(loss, steps=500).",
+            "A number has no unit. A window counts values, steps, epochs or seconds, as in mean(loss, seconds=300).",
         ),
     )
 )
@@ -90,9 +90,9 @@ NOT_FINITE: Final[Mapping[str, str]] = {
 WINDOW_LENGTHS: Final = frozenset(
     {"k", "length", "n", "period", "periods", "size", "span", "values", "win", "window", "window_size"}
 )
-_NO_TIME: Final = "A window counts values, steps or epochs, as in steps=500."
 WINDOW_ARGUMENTS: Final[Mapping[str, str]] = {
-    **dict.fromkeys(("minutes", "seconds", "hours", "time", "duration"), _NO_TIME),
+    **dict.fromkeys(("minutes", "hours", "time", "duration"), "Time is counted in seconds, as in seconds=300."),
+    "min_periods": "min",
     **dict.fromkeys(("p", "percentile", "quantile"), "q"),
 }
 

@@ -24,5 +24,9 @@ FIRST_WITH_CHECKED_FORMATS: Final = 3
 #: The first version that warns of keys that no value of a controller metric has had. Warnings are recorded.
 FIRST_WITH_KEY_WARNINGS: Final = 3
 
-#: The first version in which ``updates_applied`` and ``updates_skipped`` are facts about the run, not series.
-FIRST_WITH_UPDATE_COUNTS: Final = 4
+#: The first version in which ``updates_applied``, ``updates_skipped``, ``tokens_seen`` and ``undefined`` are facts, not
+#: series.
+FIRST_WITH_NEWER_FACTS: Final = 4
+
+#: The first version whose files may define names, and whose controllers have ``requires`` and ``every``.
+FIRST_WITH_NEWER_KEYS: Final = 4

@@ -43,12 +43,13 @@ SUBROOMS: dict[str, dict[str, set[str]]] = {
         "processes": {"."},
     },
     "rules": {
-        "language": {"."},
-        "compiled": {".", "language"},
-        "policy_file": {".", "language", "compiled"},
-        "engine": {".", "language", "compiled", "policy_file"},
-        "checks": {".", "language", "policy_file"},
-        "scenarios": {".", "language", "policy_file", "engine"},
+        "functions": {"."},
+        "language": {".", "functions"},
+        "compiled": {".", "functions", "language"},
+        "policy_file": {".", "functions", "language", "compiled"},
+        "engine": {".", "functions", "language", "compiled", "policy_file"},
+        "checks": {".", "functions", "language", "policy_file"},
+        "scenarios": {".", "functions", "language", "policy_file", "engine"},
     },
     "recorder": {
         ".": {"calls", "process", "ranks"},
@@ -156,18 +157,18 @@ PUBLIC: dict[str, set[str]] = {
         "engine/resuming",
         "errors",
         "excerpts",
+        "functions/folds",
+        "functions/operators",
+        "functions/reductions",
+        "functions/table",
+        "functions/undefined",
         "language/bound_rule",
         "language/context",
         "language/expression_types",
         "language/expressions",
-        "language/folds",
-        "language/functions",
-        "language/operators",
         "language/patience",
-        "language/reductions",
         "language/references",
         "language/timing",
-        "language/undefined",
         "late_events",
         "policy_file/declarations",
         "policy_file/lookup",
@@ -241,7 +242,7 @@ OWNERS = {
     "isal": {"store"},
     # Importers use it to read tables that other tools exported.
     "pyarrow": {"store", "importers"},
-    # Rules sum long windows with it, in the order of `rules/language/reductions.py`; the engine loads without it. A
+    # Rules sum long windows with it, in the order of `rules/functions/reductions.py`; the engine loads without it. A
     # sweep evaluates a rule at all events at once, over numpy's arrays.
     # Stable-Baselines3's evaluations are numpy's arrays.
     "numpy": {"store", "rules", "replay", "importers/readers", "examples"},

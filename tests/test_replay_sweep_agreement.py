@@ -51,7 +51,22 @@ SERIES = st.sampled_from(
     ["loss", "norm", "eval_loss", "lr", "declared", 'series("loss", kind="log")', 'series("loss", kind="custom:x")']
 )
 WINDOWED = st.sampled_from(
-    ["mean", "sum", "min", "max", "std", "var", "median", "slope", "detrended_std", "count", "first", "last", "argmax"]
+    [
+        "mean",
+        "sum",
+        "min",
+        "max",
+        "std",
+        "var",
+        "median",
+        "slope",
+        "detrended_std",
+        "count",
+        "first",
+        "last",
+        "argmax",
+        "mad",
+    ]
 )
 LATE_PLANS: list[dict[str, Any]] = [{"total_steps": 12}, {"constants": {"norm": 1.5, "declared": 4}}]
 OBJECTIVE = Objective("eval_loss", Mode.MIN)
@@ -73,6 +88,17 @@ WINDOWS = st.sampled_from(
         "ema({series}, 3, skip=window)",
         "peak({series})",
         "peak({series}, skip=1)",
+        "trough({series})",
+        "initial({series}, skip=1)",
+        "zscore({series}, window)",
+        "rate({series})",
+        'slope({series}, 3, per="step")',
+        "mean({series}, 3, min=2)",
+        "ema({series}, 2, last=window)",
+        "lag({series}, steps=2)",
+        "age({series})",
+        "mean({series}, seconds=2.5)",
+        "streak({series} > 1)",
         "lag({series}, 1)",
         "lag({series}, window)",
         "delta({series})",
@@ -113,7 +139,7 @@ def numbers(depth: int = 2) -> st.SearchStrategy[str]:
     if not depth:
         return st.one_of(READINGS, PLAIN)
     operators = [f"({{0}} {operator} {{1}})" for operator in ("+", "-", "*", "/", "//", "%")]
-    functions = ("abs", "-", "sqrt", "exp", "log", "round", "math_floor", "math_ceil", "int", "float")
+    functions = ("abs", "-", "sqrt", "exp", "log", "round", "math_floor", "math_ceil", "int", "float", "finite", "tanh")
     others = [*(f"{function}({{0}})" for function in functions), "({0} if {1} > 1 else {1})", "clamp({0}, 0.5, {1})"]
     inner = numbers(depth - 1)
     return st.one_of(READINGS, PLAIN, _formed(operators, inner, inner), _formed(others, inner, inner))

@@ -216,9 +216,9 @@ def test_each_mistake_in_a_file_is_told_at_its_place(text: str, expected: str) -
         ),
         (
             "getattr(loss, 'x') == 1",
-            "4:11: unknown function; got 'getattr'. Known here: abs, all, any, any_rank, argmax, argmin, clamp, "
-            "count, delta, detrended_std, dict, ema, exp, fired, first, float, holding, int, isfinite, isnan, lag, "
-            "last, len, list, log, math_ceil, math_floor, math_sqrt, math_trunc, max and 21 more",
+            "4:11: unknown function; got 'getattr'. Known here: abs, absent, age, all, any, any_rank, argmax, "
+            "argmin, clamp, cos, count, delta, detrended_std, dict, ema, exp, finite, fired, fired_now, first, "
+            "float, holding, initial, int, isfinite, isnan, lag, last, len, list and 35 more",
         ),
         (
             '"mean(loss) > 1"',
@@ -240,7 +240,10 @@ def test_each_mistake_in_a_file_is_told_at_its_place(text: str, expected: str) -
             "4:22: not a window length; got '-1'. It is a whole number from 0 to 100,000, a param that is one, or "
             "arithmetic on those.",
         ),
-        ('"lag([1], 1) > 1"', "4:12: lag takes a series as its first argument; got 'lag([1], 1)'. Write lag(s, k)."),
+        (
+            '"lag([1], 1) > 1"',
+            "4:12: lag takes a series as its first argument; got 'lag([1], 1)'. Write lag(s, k), lag(s, steps=k).",
+        ),
         ('"isnan(loss, 2)"', "4:12: isnan does not take these arguments; got 'isnan(loss, 2)'. Write isnan(x)."),
         (
             '"loss[-1] > 1"',

@@ -10,11 +10,12 @@ import pytest
 from steptape.rules import semantics
 from steptape.rules.checks.findings import FindingCode
 from steptape.rules.engine.engine import Engine
-from steptape.rules.language import expressions, operators, text, window_arguments
+from steptape.rules.functions import operators, text
+from steptape.rules.functions.methods import METHODS
+from steptape.rules.functions.plain_functions import MAX_DIGITS
+from steptape.rules.functions.table import FUNCTIONS
+from steptape.rules.language import definitions, expressions, window_arguments
 from steptape.rules.language.context import CONTEXT
-from steptape.rules.language.functions import FUNCTIONS
-from steptape.rules.language.methods import METHODS
-from steptape.rules.language.plain_functions import MAX_DIGITS
 from steptape.rules.policy_file import document, operations, schema
 from steptape.rules.policy_file.metric_classes import METRICS
 from steptape.rules.policy_file.metrics import TrainingState
@@ -81,7 +82,10 @@ def test_the_limits_are_those_of_the_code() -> None:
         f"{document.MAX_BYTES >> 20} MiB and {document.MAX_NODES:,} values, both with aliases expanded, "
         f"and {document.MAX_DEPTH} levels"
     )
-    assert limits["rule"] == (f"{expressions.MAX_RULE_LENGTH:,} characters, {expressions.MAX_EXPRESSION_DEPTH} levels")
+    assert limits["rule"] == (
+        f"{expressions.MAX_RULE_LENGTH:,} characters; {expressions.MAX_EXPRESSION_DEPTH} levels and "
+        f"{definitions.MAX_NODES:,} parts, with what defined names mean"
+    )
     assert limits["window"] == f"{window_arguments.MAX_WINDOW:,} values"
     assert f"{operators.MAX_BITS:,} bits" in limits["base and exponent of `**`"]
     assert limits["comprehensions"].endswith(f" and {operators.MAX_NESTED:,} elements held in one evaluation of a rule")

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from steptape.rules.engine.decisions import Decision
 from steptape.rules.engine.engine import Engine
 from steptape.rules.errors import PolicyError
-from steptape.rules.language.undefined import UNAVAILABLE
+from steptape.rules.functions.undefined import UNAVAILABLE
 from steptape.rules.policy_file.operations import Effect, LogControl, LogMessage
 from steptape.rules.policy_file.policy import parse_policy
 from steptape.store.errors import TelemetryError

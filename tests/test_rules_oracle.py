@@ -16,11 +16,11 @@ from hypothesis import strategies as st
 from steptape.rules.compiled.compilation import compile_rule
 from steptape.rules.compiled.names import Names
 from steptape.rules.compiled.workspace import Workspace
+from steptape.rules.functions.operators import modulo
+from steptape.rules.functions.table import FUNCTIONS
 from steptape.rules.language.binding import bind
 from steptape.rules.language.bound_rule import NameScope, dependencies
 from steptape.rules.language.expressions import parse
-from steptape.rules.language.functions import FUNCTIONS
-from steptape.rules.language.operators import modulo
 from steptape.rules.language.references import Param
 from steptape.store.events import Event
 from steptape.store.plan import Plan

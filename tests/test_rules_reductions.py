@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 
 import steptape
 from steptape import rules, store
-from steptape.rules.language import reductions
-from steptape.rules.language.undefined import Undefined
+from steptape.rules.functions import reductions
+from steptape.rules.functions.undefined import Undefined
 
 REDUCTIONS = [
     reductions.total,

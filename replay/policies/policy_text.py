@@ -25,6 +25,7 @@ def with_controllers(policy: Policy, controllers: Sequence[Mapping[str, Any]]) -
     document = {
         "params": dict(policy.params),
         "series": None if policy.series is None else sorted(policy.series),
+        "define": dict(policy.definitions) or None,
         "controller_metrics": [
             {"name": entry.name, "class": entry.class_name, "arguments": dict(entry.arguments)}
             for entry in policy.metrics
@@ -53,6 +54,8 @@ def _controller(controller: Controller) -> dict[str, Any]:
         "for": None if hold is None else _span(hold),
         "cooldown": None if cooldown is None else cooldown.name or _span(cooldown.span),
         "once": True if controller.is_once else None,
+        "requires": list(controller.requires) or None,
+        "every": "value" if controller.awaits_value else None,
     }
     return {
         "name": controller.name,

@@ -17,10 +17,13 @@ from ...rules.language.references import (
     MetricValue,
     PastDecisions,
     Reference,
+    SeriesAge,
+    SeriesAgo,
     SeriesChange,
     SeriesFold,
     SeriesKey,
     SeriesLength,
+    SeriesRise,
     SeriesValue,
     Window,
 )
@@ -114,7 +117,9 @@ class _Counting:
         match reference:
             case Window(extent=Extent.VALUES, length=1, skip=0) | SeriesValue(back=0):
                 return False
-            case Window() | SeriesValue() | SeriesChange() | SeriesFold() | SeriesLength():
+            case SeriesAge():
+                return False
+            case Window() | SeriesValue() | SeriesChange() | SeriesAgo() | SeriesRise() | SeriesFold() | SeriesLength():
                 return self._is_of_steps(reference.key, rule)
             case MetricValue(name):
                 return name in self._metrics

@@ -14,9 +14,9 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from ...rules.functions.operators import power
+from ...rules.functions.table import FUNCTIONS
 from ...rules.language import references as ref
-from ...rules.language.functions import FUNCTIONS
-from ...rules.language.operators import power
 from ...rules.language.references import Param
 from .features import WindowSums, folded, windowed
 from .stream import Ints, Stream, Truths, Values

@@ -2,7 +2,7 @@
 
 Takes the values of a series, oldest first; returns, for each of them, what a rule reads at that value. Sums are shifted
 additions: the oldest value of each window is taken for all windows at once, then the next one is added, and so on. For
-each window that is the left-to-right, oldest-first order of ``rules/language/reductions.py``, bit for bit. Functions
+each window that is the left-to-right, oldest-first order of ``rules/functions/reductions.py``, bit for bit. Functions
 without such a form are called value by value, once for all variants.
 """
 
@@ -14,10 +14,10 @@ from typing import Final
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
-from ...rules.language.folds import make_fold
-from ...rules.language.reductions import older, recent
+from ...rules.functions.folds import make_fold
+from ...rules.functions.reductions import older, recent
+from ...rules.functions.undefined import Undefined
 from ...rules.language.references import Half, SeriesFold, Window
-from ...rules.language.undefined import Undefined
 from .stream import Floats, Truths
 
 #: Rows of windows sorted at once, times the length of a window: 32 MiB.

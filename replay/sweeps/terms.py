@@ -11,10 +11,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from ...rules.functions.table import FUNCTIONS
 from ...rules.language import references as ref
 from ...rules.language.bound_rule import BoundRule
 from ...rules.language.expression_types import gives_float
-from ...rules.language.functions import FUNCTIONS
 from ...rules.language.references import Param
 
 #: Largest whole number that is exact as a float; every number in a column is a float.
@@ -188,11 +188,9 @@ class Terms:
                 raise NotColumnar(f"it reads the controller metric {name!r}")
             case ref.PastDecisions(question, controller):
                 raise NotColumnar(f"it asks {question} of {controller!r}")
-            case ref.Window(extent=extent) if extent is not ref.Extent.VALUES:
-                raise NotColumnar(f"a window by {extent}: {rule.expression.segment(node)}")
         if isinstance(reference, ref.SeriesReference):
-            if reference.key.is_derived:
-                raise NotColumnar(f"it reads a computed series: {reference.key.name}")
+            if reason := _not_columnar(reference):
+                raise NotColumnar(f"{reason}: {rule.expression.segment(node)}")
             return self._make("reference", payload=reference, is_float=gives_float(node, rule))
         raise NotColumnar(f"the column engine cannot evaluate {rule.expression.segment(node)}")
 
@@ -202,3 +200,17 @@ class Terms:
             raise NotColumnar(f"a text: {name}")
         # Not marked as float: another value of the param may be a whole number.
         return self._make("param", payload=name, is_truth=isinstance(value, bool))
+
+
+def _not_columnar(reference: ref.SeriesReference) -> str:
+    """Return why a column has no values of what a rule reads of a series; empty if it has."""
+    match reference:
+        case ref.Window(extent=extent) if extent is not ref.Extent.VALUES:
+            return f"a window by {extent}"
+        case ref.Window(least=int()):
+            return "a window with 'min'"
+        case ref.Window() if reference.is_per_step or reference.function.reads_newest:
+            return f"the function {reference.function.name}"
+        case ref.SeriesAgo() | ref.SeriesRise() | ref.SeriesAge():
+            return "the step of a value"
+    return f"it reads a computed series, {reference.key.name}" if reference.key.is_derived else ""

@@ -208,6 +208,8 @@ def _structure(policy: Policy, terms: Terms) -> Structure:
         try:
             if f"on_{INIT_END}" in controller.triggers:
                 raise NotColumnar(f"its trigger is {INIT_END}, which is not an event of a run")
+            if controller.requires or controller.awaits_value:
+                raise NotColumnar(f"the key '{'requires' if controller.requires else 'every'}'")
             condition = terms.condition(controller.rule.bound)
         except NotColumnar as error:
             reason = str(error)

@@ -11,10 +11,10 @@ from collections.abc import Iterator
 from enum import Enum
 from typing import Final
 
+from ..functions.table import FUNCTIONS, TRUE_OF_CONTROLLERS
 from ..habits import NOT_FINITE
 from ..language.bound_rule import BoundRule
 from ..language.expression_types import gives_float
-from ..language.functions import FUNCTIONS
 from ..language.references import ContextValue, ParamValue, PastDecisions, SeriesReference, SeriesValue
 from ..policy_file.declarations import Controller
 
@@ -98,7 +98,7 @@ def _type_of(rule: BoundRule, node: ast.expr) -> _Type:
     if isinstance(reference, ParamValue):
         return _type_of_value(reference.value)
     if isinstance(reference, PastDecisions):
-        return _Type.UNKNOWN if reference.question in ("fired", "holding") else _Type.NUMBER
+        return _Type.UNKNOWN if reference.question in TRUE_OF_CONTROLLERS else _Type.NUMBER
     if reference is not None:
         return _Type.NUMBER if isinstance(reference, SeriesReference | ContextValue) else _Type.UNKNOWN
     match node:

@@ -27,7 +27,7 @@ _FALSE_FOR_NAN: Final = (ast.Lt, ast.LtE, ast.Gt, ast.GtE, ast.Eq)
 _NAN_TO_NAN: Final = frozenset(
     {
         *("abs", "sqrt", "math_sqrt", "exp", "log", "float", "mean", "sum", "min", "max", "std", "var", "slope"),
-        *("detrended_std", "median", "quantile", "argmin", "argmax"),
+        *("detrended_std", "median", "quantile", "argmin", "argmax", "mad", "zscore", "rate", "sign", "cos", "tanh"),
     }
 )
 #: The reach of an expression that does not read the series: a number above the length of any window.

@@ -23,11 +23,14 @@ from ..language.references import (
     Param,
     ParamValue,
     PastDecisions,
+    SeriesAge,
+    SeriesAgo,
     SeriesChange,
     SeriesFold,
     SeriesKey,
     SeriesLength,
     SeriesReference,
+    SeriesRise,
     SeriesValue,
     Window,
 )
@@ -45,7 +48,7 @@ _NEGATED: Final[Mapping[type[ast.cmpop], type[ast.cmpop]]] = {
     ast.NotEq: ast.Eq,
 }
 #: Reductions of a window that need two values.
-_OF_TWO: Final = frozenset({"slope", "detrended_std"})
+_OF_TWO: Final = frozenset({"slope", "detrended_std", "rate", "zscore"})
 #: What the parts of a rule may be asked for: a truth, or only to be defined.
 _Wanted = bool | None
 
@@ -217,6 +220,8 @@ class RuleTruth:
                 return self._values(key, back + 1)
             case SeriesFold():
                 return self._values(reference.key, 1 + reference.skip)
+            case SeriesAgo() | SeriesRise() | SeriesAge(limit=None):
+                return self._values(reference.key, 1)
             case Window():
                 return self._window(reference)
             case ParamValue(bool(value)) if wanted is not None:
@@ -262,13 +267,13 @@ class RuleTruth:
         """Return when a window has what its function needs: two values for a slope, twice that for its older half."""
         if window.function.name == "count":
             return START
-        least = 2 if window.function.name in _OF_TWO else 1
+        least = max(2 if window.function.name in _OF_TWO else 1, window.least or 0)
         if window.half is not None:
             least = 2 * least - (window.half is Half.RECENT)
         if window.extent is Extent.VALUES:
             if window.length < least:
                 return Never(f"a window too short for {window.function.name}")
-            if self._takes_whole_windows:
+            if self._takes_whole_windows and window.least is None:
                 least = int(window.length)
         return self._values(window.key, least + window.skip)
 

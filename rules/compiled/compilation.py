@@ -16,17 +16,17 @@ from types import CodeType, MappingProxyType, TracebackType
 from typing import Any, Final
 
 from ..errors import ExpressionError, Fault
+from ..functions.methods import call_method
+from ..functions.operators import GUARDED
+from ..functions.reductions import SUM_IS_PLAIN
+from ..functions.table import ANY_RANK, FUNCTIONS
+from ..functions.text import formatted, joined, rendered
+from ..functions.undefined import Undefined
 from ..language import references as ref
 from ..language.bound_rule import BoundRule
 from ..language.expression_types import gives_float, needs_no_guard
 from ..language.expressions import Expression
-from ..language.functions import ANY_RANK, FUNCTIONS
 from ..language.leaves import leaves
-from ..language.methods import call_method
-from ..language.operators import GUARDED
-from ..language.reductions import SUM_IS_PLAIN
-from ..language.text import formatted, joined, rendered
-from ..language.undefined import Undefined
 from .names import Names
 from .window_reading import LONG
 
@@ -39,6 +39,10 @@ RANKS: Final = "ranks"
 #: Where Python's own sum cannot be used, windows of up to this many values are summed in one expression and not in a
 #: loop: 0.23 us against 0.34 us for ten values on Python 3.12.
 _UNROLLED: Final = 16
+
+
+#: The answer of a rule that was true and whose gate has let it pass.
+FIRED: Final = object()
 
 
 def _not_full() -> float:
@@ -57,6 +61,7 @@ CONSTANT_NAMES: Final[dict[str, Any]] = {
     "rendered": rendered,
     "formatted": formatted,
     "not_full": _not_full,
+    "FIRED": FIRED,
     **{f"f_{function.name}": function.plain for function in FUNCTIONS.values() if function.plain},
     **{f"w_{function.name}": function.reduction for function in FUNCTIONS.values() if function.reduction},
     **{f"op_{operator.__name__}": guard for operator, guard in GUARDED.items()},
@@ -210,6 +215,8 @@ class Translator:
                 return ast.BinOp(self._held(key), ast.Add(), dropped)
             case ref.Window():
                 return self._window_once(reference)
+            case ref.SeriesAgo() | ref.SeriesRise() | ref.SeriesAge():
+                return _call(_name(self._names.reader_of(reference)))
             case ref.SeriesFold():
                 return _call(ast.Attribute(_name(self._names.fold_of(reference)), "read", ast.Load()))
             case ref.MetricValue(name):
@@ -241,15 +248,16 @@ class Translator:
         of_rank = ast.arguments(posonlyargs=[], args=[ast.arg("rank")], kwonlyargs=[], kw_defaults=[], defaults=[])
         return _call(ast.Attribute(_name(RANKS), "any", ast.Load()), ast.Lambda(of_rank, condition))
 
-    def _values(self, key: ref.SeriesKey) -> ast.expr:
+    def values(self, key: ref.SeriesKey) -> ast.expr:
+        """Return an expression for the list of the newest values of a series."""
         return _name(self._names.values_of(key))
 
     def _value(self, key: ref.SeriesKey, back: int) -> ast.expr:
-        return ast.Subscript(self._values(key), ast.Constant(-1 - back), ast.Load())
+        return ast.Subscript(self.values(key), ast.Constant(-1 - back), ast.Load())
 
     def _held(self, key: ref.SeriesKey) -> ast.expr:
         """Return an expression for the number of values that a series holds."""
-        return _call(_name("len"), self._values(key))
+        return _call(_name("len"), self.values(key))
 
     def _past(self, question: str, controller: str) -> ast.expr:
         past = _name(self._names.past_of(controller))
@@ -258,6 +266,11 @@ class Translator:
                 return ast.Compare(ast.Attribute(past, "times", ast.Load()), [ast.Gt()], [ast.Constant(0)])
             case "times_fired":
                 return ast.Attribute(past, "times", ast.Load())
+            case "streak":
+                return ast.Attribute(past, "streak", ast.Load())
+            case "true_now" | "fired_now":
+                noted = ast.Attribute(past, f"{question.removesuffix('_now')}_at", ast.Load())
+                return ast.Compare(noted, [ast.Is()], [_name(EVENT)])
             case "steps_since":
                 step = ast.Attribute(_name(EVENT), "step", ast.Load())
                 return _call(ast.Attribute(past, "steps_since", ast.Load()), step)
@@ -283,7 +296,7 @@ class Translator:
             return self._added(window, length)
         else:
             value = self._reduced(window, length)
-        if self._wants_full_windows and window.extent is ref.Extent.VALUES:
+        if self._wants_full_windows and window.extent is ref.Extent.VALUES and window.least is None:
             return self._where_full(window, value, _call(_name("not_full")))
         return value
 
@@ -292,7 +305,7 @@ class Translator:
         return ast.IfExp(is_full, value, otherwise)
 
     def _last(self, window: ref.Window, length: int) -> ast.expr:
-        return ast.Subscript(self._values(window.key), ast.Slice(ast.Constant(-length)), ast.Load())
+        return ast.Subscript(self.values(window.key), ast.Slice(ast.Constant(-length)), ast.Load())
 
     def _reduced(self, window: ref.Window, length: int) -> ast.expr:
         return _call(_name(f"w_{window.function.name}"), self._last(window, length))

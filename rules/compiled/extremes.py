@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from typing import Final
 
-from ..language.undefined import Undefined
+from ..functions.undefined import Undefined
 
 _NAN: Final = float("nan")
 

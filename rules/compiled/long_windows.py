@@ -17,8 +17,8 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from ..functions.undefined import Undefined
 from ..language.references import Window
-from ..language.undefined import Undefined
 from .series import Series
 
 #: Beyond this, sums of finite values could overflow, and numpy would warn.

@@ -9,7 +9,10 @@ from __future__ import annotations
 
 from typing import TypeVar
 
-from ..language.references import SeriesFold, SeriesKey, Window
+from ..language.references import SeriesAge, SeriesAgo, SeriesFold, SeriesKey, SeriesRise, Window
+
+#: What a function of its own reads.
+Look = Window | SeriesAgo | SeriesRise | SeriesAge
 
 _Item = TypeVar("_Item")
 
@@ -18,14 +21,14 @@ class Names:
     """Numbers for everything that the rules of one policy read, in order of first use.
 
     Attributes:
-        series, metrics, windows, folds, controllers: The number of each item.
+        series, metrics, looks, folds, controllers: The number of each item.
         context: Facts about the run that some rule reads.
     """
 
     def __init__(self) -> None:
         self.series: dict[SeriesKey, int] = {}
         self.metrics: dict[str, int] = {}
-        self.windows: dict[Window, int] = {}
+        self.looks: dict[Look, int] = {}
         self.folds: dict[SeriesFold, int] = {}
         self.controllers: dict[str, int] = {}
         self.context: dict[str, None] = {}
@@ -42,9 +45,9 @@ class Names:
         """Return the name of the cell that holds a controller metric's value."""
         return f"m{_number(self.metrics, metric)}"
 
-    def reader_of(self, window: Window) -> str:
-        """Return the name of the function that reads a window."""
-        return f"x{_number(self.windows, window)}"
+    def reader_of(self, look: Look) -> str:
+        """Return the name of the function that reads a window, or when a value came."""
+        return f"x{_number(self.looks, look)}"
 
     def fold_of(self, fold: SeriesFold) -> str:
         """Return the name of a fold over a series."""

@@ -15,7 +15,7 @@ from typing import Final
 
 from ..language.bound_rule import BoundRule
 from ..language.expression_types import gives_truth
-from ..language.references import Window
+from ..language.references import SeriesKey, Window
 from ..language.timing import StepWindow
 from .compilation import EVENT, Translator, compile_tree
 from .names import Names
@@ -31,13 +31,19 @@ class TriggeredRule:
         rule: The rule.
         between: The steps at which it is evaluated.
         takes_false: Whether the gate counts false answers, by ``on_false()``.
-        asks_whether_it_holds: The controller whose ``holds`` the answer sets; None when no rule reads it.
+        requires: Series without a value of which it is not evaluated.
+        driver: The series without a new value of which it is not evaluated; None for any event.
+        controller: Its controller.
+        asked: What rules ask of the controller that its answers tell: ``holding``, ``streak``, ...
     """
 
     rule: BoundRule
     between: StepWindow = StepWindow()  # noqa: RUF009 - a StepWindow is immutable
     takes_false: bool = False
-    asks_whether_it_holds: str | None = None
+    requires: tuple[SeriesKey, ...] = ()
+    driver: SeriesKey | None = None
+    controller: str = ""
+    asked: frozenset[str] = frozenset()
 
 
 def gate_name(kind: str, number: int) -> str:
@@ -45,23 +51,31 @@ def gate_name(kind: str, number: int) -> str:
     return f"g{number}_{kind}"
 
 
+def news_name(gate: str) -> str:
+    """Return the name by which the code asks whether the series that drives a rule has a new value."""
+    return f"v_{gate}"
+
+
 def program(kind: str, questions: Mapping[int, TriggeredRule], names: Names) -> CodeType:
     """Return the code of a function of the event that evaluates every numbered rule, in order.
 
     The function reads the variables of ``names`` and ``gate_name``. It returns a list of pairs: the number of a rule,
     and its answer where that is not False, or the exception in its place unless that means "undefined". It sets
-    ``holds`` at its end, so that rules at the same event see the previous value.
+    ``holds`` at its end, so that rules at the same event see the previous value. If rules ask what others decide at the
+    same event, true answers pass their gates here, and those that do are ``FIRED``.
     """
     shared = _shared_windows([question.rule for question in questions.values()])
+    decides = any("fired_now" in question.asked for question in questions.values())
     statements: list[ast.stmt] = [_assigned("answers", ast.List([], ast.Load()))]
     statements += [_assigned(local, ast.Constant(None)) for local in shared.values()]
     closing: list[ast.stmt] = []
     for number, question in questions.items():
-        statements += _asked(number, question, Translator(question.rule, names, shared=shared), gate_name(kind, number))
-        if question.asks_whether_it_holds is not None:
+        past = _name(names.past_of(question.controller)) if question.asked else None
+        answer = _Answer(number, question, past, gate_name(kind, number), decides=decides)
+        statements += answer.statements(Translator(question.rule, names, shared=shared))
+        if past is not None and "holding" in question.asked:
             local = f"holds{number}"
             statements.insert(0, _assigned(local, ast.Constant(None)))
-            past = ast.Name(names.past_of(question.asks_whether_it_holds), ast.Load())
             set_holds = ast.Assign([ast.Attribute(past, "holds", ast.Store())], _name(local))
             closing.append(ast.If(ast.Compare(_name(local), [ast.IsNot()], [ast.Constant(None)]), [set_holds], []))
     arguments = ast.arguments(posonlyargs=[], args=[ast.arg(EVENT)], kwonlyargs=[], kw_defaults=[], defaults=[])
@@ -72,32 +86,89 @@ def program(kind: str, questions: Mapping[int, TriggeredRule], names: Names) -> 
     return compile_tree(ast.Module([function], []))
 
 
-def _asked(number: int, question: TriggeredRule, translator: Translator, gate: str) -> list[ast.stmt]:
-    """Return the statements that ``try`` to evaluate one rule and note its answer."""
-    when_false: list[ast.stmt] = []
-    if question.takes_false:
-        when_false = [ast.Expr(_call(ast.Attribute(_name(gate), "on_false", ast.Load())))]
-    tree, keeps = question.rule.expression.tree, question.asks_whether_it_holds is not None
-    if gives_truth(tree, question.rule) and not keeps:
-        # The fastest form: the interpreter jumps on the comparisons themselves.
-        evaluation: list[ast.stmt] = [ast.If(translator.body(tree), [_noted(number, ast.Constant(True))], when_false)]
-        answered: list[ast.stmt] = []
-    else:
-        evaluation = [_assigned("answer", translator.body(tree))]
-        is_false = ast.Compare(_name("answer"), [ast.Is()], [ast.Constant(False)])
-        answered = [ast.If(is_false, when_false or [ast.Pass()], [_noted(number, _name("answer"))])]
-    if keeps:
-        holds = ast.Compare(_name("answer"), [ast.Is()], [ast.Constant(True)])
-        answered.append(_assigned(f"holds{number}", holds))
-    handlers = [
-        # Undefined: the rule does not fire and changes nothing.
-        ast.ExceptHandler(_name("LookupError"), None, [ast.Pass()]),
-        # A rule may fail in any way; training continues, and the failure is recorded.
-        ast.ExceptHandler(_name("Exception"), "error", [_noted(number, _name("error"))]),
-    ]
-    attempt: ast.stmt = ast.Try(evaluation, handlers, answered, [])
-    condition = _within(question.between)
-    return [attempt if condition is None else ast.If(condition, [attempt], [])]
+class _Answer:
+    """Generates the statements that evaluate one rule and note its answer.
+
+    Args:
+        number: The number of the rule.
+        question: The rule.
+        past: The object in which rules read about its controller; None if none does.
+        gate: The name of its gate.
+        decides: Whether a true answer passes its gate at once.
+    """
+
+    def __init__(
+        self, number: int, question: TriggeredRule, past: ast.expr | None, gate: str, *, decides: bool
+    ) -> None:
+        self._number = number
+        self._question = question
+        self._past = past
+        self._gate = gate
+        self._decides = decides
+
+    def statements(self, translator: Translator) -> list[ast.stmt]:
+        """Return the statements, with the rule in a ``try``."""
+        rule = self._question.rule
+        tree, is_true = rule.expression.tree, ast.Compare(_name("answer"), [ast.Is()], [ast.Constant(True)])
+        if gives_truth(tree, rule) and not self._question.asked:
+            # The fastest form: the interpreter jumps on the comparisons themselves.
+            evaluation: list[ast.stmt] = [ast.If(translator.body(tree), self._when_true(), self._when_false())]
+            answered: list[ast.stmt] = []
+        else:
+            evaluation = [_assigned("answer", translator.body(tree))]
+            is_false = ast.Compare(_name("answer"), [ast.Is()], [ast.Constant(False)])
+            other: list[ast.stmt] = [ast.If(is_true, self._when_true(), [self._noted(_name("answer"))])]
+            answered = [ast.If(is_false, self._when_false() or [ast.Pass()], other)]
+        if "holding" in self._question.asked:
+            answered.append(_assigned(f"holds{self._number}", is_true))
+        handlers = [
+            # Undefined: the rule does not fire and changes nothing.
+            ast.ExceptHandler(_name("LookupError"), None, [ast.Pass()]),
+            # A rule may fail in any way; training continues, and the failure is recorded.
+            ast.ExceptHandler(_name("Exception"), "error", [self._noted(_name("error"))]),
+        ]
+        attempt: ast.stmt = ast.Try(evaluation, handlers, answered, [])
+        conditions = [condition] if (condition := _within(self._question.between)) else []
+        conditions += [translator.values(key) for key in self._question.requires]
+        if self._question.driver is not None:
+            conditions.append(_call(_name(news_name(self._gate))))
+        if not conditions:
+            return [attempt]
+        return [ast.If(conditions[0] if len(conditions) == 1 else ast.BoolOp(ast.And(), conditions), [attempt], [])]
+
+    def _when_true(self) -> list[ast.stmt]:
+        asked, done = self._question.asked, list[ast.stmt]()
+        if "true_now" in asked:
+            done.append(self._set("true_at", _name(EVENT)))
+        if "streak" in asked:
+            done.append(self._set("streak", ast.BinOp(self._read("streak"), ast.Add(), ast.Constant(1))))
+        if not self._decides:
+            return [*done, self._noted(ast.Constant(True))]
+        fired = [self._noted(_name("FIRED"))]
+        if "fired_now" in asked:
+            fired.append(self._set("fired_at", _name(EVENT)))
+        passes = _call(ast.Attribute(_name(self._gate), "on_true", ast.Load()), _name(EVENT))
+        return [*done, ast.If(passes, fired, [])]
+
+    def _when_false(self) -> list[ast.stmt]:
+        done = list[ast.stmt]()
+        if self._question.takes_false:
+            done.append(ast.Expr(_call(ast.Attribute(_name(self._gate), "on_false", ast.Load()))))
+        if "streak" in self._question.asked:
+            done.append(self._set("streak", ast.Constant(0)))
+        return done
+
+    def _set(self, field: str, value: ast.expr) -> ast.stmt:
+        assert self._past is not None
+        return ast.Assign([ast.Attribute(self._past, field, ast.Store())], value)
+
+    def _read(self, field: str) -> ast.expr:
+        assert self._past is not None
+        return ast.Attribute(self._past, field, ast.Load())
+
+    def _noted(self, answer: ast.expr) -> ast.stmt:
+        pair = ast.Tuple([ast.Constant(self._number), answer], ast.Load())
+        return ast.Expr(_call(ast.Attribute(_name("answers"), "append", ast.Load()), pair))
 
 
 def _within(between: StepWindow) -> ast.expr | None:
@@ -109,11 +180,6 @@ def _within(between: StepWindow) -> ast.expr | None:
     if between.first is None:
         return ast.Compare(step, [ast.LtE()], [ast.Constant(between.last)])
     return ast.Compare(ast.Constant(between.first), [ast.LtE(), ast.LtE()], [step, ast.Constant(between.last)])
-
-
-def _noted(number: int, answer: ast.expr) -> ast.stmt:
-    pair = ast.Tuple([ast.Constant(number), answer], ast.Load())
-    return ast.Expr(_call(ast.Attribute(_name("answers"), "append", ast.Load()), pair))
 
 
 def _shared_windows(rules: Sequence[BoundRule]) -> Mapping[Window, str]:

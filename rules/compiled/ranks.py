@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from ...store.events import Event
-from ..language.reductions import greatest, least
-from ..language.undefined import Undefined
+from ..functions.reductions import greatest, least
+from ..functions.undefined import Undefined
 
 
 class GatheredValues:

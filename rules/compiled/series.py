@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from typing import Final, Protocol
 
+from ..functions.undefined import Undefined
 from ..language.bound_rule import Need
 from ..language.context import Clock
 from ..language.references import Extent, SeriesKey
@@ -14,11 +15,28 @@ from ..language.window_arguments import MAX_WINDOW
 SLACK: Final = 256
 
 
+#: The position of a value that came before the run said how far it had come.
+_BEFORE_ALL: Final = -1.0
+
+
 class Follower(Protocol):
     """Receives each value of a series as it arrives."""
 
     def append(self, value: float) -> None:
         """Append the next value."""
+
+
+class News:
+    """Whether a series has a new value, at each time that this is asked."""
+
+    def __init__(self, series: Series) -> None:
+        self._series = series
+        self._taken = 0
+
+    def __call__(self) -> bool:
+        """Return whether it has had a value since the last call."""
+        taken, self._taken = self._taken, self._series.dropped + len(self._series.values)
+        return taken != self._taken
 
 
 class Series:
@@ -32,7 +50,7 @@ class Series:
         followers: Objects that receive each of its values.
     """
 
-    __slots__ = ("_clock", "_epochs", "_need", "_steps", "bound_kind", "dropped", "followers", "key", "values")
+    __slots__ = ("_clock", "_need", "_positions", "bound_kind", "dropped", "followers", "key", "values")
 
     def __init__(self, key: SeriesKey, need: Need, clock: Clock) -> None:
         self.key = key
@@ -42,48 +60,75 @@ class Series:
         self.followers: list[Follower] = []
         self._need = need
         self._clock = clock
-        self._steps: list[float] | None = [] if need.steps else None
-        self._epochs: list[float] | None = [] if need.epochs else None
+        self._positions: dict[Extent, list[float]] = {extent: [] for extent in need.reach}
 
     @property
     def is_plain(self) -> bool:
         """Whether a value may be appended to ``values`` directly."""
-        return self._steps is None and self._epochs is None and not self.followers
+        return not self._positions and not self.followers
 
     def append(self, value: float) -> None:
-        """Append the next value, at the step and epoch that the clock has reached."""
+        """Append the next value, at the position that the clock has reached."""
         self.values.append(value)
-        if self._steps is not None:
-            self._steps.append(self._clock.reached_step)
-        if self._epochs is not None:
-            self._epochs.append(self._reached_epoch())
+        for extent, positions in self._positions.items():
+            reached = self._clock.reached(extent)
+            positions.append(_BEFORE_ALL if reached is None else reached)
         for follower in self.followers:
             follower.append(value)
 
-    def _reached_epoch(self) -> float:
-        return -1.0 if self._clock.reached_epoch is None else self._clock.reached_epoch
+    @property
+    def steps(self) -> list[float]:
+        """The step of each of its values; always the same list."""
+        return self._positions[Extent.STEPS]
+
+    def age(self, limit: float | None, extent: Extent) -> float:
+        """Return how long ago its newest value came; with a limit, whether that is at least as long ago.
+
+        Before the first value, only a limit has an answer: whether the run is so long.
+
+        Raises:
+            Undefined: There is no answer, or the run does not count in this unit.
+        """
+        reached, positions = self._clock.reached(extent), self._positions[extent]
+        if reached is None or (limit is None and not positions):
+            raise Undefined("no value yet")
+        age = reached - (positions[-1] if positions else 0)
+        return age if limit is None else age >= limit
 
     def first_within(self, extent: Extent, length: float) -> int:
-        """Return the index in ``values`` of the first value within the last ``length`` steps or epochs."""
-        if extent is Extent.STEPS:
-            assert self._steps is not None
-            start = bisect_right(self._steps, self._clock.reached_step - length)
-        else:
-            assert self._epochs is not None
-            start = bisect_right(self._epochs, self._reached_epoch() - length)
-        return max(start, len(self.values) - MAX_WINDOW)
+        """Return the index in ``values`` of the first value within the last ``length`` steps, epochs, ...
+
+        Raises:
+            Undefined: The run counts no samples, or no tokens. Without epochs, any number of them holds all values.
+        """
+        if extent is not Extent.EPOCHS and self._clock.reached(extent) is None:
+            raise Undefined(f"no {extent} counted")
+        return max(self._start(extent, length), len(self.values) - MAX_WINDOW)
+
+    def value_before(self, extent: Extent, length: float) -> float:
+        """Return the newest value that is at least ``length`` steps, epochs, ... old.
+
+        Raises:
+            Undefined: There is none, or the run does not count in this unit.
+        """
+        start = self._start(extent, length)
+        if not 0 < start >= len(self.values) - MAX_WINDOW:
+            raise Undefined("no value so old")
+        return self.values[start - 1]
+
+    def _start(self, extent: Extent, length: float) -> int:
+        reached = self._clock.reached(extent)
+        return 0 if reached is None else bisect_right(self._positions[extent], reached - length)
 
     def trim(self) -> None:
         """Drop values that no window will read again, once enough have accumulated to be worth the work."""
         keep = self._need.values
-        if self._steps is not None:
-            keep = max(keep, len(self.values) - self.first_within(Extent.STEPS, self._need.steps))
-        if self._epochs is not None:
-            keep = max(keep, len(self.values) - self.first_within(Extent.EPOCHS, self._need.epochs))
+        for extent, length in self._need.reach.items():
+            if length:  # One more, for ``value_before``.
+                keep = max(keep, min(len(self.values) - self._start(extent, length), MAX_WINDOW) + 1)
         surplus = len(self.values) - keep
         if surplus < max(keep, SLACK):
             return
-        for kept in (self.values, self._steps, self._epochs):
-            if kept is not None:
-                del kept[:surplus]
+        for kept in (self.values, *self._positions.values()):
+            del kept[:surplus]
         self.dropped += surplus

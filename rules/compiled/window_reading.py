@@ -1,13 +1,15 @@
-"""Builds the function that reads a window of a series for a rule."""
+"""Builds the functions by which rules read windows of a series, and when its values came."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from ..language.reductions import SUM_IS_PLAIN, older, recent
-from ..language.references import Extent, Half, Window
+from ..functions.reductions import SUM_IS_PLAIN, older, recent
+from ..functions.undefined import Undefined
+from ..language.references import Extent, Half, SeriesAge, SeriesAgo, SeriesRise, Window
 from .extremes import SlidingExtreme
+from .names import Look
 from .series import Series
 
 #: Windows of at least this many values are updated incrementally, with each new value of their series. An update costs
@@ -25,11 +27,22 @@ def is_followed(window: Window) -> bool:
     return window.is_plain and window.length >= LONG and window.function.name in _FOLLOWED
 
 
-def window_reader(window: Window, series: Series) -> Callable[[], float]:
-    """Return a function that reads a window of a series as of its newest value.
+def reader(look: Look, series: Series) -> Callable[[], float]:
+    """Return a function that reads a window of a series, or when its values came, as of its newest value.
 
     It raises whatever the reduction raises: ``Undefined`` where there are no values.
     """
+    match look:
+        case SeriesAgo(_, length, extent):
+            return lambda: series.value_before(extent, length)
+        case SeriesRise(SeriesAgo(_, length, extent)):
+            return lambda: series.values[-1] - series.value_before(extent, length)
+        case SeriesAge(_, limit, extent):
+            return lambda: series.age(limit, extent)
+    return _window_reader(look, series)
+
+
+def _window_reader(window: Window, series: Series) -> Callable[[], float]:
     if is_followed(window) and window.function.name in _EXTREMES:
         extreme = SlidingExtreme(int(window.length), is_greatest=window.function.name == "max")
         series.followers.append(extreme)
@@ -39,20 +52,38 @@ def window_reader(window: Window, series: Series) -> Callable[[], float]:
         from .long_windows import long_reader
 
         return long_reader(window, series)
+    values, options = _slicer(window, series, series.values), window.options
+    if window.is_per_step:
+        steps, per_step = _slicer(window, series, series.steps), window.function.per_step
+        assert per_step is not None
+        return lambda: per_step(values(), steps())
     reduction = window.function.reduction
     assert reduction is not None
-    values, options = _slicer(window, series), window.options
-    if window.half is None:
-        return lambda: reduction(values(), *options)
-    half = _HALVES[window.half]
-    return lambda: reduction(half(values()), *options)
+    if window.function.reads_newest:
+        return lambda: reduction(values(), series.values[-1])
+    return lambda: reduction(values(), *options)
 
 
-def _slicer(window: Window, series: Series) -> Callable[[], list[float]]:
-    """Return a function that slices the values of a window, oldest first."""
-    values, skip = series.values, window.skip
+def _slicer(window: Window, series: Series, kept: list[float]) -> Callable[[], Sequence[float]]:
+    """Return a function that slices the window out of the values of a series, or out of their steps, oldest first."""
+    within = _part(window, series, kept)
+    half, least = None if window.half is None else _HALVES[window.half], window.least
+    if half is None and least is None:
+        return within
+
+    def sliced() -> Sequence[float]:
+        part = within() if half is None else half(within())
+        if least is not None and len(part) < least:
+            raise Undefined("fewer values than the window needs")
+        return part
+
+    return sliced
+
+
+def _part(window: Window, series: Series, kept: list[float]) -> Callable[[], Sequence[float]]:
+    skip = window.skip
     if window.extent is Extent.VALUES:
         back = int(window.length) + skip
-        return lambda: values[max(0, len(values) - back) : max(0, len(values) - skip)]
+        return lambda: kept[max(0, len(kept) - back) : max(0, len(kept) - skip)]
     extent, length = window.extent, window.length
-    return lambda: values[series.first_within(extent, length) : max(0, len(values) - skip)]
+    return lambda: kept[series.first_within(extent, length) : max(0, len(kept) - skip)]

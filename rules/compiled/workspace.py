@@ -8,17 +8,17 @@ from typing import Any
 
 from ...store.events import Event
 from ...store.plan import Plan
+from ..functions.folds import make_fold
+from ..functions.operators import Budget
+from ..functions.undefined import UNAVAILABLE
 from ..language.bound_rule import Need
 from ..language.context import Clock, Past, RunContext
-from ..language.folds import make_fold
-from ..language.operators import Budget
 from ..language.references import SeriesKey
-from ..language.undefined import UNAVAILABLE
 from .compilation import CONSTANT_NAMES, RANKS
 from .names import Names
 from .ranks import GatheredValues
 from .series import Series
-from .window_reading import window_reader
+from .window_reading import reader
 
 
 class Cell:
@@ -70,8 +70,8 @@ class Workspace:
             follower = make_fold(fold.function, fold.length, fold.skip)
             self.series[fold.key].followers.append(follower)
             self.variables[names.fold_of(fold)] = follower
-        for window in names.windows:
-            self.variables[names.reader_of(window)] = window_reader(window, self.series[window.key])
+        for look in names.looks:
+            self.variables[names.reader_of(look)] = reader(look, self.series[look.key])
 
     def function(self, code: CodeType) -> Callable[[Event], Any]:
         """Return generated code as a function over these variables."""

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from ...store.events import Event
-from ..compiled.series import Series
+from ..compiled.series import News, Series
 
 _NAN: Final = float("nan")
 
@@ -20,13 +20,12 @@ class ComputedSeries:
         target: The series that receives the computed values.
     """
 
-    __slots__ = ("_driver", "_function", "_taken", "_target")
+    __slots__ = ("_function", "_has_news", "_target")
 
     def __init__(self, function: Callable[[Event], Any], driver: Series, target: Series) -> None:
         self._function = function
-        self._driver = driver
+        self._has_news = News(driver)
         self._target = target
-        self._taken = 0
 
     def update(self, event: Event) -> None:
         """Append the next value, if the driver has had a new one.
@@ -34,10 +33,8 @@ class ComputedSeries:
         An undefined result, such as the first of a delta, adds no value. Any other failure, such as a division by zero,
         adds NaN, so that rules can see it.
         """
-        had = self._driver.dropped + len(self._driver.values)
-        if had == self._taken:
+        if not self._has_news():
             return
-        self._taken = had
         try:
             value = float(self._function(event))
         except LookupError:

@@ -15,8 +15,8 @@ from ...store.errors import TelemetryError
 from ...store.events import INIT_END, PLAN, RANKS, Event, is_loop_kind
 from ...store.plan import Plan, constants_in
 from ..compiled.feeding import feed
-from ..compiled.program import gate_name
-from ..compiled.series import SLACK, Series
+from ..compiled.program import gate_name, news_name
+from ..compiled.series import SLACK, News, Series
 from ..compiled.workspace import Cell, Workspace
 from ..language.metric_keys import keys_read
 from ..language.references import ALSO_CALLED, SeriesKey
@@ -157,7 +157,10 @@ class EventFold:
                 state = self._states[index]
                 declared = state.declaration
                 gate = FiringGate(state.restraint, self.clock, declared.patience, declared.hold)
-                self._workspace.variables[gate_name(kind, len(listener.watches))] = gate
+                name = gate_name(kind, len(listener.watches))
+                self._workspace.variables[name] = gate
+                if declared.awaits_value and declared.rule.bound.driver is not None:
+                    self._workspace.variables[news_name(name)] = News(self._series[declared.rule.bound.driver])
                 listener.watches.append(TriggeredController(state, trigger, gate))
             listener.ask = self._workspace.function(asked.code)
             listener.keeps_answers = asked.keeps_answers
@@ -276,6 +279,10 @@ class EventFold:
         outcomes = self._judge(listener.watches, range(len(listener.watches)), answers, event)
         return [*failures, *outcomes] if failures else outcomes
 
+    def _lacks(self, controller: Controller) -> bool:
+        """Whether a metric that a controller requires has had no value."""
+        return any(not self._series[SeriesKey(name)].values for name in controller.requires)
+
     def _rest(self, kind: str) -> None:
         """Mark a kind of event as idle for now, unless something else looks at every event."""
         if not (self.needs_clock or self._unseen or self._reminds):
@@ -315,7 +322,7 @@ class EventFold:
         outcomes: list[Outcome] = []
         for number in numbers:
             watch = watches[number]
-            if watch.state.unseen and watch.is_asked(event):
+            if watch.state.unseen and watch.is_asked(event) and not self._lacks(watch.state.declaration):
                 outcomes += self._remind(watch, event)
             outcome = conclude(watch, event, answers[number]) if number in answers else None
             if outcome is not None:
@@ -374,7 +381,7 @@ class EventFold:
         """Return one line for each series that rules read and no event has carried, if no warning has named it."""
         readers: dict[SeriesKey, list[Controller]] = {}
         for state in self._states:
-            for series in state.unseen:
+            for series in () if self._lacks(state.declaration) else state.unseen:
                 if series.bound_kind is None:
                     readers.setdefault(series.key, []).append(state.declaration)
         return [never_recorded(declared, key, self._seen) for key, declared in readers.items()]

@@ -48,10 +48,8 @@ class FiringLimits:
         return timer is not None and timer.is_running and not timer.is_over(event, clock)
 
     def note(self, event: Event, clock: Clock) -> None:
-        """Record a decision and start the cooldown."""
+        """Note that it decides and start the cooldown; ``past`` learns of it once all rules of the event are asked."""
         self._has_fired = True
-        self.past.times += 1
-        self.past.step = event.step
         if self.cooldown is not None:
             self.cooldown.start(event, clock)
 

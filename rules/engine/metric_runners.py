@@ -9,7 +9,7 @@ from ...store.errors import shortened
 from ...store.events import Event
 from ...store.plan import Plan
 from ..compiled.workspace import Cell
-from ..language.undefined import UNAVAILABLE
+from ..functions.undefined import UNAVAILABLE
 from ..late_events import lag_of
 from ..policy_file.metrics import Metric
 from .decisions import RuleError, RuleWarning

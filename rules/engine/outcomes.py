@@ -11,9 +11,10 @@ from typing import Any, NamedTuple
 
 from ...store.errors import shortened
 from ...store.events import Event
+from ..compiled.compilation import FIRED
 from ..compiled.workspace import Workspace
 from ..errors import phrase
-from ..language.undefined import UNAVAILABLE
+from ..functions.undefined import UNAVAILABLE
 from ..late_events import lag_of
 from ..policy_file.declarations import ACT, SHADOW
 from ..policy_file.message import render
@@ -61,8 +62,11 @@ class OutcomeMaker:
 
     def of(self, watch: TriggeredController, event: Event, answer: object) -> Outcome | None:
         """Return the outcome of an answer that is not False, or of an exception in its place."""
+        if answer is FIRED or (answer is True and watch.gate.on_true(event)):
+            watch.state.restraint.past.note(event.step)
+            return self._decision(watch, event)
         if answer is True:
-            return self._decision(watch, event) if watch.gate.on_true(event) else None
+            return None
         if answer is UNAVAILABLE:
             return None
         if isinstance(answer, Exception):

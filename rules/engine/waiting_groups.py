@@ -19,7 +19,13 @@ _METRICS_OF_FACTS: Final[Mapping[str, frozenset[str]]] = MappingProxyType(
         "epoch": frozenset({"epoch"}),
         "progress": frozenset({"epoch"}),
         "samples_seen": frozenset({"samples_seen", "batch_size"}),
+        "tokens_seen": frozenset({"tokens_seen", "num_tokens"}),
     }
+)
+
+#: The facts that say how far a run has come in a unit, for those that depend on metrics.
+_FACTS_OF_EXTENTS: Final = MappingProxyType(
+    {ref.Extent.EPOCHS: "epoch", ref.Extent.SAMPLES: "samples_seen", ref.Extent.TOKENS: "tokens_seen"}
 )
 
 
@@ -107,6 +113,7 @@ def _groups(controllers: Iterable[Controller], is_alone: bool) -> list[_Group]:
 def _shared(controller: Controller, is_alone: bool) -> Iterable[tuple[str, str]]:
     """Yield what a controller may share with others, each as a category and a name."""
     yield "controller", controller.name
+    yield from (("series", name) for name in controller.requires)
     if controller.cooldown is not None and controller.cooldown.name:
         yield "cooldown", controller.cooldown.name
     for rule in controller.bound_rules:
@@ -132,6 +139,8 @@ def _read_by_facts(controller: Controller) -> frozenset[str]:
         for reference in rule.references.values():
             if isinstance(reference, ref.ContextValue):
                 names |= _METRICS_OF_FACTS.get(reference.name, frozenset())
-            elif isinstance(reference, ref.Window) and reference.extent is ref.Extent.EPOCHS:
-                names.add("epoch")
+            elif isinstance(reference, ref.Window | ref.SeriesAgo | ref.SeriesAge):
+                names |= _METRICS_OF_FACTS.get(_FACTS_OF_EXTENTS.get(reference.extent, ""), frozenset())
+            elif isinstance(reference, ref.SeriesRise):
+                names |= _METRICS_OF_FACTS.get(_FACTS_OF_EXTENTS.get(reference.before.extent, ""), frozenset())
     return frozenset(names)

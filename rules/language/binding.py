@@ -14,22 +14,32 @@ from typing import Final
 from ...store.events import LOOP_KINDS, STEP_TIME, is_kind
 from .. import habits
 from ..errors import ExpressionError, Fault, kind_suggestion, suggestion
+from ..functions.folds import FOLDS
+from ..functions.methods import METHODS
+from ..functions.table import (
+    ANY_RANK,
+    DECISION_FUNCTIONS,
+    FUNCTIONS,
+    OF_NOW,
+    RANK_FUNCTIONS,
+    STREAK,
+    TRUE_OF_CONTROLLERS,
+    Function,
+)
 from . import corrections
 from . import references as ref
 from .bound_rule import BoundRule, Derived, NameScope, Need
 from .constants import constant
+from .definitions import expand
 from .expressions import Expression
-from .folds import EMA, PEAK
-from .functions import ANY_RANK, DECISION_FUNCTIONS, FUNCTIONS, RANK_FUNCTIONS, Function
-from .methods import METHODS
 from .window_arguments import WINDOW_KEYWORDS, WindowReader
 
 #: Functions of a series that are not reductions of a window.
-_OF_SERIES: Final = frozenset({EMA, PEAK, "lag", "delta", "len"})
+_OF_SERIES: Final = FOLDS | {"lag", "delta", "len", "rate", "age", "absent"}
 #: Functions that compare or add their arguments when these are expressions: there only a keyword asks for a window.
 _TAKE_NUMBERS: Final = frozenset({"min", "max", "sum"})
-#: Expressions that give a number, so that a series can be computed from them.
-_NUMERIC: Final = (ast.BinOp, ast.UnaryOp, ast.Call, ast.IfExp)
+#: Expressions that give a number or a truth value, so that a series can be computed from them.
+_NUMERIC: Final = (ast.BinOp, ast.BoolOp, ast.Call, ast.Compare, ast.IfExp, ast.UnaryOp)
 _NO_PART_OF_A_SERIES: Final = (ref.MetricValue, ref.PastDecisions, ref.Variable, ref.AcrossRanks)
 _COLLECTIONS: Final = frozenset({"list", "tuple", "sorted", "set", "dict", "str"})
 
@@ -40,14 +50,16 @@ _SERIES_IS_NUMBER: Final = "a series is a single number and has no items or attr
 
 
 def bind(expression: Expression, scope: NameScope, *, is_condition: bool = True) -> BoundRule:
-    """Resolve every name and check every call of an expression.
+    """Resolve every name and check every call of an expression; put definitions in place of their names.
 
     Args:
         is_condition: Whether to refuse an expression that can never give True or False.
 
     Raises:
-        ExpressionError: The expression is invalid. The error holds all faults found.
+        ExpressionError: The expression is invalid. The error holds all faults found; none if it reads a definition that
+            was refused.
     """
+    expand(expression, scope.definitions)
     binder = _Binder(expression, scope)
     binder.visit(expression.tree, {})
     if is_condition:
@@ -61,6 +73,7 @@ def bind(expression: Expression, scope: NameScope, *, is_condition: bool = True)
         tuple(binder.metrics),
         binder.derived,
         frozenset(binder.ranks),
+        binder.driver(expression.tree),
     )
 
 
@@ -176,7 +189,7 @@ class _Binder:
             self._visit_arguments(node, variables)
         elif function.name == "series":
             self._visit_series(node)
-        elif function.name in DECISION_FUNCTIONS:
+        elif function.name in DECISION_FUNCTIONS or (function.name == STREAK and _takes_text(node)):
             self._visit_decision_call(node, function)
         elif function.name in RANK_FUNCTIONS:
             self._visit_rank_call(node, function, variables)
@@ -279,6 +292,8 @@ class _Binder:
             self.refuse(node, what, f"Write {function.signature}.")
         elif name not in self.scope.controllers:
             self.refuse(node.args[0], "unknown controller", suggestion(name, self.scope.controllers))
+        elif function.name in OF_NOW and name not in self.scope.above:
+            self.refuse(node.args[0], "not a controller above in the file", "Put it before this one.")
         else:
             self.references[node] = ref.PastDecisions(function.name, name)
 
@@ -293,7 +308,7 @@ class _Binder:
         if function.name == "len" or not self._is_computed(node.args[0], variables):
             return False
         asks_by_keyword = any(keyword.arg in WINDOW_KEYWORDS for keyword in node.keywords)
-        if function.reduction is None or asks_by_keyword:
+        if function.name in _OF_SERIES or asks_by_keyword:
             return True
         given = len(node.args) + len(node.keywords)
         return function.name not in _TAKE_NUMBERS and given == 2 + len(function.options)
@@ -326,32 +341,39 @@ class _Binder:
             self.expression.segment,
             self.scope.params,
         )
-        if function.name in (EMA, PEAK):
-            fold = reader.fold(node, function, key)
-            if fold is not None:
-                self.references[node] = fold
-                self._read_series(key, Need())
-        elif function.reduction is not None:
-            window = reader.window(node, function, key)
-            if window is not None:
-                self.references[node] = window
-                self._read_series(key, _need(window))
+        read: ref.SeriesReference | None
+        if function.name in FOLDS:
+            read = reader.fold(node, function, key)
+        elif function.reduction is not None or function.per_step is not None:
+            read = reader.window(node, function, key)
         else:
-            self._visit_look_back(node, function, key, reader)
+            read = self._look_back(node, function, key, reader)
+        if read is not None:
+            self.references[node] = read
+            self._read_series(key, _need(read))
         for argument in [*node.args[1:], *(keyword.value for keyword in node.keywords)]:
             self.visit(argument, variables)
 
-    def _visit_look_back(self, node: ast.Call, function: Function, key: ref.SeriesKey, reader: WindowReader) -> None:
-        """Bind ``lag`` and ``delta``, which take at most one number."""
+    def _look_back(
+        self, node: ast.Call, function: Function, key: ref.SeriesKey, reader: WindowReader
+    ) -> ref.SeriesReference | None:
+        """Return what ``lag``, ``delta``, ``age`` and ``absent`` read, which take at most one number."""
         is_lag, is_given = function.name == "lag", len(node.args) == 2
-        if node.keywords or len(node.args) > 2 or (is_lag and not is_given):
+        if function.name == "age" and len(node.args) == 1 and not node.keywords:
+            return ref.SeriesAge(key)
+        if node.keywords and function.name != "age":
+            ago = reader.ago(node, function, key)
+            if ago is None or is_lag:
+                return ago
+            return ref.SeriesRise(ago) if function.name == "delta" else ref.SeriesAge(key, ago.length, ago.extent)
+        if function.name not in ("lag", "delta") or len(node.args) > 2 or (is_lag and not is_given):
             what = f"{function.name} of a series does not take these arguments"
             self.refuse(node, what, f"Write {function.signature}.")
-            return
+            return None
         number = reader.whole(node.args[1], 0 if is_lag else 1, "window length") if is_given else 1
-        if number is not None:
-            self.references[node] = (ref.SeriesValue if is_lag else ref.SeriesChange)(key, number)
-            self._read_series(key, Need(number + 1))
+        if number is None:
+            return None
+        return ref.SeriesValue(key, number) if is_lag else ref.SeriesChange(key, number)
 
     def _series_read(self, node: ast.expr, variables: Mapping[str, str]) -> ref.SeriesKey | None:
         """Visit a function's argument and return the series that it gives; None when it is refused.
@@ -369,7 +391,7 @@ class _Binder:
             if isinstance(self.references.get(part), _NO_PART_OF_A_SERIES):
                 self.refuse(node, "a series can be computed from series, params and numbers only")
                 return None
-        driver = self._driver(node)
+        driver = self.driver(node)
         if driver is None:
             self.refuse(node, "not a series")
             return None
@@ -377,20 +399,19 @@ class _Binder:
         self.derived.setdefault(key, Derived(node, driver))
         return key
 
-    def _driver(self, node: ast.AST) -> ref.SeriesKey | None:
+    def driver(self, node: ast.AST) -> ref.SeriesKey | None:
         """Return the first series that a visited expression reads, in the order of its text."""
         reference = self.references.get(node)
         if isinstance(reference, ref.SeriesReference):
             return reference.key
-        keys = map(self._driver, ast.iter_child_nodes(node))
+        keys = map(self.driver, ast.iter_child_nodes(node))
         return next((key for key in keys if key is not None), None)
 
     def _visit_plain_call(self, node: ast.Call, function: Function, variables: Mapping[str, str]) -> None:
         if function.plain is None:
             self.refuse(node, f"{function.name} takes a series as its first argument", f"Write {function.signature}.")
         elif not self._is_arity_right(node, function):
-            fix = corrections.of_arguments(self.expression, node, function)
-            self.refuse(node, f"{function.name} does not take these arguments", fix)
+            self.refuse(node, f"{function.name} does not take these arguments", f"Write {function.signature}.")
         elif function.iterates and len(node.args) == 1:
             self._refuse_series(node.args[0], variables)
         self._visit_arguments(node, variables)
@@ -420,12 +441,14 @@ class _Binder:
 
     def _never_bool(self, node: ast.expr) -> str:
         reference = self.references.get(node)
+        if isinstance(reference, ref.SeriesAge) and reference.limit is not None:
+            return ""
         if isinstance(reference, ref.SeriesReference | ref.ContextValue):
             return "a number"
         if isinstance(reference, ref.AcrossRanks):
             return "" if reference.question == ANY_RANK else "a number"
         if isinstance(reference, ref.PastDecisions):
-            return "" if reference.question in ("fired", "holding") else "a number"
+            return "" if reference.question in TRUE_OF_CONTROLLERS else "a number"
         if isinstance(reference, ref.ParamValue):
             return "" if isinstance(reference.value, bool) else "a constant"
         if isinstance(node, ast.Constant):
@@ -439,12 +462,21 @@ class _Binder:
         return ""
 
 
-def _need(window: ref.Window) -> Need:
-    return Need(
-        window.keep,
-        window.length if window.extent is ref.Extent.STEPS else 0,
-        window.length if window.extent is ref.Extent.EPOCHS else 0.0,
-    )
+def _need(read: ref.SeriesReference) -> Need:
+    """Return how much of a series must be kept for what reads it."""
+    match read:
+        case ref.SeriesValue(_, back) | ref.SeriesChange(_, back):
+            return Need(back + 1)
+        case ref.SeriesAgo(_, length, extent) | ref.SeriesRise(ref.SeriesAgo(_, length, extent)):
+            return Need(reach={extent: length})
+        case ref.SeriesAge(extent=extent):
+            return Need(reach={extent: 0})
+        case ref.Window(length=length, extent=extent):
+            reach: dict[ref.Extent, float] = {} if extent is ref.Extent.VALUES else {extent: length}
+            if read.is_per_step:
+                reach.setdefault(ref.Extent.STEPS, 0)
+            return Need(read.keep, reach)
+    return Need()
 
 
 def _literal_series(node: ast.Call) -> ref.SeriesKey | None:
@@ -456,6 +488,10 @@ def _literal_series(node: ast.Call) -> ref.SeriesKey | None:
     if None in texts:
         return None
     return ref.SeriesKey(texts[0] or "", texts[1] if len(texts) > 1 else None)
+
+
+def _takes_text(node: ast.Call) -> bool:
+    return len(node.args) == 1 and _literal_text(node.args[0]) is not None
 
 
 def _literal_text(node: ast.expr) -> str | None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from .context import CONTEXT
 from .expressions import Expression
-from .references import Param, Reference, SeriesKey
+from .references import Extent, Param, Reference, SeriesKey
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +21,8 @@ class NameScope:
         series: The series that rules may read; None when the policy does not list them.
         controllers: Names of the controllers.
         context: Names of facts about the run.
+        definitions: Expressions by name; None for one that was refused.
+        above: Names of the controllers above in the file.
     """
 
     metrics: Collection[str] = ()
@@ -28,10 +30,12 @@ class NameScope:
     series: Collection[str] | None = None
     controllers: Collection[str] = ()
     context: Collection[str] = tuple(CONTEXT)
+    definitions: Mapping[str, Expression | None] = field(default_factory=dict)
+    above: Collection[str] = ()
 
     def names(self) -> list[str]:
         """Return every name that is known before training starts."""
-        return [*self.metrics, *self.params, *self.context, *(self.series or ())]
+        return [*self.definitions, *self.metrics, *self.params, *self.context, *(self.series or ())]
 
     def is_series(self, name: str) -> bool:
         """Whether a bare name is a series, unless a comprehension around it has a variable of that name."""
@@ -44,16 +48,16 @@ class Need:
 
     Attributes:
         values: This many of its newest values.
-        steps: Also the values of this many last steps.
-        epochs: Also the values of this many last epochs.
+        reach: Also the values that came within this length of each unit. A length of 0 asks for their positions alone.
     """
 
     values: int = 1
-    steps: float = 0
-    epochs: float = 0.0
+    reach: Mapping[Extent, float] = field(default_factory=dict)
 
     def __or__(self, other: Need) -> Need:
-        return Need(max(self.values, other.values), max(self.steps, other.steps), max(self.epochs, other.epochs))
+        extents = self.reach.keys() | other.reach.keys()
+        reach = {extent: max(self.reach.get(extent, 0), other.reach.get(extent, 0)) for extent in sorted(extents)}
+        return Need(max(self.values, other.values), reach)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +84,7 @@ class BoundRule:
         metrics: Controller metrics that are read, in order of appearance.
         derived: The computed ones among the series, each after those that it depends on.
         ranks: Names of the metrics that it reads on all ranks.
+        driver: The first series that it reads; None if it reads none.
     """
 
     expression: Expression
@@ -88,6 +93,7 @@ class BoundRule:
     metrics: tuple[str, ...]
     derived: Mapping[SeriesKey, Derived] = field(default_factory=dict)
     ranks: frozenset[str] = frozenset()
+    driver: SeriesKey | None = None
 
 
 def dependencies(rules: Iterable[BoundRule]) -> dict[SeriesKey, Need]:

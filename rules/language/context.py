@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from types import MappingProxyType
-from typing import Final
+from typing import Final, NamedTuple, TypeVar
 
 from ...store.events import APPLIED, Event
 from ...store.plan import Plan
-from ..semantics import FIRST_WITH_CONTEXT, FIRST_WITH_UPDATE_COUNTS
-from .undefined import Undefined
+from ..functions.undefined import Undefined
+from ..semantics import FIRST_WITH_CONTEXT, FIRST_WITH_NEWER_FACTS
+from .references import Extent
 
 _NS_PER_S: Final = 1e9
 
@@ -29,25 +30,57 @@ CONTEXT: Final[Mapping[str, str]] = MappingProxyType(
         "elapsed_s": "Seconds of training up to the event, summed over the attempts that led to it.",
         "samples_seen": "The newest value of the metric `samples_seen`. In a run without it, the sum of the metric "
         "`batch_size` over the updates so far.",
+        "tokens_seen": "The newest value of the metric `tokens_seen`. In a run without it, the sum of the metric "
+        "`num_tokens` over the updates so far.",
         "world_size": "The number of processes that train together, as the loop declared.",
         "updates_applied": "The updates so far that changed the model.",
         "updates_skipped": "The updates so far that the loop attempted and skipped, as mixed precision does where a "
         "gradient is not finite: `rec.step(..., applied=False)`.",
+        "undefined": "Never known, as in `loss if isfinite(loss) else undefined`.",
     }
 )
 
-_UPDATE_COUNTS: Final = frozenset({"updates_applied", "updates_skipped"})
+#: The facts that version 4 has added.
+_NEWER: Final = frozenset({"updates_applied", "updates_skipped", "tokens_seen", "undefined"})
 
-_SAMPLES_SEEN: Final = "samples_seen"
-_BATCH_SIZE: Final = "batch_size"
+_Number = TypeVar("_Number", int, float)
 
 
 def facts_since(semantics_version: int) -> tuple[str, ...]:
     """Return the names that are facts under a version of the semantics; the others are series."""
     if semantics_version < FIRST_WITH_CONTEXT:
         return ()
-    has_counts = semantics_version >= FIRST_WITH_UPDATE_COUNTS
-    return tuple(name for name in CONTEXT if has_counts or name not in _UPDATE_COUNTS)
+    has_newer = semantics_version >= FIRST_WITH_NEWER_FACTS
+    return tuple(name for name in CONTEXT if has_newer or name not in _NEWER)
+
+
+class UnitCount(NamedTuple):
+    """How many samples, or tokens, a run has counted. Clocks copy each other, so it does not change.
+
+    Attributes:
+        total: The metric that holds the number so far.
+        part: The metric that holds the number of one update.
+        reported: The newest value of the former.
+        added: The sum of the latter.
+    """
+
+    total: str
+    part: str
+    reported: float | None = None
+    added: float | None = None
+
+    def after(self, event: Event) -> UnitCount:
+        """Return the count after an event."""
+        reported, more = event.metrics.get(self.total), event.metrics.get(self.part)
+        count = self if reported is None else self._replace(reported=float(reported))
+        if event.kind == "step_end" and more is not None:
+            count = count._replace(added=(count.added or 0.0) + more)
+        return count
+
+    @property
+    def known(self) -> float | None:
+        """The number so far: as reported, or else as added up; None where a run has neither metric."""
+        return self.added if self.reported is None else self.reported
 
 
 class Clock:
@@ -71,8 +104,8 @@ class Clock:
         self._attempt = 0
         self._elapsed_ns = 0
         self._before_ns = 0
-        self._reported: float | None = None
-        self._added: float | None = None
+        self._samples = UnitCount("samples_seen", "batch_size")
+        self._tokens = UnitCount("tokens_seen", "num_tokens")
 
     def take(self, event: Event) -> None:
         """Advance to an event."""
@@ -90,7 +123,8 @@ class Clock:
             is_skipped = bool(event.attrs) and event.attrs.get(APPLIED) is False
             self.updates_skipped += is_skipped
             self.updates_applied += not is_skipped
-        self._count_samples(event)
+        self._samples = self._samples.after(event)
+        self._tokens = self._tokens.after(event)
 
     @contextmanager
     def as_of(self, event: Event) -> Iterator[None]:
@@ -117,28 +151,25 @@ class Clock:
         finally:
             self.__dict__, other.__dict__ = other.__dict__, self.__dict__
 
-    def _count_samples(self, event: Event) -> None:
-        reported = event.metrics.get(_SAMPLES_SEEN)
-        if reported is not None:
-            self._reported = float(reported)
-        if event.kind == "step_end" and (size := event.metrics.get(_BATCH_SIZE)) is not None:
-            self._added = (self._added or 0.0) + size
-
     @property
     def elapsed_ns(self) -> int:
         """Nanoseconds of training up to the newest event, over all attempts."""
         return self._before_ns + self._elapsed_ns
 
-    def samples_seen(self) -> float:
-        """Return the samples seen, as ``CONTEXT`` defines them.
-
-        Raises:
-            Undefined: The run has reported neither metric.
-        """
-        known = self._added if self._reported is None else self._reported
-        if known is None:
-            raise Undefined("no samples counted")
-        return known
+    def reached(self, extent: Extent) -> float | None:
+        """Return how far the run has come in a unit; None where it has not said so. Values have no such position."""
+        match extent:
+            case Extent.STEPS:
+                return self.reached_step
+            case Extent.EPOCHS:
+                return self.reached_epoch
+            case Extent.SECONDS:
+                return self.elapsed_ns / _NS_PER_S
+            case Extent.SAMPLES:
+                return self._samples.known
+            case Extent.TOKENS:
+                return self._tokens.known
+        raise ValueError(extent)
 
 
 class RunContext:
@@ -158,8 +189,10 @@ class RunContext:
             "progress": self._progress,
             "max_steps": lambda _: _declared(self._clock.plan.max_steps()),
             "elapsed_s": lambda _: self._clock.elapsed_ns / _NS_PER_S,
-            "samples_seen": lambda _: self._clock.samples_seen(),
+            "samples_seen": lambda _: _declared(self._clock.reached(Extent.SAMPLES)),
+            "tokens_seen": lambda _: _declared(self._clock.reached(Extent.TOKENS)),
             "world_size": lambda _: _declared(self._clock.plan.world_size),
+            "undefined": _undefined,
             "updates_applied": lambda _: self._clock.updates_applied,
             "updates_skipped": lambda _: self._clock.updates_skipped,
         }
@@ -179,22 +212,28 @@ def _epoch(event: Event) -> float:
     return epoch
 
 
-def _declared(value: int | None) -> int:
+def _declared(value: _Number | None) -> _Number:
     if value is None:
         raise Undefined("not declared")
     return value
 
 
+def _undefined(_: Event) -> float:
+    raise Undefined("said to be undefined")
+
+
 class Past:
-    """The decisions of a controller (or several of one name) at earlier events.
+    """The answers and decisions of a controller (or several of one name).
 
     Attributes:
-        times: The number of decisions.
-        step: The step of the newest decision; None before the first.
-        holds: Whether the rule was true at its last evaluation.
+        times: The number of decisions at earlier events.
+        step: The step of the newest of them; None before the first.
+        holds: Whether the rule was true at its last evaluation at an earlier event.
+        streak: How many of its newest answers in a row are true.
+        true_at, fired_at: The newest event at which the rule was true, and at which the controller decided.
     """
 
-    __slots__ = ("holds", "step", "times")
+    __slots__ = ("fired_at", "holds", "step", "streak", "times", "true_at")
 
     def __init__(self) -> None:
         self.renew()
@@ -204,6 +243,14 @@ class Past:
         self.times = 0
         self.step: int | None = None
         self.holds = False
+        self.streak = 0
+        self.true_at: Event | None = None
+        self.fired_at: Event | None = None
+
+    def note(self, step: int) -> None:
+        """Note a decision."""
+        self.times += 1
+        self.step = step
 
     def steps_since(self, step: int) -> int:
         """Return the steps from the newest decision to a step.

@@ -11,10 +11,10 @@ from typing import Final
 
 from .. import habits
 from ..errors import suggestion
+from ..functions.table import FUNCTIONS
 from .bound_rule import NameScope
 from .constants import constant
 from .expressions import Expression
-from .functions import FUNCTIONS, Function
 
 _DECIMAL_COMMA: Final = re.compile(r"\d,\d")
 
@@ -38,15 +38,6 @@ def of_module_call(expression: Expression, node: ast.Call, name: str) -> str:
     if function in FUNCTIONS:
         return f"Write {function}({', '.join(map(expression.segment, node.args))})."
     return suggestion(name, FUNCTIONS, habits.FUNCTIONS)
-
-
-def of_arguments(expression: Expression, node: ast.Call, function: Function) -> str:
-    """Return how to call a function, with a condition as numbers where one is in the place of a series."""
-    arguments = [expression.segment(argument) for argument in node.args]
-    if function.reduction is None or not node.args or not isinstance(node.args[0], (ast.Compare, ast.BoolOp)):
-        return f"Write {function.signature}."
-    arguments[0] = f"1.0 if {arguments[0]} else 0.0"
-    return f"Write {function.name}({', '.join(arguments)})."
 
 
 def of_verdict(expression: Expression) -> str:

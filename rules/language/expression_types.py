@@ -5,8 +5,8 @@ from __future__ import annotations
 import ast
 from typing import Final
 
+from ..functions.table import ANY_RANK, FUNCTIONS, TRUE_OF_CONTROLLERS
 from .bound_rule import BoundRule
-from .functions import ANY_RANK, FUNCTIONS
 from .references import (
     AcrossRanks,
     ContextValue,
@@ -14,9 +14,12 @@ from .references import (
     ParamValue,
     PastDecisions,
     RankValue,
+    SeriesAge,
+    SeriesAgo,
     SeriesChange,
     SeriesFold,
     SeriesLength,
+    SeriesRise,
     SeriesValue,
     Window,
 )
@@ -36,7 +39,9 @@ def gives_float(node: ast.expr, rule: BoundRule) -> bool:
         is_constant = isinstance(reference, ParamValue) and isinstance(reference.value, float)
         if isinstance(reference, AcrossRanks):
             return reference.question != ANY_RANK
-        return is_constant or isinstance(reference, (SeriesValue, SeriesChange, SeriesFold, RankValue))
+        return is_constant or isinstance(
+            reference, (SeriesValue, SeriesChange, SeriesAgo, SeriesRise, SeriesFold, RankValue)
+        )
     if isinstance(node, ast.Constant):
         return isinstance(node.value, float)
     if isinstance(node, ast.Call):
@@ -60,8 +65,10 @@ def gives_truth(node: ast.expr, rule: BoundRule) -> bool:
     reference = rule.references.get(node)
     if isinstance(reference, AcrossRanks):
         return reference.question == ANY_RANK
+    if isinstance(reference, SeriesAge):
+        return reference.limit is not None
     if reference is not None:
-        return isinstance(reference, PastDecisions) and reference.question in ("fired", "holding")
+        return isinstance(reference, PastDecisions) and reference.question in TRUE_OF_CONTROLLERS
     if isinstance(node, ast.Constant):
         return isinstance(node.value, bool)
     if isinstance(node, ast.BoolOp):

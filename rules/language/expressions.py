@@ -11,11 +11,11 @@ import re
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Final
+from typing import Any, Final
 
 from ..errors import ExpressionError, Fault
+from ..functions.operators import ALLOWED
 from ..habits import SIGNS
-from .operators import ALLOWED
 
 MAX_RULE_LENGTH: Final = 10_000
 MAX_EXPRESSION_DEPTH: Final = 100
@@ -66,6 +66,7 @@ class Expression:
     Attributes:
         text: As in the file, escapes and folding resolved.
         tree: The tree of the text.
+        defined: The names in the text whose definitions the tree holds, by the root of each.
     """
 
     def __init__(self, text: str, tree: ast.expr, parsed: str) -> None:
@@ -73,15 +74,18 @@ class Expression:
         self.tree = tree
         self._lead = len(text) - len(text.lstrip())
         self._lines = parsed.split("\n")
-        # Python 3.11 gives nodes inside an f-string a wrong position, so they take the f-string's.
+        # Nodes that stand elsewhere in the text: those of a definition at its name, and those inside an f-string, to
+        # which Python 3.11 gives a wrong position, at the f-string.
         self._anchors: dict[ast.AST, ast.expr] = {}
+        self._origins: dict[ast.AST, tuple[Expression, ast.expr]] = {}
+        self.defined: dict[ast.AST, str] = {}
         for node in ast.walk(tree):
             if isinstance(node, ast.JoinedStr):
                 for inner in ast.walk(node):
                     self._anchors.setdefault(inner, node)
 
     def anchor(self, node: ast.expr) -> ast.expr:
-        """Return the node itself, or the outermost f-string around it."""
+        """Return the node itself, or what stands in the text for it: the outermost f-string around it, or a name."""
         return self._anchors.get(node, node)
 
     def offset(self, node: ast.expr) -> int:
@@ -100,13 +104,42 @@ class Expression:
         inside = len(self._lines[line - 1].encode()[:column].decode(errors="ignore"))
         return self._lead + before + inside
 
+    def graft(self, name: ast.Name, definition: Expression) -> ast.expr:
+        """Return a copy of a definition's tree whose place in this text is that of the name."""
+        copies: dict[ast.AST, ast.AST] = {}
+        root: ast.expr = _copied(definition.tree, copies)
+        for node, copy in copies.items():
+            self._anchors[copy] = self.anchor(name)
+            if isinstance(node, ast.expr):
+                self._origins[copy] = definition, node
+            if node in definition.defined:
+                self.defined[copy] = definition.defined[node]
+        self.defined[root] = name.id
+        return root
+
     def segment(self, node: ast.expr) -> str:
-        """Return the node's own text, every run of blanks as one space."""
+        """Return the node's own text, every run of blanks as one space, or the name that stands for it."""
+        if node in self.defined:
+            return self.defined[node]
+        if node in self._origins:
+            definition, original = self._origins[node]
+            return definition.segment(original)
         return " ".join(self.text[self.offset(node) : self.end(node)].split())
 
     def fault(self, node: ast.expr, what: str, fix: str = "") -> Fault:
         """Return a fault at a node, showing its text."""
         return Fault(self.offset(node), what, repr(self.segment(node)), fix)
+
+
+def _copied(node: Any, copies: dict[ast.AST, ast.AST]) -> Any:
+    """Return a copy of a tree, and note the copy of each of its nodes."""
+    if isinstance(node, list):
+        return [_copied(item, copies) for item in node]
+    if not isinstance(node, ast.AST):
+        return node
+    copy = type(node)(**{name: _copied(value, copies) for name, value in ast.iter_fields(node)})
+    copies[node] = ast.copy_location(copy, node)
+    return copy
 
 
 def parse(text: str) -> Expression:

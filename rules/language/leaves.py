@@ -5,8 +5,8 @@ from __future__ import annotations
 import ast
 from typing import Final
 
+from ..functions.table import RANK_FUNCTIONS
 from .bound_rule import BoundRule
-from .functions import RANK_FUNCTIONS
 from .references import ContextValue, ParamValue, SeriesValue
 
 MAX_LEAVES: Final = 64
@@ -17,9 +17,9 @@ _CLOSED: Final = (ast.ListComp, ast.GeneratorExp, ast.DictComp, ast.JoinedStr)
 def leaves(rule: BoundRule) -> dict[str, ast.expr]:
     """Return the readings of a rule in text order, by their text with every run of blanks as one space.
 
-    The readings are each series, param and fact about the run, each call, and each subscript or attribute chain in its
-    full length. Arguments of a call are included, but nothing within a chain, a comprehension or an f-string. At most
-    ``MAX_LEAVES`` are returned.
+    The readings are each defined name, series, param and fact about the run, each call, and each subscript or attribute
+    chain in its full length. Arguments of a call are included, and what a defined name stands for, but nothing within a
+    chain, a comprehension or an f-string. At most ``MAX_LEAVES`` are returned.
     """
     found: dict[str, ast.expr] = {}
     waiting: list[ast.AST] = [rule.expression.tree]
@@ -27,15 +27,17 @@ def leaves(rule: BoundRule) -> dict[str, ast.expr]:
         node = waiting.pop()
         if isinstance(node, _CLOSED):
             continue
-        if isinstance(node, (ast.Call, ast.Subscript, ast.Attribute)) or _is_named_value(rule, node):
-            assert isinstance(node, ast.expr)
+        if isinstance(node, ast.expr) and (
+            isinstance(node, (ast.Call, ast.Subscript, ast.Attribute)) or _is_named_value(rule, node)
+        ):
             found.setdefault(rule.expression.segment(node), node)
         waiting.extend(reversed(_inner(node)))
     return found
 
 
 def _is_named_value(rule: BoundRule, node: ast.AST) -> bool:
-    return isinstance(node, ast.Name) and isinstance(rule.references.get(node), (SeriesValue, ParamValue, ContextValue))
+    is_value = isinstance(rule.references.get(node), (SeriesValue, ParamValue, ContextValue))
+    return node in rule.expression.defined or (isinstance(node, ast.Name) and is_value)
 
 
 def _inner(node: ast.AST) -> list[ast.AST]:

@@ -8,7 +8,7 @@ from enum import StrEnum
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
-from .functions import Function
+from ..functions.table import Function
 
 #: A param's value.
 Param = bool | int | float | str
@@ -37,6 +37,9 @@ class Extent(StrEnum):
     VALUES = "values"
     STEPS = "steps"
     EPOCHS = "epochs"
+    SECONDS = "seconds"
+    SAMPLES = "samples"
+    TOKENS = "tokens"
 
 
 class Half(StrEnum):
@@ -76,11 +79,13 @@ class Window:
     Attributes:
         function: The reduction.
         key: The series.
-        length: How far it goes back, in values, steps or epochs.
+        length: How far it goes back.
         extent: The unit of the length.
         skip: How many of the newest values are left out, the current one first.
         half: The half of what remains that is read; None for all of it.
         options: Further arguments of the reduction.
+        least: With fewer values than this it is undefined; None to take what there is.
+        is_per_step: Whether the reduction reads the steps of the values, too.
     """
 
     function: Function
@@ -90,6 +95,8 @@ class Window:
     skip: int = 0
     half: Half | None = None
     options: tuple[float, ...] = ()
+    least: int | None = None
+    is_per_step: bool = False
 
     @property
     def keep(self) -> int:
@@ -99,7 +106,50 @@ class Window:
     @property
     def is_plain(self) -> bool:
         """Whether it is just the last ``length`` values, without options."""
-        return self.extent is Extent.VALUES and not self.skip and self.half is None and not self.options
+        is_bare = not self.skip and self.half is None and not self.options and self.least is None
+        return is_bare and self.extent is Extent.VALUES and not (self.is_per_step or self.function.reads_newest)
+
+
+@dataclass(frozen=True, slots=True)
+class SeriesAgo:
+    """The newest value of a series that is at least ``length`` old.
+
+    Attributes:
+        key: The series.
+        length: How far back it looks.
+        extent: The unit of the length; not values.
+    """
+
+    key: SeriesKey
+    length: float
+    extent: Extent
+
+
+@dataclass(frozen=True, slots=True)
+class SeriesRise:
+    """The newest value of a series less the newest one that is at least ``before.length`` old."""
+
+    before: SeriesAgo
+
+    @property
+    def key(self) -> SeriesKey:
+        """The series."""
+        return self.before.key
+
+
+@dataclass(frozen=True, slots=True)
+class SeriesAge:
+    """How long ago the newest value of a series came, in steps; or whether that is at least ``limit`` ago.
+
+    Attributes:
+        key: The series.
+        limit: The length of time to compare with; None for the age itself.
+        extent: The unit of the limit.
+    """
+
+    key: SeriesKey
+    limit: float | None = None
+    extent: Extent = Extent.STEPS
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +219,7 @@ class Variable:
 
 
 #: The references that read a series; ``key`` says which.
-SeriesReference = SeriesValue | SeriesChange | SeriesLength | Window | SeriesFold
+SeriesReference = SeriesValue | SeriesChange | SeriesLength | SeriesAgo | SeriesRise | SeriesAge | Window | SeriesFold
 
 Reference = (
     SeriesReference | MetricValue | ParamValue | ContextValue | PastDecisions | AcrossRanks | RankValue | Variable

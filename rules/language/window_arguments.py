@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from typing import Final, Protocol
 
 from ..errors import suggestion
+from ..functions.folds import EMA
+from ..functions.table import Function
 from ..habits import WINDOW_ARGUMENTS, WINDOW_LENGTHS
-from .folds import EMA
-from .functions import Function
-from .references import Extent, Half, Param, SeriesFold, SeriesKey, Window
+from .references import Extent, Half, Param, SeriesAgo, SeriesFold, SeriesKey, Window
 
 #: The longest window, in values.
 MAX_WINDOW: Final = 100_000
 #: The longest window by steps, in steps.
 MAX_STEPS: Final = 10**12
 
-_EXTENTS: Final = {"last": Extent.VALUES, "steps": Extent.STEPS, "epochs": Extent.EPOCHS}
+_EXTENTS: Final = {"last": Extent.VALUES} | {str(extent): extent for extent in Extent if extent is not Extent.VALUES}
+#: The units of windows whose lengths need not be whole numbers.
+_MEASURED: Final = (Extent.EPOCHS, Extent.SECONDS)
 #: Keywords that only the window form of a function takes.
-WINDOW_KEYWORDS: Final = frozenset((*_EXTENTS, "skip", "half"))
+WINDOW_KEYWORDS: Final = frozenset((*_EXTENTS, "skip", "half", "min", "per"))
+
+#: The window of ``rate`` without one: the two newest values.
+_OF_TWO: Final = ast.Constant(2)
 
 
 class Refuse(Protocol):
@@ -58,38 +63,86 @@ class WindowReader:
         positional = call.args[1:]
         if not extents and positional:
             extents, keywords["last"], positional = ["last"], positional[0], positional[1:]
+        elif not extents and function.name == "rate":
+            extents, keywords["last"] = ["last"], _OF_TWO
         keywords.update(zip((name for name in function.options if name not in keywords), positional, strict=False))
         known = {*WINDOW_KEYWORDS, *function.options}
         given = len(call.args) - 1 + len(call.keywords)
-        if len(extents) != 1 or len(keywords) != given or not known.issuperset(keywords):
+        if (
+            len(extents) != 1
+            or len(keywords) - (_OF_TWO in keywords.values()) != given
+            or not known.issuperset(keywords)
+        ):
             self._refuse_arguments(call, function, set(keywords) - known)
             return None
-        extent = _EXTENTS[extents[0]]
-        length = self._length(keywords[extents[0]], extent, function, call.args[0])
-        skip = self.whole(keywords["skip"], 0, "skip") if "skip" in keywords else 0
-        half = self._half(keywords["half"]) if "half" in keywords else None
         options = [self._option(call, keywords.get(name), name) for name in function.options]
-        if length is None or skip is None or (half is None and "half" in keywords) or None in options:
+        if None in options:
             return None
-        return Window(function, key, length, extent, skip, half, tuple(o for o in options if o is not None))
+        return self._window(call, function, key, keywords, tuple(option for option in options if option is not None))
 
-    def fold(self, call: ast.Call, function: Function, key: SeriesKey) -> SeriesFold | None:
-        """Return an ``ema`` or a ``peak``, which have no window; None when it is refused."""
+    def _window(
+        self,
+        call: ast.Call,
+        function: Function,
+        key: SeriesKey,
+        keywords: Mapping[str, ast.expr],
+        options: tuple[float, ...],
+    ) -> Window | None:
+        """Return the window that keywords describe, one of which is its length."""
+        name = next(name for name in _EXTENTS if name in keywords)
+        length = self._length(keywords[name], _EXTENTS[name], function, call.args[0])
+        skip = self.whole(keywords["skip"], 0, "skip") if "skip" in keywords else 0
+        least = self.whole(keywords["min"], 1, "number of values") if "min" in keywords else None
+        half = self._half(keywords["half"]) if "half" in keywords else None
+        is_per_step = self._is_per_step(call, function, keywords.get("per"))
+        refused = [half is None and "half" in keywords, least is None and "min" in keywords]
+        if length is None or skip is None or is_per_step is None or any(refused):
+            return None
+        return Window(function, key, length, _EXTENTS[name], skip, half, options, least, is_per_step)
+
+    def _is_per_step(self, call: ast.Call, function: Function, unit: ast.expr | None) -> bool | None:
+        """Return whether a function reads the steps of values; None when that is refused."""
+        if unit is None:
+            return function.reduction is None
+        if function.per_step is None:
+            self._refuse(call, f"{function.name} of a series does not take 'per'", "slope does.")
+        elif not isinstance(unit, ast.Constant) or unit.value != "step":
+            self._refuse(unit, "not a unit of a slope", 'Write per="step", or nothing for the slope per value.')
+        else:
+            return True
+        return None
+
+    def fold(self, call: ast.Call, function: Function, key: SeriesKey) -> SeriesFold | Window | None:
+        """Return what a fold reads: a series from its first value on, or a window if one is given; None if refused."""
         is_ema = function.name == EMA
         keywords = {keyword.arg or "": keyword.value for keyword in call.keywords}
-        lengths = [*call.args[1:], *([keywords["n"]] if "n" in keywords else [])]
-        refused = set(keywords) & (WINDOW_KEYWORDS - {"skip"})
-        if refused:
-            what = f"{function.name} reads a series from its first value on; it does not take '{min(refused)}'"
-            self._refuse(call, what, f"Of these arguments it takes skip. Write {function.signature}.")
+        lengths = [*call.args[1:], *([keywords.pop("n")] if "n" in keywords else [])]
+        has_window = function.reduction is not None and len(keywords.keys() & _EXTENTS.keys()) == 1
+        known = WINDOW_KEYWORDS - {"per"} if has_window else {"skip"}
+        if not known.issuperset(keywords) or len(lengths) != is_ema:
+            more = "A window is given by last=, steps= or the like. " if function.reduction else ""
+            self._refuse(
+                call, f"{function.name} of a series does not take these arguments", f"{more}Write {function.signature}."
+            )
             return None
-        if not set(keywords) <= {"skip", "n"} or len(lengths) != is_ema:
+        length = self.whole(lengths[0], 1, "window length") if is_ema else 1
+        if length is None:
+            return None
+        if has_window:
+            return self._window(call, function, key, keywords, (length,) if is_ema else ())
+        skip = self.whole(keywords["skip"], 0, "skip") if "skip" in keywords else 0
+        return None if skip is None else SeriesFold(function.name, key, length, skip)
+
+    def ago(self, call: ast.Call, function: Function, key: SeriesKey) -> SeriesAgo | None:
+        """Return the value that one keyword asks for, such as ``steps=100``; None when it is refused."""
+        word = call.keywords[0]
+        extent = _EXTENTS.get(word.arg or "", Extent.VALUES)
+        if extent is Extent.VALUES or len(call.keywords) > 1 or len(call.args) > 1:
             what = f"{function.name} of a series does not take these arguments"
             self._refuse(call, what, f"Write {function.signature}.")
             return None
-        length = self.whole(lengths[0], 1, "window length") if is_ema else 1
-        skip = self.whole(keywords["skip"], 0, "skip") if "skip" in keywords else 0
-        return None if length is None or skip is None else SeriesFold(function.name, key, length, skip)
+        length = self._length(word.value, extent, function, call.args[0])
+        return None if length is None else SeriesAgo(key, length, extent)
 
     def _refuse_arguments(self, call: ast.Call, function: Function, unknown: set[str]) -> None:
         name = self._segment(call.args[0])
@@ -127,7 +180,7 @@ class WindowReader:
         value = self._constant(node)
         if isinstance(value, bool) or not isinstance(value, (int, float)):
             value = None
-        if extent is Extent.EPOCHS and value is not None and 0 < value <= MAX_WINDOW:
+        if extent in _MEASURED and value is not None and 0 < value <= MAX_STEPS:
             return float(value)
         if isinstance(value, int) and 1 <= value <= (MAX_WINDOW if extent is Extent.VALUES else MAX_STEPS):
             return value

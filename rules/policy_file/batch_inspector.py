@@ -15,7 +15,7 @@ from typing import Any
 from ...store.events import Event
 from ...store.plan import Plan
 from ...store.sample_losses import SampleLosses, id_texts, loss_values
-from ..language.reductions import mean, total
+from ..functions.reductions import mean, total
 from .arguments import Argument, ArgumentType, ArgumentValue, above_zero, within
 from .metrics import Metric
 

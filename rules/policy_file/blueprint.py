@@ -11,13 +11,17 @@ from ...store.events import RANKS
 from ..compiled.compilation import Translator
 from ..compiled.names import Names
 from ..compiled.program import TriggeredRule, program
+from ..functions.table import OF_NOW, STREAK
 from ..language import references as ref
 from ..language.bound_rule import Need, dependencies
 from ..language.timing import StepWindow, Unit
 from .declarations import Controller
 
 #: Facts about the run for which an engine has to look at every event.
-_CLOCKED_FACTS: Final = frozenset({"elapsed_s", "samples_seen", "updates_applied", "updates_skipped"})
+_CLOCKED_FACTS: Final = frozenset({"elapsed_s", "samples_seen", "tokens_seen", "updates_applied", "updates_skipped"})
+
+#: Questions about a controller that its answers tell, whether it decides or not; and what it decides at this event.
+_TOLD_BY_ANSWERS: Final = frozenset({"holding", STREAK, *OF_NOW})
 
 #: References whose value changes only when a series or a controller metric takes a value.
 _STANDING: Final = ref.SeriesReference | ref.MetricValue | ref.ParamValue | ref.Variable
@@ -68,8 +72,8 @@ class Blueprint:
         needs: Every series, with how much of it to keep.
         computations: The computed series, each after those that it depends on.
         asked: The rules to evaluate, by kind of event.
-        needs_clock: Whether rules depend on the training time, samples or evaluations of the run, or on windows by
-            steps or epochs.
+        needs_clock: Whether rules depend on the training time, samples or evaluations of the run, or on the steps,
+            epochs or times at which values came.
     """
 
     names: Names
@@ -93,6 +97,8 @@ def draw_blueprint(controllers: Sequence[Controller], names: Names) -> Blueprint
     """Build the blueprint of a policy from its controllers, and the names that their rules were compiled with."""
     rules = [rule for controller in controllers for rule in controller.bound_rules]
     needs = dependencies(rules)
+    for name in (name for controller in controllers for name in controller.requires):
+        needs.setdefault(ref.SeriesKey(name), Need())
     computations: dict[ref.SeriesKey, Computation] = {}
     for rule in rules:
         computing = Translator(rule, names, wants_full_windows=True)
@@ -102,7 +108,7 @@ def draw_blueprint(controllers: Sequence[Controller], names: Names) -> Blueprint
     asked = {kind: _asked(kind, controllers, entries, names) for kind, entries in _watched(controllers)}
     for name in dict.fromkeys(controller.name for controller in controllers):
         names.past_of(name)
-    needs_clock = any(need.steps or need.epochs for need in needs.values()) or any(map(_is_clocked, controllers))
+    needs_clock = any(need.reach for need in needs.values()) or any(map(_is_clocked, controllers))
     return Blueprint(names, needs, tuple(computations.values()), asked, needs_clock)
 
 
@@ -120,19 +126,20 @@ def _asked(
     kind: str, controllers: Sequence[Controller], entries: Sequence[tuple[int, str]], names: Names
 ) -> RulesAtKind:
     indices, triggers = tuple(index for index, _ in entries), tuple(trigger for _, trigger in entries)
-    asked_about = {
-        reference.controller
-        for controller in controllers
-        for rule in controller.bound_rules
-        for reference in rule.references.values()
-        if isinstance(reference, ref.PastDecisions) and reference.question == "holding"
-    }
+    asked: dict[str, set[str]] = {}
+    for rule in (rule for controller in controllers for rule in controller.bound_rules):
+        for reference in rule.references.values():
+            if isinstance(reference, ref.PastDecisions) and reference.question in _TOLD_BY_ANSWERS:
+                asked.setdefault(reference.controller, set()).add(reference.question)
     questions = tuple(
         TriggeredRule(
             controller.rule.bound,
             controller.between,
             takes_false=controller.patience is not None or controller.hold is not None,
-            asks_whether_it_holds=controller.name if controller.name in asked_about else None,
+            requires=tuple(map(ref.SeriesKey, controller.requires)),
+            driver=controller.rule.bound.driver if controller.awaits_value else None,
+            controller=controller.name,
+            asked=frozenset(asked.get(controller.name, ())),
         )
         for controller in (controllers[index] for index in indices)
     )
@@ -141,10 +148,11 @@ def _asked(
 
 
 def _keeps_its_answer(question: TriggeredRule) -> bool:
-    if question.between != StepWindow() or question.asks_whether_it_holds is not None:
+    if question.between != StepWindow() or question.asked or question.driver is not None:
         return False
     return all(
         isinstance(reference, _STANDING)
+        and not isinstance(reference, ref.SeriesAgo | ref.SeriesRise | ref.SeriesAge)
         and (not isinstance(reference, ref.Window) or reference.extent is ref.Extent.VALUES)
         for reference in question.rule.references.values()
     )

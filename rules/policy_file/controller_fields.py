@@ -12,19 +12,25 @@ from ..compiled.names import Names
 from ..errors import ExpressionError, suggestion
 from ..language.bound_rule import NameScope
 from ..language.timing import Cooldown, Span, StepWindow, Unit
-from .declarations import ACT, SEVERITIES, SHADOW
-from .fields import FieldReader, Fields, is_null
+from .declarations import ACT, SEVERITIES, SHADOW, Rule
+from .definition_fields import DefinitionFieldReader
+from .fields import Fields, is_null
 from .message import MessageTemplate, parse_message
 
 #: Keys of a controller that are read here.
 TIMING_KEYS: Final = ("for", "cooldown", "once", "between", "severity", "message", "mode")
+
+#: Keys of a controller that version 4 has added.
+NEWER_KEYS: Final = ("requires", "every")
+
+_EACH_VALUE: Final = "value"
 
 _UNITS: Final = tuple(unit.value for unit in Unit)
 #: Longest span, in any unit: more than a century of seconds.
 _MAX_SPAN: Final = 10**10
 
 
-class ControllerFieldReader(FieldReader):
+class ControllerFieldReader(DefinitionFieldReader):
     """Reads spans, cooldowns, step windows and messages."""
 
     def span(self, node: yaml.Node, where: str) -> Span | None:
@@ -121,6 +127,20 @@ class ControllerFieldReader(FieldReader):
             self.refuse_at(place, where, "the first step is after the last", f"[{first}, {last}]", "")
         return StepWindow(first, last)
 
+    def requires(self, fields: Fields, where: str) -> tuple[str, ...]:
+        """Return the metrics without which a controller is not asked."""
+        where += ", requires"
+        nodes = self.items(fields["requires"], where) if "requires" in fields else []
+        return tuple(name for node in nodes if (name := self.series_name(node, where)) is not None)
+
+    def awaits_value(self, fields: Fields, where: str, rule: Rule | None) -> bool:
+        """Whether a controller is asked only where the first series of its rule has a new value."""
+        if self.choice(fields, "every", where, (_EACH_VALUE,), {}) != _EACH_VALUE:
+            return False
+        if rule is not None and rule.bound.driver is None:
+            self.refuse(fields["every"], f"{where}, every", "the rule reads no series")
+        return True
+
     def choice(self, fields: Fields, key: str, where: str, known: tuple[str, ...], meant: Mapping[str, str]) -> str:
         """Return one of the known words; empty when it is left out or refused."""
         if key not in fields:
@@ -153,7 +173,5 @@ class ControllerFieldReader(FieldReader):
         try:
             return parse_message(text, scope, names, checks_formats=checks_formats)
         except ExpressionError as error:
-            for fault in error.faults:
-                place = self.document.place_in(node, fault.offset)
-                self.refuse_at(place, where, fault.what, fault.got, fault.fix)
+            self.refuse_faults(node, where, error)
             return None

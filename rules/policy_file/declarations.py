@@ -75,6 +75,8 @@ class Controller:
         severity: The severity of its decisions, one of ``SEVERITIES``; empty when undeclared.
         message: The message of its decisions; None without one.
         is_shadow: Whether its decisions are recorded but order nothing.
+        requires: Metrics that must have had a value before it is asked.
+        awaits_value: Whether it is asked only where the first series of its rule has a new value.
     """
 
     name: str
@@ -90,6 +92,8 @@ class Controller:
     severity: str = ""
     message: MessageTemplate | None = None
     is_shadow: bool = False
+    requires: tuple[str, ...] = ()
+    awaits_value: bool = False
 
     @property
     def bound_rules(self) -> tuple[BoundRule, ...]:

@@ -16,12 +16,12 @@ from ...store.events import Event
 from ..compiled.compilation import Translator
 from ..compiled.names import Names
 from ..errors import ExpressionError, Fault
+from ..functions.text import check_specification, formatted, rendered
+from ..functions.undefined import UNAVAILABLE
 from ..language.binding import bind
 from ..language.bound_rule import BoundRule, NameScope
 from ..language.expression_types import example_values
 from ..language.expressions import parse
-from ..language.text import check_specification, formatted, rendered
-from ..language.undefined import UNAVAILABLE
 
 MAX_TEMPLATE_LENGTH: Final = 2_000
 MAX_MESSAGE_LENGTH: Final = 10_000

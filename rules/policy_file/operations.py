@@ -17,9 +17,9 @@ from types import MappingProxyType
 from typing import Any, ClassVar, Final
 
 from ...store.errors import shortened
+from ..functions.text import check_specification, formatted, rendered
+from ..functions.undefined import UNAVAILABLE
 from ..habits import ACTIONS
-from ..language.text import check_specification, formatted, rendered
-from ..language.undefined import UNAVAILABLE
 from .arguments import Argument, ArgumentType, ArgumentValue
 
 MAX_MESSAGE_LENGTH: Final = 10_000

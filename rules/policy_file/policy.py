@@ -39,6 +39,7 @@ class Policy:
         description: As in the file; empty when absent.
         params: Params with their values, overrides applied.
         series: Names of the series that rules may read; None when the file does not list them.
+        definitions: The text of each defined expression, by name.
         metrics: Controller metrics, in file order.
         operations: Operations, in file order; ``hfcontrols`` is always among them.
         controllers: Controllers, in file order.
@@ -53,6 +54,7 @@ class Policy:
     description: str
     params: Mapping[str, Param]
     series: frozenset[str] | None
+    definitions: Mapping[str, str]
     metrics: tuple[MetricDeclaration, ...]
     operations: tuple[OperationDeclaration, ...]
     controllers: tuple[Controller, ...]
@@ -146,6 +148,7 @@ def parse_policy(
         description=declarations.description,
         params=declarations.params,
         series=declarations.series,
+        definitions=declarations.definitions,
         metrics=declarations.metrics,
         operations=declarations.operations,
         controllers=declarations.controllers,
@@ -223,12 +226,14 @@ def _canonical_controller(controller: Controller) -> dict[str, Any]:
         "severity": controller.severity or None,
         "message": None if controller.message is None else controller.message.text,
         "mode": SHADOW if controller.is_shadow else None,
+        "requires": controller.requires or None,
+        "every": controller.awaits_value or None,
     }
     return {
         **{key: value for key, value in timing.items() if value is not None},
         "name": controller.name,
         "triggers": controller.triggers,
-        "rule": _canonical_tree(controller.rule.bound.expression.tree),
+        "rule": _canonical_tree(controller.rule.bound.expression.tree, controller.rule.bound.expression.defined),
         "patience": [patience.threshold, patience.mode] if patience else None,
         "operations": controller.operations,
         "trigger_log_level": controller.trigger_log_level,
@@ -239,16 +244,22 @@ def _canonical_span(span: Span) -> list[str]:
     return [float(span.amount).hex(), str(span.unit)]
 
 
-def _canonical_tree(node: object) -> Any:
-    """Return a syntax tree as JSON, the same in every version of Python (whose own dump and unparse are not)."""
+def _canonical_tree(node: object, defined: Mapping[ast.AST, str]) -> Any:
+    """Return a syntax tree as JSON, the same in every version of Python (whose own dump and unparse are not).
+
+    Args:
+        defined: The names that stand for parts of it.
+    """
     if isinstance(node, list):
-        return [_canonical_tree(item) for item in node]
+        return [_canonical_tree(item, defined) for item in node]
     if isinstance(node, ast.Constant):
-        return _constant(node.value)
-    if isinstance(node, ast.AST):
-        fields = [_canonical_tree(value) for name, value in ast.iter_fields(node) if name != "ctx"]
-        return [type(node).__name__, *fields]
-    return node
+        tree = _constant(node.value)
+    elif isinstance(node, ast.AST):
+        fields = [_canonical_tree(value, defined) for name, value in ast.iter_fields(node) if name != "ctx"]
+        tree = [type(node).__name__, *fields]
+    else:
+        return node
+    return ["define", defined[node], tree] if node in defined else tree
 
 
 def _constant(value: object) -> list[str]:

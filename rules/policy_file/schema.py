@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import keyword
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Final, TypeVar
 
@@ -26,9 +26,9 @@ from ..language.expressions import parse
 from ..language.patience import MODES, RESET_ON_FAILURE, Patience
 from ..language.references import Param
 from ..language.timing import Span
-from ..semantics import FIRST_WITH_CHECKED_FORMATS
+from ..semantics import FIRST_WITH_CHECKED_FORMATS, FIRST_WITH_NEWER_KEYS
 from .arguments import ArgumentValue
-from .controller_fields import TIMING_KEYS, ControllerFieldReader
+from .controller_fields import NEWER_KEYS, TIMING_KEYS, ControllerFieldReader
 from .declarations import Controller, MetricDeclaration, OperationDeclaration, Rule
 from .document import Document, Place
 from .fields import Fields, is_null
@@ -43,11 +43,13 @@ _TRIGGER: Final = "on_"
 #: All triggers but those of custom kinds.
 TRIGGERS: Final = tuple(f"{_TRIGGER}{kind}" for kind in (INIT_END, *LOOP_KINDS))
 
+_DEFINE: Final = "define"
 _ROOT_KEYS: Final = (
     "name",
     "description",
     "params",
     "series",
+    _DEFINE,
     "controller_metrics",
     "operations",
     "cooldowns",
@@ -56,7 +58,7 @@ _ROOT_KEYS: Final = (
 #: How the keys begin that a file may have at the top for its own use, such as a place for anchors.
 _FREE_KEYS: Final = "x-"
 _CLASS_KEYS: Final = ("name", "class", "arguments")
-_CONTROLLER_KEYS: Final = ("name", "triggers", "rule", "operations", "patience", "config", *TIMING_KEYS)
+_CONTROLLER_KEYS: Final = ("name", "triggers", "rule", "operations", "patience", "config", *TIMING_KEYS, *NEWER_KEYS)
 _REQUIRED_KEYS: Final = ("name", "triggers", "rule", "operations")
 _PATIENCE_KEYS: Final = ("patience_threshold", "mode")
 _CONFIG_KEYS: Final = ("trigger_log_level",)
@@ -82,6 +84,7 @@ class Declarations:
     description: str = ""
     params: Mapping[str, Param] = field(default_factory=dict)
     series: frozenset[str] | None = None
+    definitions: Mapping[str, str] = field(default_factory=dict)
     metrics: tuple[MetricDeclaration, ...] = ()
     operations: tuple[OperationDeclaration, ...] = ()
     controllers: tuple[Controller, ...] = ()
@@ -116,6 +119,7 @@ class _PolicyReader(ControllerFieldReader):
         self._metric_names: dict[str, None] = {}
         self._context = facts_since(semantics_version)
         self._checks_formats = semantics_version >= FIRST_WITH_CHECKED_FORMATS
+        self._has_newer = semantics_version >= FIRST_WITH_NEWER_KEYS
         self._scope = NameScope()
         self._cooldowns: Mapping[str, Span] = {}
         self._names = Names()
@@ -130,7 +134,8 @@ class _PolicyReader(ControllerFieldReader):
             return Declarations()
         named = [key.value for key, _ in root.value if isinstance(key, yaml.ScalarNode)]
         free = [key for key in named if key.startswith(_FREE_KEYS)]
-        fields = self.fields(root, "", (*_ROOT_KEYS, *free), habits=habits.ROOT_KEYS)
+        known = _ROOT_KEYS if self._has_newer else [key for key in _ROOT_KEYS if key != _DEFINE]
+        fields = self.fields(root, "", (*known, *free), habits=habits.ROOT_KEYS)
         metrics = self._metrics(fields)
         self.params = self._params(fields, overrides)
         self.series = self._series(fields)
@@ -138,13 +143,16 @@ class _PolicyReader(ControllerFieldReader):
         declared_metrics = tuple(filter(None, (self._metric(node) for node in metrics)))
         operations = self._operations(fields)
         controllers = self._named_entries(fields, "controllers")
-        self._scope = NameScope(tuple(self._metric_names), self.params, self.series, tuple(controllers), self._context)
+        scope = NameScope(tuple(self._metric_names), self.params, self.series, tuple(controllers), self._context)
+        definitions = self.definitions(fields, scope)
+        self._scope = replace(scope, definitions=definitions)
         self._cooldowns = self.cooldowns(fields)
         return Declarations(
             name=self._optional_text(fields, "name"),
             description=self._optional_text(fields, "description"),
             params=MappingProxyType(dict(self.params)),
             series=self.series,
+            definitions={name: meaning.text for name, meaning in definitions.items() if meaning is not None},
             metrics=declared_metrics,
             operations=operations,
             controllers=self._controllers(fields),
@@ -280,11 +288,17 @@ class _PolicyReader(ControllerFieldReader):
     def _controllers(self, fields: Fields) -> tuple[Controller, ...]:
         if "controllers" not in fields:
             return ()
-        entries = self.items(fields["controllers"], "controllers")
-        return tuple(filter(None, (self._controller(entry) for entry in entries)))
+        read: list[Controller] = []
+        for entry in self.items(fields["controllers"], "controllers"):
+            controller = self._controller(entry)
+            if controller is not None:
+                read.append(controller)
+                self._scope = replace(self._scope, above=(*self._scope.above, controller.name))
+        return tuple(read)
 
     def _controller(self, node: yaml.Node) -> Controller | None:
-        fields = self.fields(node, "controller", _CONTROLLER_KEYS, _REQUIRED_KEYS, habits.CONTROLLER_KEYS)
+        known = _CONTROLLER_KEYS if self._has_newer else [key for key in _CONTROLLER_KEYS if key not in NEWER_KEYS]
+        fields = self.fields(node, "controller", known, _REQUIRED_KEYS, habits.CONTROLLER_KEYS)
         name = self.name(fields["name"], "controller, name") if "name" in fields else None
         where = f"controller '{name}'" if name else "controller"
         triggers = self._triggers(fields, where)
@@ -312,6 +326,8 @@ class _PolicyReader(ControllerFieldReader):
             severity,
             message,
             is_shadow,
+            self.requires(fields, where),
+            self.awaits_value(fields, where, rule),
         )
 
     def _triggers(self, fields: Fields, where: str) -> tuple[str, ...]:
@@ -339,8 +355,7 @@ class _PolicyReader(ControllerFieldReader):
             bound = bind(parse(text), self._scope)
             return Rule(text, bound, compile_rule(bound, self._names), place_at)
         except ExpressionError as error:
-            for fault in error.faults:
-                self.refuse_at(place_at(fault.offset), where, fault.what, fault.got, fault.fix)
+            self.refuse_faults(scalar, where, error)
             return None
 
     def _references(self, fields: Fields, where: str) -> tuple[str, ...]:

@@ -217,6 +217,70 @@ def median(values: Sequence[float]) -> float:
     return quantile(values, 0.5)
 
 
+def mad(values: Sequence[float]) -> float:
+    """Return the median distance from the median.
+
+    Raises:
+        Undefined: For no values.
+
+    >>> mad([1.0, 2.0, 3.0, 10.0])
+    1.0
+    """
+    middle = median(values)
+    return median([abs(value - middle) for value in values])
+
+
+def zscore(values: Sequence[float], newest: float) -> float:
+    """Return how many standard deviations of a window a value is above its mean.
+
+    Raises:
+        Undefined: For no values, and where all are equal.
+
+    >>> zscore([1.0, 3.0], 4.0)
+    2.0
+    """
+    deviation = std(values)
+    if deviation == 0:
+        raise Undefined("the values do not differ")
+    return (newest - mean(values)) / deviation
+
+
+def rate(values: Sequence[float], steps: Sequence[float]) -> float:
+    """Return the newest value less the oldest, per step between them.
+
+    Raises:
+        Undefined: No step lies between them.
+
+    >>> rate([1.0, 5.0], [10, 20])
+    0.4
+    """
+    if len(values) < 2 or steps[-1] == steps[0]:
+        raise Undefined("a rate needs two steps")
+    return (values[-1] - values[0]) / (steps[-1] - steps[0])
+
+
+def slope_per_step(values: Sequence[float], steps: Sequence[float]) -> float:
+    """Return the least-squares slope over the steps of the values.
+
+    The sum of ``(step - mean step) * (value - mean)``, divided by the sum of ``(step - mean step) ** 2``.
+
+    Raises:
+        Undefined: No step lies between the values.
+
+    >>> slope_per_step([1.0, 3.0, 7.0], [10, 20, 40])
+    0.2
+    """
+    if len(values) < 2 or steps[-1] == steps[0]:
+        raise Undefined("a slope needs two steps")
+    middle, centre = mean(values), mean(steps)
+    products = squares = 0.0
+    for value, step in zip(values, steps, strict=True):
+        distance = step - centre
+        products += distance * (value - middle)
+        squares += distance * distance
+    return products / squares
+
+
 def count(values: Sequence[float]) -> int:
     """Return the number of values; 0 for none."""
     return len(values)

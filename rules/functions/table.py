@@ -8,13 +8,16 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Final
 
+from . import folds, reductions
 from . import plain_functions as plain
-from . import reductions
-from .folds import EMA, PEAK
 from .text import rendered
 
 #: The function of a condition that is asked of each rank.
 ANY_RANK: Final = "any_rank"
+
+
+#: The function of a series that also takes a controller's name.
+STREAK: Final = "streak"
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +35,8 @@ class Function:
         most: Most arguments of the plain form; None for no limit.
         keywords: Argument names that the plain form takes; None for any.
         options: Arguments of the window form after the series and the window: numbers known at load.
+        per_step: The function of a window and the steps of its values; None when it has none.
+        reads_newest: Whether the window form also takes the newest value of the series.
         is_float: Whether the value of the plain form, if any, is always a float.
         is_whole: Whether the window form gives a whole number; if not, a float.
         iterates: Whether the plain form iterates over its arguments, which a series does not allow.
@@ -46,6 +51,8 @@ class Function:
     most: int | None = 1
     keywords: frozenset[str] | None = frozenset()
     options: tuple[str, ...] = ()
+    per_step: Callable[[Sequence[float], Sequence[float]], float] | None = None
+    reads_newest: bool = False
     is_float: bool = False
     is_whole: bool = False
     iterates: bool = False
@@ -124,10 +131,34 @@ _OF_WINDOWS: Final = (
         iterates=True,
     ),
     _reduction(
+        "mad", "The median distance of the values from their median.", plain.mad, reductions.mad, is_float=False
+    ),
+    Function(
+        "zscore",
+        "zscore(s, n), zscore(values)",
+        "The newest value less the mean of the window, in its standard deviations; undefined where that is 0.",
+        plain.zscore,
+        reductions.zscore,
+        reads_newest=True,
+        is_float=True,
+        iterates=True,
+    ),
+    Function(
         "slope",
-        "The least-squares slope per value, over positions 0 to n-1; undefined for fewer than two values.",
+        'slope(s, n), slope(s, n, per="step"), slope(values)',
+        "The least-squares slope per value, over positions 0 to n-1, or per step; undefined for fewer than two values.",
         plain.slope,
         reductions.slope,
+        per_step=reductions.slope_per_step,
+        is_float=True,
+        iterates=True,
+    ),
+    Function(
+        "rate",
+        "rate(s), rate(s, n)",
+        "The newest value less the one before it, or less the oldest of the window, per step between them.",
+        per_step=reductions.rate,
+        is_float=True,
     ),
     _reduction(
         "detrended_std",
@@ -165,27 +196,54 @@ _OF_WINDOWS: Final = (
 
 _OF_SERIES: Final = (
     Function(
-        EMA,
+        "ema",
         "ema(s, n), ema(values, n)",
         "The exponential moving average from the first value on: e + 2/(n+1) * (value - e). Skips non-finite values.",
         plain.ema,
+        folds.ema,
         least=2,
         most=2,
         keywords=frozenset({"n"}),
         iterates=True,
     ),
     Function(
-        PEAK,
+        "peak",
         "peak(s), peak(values)",
         "The greatest value so far, of any age. Skips non-finite values.",
         plain.peak,
+        folds.peak,
         iterates=True,
     ),
-    Function("lag", "lag(s, k)", "The value k values ago; lag(s, 0) is the newest. Undefined if there is none."),
+    Function(
+        "trough",
+        "trough(s), trough(values)",
+        "The smallest value so far, of any age. Skips non-finite values.",
+        plain.trough,
+        reduction=folds.trough,
+        iterates=True,
+    ),
+    Function("initial", "initial(s)", "The first finite value of all."),
+    Function(
+        STREAK,
+        'streak(condition), streak("c")',
+        "At how many values in a row, up to the newest, the condition has been true, or the rule of controller c.",
+    ),
+    Function(
+        "lag",
+        "lag(s, k), lag(s, steps=k)",
+        "The value k values ago; lag(s, 0) is the newest. With a unit, the newest one that is at least so old. "
+        "Undefined if there is none.",
+    ),
     Function(
         "delta",
-        "delta(s), delta(s, k)",
-        "The newest value minus the one before it, or minus the one k values ago. Undefined if there is none.",
+        "delta(s), delta(s, k), delta(s, steps=k)",
+        "The newest value minus the one before it, or minus lag(s, k). Undefined if there is none.",
+    ),
+    Function("age", "age(s)", "How many steps ago the newest value came. Undefined before the first."),
+    Function(
+        "absent",
+        "absent(s, steps=n)",
+        "Whether the newest value came at least n steps ago; before the first value, whether the run is so long.",
     ),
     Function(
         "len",
@@ -217,6 +275,12 @@ _OF_DECISIONS: Final = (
         'holding("c")',
         "Whether the rule of controller c was true at its last evaluation at an earlier event.",
     ),
+    Function(
+        "fired_now", 'fired_now("c")', "Whether controller c, above in the file, has made a decision at this event."
+    ),
+    Function(
+        "true_now", 'true_now("c")', "Whether the rule of controller c, above in the file, is true at this event."
+    ),
 )
 
 _OF_RANKS: Final = (
@@ -233,6 +297,10 @@ _OF_RANKS: Final = (
 _OF_VALUES: Final = (
     Function("abs", "abs(x)", "The absolute value.", abs),
     Function("clamp", "clamp(x, low, high)", "x limited to the bounds; NaN stays NaN.", plain.clamped, least=3, most=3),
+    Function("finite", "finite(x)", "x; undefined where it is NaN or infinite.", plain.finite, is_float=True),
+    Function(
+        "sign", "sign(x)", "1.0 above zero, -1.0 below it, 0.0 at zero; NaN stays NaN.", plain.sign, is_float=True
+    ),
     Function("isnan", "isnan(x)", "Whether x is NaN.", math.isnan),
     Function("isfinite", "isfinite(x)", "Whether x is neither NaN nor infinite.", math.isfinite),
     Function(
@@ -245,6 +313,8 @@ _OF_VALUES: Final = (
     ),
     Function("sqrt", "sqrt(x)", "The square root; an error below zero.", math.sqrt, is_float=True),
     Function("exp", "exp(x)", "e to the power of x; an error if the result is too great.", math.exp, is_float=True),
+    Function("cos", "cos(x)", "The cosine, of radians.", math.cos, is_float=True),
+    Function("tanh", "tanh(x)", "The hyperbolic tangent.", math.tanh, is_float=True),
     Function("log", "log(x)", "The natural logarithm; an error at zero and below.", math.log, is_float=True),
     Function("math_trunc", "math_trunc(x)", "The whole part, towards zero.", math.trunc),
     Function("math_floor", "math_floor(x)", "The greatest whole number not above x.", math.floor),
@@ -296,6 +366,12 @@ FUNCTIONS: Final[Mapping[str, Function]] = MappingProxyType(
 
 #: Functions whose argument is a controller's name.
 DECISION_FUNCTIONS: Final = frozenset(function.name for function in _OF_DECISIONS)
+
+#: Functions that read what a controller above in the file has done at the same event.
+OF_NOW: Final = frozenset({"fired_now", "true_now"})
+
+#: Functions of controllers that give True or False.
+TRUE_OF_CONTROLLERS: Final = frozenset({"fired", "holding", *OF_NOW})
 
 #: Functions that read the newest values of all ranks.
 RANK_FUNCTIONS: Final = frozenset(function.name for function in _OF_RANKS)

@@ -6,11 +6,13 @@ no rule computes forever.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from typing import Any, Final
 
 from . import folds, reductions
 from .operators import in_order
+from .undefined import Undefined
 
 #: Most digits of a whole number in a text, and most digits to which a number is rounded.
 MAX_DIGITS: Final = 2_000
@@ -99,6 +101,38 @@ def ema(values: Iterable[Any], n: int) -> float:
 def peak(values: Iterable[Any]) -> float:
     """Return the peak, as of a series."""
     return folds.peak(listed(values))
+
+
+def trough(values: Iterable[Any]) -> float:
+    """Return the trough, as of a series."""
+    return folds.trough(listed(values))
+
+
+def mad(values: Iterable[Any]) -> float:
+    """Return the median distance from the median, as of a window."""
+    return reductions.mad(listed(values))
+
+
+def zscore(values: Iterable[Any]) -> float:
+    """Return the distance of the last value from the mean in standard deviations, as of a window."""
+    given = listed(values)
+    return reductions.zscore(given, reductions.last(given))
+
+
+def finite(x: Any) -> float:
+    """Return a number that is neither NaN nor infinite.
+
+    Raises:
+        Undefined: It is.
+    """
+    if not math.isfinite(x):
+        raise Undefined("not finite")
+    return float(x)
+
+
+def sign(x: Any) -> float:
+    """Return 1.0 above zero, -1.0 below, 0.0 at zero; NaN for NaN."""
+    return x if x != x else float((x > 0) - (x < 0))
 
 
 def least(*values: Any) -> Any:

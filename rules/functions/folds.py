@@ -1,4 +1,4 @@
-"""Folds over a whole series that hold one number, without a window: moving average and peak.
+"""Folds over a whole series that hold one number, without a window, such as a moving average and a peak.
 
 Each fold takes the values of a series in order, oldest first, and holds one number. It skips values that are not
 finite: one of them would spoil the number for the rest of the run.
@@ -9,7 +9,8 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 from typing import Final
 
 from .undefined import Undefined
@@ -40,7 +41,11 @@ class Fold(ABC):
                 return
             value = self._skipped.popleft()
         if math.isfinite(value):
-            self.number = value if self.number is None else self.following(self.number, value)
+            self.number = self.starting(value) if self.number is None else self.following(self.number, value)
+
+    def starting(self, value: float) -> float:
+        """Return the number after the first value."""
+        return value
 
     @abstractmethod
     def following(self, number: float, value: float) -> float:
@@ -86,13 +91,51 @@ class Peak(Fold):
         return max(number, value)
 
 
+class Trough(Fold):
+    """The smallest value so far."""
+
+    __slots__ = ()
+
+    def following(self, number: float, value: float) -> float:
+        """Return the smaller of the two."""
+        return min(number, value)
+
+
+class Initial(Fold):
+    """The first value."""
+
+    __slots__ = ()
+
+    def following(self, number: float, value: float) -> float:  # noqa: ARG002 - as all folds take it
+        """Return the first of the two."""
+        return number
+
+
+class Streak(Fold):
+    """How many of the newest values in a row are not 0."""
+
+    __slots__ = ()
+
+    def starting(self, value: float) -> float:
+        """Return 1 or 0."""
+        return 1.0 if value else 0.0
+
+    def following(self, number: float, value: float) -> float:
+        """Return one more, or 0."""
+        return number + 1 if value else 0.0
+
+
 EMA: Final = "ema"
-PEAK: Final = "peak"
+_FOLDS: Final[Mapping[str, type[Fold]]] = MappingProxyType(
+    {"peak": Peak, "trough": Trough, "initial": Initial, "streak": Streak}
+)
+#: The functions that fold a whole series.
+FOLDS: Final = frozenset({EMA, *_FOLDS})
 
 
 def make_fold(name: str, length: int, skip: int = 0) -> Fold:
-    """Return the fold of that name; ``length`` is the n of an average, and a peak ignores it."""
-    return Ema(length, skip) if name == EMA else Peak(skip)
+    """Return the fold of that name; ``length`` is the n of an average, and the others ignore it."""
+    return Ema(length, skip) if name == EMA else _FOLDS[name](skip)
 
 
 def ema(values: Iterable[float], length: int) -> float:
@@ -117,6 +160,15 @@ def peak(values: Iterable[float]) -> float:
         Undefined: No value is finite.
     """
     return _folded(Peak(), values)
+
+
+def trough(values: Iterable[float]) -> float:
+    """Return the smallest finite value.
+
+    Raises:
+        Undefined: No value is finite.
+    """
+    return _folded(Trough(), values)
 
 
 def _folded(fold: Fold, values: Iterable[float]) -> float:
