@@ -1,6 +1,6 @@
 """Reads what Hugging Face's ``Trainer`` says of a training: names, arguments, length, checkpoints, completions.
 
-Arguments and state of a trainer flow in, as its callbacks get them; what a ``Recorder`` takes flows out.
+Takes the arguments and the state of a trainer; returns arguments for a ``Recorder``.
 """
 
 from __future__ import annotations

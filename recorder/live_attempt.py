@@ -46,7 +46,7 @@ _NOTHING: Final[Mapping[str, Any]] = {}
 
 @dataclass(frozen=True)
 class RecorderSettings:
-    """What a loop gave its recorder, for all attempts.
+    """The arguments of a recorder that hold for all its attempts.
 
     Attributes:
         rank: This process in its job.
@@ -166,7 +166,7 @@ class LiveAttempt:
         self.apply(self.tape.record(kind, metrics, scalars, step=step, epoch=epoch, micro_step=micro_step, attrs=attrs))
 
     def has_ended(self) -> bool:
-        """Whether the run has ended, so that a call records nothing. The first such call is told."""
+        """Whether the run has ended, so that a call records nothing. The first such call is warned of."""
         if self._is_over:
             what = f"the run in {self.folder} has ended: calls are not recorded any more"
             self.warnings.object_to(what, fix="Close the recorder after the last call")

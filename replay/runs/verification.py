@@ -209,7 +209,7 @@ def _gathered_fault(attempt: int, events: Iterable[Event], snapshot: Snapshot) -
             if int(rank) not in logged:
                 logged[int(rank)] = _values_in_order(attempt, snapshot.events(int(rank)))
             own = logged[int(rank)]
-            # The search goes on where the one before ended: each agreement gathers newer values.
+            # Each agreement gathers newer values, so the search continues where the last one ended.
             if own and value.hex() not in own.get(name, iter(())):
                 what = f"the {RANKS} event at step {event.step} holds {name} = {value!r} of rank {rank}"
                 return f"attempt {attempt}: {what}, which that rank had not logged"

@@ -31,8 +31,8 @@ class TriggeredRule:
         rule: The rule.
         between: The steps at which it is evaluated.
         takes_false: Whether the gate counts false answers, by ``on_false()``.
-        requires: Series without a value of which it is not evaluated.
-        driver: The series without a new value of which it is not evaluated; None for any event.
+        requires: Series that must have a value before the rule is evaluated.
+        driver: The series that must have a new value for the rule to be evaluated; None without this condition.
         controller: Its controller.
         asked: What rules ask of the controller that its answers tell: ``holding``, ``streak``, ...
     """

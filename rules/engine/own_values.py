@@ -18,7 +18,7 @@ _NS_PER_S: Final = 1e9
 
 
 class OwnValues(NewestValues):
-    """What an agreement gathers of one rank: its newest values since the one before, and the time of a step."""
+    """The values that an agreement gathers of one rank: the newest since the agreement before, and the step time."""
 
     def __init__(self, names: Iterable[str]) -> None:
         super().__init__(names)

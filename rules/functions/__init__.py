@@ -1,1 +1,1 @@
-"""What rules compute with: the table of functions, and how each is computed."""
+"""The functions and operators of the rule language."""

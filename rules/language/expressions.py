@@ -85,7 +85,7 @@ class Expression:
                     self._anchors.setdefault(inner, node)
 
     def anchor(self, node: ast.expr) -> ast.expr:
-        """Return the node itself, or what stands in the text for it: the outermost f-string around it, or a name."""
+        """Return the node whose place counts: the outermost f-string or defined name around it, or itself."""
         return self._anchors.get(node, node)
 
     def offset(self, node: ast.expr) -> int:

@@ -88,7 +88,7 @@ class WindowReader:
         keywords: Mapping[str, ast.expr],
         options: tuple[float, ...],
     ) -> Window | None:
-        """Return the window that keywords describe, one of which is its length."""
+        """Return the window that keyword arguments describe. One of them is its length."""
         name = next(name for name in _EXTENTS if name in keywords)
         length = self._length(keywords[name], _EXTENTS[name], function, call.args[0])
         skip = self.whole(keywords["skip"], 0, "skip") if "skip" in keywords else 0
